@@ -14,8 +14,7 @@ from unified_cache.service.access.callers import AuditEntry, CallContext, Caller
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.allocator import keep_freed_memory
 from unified_cache.service.servicer import CacheService
-from unified_cache.service.store.host_tier import HostTier
-from unified_cache.service.store.tiered import TieredStore
+from unified_cache.service.store.tenants import TenantStore
 from unified_cache.settings.access import Role
 from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -30,7 +29,7 @@ BARE_PUT = "/bare/put"
 TCP_GET = b"g"
 TCP_PUT = b"p"
 THREADS = 16
-HOST_BYTES = 1 << 30
+STORE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +75,10 @@ class OpenGate:
     def call_ended(self, method: str, tenant: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
         return None
 
-    def pages_looked_up(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
+    def pages_looked_up(self, tenant: str, pool: str, answer: Answer, count: int) -> None:
         return None
 
-    def pages_put(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
+    def pages_put(self, tenant: str, pool: str, answer: Answer, count: int) -> None:
         return None
 
     def audited(self, entry: AuditEntry) -> None:
@@ -137,9 +136,8 @@ class BareServicer:
 def _listening(bare: BareServicer) -> tuple[int, grpc.Server]:
     limits = LimitSettings()
     everyone = OpenGate()
-    # No room in the store: what is measured is the way to the server's memory, not a store.
     usage = TenantUsage(everyone, limits.counted_pages_max, None)
-    store = TieredStore(VerifiedStorage(MemoryStorage(0)), HostTier(HOST_BYTES), usage, everyone)
+    store = TenantStore(VerifiedStorage(MemoryStorage(STORE_BYTES)), usage, everyone)
     service = CacheService(store, everyone, everyone, limits, lambda: None)
     server = grpc.server(ThreadPoolExecutor(THREADS), options=limits.channel_options())
     server.add_generic_rpc_handlers((service.rpc_methods(), bare.methods()))

@@ -17,7 +17,7 @@ class Gone(NamedTuple):
     instead: str
     """What to use in its place: one sentence, without a full stop."""
     settings: tuple[str, ...] = ()
-    """As in a file, without the section."""
+    """As in a file, without the section; with it, what is still a setting of another section: ``serve.host_bytes``."""
     commands: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
     """Modules, and names of ``unified_cache`` itself, in full."""
@@ -30,6 +30,11 @@ GONE: Sequence[Gone] = (
         "clients on the service's machine call it over gRPC as all others do: take the setting out; to do without a "
         "service, have the processes of one machine name the same file: store",
         settings=("limits.links_max", "limits.regions_max", "limits.region_bytes_max", "limits.region_idle_s"),
+    ),
+    Gone(
+        "the page cache of the system keeps pages of file: and packed: stores in memory that is free: take it out, and "
+        "give the memory to the system",
+        settings=("serve.host_bytes", "limits.lease_s_max", "limits.leases_max", "limits.leased_share"),
     ),
     Gone(
         "the routers of vLLM, SGLang, llm-d and Dynamo read the KV events that engines publish, see docs/events.md",
@@ -93,7 +98,7 @@ class GoneModules:
 
 
 def setting_instead(name: str) -> str:
-    """Return the end of an error about a setting, without its section; empty where no version had one of that name."""
+    """Return the end of an error about a setting, named as in ``Gone``; empty where no version had one of that name."""
     return _end([each.instead for each in GONE if name in each.settings])
 
 

@@ -33,7 +33,7 @@ def emptied(storage: MooncakeStorage) -> MooncakeStorage:
 class TestServiceOverMooncake(ServiceContract):
     @pytest.fixture
     def storage(self, cluster: LocalCluster) -> Iterator[StorageBackend]:
-        running = LoopbackServer.start(emptied(open_mooncake(cluster)), host_bytes=0)
+        running = LoopbackServer.start(emptied(open_mooncake(cluster)))
         storage = VerifiedStorage(running.client())
         yield storage
         storage.close()

@@ -1,7 +1,6 @@
 """The storage contract over the wire: a client, a server, and a store in memory or in a directory behind it."""
 
 from collections.abc import Callable, Iterator
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from unified_cache.seal import HEADER_BYTES
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
-from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -21,15 +20,10 @@ from unified_cache.testing.storage_contract import (
     ROOM_BYTES_MAX,
     StorageContract,
     blank_page,
-    bytes_of,
     label,
-    listing,
     open_for_contract,
     sealed_page,
 )
-
-HOST_BYTES = (0, 4 * PAGE_BYTES, 64 << 20)
-"""No memory in front of the store, room for a few pages, room for all."""
 
 
 def in_memory(path: Path) -> StorageBackend:
@@ -61,23 +55,12 @@ class ServiceContract(StorageContract):
             assert storage.get([blank_page(label(number))]) == [Answer.HIT]
 
 
-Fronted = tuple[Callable[[Path], StorageBackend], int]
-"""A store behind a server: what makes it, and HOST_BYTES."""
-
-
-def fronted_stores() -> Iterator[object]:
-    """Yield every combination."""
-    for make, host_bytes in product((in_memory, in_directory, in_packed_files), HOST_BYTES):
-        yield pytest.param((make, host_bytes), id=f"{make.__name__}-{host_bytes}")
-
-
 class TestRemoteStorage(ServiceContract):
-    @pytest.fixture(params=list(fronted_stores()))
+    @pytest.fixture(params=[in_memory, in_directory, in_packed_files])
     def storage(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StorageBackend]:
-        fronted: Fronted = request.param
-        make, host_bytes = fronted
+        make: Callable[[Path], StorageBackend] = request.param
         limits = limits_with(part_bytes=500)
-        running = LoopbackServer.start(make(tmp_path), limits, host_bytes=host_bytes)
+        running = LoopbackServer.start(make(tmp_path), limits)
         storage = VerifiedStorage(running.client())
         yield storage
         storage.close()
@@ -93,41 +76,3 @@ class TestTwoServersOverOneStore(ServiceContract):
         storage.close()
         for running in servers:
             running.stop()
-
-
-def test_clear_reaches_the_pages_that_a_full_store_left_in_memory_alone() -> None:
-    running = LoopbackServer.start(MemoryStorage(4 * PAGE_BYTES))
-    storage = running.client("default:writer")
-    open_for_contract(storage)
-    try:
-        pages = [sealed_page(label(number)) for number in range(10)]
-        assert all(storage.put(pages, Level.CACHED))
-        assert storage.clear(label(0).identity) == 10
-        assert storage.exists([page.label for page in pages]) == [Answer.MISS] * 10
-        assert storage.get([blank_page(page.label) for page in pages]) == [Answer.MISS] * 10
-        assert running.usage.used["default"] == 0
-        renewed = [sealed_page(label(number), salt=1) for number in range(10)]
-        assert all(storage.put(renewed, Level.CACHED))
-        found = [blank_page(label(number)) for number in range(10)]
-        assert all(storage.get(found))
-        assert list(map(bytes_of, found)) == list(map(bytes_of, renewed))
-    finally:
-        storage.close()
-        running.stop()
-
-
-def test_a_scan_lists_each_page_once_that_a_full_store_left_in_memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unified_cache.service.store.host_tier.SCAN_OBJECTS_MAX", 3)
-    running = LoopbackServer.start(MemoryStorage(4 * PAGE_BYTES))
-    storage = running.client("default:writer")
-    open_for_contract(storage)
-    try:
-        pages = [sealed_page(label(number)) for number in range(10)]
-        assert all(storage.put(pages, Level.CACHED))
-        found = list(listing(storage, label(0).identity))
-        assert sorted(found) == sorted(StoredObject(page.label, PAGE_BYTES) for page in pages)
-        with pytest.raises(StorageError, match="a cursor is what the last scan returned"):
-            storage.scan(label(0).identity, "0:elsewhere:")
-    finally:
-        storage.close()
-        running.stop()

@@ -42,7 +42,7 @@ def test_a_file_is_explained_with_the_line_of_every_value(monkeypatch: pytest.Mo
     assert said.status == 0, said.err
     found = json.loads(said.out)
     places = {(each["name"], tuple(each["sections"])): each["place"] for each in found["settings"]}
-    assert places["host_bytes", ("cache", "serve", "replay")] == "unified-cache.toml:2"
+    assert places["host_bytes", ("cache", "replay")] == "unified-cache.toml:2"
     assert places["engines", ("replay",)] == "unified-cache.toml:12"
     assert places["quota.tenants.acme.calls_max", ("serve",)] == "unified-cache.toml:9"
     assert places["limit", ("replay",)] == "UNIFIED_CACHE_REPLAY_LIMIT"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_serve_command import VARIABLE, serving
+from tests.e2e.test_serve_command import serving
 from tests.sources import ROOT
 from tests.support.documents import code_blocks, command_lines
 from unified_cache.cli.main import run
@@ -27,8 +27,7 @@ def test_the_certificates_of_the_recipe_let_its_tenant_in_and_nobody_without(
     subprocess.run(["bash", "-euc", recipe], check=True, cwd=tls, capture_output=True, timeout=60)
     settings = (ROOT / "deploy" / "service.toml").read_text(encoding="utf-8").replace(ETC, str(tmp_path))
     (tmp_path / "service.toml").write_text(settings, encoding="utf-8")
-    smaller = {f"{VARIABLE}HOST_BYTES": "64MiB"}
-    with serving(tmp_path, "--config", str(tmp_path / "service.toml"), variables=smaller) as server:
+    with serving(tmp_path, "--config", str(tmp_path / "service.toml")) as server:
         port = server.address.rpartition(":")[2]
         monkeypatch.chdir(tls)
         (ping,) = (words for block in code_blocks(text) for words in command_lines(block) if "grpcs" in words[-1])

@@ -105,11 +105,11 @@ def test_a_long_example_is_cut_by_backslashes_and_reads_the_same() -> None:
         (("storage", "verfy"), "verify"),
         (("storage", "stat", "file:x", "--jsn"), "--json"),
         (("storage", "stat", "fiel:x"), "file:"),
-        (("serve", "--config", "CONFIG"), "host_bytes"),
+        (("serve", "--config", "CONFIG"), "storage_bytes"),
     ],
 )
 def test_a_slip_is_answered_by_what_was_meant(arguments: tuple[str, ...], meant: str, tmp_path: Path) -> None:
-    (tmp_path / "service.toml").write_text('host_byte = "1GiB"\n', encoding="utf-8")
+    (tmp_path / "service.toml").write_text('storage_byte = "1GiB"\n', encoding="utf-8")
     said = ask(*(str(tmp_path / "service.toml") if each == "CONFIG" else each for each in arguments))
     assert said.status == 2
     assert meant in said.error.split("ean")[-1]

@@ -50,7 +50,7 @@ def test_ping_and_stat_tell_of_each_server(server: RunningService, capsys: pytes
         False,
     )
     assert run(["stat", url, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["servers"][0]["host_pages"] == 0
+    assert json.loads(capsys.readouterr().out)["servers"][0]["stored_bytes"] == 0
     assert run(["ping", url]) == 0
     assert run(["stat", url]) == 0
     assert server.address in capsys.readouterr().out

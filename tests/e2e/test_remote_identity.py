@@ -61,9 +61,9 @@ class IdentityProbe:
             storage.close()
 
 
-@pytest.fixture(params=[0, 1 << 20], ids=["store", "memory"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[IdentityProbe]:
-    running = LoopbackServer.start(FileStorage.open(tmp_path / "store"), host_bytes=request.param)
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[IdentityProbe]:
+    running = LoopbackServer.start(FileStorage.open(tmp_path / "store"))
     world = IdentityProbe(running)
     assert world.hits(put=True) == 4
     yield world

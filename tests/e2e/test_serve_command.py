@@ -168,12 +168,11 @@ def world_writable(directory: Path) -> str:
     [
         (["--listen", "0.0.0.0:1"], "can be reached from other machines"),
         (["--listen", "nowhere"], "an address is HOST:PORT"),
-        (["--host-bytes", "-1"], "--host-bytes must be bytes"),
-        (["--host-bytes", "1EiB"], "--host-bytes must be bytes"),
+        (["--storage-bytes", "-1"], "--storage-bytes must be"),
+        (["--storage-bytes", "1EiB"], "--storage-bytes must be bytes"),
         (["--config", "none.toml"], "expected a file of settings, found none"),
         (["--storage", "nothing:"], "must begin with one of"),
         (["--storage", "file:/proc/none/kv"], "/proc/none/kv"),
-        (["--storage", "memory:", "--host-bytes", "900TiB"], "this machine's memory"),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_one_line(
@@ -203,7 +202,7 @@ def test_a_directory_that_others_may_write_or_an_address_in_use_is_refused(
 def test_the_settings_are_printed_as_toml_that_gives_them_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["serve", "--storage", "memory:", "--host-bytes", "1GiB", "--print-config"]) == 0
+    assert run(["serve", "--storage", "memory:", "--storage-bytes", "1GiB", "--print-config"]) == 0
     printed = capsys.readouterr().out
     file = tmp_path / "service.toml"
     file.write_text(printed, encoding="utf-8")

@@ -18,8 +18,7 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import HEADER_BYTES, Label, seal, verify, verify_buffers
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.servicer import CacheService
-from unified_cache.service.store.host_tier import HostTier
-from unified_cache.service.store.tiered import TieredStore
+from unified_cache.service.store.tenants import TenantStore
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -64,7 +63,7 @@ class Requests:
         limits = limits_with(pages_max=64, tokens_max=1024, identities_max=8)
         self._notes = Notes()
         usage = TenantUsage(CappedQuota(1 << 20), limits.counted_pages_max, None)
-        store = TieredStore(VerifiedStorage(MemoryStorage(1 << 20)), HostTier(1 << 20), usage, self._notes)
+        store = TenantStore(VerifiedStorage(MemoryStorage(1 << 20)), usage, self._notes)
         self._service = CacheService(store, TokenGate(), self._notes, limits, lambda: None)
         self._answers = {call: self._answer_of(call) for call in Call}
 
@@ -91,13 +90,11 @@ class Requests:
         messages: list[tuple[Call, Message]] = [
             (Call.HELLO, pb.HelloRequest(tenant="default", manifest=MANIFEST, vocabulary=7)),
             (Call.LOOKUP, pb.LookupRequest(identity=LABEL.identity, keys=keys, pools=pools, every_end=True)),
-            (Call.LOOKUP, pb.LookupRequest(identity=LABEL.identity, tokens=tokens, lease_s=1.5)),
+            (Call.LOOKUP, pb.LookupRequest(identity=LABEL.identity, tokens=tokens)),
             (Call.EXISTS, pb.ExistsRequest(runs=[run])),
             (Call.GET, pb.GetRequest(runs=[run, run])),
             (Call.TOUCH, pb.TouchRequest(runs=[run])),
             (Call.REMOVE, pb.RemoveRequest(runs=[run])),
-            (Call.PREFETCH, pb.PrefetchRequest(runs=[run])),
-            (Call.RELEASE, pb.ReleaseRequest(lease="00" * 16)),
             (Call.SCAN, pb.ScanRequest(identity=LABEL.identity, cursor="a")),
             (Call.IDENTITIES, pb.IdentitiesRequest(tenant="default", after=LABEL.identity)),
             (Call.STATS, pb.StatsRequest(tenant="default")),

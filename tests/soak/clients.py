@@ -140,7 +140,7 @@ class SoakClient:
         hello = pb.HelloRequest(manifest=MANIFEST)
         while self._line.ask(Call.HELLO, hello) is None and not stopped.wait(PAUSE_S):
             pass
-        moves = (self._get, self._put, self._look_up, self._exists, self._prefetch, self._remove, self._stats)
+        moves = (self._get, self._put, self._look_up, self._exists, self._remove, self._stats)
         weights = (40, 25, 15, 8, 6, 2, 4)
         while not stopped.wait(self._rng.expovariate(1 / PAUSE_S)):
             self._rng.choices(moves, weights)[0]()
@@ -168,20 +168,11 @@ class SoakClient:
         prompt = self._rng.randrange(PROMPTS)
         keys = pb.Keys(keys=[key(prompt, number) for number in range(PAGES)])
         request = pb.LookupRequest(identity=MANIFEST.identity, keys=keys)
-        if self._rng.random() < 0.5:
-            request.lease_s = 20.0
-        reply = self._line.ask(Call.LOOKUP, request)
-        lease = "" if reply is None else pb.LookupReply.FromString(reply).lease
-        if lease:
-            self._line.ask(Call.RELEASE, pb.ReleaseRequest(lease=lease))
+        self._line.ask(Call.LOOKUP, request)
 
     def _exists(self) -> None:
         keys, pool = self._keys()
         self._line.ask(Call.EXISTS, pb.ExistsRequest(runs=[run_of(pool, keys)]))
-
-    def _prefetch(self) -> None:
-        keys, pool = self._keys()
-        self._line.ask(Call.PREFETCH, pb.PrefetchRequest(runs=[run_of(pool, keys)]))
 
     def _remove(self) -> None:
         keys, pool = self._keys()
@@ -236,7 +227,6 @@ class RogueClient:
     def _pose(self) -> None:
         self._line.ask(Call.STATS, pb.StatsRequest(tenant="engine-0"))
         self._line.ask(Call.DRAIN, pb.DrainRequest())
-        self._line.ask(Call.RELEASE, pb.ReleaseRequest(lease=self._rng.randbytes(16).hex()))
 
 
 def put_of(tenant: str, keys: Sequence[bytes], pool: str, level: pb.Level) -> Iterator[bytes]:

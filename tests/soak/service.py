@@ -48,7 +48,7 @@ FLOODED_P99_MAX = 2.0
 """Largest accepted p99 during the slow flood, as a multiple of that without it."""
 FLOOD = FloodSize(half_open=500, trickled=16, idle=2_000)
 STEADY_S = 60.0
-"""Time in which connections and the memory in front of the store fill; in a shorter fifth, growth says nothing."""
+"""Time in which connections and allocator fill; in a shorter fifth, growth says nothing."""
 
 JOIN_S = 60.0
 COMMAND = (sys.executable, "-c", "from unified_cache.cli.main import main; main()")
@@ -58,7 +58,6 @@ CONFIG = """\
 listen = "127.0.0.1:0"
 storage = "tests.soak.faults:open_url:{times.period_s},{times.bad_s}:{directory}/kv"
 storage_bytes = "256MiB"
-host_bytes = "64MiB"
 reflection = false
 [access]
 tokens = "{directory}/tokens"

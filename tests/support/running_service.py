@@ -70,7 +70,6 @@ def running(**settings: object) -> Iterator[RunningService]:
     flags = {
         "listen": "127.0.0.1:0",
         "storage": "memory:",
-        "host_bytes": 1 << 20,
         "metrics": {"listen": "127.0.0.1:0"},
     }
     stream, drain = StringIO(), Drain()

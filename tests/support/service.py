@@ -16,8 +16,7 @@ from unified_cache.service.access.callers import AuditEntry, CallContext, Caller
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.servicer import CacheService
-from unified_cache.service.store.host_tier import HostTier
-from unified_cache.service.store.tiered import TieredStore
+from unified_cache.service.store.tenants import TenantStore
 from unified_cache.settings.access import Role
 from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.protocol import Answer, StorageBackend
@@ -110,8 +109,8 @@ class Notes:
     """Method, tenant, code."""
     anomalies: list[tuple[str, str]] = field(default_factory=list)
     audits: list[AuditEntry] = field(default_factory=list)
-    puts_count: Counter[tuple[str, Answer]] = field(default_factory=Counter)
-    """Pages that were put, by tier and answer."""
+    puts_count: Counter[Answer] = field(default_factory=Counter)
+    """Pages that were put, by answer."""
 
     @property
     def kinds(self) -> list[str]:
@@ -121,11 +120,11 @@ class Notes:
     def call_ended(self, method: str, tenant: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
         self.codes.append((method, tenant, code))
 
-    def pages_looked_up(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
+    def pages_looked_up(self, tenant: str, pool: str, answer: Answer, count: int) -> None:
         assert count > 0
 
-    def pages_put(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
-        self.puts_count[tier, answer] += count
+    def pages_put(self, tenant: str, pool: str, answer: Answer, count: int) -> None:
+        self.puts_count[answer] += count
 
     def audited(self, entry: AuditEntry) -> None:
         self.audits.append(entry)
@@ -158,7 +157,6 @@ class LoopbackServer:
         store: StorageBackend,
         limits: LimitSettings | None = None,
         *,
-        host_bytes: int = 64 << 20,
         usage: CappedQuota | None = None,
         clock: Callable[[], float] | None = None,
         port: int = 0,
@@ -167,8 +165,8 @@ class LoopbackServer:
         gate, notes, usage = TokenGate(), Notes(), usage or CappedQuota()
         drains: list[None] = []
         counted = TenantUsage(usage, limits.counted_pages_max, store.capability().bytes_max)
-        tiered = TieredStore(VerifiedStorage(store), HostTier(host_bytes), counted, notes)
-        service = CacheService(tiered, gate, notes, limits, lambda: drains.append(None), clock or time.monotonic)
+        shared = TenantStore(VerifiedStorage(store), counted, notes)
+        service = CacheService(shared, gate, notes, limits, lambda: drains.append(None), clock or time.monotonic)
         server = grpc.server(ThreadPoolExecutor(THREADS), options=limits.channel_options())
         server.add_generic_rpc_handlers((service.rpc_methods(),))
         bound = server.add_insecure_port(f"127.0.0.1:{port}")

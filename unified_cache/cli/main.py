@@ -13,7 +13,7 @@ import typer
 from unified_cache.cli.commands import HELP_NAMES, command_line
 from unified_cache.cli.text import printable
 from unified_cache.errors import CacheError, InputError
-from unified_cache.gone import GONE, command_instead
+from unified_cache.gone import GONE, command_instead, setting_instead
 
 __all__ = ["Command", "LogLevel", "app", "main", "run"]
 
@@ -96,7 +96,7 @@ def run(arguments: Sequence[str]) -> int:
             command.run()
         sys.stdout.flush()
     except typer.TyperException as error:
-        return _refused(_usage(error.format_message()), EXIT_USAGE)
+        return _refused(_usage(error.format_message(), arguments), EXIT_USAGE)
     except InputError as error:
         return _refused(str(error), EXIT_USAGE)
     except CacheError as error:
@@ -132,11 +132,15 @@ def _interrupted(text: str) -> int:
     return EXIT_INTERRUPTED
 
 
-def _usage(message: str) -> str:
-    """Return a message about a command line; of a command that is gone it says what takes its place."""
+def _usage(message: str, arguments: Sequence[str]) -> str:
+    """Return a message about a command line; of what is gone it says what takes its place."""
     for name in (name for each in GONE for name in each.commands):
         if message.startswith(f"No such command '{name}'"):
             return f"No such command '{name}'{command_instead(name)}"
+    option = message.partition("No such option: ")[2].partition(" ")[0]
+    instead = setting_instead(f"{arguments[0]}.{option.removeprefix('--').replace('-', '_')}") if option else ""
+    if instead:
+        return f"No such option: {option}{instead}"
     return message
 
 

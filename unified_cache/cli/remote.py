@@ -114,9 +114,6 @@ class RemoteStatCommand:
         servers = [
             {
                 "server": server,
-                "host_bytes": each.host_bytes,
-                "host_pages": each.host_pages,
-                "leases": each.leases_count,
                 "stored_bytes": each.stored_bytes,
                 "identities": each.identities_count,
             }
@@ -124,11 +121,9 @@ class RemoteStatCommand:
         ]
         if shown_as_json("stat", {"servers": servers}, on_stdout=self.as_json, file=self.json_file):
             return
-        shown = table("server", "in memory", "pages", "leases", "stored", "identities")
+        shown = table("server", "stored", "identities")
         for server, each in stats.items():
-            counts = (f"{each.host_pages:,}", f"{each.leases_count:,}")
-            identities = f"{each.identities_count:,}"
-            shown.add_row(server, size_text(each.host_bytes), *counts, size_text(each.stored_bytes), identities)
+            shown.add_row(server, size_text(each.stored_bytes), f"{each.identities_count:,}")
         console_on(sys.stdout).print(shown)
 
 

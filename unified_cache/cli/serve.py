@@ -32,7 +32,7 @@ SERVE_EPILOG = """**Examples**
 
 A store of this machine, for this machine:
 
-    unified-cache serve --storage file:/var/cache/kv --host-bytes 16GiB
+    unified-cache serve --storage file:/var/cache/kv --storage-bytes 500GiB
 
 Everything from a file; see what it comes to:
 
@@ -78,7 +78,6 @@ class ServeCommand:
 
     listen: Annotated[str | None, setting_option(ServiceSettings, "listen", "ADDR")] = None
     storage: Annotated[str | None, setting_option(ServiceSettings, "storage", "URL")] = None
-    host_bytes: Annotated[str | None, setting_option(ServiceSettings, "host_bytes")] = None
     storage_bytes: Annotated[str | None, setting_option(ServiceSettings, "storage_bytes")] = None
     config: ConfigOption = None
     assigned: SetOption = None
@@ -108,7 +107,6 @@ class ServeCommand:
             {
                 "listen": self.listen,
                 "storage": self.storage,
-                "host_bytes": self.host_bytes,
                 "storage_bytes": self.storage_bytes,
                 "live.listen": None if port is None else f"127.0.0.1:{port}",
                 "record.file": self.record,

@@ -84,22 +84,20 @@ class Keys(_message.Message):
     def __init__(self, keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class LookupRequest(_message.Message):
-    __slots__ = ("tenant", "identity", "keys", "tokens", "pools", "lease_s", "every_end")
+    __slots__ = ("tenant", "identity", "keys", "tokens", "pools", "every_end")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
-    LEASE_S_FIELD_NUMBER: _ClassVar[int]
     EVERY_END_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     identity: bytes
     keys: Keys
     tokens: Tokens
     pools: _containers.RepeatedCompositeFieldContainer[RequiredPool]
-    lease_s: float
     every_end: bool
-    def __init__(self, tenant: _Optional[str] = ..., identity: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[RequiredPool, _Mapping]]] = ..., lease_s: _Optional[float] = ..., every_end: _Optional[bool] = ...) -> None: ...
+    def __init__(self, tenant: _Optional[str] = ..., identity: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[RequiredPool, _Mapping]]] = ..., every_end: _Optional[bool] = ...) -> None: ...
 
 class RequiredPool(_message.Message):
     __slots__ = ("name", "span")
@@ -110,20 +108,16 @@ class RequiredPool(_message.Message):
     def __init__(self, name: _Optional[str] = ..., span: _Optional[int] = ...) -> None: ...
 
 class LookupReply(_message.Message):
-    __slots__ = ("end_max", "restorable", "bound_by", "pages_count", "lease", "leased_count")
+    __slots__ = ("end_max", "restorable", "bound_by", "pages_count")
     END_MAX_FIELD_NUMBER: _ClassVar[int]
     RESTORABLE_FIELD_NUMBER: _ClassVar[int]
     BOUND_BY_FIELD_NUMBER: _ClassVar[int]
     PAGES_COUNT_FIELD_NUMBER: _ClassVar[int]
-    LEASE_FIELD_NUMBER: _ClassVar[int]
-    LEASED_COUNT_FIELD_NUMBER: _ClassVar[int]
     end_max: int
     restorable: bytes
     bound_by: str
     pages_count: int
-    lease: str
-    leased_count: int
-    def __init__(self, end_max: _Optional[int] = ..., restorable: _Optional[bytes] = ..., bound_by: _Optional[str] = ..., pages_count: _Optional[int] = ..., lease: _Optional[str] = ..., leased_count: _Optional[int] = ...) -> None: ...
+    def __init__(self, end_max: _Optional[int] = ..., restorable: _Optional[bytes] = ..., bound_by: _Optional[str] = ..., pages_count: _Optional[int] = ...) -> None: ...
 
 class ExistsRequest(_message.Message):
     __slots__ = ("tenant", "runs")
@@ -215,32 +209,6 @@ class RemoveReply(_message.Message):
     removed_count: int
     def __init__(self, removed_count: _Optional[int] = ...) -> None: ...
 
-class PrefetchRequest(_message.Message):
-    __slots__ = ("tenant", "runs")
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    RUNS_FIELD_NUMBER: _ClassVar[int]
-    tenant: str
-    runs: _containers.RepeatedCompositeFieldContainer[PageRun]
-    def __init__(self, tenant: _Optional[str] = ..., runs: _Optional[_Iterable[_Union[PageRun, _Mapping]]] = ...) -> None: ...
-
-class PrefetchReply(_message.Message):
-    __slots__ = ("held_count",)
-    HELD_COUNT_FIELD_NUMBER: _ClassVar[int]
-    held_count: int
-    def __init__(self, held_count: _Optional[int] = ...) -> None: ...
-
-class ReleaseRequest(_message.Message):
-    __slots__ = ("tenant", "lease")
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    LEASE_FIELD_NUMBER: _ClassVar[int]
-    tenant: str
-    lease: str
-    def __init__(self, tenant: _Optional[str] = ..., lease: _Optional[str] = ...) -> None: ...
-
-class ReleaseReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
 class ScanRequest(_message.Message):
     __slots__ = ("tenant", "identity", "cursor")
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -280,18 +248,12 @@ class StatsRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ...) -> None: ...
 
 class StatsReply(_message.Message):
-    __slots__ = ("host_bytes", "host_pages", "leases_count", "stored_bytes", "identities_count")
-    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
-    HOST_PAGES_FIELD_NUMBER: _ClassVar[int]
-    LEASES_COUNT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("stored_bytes", "identities_count")
     STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     IDENTITIES_COUNT_FIELD_NUMBER: _ClassVar[int]
-    host_bytes: int
-    host_pages: int
-    leases_count: int
     stored_bytes: int
     identities_count: int
-    def __init__(self, host_bytes: _Optional[int] = ..., host_pages: _Optional[int] = ..., leases_count: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., identities_count: _Optional[int] = ...) -> None: ...
+    def __init__(self, stored_bytes: _Optional[int] = ..., identities_count: _Optional[int] = ...) -> None: ...
 
 class ClearRequest(_message.Message):
     __slots__ = ("tenant", "identity")

@@ -49,8 +49,7 @@ from unified_cache.service.operations.reflection import reflection_methods
 from unified_cache.service.operations.unix_socket import held_socket
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.guarded import GuardedStore
-from unified_cache.service.store.host_tier import HostTier
-from unified_cache.service.store.tiered import TieredStore
+from unified_cache.service.store.tenants import TenantStore
 from unified_cache.settings.access import TlsSettings
 from unified_cache.settings.addresses import ListenAddress
 from unified_cache.settings.observing import TracingExporter
@@ -60,7 +59,7 @@ from unified_cache.wire.calls import SERVICE
 if TYPE_CHECKING:
     from unified_cache.live.server import LiveServer
 
-__all__ = ["Service", "ServicePorts", "check_memory"]
+__all__ = ["Service", "ServicePorts"]
 
 STOP_S = 1.0
 """Time that calls have to notice that the grace is over."""
@@ -111,10 +110,9 @@ class Service:
         """Open the store, make everything ready and begin to serve; an administrator's call asks ``drain`` for the end.
 
         Raises:
-            ConfigError: the settings cannot be met: more memory than there is, an address in use, bad files.
+            ConfigError: the settings cannot be met: an address in use, bad files.
             StorageError: the store cannot be opened.
         """
-        check_memory(settings.host_bytes)
         with ExitStack() as opened:
             observed = _observed(settings, log, opened)
             access = _Access.read(settings, observed.metrics)
@@ -129,8 +127,7 @@ class Service:
             bytes_max = guarded.guard.breaker.capability().bytes_max
             _warn_of_quotas(settings, access, bytes_max, observed.metrics)
             usage = TenantUsage(stored, settings.limits.counted_pages_max, bytes_max)
-            host = HostTier(settings.host_bytes)
-            store = TieredStore(guarded.guard.breaker, host, usage, observed.metrics)
+            store = TenantStore(guarded.guard.breaker, usage, observed.metrics)
             lookups = ShortLookups()
             takers = _note_takers(settings, lookups, opened)
             cache = CacheService(store, traced, observed.metrics, settings.limits, drain.ask, note_takers=takers)
@@ -149,12 +146,10 @@ class Service:
                 listener.start()
             figures = ServiceFigures(
                 name=f"service {settings.listen}",
-                store=store,
                 guarded=guarded,
                 metrics=observed.metrics,
                 scheduler=scheduler,
                 stored=stored,
-                leased_bytes=cache.leased_bytes,
                 lookups=lookups,
             )
             live = _live_server(settings, access, figures, observed.metrics)
@@ -373,14 +368,3 @@ def _listen(server: grpc.Server, address: ListenAddress, credentials: grpc.Serve
         raise ConfigError(f"{address.text} cannot be listened at; is it in use?") from error
     finally:
         os.umask(umask)
-
-
-def check_memory(host_bytes: int) -> None:
-    """Check that the machine has the memory that was asked for.
-
-    Raises:
-        ConfigError: it has less.
-    """
-    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if host_bytes > machine_bytes:
-        raise ConfigError(f"host_bytes must be at most this machine's memory of {machine_bytes}, found {host_bytes}")

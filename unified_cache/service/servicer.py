@@ -11,7 +11,6 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.recording.note import FoundByTier, KeyedPages, RequestNote
 from unified_cache.seal import FORMAT_VERSION, Label
 from unified_cache.service.access.callers import AnsweringContext, Gate, Observer
-from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.registry import Registration, Registry
 from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.service.requests.assembler import PageAssembler
@@ -22,26 +21,25 @@ from unified_cache.service.requests.checks import (
     announced,
     check_asserted,
     checked_cursor,
-    checked_lease,
     named,
     prefix,
     removable,
 )
 from unified_cache.service.requests.identities import listed_after
-from unified_cache.service.requests.lookup import PrefixLabels, longest_prefix
-from unified_cache.service.store.leases import Leases
-from unified_cache.service.store.pages import charged_bytes
-from unified_cache.service.store.tiered import ArrivedPage, KeptTier, TieredStore
+from unified_cache.service.requests.lookup import labels_of_spans, longest_prefix
+from unified_cache.service.store.tenants import ArrivedPage, TenantStore
 from unified_cache.settings.access import Role
 from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.remote.reasons import reason_of, reasons_of
-from unified_cache.window import window
 from unified_cache.wire.calls import SERVICE, Call, parsed
 from unified_cache.wire.names import check_digests, named_runs
 from unified_cache.wire.parts import decoded, mark, parts_of
 
 __all__ = ["CacheService"]
+
+ABSENT, IN_STORE = 0, 2
+"""Bytes of a reply for a page that is not in the store, and for one that is; 1 was memory in earlier versions."""
 
 PageAnswer = tuple[bytes, Sequence[memoryview]]
 """``mark`` of one page, and its bytes where it was found, named as the caller does."""
@@ -56,7 +54,7 @@ class CacheService:
 
     def __init__(
         self,
-        store: TieredStore,
+        store: TenantStore,
         gate: Gate,
         observer: Observer,
         limits: LimitSettings,
@@ -66,7 +64,6 @@ class CacheService:
     ) -> None:
         self._limits = limits
         self._store = store
-        self._leases = Leases(store.host, limits, clock)
         self._registry = Registry(limits)
         self._timeouts = CallTimeouts(limits, clock)
         self._calls = CallBoundary(gate, self._timeouts, observer, clock)
@@ -87,8 +84,6 @@ class CacheService:
             Call.PUT.value: self._put,
             Call.TOUCH.value: unary(Call.TOUCH, Role.READER, pb.TouchRequest, self._touch),
             Call.REMOVE.value: unary(Call.REMOVE, Role.WRITER, pb.RemoveRequest, self._remove),
-            Call.PREFETCH.value: unary(Call.PREFETCH, Role.READER, pb.PrefetchRequest, self._prefetch),
-            Call.RELEASE.value: unary(Call.RELEASE, Role.READER, pb.ReleaseRequest, self._release),
             Call.SCAN.value: unary(Call.SCAN, Role.READER, pb.ScanRequest, self._scan),
             Call.IDENTITIES.value: unary(Call.IDENTITIES, Role.READER, pb.IdentitiesRequest, self._identities),
             Call.STATS.value: unary(Call.STATS, Role.READER, pb.StatsRequest, self._stats),
@@ -100,10 +95,6 @@ class CacheService:
         }
         methods[Call.GET.value] = grpc.stream_stream_rpc_method_handler(self._get)
         return grpc.method_handlers_generic_handler(SERVICE, methods)
-
-    def leased_bytes(self) -> int:
-        """Return the bytes in memory that leases of all tenants keep from eviction."""
-        return self._leases.leased_bytes()
 
     def close(self) -> None:
         """End the timeouts of calls, then close the store."""
@@ -127,16 +118,17 @@ class CacheService:
         check_digests((request.identity,), "an identity")
         if request.tokens.namespace.HasField("tenant"):
             check_asserted(request.tokens.namespace.tenant, call.tenant)
-        lease_s = checked_lease(request.lease_s, self._limits) if request.HasField("lease_s") else None
         registration = self._registry.find(call.tenant, request.identity)
         keys, pools = prefix(request, registration, self._limits)
-        labels = PrefixLabels(registration.stored.identity, keys).of
+        identity = registration.stored.identity
         found = longest_prefix(
-            pools, len(keys), lambda asked: self._present(call, labels(asked)), every_end=request.every_end
+            pools,
+            len(keys),
+            lambda asked: self._present(call, labels_of_spans(identity, keys, asked)),
+            every_end=request.every_end,
         )
         if self._note_takers:
-            pages = KeyedPages(keys, registration.layout.page_size, call.tenant.encode() + registration.stored.identity)
-            # The tiers of a server are asked together: what a look-up finds is storage to the engine that asks.
+            pages = KeyedPages(keys, registration.layout.page_size, call.tenant.encode() + identity)
             bound_by = (found.bound_by,) if found.bound_by else ()
             note = RequestNote(time.time(), pages, 0, FoundByTier(0, 0, found.end), bound_by)
             for take in self._note_takers:
@@ -144,18 +136,10 @@ class CacheService:
         reply = pb.LookupReply(end_max=found.end, bound_by=found.bound_by, pages_count=len(keys))
         if request.every_end:
             reply.restorable = np.packbits(found.restorable, bitorder="little").tobytes()
-        if lease_s is not None and found.end:
-            spans = [(pool.name, window(found.end, pool.span), found.end) for pool in pools]
-            leased_bytes = sum(
-                charged_bytes(registration.object_bytes[name]) * (end - start) for name, start, end in spans
-            )
-            leased = labels(spans)
-            reply.lease = self._leases.grant(call.tenant, leased, leased_bytes, lease_s)
-            reply.leased_count = sum(self._store.held(call.tenant, leased)) if reply.lease else 0
         return reply
 
     def _present(self, call: ServedCall, labels: Sequence[Label]) -> list[Answer]:
-        """Ask both tiers, a request's worth of names at a time, for as long as the call may take."""
+        """Ask the store, a request's worth of names at a time, for as long as the call may take."""
         answers: list[Answer] = []
         for start in range(0, len(labels), self._limits.pages_max):
             call.moved()
@@ -171,7 +155,6 @@ class CacheService:
             request = call.parsed(pb.GetRequest, call.first(messages))
             runs = self._named(call.tenant, request.runs)
             call.hold(self._batch_bytes(runs))
-            self._leases.sweep()
             for part in parts_of(self._found(call, runs), self._limits.part_bytes):
                 call.bytes_out += len(part)
                 yield part
@@ -197,8 +180,9 @@ class CacheService:
             return
         stored = run.stored[numbers.start : numbers.stop]
         found = self._store.read(tenant, stored, [run.object_bytes] * len(stored))
-        for label, (place, answer, page) in zip(run.labels[numbers.start : numbers.stop], found, strict=True):
-            yield mark(place, reason_of(answer)), () if page is None else page.named(label).buffers
+        for label, (answer, page) in zip(run.labels[numbers.start : numbers.stop], found, strict=True):
+            hit = ABSENT if page is None else IN_STORE
+            yield mark(hit, reason_of(answer)), () if page is None else page.named(label).buffers
 
     def _put(self, messages: Iterator[bytes], context: AnsweringContext) -> bytes:
         with self._calls.admitted(Call.PUT, Role.WRITER, context) as call:
@@ -212,7 +196,7 @@ class CacheService:
             level = Level.DURABLE if start.level == pb.DURABLE else Level.CACHED
             runs = self._named(call.tenant, start.runs)
             call.hold(self._batch_bytes(runs))
-            kept: list[KeptTier] = []
+            kept: list[Answer] = []
             arrivals = PageAssembler(announced(runs))
             for batch in self._batches(arrivals, call.received(messages)):
                 kept += self._store.put(call.tenant, batch, level)
@@ -220,7 +204,6 @@ class CacheService:
 
     def _batches(self, arrivals: PageAssembler, messages: Iterator[bytes]) -> Iterator[list[ArrivedPage]]:
         """Yield pages as they arrive; what has arrived and the page under way are a bounded number of bytes."""
-        self._leases.sweep()
         batch: list[ArrivedPage] = []
         batch_bytes = 0
         for message in messages:
@@ -242,30 +225,11 @@ class CacheService:
         removed_count = self._store.remove(call.tenant, labels)
         return pb.RemoveReply(removed_count=removed_count)
 
-    def _prefetch(self, call: ServedCall, request: pb.PrefetchRequest) -> pb.PrefetchReply:
-        runs = self._named(call.tenant, request.runs)
-        call.hold(self._batch_bytes(runs))
-        self._leases.sweep()
-        for run in runs:
-            held = self._store.held(call.tenant, run.stored)
-            absent = [label for label, here in zip(run.stored, held, strict=True) if not here]
-            step = max(1, self._limits.batch_bytes // run.object_bytes)
-            for start in range(0, len(absent), step):
-                some = absent[start : start + step]
-                self._store.read(call.tenant, some, [run.object_bytes] * len(some))
-                call.moved()
-        return pb.PrefetchReply(held_count=sum(self._store.held(call.tenant, all_stored(runs))))
-
-    def _release(self, call: ServedCall, request: pb.ReleaseRequest) -> pb.ReleaseReply:
-        if not self._leases.release(call.tenant, request.lease):
-            raise Refused(grpc.StatusCode.NOT_FOUND, "no such lease")
-        return pb.ReleaseReply()
-
     def _scan(self, call: ServedCall, request: pb.ScanRequest) -> pb.ScanReply:
         check_digests((request.identity,), "an identity")
         cursor = checked_cursor(request.cursor)
         registration = self._registry.find(call.tenant, request.identity)
-        listed = self._store.scan(call.tenant, registration.stored.identity, cursor)
+        listed = self._store.scan(registration.stored.identity, cursor)
         reply = pb.ScanReply(cursor=listed.cursor)
         for label, object_bytes in listed.objects:
             (run,) = named_runs([registration.plain(label)])
@@ -284,11 +248,7 @@ class CacheService:
         return listed_after(request.after, call.tenant, named_by_writers, self._store.manifests())
 
     def _stats(self, call: ServedCall, request: pb.StatsRequest) -> pb.StatsReply:
-        host_pages, host_bytes = self._store.host.used(call.tenant)
         return pb.StatsReply(
-            host_bytes=host_bytes,
-            host_pages=host_pages,
-            leases_count=self._leases.count(call.tenant),
             stored_bytes=self._store.usage.held_bytes(call.tenant),
             identities_count=len(self._registry.of(call.tenant)),
         )
@@ -323,11 +283,9 @@ class CacheService:
         return named(runs, tenant, self._registry, self._limits)
 
 
-def _put_reply(kept: Sequence[KeptTier]) -> pb.PutReply:
-    """Say where each page is kept; one that the store did not answer for is declined, with that reason."""
-    answers = [Answer.UNAVAILABLE if where is KeptTier.UNAVAILABLE else Answer.STORED for where in kept]
-    declined = {KeptTier.UNAVAILABLE: KeptTier.DECLINED}
-    return pb.PutReply(stored=bytes(declined.get(where, where) for where in kept), reasons=reasons_of(answers))
+def _put_reply(answers: Sequence[Answer]) -> pb.PutReply:
+    """Return which pages are stored; one that the store did not answer for is declined, with that reason."""
+    return pb.PutReply(stored=bytes(IN_STORE if answer else ABSENT for answer in answers), reasons=reasons_of(answers))
 
 
 def _described(registration: Registration) -> str:

@@ -60,12 +60,6 @@ class LimitSettings(Section):
     """Silence after which a client is asked whether it is there."""
     keepalive_timeout_s: Seconds = 10.0
     """Time in which it must answer; else its connection is closed."""
-    lease_s_max: Seconds = 600.0
-    """Longest lease."""
-    leases_max: Count = 256
-    """Leases of one tenant at a time."""
-    leased_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Part of ``host_bytes`` that leases of all tenants may keep from eviction; those of one tenant half of that."""
     identities_max: Count = 256
     """Identities of one tenant known at a time."""
     counted_pages_max: Count = 1 << 20

@@ -96,7 +96,7 @@ def nearest_names(path: SettingPath) -> str:
     of_all = _names(SECTIONS.values())
     within = [f"{section}.{name}" for section, model in SECTIONS.items() for name in _names([model])]
     name = ".".join(path)
-    instead = setting_instead(".".join(path[1:] if path[0] in SECTIONS else path))
+    instead = setting_instead(".".join(path[1:] if path[0] in SECTIONS else path)) or setting_instead(name)
     if instead:
         return instead
     if path[0] in SECTIONS:
@@ -113,7 +113,9 @@ def nearest_names(path: SettingPath) -> str:
 def nearest_variables(variable: str) -> str:
     """Return the end of a message about a variable that names no setting."""
     for name in (name for each in GONE for name in each.settings):
-        if variable in [variable_name(tuple(name.split(".")), section) for section in (None, *SECTIONS)]:
+        first, *rest = name.split(".")
+        sections = (first,) if first in SECTIONS else (None, *SECTIONS)
+        if variable in [variable_name(tuple(rest if first in SECTIONS else (first, *rest)), each) for each in sections]:
             return setting_instead(name)
     known = [variable_name(tuple(each.split("."))) for each in _names(SECTIONS.values())]
     known += [

@@ -17,7 +17,7 @@ from unified_cache.settings.observing import (
     RecordSettings,
     TracingSettings,
 )
-from unified_cache.settings.section import Bytes, BytesOrNone, Guard, Seconds, Section
+from unified_cache.settings.section import Bytes, Guard, Seconds, Section
 
 __all__ = ["DrainSettings", "ServiceSettings"]
 
@@ -43,8 +43,6 @@ class ServiceSettings(Section):
     """URL of the store (L3), as every command takes them; ``file:~/.cache/unified-cache`` if unset."""
     storage_bytes: Bytes | None = None
     """Cap on the store, headers included; unset, it may take all that its file system has."""
-    host_bytes: BytesOrNone = 256 << 20
-    """Host memory in front of the store; 0 for none."""
     insecure: bool = False
     """Serve beyond this machine without client certificates."""
     reflection: bool = True

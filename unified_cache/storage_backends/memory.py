@@ -12,6 +12,7 @@ from unified_cache.errors import ClosedError, ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
+from unified_cache.storage_backends.common.names import check_scan
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan
 from unified_cache.storage_backends.removals import RemovalBuffer, RemovalFeed
 
@@ -181,6 +182,7 @@ class MemoryStorage:
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of one identity by name. Linear in all objects."""
+        check_scan(identity, cursor)
         with self._guard:
             self._check_open()
             return self._lru.scan(identity, cursor)

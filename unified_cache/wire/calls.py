@@ -52,8 +52,6 @@ class Call(Enum):
     PUT = "Put"
     TOUCH = "Touch"
     REMOVE = "Remove"
-    PREFETCH = "Prefetch"
-    RELEASE = "Release"
     SCAN = "Scan"
     IDENTITIES = "Identities"
     STATS = "Stats"

@@ -28,7 +28,7 @@ def store_url(kind: str, directory: Path) -> Iterator[str]:
     """Yield the URL of a new store."""
     match kind:
         case "grpc":
-            with running(storage=f"file:{directory}", host_bytes=64 << 20) as service:
+            with running(storage=f"file:{directory}") as service:
                 yield f"grpc://{service.address}"
         case "mooncake":
             with small_cluster(nodes=2, segment_bytes=128 << 20) as cluster:

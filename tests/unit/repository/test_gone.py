@@ -12,7 +12,7 @@ from tests.support.operations import engine
 from unified_cache.cli.commands import DEFERRED
 from unified_cache.cli.main import run
 from unified_cache.errors import ConfigError
-from unified_cache.gone import GONE, Gone, GoneModules
+from unified_cache.gone import GONE, Gone, GoneModules, setting_instead
 from unified_cache.settings.loading import read_settings
 from unified_cache.settings.names import SECTIONS, variable_name
 
@@ -34,6 +34,10 @@ WORDS = (
     *("radix-cache-backend", "tree_plugin", "sglang.srt.plugins"),
     # Reading a prompt from its end while an engine computes the start.
     *("LandedTail", "TailBatches", "TailUnderWay", "HeadStart", "MeetingPlace"),
+    # Memory of a service in front of its store, and leases of pages in it.
+    *("HostTier", "host_tier", "TieredStore", "KeptTier", "FoundTier", "charged_bytes", "host_evictions"),
+    *("lease_s", "leases_count", "leased_count", "leased_bytes", "ReleaseRequest", "PrefetchReply"),
+    *("unified_cache_service_host_evictions", "unified_cache_service_host_evictions_total"),
 )
 """Words of what is gone, beside those of ``GONE``; in this order a comment says of what."""
 
@@ -89,13 +93,20 @@ def test_a_setting_that_is_gone_is_refused_with_what_takes_its_place(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (instead,) = (each.instead for each in GONE if name in each.settings)
-    path = tuple(name.split("."))
-    variable = variable_name(path)
+    section, _, rest = name.rpartition(".") if name.partition(".")[0] in SECTIONS else (None, "", name)
+    variable = variable_name(tuple(rest.split(".")), section)
     monkeypatch.setenv(variable, "1")
     with pytest.raises(ConfigError) as refused:
         read_settings(SECTIONS["serve"])
     assert variable in str(refused.value)
     assert instead in str(refused.value)
+
+
+def test_an_option_of_a_setting_that_is_gone_is_refused_with_what_takes_its_place(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["serve", "--host-bytes", "1GiB"]) == 2
+    assert setting_instead("serve.host_bytes") in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [name for each in GONE for name in each.commands])

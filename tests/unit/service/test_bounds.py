@@ -15,6 +15,7 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.registry import Registry
+from unified_cache.service.store.pages import page_in
 from unified_cache.settings.access import Role
 from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.manifest import manifest_of
@@ -140,10 +141,16 @@ def test_a_call_counts_the_largest_page_that_it_names(wire: Wire) -> None:
         wire.get(pb.GetRequest(runs=runs))
         assert max(wire.running.gate.held) == largest_bytes
         wire.running.gate.held.clear()
-        wire.ask(Call.PREFETCH, pb.PrefetchRequest(runs=runs))
-        assert max(wire.running.gate.held) == largest_bytes
-        wire.running.gate.held.clear()
         start = pb.PutPart(start=pb.PutStart(runs=runs))
         with refused(BAD, "whole ones"):
             wire.put([start, part(bytes(10))])
         assert max(wire.running.gate.held) == largest_bytes
+
+
+def test_a_small_page_does_not_keep_the_message_alive_that_it_came_in() -> None:
+    message = bytes(10_000)
+    small = page_in([memoryview(message)[:500]])
+    large = page_in([memoryview(message)[:9_000]])
+    assert [piece.obj is message for piece in small.payload] == [False]
+    assert [piece.obj is message for piece in large.payload] == [True]
+    assert small.object_bytes == 500

@@ -18,8 +18,7 @@ from unified_cache.service.operations.audit import AuditLog
 from unified_cache.service.operations.logs import Log, LogRateLimit
 from unified_cache.service.operations.metrics import BoundedLabels, LossCollector, ServiceMetrics, UsageCollector
 from unified_cache.service.store.guarded import GuardedStore
-from unified_cache.service.store.host_tier import HostTier
-from unified_cache.service.store.tiered import TieredStore
+from unified_cache.service.store.tenants import TenantStore
 from unified_cache.settings.loading import service_settings
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.testing.storage_contract import label, sealed_page
@@ -58,12 +57,12 @@ def known() -> Known:
     scheduler, stored = FairScheduler(settings.quota, settings.limits.calls_max), StoredBytes(settings.quota)
     registry.register(UsageCollector(scheduler, stored, names))
     store = GuardedStore.open(settings, registry)
-    tiered = TieredStore(store.guard.breaker, HostTier(1 << 20), TenantUsage(stored, 100, None), metrics)
-    registry.register(LossCollector(tiered))
+    shared = TenantStore(store.guard.breaker, TenantUsage(stored, 100, None), metrics)
+    registry.register(LossCollector(shared))
     metrics.call_ended("Get", "acme", "OK", 0.1, 1, 1)
-    metrics.pages_looked_up("acme", "kv", "host", Answer.HIT, 1)
-    metrics.pages_looked_up("acme", "kv", "host", Answer.MISS, 1)
-    metrics.pages_put("acme", "kv", "host", Answer.STORED, 1)
+    metrics.pages_looked_up("acme", "kv", Answer.HIT, 1)
+    metrics.pages_looked_up("acme", "kv", Answer.MISS, 1)
+    metrics.pages_put("acme", "kv", Answer.STORED, 1)
     metrics.anomaly("odd", "x")
     metrics.stale.labels("tokens").set(0)
     stored.reserve("acme", 1)
@@ -76,7 +75,7 @@ def known() -> Known:
         found.setdefault(family.name + "_total" * (family.type == "counter"), set())
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
-    tiered.close()
+    shared.close()
     return found
 
 

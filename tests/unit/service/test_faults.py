@@ -12,15 +12,11 @@ from tests.unit.service.test_tenancy import put
 from unified_cache.errors import StorageError, StorageFullError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import HEADER_BYTES, Label
-from unified_cache.service.store.pages import charged_bytes
 from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO
 from unified_cache.storage_backends.wrappers import DeadlineStorage
 from unified_cache.wire.calls import Call
-
-HOST_BYTES = 1 << 20
-"""Memory in front of the store, unless a test has none."""
 
 
 class RaisingStorage(MemoryStorage):
@@ -69,11 +65,9 @@ def store() -> RaisingStorage:
 def serve(store: RaisingStorage) -> Iterator[Serve]:
     opened: list[tuple[LoopbackServer, Wire]] = []
 
-    def serve(
-        limits: LimitSettings | None = None, *, host_bytes: int = HOST_BYTES, deadline_s: float = 0.0
-    ) -> tuple[LoopbackServer, Wire]:
+    def serve(limits: LimitSettings | None = None, *, deadline_s: float = 0.0) -> tuple[LoopbackServer, Wire]:
         backend = DeadlineStorage(store, deadline_s, 4) if deadline_s else store
-        running = LoopbackServer.start(backend, limits, host_bytes=host_bytes)
+        running = LoopbackServer.start(backend, limits)
         wire = Wire(running)
         wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
         opened.append((running, wire))
@@ -100,11 +94,13 @@ def put_durable(wire: Wire, number: int) -> bytes:
     return pb.PutReply.FromString(wire.put([start(number, level=pb.DURABLE), part(page(number))])).stored
 
 
-def test_a_store_that_is_down_costs_misses_and_keeps_pages_in_memory(store: RaisingStorage, serve: Serve) -> None:
+def test_a_store_that_is_down_costs_misses_and_makes_puts_unavailable(store: RaisingStorage, serve: Serve) -> None:
     running, wire = serve()
     store.error = StorageError("/secret/path is down", retryable=True)
-    assert put(wire, 0) == b"\x01"
-    assert got(wire, 0, 1) == [1, 0]
+    with refused(grpc.StatusCode.UNAVAILABLE, "the store does not answer"):
+        put(wire, 0)
+    assert running.usage.used.get("default", 0) == 0
+    assert got(wire, 0, 1) == [0, 0]
     with refused(grpc.StatusCode.UNAVAILABLE, "the store does not answer"):
         put_durable(wire, 1)
     assert got(wire, 1) == [0]
@@ -114,51 +110,36 @@ def test_a_store_that_is_down_costs_misses_and_keeps_pages_in_memory(store: Rais
     assert {kind for kind, _ in running.notes.anomalies} == {"store_get", "store_put", "store_exists"}
 
 
-def test_a_touch_of_a_store_that_is_down_reaches_memory_alone(store: RaisingStorage, serve: Serve) -> None:
-    running, wire = serve(host_bytes=2 * charged_bytes(OBJECT_BYTES))
-    assert put(wire, 0, 1) == b"\x02\x02"
+def test_a_touch_of_a_store_that_is_down_is_an_anomaly_and_no_error(store: RaisingStorage, serve: Serve) -> None:
+    running, wire = serve()
+    assert put(wire, 0) == b"\x02"
     store.error = StorageError("down", retryable=True)
-    wire.ask(Call.TOUCH, pb.TouchRequest(runs=[run(key(1))]))
-    assert put(wire, 2) == b"\x01"
-    assert got(wire, 0, 1, 2) == [0, 1, 1]
-    assert "store_touch" in {kind for kind, _ in running.notes.anomalies}
-
-
-def test_without_memory_a_store_that_is_down_makes_puts_unavailable(store: RaisingStorage, serve: Serve) -> None:
-    running, wire = serve(host_bytes=0)
-    store.error = StorageError("down", retryable=True)
-    with refused(grpc.StatusCode.UNAVAILABLE):
-        put(wire, 0)
-    store.error = None
-    assert running.usage.used.get("default", 0) == 0
-    assert got(wire, 0) == [0]
+    wire.ask(Call.TOUCH, pb.TouchRequest(runs=[run(key(0))]))
+    assert running.notes.kinds == ["store_touch"]
 
 
 def test_a_store_that_hangs_is_waited_for_in_bounds(store: RaisingStorage, serve: Serve) -> None:
     _, wire = serve(deadline_s=0.05)
     store.hung.clear()
-    assert put(wire, 0) == b"\x01"
-    assert got(wire, 0, 1) == [1, 0]
+    with refused(grpc.StatusCode.UNAVAILABLE):
+        put(wire, 0)
+    assert got(wire, 0, 1) == [0, 0]
     with refused(grpc.StatusCode.UNAVAILABLE):
         put_durable(wire, 2)
 
 
-def test_pages_put_are_counted_by_tier_and_answer() -> None:
-    running = LoopbackServer.start(MemoryStorage(OBJECT_BYTES), host_bytes=2 * charged_bytes(OBJECT_BYTES))
+def test_pages_put_are_counted_by_answer() -> None:
+    running = LoopbackServer.start(MemoryStorage(OBJECT_BYTES))
     wire = Wire(running)
     wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
     put(wire, 0, 1)
-    assert running.notes.puts_count == {
-        ("storage", Answer.STORED): 1,
-        ("storage", Answer.DECLINED): 1,
-        ("host", Answer.STORED): 2,
-    }
+    assert running.notes.puts_count == {Answer.STORED: 1, Answer.DECLINED: 1}
     wire.close()
     running.stop()
 
 
 def test_a_full_store_exhausts_a_resource_and_reads_go_on(store: RaisingStorage, serve: Serve) -> None:
-    _, wire = serve(host_bytes=0)
+    _, wire = serve()
     put(wire, 0)
     full = StorageFullError("no space left on /secret/path")
     with_full = store.put
@@ -169,8 +150,8 @@ def test_a_full_store_exhausts_a_resource_and_reads_go_on(store: RaisingStorage,
     store.put = with_full  # type: ignore[method-assign]
 
 
-def test_a_store_that_declines_without_memory_declines(serve: Serve) -> None:
-    running = LoopbackServer.start(MemoryStorage(2 * OBJECT_BYTES), host_bytes=0)
+def test_a_store_that_declines_declines_for_the_service(serve: Serve) -> None:
+    running = LoopbackServer.start(MemoryStorage(2 * OBJECT_BYTES))
     wire = Wire(running)
     wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
     assert put(wire, 0, 1, 2) == b"\x02\x02\x00"
@@ -180,7 +161,7 @@ def test_a_store_that_declines_without_memory_declines(serve: Serve) -> None:
 
 
 def test_a_page_damaged_in_the_store_is_a_miss_and_can_be_put_again(store: RaisingStorage, serve: Serve) -> None:
-    _, wire = serve(host_bytes=0)
+    _, wire = serve()
     for at in (*range(0, HEADER_BYTES, 5), HEADER_BYTES + 1, OBJECT_BYTES - 1):
         put(wire, 0)
         ((label, whole),) = store._pages.items()

@@ -1,4 +1,4 @@
-"""Forty kinds of bad input to a whole server: each has its answer, changes nothing, and leaves the server at work."""
+"""Kinds of bad input to a whole server: each has its answer, changes nothing, and leaves the server at work."""
 
 import hashlib
 import importlib
@@ -42,7 +42,7 @@ from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.testing.storage_contract import LAYOUT
 from unified_cache.wire.calls import Call
 
-LIMITS = {"pages_max": 100, "tokens_max": 1000, "lease_s_max": 60.0, "calls_max": 8, "public_calls_max": 1}
+LIMITS = {"pages_max": 100, "tokens_max": 1000, "calls_max": 8, "public_calls_max": 1}
 CALLERS = {
     "writer": Caller("acme", Role.WRITER),
     "reader": Caller("acme", Role.READER),
@@ -116,7 +116,7 @@ def world_in(directory: Path) -> Iterator[ServerOverDirectory]:
         add_token(directory / "tokens", entry)
     store = directory / "store"
     access = {"tokens": directory / "tokens"}
-    with running(storage=f"file:{store}", host_bytes=0, access=access, limits=LIMITS) as opened:
+    with running(storage=f"file:{store}", access=access, limits=LIMITS) as opened:
         server = ServerOverDirectory(opened, store, tokens)
         yield server
         server.close()
@@ -277,15 +277,7 @@ ROWS: Rows = {
         },
     ),
     22: (BAD, {name: put(*messages) for name, messages in STREAMS.items()}),
-    23: (grpc.StatusCode.NOT_FOUND, {"unknown": ask(Call.RELEASE, pb.ReleaseRequest(lease="0" * 32))}),
-    24: (
-        BAD,
-        {
-            str(lease_s): look_up(keys=pb.Keys(keys=[key(0)]), lease_s=lease_s)
-            for lease_s in (0.0, -1.0, 60.1, float("inf"), float("nan"))
-        },
-    ),
-    39: (OTHERWISE, {"a format version": ask(Call.HELLO, renamed(format_version=2))}),
+    37: (OTHERWISE, {"a format version": ask(Call.HELLO, renamed(format_version=2))}),
 }
 """By row of the catalogue: the status, and what is to have it."""
 
@@ -305,7 +297,7 @@ def test_a_bad_input_has_its_status_and_changes_nothing(
 HARMLESS: Mapping[int, Send] = {
     2: ask(Call.EXISTS, pb.ExistsRequest(runs=[run(key(0))]).SerializeToString() + b"\xfa\x3f\x03abc"),
     15: look_up(tokens=tokens()),
-    36: lambda server: [
+    34: lambda server: [
         future.result() for future in [server.writer.begin_put([start(0), part(page(0))]) for _ in range(4)]
     ],
 }
@@ -321,44 +313,40 @@ ELSEWHERE: tuple[tuple[int, str], ...] = (
     (6, "unit.service.test_access::test_a_token_expires_after_its_last_day"),
     (9, "unit.service.test_tls::test_nobody_without_a_certificate_of_the_authority_gets_through_the_handshake"),
     (22, "unit.service.test_requests::test_a_put_that_its_client_cancels_leaves_nothing"),
-    (23, "unit.service.test_leases::test_a_release_of_another_tenants_lease_is_not_found_and_changes_nothing"),
-    (23, "unit.service.test_leases::test_a_second_release_is_not_found_and_takes_no_other_lease_with_it"),
-    (23, "unit.service.test_leases::test_a_lease_ends_by_itself_when_its_time_is_over"),
-    (25, "unit.service.test_tenancy::test_a_tenant_over_its_quota_is_told_when_to_come_back_and_others_go_on"),
-    (26, "unit.service.test_server::test_a_call_whose_turn_does_not_come_is_refused"),
-    (27, "unit.service.test_requests::test_a_put_that_its_client_cancels_leaves_nothing"),
-    (27, "unit.service.test_requests::test_a_put_whose_deadline_passes_leaves_nothing"),
-    (28, "unit.service.test_server::test_a_drain_lets_what_is_in_flight_end_and_refuses_what_is_new"),
-    (29, "unit.service.test_faults::test_a_store_that_is_down_costs_misses_and_keeps_pages_in_memory"),
-    (29, "unit.service.test_faults::test_a_store_that_hangs_is_waited_for_in_bounds"),
-    (30, "unit.service.test_faults::test_a_full_store_exhausts_a_resource_and_reads_go_on"),
-    (34, "unit.service.test_requests::test_a_fault_of_the_server_is_internal_and_tells_no_text"),
-    (35, "unit.service.test_server::test_connections_that_say_nothing_are_closed"),
-    (35, "unit.service.test_faults::test_a_stream_that_goes_on_for_ever_is_cut_off"),
-    (35, "unit.service.test_faults::test_a_reader_that_never_reads_is_cut_off"),
-    (36, "unit.service.test_requests::test_the_same_put_many_times_over_is_stored_once"),
-    (37, "unit.service.test_settings::test_a_setting_that_makes_no_sense_is_refused_in_one_line"),
-    (37, "e2e.test_serve_command::test_what_cannot_be_served_is_refused_in_one_line"),
-    (37, "e2e.test_serve_command::test_a_directory_that_others_may_write_or_an_address_in_use_is_refused"),
+    (23, "unit.service.test_tenancy::test_a_tenant_over_its_quota_is_told_when_to_come_back_and_others_go_on"),
+    (24, "unit.service.test_server::test_a_call_whose_turn_does_not_come_is_refused"),
+    (25, "unit.service.test_requests::test_a_put_that_its_client_cancels_leaves_nothing"),
+    (25, "unit.service.test_requests::test_a_put_whose_deadline_passes_leaves_nothing"),
+    (26, "unit.service.test_server::test_a_drain_lets_what_is_in_flight_end_and_refuses_what_is_new"),
+    (27, "unit.service.test_faults::test_a_store_that_is_down_costs_misses_and_makes_puts_unavailable"),
+    (27, "unit.service.test_faults::test_a_store_that_hangs_is_waited_for_in_bounds"),
+    (28, "unit.service.test_faults::test_a_full_store_exhausts_a_resource_and_reads_go_on"),
+    (32, "unit.service.test_requests::test_a_fault_of_the_server_is_internal_and_tells_no_text"),
+    (33, "unit.service.test_server::test_connections_that_say_nothing_are_closed"),
+    (33, "unit.service.test_faults::test_a_stream_that_goes_on_for_ever_is_cut_off"),
+    (33, "unit.service.test_faults::test_a_reader_that_never_reads_is_cut_off"),
+    (34, "unit.service.test_requests::test_the_same_put_many_times_over_is_stored_once"),
+    (35, "unit.service.test_settings::test_a_setting_that_makes_no_sense_is_refused_in_one_line"),
+    (35, "e2e.test_serve_command::test_what_cannot_be_served_is_refused_in_one_line"),
+    (35, "e2e.test_serve_command::test_a_directory_that_others_may_write_or_an_address_in_use_is_refused"),
     (
-        38,
+        36,
         "unit.storage_backends.file.test_sharing::test_processes_in_one_directory_see_no_wrong_byte_and_keep_the_cap",
     ),
-    (38, "e2e.test_remote_failover::test_what_one_process_stored_another_finds_whatever_its_hash_seed"),
+    (36, "e2e.test_remote_failover::test_what_one_process_stored_another_finds_whatever_its_hash_seed"),
     (
-        39,
+        37,
         "unit.storage_backends.remote.test_storage::test_a_layout_that_no_server_takes_is_an_error_that_says_why",
     ),
-    (40, "unit.service.test_leases::test_a_lease_ends_by_itself_when_its_time_is_over"),
 )
 """Rows whose tests stand with what they test."""
 
-HERE = frozenset({4, 26, 31, 32, 33})
+HERE = frozenset({4, 24, 29, 30, 31})
 """Rows with tests of their own below."""
 
 
 def test_every_row_has_a_test() -> None:
-    assert ROWS.keys() | HARMLESS.keys() | HERE | {row for row, _ in ELSEWHERE} == set(range(1, 41))
+    assert ROWS.keys() | HARMLESS.keys() | HERE | {row for row, _ in ELSEWHERE} == set(range(1, 38))
 
 
 @pytest.mark.parametrize("test", sorted({test for _, test in ELSEWHERE}))

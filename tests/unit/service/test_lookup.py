@@ -93,7 +93,7 @@ MANIFEST = manifest_of(Identity("looked/up"), LAYOUT)
 @pytest.fixture
 def wire() -> Iterator[Wire]:
     """A server with five pages of a prompt, and the windows of the last two."""
-    running = LoopbackServer.start(MemoryStorage(), host_bytes=0)
+    running = LoopbackServer.start(MemoryStorage())
     client = running.client()
     client.register(MANIFEST, {})
     keys = Prompt.of(range(20), 4, Namespace(cache_salt="salt")).keys

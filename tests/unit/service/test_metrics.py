@@ -8,15 +8,12 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
-import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.support.clock import ManualClock
-from tests.support.running_service import CALL_S, called, running
-from tests.unit.service.test_requests import MANIFEST, OBJECT_BYTES, page, part, start
+from tests.support.running_service import CALL_S
 from unified_cache.errors import ConfigError
-from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.quota import StoredBytes
 from unified_cache.service.access.usage import TenantUsage
@@ -30,15 +27,12 @@ from unified_cache.service.operations.metrics import (
 )
 from unified_cache.service.operations.metrics_listener import CONNECTIONS_MAX, MetricsDoor, MetricsListener
 from unified_cache.service.store.guarded import GuardedStore
-from unified_cache.service.store.host_tier import HostTier
-from unified_cache.service.store.pages import charged_bytes
-from unified_cache.service.store.tiered import TieredStore
+from unified_cache.service.store.tenants import TenantStore
 from unified_cache.settings.addresses import ListenAddress
 from unified_cache.settings.loading import service_settings
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.wrappers import DeadlineStorage
 from unified_cache.testing.storage_contract import label, sealed_page
-from unified_cache.wire.calls import Call
 
 PREFIX = "unified_cache_service"
 SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -87,20 +81,19 @@ def test_a_call_counts_by_status_time_and_bytes(registry: CollectorRegistry) -> 
     assert value("bytes_total", tenant="acme", direction="in") == 200
 
 
-def test_pages_count_by_pool_tier_and_tenant(registry: CollectorRegistry) -> None:
+def test_pages_count_by_pool_and_tenant(registry: CollectorRegistry) -> None:
     metrics = metrics_in(registry)
-    metrics.pages_looked_up("acme", "kv", "host", Answer.HIT, 3)
-    metrics.pages_looked_up("acme", "kv", "host", Answer.MISS, 1)
-    metrics.pages_looked_up("acme", "kv", "storage", Answer.HIT, 1)
-    metrics.pages_looked_up("acme", "kv", "storage", Answer.UNAVAILABLE, 2)
-    metrics.pages_put("acme", "kv", "storage", Answer.STORED, 4)
-    metrics.pages_put("acme", "kv", "storage", Answer.DECLINED, 5)
+    metrics.pages_looked_up("acme", "kv", Answer.HIT, 4)
+    metrics.pages_looked_up("acme", "kv", Answer.MISS, 1)
+    metrics.pages_looked_up("acme", "kv", Answer.UNAVAILABLE, 2)
+    metrics.pages_put("acme", "kv", Answer.STORED, 4)
+    metrics.pages_put("acme", "kv", Answer.DECLINED, 5)
     value = registry.get_sample_value
-    assert value(f"{PREFIX}_put_pages_total", {"pool": "kv", "tier": "storage", "result": "stored"}) == 4
-    assert value(f"{PREFIX}_put_pages_total", {"pool": "kv", "tier": "storage", "result": "declined"}) == 5
-    assert value(f"{PREFIX}_pages_total", {"pool": "kv", "tier": "host", "result": "hit"}) == 3
-    assert value(f"{PREFIX}_pages_total", {"pool": "kv", "tier": "host", "result": "miss"}) == 1
-    assert value(f"{PREFIX}_pages_total", {"pool": "kv", "tier": "storage", "result": "unavailable"}) == 2
+    assert value(f"{PREFIX}_put_pages_total", {"pool": "kv", "result": "stored"}) == 4
+    assert value(f"{PREFIX}_put_pages_total", {"pool": "kv", "result": "declined"}) == 5
+    assert value(f"{PREFIX}_pages_total", {"pool": "kv", "result": "hit"}) == 4
+    assert value(f"{PREFIX}_pages_total", {"pool": "kv", "result": "miss"}) == 1
+    assert value(f"{PREFIX}_pages_total", {"pool": "kv", "result": "unavailable"}) == 2
     assert value(f"{PREFIX}_tenant_pages_total", {"tenant": "acme", "result": "hit"}) == 4
 
 
@@ -167,7 +160,7 @@ def test_a_read_of_many_pages_is_handed_over_once_and_verified_by_the_mib(
 
     monkeypatch.setattr(DeadlineStorage, "get", counted)
     usage = TenantUsage(StoredBytes(service_settings(None, {}).quota), 100, None)
-    store = TieredStore(guarded.guard.breaker, HostTier(0), usage, metrics_in(CollectorRegistry()))
+    store = TenantStore(guarded.guard.breaker, usage, metrics_in(CollectorRegistry()))
     read = store.read("acme", [page.label for page in pages], [1 << 20] * 4)
     assert [each.answer for each in read] == [Answer.HIT] * 4
     assert handed_over == [4]
@@ -191,18 +184,6 @@ def test_a_store_of_files_tells_what_made_room_and_what_found_none(
     assert value(f"{PREFIX}_store_evictions_total", {"cause": "intruder"}) == 0
     assert value(f"{PREFIX}_store_declined_total") == 1
     guarded.guard.breaker.close()
-
-
-def test_pages_that_leave_memory_for_others_are_counted() -> None:
-    with (
-        running(host_bytes=2 * charged_bytes(OBJECT_BYTES)) as server,
-        grpc.insecure_channel(server.address) as channel,
-    ):
-        called(channel, Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
-        put: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(Call.PUT.path)
-        for number in range(3):
-            put(iter([start(number).SerializeToString(), part(page(number)).SerializeToString()]), timeout=CALL_S)
-        assert server.metrics()[f"{PREFIX}_host_evictions_total"] == 1
 
 
 def test_only_metrics_are_served(listener: MetricsListener, registry: CollectorRegistry) -> None:
@@ -260,13 +241,13 @@ def test_one_connection_too_many_cuts_the_oldest_off(listener: MetricsListener, 
 def test_pools_that_nobody_stored_have_no_series(registry: CollectorRegistry) -> None:
     metrics = metrics_in(registry, pools_max=2)
     for number in range(1_000):
-        metrics.pages_looked_up("acme", f"asked{number}", "host", Answer.MISS, 1)
-    metrics.pages_put("acme", "kv", "storage", Answer.STORED, 1)
-    metrics.pages_looked_up("acme", "kv", "host", Answer.MISS, 1)
+        metrics.pages_looked_up("acme", f"asked{number}", Answer.MISS, 1)
+    metrics.pages_put("acme", "kv", Answer.STORED, 1)
+    metrics.pages_looked_up("acme", "kv", Answer.MISS, 1)
     for number in range(1_000):
-        metrics.pages_put("acme", f"stored{number}", "storage", Answer.STORED, 1)
+        metrics.pages_put("acme", f"stored{number}", Answer.STORED, 1)
     value = registry.get_sample_value
-    asked, stored = {"tier": "host", "result": "miss"}, {"tier": "storage", "result": "stored"}
+    asked, stored = {"result": "miss"}, {"result": "stored"}
     assert value(f"{PREFIX}_pages_total", {**asked, "pool": OTHER}) == 1_000
     assert value(f"{PREFIX}_pages_total", {**asked, "pool": "kv"}) == 1
     assert value(f"{PREFIX}_put_pages_total", {**stored, "pool": "stored0"}) == 1

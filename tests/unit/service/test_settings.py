@@ -39,9 +39,11 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path, m
 
 
 def test_what_is_printed_gives_the_same_settings_again(tmp_path: Path) -> None:
-    text = 'storage = "file:/a \\"b\\" \\\\c"\nhost_bytes = "1GiB"\n[quota.tenants."a.b"]\nstored_bytes_max = "5MB"\n'
+    text = (
+        'storage = "file:/a \\"b\\" \\\\c"\nstorage_bytes = "1GiB"\n[quota.tenants."a.b"]\nstored_bytes_max = "5MB"\n'
+    )
     settings = service_settings(written(tmp_path, text), {"tls": TLS})
-    assert settings.host_bytes == 1 << 30
+    assert settings.storage_bytes == 1 << 30
     assert service_settings(written(tmp_path, as_toml(settings)), {}) == settings
 
 
@@ -94,8 +96,7 @@ def test_the_store_of_a_service_is_guarded_as_that_of_a_cache(tmp_path: Path) ->
         ('[limits]\npage_bytes_max = "-4MiB"\n', "limits.page_bytes_max"),
         ('[limits]\nmessage_bytes_max = "1MiB"\n', "limits: message_bytes_max must hold a part"),
         ('[limits]\npart_bytes = "8MiB"\n', "limits: message_bytes_max must hold a part"),
-        ("[limits]\nleased_share = 1.5\n", "limits.leased_share"),
-        ('host_bytes = "much"\n', "host_bytes"),
+        ('storage_bytes = "much"\n', "storage_bytes"),
         ('listen = "localhost"\n', "an address is HOST:PORT"),
         ('listen = "localhost:70000"\n', "an address is HOST:PORT"),
         ('listen = "::1:50051"\n', "brackets"),
@@ -173,11 +174,10 @@ def test_only_this_machine_counts_as_local(text: str, local: bool) -> None:
     assert ListenAddress.of(text).is_local is local
 
 
-def test_the_defaults_are_a_file_store_and_a_host_tier_on_loopback() -> None:
+def test_the_defaults_are_a_file_store_on_loopback() -> None:
     settings = service_settings(None, {})
     assert isinstance(settings, ServiceSettings)
     assert settings.address.is_local
     assert settings.storage.startswith("file:")
-    assert settings.host_bytes > 0
     assert settings.metrics_address is not None
     assert settings.metrics_address.is_local

@@ -34,7 +34,7 @@ def opened(kind: str, directory: Path) -> StorageBackend:
 @pytest.fixture(params=sorted(DIRECTORIES))
 def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LoopbackServer]:
     """Yield a server whose tenants may each store far more than the store holds; nothing stays in its memory."""
-    server = LoopbackServer.start(opened(request.param, tmp_path), host_bytes=0)
+    server = LoopbackServer.start(opened(request.param, tmp_path))
     yield server
     server.stop()
 
@@ -63,7 +63,7 @@ def test_a_neighbours_puts_evict_no_durable_page_below_the_fair_share(shared: Lo
 
 def test_puts_of_many_tenants_at_the_same_time_leave_the_store_nothing_to_choose(tmp_path: Path) -> None:
     store = FileStorage.open(tmp_path / "store", bytes_max=CAP_PAGES * OBJECT_BYTES)
-    server = LoopbackServer.start(store, host_bytes=0)
+    server = LoopbackServer.start(store)
     quiet = tenant(server, "quiet")
     assert put_durable(quiet, *range(4)) == b"\x02" * 4
     floods = [tenant(server, f"flood{number}") for number in range(4)]
@@ -93,10 +93,10 @@ def test_a_tenant_alone_uses_the_whole_store_and_gives_way_to_the_next_down_to_i
 
 
 def test_pages_that_were_there_before_the_server_are_a_tenants_own_once_they_are_read(tmp_path: Path) -> None:
-    before = LoopbackServer.start(opened("file", tmp_path), host_bytes=0)
+    before = LoopbackServer.start(opened("file", tmp_path))
     put_durable(tenant(before, "quiet"), *range(8))
     before.stop()
-    after = LoopbackServer.start(opened("file", tmp_path), host_bytes=0)
+    after = LoopbackServer.start(opened("file", tmp_path))
     quiet, flood = tenant(after, "quiet"), tenant(after, "flood")
     quiet.get(pb.GetRequest(runs=[run(*map(key, range(4)), object_bytes=OBJECT_BYTES)]))
     assert after.usage.used == {"quiet": 4 * OBJECT_BYTES}

@@ -26,7 +26,6 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.access.callers import Caller, Role
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.registry import Registry
-from unified_cache.service.store.pages import charged_bytes
 from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
@@ -44,7 +43,6 @@ READER, WRITER, OTHER_WRITER = (
 def running(tmp_path: Path) -> Iterator[LoopbackServer]:
     running = LoopbackServer.start(
         FileStorage.open(tmp_path / "store"),
-        host_bytes=4 * charged_bytes(OBJECT_BYTES),
         usage=CappedQuota(10 * OBJECT_BYTES),
     )
     yield running
@@ -70,9 +68,8 @@ def every_answer(wire: Wire, *numbers: int) -> list[object]:
     return [
         wire.ask(Call.EXISTS, pb.ExistsRequest(runs=runs)),
         wire.ask(Call.TOUCH, pb.TouchRequest(runs=runs)),
-        wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, keys=keys, pools=pools, lease_s=1.0)),
+        wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, keys=keys, pools=pools)),
         wire.get(pb.GetRequest(runs=runs)),
-        wire.ask(Call.PREFETCH, pb.PrefetchRequest(runs=runs)),
         wire.ask(Call.SCAN, pb.ScanRequest(identity=IDENTITY)),
         wire.ask(Call.IDENTITIES, pb.IdentitiesRequest()),
         wire.ask(Call.REMOVE, pb.RemoveRequest(runs=runs)),
@@ -137,7 +134,7 @@ def test_a_tenant_over_its_quota_is_told_when_to_come_back_and_others_go_on(runn
 
 def test_bytes_that_the_store_evicted_are_given_back_when_room_is_short() -> None:
     backend = MemoryStorage()
-    running = LoopbackServer.start(backend, host_bytes=0, usage=CappedQuota(5 * OBJECT_BYTES))
+    running = LoopbackServer.start(backend, usage=CappedQuota(5 * OBJECT_BYTES))
     wire = tenant(running, "a")
     put(wire, *range(5))
     backend.remove(list(backend._pages)[:2])

@@ -51,7 +51,6 @@ def refusal(tmp_path: Path, text: str, model: type[Section] = ReplayChoices, **e
 @pytest.mark.usefixtures("file")
 def test_one_file_is_for_all_and_a_section_for_one_alone() -> None:
     assert read_settings(EmbeddedSettings, environment=NONE).settings.host_bytes == 64 << 30
-    assert read_settings(ServiceSettings, environment=NONE).settings.host_bytes == 64 << 30
     assert read_settings(ReplayChoices, environment=NONE).settings.host_bytes == 1 << 30
     for model in (EmbeddedSettings, ServiceSettings, ReplayChoices):
         settings = read_settings(model, environment=NONE).settings

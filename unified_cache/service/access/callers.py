@@ -164,12 +164,12 @@ class Observer(Protocol):
         """Count a call that has ended; ``code`` is the name of its status."""
         ...
 
-    def pages_looked_up(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
-        """Count pages of one pool that a tier was asked for."""
+    def pages_looked_up(self, tenant: str, pool: str, answer: Answer, count: int) -> None:
+        """Count pages of one pool that the store was asked for."""
         ...
 
-    def pages_put(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
-        """Count pages of one pool that a tier was to store."""
+    def pages_put(self, tenant: str, pool: str, answer: Answer, count: int) -> None:
+        """Count pages of one pool that the store was to keep."""
         ...
 
     def audited(self, entry: AuditEntry) -> None:

@@ -11,8 +11,6 @@ from unified_cache.explain.short_hits import EXPLAINED_EVERY_S, LOOKED_AT_S, SHO
 from unified_cache.live.door import View
 from unified_cache.live.figures import (
     FoundPages,
-    LaneFigures,
-    LaneUnit,
     LegFigures,
     LiveFigures,
     OperationFigures,
@@ -28,7 +26,7 @@ from unified_cache.service.access.quota import StoredBytes
 from unified_cache.service.access.tokens import Tokens
 from unified_cache.service.operations.metrics import ServiceMetrics
 from unified_cache.service.store.guarded import GuardedStore
-from unified_cache.service.store.tiered import TieredStore
+from unified_cache.storage_backends.protocol import Answer
 from unified_cache.wire.calls import Call
 
 __all__ = ["ServiceDoor", "ServiceFigures", "ShortLookups"]
@@ -92,7 +90,7 @@ class ShortLookups:
         if now_s < self._due_s or now_s > self._looked_at_s + LOOKED_AT_S or not note.bound_by:
             return
         self._due_s = now_s + EXPLAINED_EVERY_S
-        reason = f"{', '.join(note.bound_by)}: neither memory nor store have the pages for one page more"
+        reason = f"{', '.join(note.bound_by)}: the store does not have the pages for one page more"
         hit = ShortHit(note.at_s, note.pages_count, note.pages.page_size, note.found, note.bound_by, reason, "")
         self.latest = (hit, *self.latest[: SHORT_HITS_MAX - 1])
 
@@ -102,12 +100,10 @@ class ServiceFigures:
     """Source of the figures of one server, which its parts count for any thread; a ``LiveSource``."""
 
     name: str
-    store: TieredStore
     guarded: GuardedStore
     metrics: ServiceMetrics
     scheduler: FairScheduler
     stored: StoredBytes
-    leased_bytes: Callable[[], int]
     lookups: ShortLookups
 
     def look(self) -> None:
@@ -123,7 +119,7 @@ class ServiceFigures:
             kind=SourceKind.SERVICE,
             name=self.name,
             counted_at_s=time.time(),
-            lanes=self._lanes(),
+            lanes=(),
             found=self._found(),
             legs=(LegFigures("received", None, moved["in"]), LegFigures("sent", None, moved["out"])),
             operations_live=running_count,
@@ -137,34 +133,11 @@ class ServiceFigures:
             explanations=self.lookups.latest,
         )
 
-    def _lanes(self) -> tuple[LaneFigures, ...]:
-        """Return the memory in front of the store as one lane, none where there is no such memory."""
-        host = self.store.host
-        if not host.bytes_max:
-            return ()
-        used_bytes = host.used_bytes
-        pinned_bytes = min(used_bytes, self.leased_bytes())
-        lane = LaneFigures(
-            "host",
-            "all pools",
-            LaneUnit.BYTES,
-            capacity=host.bytes_max,
-            pinned=pinned_bytes,
-            evictable=used_bytes - pinned_bytes,
-            in_flight=0,
-            free=max(0, host.bytes_max - used_bytes),
-            evicted=host.evicted_count,
-        )
-        return (lane,)
-
     def _found(self) -> FoundPages:
-        counts = _summed(self.metrics.pages, "tier", "result")
-        stored = sum(count for key, count in counts.items() if key.startswith("storage "))
-        hits = counts["storage hit"]
+        counts = _summed(self.metrics.pages, "result")
+        hits = counts[Answer.HIT.value]
         lookups = _summed(self.metrics.calls, "method")[Call.LOOKUP.value]
-        return FoundPages(
-            lookups, device=0, host=counts["host hit"], prefetched=0, storage=hits, missed=max(0, stored - hits)
-        )
+        return FoundPages(lookups, device=0, host=0, prefetched=0, storage=hits, missed=counts.total() - hits)
 
     def _calls(self) -> tuple[OperationFigures, ...]:
         by_method: dict[str, Counter[str]] = {}
@@ -178,8 +151,8 @@ class ServiceFigures:
 
     def _store(self) -> StoreFigures:
         guard = self.guarded.guard
-        counts = _summed(self.metrics.pages, "tier", "result")
-        puts = _summed(self.metrics.put_pages, "tier", "result")
+        counts = _summed(self.metrics.pages, "result")
+        puts = _summed(self.metrics.put_pages, "result")
         return StoreFigures(
             breaker=guard.breaker.state.value,
             refused_calls=guard.breaker.refused_count,
@@ -187,10 +160,9 @@ class ServiceFigures:
             stuck_calls=len(guard.deadline.stuck_calls()),
             flawed_pages=sum(self.guarded.verified.flaws_count.values()),
             answers=tuple(
-                (method, key.partition(" ")[2], count)
+                (method, answer, count)
                 for method, answers in (("look-up", counts), ("put", puts))
-                for key, count in sorted(answers.items())
-                if key.startswith("storage ")
+                for answer, count in sorted(answers.items())
             ),
         )
 

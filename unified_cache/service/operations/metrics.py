@@ -14,7 +14,7 @@ from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.quota import StoredBytes
 from unified_cache.service.operations.audit import AuditLog
 from unified_cache.service.operations.logs import Log
-from unified_cache.service.store.tiered import TieredStore
+from unified_cache.service.store.tenants import TenantStore
 from unified_cache.slowest import Slowest
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.metered import LATENCY_BUCKETS_S
@@ -90,8 +90,8 @@ class ServiceMetrics:
         self.seconds = histogram("call_seconds", "Time from a call to its end.", LATENCY_BUCKETS_S, "method")
         self.sizes = histogram("call_bytes", "Bytes of a call.", _BYTES_BUCKETS, "method", "direction")
         self.bytes = counter("bytes", "Bytes received and sent.", "tenant", "direction")
-        self.pages = counter("pages", "Pages that a tier was asked for.", "pool", "tier", "result")
-        self.put_pages = counter("put_pages", "Pages that a tier was to store.", "pool", "tier", "result")
+        self.pages = counter("pages", "Pages that the store was asked for.", "pool", "result")
+        self.put_pages = counter("put_pages", "Pages that the store was to keep.", "pool", "result")
         self.tenant_pages = counter("tenant_pages", "Pages that tenants asked for.", "tenant", "result")
         self.anomalies = counter("anomalies", "What should not happen.", "kind")
         self.insecure = gauge("insecure", "1 where other machines may call without client certificates.")
@@ -122,14 +122,14 @@ class ServiceMetrics:
         with self._guard:
             return self._slowest.latest()
 
-    def pages_looked_up(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
-        """Count pages of one pool that a tier was asked for, by its answer."""
-        self.pages.labels(self._pool(pool, answer), tier, answer.value).inc(count)
+    def pages_looked_up(self, tenant: str, pool: str, answer: Answer, count: int) -> None:
+        """Count pages of one pool that the store was asked for, by its answer."""
+        self.pages.labels(self._pool(pool, answer), answer.value).inc(count)
         self.tenant_pages.labels(self._tenants.claimed(tenant), answer.value).inc(count)
 
-    def pages_put(self, tenant: str, pool: str, tier: str, answer: Answer, count: int) -> None:
-        """Count pages of one pool that a tier was to store, by its answer."""
-        self.put_pages.labels(self._pool(pool, answer), tier, answer.value).inc(count)
+    def pages_put(self, tenant: str, pool: str, answer: Answer, count: int) -> None:
+        """Count pages of one pool that the store was to keep, by its answer."""
+        self.put_pages.labels(self._pool(pool, answer), answer.value).inc(count)
 
     def audited(self, entry: AuditEntry) -> None:
         """Write an entry of the audit log; that one cannot be written is an anomaly."""
@@ -185,16 +185,13 @@ class UsageCollector:
 
 
 class LossCollector:
-    """Counters, read from both tiers on demand, of pages that went without being asked for."""
+    """Counter, read from the store on demand, of pages that tenants had above their shares."""
 
-    def __init__(self, store: TieredStore) -> None:
+    def __init__(self, store: TenantStore) -> None:
         self._store = store
 
     def collect(self) -> Iterator[Metric]:
-        """Yield counters of pages evicted from memory, and of those that tenants had above their shares."""
-        evictions = CounterMetricFamily(f"{_PREFIX}_host_evictions", "Pages that left memory for others.")
-        evictions.add_metric([], self._store.host.evicted_count)
-        yield evictions
+        """Yield it."""
         outgrown = CounterMetricFamily(f"{_PREFIX}_outgrown_pages", "Pages that tenants had above their shares.")
         outgrown.add_metric([], self._store.outgrown_count)
         yield outgrown

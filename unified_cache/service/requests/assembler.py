@@ -8,7 +8,7 @@ from unified_cache.page import PageKey
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label, verify_buffers
 from unified_cache.service.store.pages import page_in
-from unified_cache.service.store.tiered import ArrivedPage
+from unified_cache.service.store.tenants import ArrivedPage
 from unified_cache.wire.parts import Chunk
 
 __all__ = ["AnnouncedPage", "PageAssembler"]

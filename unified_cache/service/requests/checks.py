@@ -1,6 +1,5 @@
 """Checks of request messages: one that makes no sense is refused before anything is done."""
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,14 +27,13 @@ __all__ = [
     "announced",
     "check_asserted",
     "checked_cursor",
-    "checked_lease",
     "named",
     "prefix",
     "removable",
 ]
 
 CURSOR_CHARS_MAX = 256
-"""A scan's cursor is a tier and the name of an object, in every store so far."""
+"""A scan's cursor is the name of an object, in every store so far."""
 
 _TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _CURSOR = re.compile(r"[\x21-\x7e]*")
@@ -197,17 +195,6 @@ def _check_pages(pages_count: int, pools: Sequence[PoolSpan], limits: LimitSetti
             f"a lookup asks for at most {limits.lookup_pages_max} pages of all its pools, "
             f"found {pages_count} of {len(pools)} pools each"
         )
-
-
-def checked_lease(lease_s: float, limits: LimitSettings) -> float:
-    """Return the time that a lease may take.
-
-    Raises:
-        InputError: none, or too long a time.
-    """
-    if not (math.isfinite(lease_s) and 0 < lease_s <= limits.lease_s_max):
-        raise InputError(f"a lease takes more than 0 and at most {limits.lease_s_max:g} seconds, found {lease_s}")
-    return lease_s
 
 
 def checked_cursor(cursor: str) -> str:

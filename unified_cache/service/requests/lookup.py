@@ -13,7 +13,7 @@ from unified_cache.storage_backends.protocol import Answer
 from unified_cache.window import SPAN_ALL, restorable_ends, window
 from unified_cache.wire.names import labels_of
 
-__all__ = ["PoolSpan", "PrefixLabels", "Present", "RestorablePrefix", "longest_prefix"]
+__all__ = ["PoolSpan", "Present", "RestorablePrefix", "labels_of_spans", "longest_prefix"]
 
 BLOCK_PAGES_MIN = 64
 """Pages before the end at which a windowed pool is looked for first; its window twice, where that is more."""
@@ -48,25 +48,9 @@ class RestorablePrefix:
     """True at ``i`` if ``i + 1`` pages can be restored, shape (pages,); complete if every end was asked for."""
 
 
-class PrefixLabels:
-    """Labels of one prefix; those from its beginning, which are asked for and then leased, are made once."""
-
-    def __init__(self, identity: bytes, keys: Sequence[PageKey]) -> None:
-        self._identity = identity
-        self._keys = keys
-        self._made: dict[str, list[Label]] = {}
-        """By pool, from the first page on."""
-
-    def of(self, asked: Sequence[tuple[str, int, int]]) -> list[Label]:
-        """Return the labels of pages [start, end) of pools by name, all in one list."""
-        return list(chain.from_iterable(self._of(pool, start, end) for pool, start, end in asked))
-
-    def _of(self, pool: str, start: int, end: int) -> list[Label]:
-        if start:
-            return labels_of(self._identity, self._keys[start:end], pool)
-        if len(self._made.get(pool, ())) < end:
-            self._made[pool] = labels_of(self._identity, self._keys[:end], pool)
-        return self._made[pool][:end]
+def labels_of_spans(identity: bytes, keys: Sequence[PageKey], asked: Sequence[tuple[str, int, int]]) -> list[Label]:
+    """Return the labels of pages [start, end) of pools by name, all in one list."""
+    return list(chain.from_iterable(labels_of(identity, keys[start:end], pool) for pool, start, end in asked))
 
 
 def longest_prefix(

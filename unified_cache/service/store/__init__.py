@@ -1,7 +1,6 @@
-"""The store behind the service: pages in the server's memory in front of any ``StorageBackend``.
+"""The store behind the service: any ``StorageBackend``, shared by tenants.
 
-tiered     both tiers as one store
-host_tier  LRU tier in memory; ``leases``: reference counts that forbid eviction for a time
-pages      a sealed page in memory, header apart
-guarded    the backend opened and guarded, with its metrics
+tenants  the store with quotas, shares and counts
+pages    a sealed page on its way, header apart
+guarded  the backend opened and guarded, with its metrics
 """

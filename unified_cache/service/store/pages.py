@@ -7,10 +7,7 @@ import numpy as np
 
 from unified_cache.seal import HEADER_BYTES, Label, relabelled
 
-__all__ = ["HeldPage", "blank_page", "charged_bytes", "page_in"]
-
-PAGE_OVERHEAD_BYTES = 1_280
-"""Memory of a page beyond its bytes: label, views of its bytes, places in maps; 1,140 to 1,220 in CPython 3.11."""
+__all__ = ["HeldPage", "blank_page", "page_in"]
 
 KEPT_SHARE_MIN = 0.5
 """Of a message, the part that a page must fill to be kept as a view of it: a smaller one would keep the rest alive."""
@@ -35,11 +32,6 @@ class HeldPage(NamedTuple):
     def named(self, label: Label) -> "HeldPage":
         """Return the same payload under another label."""
         return HeldPage(memoryview(relabelled(bytes(self.header), label)), self.payload)
-
-
-def charged_bytes(object_bytes: int) -> int:
-    """Return the memory that a page of this length takes: small ones many times their bytes."""
-    return object_bytes + PAGE_OVERHEAD_BYTES
 
 
 def blank_page(object_bytes: int) -> HeldPage:

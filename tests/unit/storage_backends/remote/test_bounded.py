@@ -58,7 +58,7 @@ class PausedReads(MemoryStorage):
 
 def test_a_get_that_was_given_up_writes_nothing_when_the_server_answers_after_all() -> None:
     store = PausedReads()
-    running = LoopbackServer.start(store, host_bytes=0)
+    running = LoopbackServer.start(store)
     storage = open_for_contract(RemoteStorage.open(RemoteOptions((running.address,), timeout_s=0.3, retries=0)))
     storage.put([sealed_page(label(1))], Level.CACHED)
     page = blank_page(label(1))
@@ -74,7 +74,7 @@ def test_a_get_that_was_given_up_writes_nothing_when_the_server_answers_after_al
 
 def test_a_get_that_was_given_up_holds_no_page_any_more(no_collection: None) -> None:
     store = PausedReads()
-    running = LoopbackServer.start(store, host_bytes=0)
+    running = LoopbackServer.start(store)
     storage = open_for_contract(RemoteStorage.open(RemoteOptions((running.address,), timeout_s=0.3, retries=0)))
     content = WatchedBytes(sum(map(len, blank_page(label(1)).buffers)))
     alive = weakref.ref(content)
@@ -166,7 +166,7 @@ class ClockedReads(MemoryStorage):
 def test_all_calls_of_a_request_share_its_time_and_what_was_not_asked_for_is_unavailable() -> None:
     clock = ManualClock()
     store = ClockedReads(clock, 40.0)
-    running = LoopbackServer.start(store, limits_with(pages_max=1), host_bytes=0)
+    running = LoopbackServer.start(store, limits_with(pages_max=1))
     options = RemoteOptions((running.address,), timeout_s=100.0, retries=0)
     storage = open_for_contract(RemoteStorage.open(options, clock, lambda _: None))
     for number in range(20):

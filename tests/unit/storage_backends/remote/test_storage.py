@@ -213,7 +213,7 @@ def test_a_clear_with_a_server_away_says_that_it_is_incomplete_and_the_next_gene
 
 
 def test_pages_are_touched_at_their_own_servers_and_those_of_unknown_identities_nowhere() -> None:
-    running = LoopbackServer.start(MemoryStorage(3 * PAGE_BYTES), host_bytes=0)
+    running = LoopbackServer.start(MemoryStorage(3 * PAGE_BYTES))
     storage = open_for_contract(running.client())
     for number in range(3):
         assert storage.put([sealed_page(label(number))], Level.CACHED) == [Answer.STORED]

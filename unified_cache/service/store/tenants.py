@@ -1,10 +1,9 @@
-"""Two tiers behind one server: pages in its memory, in front of any store. Labels are those of the store."""
+"""The store as tenants share it: quotas, shares of its cap, counts. Labels are those of the store."""
 
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
-from enum import IntEnum
 from itertools import compress
-from operator import itemgetter, not_
+from operator import itemgetter
 from threading import Lock
 from typing import NamedTuple
 
@@ -17,14 +16,12 @@ from unified_cache.seal import Label
 from unified_cache.service.access.callers import Observer
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.usage import TenantUsage
-from unified_cache.service.store.host_tier import HostTier
 from unified_cache.service.store.pages import HeldPage, blank_page
 from unified_cache.storage_backends.catalog import catalog_in
-from unified_cache.storage_backends.common.names import check_scan
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Scan, StorageBackend
 from unified_cache.wire.calls import RETRY_AFTER
 
-__all__ = ["ArrivedPage", "FoundTier", "KeptTier", "PageRead", "TieredStore"]
+__all__ = ["ArrivedPage", "PageRead", "TenantStore"]
 
 RECONCILED_NAMES = 1024
 """Pages asked about where a tenant has no room left: some may have left the store unnoticed."""
@@ -35,43 +32,15 @@ RETRY_AFTER_MS = "1000"
 _READS = (Answer.HIT, Answer.MISS, Answer.FLAWED, Answer.UNAVAILABLE)
 _PUTS = (Answer.STORED, Answer.DECLINED, Answer.UNAVAILABLE)
 
-_IN_STORE = "store"
-_IN_MEMORY = "memory"
-"""Tier that a scan is at: its cursors begin with that, and go on with the cursor of the tier."""
-
 _POOL = itemgetter(Label._fields.index("pool"))
 
 
-class FoundTier(IntEnum):
-    """Tier in which a page was found, as a reply encodes it."""
-
-    NOWHERE = 0
-    HOST = 1
-    STORE = 2
-
-
-class KeptTier(IntEnum):
-    """Tier that keeps a page that was put, as a reply encodes it."""
-
-    DECLINED = 0
-    HOST = 1
-    STORE = 2
-    UNAVAILABLE = 3
-    """Not kept: the store did not answer. On the wire it is declined, with that reason."""
-
-
 class PageRead(NamedTuple):
-    """Answer of both tiers for one page."""
+    """Answer of the store for one page."""
 
-    place: FoundTier
     answer: Answer
     page: HeldPage | None
     """None unless the answer is HIT."""
-
-
-_MISS = PageRead(FoundTier.NOWHERE, Answer.MISS, None)
-
-_KEPT = {Answer.STORED: KeptTier.STORE, Answer.DECLINED: KeptTier.DECLINED, Answer.UNAVAILABLE: KeptTier.UNAVAILABLE}
 
 
 class ArrivedPage(NamedTuple):
@@ -84,8 +53,8 @@ class ArrivedPage(NamedTuple):
     """Of the label's identity."""
 
 
-class TieredStore:
-    """Read through and write through a host tier. A store that fails costs misses, and pages that stay in memory.
+class TenantStore:
+    """A store that tenants share. Where it fails, reads are misses and puts are declined.
 
     Owns the store, which verifies what it returns, see ``GuardedStore``. Thread-safe.
     """
@@ -93,12 +62,10 @@ class TieredStore:
     def __init__(
         self,
         store: StorageBackend,
-        host: HostTier,
         usage: TenantUsage,
         observer: Observer,
     ) -> None:
         self._store = store
-        self._host = host
         self._usage = usage
         self._observer = observer
         self._announced: set[bytes] = set()
@@ -107,73 +74,36 @@ class TieredStore:
         self._guard = Lock()
 
     @property
-    def host(self) -> HostTier:
-        """Tier in memory."""
-        return self._host
-
-    @property
     def usage(self) -> TenantUsage:
         """Pages and bytes stored by each tenant."""
         return self._usage
 
     def exists(self, tenant: str, labels: Sequence[Label]) -> list[Answer]:
-        """Tell for each label whether either tier seems to have it; where the store fails, memory alone is asked."""
-        found = self._host.contains(tenant, labels)
-        in_memory = Answer.of_reads(found)
-        self._count(tenant, "host", labels, in_memory)
-        if all(found):
-            return in_memory
-        absent = list(compress(labels, map(not_, found)))
-        stored = self._stored(absent) or [Answer.UNAVAILABLE] * len(absent)
-        self._count(tenant, "storage", absent, stored)
-        answers = iter(stored)
-        return [Answer.HIT if here else next(answers) for here in found]
-
-    def held(self, tenant: str, labels: Sequence[Label]) -> list[bool]:
-        """Tell for each label whether the page is in memory."""
-        return self._host.contains(tenant, labels)
+        """Return for each label whether the store seems to have it; where the store fails, nobody knows."""
+        answers = self._stored(labels) or [Answer.UNAVAILABLE] * len(labels)
+        self._count(tenant, labels, answers)
+        return answers
 
     def read(self, tenant: str, labels: Sequence[Label], sizes: Sequence[int]) -> list[PageRead]:
-        """Return pages of these lengths, from memory or from the store, from where they come into memory.
-
-        A page of another length, or one that the store fails to return, is a miss.
-        """
-        epoch = self._host.epoch
-        found = [
-            PageRead(FoundTier.NOWHERE, Answer.MISS, None)
-            if page is None
-            else PageRead(FoundTier.HOST, Answer.HIT, page)
-            for page in self._host.find(tenant, labels)
-        ]
-        absent = [number for number, read in enumerate(found) if read.page is None]
-        self._count(tenant, "host", labels, [read.answer for read in found])
+        """Return pages of these lengths. One of another length, or that the store fails to return, is a miss."""
         self._usage.touch(tenant, labels)
-        if not absent:
-            return found
-        blanks = [blank_page(sizes[number]) for number in absent]
-        pages = [PageIO(labels[number], None, blank.buffers) for number, blank in zip(absent, blanks, strict=True)]
+        blanks = [blank_page(size) for size in sizes]
+        pages = [PageIO(label, None, blank.buffers) for label, blank in zip(labels, blanks, strict=True)]
         try:
-            hits = self._store.get(pages)
+            answers = self._store.get(pages)
         except StorageError as error:
             self._observer.anomaly("store_get", str(error))
-            hits = [Answer.UNAVAILABLE] * len(pages)
-        self._count(tenant, "storage", [page.label for page in pages], hits)
-        for number, blank, answer in zip(absent, blanks, hits, strict=True):
-            if answer:
-                self._host.admit(tenant, labels[number], blank, epoch)
-                found[number] = PageRead(FoundTier.STORE, answer, blank)
-            else:
-                found[number] = _MISS._replace(answer=answer)
-        self._usage.take(tenant, list(compress(pages, hits)))
-        return found
+            answers = [Answer.UNAVAILABLE] * len(pages)
+        self._count(tenant, labels, answers)
+        self._usage.take(tenant, list(compress(pages, answers)))
+        return [PageRead(answer, blank if answer else None) for answer, blank in zip(answers, blanks, strict=True)]
 
-    def put(self, tenant: str, arrived: Sequence[ArrivedPage], level: Level) -> list[KeptTier]:
+    def put(self, tenant: str, arrived: Sequence[ArrivedPage], level: Level) -> list[Answer]:
         """Store pages; the first page of a name stays.
 
         Raises:
-            Refused: the tenant or the store is full, or the store failed and memory cannot make up for it.
+            Refused: the tenant or the store is full, or the store does not answer.
         """
-        epoch = self._host.epoch
         labels = [each.label for each in arrived]
         pages: dict[Label, ArrivedPage] = {}
         for each in arrived:
@@ -187,7 +117,7 @@ class TieredStore:
         self._make_room(pages)
         room = pages.keys() - self._usage.outgrown(tenant, pages)
         try:
-            answers = self._write_through(tenant, [each for each in pages.values() if each.label in room], level, new)
+            answers = self._write([each for each in pages.values() if each.label in room], level, new)
         except Refused:
             self._give_back_absent(tenant, fresh)
             raise
@@ -195,26 +125,16 @@ class TieredStore:
         late = self._usage.outgrown(tenant, room)
         self._remove_outgrown(late)
         answers.update((label, Answer.DECLINED) for label in (*pages.keys() - room, *late))
-        self._count_puts(tenant, "storage", list(answers), list(answers.values()))
-        admitted = [label for label in dict.fromkeys(fresh) if level is Level.CACHED or answers[label]]
-        taken = [self._host.admit(tenant, label, pages[label].page, epoch) for label in admitted]
-        self._count_puts(tenant, "host", admitted, Answer.of_puts(taken))
-        held = self._host.contains(tenant, labels)
-        kept = [
-            KeptTier.HOST if here and level is Level.CACHED and not answers[label] else _KEPT[answers[label]]
-            for label, here in zip(labels, held, strict=True)
-        ]
-        declined = [
-            label for label, where in zip(labels, kept, strict=True) if where not in (KeptTier.STORE, KeptTier.HOST)
-        ]
+        for pool, answer, count in _by_pool(list(answers), list(answers.values()), _PUTS):
+            self._observer.pages_put(tenant, pool, answer, count)
+        declined = [label for label in labels if not answers[label]]
         self._usage.drop(tenant, declined)
         if declined and known is None:
             raise Refused(grpc.StatusCode.UNAVAILABLE, "the store does not answer")
-        return kept
+        return [answers[label] for label in labels]
 
     def touch(self, tenant: str, labels: Sequence[Label]) -> None:
-        """Make pages recent in both tiers, and last to go of what the tenant has above its share."""
-        self._host.touch(tenant, labels)
+        """Make pages recent, and last to go of what the tenant has above its share."""
         self._usage.touch(tenant, labels)
         try:
             self._store.touch(labels)
@@ -222,49 +142,35 @@ class TieredStore:
             self._observer.anomaly("store_touch", str(error))
 
     def remove(self, tenant: str, labels: Sequence[Label]) -> int:
-        """Remove pages from both tiers; return how many there were in either.
+        """Remove pages; return how many there were.
 
         Raises:
-            StorageError: the store failed; they are gone from memory.
+            StorageError: the store failed.
         """
         named = list(dict.fromkeys(labels))
-        here = self._host.contains(tenant, named)
-        self._host.drop(tenant, named)
         stored = self._store.exists(named)
         self._store.remove(named)
         self._usage.drop(tenant, named)
-        return sum(either or bool(other) for either, other in zip(here, stored, strict=True))
+        return sum(map(bool, stored))
 
     def clear(self, tenant: str, identity: bytes) -> int:
-        """Remove every page of one identity from both tiers; return how many there were in either.
+        """Remove every page of one identity; return how many there were.
 
         Raises:
-            StorageError: the store failed; they are gone from memory.
+            StorageError: the store failed.
         """
-        with self._host.clearing(tenant, identity) as dropped:
-            stored = self._store.exists(dropped)
-            removed_count = self._store.clear(identity) + stored.count(Answer.MISS)
+        removed_count = self._store.clear(identity)
         self._usage.drop_identity(tenant, identity)
         return removed_count
 
-    def scan(self, tenant: str, identity: bytes, cursor: str) -> Scan:
-        """List pages of one identity: those of the store, then those that are in memory alone.
+    def scan(self, identity: bytes, cursor: str) -> Scan:
+        """List pages of one identity.
 
         Raises:
             InputError: the cursor is not one that a scan returned.
             StorageError: the store failed.
         """
-        tier, separator, rest = cursor.partition(":") if cursor else (_IN_STORE, ":", "")
-        if not separator or tier not in (_IN_STORE, _IN_MEMORY):
-            raise InputError(f"a cursor is what the last scan returned, found {cursor!r}")
-        if tier == _IN_STORE:
-            stored = self._store.scan(identity, rest)
-            return Scan(stored.objects, f"{_IN_STORE}:{stored.cursor}" if stored.cursor else f"{_IN_MEMORY}:")
-        check_scan(identity, rest)
-        held = self._host.scan(tenant, identity, rest)
-        answers = self._store.exists([found.label for found in held.objects])
-        alone = [found for found, answer in zip(held.objects, answers, strict=True) if not answer]
-        return Scan(alone, f"{_IN_MEMORY}:{held.cursor}" if held.cursor else "")
+        return self._store.scan(identity, cursor)
 
     def manifests(self) -> list[Manifest]:
         """Return the manifests that the store has, of all tenants, as it names them; none where it keeps no catalog.
@@ -289,7 +195,7 @@ class TieredStore:
         return self._store.capability().name
 
     def close(self) -> None:
-        """Close the store; what is in memory alone is lost."""
+        """Close the store."""
         self._store.close()
 
     def _stored(self, labels: Sequence[Label]) -> list[Answer] | None:
@@ -302,16 +208,10 @@ class TieredStore:
             self._observer.anomaly("store_exists", str(error))
             return None
 
-    def _write_through(
-        self, tenant: str, arrived: Sequence[ArrivedPage], level: Level, fresh: set[Label]
-    ) -> dict[Label, Answer]:
-        """Put into the store what it lacks; return its answer by page. A page in memory goes instead of a new one."""
+    def _write(self, arrived: Sequence[ArrivedPage], level: Level, fresh: set[Label]) -> dict[Label, Answer]:
+        """Put into the store what it lacks; return its answer by page."""
         wanted = [each for each in arrived if each.label in fresh or level is Level.DURABLE]
-        here = self._host.find(tenant, [each.label for each in wanted])
-        pages = [
-            PageIO(each.label, each.parent, (held or each.page).buffers)
-            for each, held in zip(wanted, here, strict=True)
-        ]
+        pages = [PageIO(each.label, each.parent, each.page.buffers) for each in wanted]
         answers = {each.label: Answer.STORED for each in arrived}
         answers.update((page.label, Answer.UNAVAILABLE) for page in pages)
         try:
@@ -366,18 +266,12 @@ class TieredStore:
     def _give_back_absent(self, tenant: str, labels: Sequence[Label]) -> None:
         stored = self._stored(labels)
         if stored is not None:
-            here = self._host.contains(tenant, labels)
-            triples = zip(labels, stored, here, strict=True)
-            gone = [label for label, there, held in triples if there is Answer.MISS and not held]
-            self._usage.drop(tenant, gone)
+            pairs = zip(labels, stored, strict=True)
+            self._usage.drop(tenant, [label for label, there in pairs if there is Answer.MISS])
 
-    def _count(self, tenant: str, tier: str, labels: Sequence[Label], answers: Sequence[Answer]) -> None:
+    def _count(self, tenant: str, labels: Sequence[Label], answers: Sequence[Answer]) -> None:
         for pool, answer, count in _by_pool(labels, answers, _READS):
-            self._observer.pages_looked_up(tenant, pool, tier, answer, count)
-
-    def _count_puts(self, tenant: str, tier: str, labels: Sequence[Label], answers: Sequence[Answer]) -> None:
-        for pool, answer, count in _by_pool(labels, answers, _PUTS):
-            self._observer.pages_put(tenant, pool, tier, answer, count)
+            self._observer.pages_looked_up(tenant, pool, answer, count)
 
 
 def _by_pool(
