@@ -212,7 +212,7 @@ class Prefetches:
                         if operation.is_stopping or operation.answer_s == math.inf:
                             break
                         gained = ledger.tree.match(prompt).host_end - missing.known_end
-                        operation.pages_count = operation.tally.arrived = gained_before + max(gained, 0)
+                        operation.gain(gained_before + max(gained, 0))
                 finally:
                     del self._under_way[operation]
         return [pages[~mask] for pages, mask in zip(plan.reads, fetch.arrived, strict=True)]
@@ -243,7 +243,7 @@ class Prefetches:
                     break
                 found = ledger.tree.match(prompt)
                 gained = found.host_end - missing.known_end
-                operation.pages_count = operation.tally.arrived = gained_before + max(gained, 0)
+                operation.gain(gained_before + max(gained, 0))
                 if operation.is_stopping:
                     break
                 pins.enter_context(
@@ -345,8 +345,7 @@ class Prefetches:
 def _count(operation: Operation, gained: int, lacks_room: int) -> None:
     """Count what a prefetch gained, and why it gained no more."""
     tally = operation.tally
-    tally.arrived = gained
-    tally.asked = max(tally.asked, gained)
+    tally.gain(gained)
     left_out = tally.asked - gained
     tally.leave_out(LeftOut.HOST_FULL, min(left_out, lacks_room))
     tally.leave_out(LeftOut.STOPPED if operation.is_stopping else LeftOut.FAILED, max(left_out - lacks_room, 0))

@@ -213,10 +213,15 @@ class Operation:
             if self._stopping:
                 step.stop()
 
+    def gain(self, pages_count: int) -> None:
+        """Set the pages that have arrived by now, as long as its outcome is open."""
+        if self.state is OperationState.RUNNING:
+            self.pages_count = pages_count
+            self.tally.gain(pages_count)
+
     def tell_done(self, pages_count: int) -> None:
         """Say that it is done as far as anybody waits for it: what it still does is for later requests."""
-        if self.state is OperationState.RUNNING:
-            self.pages_count = self.tally.arrived = pages_count
+        self.gain(pages_count)
         self.set_outcome(OperationState.DONE, None)
 
     def stop(self) -> None:

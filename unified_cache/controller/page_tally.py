@@ -55,6 +55,11 @@ class PageTally:
         """Pages left out, for whatever reason."""
         return sum(self.left_out.values())
 
+    def gain(self, pages: int) -> None:
+        """Set the pages that have arrived by now; what others brought beyond what was asked for counts as asked too."""
+        self.arrived = pages
+        self.asked = max(self.asked, pages)
+
     def leave_out(self, reason: LeftOut, pages: int) -> None:
         """Count pages left out."""
         if pages:

@@ -25,10 +25,10 @@ def config_of(layout: ModelLayout, transfer: TransferPolicy = TransferPolicy.ALW
     return CacheConfig(sizes, sizes, write=WritePolicy.ON_CALL, guard=None, transfer=transfer)
 
 
-def stepped(layout: ModelLayout) -> tuple[TimedEngine, Stepped]:
+def stepped(layout: ModelLayout, turns: tuple[int, ...] = TURNS) -> tuple[TimedEngine, Stepped]:
     """Return an engine whose jobs run when the test says so, over a store of the conversation."""
     store, workers = PacedStorage(ManualClock(), 0.0), Stepped()
-    store_turns(layout, store, TURNS)
+    store_turns(layout, store, turns)
     return TimedEngine(layout, config_of(layout), store, workers=workers), workers
 
 
@@ -92,6 +92,28 @@ def test_what_came_before_the_deadline_is_used_and_what_comes_after_it_is_for_ot
     assert end < len(kept) < 16, "the call that was under way is kept, and none after it was begun"
     assert engine.store.gets_count == 2
     check_tables(engine.cache, [])
+
+
+@every_layout
+def test_pages_that_others_have_brought_by_the_deadline_count_as_asked_for(
+    layout: ModelLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_calls_small(monkeypatch, layout)
+    engine, workers = stepped(layout, (8,))
+    prompt = conversation(engine.cache, 16)
+    operation = started(engine.cache.prefetch(prompt, deadline_s=1.0))
+
+    def in_call(number: int) -> None:
+        if number == 0:
+            engine.compute(prompt)
+        else:
+            engine.clock.now_s = 1.0
+            assert engine.cache.poll() == [operation]
+
+    engine.store.during_get = in_call
+    run_until_over(engine, workers)
+    assert (operation.tally.asked, operation.tally.arrived, operation.tally.left_out_count) == (16, 16, 0)
+    assert operation.state is OperationState.DONE
 
 
 def test_a_prefetch_that_waits_for_another_goes_on_at_its_deadline() -> None:
