@@ -4,7 +4,6 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 
 from unified_cache.arguments import check_kind, check_text
 from unified_cache.config import CacheConfig, WritePolicy
@@ -144,7 +143,7 @@ class UnifiedCache(OwnedCache):
             watcher.matched(prompt, found.device_end, found.host_end)
         return found
 
-    def explain(self, prompt: Prompt, *, seeks_near: bool = True, looks_ahead: bool = True) -> Explanation:
+    def explain(self, prompt: Prompt, *, seeks_near: bool = True) -> Explanation:
         """Say why a prompt's hit is as long as it is, and what became of the pages that are missing.
 
         By tier and component how far it goes, and which component binds it; ``str()`` of it draws a picture. Its pages
@@ -152,13 +151,11 @@ class UnifiedCache(OwnedCache):
         Where the transfer policy asks for what is fastest, it says what would be left in storage or on the host now,
         by the figures of this rank. What has gone is remembered where ``config.forgotten_pages_max`` is not 0. It
         changes nothing, not even recency, and asks the store once for all pages: as long as the store's guard lets it,
-        this waits. With ``seeks_near`` it looks for the same tokens under other namespaces and identities, too; with
-        ``looks_ahead`` it says of lanes under adaptive eviction what the pages held are worth, and what goes next.
+        this waits. With ``seeks_near`` it looks for the same tokens under other namespaces and identities, too.
         """
         self._enter()
         self._ledger.tree.check_prompt(prompt)
-        explanation = self._explained(prompt, self._storage, seeks_near=seeks_near)
-        return replace(explanation, outlooks=tuple(self._ledger.tree.outlooks(prompt))) if looks_ahead else explanation
+        return self._explained(prompt, self._storage, seeks_near=seeks_near)
 
     def lock(self, found: Match) -> Lock:
         """Pin the device prefix of a match until ``release``; the match is dead afterwards.

@@ -76,6 +76,10 @@ GONE: Sequence[Gone] = (
         imports=("unified_cache.tails", "unified_cache.integrations.transformers.head_start"),
         methods=("prefetch_tail", "landed_tail", "join_tail"),
     ),
+    Gone(
+        "nothing: what adaptive eviction expects is not told; explain says what became of pages that are missing",
+        imports=("unified_cache.explain.outlooks", "unified_cache.tree.outlook"),
+    ),
 )
 
 

@@ -23,7 +23,7 @@ from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.method import Method
 from unified_cache.traffic import Traffic
 from unified_cache.transfers import Transfers
-from unified_cache.tree import ForecastFigures, LruComparison
+from unified_cache.tree import LruComparison
 
 __all__ = ["AttachedStore", "LookupCounts", "Occupancy", "PublishedStats", "Stats"]
 
@@ -148,8 +148,6 @@ class Stats:
     """Slowest operations of the last five to ten minutes, the slowest first."""
     lru: LruComparison | None
     """Hits beside those that lru would have had, told by its shadow; None where no policy is adaptive."""
-    forecast: ForecastFigures | None
-    """What adaptive eviction goes by, and its cells, made when they are asked for; None where no policy is adaptive."""
 
     @property
     def operations_failed(self) -> int:
@@ -197,7 +195,6 @@ class Stats:
             loading=transfers.speeds.stats(),
             slowest=controller.slowest.latest(),
             lru=ledger.tree.compared_with_lru(),
-            forecast=ledger.tree.forecast_figures(),
         )
 
 

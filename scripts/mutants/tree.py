@@ -215,23 +215,16 @@ TREE_MUTANTS = [
     Mutant(
         "what is worth most goes first",
         "tree/forecast.py",
-        "        return self._table[cell][age], number",
-        "        return -self._table[cell][age], number",
+        "        return self.table[cell][age], number",
+        "        return -self.table[cell][age], number",
         tests=FORECAST_TESTS,
     ),
     Mutant(
         "a forecast is believed whatever has become of what it said",
         "tree/forecast.py",
-        "bool(self._table) and not self._record.is_bad",
-        "bool(self._table)",
+        "bool(self.table) and not self._record.is_bad",
+        "bool(self.table)",
         tests=FORECAST_TESTS,
-    ),
-    Mutant(
-        "a worth stands for ever",
-        "tree/forecast.py",
-        "number + _AGES_AFTER[age]",
-        "NEVER",
-        tests=("tests/unit/core/test_outlook.py",),
     ),
     Mutant(
         "a window is weighed as if every session resumed at it",

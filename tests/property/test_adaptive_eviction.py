@@ -13,8 +13,8 @@ from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.page import Prompt
 from unified_cache.pool import Slots, Tier
 from unified_cache.tree import Lock, RadixTree, adaptive_queues, forecast, shadow_lru
+from unified_cache.tree.adaptive_queues import AdaptiveQueues
 from unified_cache.tree.node import Node
-from unified_cache.tree.readable_queues import ReadableQueues
 from unified_cache.window import SPAN_ALL
 
 PAGES = (24, 12)
@@ -70,12 +70,10 @@ class WatchedForecast:
     def evict(self, component: int) -> bool:
         """Evict a page, and see that no other was worth less; tell whether there was any."""
         queues = self.tree._state.queues
-        assert isinstance(queues, ReadableQueues)
+        assert isinstance(queues, AdaptiveQueues)
         queues._order_anew()
         self.tree._sessions.lapse()
-        foreseen = queues.peek_victim(component)
         victim = self.tree.next_victim(Tier.DEVICE, component)
-        assert (None if foreseen is None else foreseen[0]) is (None if victim is None else victim.node)
         if victim is None:
             return False
         self.all_victims += 1
@@ -92,7 +90,7 @@ class WatchedForecast:
 
     def _see_turn(self, victim: Node, candidates: list[Node], lane: int) -> None:
         queues = self.tree._state.queues
-        assert isinstance(queues, ReadableQueues)
+        assert isinstance(queues, AdaptiveQueues)
         oldest: dict[int, int] = {}
         cells = {node: _cell(node, lane) for node in candidates}
         for node in candidates:
@@ -117,7 +115,7 @@ class WatchedForecast:
     def _worth(self, node: Node, lane: int) -> float:
         """Weigh a page of Full as the forecast does, a window by who resumes at its end, page by page."""
         queues = self.tree._state.queues
-        assert isinstance(queues, ReadableQueues)
+        assert isinstance(queues, AdaptiveQueues)
         forecast_worth = queues.forecast.worth(node.cell, node.request)
         if lane == 0:
             return forecast_worth

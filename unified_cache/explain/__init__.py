@@ -6,7 +6,6 @@ In the order in which an explanation is made:
     remembered   the same, as a cache's tree and its memory of what has gone tell it
     near         the same tokens under another namespace, or in storage under another identity
     reasons      reasons as values: what a run of missing pages is missing for
-    outlooks     what adaptive eviction expects of the pages that are held, as JSON and as text
     explanation  the value that ``UnifiedCache.explain`` returns
     picture      the same as text
     cached       puts them together for a cache; a store alone is explained by the command line

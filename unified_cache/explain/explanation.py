@@ -11,11 +11,9 @@ import numpy.typing as npt
 from unified_cache.config import CacheConfig, EvictionPolicy
 from unified_cache.explain.fates import WHYS, LaneFates
 from unified_cache.explain.near import NearMatch
-from unified_cache.explain.outlooks import outlook_as_json, outlook_lines
 from unified_cache.explain.picture import lane_line, pages_text
 from unified_cache.explain.reasons import Evicted, Happened, Reason, Unbacked, Unchanged, Why
 from unified_cache.pool import Component, Pages, Tier
-from unified_cache.tree import LaneOutlook
 from unified_cache.window import SPAN_UNTOLD, restorable_ends, window
 
 if TYPE_CHECKING:  # the controller needs torch, and a store alone is explained without it
@@ -104,9 +102,6 @@ class Explanation:
     left_alone: "tuple[LeftAlone, ...]" = ()
     """Pages that would not be brought up if they were asked for now, because computing them is faster."""
 
-    outlooks: tuple[LaneOutlook, ...] = ()
-    """By lane under adaptive eviction, what the pages held are worth and which node goes next, where that was asked."""
-
     @property
     def end(self) -> int:
         """Pages that can be resumed with the help of all tiers."""
@@ -135,11 +130,7 @@ class Explanation:
             "near": [{"place": near.place, "pages": near.pages, "differs": list(near.differs)} for near in self.near],
             "remembers": self.remembers,
             "left_alone": [left.as_json() for left in self.left_alone],
-            "forecast": [outlook_as_json(each, self._component(each)) for each in self.outlooks],
         }
-
-    def _component(self, outlook: LaneOutlook) -> str:
-        return self.tiers[0].components[outlook.component].name
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -157,8 +148,6 @@ class Explanation:
                 marks = lane_line(component.held, (component.window_start, tier.end), self.pages_count)
                 said = "; ".join(part for part in (missing, repeated) if part)
                 yield f"  {component.name:{width}}  |{marks}|  {said}".rstrip()
-        for outlook in self.outlooks:
-            yield from outlook_lines(outlook, self._component(outlook))
         for left in self.left_alone:
             yield left.text
         for near in self.near:

@@ -99,7 +99,7 @@ class Player:
             found = cache.match(prompt)
         if self._misses is not None:
             is_cut = prompt.pages_count < self.plan.pages_of(request)
-            explanation = cache.explain(prompt, seeks_near=False, looks_ahead=False)
+            explanation = cache.explain(prompt, seeks_near=False)
             self._misses.count(prompt, request.input_length, found.device_end, explanation, is_cut=is_cut)
         ends = cache.checkpoint_ends(found)
         lock = cache.lock(found)

@@ -7,16 +7,6 @@ from unified_cache.tree.forecast import Visit
 from unified_cache.tree.insert import Inserted
 from unified_cache.tree.lock import Lock
 from unified_cache.tree.match import Match, binding_components
-from unified_cache.tree.outlook import (
-    CellOutlook,
-    ForecastFigures,
-    ForecastRun,
-    Guide,
-    LaneGuide,
-    LaneOutlook,
-    NextVictim,
-    VictimReason,
-)
 from unified_cache.tree.policy import UNNAMED
 from unified_cache.tree.preferences import Preference
 from unified_cache.tree.radix import RadixTree
@@ -28,25 +18,17 @@ from unified_cache.window import window
 
 __all__ = [
     "UNNAMED",
-    "CellOutlook",
-    "ForecastFigures",
-    "ForecastRun",
     "Freed",
-    "Guide",
     "HeldRun",
     "Inserted",
-    "LaneGuide",
-    "LaneOutlook",
     "Lock",
     "LruComparison",
     "Match",
-    "NextVictim",
     "Preference",
     "Published",
     "RadixTree",
     "Transfer",
     "Victim",
-    "VictimReason",
     "Visit",
     "binding_components",
     "compiled",

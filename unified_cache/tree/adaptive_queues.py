@@ -79,7 +79,7 @@ class AdaptiveQueues(EvictionQueues):
         self._is_adaptive = [eviction.policy(tier, component) is EvictionPolicy.ADAPTIVE for tier, component in lanes]
         self._trusts = False
         """Whether there is a forecast, and LRU not ahead of it."""
-        self._look = forecast.look
+        self._look = forecast.table
         """Look at the log by which worths were looked up."""
         self._capacity = tuple(capacity)
         self._unlearned_pages = [(pages + 1) // 2 for pages in capacity]
@@ -102,9 +102,9 @@ class AdaptiveQueues(EvictionQueues):
 
     def trust(self, *, forecast: bool) -> None:
         """Go by the forecast as it is from now on, or by LRU, where there is none or LRU would have been better."""
-        if forecast is not self._trusts or self._look is not self.forecast.look:
+        if forecast is not self._trusts or self._look is not self.forecast.table:
             self._trusts = forecast
-            self._look = self.forecast.look
+            self._look = self.forecast.table
             self._order_anew()
 
     def note_evicted(self, lane: int, pages: int) -> None:

@@ -50,7 +50,7 @@ from xxhash import xxh3_64_intdigest
 
 from unified_cache.tree.track_record import Floats, TrackRecord, summed
 
-__all__ = ["CELLS_COUNT", "NEVER", "NO_NODE", "Forecast", "LogLook", "Visit"]
+__all__ = ["CELLS_COUNT", "NEVER", "NO_NODE", "Forecast", "Visit"]
 
 COLUMN_TOKENS = 512
 COLUMNS = 5
@@ -144,28 +144,6 @@ GhostFields: TypeAlias = tuple[int, int, int, int, int]
 """A ghost as it is kept: most are never asked for again, and a plain tuple is made in a fifth of the time."""
 
 
-class LogLook:
-    """Findings of one look at the log; nothing of them changes later."""
-
-    __slots__ = ("_ended", "_spent", "table")
-
-    def __init__(self, ended: Floats, spent: Floats, table: list[list[float]]) -> None:
-        self._ended = ended
-        self._spent = spent
-        self.table = table
-        """Worth by cell and age; empty where requests differ by no more than luck explains."""
-
-    @property
-    def requests(self) -> list[int]:
-        """Requests of each cell but the latest of all: each was continued at age zero, or has passed through it."""
-        return [int(count) for count in self._spent[:, 0] + self._ended[:, 0]]
-
-    @property
-    def continued(self) -> list[int]:
-        """Those of them that were continued."""
-        return [int(count) for count in summed(self._ended, 1)[:, 0]]
-
-
 class ReuseLog:
     """Log of requests by cell, and of the age at which each was continued."""
 
@@ -233,11 +211,10 @@ class Forecast:
         "_look_at",
         "_mean_pause",
         "_record",
-        "_table",
         "is_ready",
-        "look",
         "now",
         "requests_count",
+        "table",
     )
 
     def __init__(self, page_size: int) -> None:
@@ -249,17 +226,11 @@ class Forecast:
         self._mean_pause = 0.0
         self._record = TrackRecord()
         self._check_at = self._look_at = REFRESH_REQUESTS[0]
-        self._table: list[list[float]] = []
+        self.table: list[list[float]] = []
+        """Worth by cell and age, as the latest look at the log has found; empty where requests do not differ."""
         self.is_ready = False
         """Whether enough was seen to tell what pages are worth, they differ beyond luck, and that came true of late."""
-        self.look = LogLook(np.zeros((CELLS_COUNT, BINS)), np.zeros((CELLS_COUNT, BINS)), self._table)
-        """Findings of the latest look at the log, for those who ask."""
         self.requests_count = 0
-
-    @property
-    def column_pages(self) -> int:
-        """Pages by which columns and layers count."""
-        return self._column_pages
 
     def worth(self, cell: int, number: int) -> float:
         """Return what a page is worth that request ``number`` used last; only once the forecast is ready."""
@@ -268,7 +239,7 @@ class Forecast:
     def standing(self, cell: int, number: int) -> tuple[float, int]:
         """Return what ``worth`` does, and the request from which on that is another."""
         age = bisect_right(AGES, self.now - number) - 1
-        return self._table[cell][age], number + _AGES_AFTER[age]
+        return self.table[cell][age], number + _AGES_AFTER[age]
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -298,9 +269,8 @@ class Forecast:
             self._look_at = seen + min(max(least, seen // 4), most)
             hazards = hazards_by_cell(ended, spent)
             self._record.foretell(hazards[IN_SESSIONS], _never_rising(*_of_sessions(ended, spent)))
-            self._table = worths(hazards) if tells_apart(ended, spent) else []
-            self.look = LogLook(ended, spent, self._table)
-        self.is_ready = bool(self._table) and not self._record.is_bad
+            self.table = worths(hazards) if tells_apart(ended, spent) else []
+        self.is_ready = bool(self.table) and not self._record.is_bad
         self._check_at = min(self._look_at, seen + min(max(least, seen // 16), most))
 
     def _row(self, last: Ghost) -> int:

@@ -19,18 +19,16 @@ from unified_cache.page_digests import digests_where
 from unified_cache.pool import Component, Pages, Slots, Tier
 from unified_cache.tree import evict as eviction
 from unified_cache.tree import transfer as transfers
+from unified_cache.tree.adaptive_queues import AdaptiveQueues
 from unified_cache.tree.check import check
 from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.forecast import Forecast, Visit
 from unified_cache.tree.insert import Inserted, insert
-from unified_cache.tree.lane_outlooks import forecast_figures, lane_outlooks
 from unified_cache.tree.lock import Lock, lock, release_windows, unlock
 from unified_cache.tree.match import Match, find, held_pages, make_recent, node_at, path_slots, peek
 from unified_cache.tree.node import Node
-from unified_cache.tree.outlook import ForecastFigures, LaneOutlook
 from unified_cache.tree.policy import UNNAMED
 from unified_cache.tree.preferences import Preference, Preferences
-from unified_cache.tree.readable_queues import ReadableQueues
 from unified_cache.tree.room import evictable_mask, fitting_end
 from unified_cache.tree.runs import HeldRun, held_runs
 from unified_cache.tree.sessions import SessionHints
@@ -115,7 +113,7 @@ class RadixTree:
         if self._forecast is None:
             queues = EvictionQueues(spans, self._eviction, self._clock)
         else:
-            queues = ReadableQueues(spans, self._eviction, self._clock, self._capacity, self._forecast, self._shadow)
+            queues = AdaptiveQueues(spans, self._eviction, self._clock, self._capacity, self._forecast, self._shadow)
         return TreeState(spans, self.page_size, mapped, self._lineage, queues, self._forgotten)
 
     def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:
@@ -167,21 +165,6 @@ class RadixTree:
     def compared_with_lru(self) -> LruComparison | None:
         """Return what requests found, and what they would have found under lru; None where no lane is adaptive."""
         return None if self._forecast is None else self._shadow.compared()
-
-    def outlooks(self, prompt: Prompt) -> list[LaneOutlook]:
-        """Return by lane under adaptive eviction what is expected of a prompt's pages, and which node goes next.
-
-        It changes nothing at all, and costs who asks: a step for each cell, node of the path, and stale entry.
-
-        Raises:
-            InputError: as ``match``.
-        """
-        self.check_prompt(prompt)
-        return lane_outlooks(self._state, prompt)
-
-    def forecast_figures(self) -> ForecastFigures | None:
-        """Return the forecast as a whole, by reference; None where no lane is adaptive."""
-        return forecast_figures(self._state)
 
     def prefer(self, found: Match, end: int, tier: Tier) -> Preference | None:
         """Have the first ``end`` pages of a match on ``tier`` go last: when nothing else is left in their lane.

@@ -11,6 +11,7 @@ a session that is said to have ended has used. How rare that is, is counted; whe
 from collections.abc import Sequence
 
 from unified_cache.page import Prompt
+from unified_cache.tree.adaptive_queues import AdaptiveQueues
 from unified_cache.tree.forecast import (
     ENDED,
     PASSED,
@@ -24,7 +25,6 @@ from unified_cache.tree.forecast import (
     shared_cell,
 )
 from unified_cache.tree.node import Node
-from unified_cache.tree.readable_queues import ReadableQueues
 from unified_cache.tree.returns import Returns
 
 __all__ = ["RequestMarks"]
@@ -35,7 +35,7 @@ class RequestMarks:
 
     __slots__ = ("_ended", "_has_windows", "_page_key_bytes", "_passed", "forecast", "queues", "shadow")
 
-    def __init__(self, queues: ReadableQueues, page_key_bytes: int, *, has_windows: bool) -> None:
+    def __init__(self, queues: AdaptiveQueues, page_key_bytes: int, *, has_windows: bool) -> None:
         self.queues = queues
         self.forecast = queues.forecast
         self.shadow = queues.shadow

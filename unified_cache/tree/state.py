@@ -12,11 +12,11 @@ from unified_cache.page import TOKEN_BYTES
 from unified_cache.page_digests import DIGEST_BYTES, chained_digests, digests_where, root_digest
 from unified_cache.pool import Slots, no_slots
 from unified_cache.slots import MapChange
+from unified_cache.tree.adaptive_queues import AdaptiveQueues
 from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.forecast import Visit
 from unified_cache.tree.node import ANYWHERE, Node
 from unified_cache.tree.page_counts import PageCounts
-from unified_cache.tree.readable_queues import ReadableQueues
 from unified_cache.tree.request_marks import RequestMarks
 
 __all__ = ["Freed", "TreeState"]
@@ -87,7 +87,7 @@ class TreeState:
         self.forgotten = forgotten
         """Remembers what is evicted; None where nothing does."""
         self.adaptive = None
-        if isinstance(queues, ReadableQueues):
+        if isinstance(queues, AdaptiveQueues):
             self.adaptive = RequestMarks(queues, self.page_key_bytes, has_windows=len(spans) > 1)
         """Marks by which adaptive queues go; None where no lane has one."""
         self.version = 0

@@ -38,6 +38,9 @@ WORDS = (
     *("HostTier", "host_tier", "TieredStore", "KeptTier", "FoundTier", "charged_bytes", "host_evictions"),
     *("lease_s", "leases_count", "leased_count", "leased_bytes", "ReleaseRequest", "PrefetchReply"),
     *("unified_cache_service_host_evictions", "unified_cache_service_host_evictions_total"),
+    # What adaptive eviction expects of pages.
+    *("LaneOutlook", "ForecastFigures", "ForecastRun", "LaneGuide", "NextVictim", "VictimReason", "CellOutlook"),
+    *("looks_ahead", "peek_victim", "ReadableQueues"),
 )
 """Words of what is gone, beside those of ``GONE``; in this order a comment says of what."""
 
