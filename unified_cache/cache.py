@@ -139,8 +139,8 @@ class UnifiedCache(OwnedCache):
         self._enter()
         found = self._ledger.tree.match(prompt, priority).within(prompt.reusable_pages)
         self._lookups.note(prompt.reusable_pages, found.device_end, found.host_end)
-        for watcher in self._watchers:
-            watcher.matched(prompt, found.device_end, found.host_end)
+        if self._recorder is not None:
+            self._recorder.matched(prompt, found.device_end, found.host_end)
         return found
 
     def explain(self, prompt: Prompt, *, seeks_near: bool = True) -> Explanation:
@@ -155,7 +155,7 @@ class UnifiedCache(OwnedCache):
         """
         self._enter()
         self._ledger.tree.check_prompt(prompt)
-        return self._explained(prompt, self._storage, seeks_near=seeks_near)
+        return self._explained(prompt, seeks_near=seeks_near)
 
     def lock(self, found: Match) -> Lock:
         """Pin the device prefix of a match until ``release``; the match is dead afterwards.
@@ -174,8 +174,8 @@ class UnifiedCache(OwnedCache):
         self._locks.add(lock)
         if self._speeds.measures_prefill:
             self._speeds.prefill.begin(lock)
-        for watcher in self._watchers:
-            watcher.locked(found.prompt, lock, bound_by)
+        if self._recorder is not None:
+            self._recorder.locked(found.prompt, lock, bound_by)
         if used.pages_count:
             self._backups.reused(used)
             self._back_up_due()
@@ -293,8 +293,8 @@ class UnifiedCache(OwnedCache):
         new_pages = prompt.pages_count - lock.end
         if self._speeds.measures_prefill:
             self._speeds.prefill.end(lock, lock.end * prompt.page_size, prompt.pages_count * prompt.page_size)
-        for watcher in self._watchers:
-            watcher.inserted(lock, renewed)
+        if self._recorder is not None:
+            self._recorder.inserted(lock, renewed)
         self.release(lock)
         if new_pages:
             self._backups.inserted(prompt, new_pages)
@@ -312,8 +312,8 @@ class UnifiedCache(OwnedCache):
         self._locks.discard(lock)
         if self._speeds.measures_prefill:
             self._speeds.prefill.leave(lock)
-        for watcher in self._watchers:
-            watcher.released(lock)
+        if self._recorder is not None:
+            self._recorder.released(lock)
 
     def release_windows(self, lock: Lock) -> None:
         """Let go of the windows and states that a lock pins; Full stays pinned until ``release``.

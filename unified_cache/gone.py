@@ -80,6 +80,11 @@ GONE: Sequence[Gone] = (
         "nothing: what adaptive eviction expects is not told; explain says what became of pages that are missing",
         imports=("unified_cache.explain.outlooks", "unified_cache.tree.outlook"),
     ),
+    Gone(
+        "explain(prompt) says why the hit of a prompt is as long as it is",
+        imports=("unified_cache.explain.short_hits",),
+        methods=("recent_explanations", "look_at_explanations"),
+    ),
 )
 
 

@@ -23,7 +23,6 @@ from unified_cache.errors import ClosedError, OwnerThreadError, RankLostError, S
 from unified_cache.estimates import TransferSpeeds
 from unified_cache.explain.cached import explain
 from unified_cache.explain.explanation import Explanation
-from unified_cache.explain.short_hits import ShortHit, ShortHits
 from unified_cache.forgotten import Cause, ForgottenPages
 from unified_cache.gone import method_instead
 from unified_cache.ledger import Ledger
@@ -86,9 +85,6 @@ class OwnedCache:
         self._closed = False
         self._lookups = LookupCounts()
         self._recorder: RequestWatcher | None = None
-        self._short_hits = ShortHits(self._explained_by_memory, clock)
-        self._watchers: tuple[RequestWatcher, ...] = ()
-        """Those who are told of requests now."""
         self._published = PublishedStats(self._count)
 
     if not TYPE_CHECKING:  # for a type checker there are no methods but those that there are
@@ -128,7 +124,7 @@ class OwnedCache:
             RankLostError: as ``poll``.
         """
         over = self._wait_until_over(timeout_s)
-        self._publish()
+        self._published.publish()
         return over
 
     def settle(self, timeout_s: float) -> list[Operation]:
@@ -158,7 +154,6 @@ class OwnedCache:
         """Tell a watcher of every request from now on, such as one that a ``TraceRecorder`` makes; None ends that."""
         self._enter()
         self._recorder = watcher
-        self._find_watchers()
 
     def set_write_policy(self, policy: WritePolicy) -> None:
         """Go on with another write policy; what the old one has put off is backed up now.
@@ -240,25 +235,9 @@ class OwnedCache:
     def published_stats(self) -> Stats:
         """Return the figures that ``poll``, ``wait_all``, ``settle`` or ``close`` has published last; from any thread.
 
-        While the owner polls they are a little more than a second old at most, while somebody looks
-        (``look_at_explanations``) a tenth of one. They are one moment's, and a value.
+        While the owner polls they are a little more than a second old at most. They are one moment's, and a value.
         """
         return self._published.latest
-
-    def recent_explanations(self) -> tuple[ShortHit, ...]:
-        """Return the latest short hits and why they were short, the newest first; from any thread.
-
-        There are such only of times when somebody looked, see ``look_at_explanations``.
-        """
-        return self._short_hits.latest
-
-    def look_at_explanations(self) -> None:
-        """Have short hits explained, and figures published ten times a second, for the next five; from any thread.
-
-        The owner does so in ``lock``, from the ``poll`` or ``wait_all`` on that publishes its statistics next, and
-        gives it no more than a five-hundredth of its time.
-        """
-        self._short_hits.look()
 
     def reset(self) -> None:
         """Forget every prefix in memory; storage keeps its own. Ends transfers first.
@@ -336,29 +315,14 @@ class OwnedCache:
         while self._back_up_due():
             self._controller.wait_all(deadline_s - time.monotonic())
 
-    def _publish(self) -> None:
-        """Publish the figures of this moment, and look who is to be told of requests from now on."""
-        self._published.publish()
-        self._find_watchers()
-
     def _publish_if_due(self) -> None:
         if self._published.is_due():
-            self._publish()
+            self._published.publish()
 
-    def _find_watchers(self) -> None:
-        self._published.are_looked_at = self._short_hits.are_wanted()
-        candidates = (self._recorder, self._short_hits if self._published.are_looked_at else None)
-        self._watchers = tuple(watcher for watcher in candidates if watcher is not None)
-
-    def _explained(self, prompt: Prompt, storage: StorageTier | None, *, seeks_near: bool) -> Explanation:
+    def _explained(self, prompt: Prompt, *, seeks_near: bool) -> Explanation:
         prompt = prompt.reusable
-        explanation = explain(self._ledger, self.config, storage, self.identity, prompt, seeks_near=seeks_near)
+        explanation = explain(self._ledger, self.config, self._storage, self.identity, prompt, seeks_near=seeks_near)
         return replace(explanation, left_alone=self._transfers.left_alone(prompt, explanation.end))
-
-    def _explained_by_memory(self, prompt: Prompt) -> Explanation:
-        """Explain a prompt without its store; the same tokens under other names are sought where nothing was found."""
-        found = self._ledger.tree.peek(prompt)
-        return self._explained(prompt, None, seeks_near=not found.tree_end)
 
     def _count(self) -> Stats:
         return Stats.of(self._ledger, self._controller, self._transfers, self._lookups, self._backups.counts())

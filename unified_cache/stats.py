@@ -30,9 +30,6 @@ __all__ = ["AttachedStore", "LookupCounts", "Occupancy", "PublishedStats", "Stat
 STATS_EVERY_S = 1.0
 """Between two publications of figures while the owner polls; making them takes some tens of microseconds."""
 
-LOOKED_AT_EVERY_S = 0.1
-"""The same while somebody looks at them."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -201,13 +198,11 @@ class Stats:
 class PublishedStats:
     """Figures that a cache's owner publishes while it polls, and that any thread may read: a value, one moment's."""
 
-    __slots__ = ("_count", "_published_at_s", "are_looked_at", "latest")
+    __slots__ = ("_count", "_published_at_s", "latest")
 
     def __init__(self, count: Callable[[], Stats]) -> None:
         """Publish what ``count`` finds; making it takes some tens of microseconds."""
         self._count = count
-        self.are_looked_at = False
-        """Whether somebody looks at them just now, and so wants them more often."""
         self.publish()
 
     def publish(self) -> None:
@@ -217,5 +212,5 @@ class PublishedStats:
         self._published_at_s = time.monotonic()
 
     def is_due(self) -> bool:
-        """Tell whether the figures published last are old: since ``STATS_EVERY_S``, or ``LOOKED_AT_EVERY_S``."""
-        return time.monotonic() >= self._published_at_s + (LOOKED_AT_EVERY_S if self.are_looked_at else STATS_EVERY_S)
+        """Tell whether the figures published last are old: since ``STATS_EVERY_S``."""
+        return time.monotonic() >= self._published_at_s + STATS_EVERY_S

@@ -3,10 +3,8 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from tests.sources import ROOT
-from unified_cache.explain.short_hits import ShortHit
 from unified_cache.replay.player import Player
 from unified_cache.replay.settings import ReplaySettings
 from unified_cache.replay.trace import TraceRequest, read_trace
@@ -18,9 +16,6 @@ __all__ = ["RunningReplay", "running_replay", "settings_of_a_small_replay", "tra
 TRACE = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
 END_S = 60.0
 """Longest wait for the thread; reached only by a bug."""
-
-STORED_BYTES = 5_000_000
-"""Cap on the store of the replay: less than its requests have, so that hits are short however often it goes round."""
 
 PAUSE_S = 0.001
 """Between two requests: an engine computes meanwhile, and a page finds the interpreter free."""
@@ -42,9 +37,6 @@ class RunningReplay:
 
     def __init__(self) -> None:
         self.given: dict[float, Stats] = {}
-        self.explained: dict[float, ShortHit] = {}
-        self.foreign: tuple[ShortHit, ...] = ()
-        """Short hits shown in the place of the cache's own."""
         self.served_count = 0
         self.ready = threading.Event()
         self.stop = threading.Event()
@@ -57,21 +49,9 @@ class RunningReplay:
         self.given[stats.counted_at_s] = stats
         return stats
 
-    def recent_explanations(self) -> tuple[ShortHit, ...]:
-        """Return what the cache has explained last."""
-        assert self._player is not None
-        hits = self.foreign or self._player.cache.recent_explanations()
-        self.explained |= {round(hit.at_s, 3): hit for hit in hits}
-        return hits
-
-    def look_at_explanations(self) -> None:
-        """Have the cache explain."""
-        assert self._player is not None
-        self._player.cache.look_at_explanations()
-
     def run(self, requests: list[TraceRequest]) -> None:
         """Serve requests until told to stop; owns the cache."""
-        plan = replace(settings_of_a_small_replay(), storage_bytes=STORED_BYTES, explains=True).plan
+        plan = settings_of_a_small_replay().plan
         with Player.open(plan, keys_only_storage(plan.storage_bytes, plan.objects())) as player:
             self._player = player
             self.ready.set()

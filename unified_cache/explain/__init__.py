@@ -9,5 +9,4 @@ In the order in which an explanation is made:
     explanation  the value that ``UnifiedCache.explain`` returns
     picture      the same as text
     cached       puts them together for a cache; a store alone is explained by the command line
-    short_hits   explanations of the latest short hits, made while somebody looks
 """

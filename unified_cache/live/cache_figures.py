@@ -3,7 +3,6 @@
 from typing import Protocol
 
 from unified_cache.controller import TransferKind
-from unified_cache.explain.short_hits import ShortHit
 from unified_cache.live.figures import (
     FoundPages,
     LaneFigures,
@@ -27,14 +26,6 @@ class StatsPublisher(Protocol):
         """Return the figures published last, from any thread."""
         ...
 
-    def recent_explanations(self) -> tuple[ShortHit, ...]:
-        """Return the latest short hits, explained while somebody looked, from any thread."""
-        ...
-
-    def look_at_explanations(self) -> None:
-        """Have short hits explained for the next seconds, from any thread."""
-        ...
-
 
 class CacheFigures:
     """Source of the figures of one cache; a ``LiveSource``."""
@@ -46,22 +37,17 @@ class CacheFigures:
         self._publisher = publisher
         self._latest: tuple[Stats, LiveFigures] | None = None
 
-    def look(self) -> None:
-        """Have the owner explain short hits for as long as somebody looks."""
-        self._publisher.look_at_explanations()
-
     def figures(self) -> LiveFigures:
         """Return the figures that the owner has published last; the same object until it publishes again."""
-        stats, explanations = self._publisher.published_stats(), self._publisher.recent_explanations()
-        latest = self._latest
-        if latest is not None and latest[0] is stats and latest[1].explanations is explanations:
+        stats, latest = self._publisher.published_stats(), self._latest
+        if latest is not None and latest[0] is stats:
             return latest[1]
-        figures = figures_of(self._name, stats, explanations)
+        figures = figures_of(self._name, stats)
         self._latest = (stats, figures)
         return figures
 
 
-def figures_of(name: str, stats: Stats, explanations: tuple[ShortHit, ...]) -> LiveFigures:
+def figures_of(name: str, stats: Stats) -> LiveFigures:
     """Return what the page shows of the statistics of a cache."""
     prefetched = stats.traffic[TransferKind.PREFETCH].component_pages[0]
     lookups = stats.lookups
@@ -100,7 +86,6 @@ def figures_of(name: str, stats: Stats, explanations: tuple[ShortHit, ...]) -> L
         ),
         store=None if stats.store is None else _store_of(stats, stats.store),
         tenants=None,
-        explanations=explanations,
     )
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import NamedTuple, Protocol
 
-from unified_cache.explain.short_hits import ShortHit
-
 __all__ = [
     "FIGURES_FORMAT",
     "FoundPages",
@@ -24,7 +22,7 @@ __all__ = [
     "TenantFigures",
 ]
 
-FIGURES_FORMAT = 1
+FIGURES_FORMAT = 2
 """Version of the JSON; raised when a field means something else or goes away."""
 
 
@@ -177,11 +175,9 @@ class LiveFigures:
     """None where none is attached."""
     tenants: tuple[TenantFigures, ...] | None
     """None for a cache, which has none."""
-    explanations: tuple[ShortHit, ...]
-    """The latest short hits and why they were short, the newest first."""
 
-    def counts_json(self, *, with_tenants: bool) -> dict[str, object]:
-        """Return what every request changes under stable names; tenants only for those who may know them."""
+    def as_json(self, *, with_tenants: bool) -> dict[str, object]:
+        """Return the fields under stable names; tenants only for those who may know them."""
         tenants = self.tenants if with_tenants else None
         return {
             "kind": self.kind.value,
@@ -192,24 +188,14 @@ class LiveFigures:
             "legs": [leg._asdict() for leg in self.legs],
             "operations_live": self.operations_live,
             "operations": [each._asdict() for each in self.operations],
+            "slowest": [each.as_json() for each in self.slowest],
             "store": None if self.store is None else self.store.as_json(),
             "tenants": None if tenants is None else [each.as_json() for each in tenants],
-        }
-
-    def rare_json(self) -> dict[str, object]:
-        """Return what is rare under stable names: the slowest operations, and short hits."""
-        return {
-            "slowest": [each.as_json() for each in self.slowest],
-            "explanations": [each.as_json() for each in self.explanations],
         }
 
 
 class LiveSource(Protocol):
     """Source of figures. Thread-safe and quick; what it tells of never waits for it."""
-
-    def look(self) -> None:
-        """Take note that somebody looks at the figures now, as often as a page is brought up to date."""
-        ...
 
     def figures(self) -> LiveFigures:
         """Return the figures of this moment, or those published last: the same object as before if nothing changed."""

@@ -10,11 +10,6 @@ const HEIGHT = 200;
 const PARTS = ["pinned", "in_flight", "evictable", "free"];
 const TIERS = ["device", "host", "storage"];
 const WORDS = { in_flight: "in flight" };
-const FOUND = ["device", "host", "storage", "missed"]; // parts of a request's pages, by where they were
-const CACHE_NOTE = "Requests that found less than they asked for, one a second at most, while this page is open. " +
-  "Reasons are what memory knows; cache.explain(prompt) asks the store, too.";
-const SERVICE_NOTE = "Look-ups that found less than they asked for, one a second at most, while this page is open. " +
-  "A service does not know what became of pages; the live page of an engine's cache does.";
 
 const byId = (id) => document.getElementById(id);
 const count = (value) => Math.round(value).toLocaleString("en");
@@ -303,62 +298,6 @@ function show(figures) {
       ["tenants." + each.tenant + ".stored", each.stored_bytes, bytes(each.stored_bytes)],
     ]]), "No tenant has called.");
   }
-  showHits(figures.explanations, figures.kind === "cache" ? CACHE_NOTE : SERVICE_NOTE);
-}
-
-// Shows short hits, each made once, since what was said of one does not change. The new come before those that are
-// there, which are not touched: one that is unfolded, or has the keyboard, stays so.
-function showHits(hits, note) {
-  const list = byId("explanations");
-  list.kept = list.kept || new Map();
-  const names = new Set();
-  for (const hit of [...hits].reverse()) {
-    const name = "explanations." + hit.at_s;
-    names.add(name);
-    if (!list.kept.has(name)) {
-      list.kept.set(name, newHit(name, hit));
-      list.prepend(list.kept.get(name));
-    }
-  }
-  for (const [name, root] of list.kept) {
-    if (names.has(name)) continue;
-    root.remove();
-    list.kept.delete(name);
-  }
-  byId("explanations-legend").hidden = hits.length === 0;
-  say(byId("explanations-note"), hits.length ? note : note + " None was short since somebody looks.");
-}
-
-function newHit(name, hit) {
-  const root = made("li", "hit");
-  const time = made("time", "", clock(hit.at_s));
-  time.dateTime = new Date(1000 * hit.at_s).toISOString();
-  const bar = made("div", "bar");
-  bar.setAttribute("aria-hidden", "true");
-  const list = made("dl");
-  for (const part of ["pages", ...FOUND]) {
-    const pair = made("div");
-    const value = made("dd");
-    figure(value, name + "." + part, hit[part], count(hit[part]));
-    pair.append(made("dt", "", part === "pages" ? "pages of " + count(hit.page_size) + " tokens" : part), value);
-    list.append(pair);
-    if (!["pages", "missed"].includes(part)) {
-      const share = made("i", part);
-      share.style.width = (100 * hit[part]) / hit.pages + "%";
-      bar.append(share);
-    }
-  }
-  root.append(time, bar, list, made("p", "reason", hit.reason));
-  if (hit.picture) {
-    const details = made("details");
-    const picture = made("pre", "", hit.picture);
-    picture.tabIndex = 0;
-    picture.setAttribute("role", "region");
-    picture.setAttribute("aria-label", "Pages of the request of " + clock(hit.at_s) + " by tier and component");
-    details.append(made("summary", "", "What each tier holds"), picture);
-    root.append(details);
-  }
-  return root;
 }
 
 // ---- the connection ----------------------------------------------------------------------------------------------
@@ -442,5 +381,4 @@ setInterval(() => {
 
 for (const part of PARTS) byId("tier-legend").append(made("li", part, WORDS[part] || part));
 for (const tier of TIERS) byId("hit-legend").append(made("li", tier, tier));
-for (const part of FOUND) byId("explanations-legend").append(made("li", part, part));
 begin();

@@ -16,7 +16,7 @@ class LivePage:
     """A page that shows what a cache holds and does, for as long as it is open. For any thread.
 
     Its thread reads what the cache's owner publishes in ``poll``, ``wait_all`` and ``close``; it never waits for the
-    owner, which explains short hits in its own calls while somebody looks.
+    owner.
     """
 
     __slots__ = ("_server",)

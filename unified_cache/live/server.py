@@ -210,8 +210,6 @@ class _Site:
         """
         while True:
             await asyncio.sleep(self._every_s if self._streams_count else 1.0)
-            if self._streams_count:
-                self._source.look()
             if self._updates.read():
                 self._readers.send(self._updates.latest.event)
 
@@ -227,7 +225,6 @@ class _Site:
     async def _figures(self, request: web.Request) -> web.Response:
         """Send the figures of this moment."""
         view = self._admitted(request)
-        self._source.look()
         if not self._streams_count:
             self._updates.read()
         return web.Response(body=self._updates.latest.text(view), content_type="application/json")

@@ -57,10 +57,6 @@ class FirstLookups:
         """Return the first look-up of a prompt that is locked now, once; None where none was seen."""
         return self._waiting.pop(id(prompt), None)
 
-    def clear(self) -> None:
-        """Forget all."""
-        self._waiting.clear()
-
 
 class CacheRequests:
     """A ``RequestWatcher`` that makes a note of each request once it is over. For the owner's thread."""

@@ -3,7 +3,7 @@
 import os
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.audit import open_audit
 from unified_cache.service.operations.descriptors import room_for_connections
 from unified_cache.service.operations.health import HealthService
-from unified_cache.service.operations.live_figures import ServiceDoor, ServiceFigures, ShortLookups
+from unified_cache.service.operations.live_figures import ServiceDoor, ServiceFigures
 from unified_cache.service.operations.logs import Log, LogRateLimit
 from unified_cache.service.operations.metrics import BoundedLabels, LossCollector, ServiceMetrics, UsageCollector
 from unified_cache.service.operations.metrics_listener import MetricsDoor, MetricsListener
@@ -128,9 +128,8 @@ class Service:
             _warn_of_quotas(settings, access, bytes_max, observed.metrics)
             usage = TenantUsage(stored, settings.limits.counted_pages_max, bytes_max)
             store = TenantStore(guarded.guard.breaker, usage, observed.metrics)
-            lookups = ShortLookups()
-            takers = _note_takers(settings, lookups, opened)
-            cache = CacheService(store, traced, observed.metrics, settings.limits, drain.ask, note_takers=takers)
+            record = _recorder(settings, opened)
+            cache = CacheService(store, traced, observed.metrics, settings.limits, drain.ask, record=record)
             opened.callback(cache.close)
             observed.registry.register(LossCollector(store))
             timeouts = CallTimeouts(settings.limits, time.monotonic)
@@ -150,7 +149,6 @@ class Service:
                 metrics=observed.metrics,
                 scheduler=scheduler,
                 stored=stored,
-                lookups=lookups,
             )
             live = _live_server(settings, access, figures, observed.metrics)
             if live is not None:
@@ -258,16 +256,13 @@ def _metrics_listener(settings: ServiceSettings, observed: _Observed, access: _A
     return MetricsListener.open(address, observed.registry, door)
 
 
-def _note_takers(
-    settings: ServiceSettings, lookups: ShortLookups, opened: ExitStack
-) -> Sequence[Callable[[RequestNote], None]]:
-    """Return who is told of look-ups: a live page and a recording, where there are such."""
-    takers = [] if settings.live.listen is None else [lookups.note]
+def _recorder(settings: ServiceSettings, opened: ExitStack) -> Callable[[RequestNote], None] | None:
+    """Return what takes a note of each look-up; None where nothing is recorded."""
     record = settings.record
-    if record.file is not None:
-        bounds = RecorderSettings(record.file_bytes_max, record.files_max)
-        takers.append(opened.enter_context(TraceRecorder.open(record.file, bounds)).note)
-    return takers
+    if record.file is None:
+        return None
+    bounds = RecorderSettings(record.file_bytes_max, record.files_max)
+    return opened.enter_context(TraceRecorder.open(record.file, bounds)).note
 
 
 def _live_server(

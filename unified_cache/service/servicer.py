@@ -49,7 +49,7 @@ class CacheService:
     """The request path of a server. Owns the store; closing it closes that. Thread-safe.
 
     ``ask_drain`` is called when an administrator asks the server to end; ``clock`` gives seconds and never goes back;
-    each of ``note_takers`` is given every look-up, without waiting.
+    ``record`` is given a note of every look-up, without waiting; None where nobody asks for them.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class CacheService:
         limits: LimitSettings,
         ask_drain: Callable[[], object],
         clock: Callable[[], float] = time.monotonic,
-        note_takers: Sequence[Callable[[RequestNote], None]] = (),
+        record: Callable[[RequestNote], None] | None = None,
     ) -> None:
         self._limits = limits
         self._store = store
@@ -68,7 +68,7 @@ class CacheService:
         self._timeouts = CallTimeouts(limits, clock)
         self._calls = CallBoundary(gate, self._timeouts, observer, clock)
         self._ask_drain = ask_drain
-        self._note_takers = note_takers
+        self._record = record
 
     def rpc_methods(self) -> grpc.GenericRpcHandler:
         """Return what a ``grpc.Server`` is given; its options are ``LimitSettings.channel_options``.
@@ -127,12 +127,10 @@ class CacheService:
             lambda asked: self._present(call, labels_of_spans(identity, keys, asked)),
             every_end=request.every_end,
         )
-        if self._note_takers:
+        if self._record is not None:
             pages = KeyedPages(keys, registration.layout.page_size, call.tenant.encode() + identity)
             bound_by = (found.bound_by,) if found.bound_by else ()
-            note = RequestNote(time.time(), pages, 0, FoundByTier(0, 0, found.end), bound_by)
-            for take in self._note_takers:
-                take(note)
+            self._record(RequestNote(time.time(), pages, 0, FoundByTier(0, 0, found.end), bound_by))
         reply = pb.LookupReply(end_max=found.end, bound_by=found.bound_by, pages_count=len(keys))
         if request.every_end:
             reply.restorable = np.packbits(found.restorable, bitorder="little").tobytes()

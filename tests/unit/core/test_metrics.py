@@ -42,25 +42,6 @@ def test_a_cache_that_settles_publishes_as_seldom_as_one_that_polls_and_one_that
     assert cache.published_stats().lookups.count == opened.lookups.count + 1
 
 
-def test_a_cache_publishes_often_while_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unified_cache.stats.STATS_EVERY_S", math.inf)
-    monkeypatch.setattr("unified_cache.stats.LOOKED_AT_EVERY_S", 0)
-    monkeypatch.setattr("unified_cache.explain.short_hits.LOOKED_AT_S", math.inf)
-    cache = engine().cache
-    cache.look_at_explanations()
-    cache.wait_all(1)
-    for _ in range(2):
-        before = cache.published_stats()
-        cache.settle(1)
-        assert cache.published_stats() is not before
-    monkeypatch.setattr("unified_cache.explain.short_hits.LOOKED_AT_S", 0)
-    cache.look_at_explanations()
-    cache.settle(1)
-    before = cache.published_stats()
-    cache.settle(1)
-    assert cache.published_stats() is before, "nobody has looked since"
-
-
 def test_settling_returns_what_is_over_as_waiting_does() -> None:
     toy = engine()
     backup = toy.cache.backup(serve(toy, 4))

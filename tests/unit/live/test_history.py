@@ -9,7 +9,7 @@ from unified_cache.slowest import PERIOD_S, SLOWEST_MAX, Slowest
 
 def figures_of(found: FoundPages, moved_bytes: int = 0) -> LiveFigures:
     legs = (LegFigures("load", 0, moved_bytes),)
-    return LiveFigures(SourceKind.CACHE, "cache", 0.0, (), found, legs, 0, (), (), None, None, ())
+    return LiveFigures(SourceKind.CACHE, "cache", 0.0, (), found, legs, 0, (), (), None, None)
 
 
 def test_the_last_minute_is_what_came_since_a_minute_ago() -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from tests.sources import ROOT
 from unified_cache.errors import ConfigError
-from unified_cache.explain.short_hits import ShortHit
 from unified_cache.live.door import OpenDoor, TokenDoor, View, is_loopback
 from unified_cache.live.figures import (
     FoundPages,
@@ -27,13 +26,12 @@ from unified_cache.live.figures import (
     TenantFigures,
 )
 from unified_cache.live.server import HEADERS, STREAMS_MAX, LiveAddress, LiveServer
-from unified_cache.recording.note import FoundByTier
 
 ANSWER_S = 20.0
 TOKEN = "a token that is long enough"
 TENANT = TenantFigures("acme", 1, 2, 3, 4)
 FIGURES = LiveFigures(
-    *(SourceKind.SERVICE, "server", 1.5, (), FoundPages(1, 0, 2, 0, 0, 3), (), 0, (), (), None, (TENANT,), ())
+    *(SourceKind.SERVICE, "server", 1.5, (), FoundPages(1, 0, 2, 0, 0, 3), (), 0, (), (), None, (TENANT,))
 )
 FULL = replace(
     FIGURES,
@@ -42,7 +40,6 @@ FULL = replace(
     operations=(OperationFigures("load", 4, 3, 2, 1),),
     slowest=(SlowFigures("load", "done", 5, 0.25, 1.0),),
     store=StoreFigures("open", 9, 8, 7, 6, (("get", "hit", 5),)),
-    explanations=(ShortHit(2.5, 96, 16, FoundByTier(40, 12, 5), ("full",), "full [57, 96): evicted", "picture"),),
 )
 """Figures of every kind."""
 
@@ -64,26 +61,19 @@ class StillSource:
 
     shown: LiveFigures = FIGURES
 
-    def look(self) -> None:
-        pass
-
     def figures(self) -> LiveFigures:
         return self.shown
 
 
 class MovingSource:
-    """Source of other figures at every moment, with ``explanation`` so often as to fill the buffers of a connection."""
+    """Source of other figures at every moment, under a ``name`` so long as to fill the buffers of a connection."""
 
-    def __init__(self, explanation: str = "") -> None:
-        self._explanation = ShortHit(1.5, 2, 16, FoundByTier(1, 0, 0), ("full",), explanation, "")
+    def __init__(self, name: str = "cache") -> None:
+        self._name = name
         self._numbers = count()
-        self.looks_count = 0
-
-    def look(self) -> None:
-        self.looks_count += 1
 
     def figures(self) -> LiveFigures:
-        return replace(FIGURES, operations_live=next(self._numbers), explanations=(self._explanation,))
+        return replace(FIGURES, name=self._name, operations_live=next(self._numbers))
 
 
 class HalfDoor:
@@ -143,7 +133,7 @@ def test_every_answer_forbids_what_the_page_does_not_need(server: LiveServer, pa
 
 def test_the_figures_are_json_with_the_last_minute(server: LiveServer) -> None:
     found = json.loads(asked(server, "/figures.json").read())
-    assert (found["format"], found["name"], found["found"]["host"]) == (1, "server", 2)
+    assert (found["format"], found["name"], found["found"]["host"]) == (2, "server", 2)
     assert found["last_minute"]["lookups_per_s"] == 0
     assert found["tenants"] == [TENANT.as_json()]
 

@@ -50,21 +50,6 @@ def test_a_service_shows_its_calls_and_store() -> None:
         assert found["slowest"], "calls have ended"
 
 
-def test_look_ups_that_came_short_are_shown_while_somebody_looks(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text(json.dumps(list(range((PAGES + 2) * PAGE_SIZE))), encoding="utf-8")
-    with running(live=LIVE) as server:
-        url = f"grpc://{server.address}"
-        fill(open_storage(url), LAYOUTS["full"], [PROMPT])
-        assert ask("lookup", url, "--tokens", tokens).status == 0
-        assert figures_at(server)["explanations"] == [], "nobody had looked"
-        assert ask("lookup", url, "--tokens", tokens).status == 0
-        (hit,) = figures_at(server)["explanations"]
-        assert (hit["pages"], hit["page_size"], hit["storage"], hit["missed"]) == (PAGES + 2, PAGE_SIZE, PAGES, 2)
-        assert hit["bound_by"] == ["toy0"]
-        assert "the store does not have the pages" in hit["reason"]
-
-
 def test_tenants_are_shown_to_administrators_alone(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     admin, reader = (token_of(tokens, "acme", role) for role in ("admin", "reader"))

@@ -41,6 +41,8 @@ WORDS = (
     # What adaptive eviction expects of pages.
     *("LaneOutlook", "ForecastFigures", "ForecastRun", "LaneGuide", "NextVictim", "VictimReason", "CellOutlook"),
     *("looks_ahead", "peek_victim", "ReadableQueues"),
+    # Explanations of the latest short hits on the live page.
+    *("ShortHit", "ShortHits", "ShortLookups", "short_hits", "LOOKED_AT_EVERY_S"),
 )
 """Words of what is gone, beside those of ``GONE``; in this order a comment says of what."""
 

@@ -2,12 +2,10 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from prometheus_client import Counter as MetricsCounter
 
-from unified_cache.explain.short_hits import EXPLAINED_EVERY_S, LOOKED_AT_S, SHORT_HITS_MAX, ShortHit
 from unified_cache.live.door import View
 from unified_cache.live.figures import (
     FoundPages,
@@ -19,7 +17,6 @@ from unified_cache.live.figures import (
     StoreFigures,
     TenantFigures,
 )
-from unified_cache.recording.note import RequestNote
 from unified_cache.service.access.callers import Caller, Role
 from unified_cache.service.access.fairness import FairScheduler, TenantCalls
 from unified_cache.service.access.quota import StoredBytes
@@ -29,7 +26,7 @@ from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.wire.calls import Call
 
-__all__ = ["ServiceDoor", "ServiceFigures", "ShortLookups"]
+__all__ = ["ServiceDoor", "ServiceFigures"]
 
 TENANTS_MAX = 100
 """Tenants shown: those that have stored most."""
@@ -63,38 +60,6 @@ class ServiceDoor:
         return View.EVERYTHING if caller.role.includes(Role.ADMIN) else View.FIGURES
 
 
-class ShortLookups:
-    """Latest look-ups that found less than they asked for, noted while somebody looks. For any thread.
-
-    A server knows which pool ended them; what became of the page neither it nor its store remembers. Where two calls
-    end at once, one of them may be left out.
-    """
-
-    __slots__ = ("_clock", "_due_s", "_looked_at_s", "latest")
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take seconds."""
-        self._clock = clock
-        self._looked_at_s = -LOOKED_AT_S
-        self._due_s = 0.0
-        self.latest: tuple[ShortHit, ...] = ()
-        """The newest first; replaced as a whole."""
-
-    def look(self) -> None:
-        """Have look-ups noted for the next seconds."""
-        self._looked_at_s = self._clock()
-
-    def note(self, note: RequestNote) -> None:
-        """Take a look-up that is over."""
-        now_s = self._clock()
-        if now_s < self._due_s or now_s > self._looked_at_s + LOOKED_AT_S or not note.bound_by:
-            return
-        self._due_s = now_s + EXPLAINED_EVERY_S
-        reason = f"{', '.join(note.bound_by)}: the store does not have the pages for one page more"
-        hit = ShortHit(note.at_s, note.pages_count, note.pages.page_size, note.found, note.bound_by, reason, "")
-        self.latest = (hit, *self.latest[: SHORT_HITS_MAX - 1])
-
-
 @dataclass(frozen=True, slots=True)
 class ServiceFigures:
     """Source of the figures of one server, which its parts count for any thread; a ``LiveSource``."""
@@ -104,11 +69,6 @@ class ServiceFigures:
     metrics: ServiceMetrics
     scheduler: FairScheduler
     stored: StoredBytes
-    lookups: ShortLookups
-
-    def look(self) -> None:
-        """Have short look-ups noted for as long as somebody looks."""
-        self.lookups.look()
 
     def figures(self) -> LiveFigures:
         """Return the figures of this moment."""
@@ -130,7 +90,6 @@ class ServiceFigures:
             ),
             store=self._store(),
             tenants=self._tenants(calls),
-            explanations=self.lookups.latest,
         )
 
     def _found(self) -> FoundPages:
