@@ -6,15 +6,12 @@ and bytes are copied once. What was put is removed outside of the timed part. A 
 has been told before, by exists, where the pages are.
 """
 
-import random
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
-from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
 
@@ -24,13 +21,11 @@ from xxhash import xxh3_64_intdigest
 from benchmarks.host_pages import announced_pages
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
-from unified_cache.cluster.host_port import LOOPBACK, HostPort, free_ports
-from unified_cache.cluster.local import LocalCluster
-from unified_cache.cluster.master import Master, MasterSettings
+from tests.support.mooncake import LocalCluster
 from unified_cache.errors import ConfigError
 from unified_cache.storage_backends.mooncake.buffers import batches, object_buffers
 from unified_cache.storage_backends.mooncake.client import MooncakeClient
-from unified_cache.storage_backends.mooncake.native import master_program, new_put_config
+from unified_cache.storage_backends.mooncake.native import new_put_config, usable_wheel
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage, open_url
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -67,18 +62,17 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as peer:
 def mooncake_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Put and get pages in clusters that are gone afterwards; nothing where Mooncake cannot run."""
     try:
-        program = master_program()
+        usable_wheel()
     except ConfigError:
         return
     with LocalCluster.running(1, SEGMENT_BYTES) as cluster, closing(_store(cluster.url)) as storage:
         for page_kib in PAGES_KIB:
             with closing(_Bench(storage, page_kib, "two processes")) as bench:
                 yield from bench.figures(plan, is_remote=True)
-    rpc, admin = (HostPort(LOOPBACK, port) for port in free_ports(2, random.SystemRandom()))
-    with tempfile.TemporaryDirectory(prefix="unified-cache-bench-") as logs, ExitStack() as undo:
-        master = Master(program, rpc, admin, MasterSettings()).start(Path(logs) / "master.log")
-        undo.callback(master.kill)
-        storage = undo.enter_context(closing(_store(f"mooncake://{rpc}?admin={admin}&segment_bytes={SEGMENT_BYTES}")))
+    with (
+        LocalCluster.running(0) as cluster,
+        closing(_store(f"{cluster.url}&segment_bytes={SEGMENT_BYTES}")) as storage,
+    ):
         for page_kib in PAGES_KIB:
             with closing(_Bench(storage, page_kib, "one process")) as bench:
                 yield from bench.figures(plan, is_remote=False)
@@ -225,7 +219,7 @@ class _Peer:
         self._undo = ExitStack()
 
     def __enter__(self) -> "_Peer":
-        with socket.create_server((LOOPBACK, 0)) as server:
+        with socket.create_server(("127.0.0.1", 0)) as server:
             command = [sys.executable, "-c", PEER, str(server.getsockname()[1]), str(sum(map(len, self._buffers)))]
             self._undo.enter_context(subprocess.Popen(command))
             self._socket, _ = server.accept()

@@ -24,8 +24,7 @@ import typer
 from benchmarks.host_pages import announced_pages
 from benchmarks.machine import machine
 from benchmarks.report import write_json
-from unified_cache.cluster.local import LocalCluster
-from unified_cache.cluster.master import MasterSettings
+from tests.support.mooncake import LocalCluster, MasterSettings
 from unified_cache.replay.trace import TraceRequest, read_trace
 from unified_cache.seal import Label
 from unified_cache.storage_backends.mooncake.client import MooncakeClient

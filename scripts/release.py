@@ -47,7 +47,7 @@ COMMAND_TIMEOUT_S = 900
 
 LEFT_OUT: Mapping[str, str] = {
     "demo": "needs the extra transformers",
-    "serve --storage $url": "serves a cluster, which needs libraries of the system",
+    "mooncake://127.0.0.1:50061": "serves a cluster, which needs libraries of the system",
     "my_stores.redis:connect": "the reader's own store",
     "--identity 3f2a": "a digest of the reader's store",
     "before.json": "two results of the reader's",
@@ -216,7 +216,7 @@ def main() -> None:
             *(sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible", "--pyproject"),
             *(str(ROOT / "pyproject.toml"), "--output-file", str(bill), str(environments["service"].python)),
         )
-        environments["node"].run(("node", "--help"), scratch)
+        environments["node"].run(("conformance", "--help"), scratch)
         place = scratch / "place"
         place.mkdir()
         try_out(environments["service"], number, place)

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from unified_cache.cluster.child import wait_until
+from tests.support.waiting import wait_until
 
 __all__ = ["no_cluster_process_is_left", "processes_of"]
 
 SESSION_VARIABLE = "UNIFIED_CACHE_TEST_SESSION"
 """In the environment of whatever this run of the tests starts, however far down and whoever is its parent by now."""
 
-CLUSTER_WORDS = ("mooncake_master", "unified_cache.cluster.")
-"""In the command line of the master, of nodes and of supervisors."""
+CLUSTER_WORDS = ("mooncake_master", "mooncake_client")
+"""In the command line of the master and of nodes."""
 
 END_TIMEOUT_S = 10.0
 

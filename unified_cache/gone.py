@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 __all__ = ["GONE", "Gone", "GoneModules", "command_instead", "import_instead", "method_instead", "setting_instead"]
+__all__ = ["GONE", "Gone", "GoneModules", "command_instead", "import_instead", "section_instead", "setting_instead"]
 
 
 class Gone(NamedTuple):
@@ -18,6 +19,9 @@ class Gone(NamedTuple):
     """What to use in its place: one sentence, without a full stop."""
     settings: tuple[str, ...] = ()
     """As in a file, without the section; with it, what is still a setting of another section: ``serve.host_bytes``."""
+    """As in a file, without the section."""
+    sections: tuple[str, ...] = ()
+    """Sections of the file whose settings are all gone."""
     commands: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
     """Modules, and names of ``unified_cache`` itself, in full."""
@@ -81,6 +85,17 @@ GONE: Sequence[Gone] = (
         imports=("unified_cache.explain.outlooks", "unified_cache.tree.outlook"),
     ),
     Gone(
+        "Mooncake's own mooncake_master and mooncake_client run a cluster and its storage nodes, see docs/cluster.md",
+        sections=("node", "cluster"),
+        commands=("node", "cluster"),
+        imports=(
+            "unified_cache.cluster",
+            "unified_cache.cli.cluster",
+            "unified_cache.cli.node",
+            "unified_cache.settings.mooncake",
+        ),
+    ),
+    Gone(
         "explain(prompt) says why the hit of a prompt is as long as it is",
         imports=("unified_cache.explain.short_hits",),
         methods=("recent_explanations", "look_at_explanations"),
@@ -109,6 +124,11 @@ class GoneModules:
 def setting_instead(name: str) -> str:
     """Return the end of an error about a setting, named as in ``Gone``; empty where no version had one of that name."""
     return _end([each.instead for each in GONE if name in each.settings])
+
+
+def section_instead(name: str) -> str:
+    """Return the end of an error about a section of the file; empty where no version had one of that name."""
+    return _end([each.instead for each in GONE if name in each.sections])
 
 
 def command_instead(name: str) -> str:

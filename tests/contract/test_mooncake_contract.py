@@ -5,10 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.contract.test_remote_contract import ServiceContract
-from tests.support.mooncake import open_mooncake, small_cluster
+from tests.support.mooncake import LocalCluster, open_mooncake, small_cluster
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.service import LoopbackServer
-from unified_cache.cluster.local import LocalCluster
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage

@@ -148,22 +148,3 @@ def test_a_replay_explains_and_writes_its_page_as_the_file_says(
     assert (tmp_path / "out" / "index.html").exists()
     Path("unified-cache.toml").write_text(text + "explain = false\n", encoding="utf-8")
     assert json.loads(ask("replay", TRACE, "--json").out)["missed"] is None
-
-
-def test_a_node_and_a_cluster_are_named_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    lacking = ask("node")
-    assert (lacking.status, "--master must be given, or stand in [node]" in lacking.err) == (2, True)
-    place = tmp_path / "state"
-    text = f"segment_bytes = '64MiB'\n[node]\nmaster = 'nowhere'\n[cluster]\ndir = '{place}'\n"
-    Path("unified-cache.toml").write_text(text, encoding="utf-8")
-    refused = ask("node")
-    assert (refused.status, "must be HOST:PORT" in refused.err) == (2, True)
-    place.mkdir(mode=0o700)
-    assert f"no cluster is ready in {place}" in ask("cluster", "status").err
-    found = json.loads(ask("config", "check", "--for", "node", "--json").out)
-    values = {each["name"]: (each["value"], each["source"]) for each in found["settings"]}
-    assert values["segment_bytes"] == (64 << 20, "file")
-    assert values["master"] == ("nowhere", "file")
-    wrong = ask("node", "--set", "segment_byte=1")
-    assert (wrong.status, "segment_bytes" in wrong.err) == (2, True)

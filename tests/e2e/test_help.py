@@ -54,7 +54,7 @@ def modules_loaded_by(*arguments: str) -> list[str]:
 
 def test_all_commands_are_found() -> None:
     names = set(command_names())
-    assert {"replay", "storage clear", "cluster up", "token new", "ping", "node"} <= names
+    assert {"replay", "storage clear", "token new", "ping"} <= names
     assert len(names) > 20
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.sources import ROOT
 from tests.support.cluster import RunningCommand
 from tests.support.documents import code_blocks, shell_commands
-from unified_cache.cluster.child import wait_until
+from tests.support.waiting import wait_until
 from unified_cache.live.page import LivePage
 
 GUIDE = (ROOT / "docs" / "live.md").read_text(encoding="utf-8")

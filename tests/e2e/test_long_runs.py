@@ -57,14 +57,14 @@ LONG: Mapping[str, tuple[tuple[str, ...], str, str]] = {
 }
 """Arguments with which the command stops in the middle or takes long, what its bar shows, and the line after Ctrl-C."""
 
-UNTIL_ENDED = frozenset({"serve", "node", "cluster up"})
+UNTIL_ENDED = frozenset({"serve"})
 """Commands that go on until somebody ends them: their log is their progress."""
 
 SHORT = frozenset(
     {
         *("compare", "layout", "samples", "config check", "config init"),
         *("ping", "stat", "get", "put", "clear", "drain"),
-        *("token new", "token list", "token revoke", "cluster status", "cluster down"),
+        *("token new", "token list", "token revoke"),
     }
 )
 """Commands that read one file, or ask each server once."""

@@ -13,10 +13,9 @@ import pytest
 
 from tests.sources import ROOT
 from tests.support.cluster import ask
-from tests.support.mooncake import open_mooncake, small_cluster
+from tests.support.mooncake import LocalCluster, open_mooncake, small_cluster
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.offline import LAYOUTS, TOY, fill, prompt_of
-from unified_cache.cluster.local import LocalCluster
 from unified_cache.testing.storage_contract import listing
 
 pytestmark = needs_mooncake

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
-from tests.support.mooncake import open_mooncake, small_cluster
+from tests.support.mooncake import LocalCluster, open_mooncake, small_cluster
 from tests.support.mooncake_needed import needs_mooncake
-from unified_cache.cluster.local import LocalCluster
 from unified_cache.config import GuardConfig
 from unified_cache.controller import TransferKind
 from unified_cache.page import Prompt

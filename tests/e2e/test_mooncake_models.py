@@ -10,9 +10,8 @@ import pytest
 
 from tests.sources import ROOT
 from tests.support.cache import ToyEngine
-from tests.support.mooncake import open_mooncake, small_cluster
+from tests.support.mooncake import LocalCluster, open_mooncake, small_cluster
 from tests.support.mooncake_needed import needs_mooncake
-from unified_cache.cluster.local import LocalCluster
 from unified_cache.components.layouts import layout
 from unified_cache.page import Prompt
 from unified_cache.pool import PoolSpec

@@ -12,14 +12,11 @@ from dataclasses import replace
 import pytest
 
 from tests.sources import ROOT
-from tests.support.mooncake import SETTINGS, open_mooncake, small_cluster
+from tests.support.mooncake import SETTINGS, LocalCluster, open_mooncake, small_cluster
 from tests.support.mooncake_needed import needs_mooncake
-from unified_cache.cluster.child import wait_until
-from unified_cache.cluster.host_port import LOOPBACK, HostPort
-from unified_cache.cluster.local import LocalCluster
+from tests.support.waiting import wait_until
 from unified_cache.errors import StorageError
 from unified_cache.seal import Flaw
-from unified_cache.storage_backends.mooncake.admin import MasterAdmin
 from unified_cache.storage_backends.mooncake.buffers import pointer_to
 from unified_cache.storage_backends.mooncake.client import AGED_OBJECTS
 from unified_cache.storage_backends.mooncake.native import ResultCode
@@ -129,7 +126,7 @@ def test_a_page_that_is_evicted_between_exists_and_get_is_a_miss() -> None:
         open_for_contract(storage)
         storage.put([sealed_page(label(0), MIB)], Level.CACHED)
         assert storage.exists([label(0)]) == [Answer.HIT]
-        name, admin = label(0).object_name, MasterAdmin(cluster.admin.host, cluster.admin.port)
+        name, admin = label(0).object_name, cluster.admin
         others = iter(range(1, 1000))
 
         def is_evicted() -> bool:
@@ -185,7 +182,7 @@ def test_a_page_that_a_foreign_client_overwrote_is_a_miss_and_can_be_put_again(
     verified = VerifiedStorage(storage)
     page = sealed_page(label(2), MIB)
     assert verified.put([page], Level.CACHED) == [Answer.STORED]
-    command = [sys.executable, "-c", FOREIGNER, str(shared.rpc), page.label.object_name, str(foreign_bytes)]
+    command = [sys.executable, "-c", FOREIGNER, shared.rpc, page.label.object_name, str(foreign_bytes)]
     subprocess.run(command, cwd=ROOT, check=True, timeout=30, stderr=subprocess.DEVNULL)
     assert not reads(verified, 2, MIB)
     assert verified.flaws_count == ({Flaw.HEADER: 1} if foreign_bytes == MIB else {})
@@ -248,7 +245,6 @@ def test_no_process_is_left_of_a_cluster() -> None:
     with small_cluster(nodes=2) as cluster:
         children = [cluster.master, *cluster.nodes]
         assert all(child.is_alive for child in children)
-        assert HostPort(LOOPBACK, cluster.rpc.port).refusal(1.0) == ""
     assert not any(child.is_alive for child in children)
 
 
@@ -260,7 +256,7 @@ def test_under_pressure_a_prefix_goes_from_its_tail_and_all_objects_of_a_page_to
         sizes = {POOLS[0]: MIB // 4, POOLS[1]: 4096}
         pages = [sealed_page(named._replace(pool=pool), sizes[pool]) for pool in sizes for named in chain]
         assert all(storage.put(pages, Level.CACHED))
-        admin = MasterAdmin(cluster.admin.host, cluster.admin.port)
+        admin = cluster.admin
         others = iter(range(1000, 2000))
 
         def some_are_gone() -> bool:

@@ -5,10 +5,9 @@ from contextlib import closing
 import pytest
 
 from tests.support.clock import ManualClock
-from tests.support.mooncake import small_cluster
+from tests.support.mooncake import LocalCluster, small_cluster
 from tests.support.mooncake_needed import needs_mooncake
-from unified_cache.cluster.child import wait_until
-from unified_cache.cluster.local import LocalCluster
+from tests.support.waiting import wait_until
 from unified_cache.storage_backends.mooncake.placement import STAY_S, NodeChoice
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage, open_url
 from unified_cache.storage_backends.protocol import Answer, Level

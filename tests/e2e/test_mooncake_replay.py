@@ -9,9 +9,8 @@ import pytest
 
 from tests.sources import ROOT
 from tests.support.cluster import ask
-from tests.support.mooncake import open_mooncake, small_cluster
+from tests.support.mooncake import LocalCluster, open_mooncake, small_cluster
 from tests.support.mooncake_needed import needs_mooncake
-from unified_cache.cluster.local import LocalCluster
 
 pytestmark = needs_mooncake
 

@@ -6,11 +6,10 @@ What is replaced are places: directories, ports, amounts of memory, and names th
 import json
 import os
 import re
-import signal
-import socket
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from tests.support.document_shell import ENDPOINT, DocumentShell
 from tests.support.documents import CodeBlock, code_blocks, command_lines
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, engine_on, fill, prompt_of
-from unified_cache.cluster.local import LocalCluster
+from tests.support.ports import free_ports
 from unified_cache.events.publisher import EventPublisher
 from unified_cache.offline.stores import identities_of
 from unified_cache.page import Prompt
@@ -159,42 +158,23 @@ def test_the_engine_of_the_document_on_events_publishes() -> None:
 
 @needs_mooncake
 @pytest.mark.long
-def test_the_commands_of_the_document_on_clusters_work(shell: DocumentShell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNIFIED_CACHE_CLUSTER_DIR", "cluster")
-    _, local, replayed, node, _ = blocks_of("cluster", "console")
-    up, status, down = command_lines(local)
-    directory = ["--dir", "cluster"]
-    url = shell.call([*up, *directory]).strip()
-    try:
-        assert "ready" in shell.call([*status, *directory])
-        shell.places |= {url_shown(replayed): url, f"mooncake://{MASTER}": url, MASTER: master_of(url)}
+def test_the_commands_of_the_document_on_clusters_work(shell: DocumentShell, tmp_path: Path) -> None:
+    _, local, replayed, _ = blocks_of("cluster", "console")
+    rpc, admin = free_ports(2)
+    url = f"mooncake://127.0.0.1:{rpc}?admin=127.0.0.1:{admin}"
+    *programs, last = (line.removeprefix("$ ") for line in local.text.splitlines())
+    with cluster_running(programs, rpc, admin, tmp_path):
+        shell.places |= {f"mooncake://{MASTER}": url, f"mooncake://{ENDPOINT}": url}
         shell.places["traces/"] = f"{ROOT / 'traces'}/"
+        shell.call(shlex.split(last))
         (replay,) = command_lines(replayed)
         shell.call([*replay, "--limit", "20", "--page-bytes", "512"])
-        (joined,) = command_lines(node)
-        assert joined[-2] == "--host"
-        with node_running([shell.placed(word) for word in joined[:-1]] + ["127.0.0.1"]):
-            pass
         (stat,) = (block for block in blocks_of("operate", "console") if "mooncake://" in block.text)
         shell.run(stat)
         *_, served = blocks_of("deploy", "console")
         Path("service.toml").touch()
         shell.run(served)
         shell.stop()
-    finally:
-        shell.call([*down, *directory])
-
-
-@needs_mooncake
-@pytest.mark.long
-def test_the_cluster_as_a_value_survives_what_the_document_does_to_it() -> None:
-    (block,) = blocks_of("cluster", "python")
-    names: dict[str, object] = {"LocalCluster": LocalCluster, "open_storage": open_storage}
-    exec(compile(block.text, "docs/cluster.md", "exec"), names)
-    cluster = names["cluster"]
-    assert isinstance(cluster, LocalCluster)
-    assert len(cluster.nodes) == 4
-    assert not any(node.is_alive for node in cluster.nodes), "nothing is left behind"
 
 
 def demos() -> list[list[str]]:
@@ -214,65 +194,70 @@ def test_the_demos_of_the_documents_run(words: list[str], shell: DocumentShell) 
 def test_two_engines_share_a_cluster_through_a_service_as_the_readme_says(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (block,) = (block for block in code_blocks(text) if "two_engines.py" in block.text)
-    port, metrics = free_ports(2)
+    port, metrics, rpc, admin, node = free_ports(5)
     script = (
-        block.text.replace("50051", str(port))
-        .replace("256MiB", "64MiB")
+        block.text.replace(":50051", f":{port}")
         .replace("serve --storage", f"serve --listen 127.0.0.1:{port} --storage")
         .replace("examples/", f"{ROOT / 'examples'}/")
-        .replace("cluster up", "cluster up --dir cluster")
-        .replace("cluster down", "cluster down --dir cluster")
-        .replace(" &\n", f" &\nuntil unified-cache ping grpc://127.0.0.1:{port}; do sleep 0.2; done\n")
+        .replace("--metrics_host=127.0.0.1 &", f"--metrics_host=127.0.0.1 --metrics_port={admin} &")
+        .replace("--global_segment_size=256MB &", f"--global_segment_size=64MB --port={node} &\n{joined(admin)}")
+        .replace("mooncake://127.0.0.1:50061", f"'mooncake://127.0.0.1:50061?admin=127.0.0.1:{admin}'")
+        .replace("50061", str(rpc))
+        .replace(
+            "python examples", f"until unified-cache ping grpc://127.0.0.1:{port}; do sleep 0.2; done\npython examples"
+        )
     )
     said = ran(tmp_path, script, {"UNIFIED_CACHE_SERVE_METRICS__LISTEN": f"127.0.0.1:{metrics}"})
     assert "engine 2: 240 tokens from storage" in said
 
 
-def url_shown(block: CodeBlock) -> str:
-    (url,) = (str(each) for each in re.findall(r"mooncake://\S+", block.text))
-    return url
-
-
-def master_of(url: str) -> str:
-    return url.removeprefix("mooncake://").partition("?")[0]
+def joined(admin: int) -> str:
+    """Return the line of a script that waits until a master counts on a node."""
+    return f"until curl --silent http://127.0.0.1:{admin}/get_all_segments | grep .; do sleep 0.1; done"
 
 
 @contextmanager
-def node_running(words: list[str]) -> Iterator[None]:
-    """Run a storage node until it says that it is ready; then end it, and it must end well."""
-    command = [sys.executable, "-c", "from unified_cache.cli.main import main; main()", *words[1:]]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
-        assert child.stderr is not None
-        assert any('"ready"' in line for line in child.stderr)
+def cluster_running(commands: Sequence[str], rpc: int, admin: int, directory: Path) -> Iterator[None]:
+    """Run the document's master and node at ports of this test, until both are there; then end them."""
+    (node,) = free_ports(1)
+    master_command, node_command = commands
+    script = (
+        master_command.replace("mooncake_master", f"mooncake_master --rpc_port={rpc} --metrics_port={admin}"),
+        node_command.replace(ENDPOINT, f"127.0.0.1:{rpc}").replace("1GB", f"64MB --port={node}"),
+        f"{joined(admin)} && read -r",
+        "kill %1 %2",
+    )
+    with subprocess.Popen(
+        ["bash", "-mc", "\n".join(script)], cwd=directory, env=with_programs(directory), stdin=-1, stdout=-1, text=True
+    ) as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        assert running.stdout.readline().startswith("127.0.0.1:")
         yield
-        child.send_signal(signal.SIGTERM)
-        child.communicate(timeout=TIMEOUT_S)
-        assert child.returncode == 0
+        running.communicate("\n", timeout=TIMEOUT_S)
 
 
-def free_ports(count: int) -> list[int]:
-    """Find ports that nobody listens at now."""
-    opened = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports: list[int] = [each.getsockname()[1] for each in opened]
-    for each in opened:
-        each.close()
-    return ports
-
-
-def ran(directory: Path, script: str, variables: dict[str, str] | None = None) -> str:
-    """Run a script of a document, in a directory where ``python`` and ``unified-cache`` are those of the tests."""
+def with_programs(directory: Path) -> dict[str, str]:
+    """Return an environment in which ``python``, ``unified-cache`` and Mooncake's programs are those of the tests."""
     programs = directory / "programs"
     programs.mkdir()
     main = "from unified_cache.cli.main import main; main()"
-    for name, words in {"unified-cache": f" -c '{main}'", "python": ""}.items():
-        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable}{words} "$@"\n', encoding="utf-8")
+    words = {"unified-cache": f" -c '{main}'", "python": ""}
+    for module, name in (("cli", "mooncake_master"), ("cli_client", "mooncake_client")):
+        words[name] = f" -m mooncake.{module}"
+    for name, arguments in words.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable}{arguments} "$@"\n', encoding="utf-8")
         (programs / name).chmod(0o755)
-    environment = {**os.environ, **(variables or {}), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    return {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+
+def ran(directory: Path, script: str, variables: dict[str, str]) -> str:
+    """Run a script of a document."""
     done = subprocess.run(
         ["bash", "-mc", script],
         check=False,
         cwd=directory,
-        env={**environment, "PYTHONPATH": str(ROOT)},
+        env={**with_programs(directory), **variables},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import linear_regression
 
 from tests.soak.mooncake_engine import Account, serve_orders
-from unified_cache.cluster.local import LocalCluster
+from tests.support.mooncake import LocalCluster
 
 ENGINES = 2
 NODES = 3

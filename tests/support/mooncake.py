@@ -1,17 +1,183 @@
-"""Mooncake clusters on loopback for tests, and what tests do to them from outside."""
+"""Mooncake clusters on loopback for tests: the wheel's own master and clients, and what tests do to them."""
 
-from collections.abc import Iterator
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.request import urlopen
 
-from unified_cache.cluster.local import LocalCluster
-from unified_cache.cluster.master import MasterSettings
+from tests.support.ports import free_ports
+from tests.support.waiting import wait_until
+from unified_cache.storage_backends.mooncake.admin import MasterAdmin
+from unified_cache.storage_backends.mooncake.native import METADATA, usable_wheel
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage
 from unified_cache.storage_backends.url import open_storage
 
-__all__ = ["open_mooncake", "small_cluster"]
+__all__ = ["ClusterProcess", "LocalCluster", "MasterSettings", "open_mooncake", "small_cluster"]
+
+LOOPBACK = "127.0.0.1"
+START_S = 20.0
+"""The master takes 75 ms on an idle machine, a node 150."""
+
+
+@dataclass(frozen=True, slots=True)
+class MasterSettings:
+    """Settings of a master. The defaults suit one machine, where a dead node is to be noticed soon.
+
+    ``lease_ms`` protects a page that was asked for or read; it must exceed the slowest batch of reads. A node that is
+    silent for ``client_ttl_s`` is forgotten, its pages with it. A put that its writer did not finish blocks its key for
+    ``put_discard_s``.
+    """
+
+    lease_ms: int = 10_000
+    client_ttl_s: int = 3
+    put_discard_s: int = 30
+
+    def arguments(self) -> list[str]:
+        """Return the arguments of ``mooncake_master``."""
+        return [
+            f"--default_kv_lease_ttl={self.lease_ms}",
+            f"--client_ttl={self.client_ttl_s}",
+            f"--put_start_discard_timeout_sec={self.put_discard_s}",
+            "--eviction_high_watermark_ratio=0.8",
+            "--eviction_ratio=0.1",
+            "--rpc_thread_num=2",
+        ]
+
 
 SETTINGS = MasterSettings(lease_ms=2_000, client_ttl_s=2, put_discard_s=2)
 """So that what takes its time in production is over within a test."""
+
+
+class ClusterProcess:
+    """A process of a cluster, killed by the kernel if the thread that started it dies."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        with log.open("ab") as output:
+            self._popen = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._popen.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended; one that is stopped lives."""
+        return self._popen.poll() is None
+
+    def kill(self) -> None:
+        """Send SIGKILL and wait for the end; one that has ended stays so."""
+        self._popen.kill()
+        self._popen.wait()
+
+    def stop(self) -> None:
+        """Send SIGSTOP: it holds its ports and memory, and answers nobody."""
+        self._popen.send_signal(signal.SIGSTOP)
+
+    def cont(self) -> None:
+        """Send SIGCONT, after ``stop``."""
+        self._popen.send_signal(signal.SIGCONT)
+
+
+class LocalCluster:
+    """One master and some storage nodes on the loopback address; dead ones are kept until they are replaced."""
+
+    def __init__(self, segment_bytes: int, settings: MasterSettings, logs: Path) -> None:
+        """Start the master."""
+        rpc, admin = free_ports(2)
+        self.rpc = f"{LOOPBACK}:{rpc}"
+        self.admin = MasterAdmin(LOOPBACK, admin)
+        self._admin_url = f"http://{LOOPBACK}:{admin}"
+        self.url = f"mooncake://{self.rpc}?admin={LOOPBACK}:{admin}"
+        self.nodes: list[ClusterProcess] = []
+        self._segment_bytes = segment_bytes
+        self._logs = logs
+        self._programs = Path(str(usable_wheel().locate_file("mooncake")))
+        self._master_command = [
+            str(self._programs / "mooncake_master"),
+            f"--rpc_address={LOOPBACK}",
+            f"--rpc_port={rpc}",
+            f"--metrics_host={LOOPBACK}",
+            f"--metrics_port={admin}",
+            "--enable_metric_reporting=false",
+            "--logtostderr=true",
+            "--minloglevel=1",
+            *settings.arguments(),
+        ]
+        self.master = self._start_master()
+
+    @classmethod
+    @contextmanager
+    def running(
+        cls, nodes: int = 1, segment_bytes: int = 64 << 20, settings: MasterSettings | None = None
+    ) -> Iterator["LocalCluster"]:
+        """Start a cluster, and kill it at the end, whatever happened."""
+        with tempfile.TemporaryDirectory(prefix="unified-cache-cluster-") as logs:
+            cluster = cls(segment_bytes, settings or MasterSettings(), Path(logs))
+            try:
+                cluster.nodes += [cluster._launch() for _ in range(nodes)]
+                assert wait_until(lambda: len(cluster.admin.segments()) == nodes, START_S), cluster.logged()
+                yield cluster
+            finally:
+                for process in (*cluster.nodes, cluster.master):
+                    process.kill()
+
+    def start_node(self) -> ClusterProcess:
+        """Start another node; return it when the master knows it."""
+        before = self.admin.segments()
+        node = self._launch()
+        self.nodes.append(node)
+        assert wait_until(lambda: bool(self.admin.segments() - before), START_S), self.logged()
+        return node
+
+    def replace_node(self, node: ClusterProcess) -> ClusterProcess:
+        """Kill a node if it lives, and start another one in its place."""
+        node.kill()
+        started = self.start_node()
+        self.nodes[self.nodes.index(node)] = self.nodes.pop()
+        return started
+
+    def restart_master(self) -> ClusterProcess:
+        """Start the master again at its address, killed first if it lives: it knows no page, and nodes join again."""
+        self.master.kill()
+        self.master = self._start_master()
+        return self.master
+
+    def logged(self) -> str:
+        """Return the ends of all logs, for messages."""
+        return "\n".join(path.read_text(encoding="utf-8", errors="replace")[-2_000:] for path in self._logs.iterdir())
+
+    def _start_master(self) -> ClusterProcess:
+        master = ClusterProcess(self._master_command, self._logs / "master.log")
+        if not wait_until(self._is_serving, START_S):
+            master.kill()
+            raise AssertionError(self.logged())
+        return master
+
+    def _is_serving(self) -> bool:
+        try:
+            with urlopen(f"{self._admin_url}/health", timeout=1) as answer:
+                return b'"service_ready":true' in answer.read()
+        except OSError:
+            return False
+
+    def _launch(self) -> ClusterProcess:
+        (port,) = free_ports(1)
+        command = [
+            str(self._programs / "mooncake_client"),
+            f"--master_server_address={self.rpc}",
+            f"--metadata_server={METADATA}",
+            f"--host={LOOPBACK}",
+            f"--port={port}",
+            f"--global_segment_size={self._segment_bytes}",
+        ]
+        return ClusterProcess(command, self._logs / f"node-{port}.log")
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import pytest
 
 from unified_cache.errors import ConfigError
-from unified_cache.storage_backends.mooncake.native import master_program
+from unified_cache.storage_backends.mooncake.native import usable_wheel
 
 __all__ = ["needs_mooncake"]
 
@@ -11,7 +11,7 @@ __all__ = ["needs_mooncake"]
 def why_not() -> str:
     """Say what Mooncake lacks here; empty if nothing."""
     try:
-        master_program()
+        usable_wheel()
     except ConfigError as error:
         return str(error)
     return ""

@@ -20,7 +20,7 @@ from tests.support.cache import ToyEngine, toy_layout
 from tests.support.rank_grid import cells
 from tests.support.rank_script import Rank
 from tests.support.ranks import out_pages, ranked
-from unified_cache.cluster.child import wait_until
+from tests.support.waiting import wait_until
 from unified_cache.controller import InlineWorkers, ThreadWorkers
 from unified_cache.errors import ConfigError, RankLostError
 from unified_cache.page import Prompt

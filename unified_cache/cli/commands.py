@@ -104,16 +104,6 @@ DEFERRED: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "End a service as SIGTERM does: its servers refuse new calls and finish those in flight. For admins.",
         ),
     },
-    "Cluster": {
-        "cluster": (
-            "cluster:cluster_app",
-            "Run a Mooncake cluster on this machine, for development: one master and some storage nodes.",
-        ),
-        "node": (
-            "node:node_app",
-            "Give memory of this machine to a Mooncake cluster until SIGTERM; log each event as one line of JSON.",
-        ),
-    },
 }
 """By the heading that help shows them under."""
 

@@ -61,8 +61,6 @@ class SectionName(Enum):
     SERVE = "serve"
     REPLAY = "replay"
     PLAN = "plan"
-    NODE = "node"
-    CLUSTER = "cluster"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,9 @@ import re
 from collections.abc import Iterable, Mapping
 
 from unified_cache.arguments import did_you_mean
-from unified_cache.gone import GONE, setting_instead
+from unified_cache.gone import GONE, section_instead, setting_instead
 from unified_cache.settings.cache import EmbeddedSettings
 from unified_cache.settings.describe import is_known, settings_of
-from unified_cache.settings.mooncake import ClusterChoices, NodeChoices
 from unified_cache.settings.programs import PlanChoices, ReplayChoices
 from unified_cache.settings.section import Section
 from unified_cache.settings.service import ServiceSettings
@@ -32,8 +31,6 @@ SECTIONS: Mapping[str, type[Section]] = {
     "serve": ServiceSettings,
     "replay": ReplayChoices,
     "plan": PlanChoices,
-    "node": NodeChoices,
-    "cluster": ClusterChoices,
 }
 """Sections of the file: each has the settings of one command, or of a cache that an engine embeds."""
 
@@ -96,7 +93,8 @@ def nearest_names(path: SettingPath) -> str:
     of_all = _names(SECTIONS.values())
     within = [f"{section}.{name}" for section, model in SECTIONS.items() for name in _names([model])]
     name = ".".join(path)
-    instead = setting_instead(".".join(path[1:] if path[0] in SECTIONS else path)) or setting_instead(name)
+    of_one = ".".join(path[1:] if path[0] in SECTIONS else path)
+    instead = section_instead(path[0]) or setting_instead(of_one) or setting_instead(name)
     if instead:
         return instead
     if path[0] in SECTIONS:
@@ -117,6 +115,9 @@ def nearest_variables(variable: str) -> str:
         sections = (first,) if first in SECTIONS else (None, *SECTIONS)
         if variable in [variable_name(tuple(rest if first in SECTIONS else (first, *rest)), each) for each in sections]:
             return setting_instead(name)
+    for section in (section for each in GONE for section in each.sections):
+        if variable.startswith(variable_name(("",), section)):
+            return section_instead(section)
     known = [variable_name(tuple(each.split("."))) for each in _names(SECTIONS.values())]
     known += [
         variable_name(tuple(each.split(".")), name) for name, model in SECTIONS.items() for each in _names([model])

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -17,10 +16,9 @@ from typing import Any
 
 from tests.engines.sglang.install import Installation
 from tests.engines.sglang.outcome import EngineJob
-from tests.support.mooncake import small_cluster
-from unified_cache.cluster.child import wait_until
-from unified_cache.cluster.host_port import free_ports
-from unified_cache.cluster.master import MasterSettings
+from tests.support.mooncake import MasterSettings, small_cluster
+from tests.support.ports import free_ports
+from tests.support.waiting import wait_until
 
 __all__ = ["CORES", "ROOT", "STACKS", "STACKS_BY_TURNS", "STORES", "Bench", "Outcome", "complaints", "whole"]
 
@@ -137,7 +135,7 @@ class Bench:
         # Several services run at a time, and metrics would be served at one port by all of them.
         environment = {**os.environ, "UNIFIED_CACHE_SERVE_METRICS__LISTEN": "127.0.0.1:0"}
         for _ in range(SERVICE_TRIES):
-            (port,) = free_ports(1, random.Random())
+            (port,) = free_ports(1)
             options = ["serve", "--listen", f"127.0.0.1:{port}", "--storage", f"file:{directory}", "--host-bytes", "0"]
             with (self.root / f"service-{port}.log").open("wb") as log:
                 running = subprocess.Popen([*command, *options], stdout=log, stderr=log, cwd=ROOT, env=environment)

@@ -23,7 +23,7 @@ from tests.engines.sglang.raw_moves import raw_read_s, raw_write_s
 from tests.engines.sglang.recording import Recording
 from tests.engines.sglang.session import EnginePrompts, EngineSession
 from tests.engines.sglang.stacks import Geometry, build_stack
-from unified_cache.cluster.child import wait_until
+from tests.support.waiting import wait_until
 from unified_cache.storage_backends.wrappers import Method
 
 __all__ = ["run_job"]

@@ -1,6 +1,5 @@
 """Sections in which stores go wrong: nothing wrong comes back, what is missing is computed again, nothing is held."""
 
-import random
 import shutil
 from enum import Enum
 from itertools import product
@@ -10,7 +9,7 @@ from typing import Any
 from tests.engines.sglang.bench import CORES, STACKS, STACKS_BY_TURNS, Bench, Outcome
 from tests.engines.sglang.faults import doomed_url, faulty_url
 from tests.engines.sglang.outcome import EngineJob
-from unified_cache.cluster.host_port import free_ports
+from tests.support.ports import free_ports
 from unified_cache.storage_backends.wrappers.method import Method
 from unified_cache.testing.faulty_storage import StorageFault
 
@@ -158,7 +157,7 @@ def loss(bench: Bench) -> None:
 
 def away(bench: Bench) -> None:
     """A server that is not there: everything is a miss."""
-    (port,) = free_ports(1, random.Random())
+    (port,) = free_ports(1)
     store = bench.store(f"grpc://127.0.0.1:{port}", deadline_s=DEADLINE_S)
     for stack in STACKS:
         bench.run(f"server away {stack}", missed, EngineJob(stack, stores=[store]))

@@ -14,13 +14,16 @@ from jsonschema import Draft202012Validator
 
 from scripts.release import LISTS
 from tests.sources import ROOT
+from tests.support.mooncake_needed import needs_mooncake
 from unified_cache.cli.main import run
 from unified_cache.settings.loading import service_settings
+from unified_cache.storage_backends.mooncake.native import usable_wheel
 
 DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
-PROGRAM = "/opt/unified-cache/bin/unified-cache"
+INSTALLED = "/opt/unified-cache/bin/"
+PROGRAM = f"{INSTALLED}unified-cache"
 EXPOSURE_MAX = 20
 """Tenths of systemd's scale from 0, nothing to lose, to 10; a unit without any setting has 9.6."""
 
@@ -136,8 +139,8 @@ def test_settings_are_those_of_the_service_and_alike_in_file_and_manifest() -> N
 def commands() -> Iterator[list[str]]:
     """Yield the arguments of every command of ours in units, manifests and the image."""
     for path in UNITS:
-        (line,) = re.findall(rf"^ExecStart={PROGRAM} (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-        yield shlex.split(line)
+        for line in re.findall(rf"^ExecStart={PROGRAM} (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE):
+            yield shlex.split(line)
     for _, pod in pods():
         for container in containers_of(pod):
             arguments = container["args"]
@@ -153,11 +156,40 @@ def test_a_command_parses(arguments: list[str], capsys: pytest.CaptureFixture[st
     assert run([*arguments, "--help"]) == 0, capsys.readouterr().err
 
 
+def mooncake_commands() -> Iterator[list[str]]:
+    """Yield every command of Mooncake's in units, manifests and the document on clusters."""
+    units = [*UNITS, ROOT / "docs" / "cluster.md"]
+    for path in units:
+        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+        for line in re.findall(rf"^(?:ExecStart={INSTALLED}|\$ )(mooncake_\w+ .*)$", text, re.MULTILINE):
+            yield line.split()
+    for _, pod in pods():
+        for container in containers_of(pod):
+            command, arguments = container.get("command", ()), container["args"]
+            assert isinstance(command, list | tuple)
+            assert isinstance(arguments, list)
+            if command:
+                yield [*command, *arguments]
+
+
+@needs_mooncake
+@pytest.mark.parametrize("command", list(mooncake_commands()), ids=" ".join)
+def test_a_program_of_mooncakes_has_the_flags_that_it_is_given(command: list[str]) -> None:
+    program = usable_wheel().locate_file(f"mooncake/{command[0]}")
+    told = subprocess.run([str(program), "--help"], check=False, capture_output=True, text=True, timeout=60)
+    known = set(re.findall(r"^ +-(\w+) \(", told.stdout + told.stderr, re.MULTILINE))
+    given = {word[2:].partition("=")[0] for word in command if word.startswith("--")}
+    assert given
+    assert given - known == set()
+    sizes = [word.partition("=")[2] for word in command if word.startswith("--global_segment_size=")]
+    assert not any(size.endswith("iB") for size in sizes), "Mooncake takes such a size for none"
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
 def test_systemd_takes_a_unit_and_finds_it_confined(path: Path, tmp_path: Path) -> None:
     unit = tmp_path / path.name
-    unit.write_text(path.read_text(encoding="utf-8").replace(f"={PROGRAM}", "=/bin/true"), encoding="utf-8")
+    unit.write_text(re.sub(rf"={INSTALLED}\w\S*", "=/bin/true", path.read_text(encoding="utf-8")), encoding="utf-8")
     for words in (("verify",), ("security", "--offline=true", f"--threshold={EXPOSURE_MAX}")):
         command = ["systemd-analyze", "--no-pager", *words, str(unit)]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)

@@ -38,11 +38,12 @@ RUN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "unified-cache conformance",
         ),
         DEMOS: ("unified-cache demo",),
-        f"{OPERATING}::test_two_engines_share_a_cluster_through_a_service_as_the_readme_says": ("url=$(",),
+        f"{OPERATING}::test_two_engines_share_a_cluster_through_a_service_as_the_readme_says": (
+            "mooncake_master --rpc",
+        ),
     },
     "docs/cluster.md": {
-        CLUSTER: ("$ unified-cache cluster up", "$ unified-cache replay", "$ unified-cache node"),
-        f"{OPERATING}::test_the_cluster_as_a_value_survives_what_the_document_does_to_it": ("with LocalCluster",),
+        CLUSTER: ("$ mooncake_master", "$ unified-cache replay"),
     },
     "docs/configuration.md": {"tests/unit/settings/test_description.py::test_the_blocks_of_the_document_run": ("",)},
     "docs/deploy.md": {
@@ -130,7 +131,7 @@ NOT_RUN: Mapping[str, Mapping[str, str]] = {
     "docs/cluster.md": {
         "$ apt-get install": "changes the machine; make test has scripts/system_libraries.py do it, where it may",
         "# /etc/systemd/system/mooncake-master": "needs systemd as the first process; test_deploy.py checks units",
-        "# /etc/systemd/system/unified-cache-node": "needs systemd as the first process; test_deploy.py checks units",
+        "# /etc/systemd/system/mooncake-node": "needs systemd as the first process; test_deploy.py checks units",
         "FROM python": "needs a container engine and its registry",
         "$ docker run": "needs a container engine",
     },

@@ -3,6 +3,7 @@
 import importlib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,9 @@ WORDS = (
     *("looks_ahead", "peek_victim", "ReadableQueues"),
     # Explanations of the latest short hits on the live page.
     *("ShortHit", "ShortHits", "ShortLookups", "short_hits", "LOOKED_AT_EVERY_S"),
+    # Mooncake clusters and storage nodes run by us.
+    *("ClusterChoices", "NodeChoices", "ClusterDirectory", "ClusterPlan", "NodeSettings", "StartReport", "run_node"),
+    *("UNIFIED_CACHE_CLUSTER_DIR", "unified-cache-node.service", "storage_node", "master_program"),
 )
 """Words of what is gone, beside those of ``GONE``; in this order a comment says of what."""
 
@@ -90,6 +94,8 @@ def test_a_mention_of_what_is_gone_is_found() -> None:
 def test_the_document_on_moving_has_every_name_that_is_gone() -> None:
     text = (ROOT / "docs/migrating.md").read_text(encoding="utf-8")
     named = {name for each in GONE for name in (*each.settings, *each.commands, *each.imports, *each.methods)}
+    named = {name for each in GONE for name in (*each.settings, *each.commands, *each.imports)}
+    named |= {f"[{name}]" for each in GONE for name in each.sections}
     assert {name for name in named if f"`{name}`" not in text} == set()
 
 
@@ -112,6 +118,25 @@ def test_an_option_of_a_setting_that_is_gone_is_refused_with_what_takes_its_plac
 ) -> None:
     assert run(["serve", "--host-bytes", "1GiB"]) == 2
     assert setting_instead("serve.host_bytes") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [name for each in GONE for name in each.sections])
+def test_a_section_that_is_gone_is_refused_with_what_takes_its_place(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (instead,) = (each.instead for each in GONE if name in each.sections)
+    file = tmp_path / "unified-cache.toml"
+    file.write_text(f"[{name}]\nany = 1\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as refused:
+        read_settings(SECTIONS["serve"], file)
+    assert f"there is no setting {name}.any" in str(refused.value)
+    assert instead in str(refused.value)
+    variable = variable_name(("any",), name)
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(ConfigError) as refused:
+        read_settings(SECTIONS["serve"])
+    assert variable in str(refused.value)
+    assert instead in str(refused.value)
 
 
 @pytest.mark.parametrize("name", [name for each in GONE for name in each.commands])

@@ -35,7 +35,7 @@ LIBRARY: tuple[tuple[str, ...], ...] = (
     ("owned_cache",),
     ("cache",),
     (FACADE,),
-    ("service", "testing", "integrations", "cluster", "offline", "events", "report"),
+    ("service", "testing", "integrations", "offline", "events", "report"),
 )
 PROGRAMS: tuple[tuple[str, ...], ...] = (("demo", "replay"), ("plan",), ("cli",))
 """Programs over the public API; nothing in the library imports them."""

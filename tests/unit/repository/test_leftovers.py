@@ -10,12 +10,12 @@ import psutil
 
 from tests.leftovers import SESSION_VARIABLE, processes_of
 from tests.support.cluster import all_end
-from unified_cache.cluster.child import wait_until
+from tests.support.waiting import wait_until
 
 TIMEOUT_S = 30.0
 ORPHANED = """
 import subprocess, sys
-subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()", "unified_cache.cluster.orphan"])
+subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()", "mooncake_client"])
 """
 """Starts a process that reads its standard input to the end, and leaves it."""
 

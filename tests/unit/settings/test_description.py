@@ -56,7 +56,7 @@ def test_every_name_at_the_top_is_of_one_kind() -> None:
     assert {name: found for name, found in kinds.items() if len(found) > 1} == {}
 
 
-@pytest.mark.parametrize("section", ["serve", "replay", "plan", "node"])
+@pytest.mark.parametrize("section", ["serve", "replay", "plan"])
 def test_the_flags_of_a_command_are_called_as_its_settings(section: str) -> None:
     (command,) = (each.load() for each in deferred_commands() if each.name == section)
     flags = {flag_name(each.path) for each in settings_of(SECTIONS[section])}

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from unified_cache.errors import StorageError
-from unified_cache.nesting import parse_json
 from unified_cache.storage_backends.mooncake.hosts import KNOCK_TIMEOUT_S, knock
 
 __all__ = ["MasterAdmin"]
@@ -39,14 +38,6 @@ class MasterAdmin:
         except StorageError:
             return  # the admin port is needed for listings alone
         self._ask("/health", KNOCK_TIMEOUT_S, _text)
-
-    def is_serving(self) -> bool:
-        """Tell whether the master says that it serves; one that does not answer does not."""
-        try:
-            answer = parse_json(self._ask("/health", KNOCK_TIMEOUT_S, _text))
-        except (StorageError, ValueError):
-            return False
-        return isinstance(answer, dict) and answer.get("service_ready") is True
 
     def segments(self) -> frozenset[str]:
         """Return which nodes the master counts on, by their addresses; none where it does not answer."""

@@ -12,7 +12,6 @@ from enum import IntEnum
 from functools import cache
 from importlib import import_module
 from importlib.metadata import Distribution, distributions
-from pathlib import Path
 from typing import Protocol, cast
 
 from unified_cache.errors import ConfigError
@@ -26,9 +25,9 @@ __all__ = [
     "ResultCode",
     "apt_command",
     "load_store",
-    "master_program",
     "missing_packages",
     "new_put_config",
+    "usable_wheel",
 ]
 
 WHEELS = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine")
@@ -116,14 +115,6 @@ class NativeStore(Protocol):
         """Connect. Holds the interpreter's lock until it is done."""
         ...
 
-    def close(self) -> int:
-        """Disconnect. Holds the interpreter's lock until it is done; a call in flight or afterwards is fatal."""
-        ...
-
-    def health_check(self) -> int:
-        """Return 0 where the master answered lately."""
-        ...
-
     def register_buffer(self, pointer: int, size: int) -> int:
         """Make memory known to the transport."""
         ...
@@ -169,7 +160,7 @@ def load_store() -> NativeStore:
     """Load the library and make a client, not connected yet.
 
     Raises:
-        ConfigError: see ``master_program``; or the library cannot be loaded for another reason.
+        ConfigError: see ``usable_wheel``; or the library cannot be loaded for another reason.
     """
     return cast("NativeStore", _class_in_library("MooncakeDistributedStore")())
 
@@ -195,22 +186,9 @@ def apt_command(packages: Sequence[str]) -> list[str]:
     return [*APT, *packages]
 
 
-def master_program(search: Sequence[str] = sys.path, load: Callable[[str], object] = ctypes.CDLL) -> Path:
-    """Return the program ``mooncake_master`` of the wheel found along ``search``; all that Mooncake needs is here.
-
-    Raises:
-        ConfigError: not Linux, no wheel, both wheels, or a library is missing; the message says what to do.
-    """
-    wheel = _usable_wheel(search, load)
-    program = Path(str(wheel.locate_file("mooncake/mooncake_master")))
-    if not program.is_file():
-        raise ConfigError(f"{program} is missing from {wheel.name} {wheel.version}; install the wheel again")
-    return program
-
-
 @cache
 def _class_in_library(name: str) -> Callable[[], object]:
-    wheel = _usable_wheel(sys.path, ctypes.CDLL)
+    wheel = usable_wheel()
     for variable, value in ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     try:
@@ -220,8 +198,12 @@ def _class_in_library(name: str) -> Callable[[], object]:
     return cast("Callable[[], object]", found)
 
 
-def _usable_wheel(search: Sequence[str], load: Callable[[str], object]) -> Distribution:
-    """Return the wheel; it, and all that it needs of the system, is here."""
+def usable_wheel(search: Sequence[str] = sys.path, load: Callable[[str], object] = ctypes.CDLL) -> Distribution:
+    """Return the wheel found along ``search``; all that Mooncake needs is here.
+
+    Raises:
+        ConfigError: not Linux, no wheel, both wheels, or a library is missing; the message says what to do.
+    """
     if sys.platform != "linux":
         raise ConfigError(f"Mooncake runs on Linux only, found {sys.platform}")
     wheel = _only_wheel(search)

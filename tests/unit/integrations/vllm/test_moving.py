@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support.vllm_tier import FACTS, ROW, TIMEOUT_S, DictChunks, HostMemory, offload_key
-from unified_cache.cluster.child import wait_until
+from tests.support.waiting import wait_until
 from unified_cache.external import ExternalStore
 from unified_cache.integrations.vllm import moving as module
 from unified_cache.integrations.vllm.moving import ChunkJob, Direction, JobEnd, MovedChunk, Moving, MovingConfig

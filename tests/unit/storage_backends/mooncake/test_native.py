@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from unified_cache.errors import ConfigError
-from unified_cache.storage_backends.mooncake.native import master_program, missing_packages
+from unified_cache.storage_backends.mooncake.native import missing_packages, usable_wheel
 
 
 def install(wheel: str, directory: Path) -> None:
@@ -30,7 +30,7 @@ def without_numa(library: str) -> str:
 
 def refusal(directory: Path, load: object = everything) -> str:
     with pytest.raises(ConfigError) as caught:
-        master_program([str(directory)], load)  # type: ignore[arg-type]
+        usable_wheel([str(directory)], load)  # type: ignore[arg-type]
     return str(caught.value)
 
 
@@ -54,19 +54,6 @@ def test_a_missing_library_is_named_by_its_debian_package_and_the_command(tmp_pa
 def test_all_missing_libraries_are_named_together() -> None:
     assert missing_packages(nothing) == ["libibverbs1", "libnuma1", "libcurl4"]
     assert missing_packages(everything) == []
-
-
-def test_a_wheel_without_its_master_is_refused(tmp_path: Path) -> None:
-    install("mooncake-transfer-engine", tmp_path)
-    assert "mooncake_master is missing from mooncake-transfer-engine 1.0" in refusal(tmp_path)
-
-
-def test_the_master_lies_beside_the_wheel(tmp_path: Path) -> None:
-    install("mooncake-transfer-engine", tmp_path)
-    program = tmp_path / "mooncake" / "mooncake_master"
-    program.parent.mkdir()
-    program.touch()
-    assert master_program([str(tmp_path), str(tmp_path)], everything) == program
 
 
 def test_another_system_than_linux_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,18 @@
+"""Waiting for what other threads and processes do."""
+
+import time
+from collections.abc import Callable
+
+__all__ = ["wait_until"]
+
+POLL_S = 0.01
+
+
+def wait_until(reached: Callable[[], bool], timeout_s: float) -> bool:
+    """Ask every 10 ms, for at most ``timeout_s``; return whether it was reached."""
+    deadline_s = time.monotonic() + timeout_s
+    while not reached():
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(POLL_S)
+    return True

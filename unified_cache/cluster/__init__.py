@@ -1,1 +1,0 @@
-"""Mooncake's processes: storage nodes, and a cluster of them on one machine for development and tests. Linux only."""
