@@ -15,6 +15,7 @@ from benchmarks.host_pages import announced_pages
 from benchmarks.measure import Comparison, Figure, Spread, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
 from unified_cache.config import GuardConfig
+from unified_cache.storage_backends.common.call_threads import run_here
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Level, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -38,22 +39,19 @@ def guard_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
         bare.put(pages, Level.CACHED)
         stores: tuple[StorageBackend, ...] = (bare, VerifiedStorage(bare), VerifiedStorage(guard.breaker))
         labels = [page.label for page in pages]
-        yield from _figures("get", [partial(store.get, pages) for store in stores], guard, plan)
-        yield from _figures("exists", [partial(store.exists, labels) for store in stores], guard, plan)
+        yield from _figures("get", [partial(store.get, pages) for store in stores], plan)
+        yield from _figures("exists", [partial(store.exists, labels) for store in stores], plan)
     finally:
         guard.breaker.close()
         shutil.rmtree(path)
 
 
-def _figures(
-    name: str, calls: list[Callable[[], object]], guard: StorageGuard, plan: BenchmarkPlan
-) -> Iterator[Figure]:
+def _figures(name: str, calls: list[Callable[[], object]], plan: BenchmarkPlan) -> Iterator[Figure]:
     """Time the calls of the bare store, the verified and the guarded one in turns, the last on both kinds of thread."""
     guarded = timed(calls[2])
 
     def watched() -> int:
-        with guard.watch():
-            return guarded()
+        return run_here(guarded).result()
 
     subjects = [timed(calls[0]), timed(calls[1]), watched, guarded]
     bare, verified, in_place, handed_over = (

@@ -35,8 +35,8 @@ ENGINES_MUTANTS = [
     Mutant(
         "landing memory of a late call is lent again",
         "external/calls.py",
-        "if run.call is None or run.call.returned:",
-        "if True:",
+        "                    self._landing.take_back(span, user)\n",
+        "                    self._landing.take_back(span, run_here(int))\n",
         EXTERNAL_TESTS,
     ),
     Mutant(

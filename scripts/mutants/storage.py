@@ -4,7 +4,52 @@ from scripts.mutants.mutant import Mutant
 
 __all__ = ["STORAGE_MUTANTS"]
 
+CALLS_TESTS = ("tests/unit/storage_backends/test_bounded_calls.py",)
+"""What must catch a mistake in how a call that may hang is left."""
+
 STORAGE_MUTANTS = [
+    Mutant(
+        "work that was given up begins its next call to the store",
+        "storage_backends/common/bounded_call.py",
+        "        self.call.step = self\n        try:\n            self.call.check()\n",
+        "        self.call.step = self\n        try:\n            pass\n",
+        CALLS_TESTS,
+    ),
+    Mutant(
+        "buffers of a call that was given up are free at once",
+        "storage_backends/common/bounded_call.py",
+        "        return state is CallState.RETURNED or state is CallState.LET_GO",
+        "        return state is CallState.RETURNED or state is CallState.GIVEN_UP or state is CallState.LET_GO",
+        CALLS_TESTS,
+    ),
+    Mutant(
+        "a thread that was replaced goes on when its store returns",
+        "storage_backends/common/call_threads.py",
+        "is_needed = self._threads_count - len(self._lost) <= self._threads_max",
+        "is_needed = True",
+        CALLS_TESTS,
+    ),
+    Mutant(
+        "a deferrable call that hangs keeps its place among the deferrable ones",
+        "storage_backends/common/call_threads.py",
+        "            self._lost.add(call)\n            self._deferred.discard(call)\n",
+        "            self._lost.add(call)\n",
+        CALLS_TESTS,
+    ),
+    Mutant(
+        "what waits for threads that are all lost waits on",
+        "storage_backends/common/call_threads.py",
+        "return self._dropped() if self._threads_count == len(self._lost) else []",
+        "return []",
+        CALLS_TESTS,
+    ),
+    Mutant(
+        "a call that hangs does not count for the breaker until it returns",
+        "storage_backends/wrappers/deadline.py",
+        "            self._changed.notify_all()\n        self._on_late(thread_id)\n",
+        "            self._changed.notify_all()\n",
+        ("tests/unit/core/test_late_calls.py",),
+    ),
     Mutant(
         "a page from storage is believed",
         "storage_backends/verified.py",

@@ -21,7 +21,6 @@ from unified_cache.pool import Tier
 from unified_cache.ranks import RankGroup
 from unified_cache.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.testing.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from unified_cache.testing.seeded_workers import SeededWorkers
 from unified_cache.window import window
@@ -65,10 +64,6 @@ class Watched:
     @property
     def queue(self) -> JobQueue:
         return self.job.queue
-
-    @property
-    def guard(self) -> StorageGuard | None:
-        return self.job.guard
 
     @property
     def is_urgent(self) -> bool:

@@ -35,7 +35,6 @@ class BackupJob:
     """Copy pages device to host, KV before sidecars, and seal each as soon as its pool is complete."""
 
     queue = JobQueue.COPY
-    guard = None
 
     def __init__(
         self,
@@ -84,7 +83,6 @@ class LoadJob:
 
     queue = JobQueue.COPY
     is_urgent = True
-    guard = None
 
     def __init__(
         self, memory: PageMemory, layout: ModelLayout, parts: Sequence[PageCopies], clock: Callable[[], float]
@@ -213,7 +211,6 @@ class StoreJob:
     is_urgent = False
 
     def __init__(self, storage: StorageTier, prompt: Prompt, parts: Sequence[PageCopies], level: Level) -> None:
-        self.guard = storage.guard
         self._storage = storage
         self._level = level
         self._batches = StorageBatches(storage, prompt, parts, storage.write_order)
@@ -282,7 +279,6 @@ class ClearJob:
     is_urgent = False
 
     def __init__(self, storage: StorageTier) -> None:
-        self.guard = storage.guard
         self._backend = storage.backend
         self._owners = sorted({storage.owners[pool.name] for _, pool in storage.write_order})
         self._stopped = False
@@ -309,7 +305,6 @@ class ProbeJob:
 
     def __init__(self, storage: StorageTier, prompt: Prompt, pages: Sequence[npt.NDArray[np.int64]]) -> None:
         """Ask for ``pages[c]`` of component ``c``."""
-        self.guard = storage.guard
         self._storage = storage
         self._prompt = prompt
         self._pages = pages
@@ -367,7 +362,6 @@ class FetchJob:
     def __init__(
         self, storage: StorageTier, prompt: Prompt, parts: Sequence[PageCopies], clock: Callable[[], float]
     ) -> None:
-        self.guard = storage.guard
         self._storage = storage
         self._clock = clock
         self._batches = StorageBatches(storage, prompt, parts, storage.read_order)

@@ -15,7 +15,6 @@ from unified_cache.controller.left_alone import LeftAlone
 from unified_cache.controller.page_tally import LeftOut, PageTally
 from unified_cache.controller.transfer_kind import TransferKind
 from unified_cache.errors import CacheError, ClosedError, InternalError
-from unified_cache.storage_backends.wrappers import StorageGuard
 
 __all__ = ["Job", "JobQueue", "Operation", "OperationState", "SlowOperation", "Steps", "TransferKind", "WaitFor"]
 
@@ -33,11 +32,6 @@ class Job(Protocol):
     @property
     def queue(self) -> JobQueue:
         """Which workers run it."""
-        ...
-
-    @property
-    def guard(self) -> StorageGuard | None:
-        """Guard of the store that it calls, for whoever waits for it; None if it calls none, or one without a guard."""
         ...
 
     @property

@@ -1,6 +1,5 @@
 """One backend holding pages of one identity: what a page's objects are called, and where their bytes lie."""
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
@@ -16,11 +15,11 @@ from unified_cache.memory import PageMemory
 from unified_cache.page import PageKey, Prompt
 from unified_cache.pool import Identity, ModelLayout, PageCopies, PoolSpec, all_pages
 from unified_cache.seal import Label
+from unified_cache.storage_backends.common.call_threads import call_within
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard, declared_capability
-from unified_cache.storage_backends.wrappers.deadline import call_within
 from unified_cache.storage_backends.wrappers.method import Method
 
 __all__ = ["PoolOrder", "StorageTier"]
@@ -116,7 +115,7 @@ class StorageTier:
         A store that is still in a call is closed once it has returned, without the caller if need be.
         """
         try:
-            call_within(timeout_s, Method.CLOSE, self.backend.close, time.monotonic)
+            call_within(timeout_s, Method.CLOSE.value, self.backend.close)
         except StorageTimeoutError as error:
             return [str(error)]
         return []

@@ -6,14 +6,12 @@ from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from typing import Protocol
 
-from unified_cache.controller.job_line import JobLine, JobRun
 from unified_cache.controller.operation import Job, JobQueue, Operation
-from unified_cache.errors import CacheError, CopyError, StorageError
+from unified_cache.errors import CacheError, CopyError, StorageError, StorageTimeoutError
+from unified_cache.storage_backends.common.bounded_call import AGAIN, Again, BoundedCall
+from unified_cache.storage_backends.common.call_threads import LOOK_S, CallThreads
 
 __all__ = ["Finished", "InlineWorkers", "ThreadWorkers", "Workers"]
-
-LATE_LOOK_S = 0.05
-"""Between two looks, while somebody waits for jobs, whether one is late."""
 
 Finished = tuple[Operation, CacheError | None]
 """An operation whose job has ended, and how."""
@@ -45,15 +43,20 @@ def run_turn(job: Job) -> tuple[bool, CacheError | None]:
     """
     try:
         return job.run(), None
-    except CacheError as error:
-        return True, error
     except BaseException as error:  # the edge: other people's code runs here (a panic of a native library is no
         # Exception), and the thread must live
-        reason = f"{type(error).__name__} in a transfer: {error}"
-        in_storage = job.queue is JobQueue.STORAGE
-        failure: CacheError = StorageError(reason, retryable=False) if in_storage else CopyError(reason)
-        failure.__cause__ = error
-        return True, failure
+        return True, failure_of(job, error)
+
+
+def failure_of(job: Job, error: BaseException) -> CacheError:
+    """Return what a job has failed by that raised ``error``."""
+    if isinstance(error, CacheError):
+        return error
+    reason = f"{type(error).__name__} in a transfer: {error}"
+    in_storage = job.queue is JobQueue.STORAGE
+    failure: CacheError = StorageError(reason, retryable=False) if in_storage else CopyError(reason)
+    failure.__cause__ = error
+    return failure
 
 
 def run_job(job: Job) -> CacheError | None:
@@ -95,38 +98,37 @@ class InlineWorkers:
 
 
 class ThreadWorkers:
-    """A fixed number of daemon threads behind one line per kind of job, and those that hang in a call to a store.
+    """Threads for each kind of job, on demand, and those that hang in a call to a store.
 
     A job whose store does not return from a call in time has ended, for its operation, by StorageTimeoutError: whoever
     asks for ``finished`` gives it up. Another thread takes the place of the one that hangs, which ends when the store
-    returns. The store's guard bounds how many can hang, and fails what is started beyond that at once.
+    returns. The store's guard bounds how many can hang, and fails what is started beyond that at once. What a request
+    waits for goes first, and finds a thread that no backup and no clear is on.
     """
 
-    __slots__ = ("_closed", "_finished", "_has_finished", "_lines", "_runs", "_threads", "_threads_count")
+    __slots__ = ("_finished", "_has_finished", "_threads")
 
-    def __init__(self, counts: Mapping[JobQueue, int]) -> None:
-        """Make ``counts[kind]`` threads for each kind of job; ``start`` starts them."""
+    def __init__(self, threads: Mapping[JobQueue, CallThreads]) -> None:
+        self._threads = threads
         self._finished: deque[Finished] = deque()
         self._has_finished = threading.Event()
-        self._lines = {kind: JobLine(count) for kind, count in counts.items()}
-        self._threads_count = dict.fromkeys(counts, 0)
-        """Of each kind, ever made."""
-        self._threads = {self._new_thread(kind): kind for kind, count in counts.items() for _ in range(count)}
-        self._runs: dict[threading.Thread, JobRun] = {}
-        """By thread: the job that it runs, if it is watched. A thread enters and removes its own."""
-        self._closed = False
 
     @classmethod
     def start(cls, *, copy: int = 2, storage: int = 2) -> "ThreadWorkers":
-        """Start ``copy`` threads for copies, so that a load goes beside a backup, and ``storage`` for storage."""
-        workers = cls({JobQueue.COPY: copy, JobQueue.STORAGE: storage})
-        for thread in workers._threads:
-            thread.start()
-        return workers
+        """Have ``copy`` threads for copies, so that a load goes beside a backup, and ``storage`` for storage."""
+        counts = {JobQueue.COPY: copy, JobQueue.STORAGE: storage}
+        return cls({kind: CallThreads(kind.value, n, deferrable_max=max(1, n - 1)) for kind, n in counts.items()})
 
     def submit(self, operation: Operation, job: Job) -> None:
         """Queue ``job`` for the threads of its kind."""
-        self._lines[job.queue].put(JobRun(operation, job))
+
+        def turn() -> Again | None:
+            return None if job.run() else AGAIN
+
+        def finish(call: BoundedCall[Again | None]) -> None:
+            self._finish(operation, job, call.take_error())
+
+        self._threads[job.queue].submit(turn, finish, is_urgent=job.is_urgent)
 
     def finished(self, timeout_s: float) -> Generator[Finished, None, None]:
         """Yield all jobs that ended since the last call; wait for the first one at most ``timeout_s``.
@@ -134,10 +136,11 @@ class ThreadWorkers:
         An interrupt of the owner's thread loses none: what may not have been taken is yielded once more.
         """
         self._has_finished.clear()
-        wait_s = min(timeout_s, LATE_LOOK_S)
+        wait_s = min(timeout_s, LOOK_S)
         if not self._finished and wait_s > 0:
             self._has_finished.wait(wait_s)
-        self._give_up_late()
+        for threads in self._threads.values():
+            threads.give_up_late()
         while self._finished:
             yield self._finished[0]
             self._finished.popleft()
@@ -147,64 +150,13 @@ class ThreadWorkers:
 
         Threads of jobs that were given up are not waited for: their stores are named by their calls.
         """
-        self._closed = True
-        for line in self._lines.values():
-            line.close()
-        deadline_s = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(0, deadline_s - time.monotonic()))
-        return [thread.name for thread in self._threads if thread.is_alive()]
+        until_s = time.monotonic() + timeout_s
+        for threads in self._threads.values():
+            threads.close(0)
+        return [name for each in self._threads.values() for name in each.close(until_s - time.monotonic())]
 
-    def _new_thread(self, kind: JobQueue) -> threading.Thread:
-        name = f"{kind.value}-{self._threads_count[kind]}"
-        self._threads_count[kind] += 1
-        return threading.Thread(target=self._work, args=(self._lines[kind],), name=name, daemon=True)
-
-    def _work(self, line: JobLine) -> None:
-        thread = threading.current_thread()
-        while (run := line.take()) is not None:
-            is_over, error = self._run_turn(thread, run)
-            line.leave(run)
-            if run.watch is not None and run.watch.is_given_up:
-                if run.is_replaced:
-                    return
-            elif is_over:
-                self._finish(run.operation, error)
-            else:
-                line.put(run)
-
-    def _run_turn(self, thread: threading.Thread, run: JobRun) -> tuple[bool, CacheError | None]:
-        if run.job.guard is None:
-            return run_turn(run.job)
-        run.watch = run.job.guard.watch()
-        self._runs[thread] = run
-        with run.watch:
-            outcome = run_turn(run.job)
-        del self._runs[thread]
-        return outcome
-
-    def _finish(self, operation: Operation, error: CacheError | None) -> None:
-        self._finished.append((operation, error))
+    def _finish(self, operation: Operation, job: Job, error: BaseException | None) -> None:
+        if isinstance(error, StorageTimeoutError):
+            job.stop()  # its thread may go on with it
+        self._finished.append((operation, None if error is None else failure_of(job, error)))
         self._has_finished.set()
-
-    def _give_up_late(self) -> None:
-        """Give up the jobs whose calls are late, and put other threads in the place of theirs."""
-        for thread, run in self._runs.copy().items():
-            error = None if run.watch is None else run.watch.give_up_if_late()
-            if error is not None:
-                run.job.stop()
-                self._replace(thread, run)
-                self._finish(run.operation, error)
-
-    def _replace(self, thread: threading.Thread, run: JobRun) -> None:
-        run.is_replaced = True  # before there is another: the late thread may go on at any moment
-        kind = self._threads.pop(thread)
-        self._lines[kind].leave(run)
-        if self._closed:
-            return
-        other = self._new_thread(kind)
-        try:
-            other.start()
-        except RuntimeError:  # the system has no thread left: the late one goes on once its store has returned
-            other, run.is_replaced = thread, False
-        self._threads[other] = kind

@@ -8,7 +8,6 @@
     transfer       pages from landing memory into the engine's rows, and back
     work           what one call asks of a store, part by part
     calls          calls of it by their deadline, and why one did not come to its end
-    threads        threads that calls to a store run on, while the caller waits no longer than it may
     retries        how long to wait after a failure, which is logged once
     opening        a store that is away when it is named, and is opened later
     registrations  identities that a store has not taken yet, announced again by the calls that need them

@@ -113,17 +113,12 @@ class LandingMemory:
                 self._changed.wait(left_s)
             return None
 
-    def give_back(self, span: Span) -> None:
-        """Take a span back that no store knows any more."""
-        with self._changed:
-            self._lent.remove(span)
-            self._release(span)
-
-    def quarantine(self, span: Span, call: CallInFlight) -> None:
-        """Take a span back as soon as ``call`` has returned, which may read and write it until then."""
+    def take_back(self, span: Span, call: CallInFlight) -> None:
+        """Take a span back from a call: now, or as soon as the call has returned, which may use it until then."""
         with self._changed:
             self._lent.remove(span)
             self._quarantine[span] = call
+            self._collect()
             self._changed.notify_all()
 
     def close(self) -> None:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Condition, Lock, Thread
+from threading import Lock
 
 from unified_cache.config import GuardConfig
-from unified_cache.errors import CacheError, InputError, StorageError
+from unified_cache.errors import InputError
 from unified_cache.external.retries import Retries
 from unified_cache.storage_backends.common.backoff import Backoff
+from unified_cache.storage_backends.common.bounded_call import BoundedCall
+from unified_cache.storage_backends.common.call_threads import CallThreads
 from unified_cache.storage_backends.memory_reads import MemoryReader, memory_reader_in
 from unified_cache.storage_backends.protocol import Capability, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -49,15 +51,16 @@ class StoreOpening:
     """
 
     __slots__ = (
-        "_changed",
         "_clock",
         "_closed",
         "_error",
+        "_guard",
         "_is_trying",
         "_next_s",
         "_open",
         "_retries",
         "_store",
+        "_threads",
     )
 
     def __init__(self, opened: Callable[[], OpenedStore], pauses: Backoff, clock: Callable[[], float]) -> None:
@@ -65,11 +68,12 @@ class StoreOpening:
         self._retries = Retries("opening a store", pauses)
         self._clock = clock
         self._store: OpenedStore | None = None
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._next_s = clock()
         self._is_trying = False
         self._closed = False
-        self._changed = Condition(Lock())
+        self._threads = CallThreads("external-store-opening", 1)
+        self._guard = Lock()
 
     @property
     def store(self) -> OpenedStore | None:
@@ -86,17 +90,12 @@ class StoreOpening:
 
         Whoever finds another's attempt under way gets None at once.
         """
-        with self._changed:
+        with self._guard:
             if self._store is not None or self._closed or self._is_trying or self._clock() < self._next_s:
                 return self._store
             self._is_trying = True
-            try:
-                Thread(target=self._try, name="external-store-opening", daemon=True).start()
-            except RuntimeError:  # the system has no thread left
-                self._is_trying = False
-                return None
-            self._changed.wait_for(lambda: not self._is_trying, timeout_s)
-            return self._store
+        self._threads.submit(self._open, self._end).settle(timeout_s)
+        return self._store
 
     def raise_wrong_input(self) -> None:
         """Raise what the last attempt failed with if it speaks against the URL, and not against the store.
@@ -110,31 +109,22 @@ class StoreOpening:
 
     def close(self) -> OpenedStore | None:
         """Open nothing any more; return the store if it is there, which is the caller's to close."""
-        with self._changed:
+        with self._guard:
             self._closed = True
-            self._changed.notify_all()
-            return self._store
+        self._threads.close(0)
+        return self._store
 
-    def _try(self) -> None:
-        store: OpenedStore | None = None
-        error: Exception = StorageError("opening the store was broken off", retryable=True)
-        try:
-            store = self._open()
-        except (CacheError, OSError, RuntimeError, ValueError) as caught:
-            error = caught.with_traceback(None)
-        finally:
-            self._end(store, error)
-
-    def _end(self, store: OpenedStore | None, error: Exception) -> None:
+    def _end(self, attempt: BoundedCall[OpenedStore]) -> None:
         """Keep what an attempt brought; close a store that nobody wants any more."""
-        with self._changed:
+        error = attempt.take_error()
+        store = None if error is not None else attempt.result()
+        with self._guard:
             self._is_trying = False
-            self._error = None if store is not None else error
-            if store is None:
+            self._error = error
+            if error is not None:
                 self._next_s = self._clock() + self._retries.failed(error)
             elif not self._closed:
                 self._store, store = store, None
                 self._retries.succeeded()
-            self._changed.notify_all()
         if store is not None:
             store.guard.breaker.close()

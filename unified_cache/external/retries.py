@@ -26,7 +26,7 @@ class Retries:
         self._said = ""
         """Failure that the log has."""
 
-    def failed(self, error: Exception) -> float:
+    def failed(self, error: BaseException) -> float:
         """Return for how many seconds not to try again; log the failure unless it is the one before once more."""
         self._failures_count += 1
         passes = passes_by_itself(error)
@@ -56,7 +56,7 @@ class Retries:
         self._failures_count, self._said = 0, ""
 
 
-def passes_by_itself(error: Exception) -> bool:
+def passes_by_itself(error: BaseException) -> bool:
     """Tell whether a try that failed so may succeed later without anyone's help."""
     if isinstance(error, StorageError):
         return error.retryable

@@ -39,11 +39,11 @@ from unified_cache.external.work import LabelWork, SingleCall, TouchWork
 from unified_cache.pool import Identity, ModelLayout
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.common.backoff import Backoff
+from unified_cache.storage_backends.common.call_threads import call_within
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.storage_backends.removals import RemovalFeed, Removals, removals_of
 from unified_cache.storage_backends.url import check_storage_url, open_storage
 from unified_cache.storage_backends.wrappers import Method
-from unified_cache.storage_backends.wrappers.deadline import call_within
 
 __all__ = ["ExternalStore"]
 
@@ -297,7 +297,7 @@ class ExternalStore:
             if opened is not None:
                 left_s = max(until_s - self._clock(), CLOSE_S_MIN)
                 try:
-                    call_within(left_s, Method.CLOSE, opened.guard.breaker.close, self._clock)
+                    call_within(left_s, Method.CLOSE.value, opened.guard.breaker.close, self._clock)
                 except CacheError as error:
                     logger.warning("a store was left before it was closed: %s", error)
             self._landing.close()

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from threading import Semaphore
 
 import pytest
@@ -12,9 +11,7 @@ from tests.support.operations import engine, filled, serve, started, tokens
 from tests.support.service import wait_for
 from unified_cache.cache import UnifiedCache
 from unified_cache.controller import Operation, OperationState, ThreadWorkers, TransferKind
-from unified_cache.controller.job_line import URGENT_TURNS_MAX, JobLine, JobRun
 from unified_cache.controller.jobs import FetchJob
-from unified_cache.controller.operation import JobQueue
 from unified_cache.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
@@ -145,62 +142,6 @@ def test_a_call_to_a_store_has_no_more_bytes_than_its_deadline_allows(monkeypatc
         backup(toy.cache, 2)
         toy.cache.wait_all(PATIENCE_S)
         assert {len(batch) for batch in store.put_bytes} == {1}, "a page beyond the bound goes alone"
-
-
-# ---- the line ----------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class LinedUp:
-    """A job that is never run: it stands in a line."""
-
-    is_urgent: bool
-    queue: JobQueue = JobQueue.STORAGE
-    guard: None = None
-
-    def run(self) -> bool:
-        raise AssertionError("it only waits")
-
-    def stop(self) -> None:
-        pass
-
-
-def lined_up(operation: Operation, *, is_urgent: bool) -> JobRun:
-    return JobRun(operation, LinedUp(is_urgent))
-
-
-def taken(line: JobLine) -> bool:
-    """Take a job; tell whether it was urgent."""
-    run = line.take()
-    assert run is not None
-    line.leave(run)
-    return run.job.is_urgent
-
-
-def test_urgent_jobs_go_first_and_starve_no_other() -> None:
-    operation = started(engine().cache.load(engine().cache.prompt(tokens(1))))
-    line = JobLine(1)
-    for is_urgent in [False, False, *[True] * (2 * URGENT_TURNS_MAX)]:
-        line.put(lined_up(operation, is_urgent=is_urgent))
-    order = [taken(line) for _ in range(2 * URGENT_TURNS_MAX + 2)]
-    assert order == ([True] * URGENT_TURNS_MAX + [False]) * 2
-
-
-def test_one_thread_is_left_for_urgent_jobs() -> None:
-    operation = started(engine().cache.load(engine().cache.prompt(tokens(1))))
-    line = JobLine(3)
-    deferrable = [lined_up(operation, is_urgent=False) for _ in range(3)]
-    for run in deferrable:
-        line.put(run)
-    assert [line.take(), line.take()] == deferrable[:2]
-    urgent = lined_up(operation, is_urgent=True)
-    line.put(urgent)
-    assert line.take() is urgent
-    line.leave(deferrable[0])
-    line.leave(deferrable[0])
-    assert line.take() is deferrable[2]
-    line.close()
-    assert line.take() is None
 
 
 # ---- ends --------------------------------------------------------------------------------------------------------

@@ -30,6 +30,12 @@ class LateCall:
         return self.returned
 
 
+def returned_call() -> LateCall:
+    call = LateCall()
+    call.returned = True
+    return call
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_spans_never_overlap_and_every_byte_comes_back(seed: int) -> None:
     rng = random.Random(seed)
@@ -56,10 +62,10 @@ def test_spans_never_overlap_and_every_byte_comes_back(seed: int) -> None:
                 span = lent.pop(rng.randrange(len(lent)))
                 if rng.randrange(2):
                     call = LateCall()
-                    memory.quarantine(span, call)
+                    memory.take_back(span, call)
                     late.append((span, call))
                 else:
-                    memory.give_back(span)
+                    memory.take_back(span, returned_call())
                     owner = [None if each is span else each for each in owner]
             case 3 if late:
                 span, call = late.pop(rng.randrange(len(late)))
@@ -86,7 +92,7 @@ def test_where_only_quarantine_could_make_room_nobody_waits() -> None:
     memory = LandingMemory.allocate(2 * PAGE, clock)
     span, call = memory.lend(2 * PAGE, 0.0), LateCall()
     assert span is not None
-    memory.quarantine(span, call)
+    memory.take_back(span, call)
     assert memory.lend(PAGE, 1e9) is None
     call.returned = True
     assert memory.lend(2 * PAGE, 0.0) is not None
@@ -96,7 +102,7 @@ def test_a_span_that_is_given_back_goes_to_who_waits() -> None:
     memory = LandingMemory.allocate(PAGE)
     first = memory.lend(PAGE, 0.0)
     assert first is not None
-    waiting = Thread(target=lambda: memory.give_back(first))
+    waiting = Thread(target=lambda: memory.take_back(first, returned_call()))
     taken: list[Span | None] = []
     taker = Thread(target=lambda: taken.append(memory.lend(PAGE, 60.0)))
     taker.start()
@@ -114,7 +120,7 @@ def test_who_waits_when_the_last_span_goes_into_quarantine_waits_no_longer() -> 
     taken: list[Span | None] = []
     taker = Thread(target=lambda: taken.append(memory.lend(PAGE, 1e6)))
     taker.start()
-    memory.quarantine(span, LateCall())
+    memory.take_back(span, LateCall())
     taker.join(60.0)
     assert taken == [None]
 
@@ -123,7 +129,7 @@ def test_memory_that_is_closed_is_lent_to_nobody_and_outlives_what_is_in_use() -
     memory = LandingMemory.allocate(2 * PAGE)
     span, call = memory.lend(PAGE, 0.0), LateCall()
     assert span is not None
-    memory.quarantine(span, call)
+    memory.take_back(span, call)
     memory.close()
     memory.close()
     assert memory.lend(PAGE, 60.0) is None

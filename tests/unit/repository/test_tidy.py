@@ -59,8 +59,8 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "tests/engines/sglang/spoken.py::understood_configurations": "whatever the engine says of a configuration is "
         "what comes of it",
         "tests/engines/vllm/config_sizes.py::main": "whatever the engine says of a configuration is what comes of it",
-        "unified_cache/external/threads.py::WorkRun.run": "the same edge for an engine's adapter; the exception "
-        "becomes the reason of an answer",
+        "unified_cache/storage_backends/common/bounded_call.py::BoundedCall.make": "the same edge for work on threads "
+        "for calls to stores; whoever waits for the work takes the exception",
     },
 }
 

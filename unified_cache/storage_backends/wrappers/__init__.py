@@ -17,14 +17,13 @@ imported from its own module, ``unified_cache.storage_backends.wrappers.metered`
 
 from unified_cache.storage_backends.wrappers.breaker import BreakerStorage
 from unified_cache.storage_backends.wrappers.checked import CheckedStorage
-from unified_cache.storage_backends.wrappers.deadline import CallWatch, DeadlineStorage, StuckCall
+from unified_cache.storage_backends.wrappers.deadline import DeadlineStorage, StuckCall
 from unified_cache.storage_backends.wrappers.guard import StorageGuard, declared_capability
 from unified_cache.storage_backends.wrappers.method import Method
 from unified_cache.storage_backends.wrappers.retry import RetryStorage
 
 __all__ = [
     "BreakerStorage",
-    "CallWatch",
     "CheckedStorage",
     "DeadlineStorage",
     "Method",

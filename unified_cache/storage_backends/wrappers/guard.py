@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from unified_cache.config import GuardConfig
 from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.common.breaker import CircuitBreaker
+from unified_cache.storage_backends.common.call_threads import call_within
 from unified_cache.storage_backends.protocol import Capability, StorageBackend
 from unified_cache.storage_backends.wrappers.breaker import BreakerStorage
-from unified_cache.storage_backends.wrappers.deadline import CallWatch, DeadlineStorage, call_within
+from unified_cache.storage_backends.wrappers.deadline import DeadlineStorage
 from unified_cache.storage_backends.wrappers.method import Method
 from unified_cache.storage_backends.wrappers.retry import RetryStorage
 
@@ -38,7 +39,7 @@ def declared_capability(backend: StorageBackend, clock: Callable[[], float] = ti
     Raises:
         StorageError: the store does not say.
     """
-    return call_within(DECLARATION_S, Method.CAPABILITY, backend.capability, clock)
+    return call_within(DECLARATION_S, Method.CAPABILITY.value, backend.capability, clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +61,14 @@ class StorageGuard:
     ) -> "StorageGuard":
         """Put the guard around a store; a call that may take longer by the store's own word has a longer deadline."""
         deadline_s = max(config.deadline_s, capability.call_s_max)
-        deadline = DeadlineStorage(backend, deadline_s, config.calls_max, clock)
+
+        def count_late(thread_id: int) -> None:
+            breaker.give_up(thread_id)
+
+        deadline = DeadlineStorage(backend, deadline_s, config.calls_max, clock, count_late)
         pauses = Backoff(config.retry_pause_s, config.retry_pause_s * 2**config.retry_rounds_max)
         rng = random.Random()  # noqa: S311  # it only keeps the pauses of several callers from falling together
         retry = RetryStorage(deadline, config.retry_rounds_max, pauses, rng, sleep)
         rests = Backoff(config.breaker_pause_s, config.breaker_pause_s_max)
         breaker = BreakerStorage(retry, CircuitBreaker(config.breaker_failures_max, rests, clock))
         return cls(deadline, retry, breaker)
-
-    def watch(self) -> CallWatch:
-        """Return a watch for one piece of work; a call that is given up counts as a failure of the store at once."""
-        return CallWatch(self.deadline, self.breaker.give_up)

@@ -1,0 +1,431 @@
+"""Calls to stores that may hang: against a model through every order of events, and whose turn it is."""
+
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.support.clock import ManualClock
+from tests.support.wrappers import PATIENCE_S
+from unified_cache.errors import StorageError, StorageTimeoutError
+from unified_cache.storage_backends.common.bounded_call import (
+    AGAIN,
+    Again,
+    BoundedCall,
+    CallState,
+    StoreStep,
+    current_call,
+)
+from unified_cache.storage_backends.common.call_threads import URGENT_TURNS_MAX, CallThreads, call_within, run_here
+
+DEADLINE_S = 5.0
+
+SETTLED = (CallState.RETURNED, CallState.GIVEN_UP, CallState.LET_GO, CallState.WITHDRAWN)
+RETURNED = (CallState.RETURNED, CallState.LET_GO, CallState.WITHDRAWN)
+WAITING = CallState.WAITING
+RUNNING = CallState.RUNNING
+
+
+class Instruction(Enum):
+    """Next thing that work does on its thread."""
+
+    ENTER = "begin a call to the store"
+    LEAVE = "return from it"
+    END = "end"
+    FAIL = "raise"
+    GO_ON = "ask for another turn"
+
+
+class Task:
+    """A call that is told step by step what to do, and what the model knows of it."""
+
+    def __init__(self, number: int, begun: "SimpleQueue[Task]", clock: ManualClock) -> None:
+        self.number = number
+        self.call: BoundedCall[int]
+        self.state = WAITING
+        self.is_in_store = False
+        self.started_s = 0.0
+        self.reports: list[CallState] = []
+        """States in which ``on_settled`` was called."""
+        self.uses_buffers = False
+        self.late_count = 0
+        self.commands: SimpleQueue[Instruction] = SimpleQueue()
+        self.done: SimpleQueue[bool] = SimpleQueue()
+        """Whether each command was obeyed; False where the work was given up."""
+        self._begun = begun
+        self._clock = clock
+
+    def work(self) -> int | Again:
+        """Obey commands."""
+        self.uses_buffers = True
+        self._begun.put(self)
+        while True:
+            command = self.commands.get(timeout=PATIENCE_S)
+            if command is not Instruction.ENTER:
+                self.uses_buffers = False
+                if command is Instruction.FAIL:
+                    raise ValueError(self.number)
+                return AGAIN if command is Instruction.GO_ON else self.number
+            call = current_call()
+            assert call is not None
+            try:
+                with StoreStep(call, "get", self._clock(), DEADLINE_S, self._note_late):
+                    self.done.put(True)
+                    assert self.commands.get(timeout=PATIENCE_S) is Instruction.LEAVE
+            except StorageTimeoutError:
+                self.done.put(False)
+            else:
+                self.done.put(True)
+
+    def settled(self, call: BoundedCall[int]) -> None:
+        """Note that it is settled."""
+        self.reports.append(call.state)
+
+    def obeys(self, command: Instruction) -> bool:
+        """Give a command that is answered; return the answer."""
+        self.commands.put(command)
+        return self.done.get(timeout=PATIENCE_S)
+
+    def _note_late(self, thread_id: int) -> None:
+        self.late_count += 1
+
+
+class BoundedCalls(RuleBasedStateMachine):
+    """Any order of return, deadline, withdrawal and close; threads are real, and move when the test tells them to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = ManualClock()
+        self.begun: SimpleQueue[Task] = SimpleQueue()
+        self.tasks: list[Task] = []
+        self.queue: list[Task] = []
+        """Those that wait, in the order in which they came."""
+        self.started: list[Thread] = []
+        self.may_start = True
+        self.closed = False
+        self.threads_count = 0
+        self.urgent_turns = 0
+
+    @initialize(threads_max=st.integers(1, 3), more=st.none() | st.integers(0, 2), kept=st.integers(0, 2))
+    def open(self, threads_max: int, more: int | None, kept: int) -> None:
+        self.threads_max = threads_max
+        self.total_max = 99 if more is None else threads_max + more
+        self.deferrable_max = max(1, threads_max - kept)
+        self.threads = CallThreads(
+            "model",
+            threads_max,
+            total_max=None if more is None else self.total_max,
+            deferrable_max=self.deferrable_max,
+            clock=self.clock,
+            start=self.start,
+        )
+
+    def start(self, target: Callable[[], None], name: str) -> None:
+        """Start a thread, or refuse to as a system does that has none left."""
+        if not self.may_start:
+            raise RuntimeError("can't start new thread")
+        thread = Thread(target=target, name=name, daemon=True)
+        self.started.append(thread)
+        thread.start()
+
+    def those(self, *states: CallState) -> list[Task]:
+        return [task for task in self.tasks if task.state in states]
+
+    def picked(self, seed: int, *states: CallState) -> Task | None:
+        tasks = self.those(*states)
+        return tasks[seed % len(tasks)] if tasks else None
+
+    # ---- the model ---------------------------------------------------------------------------------------------
+
+    def staff(self) -> None:
+        """Start the threads that waiting calls need; withdraw all where there are none."""
+        lost_count = len(self.those(CallState.GIVEN_UP))
+        while self.may_start and self.threads_count < len(self.those(WAITING, RUNNING)) + lost_count:
+            if self.threads_count >= self.total_max or self.threads_count - lost_count >= self.threads_max:
+                break
+            self.threads_count += 1
+        if self.threads_count == lost_count:
+            for task in self.those(WAITING):
+                task.state = CallState.WITHDRAWN
+
+    def begin(self) -> None:
+        """Give waiting calls to free threads, in the order of the line, and wait until they have begun."""
+        expected: set[Task] = set()
+        while self.threads_count > len(self.those(RUNNING, CallState.GIVEN_UP)):
+            task = self.next_task()
+            if task is None:
+                break
+            task.state = RUNNING
+            self.queue.remove(task)
+            expected.add(task)
+        assert {self.begun.get(timeout=PATIENCE_S) for _ in expected} == expected
+        if self.closed and not self.those(WAITING):
+            self.threads_count = len(self.those(RUNNING, CallState.GIVEN_UP))
+
+    def next_task(self) -> Task | None:
+        self.queue = [task for task in self.queue if task.state is WAITING]
+        urgent = next((task for task in self.queue if task.call.is_urgent), None)
+        deferrable = next((task for task in self.queue if not task.call.is_urgent), None)
+        if sum(not task.call.is_urgent for task in self.those(RUNNING)) >= self.deferrable_max:
+            deferrable = None
+        if urgent is not None and (deferrable is None or self.urgent_turns < URGENT_TURNS_MAX):
+            self.urgent_turns = 0 if deferrable is None else self.urgent_turns + 1
+            return urgent
+        if deferrable is not None:
+            self.urgent_turns = 0
+        return deferrable
+
+    def leave(self) -> None:
+        """End the turn of a task on its thread, which ends as well where it is one too many."""
+        lost_count = len(self.those(CallState.GIVEN_UP))
+        if self.threads_count - lost_count > self.threads_max:
+            self.threads_count -= 1
+
+    # ---- the events --------------------------------------------------------------------------------------------
+
+    @rule(is_urgent=st.booleans())
+    def submit(self, is_urgent: bool) -> None:
+        task = Task(len(self.tasks), self.begun, self.clock)
+        self.tasks.append(task)
+        self.queue.append(task)
+        task.call = self.threads.submit(task.work, task.settled, is_urgent=is_urgent)
+        if self.closed:
+            task.state = CallState.WITHDRAWN
+            return
+        self.staff()
+        self.begin()
+
+    @rule(seed=st.integers(0, 99))
+    def enter_the_store(self, seed: int) -> None:
+        task = self.picked(seed, RUNNING, CallState.GIVEN_UP)
+        if task is None or task.is_in_store:
+            return
+        task.is_in_store = task.obeys(Instruction.ENTER)
+        assert task.is_in_store == (task.state is RUNNING), "no further call of work that was given up is begun"
+        task.started_s = self.clock.now_s
+
+    @rule(seed=st.integers(0, 99))
+    def return_from_the_store(self, seed: int) -> None:
+        task = self.picked(seed, RUNNING, CallState.GIVEN_UP)
+        if task is not None and task.is_in_store:
+            task.is_in_store = False
+            assert task.obeys(Instruction.LEAVE) == (task.state is RUNNING)
+
+    @rule(seed=st.integers(0, 99), how=st.sampled_from((Instruction.END, Instruction.FAIL, Instruction.GO_ON)))
+    def end(self, seed: int, how: Instruction) -> None:
+        task = self.picked(seed, RUNNING, CallState.GIVEN_UP)
+        if task is None or task.is_in_store:
+            return
+        task.commands.put(how)
+        if task.state is RUNNING and how is Instruction.GO_ON:
+            task.state = WAITING
+            self.queue.append(task)
+            self.leave()
+            self.begin()
+            return
+        task.state = CallState.RETURNED if task.state is RUNNING else CallState.LET_GO
+        assert task.call.wait(PATIENCE_S)
+        if task.state is CallState.RETURNED:
+            assert task.call.settle(PATIENCE_S)
+            error = task.call.take_error()
+            assert isinstance(error, ValueError) if how is Instruction.FAIL else task.call.result() == task.number
+        self.leave()
+        self.begin()
+
+    @rule(seconds=st.sampled_from((1.0, DEADLINE_S)))
+    def look_for_late_calls(self, seconds: float) -> None:
+        self.clock.now_s += seconds
+        self.threads.give_up_late()
+        for task in self.those(RUNNING):
+            if task.is_in_store and self.clock.now_s >= task.started_s + DEADLINE_S:
+                self.gave_up(task)
+
+    def gave_up(self, task: Task) -> None:
+        task.state = CallState.GIVEN_UP
+        self.staff()
+        self.begin()
+
+    @rule(seed=st.integers(0, 99))
+    def give_up(self, seed: int) -> None:
+        task = self.picked(seed, *CallState)
+        if task is not None:
+            assert self.threads.give_up(task.call) == (task.state is RUNNING)
+            if task.state is RUNNING:
+                self.gave_up(task)
+
+    @rule(seed=st.integers(0, 99))
+    def withdraw(self, seed: int) -> None:
+        task = self.picked(seed, *CallState)
+        if task is not None:
+            assert self.threads.withdraw(task.call) == (task.state is WAITING)
+            if task.state is WAITING:
+                task.state = CallState.WITHDRAWN
+                self.begin()
+
+    @rule()
+    def withdraw_what_waits(self) -> None:
+        self.threads.withdraw_waiting()
+        for task in self.those(WAITING):
+            task.state = CallState.WITHDRAWN
+        self.begin()
+
+    @rule()
+    def leave_all(self) -> None:
+        for task in self.those(WAITING):
+            task.state = CallState.WITHDRAWN
+        for task in self.those(RUNNING):
+            task.state = CallState.GIVEN_UP
+        self.threads.leave_all()
+
+    @rule(may_start=st.booleans())
+    def have_no_thread_left(self, may_start: bool) -> None:
+        self.may_start = may_start
+
+    @precondition(lambda self: len(self.tasks) > 5)
+    @rule()
+    def close(self) -> None:
+        self.closed = True
+        assert len(self.threads.close(0)) == len(self.those(RUNNING))
+        self.begin()
+
+    # ---- what always holds -------------------------------------------------------------------------------------
+
+    @invariant()
+    def every_call_is_as_the_model_says(self) -> None:
+        for task in self.tasks:
+            call = task.call
+            assert call.state is task.state
+            assert call.returned == call.wait(0) == (task.state in RETURNED)
+            assert call.settle(0) == (task.state in SETTLED)
+            assert len(task.reports) == (task.state in SETTLED)
+            assert task.uses_buffers == (task.state in (RUNNING, CallState.GIVEN_UP))
+            if task.state in (CallState.GIVEN_UP, CallState.LET_GO):
+                error = call.take_error()
+                assert isinstance(error, StorageTimeoutError)
+                assert error.call is call
+                assert task.late_count == (call.name == "get")
+            elif task.state is CallState.WITHDRAWN:
+                assert type(call.take_error()) is StorageError
+        if self.tasks:
+            assert self.threads.lost_count == len(self.those(CallState.GIVEN_UP))
+        with pytest.raises(Empty):
+            self.begun.get_nowait()
+
+    def teardown(self) -> None:
+        if not self.tasks:
+            return
+        self.leave_all()
+        for task in self.those(CallState.GIVEN_UP):
+            if task.is_in_store:
+                task.obeys(Instruction.LEAVE)
+            task.commands.put(Instruction.END)
+        assert self.threads.wait_for_lost(PATIENCE_S)
+        assert self.threads.close(PATIENCE_S) == []
+        for thread in self.started:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
+TestBoundedCalls = BoundedCalls.TestCase
+
+
+# ---- whose turn it is ---------------------------------------------------------------------------------------------
+
+
+class Gates:
+    """Work that says when it begins, and ends when the test lets it."""
+
+    def __init__(self) -> None:
+        self.begun: SimpleQueue[str] = SimpleQueue()
+        self.gates: dict[str, Event] = {}
+
+    def work(self, name: str) -> Callable[[], None]:
+        gate = self.gates[name] = Event()
+
+        def work() -> None:
+            self.begun.put(name)
+            assert gate.wait(PATIENCE_S)
+
+        return work
+
+
+def test_urgent_calls_go_first_and_starve_no_other() -> None:
+    threads, gates, order = CallThreads("ordered", 1), Gates(), list[bool]()
+    threads.submit(gates.work("first"))
+    assert gates.begun.get(timeout=PATIENCE_S) == "first"
+    for is_urgent in [False, False, *[True] * (2 * URGENT_TURNS_MAX)]:
+        threads.submit(partial(order.append, is_urgent), is_urgent=is_urgent)
+    gates.gates["first"].set()
+    assert threads.close(PATIENCE_S) == []
+    assert order == ([True] * URGENT_TURNS_MAX + [False]) * 2
+
+
+def test_one_thread_is_left_for_urgent_calls() -> None:
+    threads, gates = CallThreads("ordered", 3, deferrable_max=2), Gates()
+    for name in "abc":
+        threads.submit(gates.work(name), is_urgent=False)
+    assert {gates.begun.get(timeout=PATIENCE_S) for _ in range(2)} == {"a", "b"}
+    threads.submit(gates.work("urgent"))
+    assert gates.begun.get(timeout=PATIENCE_S) == "urgent"
+    gates.gates["a"].set()
+    assert gates.begun.get(timeout=PATIENCE_S) == "c"
+    for gate in gates.gates.values():
+        gate.set()
+    assert threads.close(PATIENCE_S) == []
+
+
+def test_closing_names_the_threads_that_have_not_ended_and_lets_what_waits_run() -> None:
+    threads, gates = CallThreads("closed", 1), Gates()
+    threads.submit(gates.work("a"))
+    assert gates.begun.get(timeout=PATIENCE_S) == "a"
+    waiting = threads.submit(gates.work("b"))
+    assert threads.close(0) == ["closed-0"]
+    assert threads.submit(gates.work("late")).state is CallState.WITHDRAWN
+    for gate in gates.gates.values():
+        gate.set()
+    assert waiting.settle(PATIENCE_S)
+    assert waiting.state is CallState.RETURNED
+
+
+def test_a_caller_that_is_interrupted_leaves_its_call() -> None:
+    class Clock:
+        is_interrupted = False
+
+        def __call__(self) -> float:
+            if self.is_interrupted:
+                raise KeyboardInterrupt  # as it comes from the keyboard while the caller waits
+            return 0.0
+
+    clock, gates = Clock(), Gates()
+    threads = CallThreads("interrupted", 1, clock=clock)
+    call = threads.submit(gates.work("a"))
+    assert gates.begun.get(timeout=PATIENCE_S) == "a"
+    clock.is_interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        threads.wait(call, 0)
+    assert call.state is CallState.GIVEN_UP
+    gates.gates["a"].set()
+    assert threads.wait_for_lost(PATIENCE_S)
+
+
+def test_a_call_of_its_own_is_made_even_where_nobody_waits_for_it() -> None:
+    made = Event()
+    with pytest.raises(StorageTimeoutError, match="did not return from close within 0 s") as raised:
+        call_within(0, "close", lambda: made.wait(PATIENCE_S))
+    assert (raised.value.call.name, raised.value.call.returned) == ("close", False)
+    made.set()
+    assert raised.value.call.wait(PATIENCE_S)
+    assert call_within(PATIENCE_S, "close", lambda: 7) == 7
+
+
+def test_work_on_the_callers_own_thread_is_a_call_too() -> None:
+    seen: list[BoundedCall[object] | None] = []
+    call = run_here(lambda: seen.append(current_call()))
+    assert seen == [call]
+    assert call.state is CallState.RETURNED
+    assert current_call() is None
