@@ -14,7 +14,7 @@ ENGINES_MUTANTS = [
     Mutant(
         "a call returns while a lane still fills the engine's rows",
         "external/tier.py",
-        "            _let_end(others)\n",
+        "            _settle(others)\n",
         "            pass\n",
         tests=("tests/unit/external/test_lanes.py",),
     ),

@@ -6,7 +6,7 @@ is stored of the others as it is.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from functools import partial
 from itertools import chain, pairwise
 from threading import Lock
 from typing import NamedTuple, Protocol
@@ -19,6 +19,8 @@ from unified_cache.external.transfer import ExternalPage
 from unified_cache.page import PageKey
 from unified_cache.pool import Identity, ModelLayout
 from unified_cache.seal import Label
+from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallState
+from unified_cache.storage_backends.common.call_threads import LOOK_S, CallThreads
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.window import SPAN_ALL, restorable_ends
 
@@ -121,7 +123,7 @@ class ExternalTier:
         self._bundles: dict[tuple[str, ...], _Bundle] = {}
         self._guard = Lock()
         # Two callers at a time, one that reads and one that writes; each does the first part of its call itself.
-        self._lanes = ThreadPoolExecutor(2 * (LANES - 1), thread_name_prefix="unified-cache-lane")
+        self._lanes = CallThreads("unified-cache-lane", 2 * (LANES - 1))
 
     def add(self, pool: str, pages: PageRows | None) -> None:
         """Add a pool, or replace it; None for one without bytes, which is stored nowhere and always there."""
@@ -175,7 +177,8 @@ class ExternalTier:
         with self._guard:
             self._pools.clear()
             self._bundles.clear()
-        self._lanes.shutdown(wait=False, cancel_futures=True)
+        self._lanes.close(0)
+        self._lanes.withdraw_waiting()
 
     def _stored(self, pools: Iterable[str]) -> tuple[str, ...]:
         """Return those of the pools that are stored, or not known, in one order."""
@@ -308,21 +311,20 @@ class ExternalTier:
         part = -(-len(pages) // LANES)
         if part * sum(row.nbytes for row in pages[0].rows) < LANE_BYTES_MIN:
             return call(pages)
-        try:
-            others = [self._lanes.submit(call, pages[start : start + part]) for start in range(part, len(pages), part)]
-        except RuntimeError:
-            return [Answer.UNAVAILABLE] * len(pages)  # closed meanwhile
+        others = [
+            self._lanes.submit(partial(call, pages[start : start + part])) for start in range(part, len(pages), part)
+        ]
         try:
             answers = call(pages[:part])
         finally:
-            _let_end(others)
+            _settle(others)
         for number, other in enumerate(others, 1):
             count = len(pages[number * part : (number + 1) * part])
-            answers = answers + ([Answer.UNAVAILABLE] * count if other.cancelled() else other.result())
+            answers = answers + ([Answer.UNAVAILABLE] * count if other.state is CallState.WITHDRAWN else other.result())
         return answers
 
 
-def _let_end(lanes: Sequence[Future[list[Answer]]]) -> None:
+def _settle(lanes: Sequence[BoundedCall[list[Answer]]]) -> None:
     """Wait until no lane has rows any more: each ends by its store's deadline, or was closed before it began.
 
     Raises:
@@ -330,11 +332,9 @@ def _let_end(lanes: Sequence[Future[list[Answer]]]) -> None:
     """
     is_interrupted = False
     for lane in lanes:
-        while not lane.done():
+        while not lane.returned:
             try:
-                lane.exception()
-            except CancelledError:
-                pass
+                lane.wait(LOOK_S)
             except KeyboardInterrupt:
                 is_interrupted = True
     if is_interrupted:

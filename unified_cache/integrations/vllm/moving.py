@@ -1,10 +1,11 @@
 """Threads that move chunks between vLLM's host memory and the store: bounded, loads before stores.
 
-    scheduler:  submit ──> loads   ─┐ cut into pieces                      ┌─> ended ─> scheduler
-                submit ──> stores  ─┴─> a thread: get or put of the store ─┘
+    scheduler:  submit ──> loads: urgent       ─┐ cut into pieces                      ┌─> ended ─> scheduler
+                submit ──> stores: deferrable  ─┴─> a thread: get or put of the store ─┘
 
-A thread that only loads is never behind a store; the others load first where loads wait, between two pieces too. What
-waits is bounded by the share of vLLM's rows that it holds: a row that waits to be stored cannot take what is loaded.
+Stores have all threads but some, so a load finds one that no store is on; where loads wait, they go first, between two
+pieces too (``CallThreads``). What waits is bounded by the share of vLLM's rows that it holds: a row that waits to be
+stored cannot take what is loaded.
 
 The store returns from a call by its deadline and touches no row after it, so every job ends, and with the last one
 nobody holds a view of vLLM's memory.
@@ -15,13 +16,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from unified_cache.external import ExternalPage
 from unified_cache.page import PageKey
 from unified_cache.seal import Label
+from unified_cache.storage_backends.common.bounded_call import BoundedCall
+from unified_cache.storage_backends.common.call_threads import CallThreads
 from unified_cache.storage_backends.protocol import Answer, Level
 
 __all__ = ["ChunkJob", "ChunkStore", "Direction", "HostRows", "JobEnd", "MovedChunk", "Moving", "MovingConfig"]
@@ -147,15 +151,6 @@ class _Run:
     """Whether the store did not answer: the rest of the job is not worth its deadline."""
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """Work that waits, by kind. Under the lock of moving."""
-
-    loads: deque["_Piece"] = field(default_factory=deque)
-    stores: deque["_Piece"] = field(default_factory=deque)
-    touches: deque[tuple[Label, ...]] = field(default_factory=deque)
-
-
 class _Piece(NamedTuple):
     """Chunks [start, end) of a job: one call of the store."""
 
@@ -174,29 +169,25 @@ class Moving:
         self._rows = rows
         self._config = config
         self._clock = clock
-        self._waiting = _Waiting()
         self._rows_out = dict.fromkeys(Direction, 0)
         """Rows of jobs that have not ended."""
         self._jobs_count = 0
         self._closed = False
         self._changed = threading.Condition()
         self._ended: deque[JobEnd] = deque()
-        self._threads = [
-            threading.Thread(
-                target=self._move_all, args=(number >= config.load_threads,), name="unified-cache-moving", daemon=True
-            )
-            for number in range(config.load_threads + config.store_threads)
-        ]
+        self._touches_count = 0
+        """Calls of touch that have not ended."""
+        self._threads_count = config.load_threads + config.store_threads
+        self._threads = CallThreads(
+            "unified-cache-moving", self._threads_count, deferrable_max=config.store_threads, clock=clock
+        )
 
     @classmethod
     def start(
         cls, store: ChunkStore, rows: HostRows, config: MovingConfig, clock: Callable[[], float] = time.monotonic
     ) -> "Moving":
         """Start moving between ``store`` and ``rows``; the caller closes it before either of them."""
-        moving = cls(store, rows, config, clock)
-        for thread in moving._threads:
-            thread.start()
-        return moving
+        return cls(store, rows, config, clock)
 
     def submit(self, job: ChunkJob) -> None:
         """Take a job; where it would be one too many for the rows that may wait it ends at once, with nothing moved.
@@ -207,23 +198,24 @@ class Moving:
         with self._changed:
             rows_out = self._rows_out[job.direction] + len(job.chunks)
             is_too_many = rows_out > max(self._rows_max(job.direction), len(job.chunks))
-            is_refused = self._closed or not any(thread.is_alive() for thread in self._threads)
-            if is_refused or not job.chunks or is_too_many:
+            if self._closed or not job.chunks or is_too_many:
                 self._ended.append(JobEnd(job, tuple(run.answers), 0.0))
                 return
             self._rows_out[job.direction] = rows_out
             self._jobs_count += 1
             pieces = self._pieces(run)
             run.left = len(pieces)
-            (self._waiting.loads if job.direction is Direction.LOAD else self._waiting.stores).extend(pieces)
-            self._changed.notify_all()
+        for piece in pieces:
+            moved = partial(self._moved, piece)
+            self._threads.submit(partial(self._move, piece), moved, is_urgent=job.direction is Direction.LOAD)
 
     def touch(self, labels: Sequence[Label]) -> None:
-        """Have the store told, when nothing else waits, that pages are in use."""
+        """Send the store a recency hint after what waits to be stored."""
         with self._changed:
-            if len(self._waiting.touches) < TOUCHES_MAX and not self._closed:
-                self._waiting.touches.append(tuple(labels))
-                self._changed.notify_all()
+            if self._closed or self._touches_count >= TOUCHES_MAX:
+                return
+            self._touches_count += 1
+        self._threads.submit(partial(self._store.touch, tuple(labels)), self._touched, is_urgent=False)
 
     def ended(self) -> list[JobEnd]:
         """Return the jobs that ended since the last call."""
@@ -252,9 +244,9 @@ class Moving:
 
         After ``timeout_s`` what has not begun ends with nothing moved, so this returns after one deadline more.
         """
-        with self._changed:
-            if not self.wait(timeout_s):
-                self._drop_waiting()
+        if not self.wait(timeout_s):
+            self._threads.withdraw_waiting()
+            with self._changed:
                 self._changed.wait_for(lambda: not self._jobs_count)
 
     def close(self, timeout_s: float) -> bool:
@@ -266,11 +258,8 @@ class Moving:
         with self._changed:
             self._changed.wait_for(lambda: not self._jobs_count, timeout_s)
             self._closed = True
-            self._drop_waiting()
-            self._changed.notify_all()
-        for thread in self._threads:
-            thread.join(max(until_s - self._clock(), 0) + timeout_s)
-        return not any(thread.is_alive() for thread in self._threads)
+        self._threads.withdraw_waiting()
+        return not self._threads.close(max(until_s - self._clock(), 0) + timeout_s)
 
     def _rows_max(self, direction: Direction) -> int:
         return self._config.load_rows_max if direction is Direction.LOAD else self._config.store_rows_max
@@ -280,42 +269,10 @@ class Moving:
         is_durable = not is_load and self._config.level is Level.DURABLE
         piece_bytes = DURABLE_BYTES_MAX if is_durable else PIECE_BYTES_MAX
         if is_load:
-            share_bytes = -(-len(run.answers) // len(self._threads)) * self._rows.payload_bytes
+            share_bytes = -(-len(run.answers) // self._threads_count) * self._rows.payload_bytes
             piece_bytes = min(piece_bytes, max(share_bytes, SHARED_BYTES_MIN))
         count = max(piece_bytes // self._rows.payload_bytes, 1)
         return [_Piece(run, start, min(start + count, len(run.answers))) for start in range(0, len(run.answers), count)]
-
-    def _drop_waiting(self) -> None:
-        """End what no thread has begun. Under the lock."""
-        waiting, self._waiting = self._waiting, _Waiting()
-        for piece in (*waiting.loads, *waiting.stores):
-            self._end(piece, None)
-
-    def _move_all(self, may_store: bool) -> None:
-        while (work := self._next(may_store)) is not None:
-            if not isinstance(work, _Piece):
-                self._store.touch(work)
-                continue
-            answers = None
-            try:
-                answers = self._move(work)
-            finally:
-                with self._changed:
-                    self._end(work, answers)
-
-    def _next(self, may_store: bool) -> _Piece | tuple[Label, ...] | None:
-        """Wait for the next piece, or labels to touch; None once closed."""
-        with self._changed:
-            while True:
-                if self._waiting.loads:
-                    return self._waiting.loads.popleft()
-                if may_store and self._waiting.stores:
-                    return self._waiting.stores.popleft()
-                if may_store and self._waiting.touches:
-                    return self._waiting.touches.popleft()
-                if self._closed:
-                    return None
-                self._changed.wait()
 
     def _move(self, piece: _Piece) -> list[Answer] | None:
         """Move one piece; None if the store was not asked."""
@@ -332,16 +289,22 @@ class Moving:
                 for row in page.rows:
                     row.release()
 
-    def _end(self, piece: _Piece, answers: Sequence[Answer] | None) -> None:
-        """Note the outcome of a piece; with the last one the job has ended. Under the lock."""
+    def _moved(self, piece: _Piece, call: BoundedCall[list[Answer] | None]) -> None:
+        """Record the outcome of a piece; with the last one the job has ended."""
+        answers = None if call.take_error() is not None else call.result()
         run = piece.run
-        if answers is not None:
-            run.answers[piece.start : piece.end] = answers
-            run.is_given_up = run.is_given_up or Answer.UNAVAILABLE in answers
-        run.left -= 1
-        if run.left:
-            return
-        self._rows_out[run.job.direction] -= len(run.answers)
-        self._jobs_count -= 1
-        self._ended.append(JobEnd(run.job, tuple(run.answers), self._clock() - run.submitted_s))
-        self._changed.notify_all()
+        with self._changed:
+            if answers is not None:
+                run.answers[piece.start : piece.end] = answers
+                run.is_given_up = run.is_given_up or Answer.UNAVAILABLE in answers
+            run.left -= 1
+            if run.left:
+                return
+            self._rows_out[run.job.direction] -= len(run.answers)
+            self._jobs_count -= 1
+            self._ended.append(JobEnd(run.job, tuple(run.answers), self._clock() - run.submitted_s))
+            self._changed.notify_all()
+
+    def _touched(self, call: BoundedCall[None]) -> None:
+        with self._changed:
+            self._touches_count -= 1
