@@ -13,12 +13,15 @@ An answer stays as long as a request that asked for it lives: a chunk that was f
 failed is missing for all these requests, or the engine would try it for ever.
 """
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from queue import Empty, SimpleQueue
+
+from unified_cache.storage_backends.common.bounded_call import BoundedCall
+from unified_cache.storage_backends.common.call_threads import CallThreads
 
 __all__ = ["AskStore", "ChunkAnswer", "Lookups"]
 
@@ -63,7 +66,7 @@ _Answers = list[tuple[_Asked, bool]]
 
 
 class Lookups:
-    """Look-ups of one tier. All methods belong to the scheduler's thread; ``start`` starts the thread that asks."""
+    """Look-ups of one tier. All methods belong to the scheduler's thread; another one asks."""
 
     def __init__(self, ask: AskStore, is_known: IsKnown) -> None:
         self._ask = ask
@@ -76,21 +79,17 @@ class Lookups:
         self._keys: dict[str, set[bytes]] = {}
         """Keys by request."""
         self._gathered: _Batch = []
-        self._waiting: SimpleQueue[_Batch | None] = SimpleQueue()
         self._answered: SimpleQueue[_Answers] = SimpleQueue()
         self._waiting_count = 0
         """Keys sent whose answers have not been applied."""
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._answer_all, name="unified-cache-lookups", daemon=True)
+        self._threads = CallThreads("unified-cache-lookups", 1)
         self.answered: Counter[ChunkAnswer] = Counter()
         """Keys that the store was asked for, by its answer; LATER for those it was not, since too many waited."""
 
     @classmethod
     def start(cls, ask: AskStore, is_known: IsKnown = lambda key: False) -> "Lookups":
         """Start look-ups that are answered by ``ask``, and at once where ``is_known``."""
-        lookups = cls(ask, is_known)
-        lookups._thread.start()
-        return lookups
+        return cls(ask, is_known)
 
     def answer(self, key: bytes, request: str) -> ChunkAnswer:
         """Return what is known of a key, and note that ``request`` asked.
@@ -121,14 +120,10 @@ class Lookups:
         self._known_left = KNOWN_KEYS_MAX
         self._unknown_request = ""
         gathered, self._gathered = [asked for asked in self._gathered if asked.requests], []
-        if not self._thread.is_alive():
-            # Nobody answers any more: an engine that waited would wait for ever.
-            self.miss([asked.key for asked in gathered])
-            return
         for start in range(0, len(gathered), PIECE_KEYS_MAX):
             piece = gathered[start : start + PIECE_KEYS_MAX]
             self._waiting_count += len(piece)
-            self._waiting.put(piece)
+            self._threads.submit(partial(self._ask_for, piece), partial(self._keep, piece))
 
     def miss(self, keys: Collection[bytes]) -> None:
         """Answer MISS for keys whose load failed, for as long as any request lives that asked for them."""
@@ -167,10 +162,8 @@ class Lookups:
 
     def close(self, timeout_s: float) -> bool:
         """Stop asking; tell whether the thread has ended within ``timeout_s``."""
-        self._closed.set()
-        self._waiting.put(None)
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        self._threads.withdraw_waiting()
+        return not self._threads.close(timeout_s)
 
     def _knows(self, key: bytes, request: str) -> bool:
         """Ask memory for a key; as a rule a request whose key it does not know has no later one that it knows."""
@@ -197,12 +190,10 @@ class Lookups:
             if asked.answer is ChunkAnswer.LATER:
                 asked.answer = ChunkAnswer.HIT if found else ChunkAnswer.MISS
 
-    def _answer_all(self) -> None:
-        while (piece := self._waiting.get()) is not None:
-            if self._closed.is_set():
-                return
-            found: list[bool] = [False] * len(piece)
-            try:
-                found = list(self._ask([asked.key for asked in piece]))
-            finally:
-                self._answered.put(list(zip(piece, found, strict=True)))
+    def _ask_for(self, piece: _Batch) -> list[bool]:
+        return list(self._ask([asked.key for asked in piece]))
+
+    def _keep(self, piece: _Batch, call: BoundedCall[list[bool]]) -> None:
+        """Keep the answers for the scheduler's thread; MISS where none came, or an engine would wait for ever."""
+        found = [False] * len(piece) if call.take_error() is not None else call.result()
+        self._answered.put(list(zip(piece, found, strict=True)))
