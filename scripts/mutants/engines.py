@@ -41,7 +41,7 @@ ENGINES_MUTANTS = [
     ),
     Mutant(
         "a registration that failed is not made up",
-        "external/registrations.py",
+        "external/away.py",
         "                raise\n            with self._guard:\n                found.is_taken = True\n",
         "                found.is_taken = True\n                raise\n            with self._guard:\n"
         "                found.is_taken = True\n",
@@ -49,7 +49,7 @@ ENGINES_MUTANTS = [
     ),
     Mutant(
         "a store that somebody must mend is tried every few seconds",
-        "external/retries.py",
+        "external/away.py",
         "self._pauses.pause_s(self._failures_count) if passes else MENDED_PAUSE_S",
         "self._pauses.pause_s(self._failures_count)",
         EXTERNAL_TESTS,

@@ -8,9 +8,7 @@
     transfer       pages from landing memory into the engine's rows, and back
     work           what one call asks of a store, part by part
     calls          calls of it by their deadline, and why one did not come to its end
-    retries        how long to wait after a failure, which is logged once
-    opening        a store that is away when it is named, and is opened later
-    registrations  identities that a store has not taken yet, announced again by the calls that need them
+    away           a store that is away: opened later, told later what was registered, left to rest after a failure
     pages          pages of an engine's pools as views, by addresses that are learnt
     tier           several pools over one store: how long a prefix can be restored, and their pages there and back
     weights        digest of a checkpoint's bytes

@@ -15,10 +15,9 @@ from traceback import format_exception
 from types import TracebackType
 
 from unified_cache.errors import CacheError, CallInFlight, StorageTimeoutError
+from unified_cache.external.away import OpenedStore, Registrations
 from unified_cache.external.counts import CallCounts, Unavailable
 from unified_cache.external.landing import LandingMemory, Span
-from unified_cache.external.opening import OpenedStore
-from unified_cache.external.registrations import Registrations
 from unified_cache.external.settings import ExternalConfig
 from unified_cache.external.transfer import Clock
 from unified_cache.external.work import LabelledWork

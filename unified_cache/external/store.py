@@ -15,11 +15,10 @@ from threading import Lock
 from types import TracebackType
 
 from unified_cache.errors import CacheError, ConfigError
+from unified_cache.external.away import OpenedStore, Registrations, StoreOpening
 from unified_cache.external.calls import StoreCalls
 from unified_cache.external.counts import CallCounts, ExternalCounts, StoreState, Unavailable
 from unified_cache.external.landing import LandingMemory
-from unified_cache.external.opening import OpenedStore, StoreOpening
-from unified_cache.external.registrations import Registrations
 from unified_cache.external.settings import PIECE_BYTES_MAX, ExternalConfig
 from unified_cache.external.transfer import (
     AT_ONCE_BYTES_MAX,

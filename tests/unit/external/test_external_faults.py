@@ -18,7 +18,7 @@ from tests.support.wrappers import PATIENCE_S, scripted
 from unified_cache.config import GuardConfig
 from unified_cache.errors import StorageError
 from unified_cache.external import ExternalConfig, ExternalStore, Unavailable
-from unified_cache.external.retries import Retries
+from unified_cache.external.away import Retries
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import HEADER_BYTES, Flaw, seal
 from unified_cache.storage_backends.common.backoff import Backoff
@@ -341,11 +341,12 @@ def test_an_identity_that_is_refused_for_good_is_said_once_and_announced_each_mi
 
 
 def test_a_store_that_is_away_is_said_once_until_it_was_there(caplog: pytest.LogCaptureFixture) -> None:
-    retries, away = Retries("opening a store", Backoff(1.0, 4.0)), StorageError("away", retryable=True)
-    assert [retries.failed(away) for _ in range(5)] == [1.0, 2.0, 4.0, 4.0, 4.0]
+    retries = Retries("opening a store", Backoff(1.0, 4.0), ManualClock())
+    away = StorageError("away", retryable=True)
+    assert [retries.record_failure(away) for _ in range(5)] == [1.0, 2.0, 4.0, 4.0, 4.0]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    retries.succeeded()
-    assert retries.failed(away) == 1.0
+    retries.record_success()
+    assert retries.record_failure(away) == 1.0
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
 
 
