@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from unified_cache.stats import Stats
     from unified_cache.storage_backends.protocol import Level, StorageBackend
     from unified_cache.storage_backends.url import open_storage
-    from unified_cache.transfer_policy import PrefillCurve, TransferPolicy
+    from unified_cache.transfer_policy import TransferPolicy
     from unified_cache.tree import Lock, Match, compiled
 
 __all__ = [
@@ -60,7 +60,6 @@ __all__ = [
     "OperationState",
     "PoolSpec",
     "Prefetching",
-    "PrefillCurve",
     "Prompt",
     "RecurrentState",
     "Retention",
@@ -103,7 +102,6 @@ _HOMES = {
     "Operation": "controller",
     "OperationState": "controller",
     "PoolSpec": "pool",
-    "PrefillCurve": "transfer_policy",
     "Prefetching": "config",
     "Prompt": "page",
     "RecurrentState": "components",

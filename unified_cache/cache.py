@@ -148,8 +148,8 @@ class UnifiedCache(OwnedCache):
 
         By tier and component how far it goes, and which component binds it; ``str()`` of it draws a picture. Its pages
         are those that ``match`` could find, and so not the last one where its tokens fill it.
-        Where the transfer policy asks for what is fastest, it says what would be left in storage or on the host now,
-        by the figures of this rank. What has gone is remembered where ``config.forgotten_pages_max`` is not 0. It
+        Where the transfer policy asks for what is fastest, it says what would be left in storage now, by the figures of
+        this rank. What has gone is remembered where ``config.forgotten_pages_max`` is not 0. It
         changes nothing, not even recency, and asks the store once for all pages: as long as the store's guard lets it,
         this waits. With ``seeks_near`` it looks for the same tokens under other namespaces and identities, too.
         """
@@ -172,7 +172,7 @@ class UnifiedCache(OwnedCache):
             self._transfers.note_use(found)
         lock = self._ledger.tree.lock(found, found.device_end, Tier.DEVICE, visit)
         self._locks.add(lock)
-        if self._speeds.measures_prefill:
+        if self._speeds.is_choosing:
             self._speeds.prefill.begin(lock)
         if self._recorder is not None:
             self._recorder.locked(found.prompt, lock, bound_by)
@@ -291,8 +291,8 @@ class UnifiedCache(OwnedCache):
             renewed.session = lock.session
         self._locks.add(renewed)
         new_pages = prompt.pages_count - lock.end
-        if self._speeds.measures_prefill:
-            self._speeds.prefill.end(lock, lock.end * prompt.page_size, prompt.pages_count * prompt.page_size)
+        if self._speeds.is_choosing:
+            self._speeds.prefill.end(lock, new_pages * prompt.page_size)
         if self._recorder is not None:
             self._recorder.inserted(lock, renewed)
         self.release(lock)
@@ -310,7 +310,7 @@ class UnifiedCache(OwnedCache):
         self._enter()
         self._ledger.tree.unlock(lock)
         self._locks.discard(lock)
-        if self._speeds.measures_prefill:
+        if self._speeds.is_choosing:
             self._speeds.prefill.leave(lock)
         if self._recorder is not None:
             self._recorder.released(lock)
@@ -380,8 +380,7 @@ class UnifiedCache(OwnedCache):
     def load(self, prompt: Prompt) -> Operation | None:
         """Start bringing what the host holds of a prompt to the device, as far as ``match`` goes.
 
-        None if too much is under way, and where the transfer policy says never. Where it asks for what is fastest, and
-        that is computing, nothing is brought, and the operation says so (``left_alone``).
+        None if too much is under way, and where the transfer policy says never.
 
         Raises:
             ConfigError: there is no host tier.
@@ -392,13 +391,8 @@ class UnifiedCache(OwnedCache):
         prompt = prompt.reusable
         if self.config.transfer is TransferPolicy.NEVER:
             return None
-        left_alone = self._transfers.better_computed(prompt)
         tally = PageTally()
-        steps = self._transfers.load(prompt, tally) if left_alone is None else self._transfers.load_nothing()
-        operation = self._controller.start(TransferKind.LOAD, steps, tally=tally)
-        if operation is not None:
-            operation.left_alone = left_alone
-        return operation
+        return self._controller.start(TransferKind.LOAD, self._transfers.load(prompt, tally), tally=tally)
 
     def backup(self, prompt: Prompt, level: Level = Level.CACHED) -> Operation | None:
         """Start copying a prompt's device prefix to the host, and on to storage; None if too much is under way.

@@ -8,7 +8,7 @@ from numbers import Integral
 from unified_cache.arguments import check_each, check_kind
 from unified_cache.errors import ConfigError
 from unified_cache.pool import Tier
-from unified_cache.transfer_policy import PrefillCurve, TransferPolicy
+from unified_cache.transfer_policy import TransferPolicy
 
 __all__ = ["CacheConfig", "EvictionConfig", "EvictionPolicy", "GuardConfig", "Prefetching", "Retention", "WritePolicy"]
 
@@ -207,8 +207,6 @@ class CacheConfig:
     """Bounds on prefetches."""
     transfer: TransferPolicy = TransferPolicy.ALWAYS
     """What is brought up from host memory and storage, and what is better computed again."""
-    prefill: PrefillCurve | None = None
-    """Time that the engine takes to compute a prompt (``TransferPolicy.FASTEST``); None to measure it."""
     guard: GuardConfig | None = GuardConfig()
     """What the cache puts between itself and its store; None for a store that looks after itself."""
     operation_timeout_s: float = 60.0
@@ -231,7 +229,6 @@ class CacheConfig:
         check_kind(
             self.transfer, TransferPolicy, "transfer as a TransferPolicy, such as TransferPolicy.FASTEST", ConfigError
         )
-        check_kind(self.prefill, PrefillCurve | None, "prefill as a PrefillCurve or None", ConfigError)
         check_kind(self.guard, GuardConfig | None, "guard as a GuardConfig or None", ConfigError)
         if max(len(self.eviction.device), len(self.eviction.host)) > len(self.device_pages):
             raise ConfigError(f"eviction names more policies than the {len(self.device_pages)} components")

@@ -100,6 +100,15 @@ GONE: Sequence[Gone] = (
         imports=("unified_cache.explain.short_hits",),
         methods=("recent_explanations", "look_at_explanations"),
     ),
+    Gone(
+        "TransferPolicy.FASTEST measures how long reading and computing take, see docs/policies.md",
+        imports=(
+            "unified_cache.PrefillCurve",
+            "unified_cache.estimates.choice",
+            "unified_cache.estimates.leg",
+            "unified_cache.estimates.recent",
+        ),
+    ),
 )
 
 

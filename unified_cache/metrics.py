@@ -132,22 +132,6 @@ def _touched_pages(stats: Stats) -> Samples:
     yield ("dropped",), stats.touches.dropped_pages
 
 
-def _left_alone_tokens(stats: Stats) -> Samples:
-    for why, tokens in (
-        ("computing_is_faster", stats.loading.left_alone_tokens),
-        ("past_deadline", stats.loading.past_deadline_tokens),
-    ):
-        for kind, count in tokens.items():
-            yield (kind.value, why), count
-
-
-def _timed_transfer_seconds(stats: Stats) -> Samples:
-    for kind, leg in stats.loading.legs.items():
-        yield (kind.value, "expected"), leg.expected_s
-        yield (kind.value, "taken"), leg.taken_s
-        yield (kind.value, "off"), leg.off_s
-
-
 def _regret_pages(stats: Stats) -> Samples:
     if stats.lru is not None:
         yield (), stats.lru.regret_pages
@@ -229,16 +213,9 @@ METRICS = (
     DescribedMetric(
         CounterMetricFamily,
         "left_alone_tokens",
-        "Tokens that a lower tier had and that were computed, by the transfer that would have brought them.",
-        ("kind", "why"),
-        _left_alone_tokens,
-    ),
-    DescribedMetric(
-        CounterMetricFamily,
-        "timed_transfer_seconds",
-        "Time of transfers that something was expected of: expected, taken, and by how much that was off.",
-        ("kind", "which"),
-        _timed_transfer_seconds,
+        "Tokens that storage had and that were computed, because that is faster.",
+        (),
+        _single(lambda stats: stats.left_alone_tokens),
     ),
     DescribedMetric(
         GaugeMetricFamily,

@@ -1,6 +1,5 @@
 """Plan of a prefetch: which pages of a prompt memory lacks, and which of them to read for which end."""
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.controller import LeftAlone, Operation, OperationState, TransferKind
+from unified_cache.controller import Operation, OperationState
 from unified_cache.controller.jobs import batch_pages
-from unified_cache.estimates import Candidates, TransferSpeeds
 from unified_cache.ledger import Ledger
 from unified_cache.page import PageKey, Prompt
 from unified_cache.pool import PageNumbers, Pages, Tier, numbers_of
@@ -67,16 +65,6 @@ class MissingPages:
             return np.zeros(len(self.held[0]) - self.known_end, np.bool_)
         return self.ends(_masks_of(stored, self.to_read))
 
-    def candidates(self, ends: Pages) -> Candidates:
-        """Return what bringing up each of ``ends`` takes, as a mask from ``known_end`` on; the first brings nothing."""
-        numbers = np.concatenate([[0], numbers_of(ends) + 1]) + self.known_end
-        return Candidates(
-            numbers,
-            len(self.held[0]),
-            [window_counts(pages, span)[numbers] for pages, span in zip(self.to_read, self.spans, strict=True)],
-            [window_counts(~pages, span)[numbers] for pages, span in zip(self.on_device, self.spans, strict=True)],
-        )
-
     def anchor(self, end: int) -> int:
         """Return how far memory holds Full of the pages before ``end``."""
         return min(end, self.full_end)
@@ -98,34 +86,29 @@ class FetchPlan:
 class FetchPlanner:
     """Chooses what prefetches read, by what the host has room for and what is worth its time."""
 
-    __slots__ = ("_batch_pages", "_ledger", "_speeds", "host_pages_left")
+    __slots__ = ("_batch_pages", "_ledger", "host_pages_left")
 
-    def __init__(self, ledger: Ledger, host_pages_max: int, speeds: TransferSpeeds) -> None:
+    def __init__(self, ledger: Ledger, host_pages_max: int) -> None:
         """Let prefetches fill at most ``host_pages_max`` host pages of the first component at a time."""
         self._ledger = ledger
-        self._speeds = speeds
         self.host_pages_left = host_pages_max
         self._batch_pages = batch_pages(ledger.layout)
 
-    def plan(self, missing: MissingPages, ends: Pages, left_s: float) -> tuple[FetchPlan, LeftAlone | None]:
-        """Choose of ``ends`` one that the host has room for, and earlier ones that are worth their windows.
+    def plan(self, missing: MissingPages, ends: Pages) -> FetchPlan:
+        """Choose the last of ``ends`` that the host has room for, and earlier ones that are worth their windows.
 
-        It is the last one, or one before it where computing the rest is faster, or reading it takes longer than
-        ``left_s``; what is left alone for that is told. Each page to come takes a slot, and each that is there and gets
-        pinned one of what could be evicted; the windows of ``known_end`` stay pinned too, so that a prefetch that fails
-        takes nothing away.
+        Each page to come takes a slot, and each that is there and gets pinned one of what could be evicted; the windows
+        of ``known_end`` stay pinned too, so that a prefetch that fails takes nothing away.
         """
         known_end = missing.known_end
         fits, rooms = self._fitting(missing, ends)
-        end, left_alone = self._worth(missing, fits, left_s)
-        length = end - known_end
+        length = last_end(fits)
+        end = known_end + length
         if not length:
-            return FetchPlan(known_end, copies=False, reads=missing.reads([])), left_alone
+            return FetchPlan(known_end, copies=False, reads=missing.reads([]))
         left = [int(room[length - 1]) for room in rooms]
-        # An early end costs what a whole one gains little by; only where one is to be expected windows are read for it.
-        is_early = not self._speeds.is_choosing or left_s < math.inf
-        between = self._ends_between(missing, ends[: length - 1], end, left) if is_early else []
-        return FetchPlan(end, missing.copies(end), missing.reads([end, *between])), left_alone
+        between = self._ends_between(missing, ends[: length - 1], end, left)
+        return FetchPlan(end, missing.copies(end), missing.reads([end, *between]))
 
     def plan_through(self, missing: MissingPages, ends: Pages, plan: FetchPlan) -> FetchPlan:
         """Choose the last of ``ends`` that the device has room for, if that is longer than a plan for the host."""
@@ -172,21 +155,10 @@ class FetchPlanner:
             fits &= rooms[component] >= 0
         return fits, rooms
 
-    def _worth(self, missing: MissingPages, fits: Pages, left_s: float) -> tuple[int, LeftAlone | None]:
-        """Choose one of the ends that fit, and tell what is left alone for that."""
-        if not self._speeds.is_choosing:
-            return missing.known_end + last_end(fits), None
-        candidates = missing.candidates(fits)
-        chosen, left_alone = self._speeds.choose(TransferKind.PREFETCH, candidates, left_s)
-        return int(candidates.ends[chosen]), left_alone
-
-    def trial(self, missing: MissingPages, stored_end: int, left_alone: LeftAlone) -> FetchPlan:
-        """Choose a few pages of what is left alone, to read them for their time; no window, nothing to resume from.
-
-        On every rank the same, of those that a resume at ``stored_end`` would read.
-        """
-        count = min(self._speeds.trial_pages(left_alone), self.host_pages_left)
-        first, *others = missing.reads([stored_end])
+    def trial(self, missing: MissingPages, plan: FetchPlan, pages_count: int) -> FetchPlan:
+        """Choose the first pages of a plan, to read them for their time; no window, nothing to resume from."""
+        first, *others = plan.reads
+        count = min(pages_count, self.host_pages_left)
         return FetchPlan(missing.known_end, copies=False, reads=[first[:count], *(pages[:0] for pages in others)])
 
     def _ends_between(self, missing: MissingPages, ends: Pages, end: int, rooms: list[int]) -> list[int]:

@@ -53,7 +53,7 @@ class PrefetchSteps:
         self.memory = memory
         self.ranks = ranks
         self.speeds = speeds
-        self.planner = FetchPlanner(ledger, host_pages_max, speeds)
+        self.planner = FetchPlanner(ledger, host_pages_max)
         self.fetching = FetchedPages(len(ledger.layout.components))
         """Pages on their way from storage, and which operation fetches each."""
         self._traffic = traffic
@@ -126,7 +126,7 @@ class PrefetchSteps:
         """Return the seconds until the deadline of an operation."""
         if operation.answer_s == math.inf:
             return math.inf
-        return max(operation.answer_s - self.speeds.legs[TransferKind.PREFETCH].clock(), 0.0)
+        return max(operation.answer_s - self.speeds.clock(), 0.0)
 
     def copy(
         self, prompt: Prompt, storage: StorageTier, moving: AbstractContextManager[TierTransfer | None]
@@ -160,7 +160,7 @@ class PrefetchSteps:
         self._traffic.add(TransferKind.LOAD, parts)
 
     def _load(self, parts: Sequence[PageCopies]) -> LoadJob:
-        return LoadJob(self.memory, self.ledger.layout, parts, self.speeds.legs[TransferKind.LOAD].clock)
+        return LoadJob(self.memory, self.ledger.layout, parts)
 
     # ---- what came -------------------------------------------------------------------------------------------
 

@@ -27,12 +27,10 @@ from unified_cache.controller import (
     Operation,
     OperationState,
     StorageTier,
-    TransferKind,
 )
 from unified_cache.controller.jobs import FetchJob, calls_of
 from unified_cache.controller.operation import Job, Steps, WaitFor
 from unified_cache.errors import CacheError, RankError, StorageError
-from unified_cache.estimates import Candidates
 from unified_cache.ledger import Reservation
 from unified_cache.page import Prompt
 from unified_cache.pool import PageCopies, PageNumbers, Pages, Tier, all_pages
@@ -103,7 +101,7 @@ class Prefetches:
         """Read from storage what memory lacks for the longest resume that both together allow, and graft what came.
 
         Each rank says at which ends it could resume; of those that all could, and that there is room for, the last is
-        read for, or the one that makes the first token come soonest (``TransferPolicy``). Ends that add fewer than
+        read for, or none where computing is faster (``TransferPolicy``). Ends that add fewer than
         ``worth_pages`` are not worth it. What came is kept however the reading ends, Full pages also without a window
         to resume from; where a page that storage said it had did not come, what is left is read for. Prefetches are
         single flight: while another one fetches any of these pages, this one waits, and then looks again at what is
@@ -114,7 +112,6 @@ class Prefetches:
         tree, speeds = shared.ledger.tree, shared.speeds
         first_end = tree.peek(prompt).host_end
         lost = shared.nothing_lost(prompt)
-        left_alone: LeftAlone | None = None
         lacks_room = 0
         operation: Operation | None = None
         reads_left = READS_MAX
@@ -125,19 +122,21 @@ class Prefetches:
             operation, missing, ends = answer
             worth_end = missing.known_end + worth_pages
             stored_end = missing.known_end + last_end(ends)
-            plan, left_alone = shared.planner.plan(missing, ends, shared.left_s(operation))
-            operation.left_alone = left_alone
-            if left_alone is None and plan.end < stored_end:
+            plan = shared.planner.plan(missing, ends)
+            if plan.end < stored_end:
                 plan = shared.planner.plan_through(missing, ends, plan)
-            asked_end = stored_end if left_alone is None else plan.end
-            operation.tally.asked = max(operation.tally.asked, asked_end - first_end)
-            lacks_room = asked_end - plan.end
-            if left_alone is not None and plan.end < worth_end:
+            counts = [len(pages) for pages in plan.reads]
+            left_alone = operation.left_alone = speeds.choose(storage, missing.known_end, plan.end, counts)
+            if left_alone is not None:
+                operation.tally.asked = max(operation.tally.asked, missing.known_end - first_end)
+                speeds.left_alone_tokens += left_alone.tokens
                 if speeds.is_trial_due():
                     operation.tell_done(max(missing.known_end - first_end, 0))
-                    trial = shared.planner.trial(missing, stored_end, left_alone)
+                    trial = shared.planner.trial(missing, plan, speeds.trial_pages(left_alone))
                     yield from self._fetch(operation, prompt, storage, missing, trial)
                 break
+            operation.tally.asked = max(operation.tally.asked, stored_end - first_end)
+            lacks_room = stored_end - plan.end
             fetching = shared.fetching
             other = fetching.find(prompt, missing.reads([stored_end])) or fetching.find(prompt, plan.reads)
             if other is not None:
@@ -154,7 +153,6 @@ class Prefetches:
                 break
             for mask, pages in zip(lost, missed, strict=True):
                 mask[pages] = True
-        speeds.note(left_alone)
         gained = max(tree.match(prompt).host_end - first_end, 0)
         if operation is not None and operation.state is OperationState.RUNNING:
             _count(operation, gained, lacks_room)
@@ -165,13 +163,11 @@ class Prefetches:
         fetch = self._under_way.get(operation)
         return None if fetch is None or operation.state is not OperationState.RUNNING else fetch.progress()
 
-    def candidates(self, prompt: Prompt, stored_end: int) -> Candidates | None:
-        """Return reading nothing of a prompt and all up to an end; None if memory has that. Changes nothing."""
+    def left_alone(self, prompt: Prompt, storage: StorageTier, stored_end: int) -> LeftAlone | None:
+        """Return what this rank would leave alone of a prompt that storage has up to an end. Changes nothing."""
         missing = self._shared.missing(prompt, None)
-        if stored_end <= missing.known_end:
-            return None
-        ends = np.arange(missing.known_end + 1, prompt.pages_count + 1)
-        return missing.candidates(ends == stored_end)
+        counts = [len(pages) for pages in missing.reads([stored_end])]
+        return self._shared.speeds.look(storage, missing.known_end, stored_end, counts)
 
     def _fetch(
         self, operation: Operation, prompt: Prompt, storage: StorageTier, missing: MissingPages, plan: FetchPlan
@@ -322,18 +318,16 @@ class Prefetches:
     ) -> Generator[Job, Operation, tuple[list[Pages], CacheError | None]]:
         """Read the chosen pages of a prefetch; return by part which came on all ranks, and why others did not."""
         shared = self._shared
-        leg = shared.speeds.legs[TransferKind.PREFETCH]
-        payload_bytes = shared.speeds.payload_bytes
-        fetch.job = job = FetchJob(storage, prompt, parts, leg.clock)
+        speeds = shared.speeds
+        fetch.job = job = FetchJob(storage, prompt, parts, speeds.clock)
         failure: CacheError | None = None
-        with leg.moving(payload_bytes([len(part) for part in parts])) as moved:
-            try:
-                yield job
-                came_bytes = payload_bytes([int(mask.sum()) for mask in job.arrived])
-                leg.note(moved, came_bytes, job.ended_s)
-                shared.speeds.reads.note(job.calls_count, came_bytes, job.ended_s - moved.began_s)
-            except (StorageError, RankError) as error:  # what came before it is as good as ever
-                failure = error
+        began_s = speeds.clock()
+        try:
+            yield job
+            came_bytes = speeds.payload_bytes([int(mask.sum()) for mask in job.arrived])
+            speeds.reads.note(job.calls_count, came_bytes, job.ended_s - began_s)
+        except (StorageError, RankError) as error:  # what came before it is as good as ever
+            failure = error
         fetch.job = None
         arrived = true_for_all(shared.ranks, job.arrived)
         for mask, chosen, came in zip(fetch.arrived, fetch.chosen, arrived, strict=True):

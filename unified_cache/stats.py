@@ -15,7 +15,6 @@ from unified_cache.controller import (
     TouchCounts,
     TransferKind,
 )
-from unified_cache.estimates import LoadingStats
 from unified_cache.ledger import Ledger
 from unified_cache.pool import Tier
 from unified_cache.storage_backends.common.breaker import BreakerState
@@ -139,8 +138,8 @@ class Stats:
     """Pages in use in memory that the store that is attached was told of, because it evicts, or was not."""
     store: AttachedStore | None
     """None where no store is attached."""
-    loading: LoadingStats
-    """What was computed because loading it would have taken longer, and what loads took against what was expected."""
+    left_alone_tokens: int
+    """Tokens that storage had and that were computed, because that is faster."""
     slowest: tuple[SlowOperation, ...]
     """Slowest operations of the last five to ten minutes, the slowest first."""
     lru: LruComparison | None
@@ -189,7 +188,7 @@ class Stats:
             storage_answers={} if storage is None else storage.answers.copy(),
             touches=TouchCounts() if storage is None or storage.touches is None else storage.touches.counts(),
             store=None if storage is None else AttachedStore.of(storage),
-            loading=transfers.speeds.stats(),
+            left_alone_tokens=transfers.speeds.left_alone_tokens,
             slowest=controller.slowest.latest(),
             lru=ledger.tree.compared_with_lru(),
         )

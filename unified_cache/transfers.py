@@ -10,9 +10,6 @@ is done about it; the rest follows from the tree, which is the same on every ran
 
 from collections.abc import Generator, Mapping
 
-import numpy as np
-import numpy.typing as npt
-
 from unified_cache.backup_request import BackupRequest
 from unified_cache.backups import Backups
 from unified_cache.controller import (
@@ -28,8 +25,7 @@ from unified_cache.controller import (
 from unified_cache.controller.jobs import ClearJob, LoadJob
 from unified_cache.controller.layerwise import LayerProgress
 from unified_cache.controller.operation import Job, Steps
-from unified_cache.errors import RankLostError
-from unified_cache.estimates import Candidates, TransferSpeeds
+from unified_cache.estimates import TransferSpeeds
 from unified_cache.ledger import Ledger, TierTransfer
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
@@ -40,7 +36,6 @@ from unified_cache.ranks import LocalRanks, RankGroup, held_by_all
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.traffic import TrafficCounts
 from unified_cache.tree import Match
-from unified_cache.window import window
 
 __all__ = ["Transfers"]
 
@@ -99,49 +94,9 @@ class Transfers:
         if self.storage is not None:
             self.backups.note_use(found, self.storage)
 
-    def better_computed(self, prompt: Prompt) -> LeftAlone | None:
-        """Return what the host adds to the device of a prompt, if computing it is faster; None if it is to be loaded.
-
-        All of it or nothing: what copying costs a page is the same everywhere, and what computing it costs grows.
-        """
-        candidates = self._loads_of(prompt) if self.speeds.is_choosing else None
-        if candidates is None:
-            return None
-        try:
-            left_alone = self.speeds.choose(TransferKind.LOAD, candidates)[1]
-        except RankLostError:  # nothing is loaded any more, and the next poll says so
-            return None
-        self.speeds.note(left_alone)
-        return left_alone
-
-    def left_alone(self, prompt: Prompt, stored_end: int) -> tuple[LeftAlone, ...]:
+    def left_alone(self, prompt: Prompt, stored_end: int) -> LeftAlone | None:
         """Return what this rank would leave alone of a prompt now, where storage completes its first pages."""
-        if not self.speeds.is_choosing:
-            return ()
-        looks = (
-            (TransferKind.LOAD, self._loads_of(prompt)),
-            (TransferKind.PREFETCH, self.prefetches.candidates(prompt, stored_end)),
-        )
-        found = (self.speeds.look(kind, candidates) for kind, candidates in looks if candidates is not None)
-        return tuple(left_alone for left_alone in found if left_alone is not None)
-
-    def _loads_of(self, prompt: Prompt) -> Candidates | None:
-        """Return loading nothing of a prompt and all that there is room for; None if that is nothing."""
-        tree = self._ledger.tree
-        found = tree.peek(prompt)
-        end = self._ledger.fitting_end(found, Tier.HOST, Tier.DEVICE)
-        if end <= found.device_end:
-            return None
-        copied: list[npt.NDArray[np.int64]] = []
-        for number, component in enumerate(self._ledger.layout.components):
-            lacks = tree.slots(found, Tier.DEVICE, number, window(end, component.span), end) < 0
-            copied.append(np.array([0, np.count_nonzero(lacks)]))
-        return Candidates(np.array([found.device_end, end]), prompt.pages_count, [each * 0 for each in copied], copied)
-
-    def load_nothing(self) -> Steps:
-        """Load nothing: for what is better computed."""
-        return 0
-        yield
+        return None if self.storage is None else self.prefetches.left_alone(prompt, self.storage, stored_end)
 
     def load(self, prompt: Prompt, tally: PageTally) -> Steps:
         """Copy what the device lacks of a prompt's restorable prefix and publish it.
@@ -165,18 +120,11 @@ class Transfers:
             return self.traffic.add(TransferKind.LOAD, moving.publish())
 
     def _copy_up(self, moving: TierTransfer) -> Generator[Job, Operation, None]:
-        """Copy what a load moves, and note how long it took."""
-        leg = self.speeds.legs[TransferKind.LOAD]
-        job = LoadJob(self._memory, self._ledger.layout, moving.parts, leg.clock)
-        pages = [0 for _ in self._ledger.layout.components]
-        for part in moving.parts:
-            pages[part.component] += len(part)
-        payload_bytes = self.speeds.payload_bytes(pages)
+        """Copy what a load moves."""
+        job = LoadJob(self._memory, self._ledger.layout, moving.parts)
         self._loads[job] = moving, job.progress
         try:
-            with leg.moving(payload_bytes) as moved:
-                yield job
-                leg.note(moved, payload_bytes, job.ended_s)
+            yield job
         finally:
             del self._loads[job]
 

@@ -177,8 +177,8 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "reads are measured where the policy is fastest alone",
         "prefetches.py",
-        "shared.speeds.reads.note(",
-        "shared.speeds.is_choosing and shared.speeds.reads.note(",
+        "speeds.reads.note(",
+        "speeds.is_choosing and speeds.reads.note(",
         tests=READS,
     ),
     Mutant(
@@ -239,16 +239,16 @@ TRANSFERS_MUTANTS = [
     ),
     Mutant(
         "computing is never faster",
-        "estimates/choice.py",
-        "chosen = best if total[best] + doubt_s < total[usual] else usual",
-        "chosen = usual",
-        tests=("tests/unit/estimates/test_choice.py",),
+        "estimates/speeds.py",
+        "if not compute_s < load_s:",
+        "if not compute_s < 0:",
+        tests=("tests/unit/core/test_transfer_policy.py",),
     ),
     Mutant(
-        "what is queued before a transfer costs no time",
-        "estimates/leg.py",
-        "bytes_count = moved.ahead_bytes + payload_bytes",
-        "bytes_count = payload_bytes",
-        tests=("tests/unit/estimates/test_leg.py",),
+        "a token takes as long as it first did",
+        "estimates/prefill.py",
+        "self._seconds = KEPT_SHARE * self._seconds + seconds",
+        "self._seconds = self._seconds or seconds",
+        tests=("tests/unit/estimates/test_prefill.py",),
     ),
 ]

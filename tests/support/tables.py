@@ -17,7 +17,6 @@ def check_tables(cache: UnifiedCache, locks: Sequence[Lock]) -> None:
         "fetched pages": [pages for pages in prefetches._shared.fetching._by_component if pages],
         "fetches": prefetches._under_way,
         "transfers": tree._transfers,
-        "bytes in flight": [leg for leg in transfers.speeds.legs.values() if leg.in_flight_bytes],
         "prefills": transfers.speeds.prefill.requests() - {lock for lock in locks if not lock.released},
     }
     if cache._storage is not None:

@@ -2,7 +2,7 @@
 
 from unified_cache.controller.controller import Controller, OperationCounts
 from unified_cache.controller.layerwise import LayerwiseLoad
-from unified_cache.controller.left_alone import LeftAlone, LeftAloneReason
+from unified_cache.controller.left_alone import LeftAlone
 from unified_cache.controller.operation import Operation, OperationState, SlowOperation
 from unified_cache.controller.page_tally import LeftOut, PageTally
 from unified_cache.controller.storage_tier import StorageTier
@@ -15,7 +15,6 @@ __all__ = [
     "InlineWorkers",
     "LayerwiseLoad",
     "LeftAlone",
-    "LeftAloneReason",
     "LeftOut",
     "Operation",
     "OperationCounts",

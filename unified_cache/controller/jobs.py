@@ -84,13 +84,8 @@ class LoadJob:
     queue = JobQueue.COPY
     is_urgent = True
 
-    def __init__(
-        self, memory: PageMemory, layout: ModelLayout, parts: Sequence[PageCopies], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, memory: PageMemory, layout: ModelLayout, parts: Sequence[PageCopies]) -> None:
         """Make it on the owner's thread: it comes after what the device has been given by now."""
-        self.ended_s = clock()
-        """When it ended, by ``clock``, once it has."""
-        self._clock = clock
         self._memory = memory
         self._parts = {part.component: part for part in parts}
         self._ordered = memory.ordered(Tier.DEVICE)
@@ -110,7 +105,6 @@ class LoadJob:
             for _, component, pool, layer in self._order:
                 part = self._parts[component]
                 self.progress.note(self._memory.load_layer(pool, layer, part.source, part.target))
-        self.ended_s = self._clock()
         return True
 
     def stop(self) -> None:

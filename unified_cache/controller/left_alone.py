@@ -1,36 +1,19 @@
-"""Answer of a transfer to what it could have brought and did not."""
+"""Answer of a prefetch to what it could have brought and did not."""
 
 from dataclasses import dataclass
-from enum import Enum
 
-from unified_cache.controller.transfer_kind import TransferKind
-
-__all__ = ["LeftAlone", "LeftAloneReason"]
-
-TIERS = {TransferKind.PREFETCH: "storage", TransferKind.LOAD: "host"}
-"""Where pages are left alone, by the transfer that would bring them."""
-
-
-class LeftAloneReason(Enum):
-    """Reason to leave pages where they are; the value is what JSON has."""
-
-    COMPUTING_IS_FASTER = "computing_is_faster"
-    PAST_DEADLINE = "past_deadline"
-    """Bringing them would be worth it, and would take longer than the request can wait."""
+__all__ = ["LeftAlone"]
 
 
 @dataclass(frozen=True, slots=True)
 class LeftAlone:
-    """Pages [start, end) of a prompt that could be brought up from a lower tier and are not, on purpose."""
+    """Pages [start, end) of a prompt that storage has and that are not read, because computing them is faster."""
 
-    kind: TransferKind
-    """PREFETCH for those in storage, LOAD for those on the host."""
     start: int
     end: int
     page_size: int
-    reason: LeftAloneReason
     load_s: float
-    """Seconds that bringing them was expected to take."""
+    """Seconds that reading them was expected to take."""
     compute_s: float
     """Seconds that computing them was expected to take."""
 
@@ -42,18 +25,14 @@ class LeftAlone:
     @property
     def text(self) -> str:
         """The answer in words."""
-        held = f"{TIERS[self.kind]} has {self.tokens:,} tokens, not worth loading: "
-        if self.reason is LeftAloneReason.PAST_DEADLINE:
-            return f"{held}that takes {_seconds(self.load_s)}, longer than the deadline allows"
-        return f"{held}that takes {_seconds(self.load_s)}, computing them {_seconds(self.compute_s)}"
+        times = f"that takes {_seconds(self.load_s)}, computing them {_seconds(self.compute_s)}"
+        return f"storage has {self.tokens:,} tokens, not worth loading: {times}"
 
     def as_json(self) -> dict[str, object]:
         """Return it under stable names, for ``json.dump``."""
         return {
-            "tier": TIERS[self.kind],
             "start": self.start,
             "end": self.end,
-            "why": self.reason.value,
             "load_s": self.load_s,
             "compute_s": self.compute_s,
             "text": self.text,

@@ -99,8 +99,8 @@ class Explanation:
     """Prompts of the same tokens that are known under another name."""
     remembers: str
     """How far back what has gone is remembered, in words."""
-    left_alone: "tuple[LeftAlone, ...]" = ()
-    """Pages that would not be brought up if they were asked for now, because computing them is faster."""
+    left_alone: "LeftAlone | None" = None
+    """Pages that would not be read if they were asked for now, because computing them is faster."""
 
     @property
     def end(self) -> int:
@@ -129,7 +129,7 @@ class Explanation:
             ],
             "near": [{"place": near.place, "pages": near.pages, "differs": list(near.differs)} for near in self.near],
             "remembers": self.remembers,
-            "left_alone": [left.as_json() for left in self.left_alone],
+            "left_alone": None if self.left_alone is None else self.left_alone.as_json(),
         }
 
     def __str__(self) -> str:
@@ -148,8 +148,8 @@ class Explanation:
                 marks = lane_line(component.held, (component.window_start, tier.end), self.pages_count)
                 said = "; ".join(part for part in (missing, repeated) if part)
                 yield f"  {component.name:{width}}  |{marks}|  {said}".rstrip()
-        for left in self.left_alone:
-            yield left.text
+        if self.left_alone is not None:
+            yield self.left_alone.text
         for near in self.near:
             yield f"near match: {near.text}"
         if any(loss.reason.why is Why.NOT_REMEMBERED for loss in self.losses):

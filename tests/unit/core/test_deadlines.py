@@ -10,7 +10,7 @@ from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads
 from tests.support.tables import check_tables
 from tests.support.timed_engine import PacedStorage, PrefillSpeed, TimedEngine
 from unified_cache.config import CacheConfig, WritePolicy
-from unified_cache.controller import LeftAloneReason, Operation, OperationState
+from unified_cache.controller import Operation, OperationState
 from unified_cache.pool import ModelLayout, Tier
 from unified_cache.transfer_policy import TransferPolicy
 
@@ -161,31 +161,6 @@ def test_no_request_is_later_than_its_deadline_and_a_part(
             assert store.clock.now_s - began_s <= deadline_s + store.slowest_get_s + 1e-3
             engine.compute(prompt)
             engine.forget()
-
-
-def test_what_does_not_come_in_time_is_left_alone_and_said() -> None:
-    layout = LAYOUTS["full"]
-    store = PacedStorage(ManualClock(), 1e-5)
-    store_turns(layout, store, TURNS)
-    engine = TimedEngine(layout, config_of(layout, TransferPolicy.FASTEST), store, PrefillSpeed(5.0))
-    for pages in (4, 8, 12, 16) * 2:
-        engine.first_token_s(conversation(engine.cache, pages))
-        engine.forget()
-        engine.compute(engine.cache.prompt(range(10**6, 10**6 + pages * layout.page_size)))
-        engine.forget()
-    began_s = store.clock.now_s
-    whole = engine.wait(engine.cache.prefetch(conversation(engine.cache, 16)))
-    assert whole is not None
-    assert whole.pages_count == 16
-    taken_s = store.clock.now_s - began_s
-    engine.forget()
-    operation = engine.wait(engine.cache.prefetch(conversation(engine.cache, 16), taken_s / 2))
-    assert operation is not None
-    assert 0 < operation.pages_count < 16
-    assert operation.left_alone is not None
-    assert operation.left_alone.reason is LeftAloneReason.PAST_DEADLINE
-    assert "longer than the deadline allows" in operation.left_alone.text
-    assert sum(engine.cache.stats().loading.past_deadline_tokens.values()) == operation.left_alone.tokens
 
 
 def test_ranks_are_done_at_the_same_look_and_stay_alike(monkeypatch: pytest.MonkeyPatch) -> None:

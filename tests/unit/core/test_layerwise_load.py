@@ -148,7 +148,7 @@ def test_pools_are_loaded_side_by_side_by_depth_and_kv_before_sidecars() -> None
     with toy.cache._ledger.moving(toy.cache.match(prompt), 4, Tier.HOST, Tier.DEVICE) as moving:
         assert moving is not None
         memory = Counted()
-        LoadJob(memory, layout, moving.parts, ManualClock()).run()
+        LoadJob(memory, layout, moving.parts).run()
     assert memory.asked == [
         *[("kv", 0), ("index", 0), ("swa", 0)],
         *[("kv", 1)],

@@ -16,15 +16,14 @@ from tests.support.ranks import ThreadRanks, head_of, in_threads
 from tests.support.tables import check_tables
 from tests.support.timed_engine import PacedStorage, PrefillSpeed, TimedEngine
 from unified_cache.config import CacheConfig, WritePolicy
-from unified_cache.controller import LeftAlone, LeftAloneReason, OperationState, TransferKind
+from unified_cache.controller import LeftAlone, OperationState
 from unified_cache.errors import InputError
-from unified_cache.estimates import LegStats
 from unified_cache.estimates.speeds import TRIAL_EVERY
 from unified_cache.metrics import CacheCollector
 from unified_cache.page import Prompt
 from unified_cache.pool import ModelLayout
 from unified_cache.ranks import LocalRanks, RankGroup
-from unified_cache.transfer_policy import PrefillCurve, TransferPolicy
+from unified_cache.transfer_policy import TransferPolicy
 
 LAYOUTS = {name: layouts[-1] for name, layouts in COMPONENT_SETS.items()}
 TURNS = (2, 4, 6, 8, 12, 16)
@@ -37,9 +36,9 @@ WARM = (2, 4, 6, 8, 16, 12)
 every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 
 
-def config_of(layout: ModelLayout, transfer: TransferPolicy, prefill: PrefillCurve | None = None) -> CacheConfig:
+def config_of(layout: ModelLayout, transfer: TransferPolicy) -> CacheConfig:
     sizes = tuple(ROOM for _ in layout.components)
-    return CacheConfig(sizes, sizes, write=WritePolicy.ON_CALL, guard=None, transfer=transfer, prefill=prefill)
+    return CacheConfig(sizes, sizes, write=WritePolicy.ON_CALL, guard=None, transfer=transfer)
 
 
 def paced(layout: ModelLayout, byte_s: float, latency_s: float = 0.0) -> PacedStorage:
@@ -52,10 +51,9 @@ def engine_of(
     layout: ModelLayout,
     transfer: TransferPolicy,
     store: PacedStorage,
-    prefill: PrefillCurve | None = None,
     ranks: RankGroup = LocalRanks(),
 ) -> TimedEngine:
-    return TimedEngine(layout, config_of(layout, transfer, prefill), store, PREFILL, ranks=ranks)
+    return TimedEngine(layout, config_of(layout, transfer), store, PREFILL, ranks=ranks)
 
 
 def learned(engine: TimedEngine, rounds: int = 2) -> TimedEngine:
@@ -119,19 +117,18 @@ def slow_engine(share: float = 0.1, layout: ModelLayout | None = None) -> TimedE
 
 def test_the_answer_says_what_was_left_alone_and_why() -> None:
     engine = learned(slow_engine())
-    before = engine.cache.stats().loading.left_alone_tokens[TransferKind.PREFETCH]
+    before = engine.cache.stats().left_alone_tokens
     operation = engine.wait(engine.cache.prefetch(conversation(engine.cache, 16)))
     assert operation is not None
     assert (operation.state, operation.pages_count) == (OperationState.DONE, 0)
     left = operation.left_alone
     assert isinstance(left, LeftAlone)
-    assert (left.kind, left.start, left.end) == (TransferKind.PREFETCH, 0, 16)
-    assert left.reason is LeftAloneReason.COMPUTING_IS_FASTER
+    assert (left.start, left.end) == (0, 16)
     tokens = 16 * engine.cache.layout.page_size
-    assert left.compute_s == pytest.approx(PREFILL.seconds(0, tokens), rel=0.1)
+    assert left.compute_s == pytest.approx(PREFILL.seconds(0, tokens), rel=0.15)
     assert left.load_s == pytest.approx(10 * PREFILL.seconds(0, tokens), rel=0.1)
     assert left.text.startswith(f"storage has {tokens:,} tokens, not worth loading: that takes ")
-    assert engine.cache.stats().loading.left_alone_tokens[TransferKind.PREFETCH] == before + tokens
+    assert engine.cache.stats().left_alone_tokens == before + tokens
 
 
 def test_what_is_worth_loading_leaves_nothing_alone() -> None:
@@ -139,7 +136,21 @@ def test_what_is_worth_loading_leaves_nothing_alone() -> None:
     operation = engine.wait(engine.cache.prefetch(conversation(engine.cache, 16)))
     assert operation is not None
     assert (operation.pages_count, operation.left_alone) == (16, None)
-    assert engine.cache.stats().loading.left_alone_tokens == {TransferKind.PREFETCH: 0, TransferKind.LOAD: 0}
+    assert engine.cache.stats().left_alone_tokens == 0
+
+
+def test_what_the_host_holds_is_loaded_however_fast_the_engine_computes() -> None:
+    engine = learned(slow_engine())
+    prompt = conversation(engine.cache, 16)
+    engine.compute(prompt)
+    started(engine.cache.backup(prompt))
+    engine.cache.wait_all(5)
+    taken = engine.cache.allocate([np.ones(ROOM, np.bool_)])  # the device lets go of it
+    assert taken is not None
+    engine.cache.free(taken)
+    operation = engine.wait(engine.cache.load(prompt))
+    assert operation is not None
+    assert engine.cache.match(prompt).device_end == 16
 
 
 def test_before_enough_is_measured_everything_is_loaded() -> None:
@@ -160,21 +171,6 @@ def test_never_brings_nothing_up_and_still_backs_up() -> None:
     operation = started(engine.cache.backup(prompt))
     engine.cache.wait_all(5)
     assert operation.tally.stored == 16
-
-
-def test_a_curve_of_the_engine_takes_the_place_of_measuring() -> None:
-    layout = LAYOUTS["full"]
-    tokens = 16 * layout.page_size
-    slow, fast = (PrefillCurve(((tokens, seconds),)) for seconds in (1e3, 1e-3))
-    for curve, pages_count in ((slow, 16), (fast, 0)):
-        engine = engine_of(layout, TransferPolicy.FASTEST, paced(layout, break_even(layout)), curve)
-        for pages in WARM:  # transfers are still measured
-            engine.wait(engine.cache.prefetch(conversation(engine.cache, pages)))
-            engine.wait(engine.cache.load(conversation(engine.cache, pages)))
-            engine.forget()
-        operation = engine.wait(engine.cache.prefetch(conversation(engine.cache, 16)))
-        assert operation is not None
-        assert operation.pages_count == pages_count
 
 
 def test_a_store_that_becomes_fast_again_is_read_again() -> None:
@@ -205,32 +201,6 @@ def test_nobody_waits_for_the_little_that_is_read_for_its_time() -> None:
         engine.forget()
     assert trials == 2
     check_tables(engine.cache, [])
-
-
-def test_host_pages_are_computed_again_where_copying_takes_longer() -> None:
-    layout = LAYOUTS["full"]
-    engine = engine_of(layout, TransferPolicy.FASTEST, paced(layout, 0.0))
-    leg = engine.cache._speeds.legs[TransferKind.LOAD]
-    engine.compute(conversation(engine.cache, 16))
-    started(engine.cache.backup(conversation(engine.cache, 16)))
-    engine.cache.wait_all(5)
-    page_bytes = engine.cache._speeds.payload_bytes([1])
-    for pages in WARM:  # copies of a device that takes a second for a page
-        with leg.moving(pages * page_bytes) as moved:
-            leg.note(moved, pages * page_bytes, engine.clock.now_s + pages)
-        engine.compute(stranger(engine, pages, 10**6 * pages))
-    taken = engine.cache.allocate([np.ones(ROOM, np.bool_)])  # the device lets go of it
-    assert taken is not None
-    engine.cache.free(taken)
-    prompt = conversation(engine.cache, 16)
-    assert engine.cache.match(prompt).device_end < 16
-    operation = started(engine.cache.load(prompt))
-    assert operation.state is OperationState.DONE
-    assert operation.left_alone is not None
-    assert operation.left_alone.kind is TransferKind.LOAD
-    assert operation.left_alone.text.startswith("host has ")
-    assert engine.cache.poll() == [operation]
-    assert engine.cache.stats().loading.left_alone_tokens[TransferKind.LOAD] == operation.left_alone.tokens
 
 
 @pytest.mark.parametrize("jump_s", [0.0, -1e6, 1e6])
@@ -275,26 +245,6 @@ def test_ranks_choose_alike_by_the_slowest_of_them() -> None:
     assert first[1].load_s > 5 * first[1].compute_s, "by the figures of the slow one"
 
 
-def test_expected_and_real_times_are_counted() -> None:
-    engine = learned(slow_engine(3.0))
-    leg = engine.cache.stats().loading.legs[TransferKind.PREFETCH]
-    assert leg.transfers_count > 0
-    assert leg.expected_s == pytest.approx(leg.taken_s, rel=0.1)
-    assert leg.error_ratio is not None
-    assert leg.error_ratio < 0.1
-    layout = engine.cache.layout
-    read_s = PREFILL.seconds(0, 16 * layout.page_size) / 3
-    assert leg.bytes_per_s == pytest.approx(16 * layout.page_bytes / read_s, rel=0.1)
-
-
-def test_a_cache_under_always_measures_no_prefill_and_expects_nothing() -> None:
-    layout = LAYOUTS["full"]
-    engine = learned(engine_of(layout, TransferPolicy.ALWAYS, paced(layout, 1e-6)))
-    assert engine.cache._speeds.prefill.fitted is None
-    assert engine.cache.stats().loading.legs[TransferKind.PREFETCH] == LegStats()
-    assert engine.cache.stats().loading.left_alone_tokens[TransferKind.PREFETCH] == 0
-
-
 @pytest.mark.parametrize("deadline_s", [0, -1.0, math.nan])
 def test_a_deadline_that_is_no_time_is_refused(deadline_s: float) -> None:
     layout = LAYOUTS["full"]
@@ -314,28 +264,26 @@ def test_an_explanation_says_what_is_not_worth_loading_and_changes_nothing() -> 
     engine = learned(slow_engine())
     prompt = conversation(engine.cache, 16)
     tokens = 16 * engine.cache.layout.page_size
-    before = engine.cache.stats().loading
+    before = engine.cache.stats().left_alone_tokens
     explanation = engine.cache.explain(prompt)
-    (left,) = explanation.left_alone
-    assert (left.kind, left.start, left.end) == (TransferKind.PREFETCH, 0, 16)
+    left = explanation.left_alone
+    assert left is not None
+    assert (left.start, left.end) == (0, 16)
     assert f"storage has {tokens:,} tokens, not worth loading: that takes" in str(explanation)
-    assert explanation.as_json()["left_alone"] == [left.as_json()]
-    assert engine.cache.stats().loading == before
-    assert learned(slow_engine(3.0)).cache.explain(prompt).left_alone == ()
+    assert explanation.as_json()["left_alone"] == left.as_json()
+    assert engine.cache.stats().left_alone_tokens == before
+    assert learned(slow_engine(3.0)).cache.explain(prompt).left_alone is None
 
 
-def test_a_scrape_finds_what_was_left_alone_and_how_well_times_were_expected() -> None:
+def test_a_scrape_finds_what_was_left_alone() -> None:
     engine = learned(slow_engine())
     engine.cache.wait_all(5)
     registry = CollectorRegistry()
     registry.register(CacheCollector(engine.cache))
     text = generate_latest(registry).decode()
-    stats = engine.cache.published_stats().loading
-    left = float(stats.left_alone_tokens[TransferKind.PREFETCH])
-    sample = 'unified_cache_left_alone_tokens_total{cache="cache",kind="prefetch",why="computing_is_faster"}'
+    left = float(engine.cache.published_stats().left_alone_tokens)
     assert left > 0
-    assert f"{sample} {left}" in text
-    assert f'{{cache="cache",kind="prefetch",which="taken"}} {stats.legs[TransferKind.PREFETCH].taken_s}' in text
+    assert f'unified_cache_left_alone_tokens_total{{cache="cache"}} {left}' in text
 
 
 def test_the_blocks_of_the_document_on_policies_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -343,7 +291,7 @@ def test_the_blocks_of_the_document_on_policies_run(capsys: pytest.CaptureFixtur
     named: dict[str, object] = {"cache": engine.cache, "prompt": conversation(engine.cache, 16)}
     text = (ROOT / "docs/policies.md").read_text(encoding="utf-8")
     blocks = [block.text for block in code_blocks(text) if block.language == "python" and "left_alone" in block.text]
-    blocks.insert(0, next(block.text for block in code_blocks(text) if "PrefillCurve(" in block.text))
+    blocks.insert(0, next(block.text for block in code_blocks(text) if "TransferPolicy.FASTEST," in block.text))
     assert len(blocks) == 2
     for block in blocks:
         exec(block, named)

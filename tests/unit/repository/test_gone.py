@@ -47,6 +47,8 @@ WORDS = (
     # Mooncake clusters and storage nodes run by us.
     *("ClusterChoices", "NodeChoices", "ClusterDirectory", "ClusterPlan", "NodeSettings", "StartReport", "run_node"),
     *("UNIFIED_CACHE_CLUSTER_DIR", "unified-cache-node.service", "storage_node", "master_program"),
+    # Fits of what transfers and prefills take.
+    *("PrefillCurve", "LoadingStats", "LegStats", "MovedBytes", "LeftAloneReason", "RecentTimes", "FittedSeconds"),
 )
 """Words of what is gone, beside those of ``GONE``; in this order a comment says of what."""
 
