@@ -6,7 +6,7 @@ forget, by keeping what comes too late, or by giving up what many share.
 
 import random
 from collections.abc import Callable, Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 
 from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
@@ -15,6 +15,9 @@ __all__ = ["KINDS", "REQUESTS", "generated_trace"]
 
 REQUESTS = 6_000
 """Requests of a whole trace."""
+
+AGENTS = 100
+"""Agents that are at work at a time, in that kind of traffic."""
 
 Blocks = tuple[int, ...]
 
@@ -109,8 +112,26 @@ def retrieval(source: TrafficSource) -> Iterator[Blocks]:
 
 
 def agents(source: TrafficSource) -> Iterator[Blocks]:
-    """Long sessions that come back soon, until they end."""
-    return sessions(source, lambda _request, blocks: 0.95 if blocks < 60 else 0.8, 25)
+    """Agents, a hundred at a time, below five prompts of tools; each conversation grows by every call's result.
+
+    Most calls return soon and some late. Whichever agent has ended makes room for a new one.
+    """
+    rnd = source.random
+    tools = source.popular([source.new(4, 12) for _ in range(5)], 1)
+    calls = [(rnd.random(), agent, next(tools) + source.new(2, 6)) for agent in range(AGENTS)]
+    heapify(calls)
+    while True:
+        now, agent, prompt = calls[0]
+        yield prompt
+        goes_on = rnd.random() < 0.94
+        heapreplace(
+            calls,
+            (
+                now + rnd.lognormvariate(0, 1.5),
+                agent,
+                prompt[:-1] + source.new(2, 5) if goes_on else next(tools) + source.new(2, 6),
+            ),
+        )
 
 
 def tenants(source: TrafficSource) -> Iterator[Blocks]:

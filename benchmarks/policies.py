@@ -76,8 +76,6 @@ class ComparedHits:
     lru: int
     adaptive: int
     clairvoyant: int
-    lru_told: int
-    """Hits of lru as its shadow tells, which runs beside adaptive."""
     time_ratio: float
     """Processor's time of adaptive over that of lru: the median of all batches."""
 
@@ -87,7 +85,7 @@ class ComparedHits:
         return (self.lru - self.adaptive) / max(self.lru, 1)
 
     def __str__(self) -> str:
-        ratios = (f"{hits / self.asked:8.4f}" for hits in (self.lru, self.adaptive, self.clairvoyant, self.lru_told))
+        ratios = (f"{hits / self.asked:8.4f}" for hits in (self.lru, self.adaptive, self.clairvoyant))
         lost = f"{self.lost:.2%}" if self.lru else ""
         return f"{self.kind:12} {self.device_pages:7,} {' '.join(ratios)} {lost:>9} {self.time_ratio:6.2f}"
 
@@ -99,9 +97,6 @@ def compared_hits(kind: str, requests: Sequence[TraceRequest], share: float) -> 
     prompts = [Prompt.of(request.tokens(), BLOCK_TOKENS).head(pages) for request in requests]
     lru, adaptive = (TreeEngine(pages, policy) for policy in (EvictionPolicy.LRU, EvictionPolicy.ADAPTIVE))
     ratios = [took_s[adaptive] / took_s[lru] for took_s in _batches(lru, adaptive, prompts)]
-    told = adaptive.ledger.tree.compared_with_lru()
-    assert told is not None
-    assert told.hit_pages == adaptive.hit_pages
     return ComparedHits(
         kind=kind,
         device_pages=pages,
@@ -109,7 +104,6 @@ def compared_hits(kind: str, requests: Sequence[TraceRequest], share: float) -> 
         lru=lru.hit_pages,
         adaptive=adaptive.hit_pages,
         clairvoyant=int(np.sum(FutureUses.of(trace.cut(pages)).ends(pages))),
-        lru_told=told.lru_hit_pages,
         time_ratio=statistics.median(ratios),
     )
 
@@ -141,7 +135,7 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Keep the figures here.")] = None,
 ) -> None:
     """Hold adaptive eviction against lru; fails where it loses more than half a percent of lru's hits."""
-    print(f"{'kind':12} {'pages':>7} {'lru':>8} {'adaptive':>8} {'best':>8} {'lru told':>8} {'lost':>9} {'time':>6}")
+    print(f"{'kind':12} {'pages':>7} {'lru':>8} {'adaptive':>8} {'best':>8} {'lost':>9} {'time':>6}")
     found: list[ComparedHits] = []
     for name in kind or KINDS:
         for each_seed in range(seed, seed + seeds):

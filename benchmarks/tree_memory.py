@@ -88,7 +88,7 @@ class PolicyMemory:
     node_bytes: float
     """Bytes of nodes and queues, by node."""
     learned_bytes: int
-    """Bytes of the forecast and of the shadow of lru."""
+    """Bytes of the forecast."""
 
 
 def served(kind: str, requests: int, policy: EvictionPolicy) -> PolicyMemory:
@@ -108,7 +108,7 @@ def served(kind: str, requests: int, policy: EvictionPolicy) -> PolicyMemory:
         tree.unlock(renewed)
         held += len(slots)
     state = tree._state
-    learned = [] if state.adaptive is None else [state.adaptive.forecast, state.adaptive.shadow]
+    learned = [] if state.adaptive is None else [state.adaptive.forecast]
     counted = {id(each) for each in learned}
     nodes = tree.nodes_count()
     return PolicyMemory(nodes, reached_bytes([state], counted) / nodes, reached_bytes(learned, set()))

@@ -39,7 +39,7 @@ REPLAYED = (
     "--host-pages",
     "4000",
 )
-POLICIES = ("lru", "priority", "slru", "adaptive")
+POLICIES = ("lru", "priority", "adaptive")
 COMMAND_LINE = "import sys; from unified_cache.cli.main import main; sys.exit(main())"
 APART = frozenset({"environment", "seconds", "requests_per_s"})
 """Keys of a result that say where it was found, and how fast."""

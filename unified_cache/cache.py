@@ -118,7 +118,7 @@ class UnifiedCache(OwnedCache):
     ) -> Prompt:
         """Convert token ids once; whole pages only, a partial tail is never cached.
 
-        ``session`` names the session whose request it is, for ``session_ended`` and ``session_returns``. ``whole`` says
+        ``session`` names the session whose request it is, for ``session_returns``. ``whole`` says
         that all pages can be reused, see ``Prompt.of``; otherwise one token at least is left to compute.
 
         Raises:
@@ -343,20 +343,6 @@ class UnifiedCache(OwnedCache):
         """Take a preference back. Once more, or after ``reset``, changes nothing."""
         self._enter()
         self._ledger.tree.unprefer(preference)
-
-    def session_ended(self, session: str) -> bool:
-        """Say that a session goes on no more; tell whether anything of the prompt that it gave back last is held.
-
-        Under ``EvictionPolicy.ADAPTIVE`` what no other session shares goes first then, unless more than one in sixteen
-        of those said to have ended are asked for again. Other policies go on as they were. A name that was never heard
-        changes nothing.
-
-        Raises:
-            InputError: ``session`` is no text.
-        """
-        self._enter()
-        check_text("the name of a session", session)
-        return self._ledger.tree.session_ended(session)
 
     def session_returns(self, session: str, within_s: float) -> bool:
         """Say that a session comes back within some seconds: after the call of a tool, say; whatever the policy.

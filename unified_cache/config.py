@@ -53,9 +53,6 @@ class EvictionPolicy(Enum):
     """Order in which pages are evicted; see ``unified_cache.tree.policy``."""
 
     LRU = "lru"
-    LFU = "lfu"
-    SLRU = "slru"
-    FIFO = "fifo"
     PRIORITY = "priority"
     ADAPTIVE = "adaptive"
 
@@ -68,26 +65,14 @@ class EvictionConfig:
     """Policy of each component on the device; the last one is that of all after it, lru if none is named."""
     host: tuple[EvictionPolicy, ...] = ()
     """Policy of each component on the host, as ``device``."""
-    lfu_half_life_touches: int = 2_048
-    """After so many matches and inserts a use counts half (lfu)."""
-    slru_protected_share: float = 0.8
-    """Largest share of the pages that a component holds on a tier that slru protects."""
     preferred_share: float = 0.25
     """Largest share of a component's capacity on a tier that preferences may cover; overlaps count twice."""
-    ttl_s: float | None = None
-    """Pages not touched for so long go before others, whatever the policy; None for no such bias."""
 
     def __post_init__(self) -> None:
         for name, policies in (("device", self.device), ("host", self.host)):
             check_each(policies, EvictionPolicy, f"the policies of {name} as a tuple of EvictionPolicy", ConfigError)
-        if self.lfu_half_life_touches < 1:
-            raise ConfigError(f"lfu_half_life_touches must be positive, found {self.lfu_half_life_touches}")
-        if not 0 <= self.slru_protected_share <= 1:
-            raise ConfigError(f"slru_protected_share must be in [0, 1], found {self.slru_protected_share}")
         if not 0 <= self.preferred_share <= 1:
             raise ConfigError(f"preferred_share must be in [0, 1], found {self.preferred_share}")
-        if self.ttl_s is not None and not self.ttl_s > 0:
-            raise ConfigError(f"ttl_s must be positive, found {self.ttl_s}")
 
     def policy(self, tier: Tier, component: int) -> EvictionPolicy:
         """Return the policy of one lane."""

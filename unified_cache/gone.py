@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 __all__ = ["GONE", "Gone", "GoneModules", "command_instead", "import_instead", "method_instead", "setting_instead"]
 __all__ = ["GONE", "Gone", "GoneModules", "command_instead", "import_instead", "section_instead", "setting_instead"]
+__all__ = ["GONE", "Gone", "GoneModules", "command_instead", "import_instead", "setting_instead", "value_instead"]
 
 
 class Gone(NamedTuple):
@@ -27,6 +28,8 @@ class Gone(NamedTuple):
     """Modules, and names of ``unified_cache`` itself, in full."""
     methods: tuple[str, ...] = ()
     """Of ``UnifiedCache``."""
+    values: tuple[str, ...] = ()
+    """Values that a setting or an option had."""
 
 
 GONE: Sequence[Gone] = (
@@ -82,7 +85,12 @@ GONE: Sequence[Gone] = (
     ),
     Gone(
         "nothing: what adaptive eviction expects is not told; explain says what became of pages that are missing",
-        imports=("unified_cache.explain.outlooks", "unified_cache.tree.outlook"),
+        imports=("unified_cache.explain.outlooks", "unified_cache.tree.outlook", "unified_cache.tree.shadow_lru"),
+    ),
+    Gone(
+        "use lru, or adaptive for prompts that sessions continue; to keep something longer, use priority or prefer",
+        settings=("eviction.lfu_half_life_touches", "eviction.slru_protected_share", "eviction.ttl_s"),
+        values=("lfu", "slru", "fifo"),
     ),
     Gone(
         "Mooncake's own mooncake_master and mooncake_client run a cluster and its storage nodes, see docs/cluster.md",
@@ -143,6 +151,11 @@ def section_instead(name: str) -> str:
 def command_instead(name: str) -> str:
     """Return the end of an error about a command; empty where no version had one of that name."""
     return _end([each.instead for each in GONE if name in each.commands])
+
+
+def value_instead(value: object) -> str:
+    """Return the end of an error about a value; empty where no version had one of that name."""
+    return _end([each.instead for each in GONE if value in each.values])
 
 
 def import_instead(name: str) -> str:

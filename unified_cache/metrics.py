@@ -132,11 +132,6 @@ def _touched_pages(stats: Stats) -> Samples:
     yield ("dropped",), stats.touches.dropped_pages
 
 
-def _regret_pages(stats: Stats) -> Samples:
-    if stats.lru is not None:
-        yield (), stats.lru.regret_pages
-
-
 def _single(value: Callable[[Stats], float]) -> Callable[[Stats], Samples]:
     """Return the samples of a metric that has one, without further labels."""
     return lambda stats: iter([((), value(stats))])
@@ -216,12 +211,5 @@ METRICS = (
         "Tokens that storage had and that were computed, because that is faster.",
         (),
         _single(lambda stats: stats.left_alone_tokens),
-    ),
-    DescribedMetric(
-        GaugeMetricFamily,
-        "regret_pages",
-        "Hits that lru would have had more than adaptive eviction, as its shadow tells; negative where fewer.",
-        (),
-        _regret_pages,
     ),
 )

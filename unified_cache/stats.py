@@ -22,7 +22,6 @@ from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.method import Method
 from unified_cache.traffic import Traffic
 from unified_cache.transfers import Transfers
-from unified_cache.tree import LruComparison
 
 __all__ = ["AttachedStore", "LookupCounts", "Occupancy", "PublishedStats", "Stats"]
 
@@ -142,8 +141,6 @@ class Stats:
     """Tokens that storage had and that were computed, because that is faster."""
     slowest: tuple[SlowOperation, ...]
     """Slowest operations of the last five to ten minutes, the slowest first."""
-    lru: LruComparison | None
-    """Hits beside those that lru would have had, told by its shadow; None where no policy is adaptive."""
 
     @property
     def operations_failed(self) -> int:
@@ -190,7 +187,6 @@ class Stats:
             store=None if storage is None else AttachedStore.of(storage),
             left_alone_tokens=transfers.speeds.left_alone_tokens,
             slowest=controller.slowest.latest(),
-            lru=ledger.tree.compared_with_lru(),
         )
 
 

@@ -176,15 +176,9 @@ TREE_MUTANTS = [
     Mutant(
         "of windows touched together the last one goes before those of another cell",
         "tree/adaptive_queues.py",
-        "return node.stamps[lane] + self.place_of(node, lane) / START_MAX, NEVER",
-        "return node.stamps[lane], NEVER",
+        "return node.stamps[lane] + self.place_of(node, lane) / START_MAX",
+        "return node.stamps[lane]",
         tests=("tests/unit/core/test_eviction.py",),
-    ),
-    Mutant(
-        "a demoted page keeps its old place",
-        "tree/eviction_queues.py",
-        "history.demoted = self.clock",
-        "history.demoted = history.demoted",
     ),
     Mutant(
         "a window takes pages along that other locks pin",
@@ -201,8 +195,8 @@ TREE_MUTANTS = [
     Mutant(
         "the forecast decides before anything was evicted",
         "tree/adaptive_queues.py",
-        "self._trusts and self._unlearned_pages[lane] <= 0",
-        "self._trusts",
+        "(self.forecast.is_ready and self._unlearned_pages[lane] <= 0)",
+        "self.forecast.is_ready",
         tests=FORECAST_TESTS,
     ),
     Mutant(
@@ -215,8 +209,8 @@ TREE_MUTANTS = [
     Mutant(
         "what is worth most goes first",
         "tree/forecast.py",
-        "        return self.table[cell][age], number",
-        "        return -self.table[cell][age], number",
+        "        return self.table[cell]",
+        "        return -self.table[cell]",
         tests=FORECAST_TESTS,
     ),
     Mutant(
@@ -248,13 +242,6 @@ TREE_MUTANTS = [
         tests=SESSION_TESTS,
     ),
     Mutant(
-        "a session that has ended is not told from others",
-        "tree/request_marks.py",
-        "            at.cell = ENDED\n",
-        "",
-        tests=SESSION_TESTS,
-    ),
-    Mutant(
         "a run that has left the tree is not remembered",
         "tree/forecast.py",
         "        ghosts[xxh3_64_intdigest(page, start)] = ghost\n",
@@ -264,8 +251,8 @@ TREE_MUTANTS = [
     Mutant(
         "a request continues the one before it, whosever that was",
         "tree/request_marks.py",
-        "at.request, at.cell, at.asked_end = visit.number, visit.cell, node.end",
-        "at.request, at.cell, at.asked_end = self.forecast.now, visit.cell, node.end",
+        "number, cell, asked_end = visit.number, visit.cell, node.end",
+        "number, cell, asked_end = self.forecast.now, visit.cell, node.end",
         tests=FORECAST_TESTS,
     ),
     Mutant(

@@ -17,7 +17,7 @@ host_bytes = "64GiB"
 device_bytes = "8GiB"
 
 [eviction]
-slru_protected_share = 0.5
+preferred_share = 0.5
 
 [quota.tenants.acme]
 calls_max = 4
@@ -51,7 +51,7 @@ def test_a_file_is_explained_with_the_line_of_every_value(monkeypatch: pytest.Mo
     assert values["host_bytes"] == 64 << 30
     assert found["derived"]["cache device of gpt-oss-120b"].startswith("8.00 GiB are pages ")
     texts = [each["text"] for each in found["warnings"]]
-    assert any("slru_protected_share has an effect with the policy slru alone" in text for text in texts)
+    assert any("quota.tenants names tenants" in text for text in texts)
     (row,) = (line for line in DOCUMENT.splitlines() if line.startswith("| `config check`"))
     fields = {*found, *(field for each in ("settings", "warnings") for one in found[each] for field in one)}
     assert [field for field in fields - {"command", "format"} if f"`{field}`" not in row] == []
@@ -80,7 +80,6 @@ def test_words_say_the_same_and_defaults_are_shown_when_asked() -> None:
         ("[cache]\nstorage_bytes = 9\n", "storage_bytes caps a store, and storage is unset"),
         ("dirty_share = 0.1\n", "dirty_share has an effect with write"),
         ("[guard]\ndeadline_s = 90\n", "guard.deadline_s is more than operation_timeout_s"),
-        ("[eviction]\nlfu_half_life_touches = 9\n", "lfu_half_life_touches has an effect with the policy lfu alone"),
         ('[tls]\ncertificate = "none.crt"\nkey = "none.key"\n', "tls.key names none.key, which is not there"),
         ("insecure = true\n", "insecure changes nothing"),
         ("[quota.tenants.a]\n", "quota.tenants names tenants, and every caller is local_tenant"),
@@ -115,7 +114,7 @@ def test_a_flaw_ends_with_status_2_and_one_line(tmp_path: Path) -> None:
 
 def test_a_replay_does_what_file_variable_and_flag_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    text = "device_pages = 300\nhost_pages = 0\nlimit = 20\n[eviction]\ndevice = 'fifo'\n[replay]\nbytes = false\n"
+    text = "device_pages = 300\nhost_pages = 0\nlimit = 20\n[eviction]\ndevice = 'priority'\n[replay]\nbytes = false\n"
     Path("unified-cache.toml").write_text(text, encoding="utf-8")
     monkeypatch.setenv("UNIFIED_CACHE_LIMIT", "30")
     said = ask("replay", TRACE, "--device-pages", "200", "--json")
@@ -123,7 +122,7 @@ def test_a_replay_does_what_file_variable_and_flag_say(tmp_path: Path, monkeypat
     found = json.loads(said.out)
     settings = found["settings"]
     assert (settings["device_pages"], settings["host_pages"], settings["with_bytes"]) == (200, 0, False)
-    assert settings["policies"]["evict_device"] == "fifo"
+    assert settings["policies"]["evict_device"] == "priority"
     assert found["requests"] == 30
 
 
@@ -131,9 +130,7 @@ def test_a_setting_that_a_replay_cannot_take_is_named_with_its_place(tmp_path: P
     path = tmp_path / "a.toml"
     path.write_text('device_bytes = "1GiB"\n', encoding="utf-8")
     assert f"device_bytes ({path}:1) need --model" in ask("replay", TRACE, "--config", path).error
-    path.write_text("[eviction]\nttl_s = 3.0\n", encoding="utf-8")
-    assert "must not depend on time" in ask("replay", TRACE, "--config", path).error
-    path.write_text("[eviction]\ndevice = ['lru', 'fifo']\n", encoding="utf-8")
+    path.write_text("[eviction]\ndevice = ['lru', 'priority']\n", encoding="utf-8")
     assert "eviction.device must be one policy for all components" in ask("replay", TRACE, "--config", path).error
 
 

@@ -101,7 +101,8 @@ def test_a_plan_for_another_policy_says_what_it_replayed_and_what_it_leaves_open
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--set", "eviction.ttl_s=3"), "must not depend on time"),
+        (("--policy", "lfu"), "it is gone: use lru"),
+        (("--set", "eviction.device=slru"), "it is gone: use lru"),
         (("--sweep", "host=1GiB..0"), "must rise"),
         (("--sweep", "device=1MiB..1GiB"), "must be at least"),
         (("--hardware", "h1000"), "did you mean"),

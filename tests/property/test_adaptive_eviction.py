@@ -12,7 +12,7 @@ from tests.support.components import toy_components
 from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.page import Prompt
 from unified_cache.pool import Slots, Tier
-from unified_cache.tree import Lock, RadixTree, adaptive_queues, forecast, shadow_lru
+from unified_cache.tree import Lock, RadixTree, adaptive_queues, forecast
 from unified_cache.tree.adaptive_queues import AdaptiveQueues
 from unified_cache.tree.node import Node
 from unified_cache.window import SPAN_ALL
@@ -62,16 +62,14 @@ class WatchedForecast:
         session, what = f"s{self.rng.randrange(6)}", self.rng.random()
         if what < 0.05:
             self.clock.now_s += self.rng.choice([0.0, 1.0, 50.0, -3.0])
-        if what < 0.1:
-            self.tree.session_ended(session)
-        elif what < 0.2:
+        if what < 0.2:
             self.tree.session_returns(session, self.rng.choice([0.5, 20.0]))
 
     def evict(self, component: int) -> bool:
         """Evict a page, and see that no other was worth less; tell whether there was any."""
         queues = self.tree._state.queues
         assert isinstance(queues, AdaptiveQueues)
-        queues._order_anew()
+        queues._weigh_at[component] = 0
         self.tree._sessions.lapse()
         victim = self.tree.next_victim(Tier.DEVICE, component)
         if victim is None:
@@ -96,7 +94,7 @@ class WatchedForecast:
         for node in candidates:
             oldest[cells[node]] = min(oldest.get(cells[node], node.stamps[lane]), node.stamps[lane])
         is_tail = victim is queues._next_tail(lane)
-        is_young = victim is queues._youngest(cells[victim], lane)
+        is_young = victim is queues._node_at(~queues.queue_id(victim, lane), lane)
         if not is_tail and not is_young:
             assert victim.stamps[lane] == oldest[cells[victim]], "neither the oldest nor the youngest of its cell"
         heads = [node for node in candidates if node.stamps[lane] == oldest[cells[node]]]
@@ -126,7 +124,7 @@ class WatchedForecast:
         shares, held_pages = queues.shares, int((slots >= 0).sum())
         chance = 1.0
         if forecast.in_session(node.cell) and node.moved_past:
-            chance = shares._returned / shares._left
+            chance = shares.moved_past.part
         elif forecast.in_session(node.cell):
             left = [offset for offset in range(len(shares._counts)) if node.asked_end - offset <= node.end]
             chance = sum(shares._counts[offset] for offset in left[:held_pages]) / shares._total
@@ -157,7 +155,6 @@ def test_every_victim_is_worth_least_of_the_oldest_of_each_cell(
     monkeypatch.setattr(forecast, "LOG_MAX", 64)
     monkeypatch.setattr(forecast, "DEVIATIONS", -1e9)  # whatever is seen counts as a difference
     monkeypatch.setattr(forecast, "EXPECTED_MIN", 1e-9)
-    monkeypatch.setattr(shadow_lru, "LEAD_DEVIATIONS", 10**6)
     monkeypatch.setattr(adaptive_queues, "WEIGH_REQUESTS", 1)
     for seed in range(examples(4, 60)):
         watched = WatchedForecast(spans, seed)

@@ -1,10 +1,9 @@
 """Order of eviction, against a naive cache that remembers every page's uses by itself.
 
 It takes two things from the tree: where nodes begin and end, since a windowed component is touched by whole nodes, and
-which of equals a tie fell on. Everything else, who was used when and how often, it keeps in a dict entry per page.
+which of equals a tie fell on. Everything else, who was used when, it keeps in a dict entry per page.
 """
 
-import math
 import random
 from dataclasses import dataclass, field
 
@@ -20,9 +19,6 @@ from unified_cache.tree import Preference, RadixTree
 from unified_cache.tree.node import Node
 from unified_cache.window import SPAN_ALL, window
 
-HALF_LIFE = 12
-TTL_S = 100.0
-SHARE = 0.5
 PAGES = 24
 """Full's pages the tree may hold, and about half as many of the windowed component."""
 
@@ -36,12 +32,7 @@ class Record:
 
     slot: int | None = None
     touched: int = 0
-    touched_s: float = 0.0
-    arrived: int = 0
-    uses: list[int] = field(default_factory=list)
     priority: int = -100
-    protected: bool = False
-    demoted: int = 0
     preferences: set[Preference] = field(default_factory=set)
 
 
@@ -51,8 +42,6 @@ class Naive:
 
     spans: tuple[int, ...]
     kind: EvictionPolicy
-    ttl_s: float | None
-    now_s: float = 0.0
     touches: int = 0
     slots_count: int = 0
     tree: RadixTree = field(init=False)
@@ -64,13 +53,10 @@ class Naive:
     def __post_init__(self) -> None:
         config = EvictionConfig(
             device=(self.kind,) * len(self.spans),
-            lfu_half_life_touches=HALF_LIFE,
-            slru_protected_share=SHARE,
             preferred_share=0.4,
-            ttl_s=self.ttl_s,
         )
         capacity = ([PAGES] * len(self.spans),) * 2
-        self.tree = RadixTree(toy_components(self.spans), 1, config, capacity, lambda: self.now_s)
+        self.tree = RadixTree(toy_components(self.spans), 1, config, capacity)
         self.lanes = [{} for _ in self.spans]
 
     # ---- what happens ----------------------------------------------------------------------------------------
@@ -85,10 +71,6 @@ class Naive:
         found = self.tree.match(Prompt.of(tokens, 1))
         self._touch(tokens[:end], 0)
         self.tree.use(found, end)
-        for lane, page in self._covered(tokens[:end]):
-            record = self.lanes[lane][page]
-            record.uses = [*(record.uses or [record.arrived]), self.touches]
-            record.protected = True
 
     def insert(self, tokens: list[int], priority: int) -> None:
         end = self.match(tokens, priority)
@@ -103,9 +85,6 @@ class Naive:
                     for page, record in zip(pages, records, strict=True)
                     if len(page) > end and slots[len(page) - 1 - end] not in refused
                 ]
-                if came and all(record.slot is None for record in records):
-                    for record in records:
-                        record.arrived = self.touches
                 for record, slot in came:
                     record.slot = slot
         self._touch(tokens, priority)
@@ -133,10 +112,7 @@ class Naive:
         """Evict one page, and see that it was its turn."""
         records = self.lanes[lane]
         candidates = self._candidates(lane)
-        held = [record for record in records.values() if record.slot is not None]
         freed = self.tree.evict(Tier.DEVICE, lane, 1)
-        if self.kind is EvictionPolicy.SLRU:
-            self._demote(lane, candidates, held)
         (slot,) = freed.slots[lane][0].tolist()
         turns = {records[self._next(lane, pages)].slot: self._turn(records[pages[0]]) for pages in candidates.values()}
         assert turns[slot] == pytest.approx(min(turns.values()), rel=1e-9), "a page went before its turn"
@@ -165,42 +141,16 @@ class Naive:
         held = [page for page in pages if self.lanes[lane][page].slot is not None]
         return held[0] if lane else held[-1]
 
-    def _demote(self, lane: int, candidates: dict[Node, list[Page]], held: list[Record]) -> None:
-        """Demote the oldest of the protected while they are too many; of equals what the tree did, small ones first."""
-        records = self.lanes[lane]
-        while sum(record.protected for record in held) > SHARE * len(held):
-            oldest = [
-                (self._rank(records[pages[0]]), (node.history or {})[lane].protected, len(pages), pages)
-                for node, pages in candidates.items()
-                if records[pages[0]].protected and not records[pages[0]].preferences
-            ]
-            if not oldest:
-                return
-            for page in min(oldest)[-1]:
-                records[page].protected = False
-                records[page].demoted = self.touches
-
     def _turn(self, record: Record) -> tuple[int, float]:
         """Return what orders a node among those that may go."""
         if record.preferences:
-            return 3, self._rank(record)
-        if self.ttl_s is not None and record.touched_s < self.now_s - self.ttl_s:
-            return 0, record.touched
-        if self.kind is EvictionPolicy.SLRU and record.protected:
-            return 2, self._rank(record)
-        return 1, self._rank(record)
+            return 1, self._rank(record)
+        return 0, self._rank(record)
 
     def _rank(self, record: Record) -> float:
         match self.kind:
             case EvictionPolicy.LRU | EvictionPolicy.ADAPTIVE:  # which is lru until there is something to go by
                 return record.touched
-            case EvictionPolicy.LFU:
-                uses = record.uses or [record.arrived]
-                return math.log2(sum(2 ** (at / HALF_LIFE) for at in uses))
-            case EvictionPolicy.SLRU:
-                return max(record.touched, record.demoted)
-            case EvictionPolicy.FIFO:
-                return record.arrived
             case EvictionPolicy.PRIORITY:
                 return record.priority * 10**5 + record.touched
 
@@ -212,7 +162,6 @@ class Naive:
         for lane, page in covered:
             record = self.lanes[lane][page]
             record.touched = self.touches
-            record.touched_s = self.now_s
             record.priority = max(record.priority, priority)
 
     def _covered(self, tokens: list[int]) -> list[tuple[int, Page]]:
@@ -263,7 +212,6 @@ def history(naive: Naive, rng: random.Random, steps: int) -> None:
     """Match, use, insert, pin and evict at random; the tree holds more than fits only within a step."""
     prompts: list[list[int]] = [[0]]
     for _ in range(steps):
-        naive.now_s += rng.choice([0, 0, 10, 60])
         tokens = rng.choice(prompts[-12:])
         if rng.random() < 0.4:
             tokens = tokens[: rng.randrange(len(tokens) + 1)] + [rng.randrange(3) for _ in range(rng.randrange(1, 5))]
@@ -286,13 +234,10 @@ def history(naive: Naive, rng: random.Random, steps: int) -> None:
         naive.tree.check([])
 
 
-@pytest.mark.parametrize("ttl_s", [None, TTL_S], ids=["no time to live", "time to live"])
 @pytest.mark.parametrize("spans", [(SPAN_ALL,), (SPAN_ALL, 1), (SPAN_ALL, 3)], ids=str)
 @pytest.mark.parametrize("kind", EvictionPolicy, ids=lambda kind: kind.value)
-def test_every_victim_is_the_one_that_the_policy_names(
-    kind: EvictionPolicy, spans: tuple[int, ...], ttl_s: float | None
-) -> None:
+def test_every_victim_is_the_one_that_the_policy_names(kind: EvictionPolicy, spans: tuple[int, ...]) -> None:
     for seed in range(examples(2, 30)):
-        naive = Naive(spans, kind, ttl_s)
+        naive = Naive(spans, kind)
         history(naive, random.Random(seed), steps=120)
         assert naive.victims_count >= 20, "a history that evicts little proves little"

@@ -37,8 +37,6 @@ class TreeHistory(RuleBasedStateMachine):
             EvictionConfig(
                 device=tuple(policies[: len(spans)]),
                 host=tuple(policies[::-1][: len(spans)]),
-                lfu_half_life_touches=20,
-                slru_protected_share=0.5,
                 preferred_share=0.5,
             ),
         )

@@ -20,7 +20,6 @@ from unified_cache.cache import UnifiedCache
 from unified_cache.page import PageKey, key_chain
 from unified_cache.pool import Slots, Tier
 from unified_cache.tree import Lock, RadixTree
-from unified_cache.tree.eviction_queues import Queue
 from unified_cache.tree.node import Node
 from unified_cache.window import window
 
@@ -220,8 +219,7 @@ class Audit:
         said = np.array(walk.queued) >> np.arange(lines)[:, None] & 1
         assert (times == said).all(), "a node stands in other queues than it says, or twice in one"
         for lane, count in enumerate(dead):
-            places = [line for line in range(lane, lines, self._lanes) if line // self._lanes != Queue.AGED]
-            beyond_one = int(np.maximum(said[places].sum(axis=0) - 1, 0).sum())
+            beyond_one = int(np.maximum(said[lane :: self._lanes].sum(axis=0) - 1, 0).sum())
             assert count + beyond_one == queues._stale_counts[lane], "stale entries are miscounted"
         evictable = walk.held_counts > 0
         evictable[0] &= walk.full_children[0] == 0
@@ -242,7 +240,7 @@ class Audit:
         for number, node in enumerate(walk.nodes):
             for lane in node.history or () if by_forecast is None else range(self._lanes):
                 if evictable[lane, number]:
-                    assert all(node.queued >> line & 1 for line in queues.queue_ids(node, lane)), "not in the queue"
+                    assert node.queued >> queues.queue_id(node, lane) & 1, "not in the queue"
                     evictable[lane, number] = False
         assert not (evictable & (said[: self._lanes] == 0)).any(), "an evictable node is not in the queue"
 

@@ -137,16 +137,16 @@ class TreeModel:
                 owner.update(dict.fromkeys(held[held >= 0].tolist(), node))
         freed = self.tree.evict(tier, component, 1)
         (slot,) = [slot for slots in freed.slots[lane] for slot in slots.tolist()]
-        turns = {node: self._turn(node, lane) for node in owner.values()}  # read now: choosing a victim may demote
+        turns = {node: self._turn(node, lane) for node in owner.values()}
         assert turns[owner[slot]] == min(turns.values()), "a page went before its turn"
         return self._take_back(freed, tier, component, pinned)
 
-    def _turn(self, node: Node, lane: int) -> tuple[bool, bool, float]:
+    def _turn(self, node: Node, lane: int) -> tuple[bool, int]:
         """Return what orders a node among those that may go, from what the tree remembers of it."""
         history = (node.history or {}).get(lane)
         if history is None:
-            return False, False, node.stamps[lane]
-        return history.preferences > 0, history.protected, self.tree._state.queues.rank(node, lane)
+            return False, node.stamps[lane]
+        return history.preferences > 0, self.tree._state.queues.rank(node, lane)
 
     def _evictable(self, tier: Tier, component: int, pinned: set[Pinned]) -> int:
         live = self.pages[tier, component]

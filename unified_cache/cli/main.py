@@ -13,7 +13,7 @@ import typer
 from unified_cache.cli.commands import HELP_NAMES, command_line
 from unified_cache.cli.text import printable
 from unified_cache.errors import CacheError, InputError
-from unified_cache.gone import GONE, command_instead, setting_instead
+from unified_cache.gone import GONE, command_instead, setting_instead, value_instead
 
 __all__ = ["Command", "LogLevel", "app", "main", "run"]
 
@@ -137,6 +137,9 @@ def _usage(message: str, arguments: Sequence[str]) -> str:
     for name in (name for each in GONE for name in each.commands):
         if message.startswith(f"No such command '{name}'"):
             return f"No such command '{name}'{command_instead(name)}"
+    for value in (value for each in GONE for value in each.values):
+        if f" '{value}' is not one of " in message:
+            return f"{message.removesuffix('.')}{value_instead(value)}"
     option = message.partition("No such option: ")[2].partition(" ")[0]
     instead = setting_instead(f"{arguments[0]}.{option.removeprefix('--').replace('-', '_')}") if option else ""
     if instead:

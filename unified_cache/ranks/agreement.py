@@ -61,8 +61,6 @@ def check_configuration(
         identity.owners(layout)
     shape = [(component.name, component.span) for component in layout.components]
     check_alike(ranks, "the configuration", f"{layout.page_size} {shape} {config} {has_storage}")
-    if ranks.size > 1 and config.eviction.ttl_s is not None:
-        raise ConfigError(f"clocks differ between ranks: expected no ttl_s, found {config.eviction.ttl_s}")
 
 
 def failed_ranks(ranks: RankGroup, failed: list[bool]) -> list[list[int]]:

@@ -1,6 +1,6 @@
 """Policies of a replay: what is evicted first, when pages are copied down, what is worth a prefetch."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from unified_cache.config import EvictionConfig, EvictionPolicy, Prefetching, WritePolicy
 from unified_cache.errors import ConfigError
@@ -20,21 +20,15 @@ class ReplayPolicies:
     """Time of the backup; on call, the engine of a replay backs up every prompt that it has served."""
     prefetching: Prefetching = field(default_factory=Prefetching)
     """Bounds on prefetches."""
-    shares: EvictionConfig = field(default_factory=EvictionConfig)
-    """What policies are set up with; its policies by component are not used."""
 
     @classmethod
     def evicting(cls, eviction: EvictionConfig) -> "ReplayPolicies":
         """Take the policies of a cache's configuration; those of a replay are the same for all components of a tier.
 
         Raises:
-            ConfigError: components of a tier have different policies, or pages are to go after some time.
+            ConfigError: components of a tier have different policies.
         """
-        if eviction.ttl_s is not None:
-            raise ConfigError(
-                "eviction.ttl_s must be unset in a replay, whose hits must not depend on time; put it into [cache]"
-            )
-        return cls(_one_policy("device", eviction.device), _one_policy("host", eviction.host), shares=eviction)
+        return cls(_one_policy("device", eviction.device), _one_policy("host", eviction.host))
 
     def check(self, *, has_host: bool) -> None:
         """Refuse a write policy where there is nothing to write to.
@@ -47,7 +41,7 @@ class ReplayPolicies:
 
     def eviction(self, components_count: int) -> EvictionConfig:
         """Return the same policies, component by component."""
-        return replace(self.shares, device=(self.device,) * components_count, host=(self.host,) * components_count)
+        return EvictionConfig(device=(self.device,) * components_count, host=(self.host,) * components_count)
 
     def as_json(self) -> dict[str, object]:
         """Return them as values that JSON has."""
@@ -57,8 +51,6 @@ class ReplayPolicies:
             "write": self.write.value,
             "prefetch_min_tokens": self.prefetching.threshold_tokens,
             "prefetch_host_share": self.prefetching.host_share,
-            "lfu_half_life_touches": self.shares.lfu_half_life_touches,
-            "slru_protected_share": self.shares.slru_protected_share,
         }
 
     def rows(self) -> list[tuple[str, str]]:

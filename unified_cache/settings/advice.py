@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from unified_cache.config import EvictionConfig, EvictionPolicy, WritePolicy
+from unified_cache.config import WritePolicy
 from unified_cache.settings.cache import EmbeddedSettings
 from unified_cache.settings.loading import LoadedSettings
 from unified_cache.settings.origins import SettingSource
@@ -28,7 +28,6 @@ def warnings_about(loaded: LoadedSettings[Section]) -> Iterator[str]:
         case PlanChoices():
             if settings.hardware != "h100" and settings.active_parameters and Path(settings.hardware).is_file():
                 yield "active_parameters does not change speeds that the hardware file has measured"
-            yield from _of_eviction(settings.eviction)
 
 
 def _of_cache(settings: EmbeddedSettings, loaded: LoadedSettings[Section]) -> Iterator[str]:
@@ -51,7 +50,6 @@ def _of_cache(settings: EmbeddedSettings, loaded: LoadedSettings[Section]) -> It
         yield f'dirty_share has an effect with write = "back" alone, found "{settings.write.value}"'
     if settings.guard.deadline_s > settings.operation_timeout_s:
         yield "guard.deadline_s is more than operation_timeout_s: transfers end before their calls are late"
-    yield from _of_eviction(settings.eviction)
 
 
 def _of_replay(settings: ReplayChoices) -> Iterator[str]:
@@ -62,7 +60,6 @@ def _of_replay(settings: ReplayChoices) -> Iterator[str]:
         yield "storage is reached through host memory, and there is none: nothing will be stored"
     if settings.model is None and settings.dtype is not None:
         yield "dtype is that of a model, and model is unset"
-    yield from _of_eviction(settings.eviction)
 
 
 def _of_service(settings: ServiceSettings) -> Iterator[str]:
@@ -84,15 +81,6 @@ def _of_service(settings: ServiceSettings) -> Iterator[str]:
         yield "quota.tenants names tenants, and every caller is local_tenant: set access.tokens or tls.client_ca"
     if settings.limits.batch_bytes > settings.quota.bytes_in_flight_max:
         yield "limits.batch_bytes is more than quota.bytes_in_flight_max: no tenant may have one batch in flight"
-
-
-def _of_eviction(eviction: EvictionConfig) -> Iterator[str]:
-    policies = {*eviction.device, *eviction.host}
-    usual = EvictionConfig()
-    if eviction.slru_protected_share != usual.slru_protected_share and EvictionPolicy.SLRU not in policies:
-        yield "eviction.slru_protected_share has an effect with the policy slru alone, which no tier has"
-    if eviction.lfu_half_life_touches != usual.lfu_half_life_touches and EvictionPolicy.LFU not in policies:
-        yield "eviction.lfu_half_life_touches has an effect with the policy lfu alone, which no tier has"
 
 
 def _is_embedded(loaded: LoadedSettings[Section]) -> bool:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from unified_cache.errors import ConfigError
+from unified_cache.gone import value_instead
 from unified_cache.nesting import parse_json
 from unified_cache.settings.cache import EmbeddedSettings
 from unified_cache.settings.describe import is_known
@@ -209,7 +210,8 @@ def _sentences(error: ValidationError, given: GivenValues) -> Iterator[str]:
         place = given.place(path)
         found = "" if flaw["type"] == "missing" else f", found {_shown(flaw['input'])}"
         named = place if place.startswith("--") else f"{place}: {'.'.join(path)}" if place else ".".join(path)
-        yield f"{named} {reason}{found}"
+        instead = value_instead(flaw["input"]) if flaw["type"] == "enum" else ""
+        yield f"{named} {reason}{found}{instead}"
 
 
 def _reason(flaw: ErrorDetails) -> str:

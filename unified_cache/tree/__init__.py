@@ -11,7 +11,6 @@ from unified_cache.tree.policy import UNNAMED
 from unified_cache.tree.preferences import Preference
 from unified_cache.tree.radix import RadixTree
 from unified_cache.tree.runs import HeldRun
-from unified_cache.tree.shadow_lru import LruComparison
 from unified_cache.tree.state import Freed
 from unified_cache.tree.transfer import Published, Transfer
 from unified_cache.window import window
@@ -22,7 +21,6 @@ __all__ = [
     "HeldRun",
     "Inserted",
     "Lock",
-    "LruComparison",
     "Match",
     "Preference",
     "Published",

@@ -2,8 +2,8 @@
 
 Within a cell the oldest goes first, as everywhere, or the youngest where that is worth less: worth rises with age
 until people have thought, and falls after. Which cell gives the next victim says the forecast, by what these two are
-worth now; of windows and states, see ``window_worth``. Where requests do not differ, or a shadow of LRU is ahead, all
-cells go by their oldest: that is LRU. So ranks never fall, and a node goes earlier only by standing in another queue.
+worth; of windows and states, see ``window_worth``. Where requests do not differ, or have not come back as was foretold,
+all cells go by their oldest: that is LRU. So ranks never fall, and a node goes earlier only by another queue.
 
 The last page of a prompt, which the next turn fills up, goes before all that, as long as hardly any is asked for again.
 
@@ -11,25 +11,23 @@ Which cell a node has, and which request's it is, is written by ``request_marks`
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from heapq import heappop, heappush, heapreplace
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush, heapreplace
 
 from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.pool import Tier
-from unified_cache.tree.cell_ends import CellEnds
 from unified_cache.tree.eviction_queues import STALE_MIN, EvictionQueues, Queue
-from unified_cache.tree.forecast import CELLS_COUNT, NEVER, NO_NODE, Forecast, in_session
+from unified_cache.tree.forecast import Forecast, in_session
 from unified_cache.tree.node import Node
 from unified_cache.tree.returns import Returns
-from unified_cache.tree.shadow_lru import ShadowLru
 from unified_cache.tree.window_worth import WINDOW_CELLS, ResumeShares, window_cell
 
 __all__ = ["AdaptiveQueues"]
 
 WEIGH_REQUESTS = 4
-"""Requests after which windows and states are weighed anew: where sessions resume is learned with every request."""
-_FIRST = len(Queue)
-"""First queue of a lane that is a cell's."""
+"""Requests after which the ends of all cells are weighed anew; in between only those that changed, or come up."""
+ENDS_MAX = 1024
+"""Ends noted in a lane before all are weighed anew."""
 START_MAX = 1 << 24
 """More than the pages of a prompt: of windows of equal stamp, in whatever cells, that goes first which begins first."""
 YOUNG_MAX = 16
@@ -41,52 +39,39 @@ class AdaptiveQueues(EvictionQueues):
 
     __slots__ = (
         "_by_forecast",
-        "_capacity",
         "_ends",
-        "_first_cell_queue",
         "_is_adaptive",
-        "_look",
         "_same_queues",
         "_tail_lanes",
         "_tail_nodes",
         "_tails_max",
-        "_trusts",
         "_unlearned_pages",
+        "_weigh_at",
         "_young",
         "forecast",
-        "shadow",
         "shares",
         "tails",
     )
 
     def __init__(
-        self,
-        spans: Sequence[int],
-        eviction: EvictionConfig,
-        time: Callable[[], float],
-        capacity: Sequence[int],
-        forecast: Forecast,
-        shadow: ShadowLru,
+        self, spans: Sequence[int], eviction: EvictionConfig, capacity: Sequence[int], forecast: Forecast
     ) -> None:
-        super().__init__(spans, eviction, time, WINDOW_CELLS)
+        super().__init__(spans, eviction, WINDOW_CELLS)
         lanes = [(tier, component) for tier in Tier for component in range(len(spans))]
         self.forecast = forecast
-        self.shadow = shadow
         self.shares = ResumeShares()
         """Where sessions resume, by which windows are weighed."""
         self.tails = Returns()
         """Last pages of prompts."""
         self._is_adaptive = [eviction.policy(tier, component) is EvictionPolicy.ADAPTIVE for tier, component in lanes]
-        self._trusts = False
-        """Whether there is a forecast, and LRU not ahead of it."""
-        self._look = forecast.table
-        """Look at the log by which worths were looked up."""
-        self._capacity = tuple(capacity)
         self._unlearned_pages = [(pages + 1) // 2 for pages in capacity]
         """By lane: pages yet to be evicted before its pages go by the forecast."""
         self._by_forecast = [False] * len(lanes)
         """Whether a lane goes by the forecast; else it is LRU."""
-        self._ends = [CellEnds(WINDOW_CELLS if component else CELLS_COUNT) for _, component in lanes]
+        self._ends: list[list[tuple[float, int]]] = [[] for _ in lanes]
+        """By lane: heap of the ends of its cells by worth or less; a queue id is its oldest node, ~id its youngest."""
+        self._weigh_at = [0] * len(lanes)
+        """By lane: number of the request from which on all its ends are weighed anew."""
         self._tail_nodes: list[deque[Node]] = [deque() for _ in lanes]
         """Nodes that may end with the last page of a prompt, oldest first; of lanes of Full."""
         self._tail_lanes = [lane for lane in range(0, len(lanes), len(spans)) if self._is_adaptive[lane]]
@@ -94,62 +79,37 @@ class AdaptiveQueues(EvictionQueues):
         """By lane: how many of them may be queued before those that do not are dropped."""
         self._young: dict[int, deque[Node]] = {}
         """By queue id: nodes that became evictable last, youngest last, and some that are not any more."""
-        self._first_cell_queue = _FIRST * len(lanes)
         self._same_queues: dict[int, int] = {}
         """Values of ``Node.queued``, each once: as numbers of their own they take 48 bytes a node."""
 
     # ---- what to go by -------------------------------------------------------------------------------------------
 
-    def trust(self, *, forecast: bool) -> None:
-        """Go by the forecast as it is from now on, or by LRU, where there is none or LRU would have been better."""
-        if forecast is not self._trusts or self._look is not self.forecast.table:
-            self._trusts = forecast
-            self._look = self.forecast.table
-            self._order_anew()
+    def follow_forecast(self) -> None:
+        """Go by the forecast from now on where it is ready and enough was evicted, and by LRU elsewhere."""
+        for lane, was_followed in enumerate(self._by_forecast):
+            if was_followed is not (self.forecast.is_ready and self._unlearned_pages[lane] <= 0):
+                self._by_forecast[lane] = not was_followed
+                self._weigh_at[lane] = 0
 
-    def note_evicted(self, lane: int, pages: int) -> None:
-        """Note that so many pages of a lane were evicted."""
+    def pages_at_once(self, node: Node, lane: int, pages: int) -> int:
+        """Return how many of ``pages`` the next victim gives before another is looked for; they are evicted now."""
+        nodes = self._tail_nodes[lane]
+        if nodes and nodes[0] is node and self.ends_with_tail(node, lane):
+            nodes.popleft()
+            pages = min(pages, 1)
         if self._unlearned_pages[lane] > 0:
-            self._unlearned_pages[lane] -= pages
-            if self._unlearned_pages[lane] <= 0:
-                self._look_anew(lane)
-
-    def _order_anew(self) -> None:
-        for lane in range(self._lanes_count):
-            self._look_anew(lane)
-
-    def _look_anew(self, lane: int) -> None:
-        """Find out what a lane goes by, and have it look at all ends anew."""
-        by_forecast = self._by_forecast[lane] = self._trusts and self._unlearned_pages[lane] <= 0
-        ends = self._ends[lane]
-        ends.clear()
-        ends.worths_stand = by_forecast and lane % self._components_count == 0
-        first = self._first_cell_queue + lane
-        end = first + ends.cells_count * self._lanes_count
-        for cell, queue in enumerate(self._queues[first : end : self._lanes_count]):
-            oldest = self._oldest(cell, lane) if queue else None
-            if oldest is not None:
-                ends.noted[cell] = oldest
-                youngest = self._youngest(cell, lane) if by_forecast else None
-                if youngest is not None:
-                    ends.noted[ends.cells_count + cell] = youngest
+            self._unlearned_pages[lane] -= min(pages, node.held_count[lane])
+            self.follow_forecast()
+        return pages
 
     # ---- queues --------------------------------------------------------------------------------------------------
 
-    def queue_ids(self, node: Node, lane: int) -> tuple[int, ...]:
-        """Return the queues that a node belongs to while it is evictable from ``lane``."""
-        if not self._is_adaptive[lane]:
-            return super().queue_ids(node, lane)
-        if self._is_preferred(node, lane):
-            return (Queue.PREFERRED * self._lanes_count + lane,)
-        queue_id = self._first_cell_queue + self._cell(node, lane) * self._lanes_count + lane
-        if self._ages is None:
-            return (queue_id,)
-        return queue_id, Queue.AGED * self._lanes_count + lane
-
-    def _cell(self, node: Node, lane: int) -> int:
-        """Return the cell whose queue a node belongs to in a lane."""
-        return window_cell(node) if lane % self._components_count else node.cell
+    def queue_id(self, node: Node, lane: int) -> int:
+        """Return the queue that a node belongs to while it is evictable from ``lane``."""
+        if not self._is_adaptive[lane] or (node.history is not None and self.is_preferred(node, lane)):
+            return super().queue_id(node, lane)
+        cell = window_cell(node) if lane % self._components_count else node.cell
+        return (len(Queue) + cell) * self._lanes_count + lane
 
     def offer(self, node: Node, lane: int) -> None:
         """Queue ``node`` in ``lane`` if it is evictable there and not queued yet."""
@@ -158,45 +118,31 @@ class AdaptiveQueues(EvictionQueues):
             return
         if not self.evictable(node, lane):
             return
-        cell = window_cell(node) if lane % self._components_count else node.cell
-        queue_id = self._first_cell_queue + cell * self._lanes_count + lane
-        if node.history is not None or self._ages is not None:
-            for each in self.queue_ids(node, lane):
-                if not node.queued >> each & 1:
-                    self._enqueue(node, lane, each)
-        elif not node.queued >> queue_id & 1:
-            self._enqueue(node, lane, queue_id)
-        ends = self._ends[lane]
+        queue_id = self.queue_id(node, lane)
         queue = self._queues[queue_id]
-        if queue and queue[0][3] is node:
-            ends.noted[cell] = node
-        young = self._young.get(queue_id)
-        if young is None:
-            young = self._young[queue_id] = deque(maxlen=YOUNG_MAX)
+        if not node.queued >> queue_id & 1:
+            self._enter(node, lane, queue_id)
+            self._sequence += 1
+            heappush(queue, (node.stamps[lane], self.place_of(node, lane), self._sequence, node))
+        if queue_id < len(Queue) * self._lanes_count:
+            return
+        if queue[0][3] is node:
+            self._note_end(queue_id, lane)
+        young = self._young.setdefault(queue_id, deque(maxlen=YOUNG_MAX))
         if young and young[-1] is not node and young[-1].request > node.request:
             return
         if not young or young[-1] is not node:
             young.append(node)
         if self._by_forecast[lane]:
-            ends.noted[ends.cells_count + cell] = node
-
-    def _enqueue(self, node: Node, lane: int, queue_id: int) -> None:
-        """Put a node into a queue in which it is not."""
-        self._enter(node, lane, queue_id)
-        self._sequence += 1
-        heappush(self._queues[queue_id], (node.stamps[lane], self.place_of(node, lane), self._sequence, node))
+            self._note_end(~queue_id, lane)
 
     def _enter(self, node: Node, lane: int, queue_id: int) -> None:
-        if node.queued:
-            super()._enter(node, lane, queue_id)
-        else:
-            node.queued = 1 << queue_id
+        super()._enter(node, lane, queue_id)
         node.queued = self._same_queues.setdefault(node.queued, node.queued)
 
     def _leave(self, node: Node, lane: int, queue_id: int) -> None:
         super()._leave(node, lane, queue_id)
-        if node.queued:
-            node.queued = self._same_queues.setdefault(node.queued, node.queued)
+        node.queued = self._same_queues.setdefault(node.queued, node.queued)
 
     def offer_all(self, node: Node) -> None:
         """Queue ``node`` in every lane where it is evictable."""
@@ -208,15 +154,18 @@ class AdaptiveQueues(EvictionQueues):
         """Return the node of ``lane`` that goes next; it stays queued. None if nothing can be evicted."""
         if not self._is_adaptive[lane]:
             return super().next_victim(lane)
-        if self._ages is not None:
-            oldest = self._first(Queue.AGED * self._lanes_count + lane, lane)
-            if oldest is not None and oldest.stamps[lane] <= self._ages.expired():
-                return oldest
-        tail = self._next_tail(lane) if self._tail_nodes[lane] and self._by_forecast[lane] else None
-        if tail is not None:
-            return tail
-        victim = self._least(lane)
+        victim = self._next_tail(lane) or self._least(lane)
         return self._first(Queue.PREFERRED * self._lanes_count + lane, lane) if victim is None else victim
+
+    def pass_over(self, node: Node, lane: int) -> None:
+        """Take the next victim of ``lane`` out of every queue that it heads, until it is offered again."""
+        queue_id = self.queue_id(node, lane)
+        super().pass_over(node, lane)
+        for last in (self._young.get(queue_id), self._tail_nodes[lane]):
+            if last and node in last:
+                last.remove(node)
+
+    # ---- last pages of prompts -----------------------------------------------------------------------------------
 
     def note_tail(self, node: Node) -> None:
         """Queue a node that ends with the last page of a prompt, and drop those that do not any more at times."""
@@ -237,7 +186,7 @@ class AdaptiveQueues(EvictionQueues):
         for _ in range(len(nodes)):
             node = nodes[0]
             if self.ends_with_tail(node, lane):
-                if self.evictable(node, lane) and (node.history is None or not self._is_preferred(node, lane)):
+                if self.evictable(node, lane) and not self.is_preferred(node, lane):
                     return node
                 if not node.full_children[lane // self._components_count]:
                     nodes.rotate(-1)
@@ -246,150 +195,61 @@ class AdaptiveQueues(EvictionQueues):
         return None
 
     def ends_with_tail(self, node: Node, lane: int) -> bool:
-        """Tell whether the last page that a lane of Full holds of a node is the last one of a prompt."""
+        """Return whether the last page that a lane of Full holds of a node is the last one of a prompt."""
         return not node.dead and node.start + node.held_count[lane] == node.asked_end and in_session(node.cell)
 
-    def pages_at_once(self, node: Node, lane: int, pages: int) -> int:
-        """Return how many of ``pages`` the next victim may give before another is looked for."""
-        nodes = self._tail_nodes[lane]
-        if not nodes or nodes[0] is not node or not self.ends_with_tail(node, lane):
-            return pages
-        nodes.popleft()
-        return min(pages, 1)
+    # ---- ends of cells -------------------------------------------------------------------------------------------
 
-    def _is_preferred(self, node: Node, lane: int) -> bool:
-        history = None if node.history is None else node.history.get(lane)
-        return history is not None and history.preferences > 0
+    def _note_end(self, end: int, lane: int) -> None:
+        """Have an end of a cell weighed before the next victim is chosen: no worth is less than this."""
+        heappush(self._ends[lane], (-1.0, end))
+        if len(self._ends[lane]) > ENDS_MAX:
+            self._ends[lane].clear()
+            self._weigh_at[lane] = 0
 
     def _least(self, lane: int) -> Node | None:
         """Return the node that is worth least of the oldest and youngest of all cells."""
         ends = self._ends[lane]
-        if ends.noted or ends.due_at <= self.forecast.now:
-            self._renew(ends, lane)
-        worths, nodes = ends.worths, ends.nodes
-        while worths:
-            least = min(worths)
-            if least == NO_NODE:
-                break
-            place = worths.index(least)
-            cell = ends.ends[place]
-            is_oldest = cell < ends.cells_count
-            node = self._oldest(cell, lane) if is_oldest else self._youngest(cell - ends.cells_count, lane)
+        if self._weigh_at[lane] <= self.forecast.now:
+            self._weigh_at[lane] = self.forecast.now + WEIGH_REQUESTS
+            ids = range(len(Queue) * self._lanes_count + lane, len(self._queues), self._lanes_count)
+            held = [queue_id for queue_id in ids if self._queues[queue_id]]
+            held += [~queue_id for queue_id in held] if self._by_forecast[lane] else []
+            nodes = ((end, self._node_at(end, lane)) for end in held)
+            ends[:] = [(self._worth(node, lane), end) for end, node in nodes if node is not None]
+            heapify(ends)
+        while ends:
+            noted, end = ends[0]
+            node = self._node_at(end, lane)
             if node is None:
-                ends.leave(place)
+                heappop(ends)
                 continue
-            if node is nodes[place] and ends.worths_stand:
+            worth = self._worth(node, lane)
+            if worth <= noted:
                 return node
-            nodes[place] = node
-            worth, until = self._standing(node, lane)
-            worths[place], ends.standing[place] = worth, until
-            if until < ends.due_at:
-                ends.due_at = until
-            if worth <= least:
-                return node
+            heapreplace(ends, (worth, end))
         return None
 
-    def _renew(self, ends: CellEnds, lane: int) -> None:
-        """Look up what nodes are worth whose worth does not stand any more."""
-        nodes, worths, standing = ends.nodes, ends.worths, ends.standing
-        cells_count, standing_of = ends.cells_count, self.forecast.standing
-        for place in ends.due(self.forecast.now):
-            cell = ends.ends[place]
-            if cell < cells_count:  # some other node may be the oldest by now
-                oldest = self._oldest(cell, lane)
-                if oldest is None:
-                    ends.leave(place)
-                    continue
-                nodes[place] = oldest
-            node = nodes[place]
-            if ends.worths_stand:
-                worths[place], standing[place] = standing_of(node.cell, node.request)
-            else:
-                worths[place], standing[place] = self._standing(node, lane)
-        ends.due_at = min(standing)
-
-    def _oldest(self, cell: int, lane: int) -> Node | None:
-        """Return the oldest node of a cell, after moving stale entries before it to their places."""
-        queue_id = self._first_cell_queue + cell * self._lanes_count + lane
-        queue = self._queues[queue_id]
-        while queue:
-            queued_stamp, queued_place, _, node = queue[0]
-            if not self._goes_from(node, cell, lane):
-                heappop(queue)
-                self._leave(node, lane, queue_id)
-                continue
-            stamp = node.stamps[lane]
-            place = node.start if lane % self._components_count else 0
-            if stamp == queued_stamp and place == queued_place:
-                return node
-            self._sequence += 1
-            heapreplace(queue, (stamp, place, self._sequence, node))
-        return None
-
-    def _youngest(self, cell: int, lane: int) -> Node | None:
-        """Return the youngest node of a cell; None if there is none, or it is not known any more."""
-        young = self._young.get(self._first_cell_queue + cell * self._lanes_count + lane)
+    def _node_at(self, end: int, lane: int) -> Node | None:
+        """Return the node at an end of a cell: its oldest one, or its youngest as far as that is known."""
+        if end >= 0:
+            return self._first(end, lane)
+        young = self._young.get(~end)
         while young:
             node = young[-1]
-            if self._goes_from(node, cell, lane):
+            if self.evictable(node, lane) and self._belongs(node, lane, ~end):
                 return node
             young.pop()
         return None
 
-    def _goes_from(self, node: Node, cell: int, lane: int) -> bool:
-        """Tell whether a node belongs to a cell and could be evicted now."""
-        if lane % self._components_count:
-            if window_cell(node) != cell or not self.evictable(node, lane):
-                return False
-        elif (  # ``evictable`` of Full, in place: of all that is asked of queues, this is asked most often
-            node.cell != cell
-            or node.full_children[lane // self._components_count]
-            or not node.held_count[lane]
-            or node.locks[lane]
-            or node.dead
-        ):
-            return False
-        return node.history is None or not self._is_preferred(node, lane)
-
     def _worth(self, node: Node, lane: int) -> float:
         """Return what a node of a lane is worth now; by lru, while there is nothing to go by, the later the more."""
-        return self._standing(node, lane)[0]
-
-    def _standing(self, node: Node, lane: int) -> tuple[float, int]:
-        """Return what a node of a lane is worth, and the request from which on it may be worth something else."""
         if not self._by_forecast[lane]:
-            return node.stamps[lane] + self.place_of(node, lane) / START_MAX, NEVER
+            return node.stamps[lane] + self.place_of(node, lane) / START_MAX
+        worth = self.forecast.worth(node.cell, node.request)
         component = lane % self._components_count
-        if not component:
-            return self.forecast.standing(node.cell, node.request)
-        worth, until = self.forecast.standing(node.cell, node.request)
-        worth *= self.shares.weigh(node, lane, self._spans[component])
-        return worth, min(until, self.forecast.now + WEIGH_REQUESTS)
+        return worth * self.shares.weigh(node, lane, self._spans[component]) if component else worth
 
     def _belongs(self, node: Node, lane: int, queue_id: int) -> bool:
-        """Tell whether a node, if it is evictable, belongs to a queue of a lane."""
-        if not self._is_adaptive[lane]:
-            return super()._belongs(node, lane, queue_id)
-        if node.dead:
-            return False
-        if node.history is None and self._ages is None:
-            cell = window_cell(node) if lane % self._components_count else node.cell
-            return queue_id == self._first_cell_queue + cell * self._lanes_count + lane
-        return queue_id in self.queue_ids(node, lane)
-
-    def pass_over(self, node: Node, lane: int) -> None:
-        """Take the next victim of ``lane`` out of every queue that it heads, until it is offered again."""
-        queued = node.queued
-        while queued:
-            queue_id = queued.bit_length() - 1
-            queued ^= 1 << queue_id
-            queue = self._queues[queue_id]
-            if queue_id % self._lanes_count == lane and queue[0][3] is node:
-                heappop(queue)
-                self._leave(node, lane, queue_id)
-        if self._is_adaptive[lane]:
-            young = self._young.get(self._first_cell_queue + self._cell(node, lane) * self._lanes_count + lane)
-            if young and young[-1] is node:
-                young.pop()
-            if self._tail_nodes[lane] and self._tail_nodes[lane][0] is node:
-                self._tail_nodes[lane].popleft()
+        """Return whether a node, if it is evictable, belongs to a queue of a lane."""
+        return not node.dead and queue_id == self.queue_id(node, lane)

@@ -28,7 +28,6 @@ def check(
     held: list[list[Slots]] = [[] for _ in range(lanes)]
     _check_roots(tree)
     _check_queues(tree)
-    _check_segments(tree)
     _check_counts(tree)
     _check_preferences(tree, preferences)
     for node in tree.nodes():
@@ -117,25 +116,15 @@ def _check_queues(tree: TreeState) -> None:
         for node, rank in entries:
             stale[queue_id % lanes] += node.dead
             lines[node] |= 1 << queue_id
-            assert node.dead or rank <= queues.rank(node, queue_id), "the rank of a queued node has fallen"
+            assert node.dead or rank <= queues.rank(node, queue_id % lanes), "the rank of a queued node has fallen"
     for node in tree.nodes():
         assert node.queued == lines[node], "a node says that it stands in other queues than it does"
         for lane in range(lanes):
             stale[lane] += max(queues.places_count(node, lane) - 1, 0)
             if queues.evictable(node, lane):
-                for queue_id in queues.queue_ids(node, lane):
-                    assert node.queued >> queue_id & 1, "an evictable node is not in the queue"
+                assert node.queued >> queues.queue_id(node, lane) & 1, "an evictable node is not in the queue"
     for lane, count in enumerate(stale):
         assert count == queues.stale_count(lane), "stale entries are miscounted"
-
-
-def _check_segments(tree: TreeState) -> None:
-    for lane, segments in enumerate(tree.queues.segments):
-        if segments is None:
-            continue
-        protected = [node.held_count[lane] for node in tree.nodes() if tree.queues.history(node, lane).protected]
-        assert segments.protected_pages == sum(protected), "protected pages are miscounted"
-        assert segments.held_pages == sum(node.held_count[lane] for node in tree.nodes()), "held pages are miscounted"
 
 
 def _check_counts(tree: TreeState) -> None:

@@ -45,15 +45,11 @@ def next_victim(tree: TreeState, tier: Tier, component: int) -> Victim | None:
 
 def evict_from(tree: TreeState, node: Node, lane: int, pages: int, freed: Freed) -> int:
     """Free up to ``pages`` slots of the next victim of a lane; return how many."""
-    adaptive = tree.adaptive
-    if adaptive is not None:
-        pages = adaptive.queues.pages_at_once(node, lane, pages)
+    pages = tree.queues.pages_at_once(node, lane, pages)
     take = _evict_windowed if lane % tree.components_count else _evict_tail
     got = take(tree, node, lane, pages, freed)
     if not node.children:
         tree.prune(node)
-    if adaptive is not None:
-        adaptive.queues.note_evicted(lane, got)
     return got
 
 

@@ -2,7 +2,7 @@
 
 A heap with lazy ranks: touching a node only writes its stamp; the queue finds out when the node comes up and
 puts it back in its place. So a touch costs nothing, a split keeps its place, and a victim costs O(log n). This needs
-that a rank never falls, which every policy promises (see policy).
+that a rank never falls (see policy).
 
 Of windows of equal rank, as one request's have, that goes first which begins first in its prompt: the last one, from
 which the prompt is resumed, goes last. Where a node begins never falls either; a split moves it back. Of Full no two
@@ -18,14 +18,14 @@ Full needs only its deepest node touched. Ancestors cannot be evicted before it;
 to the parent if it is the younger one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from heapq import heapify, heappop, heappush, heapreplace
 
 from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.pool import Tier
 from unified_cache.tree.node import Node
-from unified_cache.tree.policy import Ages, History, Policy, Rank, Segments, policy_of
+from unified_cache.tree.policy import PRIORITY_BIT, History
 
 __all__ = ["STALE_MIN", "EvictionQueues", "Queue"]
 
@@ -38,30 +38,22 @@ STALE_PART = 32
 class Queue(IntEnum):
     """The queues of a lane, in the order in which they are emptied. ``queue * lanes_count + lane`` is a *queue id*.
 
-    A node stands where it belongs in one of the first three; beside that, while a time to live biases its lane and
-    nothing pins it, among the aged, of which only those go first that have expired.
+    A node stands where it belongs in one of them.
     """
 
     OPEN = 0
     """Ordinary ones; the only queue that lru needs."""
-    PROTECTED = 1
-    """The protected segment of slru."""
-    PREFERRED = 2
-    AGED = 3
-    """Nodes with a time to live, oldest stamp first, whatever the policy."""
+    PREFERRED = 1
 
 
 class EvictionQueues:
     """Eviction queues of all lanes, and the clock that orders them."""
 
     __slots__ = (
-        "_ages",
-        "_biased",
         "_components_count",
+        "_is_by_priority",
         "_lanes_count",
-        "_ordered",
         "_places",
-        "_policies",
         "_priority_lanes",
         "_queues",
         "_sequence",
@@ -69,46 +61,27 @@ class EvictionQueues:
         "_stale_counts",
         "_stale_max",
         "clock",
-        "segments",
-        "tracked",
     )
 
-    def __init__(
-        self, spans: Sequence[int], eviction: EvictionConfig, time: Callable[[], float], cells_count: int = 0
-    ) -> None:
+    def __init__(self, spans: Sequence[int], eviction: EvictionConfig, cells_count: int = 0) -> None:
         """Make empty queues: of each lane those of ``Queue``, and ``cells_count`` more."""
         components = len(spans)
-        lanes = [(tier, component) for tier in Tier for component in range(components)]
-        kinds = [eviction.policy(tier, component) for tier, component in lanes]
+        kinds = [eviction.policy(tier, component) for tier in Tier for component in range(components)]
+        lanes = len(kinds)
         self._spans = tuple(spans)
         self._components_count = components
-        self._lanes_count = len(lanes)
-        self._policies: list[Policy | None] = [policy_of(kind, eviction) for kind in kinds]
-        """Policy of each lane; None where the stamp is the rank."""
-        self._priority_lanes = [lane for lane, kind in enumerate(kinds) if kind is EvictionPolicy.PRIORITY]
-        all_lru = all(kind is EvictionPolicy.LRU for kind in kinds)
-        self.tracked = [policy is not None for policy in self._policies]
-        """For each lane, whether its nodes need a history."""
-        self.segments = [
-            Segments(eviction.slru_protected_share) if kind is EvictionPolicy.SLRU else None for kind in kinds
-        ]
-        """Segments of each lane with slru; None for other lanes."""
-        self._ages = Ages(eviction.ttl_s, time) if eviction.ttl_s is not None and not all_lru else None
-        """None without a time to live, and where every lane is lru, which evicts by age already."""
-        self._biased = bool(self._priority_lanes) or self._ages is not None
-        self._queues: list[list[tuple[Rank, int, int, Node]]] = [
-            [] for _ in range((len(Queue) + cells_count) * len(lanes))
-        ]
+        self._lanes_count = lanes
+        self._is_by_priority = [kind is EvictionPolicy.PRIORITY for kind in kinds]
+        """For each lane, whether it goes by priority; else the stamp is the rank."""
+        self._priority_lanes = [lane for lane, by_priority in enumerate(self._is_by_priority) if by_priority]
+        queues = len(Queue) + cells_count
+        self._queues: list[list[tuple[int, int, int, Node]]] = [[] for _ in range(queues * lanes)]
         """Heaps of (rank, ``place_of``, sequence, node), by queue id."""
-        ordered = (Queue.OPEN, Queue.PROTECTED, Queue.PREFERRED)
-        self._ordered = [tuple(queue * len(lanes) + lane for queue in ordered) for lane in range(len(lanes))]
-        """By lane: ids of its queues but the aged, in the order in which they are emptied."""
-        places = [queue for queue in range(len(Queue) + cells_count) if queue != Queue.AGED]
-        self._places = [sum(1 << (queue * len(lanes) + lane) for queue in places) for lane in range(len(lanes))]
-        """By lane: bits of its queues but the aged; a node stands where it belongs in one of these."""
-        self._stale_counts = [0] * len(lanes)
+        self._places = [sum(1 << (queue * lanes + lane) for queue in range(queues)) for lane in range(lanes)]
+        """By lane: bits of its queues; a node stands where it belongs in one of these."""
+        self._stale_counts = [0] * lanes
         """By lane: entries of dead nodes, and those of others beyond the one where they belong."""
-        self._stale_max = [STALE_MIN] * len(lanes)
+        self._stale_max = [STALE_MIN] * lanes
         self._sequence = 0
         self.clock = 0
         """Counts touches; the newest stamp."""
@@ -136,30 +109,10 @@ class EvictionQueues:
                 at.stamps[component] = now
                 at.stamps[components + component] = now
                 at = at.parent
-        if self._biased:
-            self._note_touch(node, priority)
-
-    def _note_touch(self, node: Node, priority: int) -> None:
-        if self._ages is not None:
-            self._ages.note(self.clock)
         for lane in self._priority_lanes:
             for at in self._covered(node, lane):
                 history = self.history(at, lane)
                 history.priority = max(history.priority, priority)
-
-    def use(self, node: Node) -> None:
-        """Count a use of the prefix that ends with ``node`` wherever a policy asks for it. O(nodes of the path)."""
-        for lane, policy in enumerate(self._policies):
-            if policy is None:
-                continue
-            segments = self.segments[lane]
-            for at in self._covered(node, lane):
-                history = self.history(at, lane)
-                was_protected = history.protected
-                policy.use(history, self.clock)
-                if segments is not None and history.protected and not was_protected:
-                    segments.protected_pages += at.held_count[lane]
-                    self.offer(at, lane)
 
     def _covered(self, node: Node, lane: int) -> Iterator[Node]:
         """Yield the nodes that ``touch`` makes recent in a lane, directly or through what is below them."""
@@ -175,19 +128,8 @@ class EvictionQueues:
             node.history = {}
         found = node.history.get(lane)
         if found is None:
-            found = node.history[lane] = History(self.clock)
+            found = node.history[lane] = History()
         return found
-
-    def count(self, node: Node, lane: int, pages: int) -> None:
-        """Note that a tracked lane holds ``pages`` more of a node than before, or less if negative."""
-        history = self.history(node, lane)
-        if node.held_count[lane] == pages:
-            history.arrived = self.clock
-        segments = self.segments[lane]
-        if segments is not None:
-            segments.held_pages += pages
-            if history.protected:
-                segments.protected_pages += pages
 
     # ---- queues ------------------------------------------------------------------------------------------------
 
@@ -202,25 +144,20 @@ class EvictionQueues:
         slots = node.slots[lane]
         return slots is not None and bool((slots[: node.first_pinned(lane)] >= 0).any())
 
-    def queue_ids(self, node: Node, lane: int) -> tuple[int, ...]:
-        """Return the queues that a node belongs to while it is evictable from ``lane``."""
+    def is_preferred(self, node: Node, lane: int) -> bool:
+        """Return whether a preference covers a node in a lane."""
         history = None if node.history is None else node.history.get(lane)
-        if history is None:
-            return (lane,)
-        if history.preferences:
-            return (Queue.PREFERRED * self._lanes_count + lane,)
-        queue_id = Queue.PROTECTED * self._lanes_count + lane if history.protected else lane
-        if self._ages is None or self._policies[lane] is None:
-            return (queue_id,)
-        return queue_id, Queue.AGED * self._lanes_count + lane
+        return history is not None and history.preferences > 0
 
-    def rank(self, node: Node, queue_id: int) -> Rank:
-        """Return the present rank of a node in a queue."""
-        queue, lane = divmod(queue_id, self._lanes_count)
-        policy = self._policies[lane]
-        if policy is None or queue == Queue.AGED:
+    def queue_id(self, node: Node, lane: int) -> int:
+        """Return the queue that a node belongs to while it is evictable from ``lane``."""
+        return Queue.PREFERRED * self._lanes_count + lane if self.is_preferred(node, lane) else lane
+
+    def rank(self, node: Node, lane: int) -> int:
+        """Return the present rank of a node in a lane."""
+        if not self._is_by_priority[lane]:
             return node.stamps[lane]
-        return policy.rank(self.history(node, lane), node.stamps[lane])
+        return (self.history(node, lane).priority << PRIORITY_BIT) + node.stamps[lane]
 
     def place_of(self, node: Node, lane: int) -> int:
         """Return by what nodes of equal rank go: of windows the page at which they begin, of Full nothing."""
@@ -235,12 +172,12 @@ class EvictionQueues:
                 place = node.start if lane % self._components_count else 0
                 heappush(self._queues[lane], (node.stamps[lane], place, self._sequence, node))
         elif self.evictable(node, lane):
-            for queue_id in self.queue_ids(node, lane):
-                if not node.queued >> queue_id & 1:
-                    self._enter(node, lane, queue_id)
-                    self._sequence += 1
-                    rank, place = self.rank(node, queue_id), self.place_of(node, lane)
-                    heappush(self._queues[queue_id], (rank, place, self._sequence, node))
+            queue_id = self.queue_id(node, lane)
+            if not node.queued >> queue_id & 1:
+                self._enter(node, lane, queue_id)
+                self._sequence += 1
+                rank, place = self.rank(node, lane), self.place_of(node, lane)
+                heappush(self._queues[queue_id], (rank, place, self._sequence, node))
 
     def offer_all(self, node: Node) -> None:
         """Queue ``node`` in every lane where it is evictable."""
@@ -253,19 +190,17 @@ class EvictionQueues:
         for lane, places in enumerate(self._places):
             if node.queued & places:
                 self._note_stale(lane)
-            if node.queued >> (Queue.AGED * self._lanes_count + lane) & 1:
-                self._note_stale(lane)
 
     def _enter(self, node: Node, lane: int, queue_id: int) -> None:
         """Note that a node stands in a queue from now on; its entry in another one of the same lane is stale."""
-        if node.queued & self._places[lane] and queue_id // self._lanes_count != Queue.AGED:
+        if node.queued & self._places[lane]:
             self._note_stale(lane)
         node.queued |= 1 << queue_id
 
     def _leave(self, node: Node, lane: int, queue_id: int) -> None:
         """Note that a node stands in a queue no more."""
         node.queued ^= 1 << queue_id
-        if node.dead or (node.queued & self._places[lane] and queue_id // self._lanes_count != Queue.AGED):
+        if node.dead or node.queued & self._places[lane]:
             self._stale_counts[lane] -= 1
 
     def _note_stale(self, lane: int) -> None:
@@ -296,57 +231,39 @@ class EvictionQueues:
 
     def _belongs(self, node: Node, lane: int, queue_id: int) -> bool:
         """Tell whether a node, if it is evictable, belongs to a queue of a lane."""
-        return not node.dead and (node.history is None or queue_id in self.queue_ids(node, lane))
+        return not node.dead and (node.history is None or queue_id == self.queue_id(node, lane))
 
     def next_victim(self, lane: int) -> Node | None:
         """Return the node of ``lane`` that goes next; it stays queued. None if nothing can be evicted."""
-        if self.tracked[lane]:
-            self._demote(lane)
-            if self._ages is not None:
-                oldest = self._first(Queue.AGED * self._lanes_count + lane, lane)
-                if oldest is not None and oldest.stamps[lane] <= self._ages.expired():
-                    return oldest
-        for queue_id in self._ordered[lane]:
-            node = self._first(queue_id, lane)
+        for queue in Queue:
+            node = self._first(queue * self._lanes_count + lane, lane)
             if node is not None:
                 return node
         return None
 
+    def pages_at_once(self, node: Node, lane: int, pages: int) -> int:
+        """Return how many of ``pages`` the next victim gives before another is looked for; they are evicted now."""
+        return pages
+
     def pass_over(self, node: Node, lane: int) -> None:
         """Take the next victim of ``lane`` out of every queue that it heads, until it is offered again."""
-        for queue_id in (*self._ordered[lane], Queue.AGED * self._lanes_count + lane):
+        for queue_id in range(lane, len(self._queues), self._lanes_count):
             queue = self._queues[queue_id]
             if queue and queue[0][3] is node:
                 heappop(queue)
                 self._leave(node, lane, queue_id)
 
-    def _demote(self, lane: int) -> None:
-        """Bring the protected segment down to its share, as far as what it holds could be evicted.
-
-        Every turn undoes one ``use`` of a node, so it costs no more than the uses did.
-        """
-        segments = self.segments[lane]
-        while segments is not None and segments.overfull():
-            node = self._first(Queue.PROTECTED * self._lanes_count + lane, lane)
-            if node is None:
-                return
-            history = self.history(node, lane)
-            history.protected = False
-            history.demoted = self.clock
-            segments.protected_pages -= node.held_count[lane]
-            self.offer(node, lane)
-
     def _first(self, queue_id: int, lane: int) -> Node | None:
         """Return the node at the head of a queue, after moving stale entries before it to their places."""
         queue = self._queues[queue_id]
-        lru = not self.tracked[lane]
+        by_stamp = not self._is_by_priority[lane]
         while queue:
             queued_rank, queued_place, _, node = queue[0]
             if not self.evictable(node, lane) or not self._belongs(node, lane, queue_id):
                 heappop(queue)
                 self._leave(node, lane, queue_id)
                 continue
-            rank = node.stamps[lane] if lru else self.rank(node, queue_id)
+            rank = node.stamps[lane] if by_stamp else self.rank(node, lane)
             place = node.start if lane % self._components_count else 0
             if rank == queued_rank and place == queued_place:
                 return node
@@ -359,12 +276,12 @@ class EvictionQueues:
         """Queues of all lanes; their ids are the numbers below it."""
         return len(self._queues)
 
-    def entries(self, queue_id: int) -> Iterator[tuple[Node, Rank]]:
+    def entries(self, queue_id: int) -> Iterator[tuple[Node, int]]:
         """Yield the nodes of a queue, dead ones too, with the ranks they are queued under; for ``check``."""
         return ((node, rank) for rank, _, _, node in self._queues[queue_id])
 
     def places_count(self, node: Node, lane: int) -> int:
-        """Return in how many queues of a lane a node stands, the aged left out: one is not stale; for ``check``."""
+        """Return in how many queues of a lane a node stands: one is not stale; for ``check``."""
         return (node.queued & self._places[lane]).bit_count()
 
     def stale_count(self, lane: int) -> int:

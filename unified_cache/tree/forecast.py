@@ -12,20 +12,13 @@ some further time t promises,
 
     worth(cell, age) = max over t of  P(continued within t | age) / E[time until then, or t | age]
 
-which is the index of J. C. Gittins, "Bandit processes and dynamic allocation indices", J. R. Stat. Soc. B 41 (1979). A
-page's state after its next use does not depend on whether it was kept, so to keep it is to stop once, and of all rules
-that look at cell and age alone the one that evicts the least index first is the best. Hazards may rise before they
-fall: people think before they answer.
+which is the index of J. C. Gittins, "Bandit processes and dynamic allocation indices", J. R. Stat. Soc. B 41 (1979): of
+all rules that look at cell and age alone the one that evicts the least index first is the best. Hazards may rise before
+they fall: people think before they answer. As LHD (NSDI 2018) it ranks by hits per byte and time, as LRB (NSDI 2020) it
+learns when something is asked for next, as Marconi (MLSys 2025) it judges a prefix by how it is likely to be continued.
 
-To rank by the hits that a page promises per byte and time is the idea of LHD (N. Beckmann et al., "LHD: Improving
-Cache Hit Rate by Maximizing Hit Density", NSDI 2018), which learns from ages and classes as well; to learn when
-something is asked for next, of LRB (Z. Song et al., "Learning Relaxed Belady for Content Distribution Network Caching",
-NSDI 2020); to judge a prefix by how it is likely to be continued, of Marconi (R. Pan et al., "Marconi: Prefix Caching
-for the Era of Hybrid LLMs", MLSys 2025). Nothing here is trained: a table can be read, and boosted trees found no more
-in the same features.
-
-    cell        turns of sessions: 8 rows x 5 columns x 2 layers, then prefixes that sessions share, what a session has
-                moved past, pages that nobody has asked for yet, and sessions that have ended
+    cell        turns of sessions: 8 rows x 5 columns x 2 layers, then prefixes that sessions share, and pages that
+                nobody has asked for yet
     rows        first turn alone, first below a shared prefix, second after a short, middle, long pause, later likewise
     columns     new pages, of 512 tokens: 0-1, 2-3, 4-7, 8-15, 16 and more
     layers      pages that the tree has, of 512 tokens: 0-1, more
@@ -42,7 +35,7 @@ from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from math import sqrt
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +43,7 @@ from xxhash import xxh3_64_intdigest
 
 from unified_cache.tree.track_record import Floats, TrackRecord, summed
 
-__all__ = ["CELLS_COUNT", "NEVER", "NO_NODE", "Forecast", "Visit"]
+__all__ = ["CELLS_COUNT", "Forecast", "Visit"]
 
 COLUMN_TOKENS = 512
 COLUMNS = 5
@@ -63,23 +56,13 @@ IN_SESSIONS = slice(None, SESSION_CELLS)
 SHARED_CELLS = 3
 """Prefixes below which 2, 3 to 4, 5 and more sessions have begun."""
 SHARED = SESSION_CELLS
-PASSED = SHARED + SHARED_CELLS
-"""What a session has moved past: pages of an earlier request that the next one did not agree with."""
-NO_NODE = float("inf")
-"""Worth of a place where no node stands."""
-NEVER = 1 << 62
-"""Number of a request that never comes."""
-UNASKED = PASSED + 1
+UNASKED = SHARED + SHARED_CELLS
 """Pages that came from storage and that nobody has asked for yet."""
-ENDED = UNASKED + 1
-"""What only a session has used of which the engine says that it has ended."""
-CELLS_COUNT = ENDED + 1
+CELLS_COUNT = UNASKED + 1
 
 AGES = (0, 1, *(edge << octave for octave in range(13) for edge in (2, 3)))
 """First age of each bin, in requests: half octaves."""
 BINS = len(AGES)
-_AGES_AFTER = (*AGES[1:], NEVER)
-"""First age after each bin."""
 
 LOG_MAX = 65_536
 """Requests that the log remembers; when it is full, every other one is forgotten."""
@@ -134,14 +117,8 @@ class Ghost(NamedTuple):
     cell: int
     end: int
     """Pages that it asked for; of a prefix that sessions share, how many have begun below it."""
-    used: int
-    """Number of the last request that used the run, whatever it ended with."""
     run_end: int
     """Where the run ended that left the tree."""
-
-
-GhostFields: TypeAlias = tuple[int, int, int, int, int]
-"""A ghost as it is kept: most are never asked for again, and a plain tuple is made in a fifth of the time."""
 
 
 class ReuseLog:
@@ -222,7 +199,7 @@ class Forecast:
         self.now = 0
         """Number of the latest request."""
         self._log = ReuseLog()
-        self._ghosts: OrderedDict[int, GhostFields] = OrderedDict()
+        self._ghosts: OrderedDict[int, Ghost] = OrderedDict()
         self._mean_pause = 0.0
         self._record = TrackRecord()
         self._check_at = self._look_at = REFRESH_REQUESTS[0]
@@ -234,12 +211,7 @@ class Forecast:
 
     def worth(self, cell: int, number: int) -> float:
         """Return what a page is worth that request ``number`` used last; only once the forecast is ready."""
-        return self.standing(cell, number)[0]
-
-    def standing(self, cell: int, number: int) -> tuple[float, int]:
-        """Return what ``worth`` does, and the request from which on that is another."""
-        age = bisect_right(AGES, self.now - number) - 1
-        return self.table[cell][age], number + _AGES_AFTER[age]
+        return self.table[cell][bisect_right(AGES, self.now - number) - 1]
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -292,7 +264,7 @@ class Forecast:
 
     # ---- ghosts --------------------------------------------------------------------------------------------------
 
-    def remember(self, start: int, page: bytes, ghost: GhostFields) -> None:
+    def remember(self, start: int, page: bytes, ghost: Ghost) -> None:
         """Keep the last request of a run that leaves the tree; ``page`` is its first one, which stood at ``start``."""
         ghosts = self._ghosts
         ghosts[xxh3_64_intdigest(page, start)] = ghost
@@ -301,8 +273,7 @@ class Forecast:
 
     def recall(self, start: int, page: bytes) -> Ghost | None:
         """Take back what is remembered of a run that began with ``page`` at ``start``."""
-        ghost = self._ghosts.pop(xxh3_64_intdigest(page, start), None)
-        return None if ghost is None else Ghost(*ghost)
+        return self._ghosts.pop(xxh3_64_intdigest(page, start), None)
 
 
 _EDGES: npt.NDArray[np.int64] = np.array(AGES, np.int64)
@@ -331,9 +302,7 @@ def hazards_by_cell(ended: Floats, spent: Floats) -> Floats:
         by_grid *= continued / awaited
     others = slice(SESSION_CELLS, None)
     continued, awaited = _smoothed(ended[others], spent[others] * base) + PRIOR_EVENTS
-    hazards = np.concatenate([by_grid.reshape(SESSION_CELLS, BINS), base * (continued / awaited)])
-    hazards[PASSED] = hazards[ENDED] = 0.0
-    return hazards
+    return np.concatenate([by_grid.reshape(SESSION_CELLS, BINS), base * (continued / awaited)])
 
 
 def _of_sessions(ended: Floats, spent: Floats) -> tuple[Floats, Floats]:

@@ -59,7 +59,7 @@ def insert(
     path, tree_end = find(root, prompt, tree.page_key_bytes)
     _check_input(tree, (path, tree_end), total, start, slots, tier)
     if path and tree_end < path[-1].end:
-        path[-1] = tree.split_for(path[-1], tree_end, visit)
+        path[-1] = tree.split(path[-1], tree_end - path[-1].start)
     runs: list[list[Slots]] = [[] for _ in range(tree.components_count)]
     map_changes: list[MapChange] = []
     for node in path:

@@ -57,7 +57,7 @@ def lock(tree: TreeState, node: Node, end: int, tier: Tier, visit: Visit | None 
         return Lock(tree, node, 0, tier, [], visit)
     assert not node.dead
     if end < node.end:
-        node = tree.split_for(node, end, visit)
+        node = tree.split(node, end - node.start)
     if tree.adaptive is not None and visit is not None and end == visit.end:
         tree.adaptive.settle(node, visit)
     components = tree.components_count

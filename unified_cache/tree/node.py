@@ -72,7 +72,6 @@ class Node:
         "slots",
         "stamps",
         "start",
-        "used",
     )
 
     def __init__(self, key: bytes, start: int, end: int, parent: "Node | None", components_count: int) -> None:
@@ -98,7 +97,7 @@ class Node:
         self.stamps = [0] * lanes
         """Clock of the last use, by lane. When a Full child is evicted, its stamp passes to its parent."""
         self.history: dict[int, History] | None = None
-        """What the policies remember, by lane; None where all lanes are lru and nothing is preferred."""
+        """Priority and preferences, by lane; None where no lane has either."""
         self.queued = 0
         """Bit ``queue id`` is set while the node stands in that eviction queue."""
         self.in_flight: dict[int, npt.NDArray[np.bool_]] | None = None
@@ -118,8 +117,6 @@ class Node:
         self.cell = 0
         self.asked_end = 0
         """Pages that it asked for; of a prefix that sessions share, how many have begun below it."""
-        self.used = 0
-        """Number of the last request that used the pages; negative if storage brought them since: ``shadow_lru``."""
         self.moved_past = False
         """Whether the session has gone on below, so that hardly anybody resumes from windows here."""
 

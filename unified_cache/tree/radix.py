@@ -14,7 +14,7 @@ from unified_cache.arguments import check_kind
 from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.errors import ConfigError, InputError, LockError, StaleMatchError
 from unified_cache.forgotten import Cause, ForgottenPages
-from unified_cache.page import Prompt
+from unified_cache.page import TOKEN_BYTES, Prompt
 from unified_cache.page_digests import digests_where
 from unified_cache.pool import Component, Pages, Slots, Tier
 from unified_cache.tree import evict as eviction
@@ -29,10 +29,10 @@ from unified_cache.tree.match import Match, find, held_pages, make_recent, node_
 from unified_cache.tree.node import Node
 from unified_cache.tree.policy import UNNAMED
 from unified_cache.tree.preferences import Preference, Preferences
+from unified_cache.tree.request_marks import RequestMarks
 from unified_cache.tree.room import evictable_mask, fitting_end
 from unified_cache.tree.runs import HeldRun, held_runs
 from unified_cache.tree.sessions import SessionHints
-from unified_cache.tree.shadow_lru import LruComparison, ShadowLru
 from unified_cache.tree.state import Freed, TreeState
 from unified_cache.tree.transfer import Published, Transfer
 from unified_cache.window import window
@@ -59,7 +59,6 @@ class RadixTree:
         "_preferences",
         "_preferred_max",
         "_sessions",
-        "_shadow",
         "_state",
         "_transfers",
         "components",
@@ -77,7 +76,7 @@ class RadixTree:
     ) -> None:
         """Make an empty tree. ``capacity[tier][component]`` pages bound the preferences; without, all are declined.
 
-        ``clock`` gives seconds; it is asked only where ``eviction`` has a time to live, or a session comes back.
+        ``clock`` gives seconds; it is asked only where a session comes back.
         ``forgotten`` remembers what is evicted and cleared.
 
         Raises:
@@ -96,8 +95,6 @@ class RadixTree:
         kinds = [eviction.policy(tier, number) for tier in Tier for number in range(len(components))]
         self._forecast = Forecast(page_size) if EvictionPolicy.ADAPTIVE in kinds else None
         """What was learned of requests; a ``clear`` leaves it, since those that it overtakes go on to use it."""
-        self._shadow = ShadowLru(max(room[0], room[len(components)]))
-        """What lru would have hit; only where there is a forecast."""
         self._state = self._empty()
         self._preferences = Preferences(self._state, self._preferred_max)
         self._sessions = SessionHints(self._state, self._preferences, clock)
@@ -111,10 +108,11 @@ class RadixTree:
         spans = tuple(component.span for component in self.components)
         mapped = next((number for number, component in enumerate(self.components) if component.mapped), None)
         if self._forecast is None:
-            queues = EvictionQueues(spans, self._eviction, self._clock)
+            queues, marks = EvictionQueues(spans, self._eviction), None
         else:
-            queues = AdaptiveQueues(spans, self._eviction, self._clock, self._capacity, self._forecast, self._shadow)
-        return TreeState(spans, self.page_size, mapped, self._lineage, queues, self._forgotten)
+            queues = AdaptiveQueues(spans, self._eviction, self._capacity, self._forecast)
+            marks = RequestMarks(queues, self.page_size * TOKEN_BYTES, has_windows=len(spans) > 1)
+        return TreeState(spans, self.page_size, mapped, self._lineage, queues, self._forgotten, marks)
 
     def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:
         """Find the longest restorable prefix; make it recent. Structure stays as it is.
@@ -144,27 +142,18 @@ class RadixTree:
         return latest
 
     def use(self, found: Match, end: int) -> Visit | None:
-        """Count that a request takes ``end`` pages of a match, for policies that ask how often pages are used.
+        """Count that a request takes ``end`` pages of a match, for adaptive eviction and hints about sessions.
 
-        Matching makes recent but does not count: a request that waits may be matched many times. A node in which
-        ``end`` lies is left out, as by ``match``.
+        Matching makes recent but does not count: a request that waits may be matched many times.
 
         Raises:
             StaleMatchError, InputError: as ``lock``.
         """
-        node: Node | None = self._node(found, end)
-        while node is not None and node.end > end:
-            node = node.parent
-        if node is not None:
-            self._state.queues.use(node)
+        self._node(found, end)
         if found.prompt.session is not None:
             self._sessions.note_arrival(found.prompt.session)
         adaptive = self._state.adaptive
         return None if adaptive is None else adaptive.arrive(found.prompt, found.path, found.tree_end)
-
-    def compared_with_lru(self) -> LruComparison | None:
-        """Return what requests found, and what they would have found under lru; None where no lane is adaptive."""
-        return None if self._forecast is None else self._shadow.compared()
 
     def prefer(self, found: Match, end: int, tier: Tier) -> Preference | None:
         """Have the first ``end`` pages of a match on ``tier`` go last: when nothing else is left in their lane.
@@ -181,16 +170,6 @@ class RadixTree:
     def unprefer(self, preference: Preference) -> None:
         """Take a preference back. Once more, or after ``clear``, changes nothing."""
         self._preferences.unprefer(preference)
-
-    def session_ended(self, session: str) -> bool:
-        """Expect no more of a session; tell whether anything of its last prompt is held.
-
-        Where pages go by the forecast, what only this session has used goes first.
-        """
-        node = self._sessions.note_ended(session)
-        if node is not None and self._state.adaptive is not None:
-            self._state.adaptive.end_session(node)
-        return node is not None
 
     def session_returns(self, session: str, within_s: float) -> bool:
         """Have the last prompt of a session go last until its next request, for ``within_s`` at most.
@@ -420,7 +399,6 @@ class RadixTree:
                         self._forgotten.note(lane, digests_where(node.digests, held >= 0), Cause.RESET)
         if self._state.mapped is not None:
             freed.unmapped.extend(freed.slots[0])
-        self._shadow.clear()
         self._state = self._empty()
         self._preferences = Preferences(self._state, self._preferred_max)
         self._sessions = SessionHints(self._state, self._preferences, self._clock)

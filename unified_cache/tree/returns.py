@@ -1,34 +1,40 @@
-"""Counts of how often pages of one kind are asked for again: what hardly ever is goes before all other pages."""
+"""Counts of how often things of one kind are asked for again, by which rare ones go before others."""
 
 __all__ = ["Returns"]
 
-RETURNS_MAX = 16
-"""One in so many pages of a kind may be asked for again, if they are to go before others."""
-RETURNS_HALVED_AT = 4096
-"""Pages of a kind that are counted before the counts are halved: habits change."""
+HALVED_AT = 4096
+"""Things that are counted before the counts are halved: habits change."""
+RARE = 1 / 16
+"""Part of a kind that may be asked for again, if it is to go before others."""
 
 
 class Returns:
-    """Count of how often one kind of page is asked for again."""
+    """Count of how often one kind of page or window is asked for again."""
 
     __slots__ = ("_left", "_returned")
 
-    def __init__(self) -> None:
-        self._left = 0
-        self._returned = 0
+    def __init__(self, left: float = 0.0, returned: float = 0.0) -> None:
+        """Begin with what is expected before anything was seen."""
+        self._left = left
+        self._returned = returned
 
     def leave(self) -> None:
-        """Note a page of that kind."""
+        """Record a thing of that kind."""
+        if self._left >= HALVED_AT:
+            self._left /= 2
+            self._returned /= 2
         self._left += 1
-        if self._left == RETURNS_HALVED_AT:
-            self._left >>= 1
-            self._returned >>= 1
 
     def come_back(self) -> None:
-        """Note that one was asked for again."""
+        """Record that one was asked for again."""
         self._returned += 1
+
+    @property
+    def part(self) -> float:
+        """Part of them that is asked for again."""
+        return self._returned / self._left
 
     @property
     def are_rare(self) -> bool:
         """Whether hardly any is asked for again."""
-        return RETURNS_MAX * self._returned <= self._left
+        return self._returned <= RARE * self._left

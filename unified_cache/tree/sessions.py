@@ -1,9 +1,8 @@
-"""Hints of an engine about sessions: which have ended, and which come back in a while.
+"""Hints of an engine about sessions: which come back in a while.
 
 A session is a name that an engine gives its prompts (``Prompt.session``). Of each is known the node where the prompt
-ends that was given back last. Of a session that has ended no more is expected: what only it has used goes first, where
-eviction goes by the forecast and as long as hardly any of it is asked for again. Of one that comes back, since it waits
-for a tool, the prompt is preferred (see ``preferences``) until its next request is there, or the time named is over.
+ends that was given back last. Of one that comes back, since it waits for a tool, the prompt is preferred (see
+``preferences``) until its next request is there, or the time named is over.
 
 Nothing depends on what is said: an unknown name changes nothing, what preferences may cover is bounded, and a clock
 that is behind where it was takes back what was said before.
@@ -51,19 +50,15 @@ class SessionHints:
         self._ends.pop(session, None)
         self._ends[session] = node
         if len(self._ends) > SESSIONS_MAX:
-            self.note_ended(next(iter(self._ends)))
+            forgotten = next(iter(self._ends))
+            self.note_arrival(forgotten)
+            del self._ends[forgotten]
 
     def note_arrival(self, session: str) -> None:
         """Note that a request of a session is there, for which nothing needs to be kept any more."""
         expected = self._expected.pop(session, None)
         if expected is not None:
             self._take_back(expected)
-
-    def note_ended(self, session: str) -> Node | None:
-        """Forget a session; return the node where its last prompt ends, None if nothing is known or held of it."""
-        self.note_arrival(session)
-        node = self._ends.pop(session, None)
-        return None if node is None or node.dead else node
 
     def expect(self, session: str, within_s: float) -> bool:
         """Prefer the last prompt of a session until it comes back, or that time is over; tell whether anything is.

@@ -12,9 +12,7 @@ from unified_cache.page import TOKEN_BYTES
 from unified_cache.page_digests import DIGEST_BYTES, chained_digests, digests_where, root_digest
 from unified_cache.pool import Slots, no_slots
 from unified_cache.slots import MapChange
-from unified_cache.tree.adaptive_queues import AdaptiveQueues
 from unified_cache.tree.eviction_queues import EvictionQueues
-from unified_cache.tree.forecast import Visit
 from unified_cache.tree.node import ANYWHERE, Node
 from unified_cache.tree.page_counts import PageCounts
 from unified_cache.tree.request_marks import RequestMarks
@@ -69,6 +67,7 @@ class TreeState:
         lineage: object,
         queues: EvictionQueues,
         forgotten: ForgottenPages | None,
+        adaptive: RequestMarks | None = None,
     ) -> None:
         self.mapped = mapped
         """The component whose device slots are reached through Full's; None if there is none."""
@@ -86,10 +85,8 @@ class TreeState:
         self.queues = queues
         self.forgotten = forgotten
         """Remembers what is evicted; None where nothing does."""
-        self.adaptive = None
-        if isinstance(queues, AdaptiveQueues):
-            self.adaptive = RequestMarks(queues, self.page_key_bytes, has_windows=len(spans) > 1)
-        """Marks by which adaptive queues go; None where no lane has one."""
+        self.adaptive = adaptive
+        """Marks by which adaptive queues go; None where no lane is adaptive."""
         self.version = 0
         """Counts changes of structure; a match made under another version is dead."""
         self.changes_count = 0
@@ -140,7 +137,6 @@ class TreeState:
         upper.request = node.request
         upper.cell = node.cell
         upper.asked_end = node.asked_end
-        upper.used = node.used
         upper.moved_past = node.moved_past
         if node.history is not None:
             upper.history = {lane: replace(history) for lane, history in node.history.items()}
@@ -157,15 +153,6 @@ class TreeState:
             node.refresh_holes(component)
         self.queues.offer_all(upper)
         self.queues.offer_all(node)
-        return upper
-
-    def split_for(self, node: Node, end: int, visit: Visit | None) -> Node:
-        """Cut ``node`` where a request ends; return the upper part. The rest is passed by, if its session goes on."""
-        upper = self.split(node, end - node.start)
-        if self.adaptive is not None and visit is not None:
-            upper.used = visit.number
-            if visit.goes_on and end == visit.start:
-                self.adaptive.pass_by(node)
         return upper
 
     def fill(
@@ -191,8 +178,6 @@ class TreeState:
         held[offsets] = slots
         node.held_count[lane] += len(offsets)
         self.counts.changed.add(node)
-        if self.queues.tracked[lane]:
-            self.queues.count(node, lane, len(offsets))
         if component:
             node.refresh_holes(component)
         if lane == self.mapped:
@@ -209,8 +194,6 @@ class TreeState:
         component = lane % self.components_count
         node.slots[lane] = np.array(slots, np.int32)
         node.held_count[lane] = held_count
-        if self.queues.tracked[lane]:
-            self.queues.count(node, lane, held_count)
         if component:
             node.refresh_holes(component)
             full = node.slots[0]
@@ -252,8 +235,6 @@ class TreeState:
         else:
             segment[:] = -1
             node.held_count[lane] -= count
-        if self.queues.tracked[lane]:
-            self.queues.count(node, lane, -count)
         if lane % self.components_count:
             node.refresh_holes(lane % self.components_count)
         freed.slots[lane].append(gone)

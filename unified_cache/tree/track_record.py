@@ -1,20 +1,14 @@
 """Track record of a forecast: whether requests have come back of late as it said, or rather as if they did not differ.
 
-A forecast is made of all that was seen, so it is slow to unlearn: where users change their habits, it goes on being
-wrong for about as long as it has been right. But what it says can be held against what comes: of every request that
-was waiting at some age, whether it was continued then. Two have foretold the chance of that, by cell and age: the
-forecast by what it knows of the cell, and lru, which has one chance for all cells that never rises with age, so that
-the oldest is worth least.
+A forecast is slow to unlearn: where users change their habits, it goes on being wrong for about as long as it has been
+right. But of every request that was waiting at some age two have foretold the chance that it is continued then: the
+forecast by its cell, and lru, which has one chance for all that never rises with age.
 
     score = sum of  (chance - common) x (continued / mean - went on waiting / (1 - mean)),  mean of both chances
 
-Where requests come back as the forecast says, that is more than zero on average; where they come back as lru says, it
-is as much less. It is the logarithm of the ratio of likelihoods, with ``2 (x - 1) / (x + 1)`` in the place of
-``log x``, which machines may round differently, and of which one request would decide that had no chance. What was seen
-before counts less at every check.
-
-So a change of habits is seen long before hits tell it: no page has to be evicted for it, and each request counts as
-one, however many pages it asks for.
+is more than zero on average where requests come back as the forecast says, and as much less where they come back as
+lru says: a logarithm of the ratio of likelihoods, with ``2 (x - 1) / (x + 1)`` in the place of ``log x``, which
+machines may round differently. A change of habits is seen long before hits tell it: no page has to be evicted for it.
 """
 
 from typing import TypeAlias

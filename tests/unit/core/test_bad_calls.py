@@ -293,7 +293,7 @@ PARTS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "write as a WritePolicy, such as WritePolicy.THROUGH, found 'through'",
     ),
     "a policy for policies": (
-        lambda: EvictionConfig(device=EvictionPolicy.LFU),  # type: ignore[arg-type]
+        lambda: EvictionConfig(device=EvictionPolicy.ADAPTIVE),  # type: ignore[arg-type]
         ConfigError,
         "the policies of device as a tuple of EvictionPolicy, found EvictionPolicy",
     ),

@@ -1,19 +1,16 @@
-"""Order of eviction under each policy, with preferences and a time to live."""
+"""Order of eviction under each policy, with preferences."""
 
 import numpy as np
 import pytest
 
-from tests.support.clock import ManualClock
 from tests.support.components import toy_components
 from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy
 from unified_cache.errors import ConfigError, InputError, StaleMatchError
 from unified_cache.page import Prompt
 from unified_cache.pool import Tier
 from unified_cache.tree import Preference, RadixTree
-from unified_cache.tree.policy import AGES_MAX, Ages, History, Lfu
 from unified_cache.window import SPAN_ALL
 
-HALF_LIFE = 50
 CAPACITY = 40
 
 
@@ -24,17 +21,9 @@ class Toy:
         self,
         kind: EvictionPolicy = EvictionPolicy.LRU,
         spans: tuple[int, ...] = (SPAN_ALL,),
-        ttl_s: float | None = None,
     ) -> None:
-        self.clock = ManualClock(1000.0)
-        config = EvictionConfig(
-            device=(kind,) * len(spans),
-            lfu_half_life_touches=HALF_LIFE,
-            slru_protected_share=0.5,
-            preferred_share=0.25,
-            ttl_s=ttl_s,
-        )
-        self.tree = RadixTree(toy_components(spans), 1, config, [[CAPACITY] * len(spans)] * 2, self.clock)
+        config = EvictionConfig(device=(kind,) * len(spans), preferred_share=0.25)
+        self.tree = RadixTree(toy_components(spans), 1, config, [[CAPACITY] * len(spans)] * 2)
 
     def insert(self, *tokens: int, priority: int = 0) -> None:
         """Insert a prompt; the slot of a page is its token, so that tests read well."""
@@ -68,81 +57,6 @@ def test_lru_lets_go_what_was_used_longest_ago() -> None:
     assert toy.evict(3) == [2, 3, 1]
 
 
-def test_fifo_lets_go_what_came_first_however_often_it_was_used() -> None:
-    toy = Toy(EvictionPolicy.FIFO)
-    for token in (1, 2, 3):
-        toy.insert(token)
-    toy.use(1)
-    assert toy.evict(3) == [1, 2, 3]
-
-
-def test_lfu_lets_go_what_was_used_least() -> None:
-    toy = Toy(EvictionPolicy.LFU)
-    for token in (1, 2, 3):
-        toy.insert(token)
-    toy.use(1)
-    toy.use(1)
-    toy.use(3)
-    toy.tree.match(Prompt.of([2], 1))
-    assert toy.evict(3) == [2, 3, 1], "to match is not to use"
-
-
-def test_lfu_lets_go_in_the_end_what_was_popular_once() -> None:
-    toy = Toy(EvictionPolicy.LFU)
-    toy.insert(1)
-    toy.insert(2)
-    for _ in range(20):
-        toy.use(1)
-    for _ in range(10 * HALF_LIFE):
-        toy.tree.match(Prompt.of([2], 1))
-    toy.insert(3)
-    assert toy.evict(3) == [2, 1, 3]
-
-
-def test_a_prefix_shared_by_many_is_used_as_often_as_all_of_them() -> None:
-    toy = Toy(EvictionPolicy.LFU)
-    toy.insert(9)
-    toy.use(9)
-    toy.use(9)
-    for token in (2, 3, 4, 5):
-        toy.insert(1, token)
-        toy.use(1, token)
-    assert toy.evict(4) == [2, 3, 4, 5]
-    assert toy.evict(2) == [9, 1]
-
-
-def test_slru_keeps_what_was_used_again_over_what_was_used_last() -> None:
-    toy = Toy(EvictionPolicy.SLRU)
-    for token in (1, 2, 3, 4):
-        toy.insert(token)
-    toy.use(1)
-    toy.use(2)
-    toy.tree.match(Prompt.of([3], 1))
-    assert toy.evict(2) == [4, 3]
-
-
-def test_slru_demotes_the_oldest_of_the_protected_beyond_their_share() -> None:
-    toy = Toy(EvictionPolicy.SLRU)
-    for token in (1, 2, 3, 4):
-        toy.insert(token)
-    for token in (1, 2, 3):
-        toy.use(token)
-    assert toy.evict(4) == [4, 1, 2, 3], "1 was demoted, behind 4, when 3 of 4 were protected"
-
-
-def test_a_scan_of_pages_used_once_leaves_the_protected_alone() -> None:
-    toy = Toy(EvictionPolicy.SLRU)
-    for token in (1, 2):
-        toy.insert(token)
-        toy.use(token)
-    for token in range(100, 200):
-        toy.insert(token)
-        if token >= 102:
-            assert toy.evict(1)[0] >= 100
-    assert toy.tree.match(Prompt.of([1], 1)).device_end == 1
-    assert toy.tree.match(Prompt.of([2], 1)).device_end == 1
-
-
 def test_the_lowest_priority_goes_first_and_the_least_recent_within() -> None:
     toy = Toy(EvictionPolicy.PRIORITY)
     for token, priority in ((1, 5), (2, -1), (3, 0), (4, 0)):
@@ -172,21 +86,20 @@ def test_no_policy_lets_a_page_go_before_those_that_stand_on_it(kind: EvictionPo
 
 @pytest.mark.parametrize("kind", EvictionPolicy)
 def test_a_locked_page_stays_under_every_policy(kind: EvictionPolicy) -> None:
-    toy = Toy(kind, ttl_s=1.0)
+    toy = Toy(kind)
     toy.insert(1, 2, 3)
     held = toy.tree.lock(toy.tree.match(Prompt.of([1, 2, 3], 1)), 2, Tier.DEVICE)
-    toy.clock.now_s += 10
     assert [slot for slots in toy.tree.evict(Tier.DEVICE, 0, 9).slots[0] for slot in slots.tolist()] == [3]
     toy.tree.unlock(held)
 
 
 def test_each_component_and_tier_has_a_policy_of_its_own() -> None:
-    config = EvictionConfig(device=(EvictionPolicy.LRU, EvictionPolicy.FIFO))
+    config = EvictionConfig(device=(EvictionPolicy.LRU, EvictionPolicy.PRIORITY))
     tree = RadixTree(toy_components((SPAN_ALL, 1)), 1, config)
     for token in (1, 2):
-        tree.insert(Prompt.of([token], 1), 0, [np.array([token], np.int32)] * 2, Tier.DEVICE)
+        tree.insert(Prompt.of([token], 1), 0, [np.array([token], np.int32)] * 2, Tier.DEVICE, priority=token)
     tree.match(Prompt.of([1], 1))
-    assert tree.evict(Tier.DEVICE, 1, 1).slots[1][0].tolist() == [1], "first in, first out"
+    assert tree.evict(Tier.DEVICE, 1, 1).slots[1][0].tolist() == [1], "of the lowest priority"
     assert tree.evict(Tier.DEVICE, 0, 1).slots[0][0].tolist() == [2], "least recently used"
     assert config.policy(Tier.HOST, 1) is EvictionPolicy.LRU
 
@@ -306,12 +219,12 @@ def test_a_pin_of_nothing_is_declined_and_one_of_more_than_there_is_refused() ->
         toy.tree.use(found, 1)
 
 
-def test_queues_do_not_grow_with_pins_and_demotions() -> None:
-    toy = Toy(EvictionPolicy.SLRU, ttl_s=5.0)
+@pytest.mark.parametrize("kind", EvictionPolicy)
+def test_queues_do_not_grow_with_pins(kind: EvictionPolicy) -> None:
+    toy = Toy(kind)
     for token in (1, 2, 3, 4):
         toy.insert(token)
     for turn in range(500):
-        toy.clock.now_s += 1
         toy.use(1 + turn % 4)
         preference = toy.prefer(1 + turn % 3)
         toy.insert(100 + turn)
@@ -319,60 +232,6 @@ def test_queues_do_not_grow_with_pins_and_demotions() -> None:
         if preference is not None:
             toy.tree.unprefer(preference)
     assert toy.tree._state.queues.queue_length(0) < 300
-
-
-# ---- time to live --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", EvictionPolicy)
-def test_what_was_not_used_for_its_time_to_live_goes_first_whatever_the_policy(kind: EvictionPolicy) -> None:
-    toy = Toy(kind, ttl_s=60.0)
-    toy.insert(1, priority=9)
-    toy.use(1)
-    toy.use(1)
-    toy.clock.now_s += 61
-    toy.insert(2)
-    assert toy.evict(2) == [1, 2]
-
-
-def test_nothing_goes_for_its_age_while_there_is_room_or_something_older() -> None:
-    toy = Toy(EvictionPolicy.PRIORITY, ttl_s=60.0)
-    toy.insert(1, priority=9)
-    toy.clock.now_s += 30
-    toy.insert(2, priority=5)
-    toy.clock.now_s += 61
-    assert toy.tree.match(Prompt.of([2], 1)).device_end == 1
-    toy.insert(3)
-    assert toy.evict(3) == [1, 3, 2], "2 was matched again"
-
-
-def test_a_pin_outlasts_the_time_to_live() -> None:
-    toy = Toy(EvictionPolicy.FIFO, ttl_s=60.0)
-    toy.insert(1)
-    preference = toy.prefer(1)
-    toy.clock.now_s += 100
-    toy.insert(2)
-    toy.insert(3)
-    assert preference is not None
-    assert toy.evict(1) == [2]
-    toy.tree.unprefer(preference)
-    assert toy.evict(1) == [1]
-
-
-def test_ages_are_told_within_a_step_and_kept_in_bounded_room() -> None:
-    clock = ManualClock(1000.0)
-    ages = Ages(32.0, clock)
-    for stamp in range(1, 1001):
-        ages.note(stamp)
-        clock.now_s += 0.1
-    newest_expired = 1000 - 320
-    assert newest_expired - 10 * 32 / AGES_MAX - 1 <= ages.expired() <= newest_expired
-    clock.now_s += 33
-    assert ages.expired() == 1000
-
-
-def test_ages_know_nothing_before_the_first_touch() -> None:
-    assert Ages(1.0, ManualClock(1000.0)).expired() == 0
 
 
 # ---- pages of one touch -------------------------------------------------------------------------------------
@@ -433,26 +292,10 @@ def test_windows_of_one_touch_go_in_order_beside_those_of_older_ones() -> None:
     assert toy.evict(16, component=1) == [21, 22, 23, 24, 25, 26, 27, 28, *range(1, 9)]
 
 
-# ---- policies by themselves ----------------------------------------------------------------------------------
-
-
-def test_the_weight_of_uses_is_their_decayed_count() -> None:
-    policy, history = Lfu(10), History(arrived=0)
-    for now in (10, 20, 20):
-        policy.use(history, now)
-    assert 2 ** policy.rank(history, 0) == pytest.approx(1 + 2 + 4 + 4)
-
-
 def test_bad_settings_are_refused() -> None:
-    with pytest.raises(ConfigError, match="half_life"):
-        EvictionConfig(lfu_half_life_touches=0)
-    with pytest.raises(ConfigError, match="protected_share"):
-        EvictionConfig(slru_protected_share=1.5)
     with pytest.raises(ConfigError, match="preferred_share"):
         EvictionConfig(preferred_share=-0.1)
-    with pytest.raises(ConfigError, match="ttl_s"):
-        EvictionConfig(ttl_s=float("nan"))
-    two = EvictionConfig(host=(EvictionPolicy.LFU, EvictionPolicy.LFU))
+    two = EvictionConfig(host=(EvictionPolicy.PRIORITY, EvictionPolicy.PRIORITY))
     with pytest.raises(ConfigError, match="more policies"):
         CacheConfig((1,), (1,), eviction=two)
     with pytest.raises(ConfigError, match="1 components"):

@@ -107,12 +107,12 @@ def test_a_prompt_that_two_requests_compute_at_once_was_computed_twice() -> None
 
 
 def test_what_the_device_evicts_is_named_with_policy_and_beneficiary() -> None:
-    toy = remembering(eviction=EvictionConfig(device=(EvictionPolicy.FIFO,)))
+    toy = remembering(eviction=EvictionConfig(device=(EvictionPolicy.PRIORITY,)))
     serve(toy, 10)
     serve(toy, 6, first=10_000)
     reason = reasons(explained(toy, 10), "device")[6, 10]
     assert isinstance(reason, Evicted)
-    assert (reason.policy, reason.room_for) == (EvictionPolicy.FIFO, "toy0")
+    assert (reason.policy, reason.room_for) == (EvictionPolicy.PRIORITY, "toy0")
 
 
 def test_a_window_that_goes_with_its_page_was_evicted_for_the_first_component() -> None:

@@ -227,7 +227,7 @@ def test_a_forecast_is_not_believed_from_soon_after_habits_change_until_it_has_l
         end = start + rng.choice((1, 20))
         visit = learned.begin(start, end, last, below_shared=False)
         if rng.random() < (0.8 if (end - start == 1) == (number < 1_000) else 0.2):
-            waiting.append(Ghost(visit.number, visit.cell, end, visit.number, end))
+            waiting.append(Ghost(visit.number, visit.cell, end, end))
         believed.append(learned.is_ready)
     assert all(believed[250:1_000])
     assert not any(believed[1_200:2_000])
@@ -277,17 +277,6 @@ def test_what_comes_back_is_kept_over_what_never_does_however_recent(quick: None
     hits = [sum(served.serve(tokens) for tokens in requests) for served in (adaptive, lru)]
     assert hits[1] == 0, "the sessions fit for lru; nothing is shown"
     assert hits[0] > 0.8 * 4 * 196 * 0.75
-
-
-def test_pages_that_a_session_has_moved_past_go_first(quick: None) -> None:
-    served = ServedTree()
-    for tokens in visitors(40):
-        served.serve(tokens)
-    served.serve([1, 2, 3, 4, 5])
-    assert not served.free
-    served.serve([1, 2, 3, 4, 6])
-    assert served.held([1, 2, 3, 4, 5]) == 4, "the only page that nobody will ask for"
-    assert served.held([1, 2, 3, 4, 6]) == 5
 
 
 def test_the_last_page_of_a_prompt_goes_first_while_such_pages_are_not_asked_for_again(quick: None) -> None:

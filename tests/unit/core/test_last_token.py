@@ -239,18 +239,6 @@ def test_a_prompt_asked_again_and_again_stays_whole_while_others_go(
     assert serve(toy, prompt) == 7
 
 
-@pytest.mark.parametrize("policy", [EvictionPolicy.LFU, EvictionPolicy.SLRU])
-def test_the_first_time_that_a_prompt_is_asked_again_counts_as_a_use(policy: EvictionPolicy) -> None:
-    toy = engine(FULL, pages=20)
-    cache = configured(toy, host_pages=(0,), eviction=EvictionConfig((policy,)))
-    prompt = prompt_of(cache)
-    for _ in range(2):
-        serve(toy, prompt)
-    for number in range(1, 4):
-        serve(toy, prompt_of(cache, PAGES, first=1_000 * number, more=1))
-    assert serve(toy, prompt) == 7
-
-
 # ---- what is told ----------------------------------------------------------------------------------------------------
 
 

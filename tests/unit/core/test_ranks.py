@@ -28,7 +28,7 @@ from tests.support.ranks import (
     served,
 )
 from unified_cache.cache import UnifiedCache
-from unified_cache.config import EvictionConfig, EvictionPolicy, WritePolicy
+from unified_cache.config import WritePolicy
 from unified_cache.controller import InlineWorkers, OperationState, TransferKind
 from unified_cache.errors import (
     ConfigError,
@@ -131,15 +131,6 @@ def test_ranks_with_other_sizes_are_refused() -> None:
         toy = engine()
         with pytest.raises(ConfigError, match="the configuration must be the same"):
             ranked(toy, ranks, None, host_pages=(24, 24 - ranks.rank))
-
-    in_threads(2, live)
-
-
-def test_a_time_to_live_is_refused_since_clocks_differ() -> None:
-    def live(ranks: ThreadRanks) -> None:
-        eviction = EvictionConfig((EvictionPolicy.LFU,), ttl_s=1.0)
-        with pytest.raises(ConfigError, match="clocks differ between ranks"):
-            ranked(engine(), ranks, None, eviction=eviction)
 
     in_threads(2, live)
 

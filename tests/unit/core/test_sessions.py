@@ -1,4 +1,4 @@
-"""Hints of an engine about its sessions: what goes first then, what goes last, and what wrong ones cost."""
+"""Hints of an engine about its sessions: what goes last then, and for how long."""
 
 import math
 import random
@@ -15,7 +15,7 @@ from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy
 from unified_cache.controller import InlineWorkers
 from unified_cache.memory import NoBytes
 from unified_cache.pool import Identity
-from unified_cache.tree import Lock, forecast, sessions
+from unified_cache.tree import Lock, sessions
 from unified_cache.window import SPAN_ALL
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -55,82 +55,11 @@ class NamedSessions:
     def held(self, tokens: list[int]) -> int:
         return self.cache._ledger.tree.peek(self.cache.prompt(tokens)).device_end
 
-    def learn(self) -> None:
-        """Serve sessions of two turns until there is a forecast to go by."""
-        for session in range(40):
-            tokens = [10_000 + 100 * session + page for page in range(4)]
-            self.serve(tokens)
-            self.serve([*tokens, *(tokens[0] + 50 + page for page in range(3))])
-
-
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at the log often, so that little has to be served before there is a forecast."""
-    monkeypatch.setattr(forecast, "REFRESH_REQUESTS", (16, 16))
-    monkeypatch.setattr(forecast, "COLUMN_TOKENS", 1)
-
 
 PROMPTS = [[100 * session + page for page in range(6)] for session in range(6)]
 
 
-def test_what_a_session_alone_has_used_goes_first_when_it_has_ended(soon: None) -> None:
-    served = NamedSessions()
-    served.learn()
-    for number, prompt in enumerate(PROMPTS):
-        served.serve(prompt, f"s{number}")
-    assert served.cache.session_ended("s4")
-    assert not served.cache.session_ended("s4"), "it is not known any more"
-    served.serve([9_000 + page for page in range(9)])
-    assert served.held(PROMPTS[4]) == 0
-    for number in (2, 3, 5):
-        assert served.held(PROMPTS[number]) >= 5, "only last pages go before"
-
-
-def test_a_prefix_that_an_ended_session_shares_stays_with_the_others(soon: None) -> None:
-    served = NamedSessions()
-    served.learn()
-    system = [1, 2, 3, 4]
-    served.serve([*system, 11, 12, 13], "a")
-    served.serve([*system, 21, 22, 23], "b")
-    served.cache.session_ended("a")
-    served.serve([9_000 + page for page in range(PAGES - 9)])
-    assert served.held([*system, 11, 12, 13]) == 4
-    served.serve([*system, 31, 32], "c")
-    served.cache.session_ended("c")
-    served.cache.session_ended("b")
-    served.serve([*system, 41, 42])
-    assert served.held(system) == 4
-
-
-def test_a_prefix_whose_only_session_has_ended_is_shared_by_the_next(soon: None) -> None:
-    served = NamedSessions()
-    served.learn()
-    system = [1, 2, 3, 4]
-    served.serve([*system, 11, 12], "a")
-    served.cache.session_ended("a")
-    assert served.serve([*system, 21, 22], "b") == 4
-    tree = served.cache._ledger.tree
-    node = next(node for node in tree._state.nodes() if node.end == 4 and node.key[0] == 1)
-    assert node.cell == forecast.SHARED
-
-
-def test_hints_that_are_mostly_wrong_are_not_followed_any_more(soon: None) -> None:
-    served = NamedSessions()
-    served.learn()
-    for number in range(40):
-        prompt = [20_000 + 100 * number + page for page in range(5)]
-        served.serve(prompt, "liar")
-        served.cache.session_ended("liar")
-        served.serve([*prompt, 1])
-    served.serve(PROMPTS[0], "s0")
-    assert served.cache.session_ended("s0")
-    nodes = list(served.cache._ledger.tree._state.nodes())
-    cells = [node.cell for node in nodes if node.key[:4] == PROMPTS[0][0].to_bytes(4, "little")]
-    assert cells
-    assert forecast.ENDED not in cells
-
-
-@pytest.mark.parametrize("policy", [EvictionPolicy.LRU, EvictionPolicy.ADAPTIVE, EvictionPolicy.SLRU])
+@pytest.mark.parametrize("policy", [EvictionPolicy.LRU, EvictionPolicy.ADAPTIVE, EvictionPolicy.PRIORITY])
 def test_a_session_that_comes_back_is_kept_until_the_time_that_was_named(policy: EvictionPolicy) -> None:
     served = NamedSessions(policy)
     for number, prompt in enumerate(PROMPTS):
@@ -169,34 +98,21 @@ def test_a_clock_that_jumps_back_takes_back_what_was_said_and_one_that_stands_ke
 def test_names_never_heard_change_nothing_and_what_is_no_name_is_refused() -> None:
     served = NamedSessions()
     served.serve(PROMPTS[0], "s0")
-    assert not served.cache.session_ended("s1")
     assert not served.cache.session_returns("s1", within_s=1)
     for within_s in (0, -1, math.nan, math.inf):
         with pytest.raises(InputError, match="within_s must be a positive number of seconds"):
             served.cache.session_returns("s0", within_s)
     with pytest.raises(InputError, match="the name of a session as text, found 5"):
-        served.cache.session_ended(5)  # type: ignore[arg-type]  # what this is about
+        served.cache.session_returns(5, 1)  # type: ignore[arg-type]  # what this is about
     with pytest.raises(InputError, match="within_s as a number of seconds, found 'soon'"):
         served.cache.session_returns("s0", "soon")  # type: ignore[arg-type]  # what this is about
     with pytest.raises(InputError, match="the name of a session as text"):
         served.cache.prompt([1], session=b"s")  # type: ignore[arg-type]  # what this is about
     served.cache.reset()
-    assert not served.cache.session_ended("s0"), "a reset forgets sessions"
+    assert not served.cache.session_returns("s0", within_s=1), "a reset forgets sessions"
 
 
-def test_requests_under_way_at_a_time_do_not_take_each_others_sessions(soon: None) -> None:
-    served = NamedSessions()
-    served.learn()
-    first, second = served.begin(PROMPTS[0], "s0"), served.begin(PROMPTS[1], "s1")
-    served.end(*second)
-    served.end(*first)
-    served.cache.session_ended("s1")
-    cells = {node.key[0]: node.cell for node in served.cache._ledger.tree._state.nodes()}
-    assert cells[PROMPTS[1][0]] == forecast.ENDED
-    assert cells[PROMPTS[0][0]] != forecast.ENDED
-
-
-def test_names_alone_change_no_victim(soon: None) -> None:
+def test_names_alone_change_no_victim() -> None:
     served = [NamedSessions(), NamedSessions()]
     rng = random.Random(9)
     requests = [
@@ -226,4 +142,4 @@ def test_the_hints_of_the_document_on_policies_are_taken() -> None:
     text = (ROOT / "docs/policies.md").read_text(encoding="utf-8")
     (block,) = [block.text for block in code_blocks(text) if block.text.startswith("prompt = cache.prompt(token_ids")]
     exec(block, {"cache": served.cache, "token_ids": PROMPTS[0]})
-    assert not served.cache.session_ended("chat-17"), "the block has said so"
+    assert served.cache._ledger.tree._sessions._expected.keys() == {"chat-17"}

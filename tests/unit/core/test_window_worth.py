@@ -120,10 +120,10 @@ def test_the_end_that_sessions_go_on_from_is_learned() -> None:
     at_end, before_last = node_of(cell=0, pages=9), node_of(cell=0, pages=9, before=1)
     assert shares.weigh(at_end, WINDOW_LANE, 1) > shares.weigh(before_last, WINDOW_LANE, 1), "expected, before any"
     for _ in range(100):
-        shares.note_request(None, 8, 9)
+        shares.count(None, 8, 9)
     assert shares.weigh(at_end, WINDOW_LANE, 1) * 20 < shares.weigh(before_last, WINDOW_LANE, 1)
     for _ in range(10_000):
-        shares.note_request(None, 9, 9)
+        shares.count(None, 9, 9)
     assert shares.weigh(at_end, WINDOW_LANE, 1) > 20 * shares.weigh(before_last, WINDOW_LANE, 1), "habits change"
 
 
@@ -131,9 +131,9 @@ def test_an_end_moved_past_is_worth_as_much_as_such_ends_are_asked_for_again() -
     shares = ResumeShares()
     past, shared = node_of(cell=0, pages=9, moved_past=True), node_of(cell=forecast.SHARED, pages=9, moved_past=True)
     for _ in range(992):
-        shares.note_moved_past()
+        shares.moved_past.leave()
     for _ in range(99):
-        shares.note_request(past, 9, None)
+        shares.count(past, 9, None)
     assert shares.weigh(past, WINDOW_LANE, 1) == pytest.approx(0.1 * 3)
     assert shares.weigh(shared, WINDOW_LANE, 1) == 3, "what several sessions share is not one session's"
 

@@ -79,9 +79,7 @@ def test_lru_by_replays_is_lru_by_distances_request_by_request() -> None:
         assert (told.moved.fetched == exact.moved.fetched).all()
 
 
-@pytest.mark.parametrize(
-    "policy", [EvictionPolicy.FIFO, EvictionPolicy.LFU, EvictionPolicy.SLRU, EvictionPolicy.ADAPTIVE]
-)
+@pytest.mark.parametrize("policy", [EvictionPolicy.PRIORITY, EvictionPolicy.ADAPTIVE])
 def test_every_combination_replays_within_what_is_told_and_left_open_but_for_a_prompt(policy: EvictionPolicy) -> None:
     hits = prepared(policy, WIDE)
     assert 4 <= hits.replays_count < len({sizes[:2] for sizes in SWEEP})
@@ -95,8 +93,8 @@ def test_every_combination_replays_within_what_is_told_and_left_open_but_for_a_p
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("policy", [EvictionPolicy.LFU, EvictionPolicy.SLRU, EvictionPolicy.ADAPTIVE])
-def test_combinations_of_a_recorded_trace_replay_within_half_a_point_of_what_is_told(policy: EvictionPolicy) -> None:
+def test_combinations_of_a_recorded_trace_replay_within_half_a_point_of_what_is_told() -> None:
+    policy = EvictionPolicy.ADAPTIVE
     requests = read_trace(BUNDLED)
     model = PlannedModel(
         "deepseek-v4-flash",
@@ -116,7 +114,7 @@ def test_combinations_of_a_recorded_trace_replay_within_half_a_point_of_what_is_
 
 
 def test_a_size_that_nobody_prepared_is_replayed_where_its_neighbours_do_not_tell_it() -> None:
-    policy = EvictionPolicy.LFU
+    policy = EvictionPolicy.ADAPTIVE
     hits = prepared(policy, 0.0)
     before = hits.replays_count
     for sizes in ((65, 0, 0), (400, 0, 0), (65, 170, 300)):
@@ -129,9 +127,9 @@ def test_a_size_that_nobody_prepared_is_replayed_where_its_neighbours_do_not_tel
 
 def test_what_is_left_when_replays_run_out_is_replayed_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unified_cache.plan.policy_hits.REPLAYS_MAX", 3)
-    hits = prepared(EvictionPolicy.FIFO, 0.0)
+    hits = prepared(EvictionPolicy.ADAPTIVE, 0.0)
     assert hits.replays_count == 3
-    plan = plan_of(EvictionPolicy.FIFO, 80, 0, 0)
+    plan = plan_of(EvictionPolicy.ADAPTIVE, 80, 0, 0)
     assert TRACE.token_ratio(hits.ends(plan).storage) == replayed_ratio(plan)
 
 

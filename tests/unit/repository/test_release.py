@@ -50,7 +50,7 @@ def test_without_a_compiler_no_wheel_is_compiled_and_it_is_said(
 
 def test_the_replay_that_compares_wheels_evicts_and_tells_policies_apart() -> None:
     requests = read_requests(TRACE)[:400]
-    policies = (EvictionPolicy.LRU, EvictionPolicy.FIFO, EvictionPolicy.PRIORITY)
+    policies = (EvictionPolicy.LRU, EvictionPolicy.PRIORITY, EvictionPolicy.ADAPTIVE)
     assert len({answered(requests, policy) for policy in policies}) == len(policies)
 
 

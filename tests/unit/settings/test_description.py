@@ -120,10 +120,10 @@ def test_sizes_that_an_engine_cannot_use_are_refused(settings: EmbeddedSettings,
 
 
 def test_one_policy_is_that_of_every_component() -> None:
-    settings = EmbeddedSettings.model_validate({"device_pages": 9, "eviction": {"device": "fifo"}})
+    settings = EmbeddedSettings.model_validate({"device_pages": 9, "eviction": {"device": "priority"}})
     layout = ModelLayout(16, (Full((PoolSpec("kv", 4096),)), SlidingWindow(64, 16, (PoolSpec("swa", 1024),))))
     eviction = settings.config(layout).eviction
-    assert [eviction.policy(Tier.DEVICE, each) for each in range(2)] == [EvictionPolicy.FIFO] * 2
+    assert [eviction.policy(Tier.DEVICE, each) for each in range(2)] == [EvictionPolicy.PRIORITY] * 2
     assert eviction.policy(Tier.HOST, 1) is EvictionPolicy.LRU
 
 

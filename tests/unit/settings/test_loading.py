@@ -132,8 +132,8 @@ def test_a_size_is_written_alike_everywhere(text: str, model: type[Section], tmp
         ("eviction = 'lru'\n", "a.toml:1: eviction must be a table, found 'lru'"),
         ("[eviction]\ndevice = 'best'\n", "a.toml:2: eviction.device must be 'lru'"),
         (
-            "[eviction]\nslru_protected_share = 7\n",
-            "a.toml:2: eviction: slru_protected_share must be in [0, 1], found 7",
+            "[eviction]\npreferred_share = 7\n",
+            "a.toml:2: eviction: preferred_share must be in [0, 1], found 7",
         ),
         ("a = [1,\n 2,\n", "a.toml:3: expected TOML"),
         ("limit = 1\nlimit = 2\n", "a.toml:2: expected TOML"),
@@ -226,10 +226,10 @@ def test_an_assignment_that_makes_no_sense_is_refused(assignment: str, said: str
 
 def test_a_policy_is_one_for_all_components_or_a_list(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
-    path.write_text('[eviction]\ndevice = "fifo"\nhost = ["slru", "lru"]\n', encoding="utf-8")
+    path.write_text('[eviction]\ndevice = "adaptive"\nhost = ["priority", "lru"]\n', encoding="utf-8")
     eviction = read_settings(EmbeddedSettings, path, environment=NONE).settings.eviction
-    assert eviction.device == (EvictionPolicy.FIFO,)
-    assert eviction.host == (EvictionPolicy.SLRU, EvictionPolicy.LRU)
+    assert eviction.device == (EvictionPolicy.ADAPTIVE,)
+    assert eviction.host == (EvictionPolicy.PRIORITY, EvictionPolicy.LRU)
 
 
 def test_the_settings_of_an_engine_are_those_of_the_directory(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
