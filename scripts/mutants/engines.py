@@ -13,14 +13,14 @@ EXTERNAL_TESTS = (
 ENGINES_MUTANTS = [
     Mutant(
         "a call returns while a lane still fills the engine's rows",
-        "external/tier.py",
+        "external/pools.py",
         "            _settle(others)\n",
         "            pass\n",
         tests=("tests/unit/external/test_lanes.py",),
     ),
     Mutant(
         "a late read fills the engine's rows",
-        "external/loan.py",
+        "external/buffers.py",
         "        with self.guard:\n            self._rows = None\n",
         "        with self.guard:\n            pass\n",
         EXTERNAL_TESTS,
@@ -33,10 +33,10 @@ ENGINES_MUTANTS = [
         ("tests/unit/storage_backends/directory/test_memory_reads.py",),
     ),
     Mutant(
-        "landing memory of a late call is lent again",
-        "external/calls.py",
-        "                    self._landing.take_back(span, user)\n",
-        "                    self._landing.take_back(span, run_here(int))\n",
+        "a bounce buffer of a late call is reserved again",
+        "external/store.py",
+        "                    self._bounce.release(buffer, user)\n",
+        "                    self._bounce.release(buffer, run_here(int))\n",
         EXTERNAL_TESTS,
     ),
     Mutant(

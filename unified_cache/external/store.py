@@ -5,40 +5,54 @@
         answers = store.get([ExternalPage(label, parent, (row_of_k, row_of_v))])
 
 Every page has an answer, and ``counts`` says of each that was UNAVAILABLE why. A call returns by its deadline, whatever
-the store does, and from then on nothing reads or writes the engine's rows.
+the store does, and from then on nothing reads or writes the engine's rows::
+
+    started_s      + deadline_s                   + call_timeout_s
+    |              a call that hangs is left      no further part of the task is begun
+    |              with its bounce buffer
 """
 
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from threading import Lock
+from threading import Condition, Lock, get_ident
+from traceback import format_exception
 from types import TracebackType
 
-from unified_cache.errors import CacheError, ConfigError
+from unified_cache.errors import CacheError, CallInFlight, ConfigError, StorageTimeoutError
 from unified_cache.external.away import OpenedStore, Registrations, StoreOpening
-from unified_cache.external.calls import StoreCalls
-from unified_cache.external.counts import CallCounts, ExternalCounts, StoreState, Unavailable
-from unified_cache.external.landing import LandingMemory
-from unified_cache.external.settings import PIECE_BYTES_MAX, ExternalConfig
-from unified_cache.external.transfer import (
-    AT_ONCE_BYTES_MAX,
+from unified_cache.external.buffers import BounceBuffer, BounceMemory
+from unified_cache.external.interface import (
+    PIECE_BYTES_MAX,
+    CallCounts,
     Clock,
-    DirectPassage,
+    ExternalConfig,
+    ExternalCounts,
     ExternalPage,
-    LandingPassage,
-    MemoryReads,
-    MissingWrites,
-    PageReads,
-    PageWrites,
-    Passage,
+    StoreState,
+    Unavailable,
+)
+from unified_cache.external.tasks import (
+    AT_ONCE_BYTES_MAX,
+    BufferedPath,
+    ClearTask,
+    CopyPath,
+    GetTask,
+    LookupTask,
+    MemoryReadTask,
     Piece,
+    PutMissingTask,
+    PutTask,
+    Task,
+    TouchTask,
+    ZeroCopyPath,
     pieces_of,
 )
-from unified_cache.external.work import LabelWork, SingleCall, TouchWork
 from unified_cache.pool import Identity, ModelLayout
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.common.backoff import Backoff
-from unified_cache.storage_backends.common.call_threads import call_within
+from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallState
+from unified_cache.storage_backends.common.call_threads import LOOK_S, CallThreads, call_within, run_here
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.storage_backends.removals import RemovalFeed, Removals, removals_of
 from unified_cache.storage_backends.url import check_storage_url, open_storage
@@ -52,26 +66,49 @@ CLOSE_S_MIN = 0.2
 """Given to the store itself to close, also where calls have taken all the time."""
 
 
+class _Callers:
+    """Callers that are in a call: ``with callers:``."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._changed = Condition(Lock())
+
+    def wait_for_none(self, timeout_s: float) -> None:
+        """Wait at most ``timeout_s`` until no caller is in a call."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._count, timeout_s)
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._count += 1
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with self._changed:
+            self._count -= 1
+            self._changed.notify_all()
+
+
 class ExternalStore:
     """A store for pages in an engine's memory, opened by URL: verified, guarded, and never in the engine's way.
 
     ``exists``, ``get``, ``put`` and ``touch`` raise nothing: a page that cannot be had or stored is an answer, and
-    ``counts`` knows the reason. Each returns by its deadline. A store that hangs is left alone with landing memory of
+    ``counts`` knows the reason. Each returns by its deadline. A store that hangs is left alone with bounce buffers of
     ours, and from then on nothing reads or writes the engine's rows; one that returns by itself is called on its
     caller's thread and given the rows, see ``Capability.bounded``. A store that is away is opened later, by the calls
     that come meanwhile, and then told what was registered. Any thread may call, several at a time.
     """
 
-    def __init__(self, opening: StoreOpening, landing: LandingMemory, config: ExternalConfig, clock: Clock) -> None:
+    def __init__(self, opening: StoreOpening, bounce: BounceMemory, config: ExternalConfig, clock: Clock) -> None:
         """Take the parts; ``open`` and ``opened_by`` make them."""
         guard = config.guard
         self._opening = opening
-        self._landing = landing
+        self._bounce = bounce
         self._config = config
         self._clock = clock
         self._registrations = Registrations(Backoff(guard.breaker_pause_s, guard.breaker_pause_s_max), clock)
         self._counts = CallCounts()
-        self._calls = StoreCalls(self._registrations, landing, self._counts, config, clock)
+        self._threads = CallThreads("external-store", guard.calls_max, total_max=guard.calls_max, clock=clock)
+        self._callers = _Callers()
         self._feed: RemovalFeed | None = None
         self._subscribing = Lock()
         self._closing = Lock()
@@ -105,7 +142,7 @@ class ExternalStore:
         config = ExternalConfig() if config is None else config
         pauses = Backoff(config.guard.breaker_pause_s, config.guard.breaker_pause_s_max)
         opening = StoreOpening(lambda: OpenedStore.around(make(), config.guard, clock), pauses, clock)
-        store = cls(opening, LandingMemory.allocate(config.landing_bytes, clock), config, clock)
+        store = cls(opening, BounceMemory.allocate(config.landing_bytes, clock), config, clock)
         opening.reach(config.guard.deadline_s)
         try:
             opening.raise_wrong_input()
@@ -121,18 +158,18 @@ class ExternalStore:
 
         Raises:
             LayoutError: the layout's pools cannot be those of the identity's shard.
-            ConfigError: a page does not fit into the landing memory.
+            ConfigError: a page does not fit into the bounce buffers (``landing_bytes``).
         """
         for pool in layout.pools:
             page_bytes = HEADER_BYTES + pool.page_bytes
-            if page_bytes > self._landing.bytes_max:
-                found = f"found {self._landing.bytes_max}"
+            if page_bytes > self._bounce.bytes_max:
+                found = f"found {self._bounce.bytes_max}"
                 raise ConfigError(f"landing_bytes must hold a page of {pool.name}, {page_bytes} bytes, {found}")
         identities = self._registrations.remember(identity, layout)
         started_s = self._clock()
         opened = self._reached(identities)
         if opened is not None:
-            self._calls.make(opened, identities, LabelWork((), opened.guard.breaker.exists), started_s)
+            self._call(opened, identities, LookupTask((), opened.guard.breaker.exists), started_s)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Tell for each label whether a get would, as far as is known without reading, find it: HIT if so."""
@@ -143,13 +180,13 @@ class ExternalStore:
         opened = self._reached(identities)
         if opened is None:
             return self._answered(Method.EXISTS, [], len(labels), self._absence(), started_s)
-        work = LabelWork(labels, opened.guard.breaker.exists)
+        task = LookupTask(labels, opened.guard.breaker.exists)
         asks_nobody = not opened.capability.exists_costs_io and self._registrations.are_taken(identities)
         if asks_nobody or self._may_be_in_place(opened, identities):
-            reason = self._calls.make_here(opened, work, started_s)
+            reason = self._call_here(opened, task, started_s)
         else:
-            reason = self._calls.make(opened, identities, work, started_s)
-        return self._answered(Method.EXISTS, work.answers, len(labels), reason, started_s)
+            reason = self._call(opened, identities, task, started_s)
+        return self._answered(Method.EXISTS, task.answers, len(labels), reason, started_s)
 
     def exists_at_once(self, labels: Sequence[Label]) -> list[Answer]:
         """Tell for each label, on this thread, whether the store knows from memory that it is there: HIT if so.
@@ -188,29 +225,27 @@ class ExternalStore:
         opened, identities = self._opening.store, {page.label.identity for page in pages}
         if opened is None or opened.memory is None or self._closed or not self._registrations.are_taken(identities):
             return [Answer.UNAVAILABLE] * len(pages)
-        work = MemoryReads(opened.memory, pages)
-        self._calls.make_here(opened, work, started_s)
-        if work.hits_count:
-            self._counts.add_bytes(Method.GET, work.read_bytes)
-            self._counts.add(Method.GET, [Answer.HIT] * work.hits_count, self._clock() - started_s)
-        return work.answers + [Answer.UNAVAILABLE] * (len(pages) - len(work.answers))
+        task = MemoryReadTask(opened.memory, pages)
+        self._call_here(opened, task, started_s)
+        if task.hits_count:
+            self._counts.add_bytes(Method.GET, task.read_bytes)
+            self._counts.add(Method.GET, [Answer.HIT] * task.hits_count, self._clock() - started_s)
+        return task.answers + [Answer.UNAVAILABLE] * (len(pages) - len(task.answers))
 
     def get_by_deadline(self, pages: Sequence[ExternalPage]) -> list[Answer]:
-        """Fill the rows of each page as ``get`` does, by way of landing memory and a thread of ours."""
-        return self._transfer(Method.GET, pages, PageReads, Level.CACHED)
+        """Fill the rows of each page as ``get`` does, by way of a bounce buffer and a thread of ours."""
+        return self._transfer(Method.GET, pages, GetTask, Level.CACHED)
 
     def put(self, pages: Sequence[ExternalPage], level: Level = Level.CACHED) -> list[Answer]:
         """Store pages as their rows hold them now; STORED where the page is in the store, at that level."""
-        return self._transfer(Method.PUT, pages, lambda pieces, passage: PageWrites(pieces, passage, level), level)
+        return self._transfer(Method.PUT, pages, lambda pieces, path: PutTask(pieces, path, level), level)
 
     def put_missing(self, pages: Sequence[ExternalPage], level: Level = Level.CACHED) -> list[Answer]:
         """Store the pages that the store does not have, as ``put`` does; STORED also where it says that it has a page.
 
         The pages that it has are neither read nor made recent, and the look-up is not counted: nobody wanted them.
         """
-        return self._transfer(
-            Method.PUT, pages, lambda pieces, passage: MissingWrites(pages, pieces, passage, level), level
-        )
+        return self._transfer(Method.PUT, pages, lambda pieces, path: PutMissingTask(pages, pieces, path, level), level)
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Have pages count as used now, the first most of all; a touch that the store does not take is lost."""
@@ -222,12 +257,12 @@ class ExternalStore:
         reason: Unavailable | None = self._absence()
         touched = 0
         if opened is not None:
-            work = TouchWork(labels, opened.guard.breaker.touch)
+            task = TouchTask(labels, opened.guard.breaker.touch)
             if self._may_be_in_place(opened, identities):
-                reason = self._calls.make_here(opened, work, started_s)
+                reason = self._call_here(opened, task, started_s)
             else:
-                reason = self._calls.make(opened, identities, work, started_s)
-            touched = work.touched_count
+                reason = self._call(opened, identities, task, started_s)
+            touched = task.touched_count
         if reason is not None:
             self._counts.add_reason(Method.TOUCH, reason, len(labels) - touched)
         self._counts.add(Method.TOUCH, [], self._clock() - started_s)
@@ -238,9 +273,8 @@ class ExternalStore:
         opened = self._reached(())
         if opened is None:
             return False
-        cleared: list[int] = []
-        work = SingleCall(lambda: cleared.append(opened.guard.breaker.clear(identity)))
-        return self._calls.make(opened, (), work, started_s) is None and bool(cleared)
+        task = ClearTask(lambda: opened.guard.breaker.clear(identity))
+        return self._call(opened, (), task, started_s) is None and task.is_cleared
 
     def take_removals(self) -> Removals | None:
         """Return what the store has let go since the last call; None if it does not tell, or is not there.
@@ -261,9 +295,9 @@ class ExternalStore:
         return self._counts.copy(
             StoreState(
                 {} if opened is None else opened.verified.flaws_count,
-                self._calls.late_now_count,
-                self._landing.bytes_max,
-                self._landing.quarantined_bytes(),
+                self._threads.lost_count,
+                self._bounce.bytes_max,
+                self._bounce.quarantined_bytes(),
                 None if opened is None else opened.guard.breaker.state,
                 "" if opened is None else opened.capability.name,
                 self._registrations.taken_count,
@@ -273,14 +307,14 @@ class ExternalStore:
 
     def wait_for_late_calls(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` until the store has returned from every late call; tell whether it has."""
-        return self._calls.wait_for_late(timeout_s)
+        return self._threads.wait_for_lost(timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Answer UNAVAILABLE from now on, let calls under way end, and close the store; wait ``timeout_s`` at most.
 
         ``timeout_s`` is the deadline unless given. After it no view of an engine's memory is left, whatever the store
-        does, but of callers that are still in a store that returns by itself. Landing memory that another may still
-        write goes when it has returned.
+        does, but of callers that are still in a store that returns by itself. Bounce buffers that another may still
+        write go when it has returned.
         """
         with self._closing:
             if self._closed:
@@ -288,7 +322,10 @@ class ExternalStore:
             self._closed = True
             bound_s = self._config.guard.deadline_s if timeout_s is None else timeout_s
             until_s = self._clock() + bound_s
-            self._calls.close(bound_s)
+            self._threads.close(0)
+            self._callers.wait_for_none(bound_s)
+            self._threads.leave_all()
+            self._callers.wait_for_none(20 * LOOK_S)  # each goes when the copy under way has ended
             with self._subscribing:
                 if self._feed is not None:
                     self._feed.close()
@@ -299,7 +336,7 @@ class ExternalStore:
                     call_within(left_s, Method.CLOSE.value, opened.guard.breaker.close, self._clock)
                 except CacheError as error:
                     logger.warning("a store was left before it was closed: %s", error)
-            self._landing.close()
+            self._bounce.close()
 
     def __enter__(self) -> "ExternalStore":
         return self
@@ -320,9 +357,7 @@ class ExternalStore:
             return Unavailable.CLOSED
         return Unavailable.AWAY if self._opening.store is None else Unavailable.UNREGISTERED
 
-    def _transfer(
-        self, method: Method, pages: Sequence[ExternalPage], make: "_MakeTransfer", level: Level
-    ) -> list[Answer]:
+    def _transfer(self, method: Method, pages: Sequence[ExternalPage], make: "_MakeTask", level: Level) -> list[Answer]:
         started_s = self._clock()
         if not pages:
             return []
@@ -334,18 +369,82 @@ class ExternalStore:
             # The store cuts them itself, and has several calls under way.
             is_cut = self._config.piece_bytes is not None
             piece_bytes = self._piece_bytes(opened, method, level) if is_cut else AT_ONCE_BYTES_MAX
-            direct = make(pieces_of(pages, piece_bytes), DirectPassage(pages))
-            reason = self._calls.make_here(opened, direct, started_s)
+            direct = make(pieces_of(pages, piece_bytes), ZeroCopyPath(pages))
+            reason = self._call_here(opened, direct, started_s)
             self._counts.add_bytes(method, direct.copied_bytes)
             return self._answered(method, direct.answers, len(pages), reason, started_s)
         pieces = pieces_of(pages, self._piece_bytes(opened, method, level))
-        span = self._landing.lend(max(piece.span_bytes for piece in pieces), opened.guard.deadline.deadline_s)
-        if span is None:
+        buffer = self._bounce.reserve(max(piece.buffer_bytes for piece in pieces), opened.guard.deadline.deadline_s)
+        if buffer is None:
             return self._answered(method, [], len(pages), Unavailable.NO_LANDING, started_s)
-        work = make(pieces, LandingPassage(pages, span))
-        reason = self._calls.make(opened, identities, work, started_s, span)
-        self._counts.add_bytes(method, work.copied_bytes)
-        return self._answered(method, work.answers, len(pages), reason, started_s)
+        task = make(pieces, BufferedPath(pages, buffer))
+        reason = self._call(opened, identities, task, started_s, buffer)
+        self._counts.add_bytes(method, task.copied_bytes)
+        return self._answered(method, task.answers, len(pages), reason, started_s)
+
+    def _call(
+        self,
+        opened: OpenedStore,
+        identities: Collection[bytes],
+        task: Task,
+        started_s: float,
+        buffer: BounceBuffer | None = None,
+    ) -> Unavailable | None:
+        """Run a task on a thread of ours and wait for it; return why it did not come to its end.
+
+        The identities are registered first. Releases the buffer that the task's pages lie in.
+        """
+        store, clock = opened.guard.breaker, self._clock
+
+        def register_and_run() -> None:
+            self._registrations.announce(store, identities, self._bounce.whole)
+            task.run(store, started_s + self._config.call_timeout_s, clock)
+
+        with self._callers:
+            call = self._threads.submit(register_and_run)
+            user: CallInFlight = call
+            try:
+                self._threads.wait(call, max(0.0, started_s + opened.guard.deadline.deadline_s - clock()))
+                reason, user = self._outcome(call)
+            finally:
+                task.revoke()
+                if buffer is not None:
+                    self._bounce.release(buffer, user)
+        if reason is Unavailable.FAILED and not self._registrations.are_taken(identities):
+            return Unavailable.UNREGISTERED
+        return reason
+
+    def _call_here(self, opened: OpenedStore, task: Task, started_s: float) -> Unavailable | None:
+        """Run a task on the caller's thread, by a store that returns by itself; no thread and no buffer of ours."""
+        until_s = started_s + self._config.call_timeout_s
+        with self._callers:
+            if self._closed:
+                return Unavailable.CLOSED
+            return self._outcome(run_here(lambda: task.run(opened.guard.breaker, until_s, self._clock)))[0]
+
+    def _outcome(self, call: BoundedCall[None]) -> tuple[Unavailable | None, CallInFlight]:
+        """Return why a settled call did not come to its end, None if it did, and the call that may use its pages.
+
+        Raises:
+            KeyboardInterrupt: of the caller, on whose own thread it was.
+        """
+        error = call.take_error()  # in no frame that it holds itself, and with it the pages
+        if error is None:
+            return None, call
+        if call.state is CallState.WITHDRAWN:
+            return Unavailable.CLOSED if self._closed else Unavailable.BUSY, call
+        if isinstance(error, StorageTimeoutError):
+            if self._closed and error.call is call:
+                return Unavailable.CLOSED, call
+            self._counts.add_late()
+            return Unavailable.LATE, error.call
+        if isinstance(error, KeyboardInterrupt) and call.thread_id == get_ident():
+            raise KeyboardInterrupt
+        self._counts.last_error = str(error) if isinstance(error, CacheError) else f"{type(error).__name__}: {error}"
+        if not isinstance(error, CacheError):
+            # Not the error itself: whoever keeps what was logged would keep its frames, and with them the pages.
+            logger.error("a store raised what it should not: %s", "".join(format_exception(error)))
+        return Unavailable.FAILED, call
 
     def _may_be_in_place(self, opened: OpenedStore, identities: Collection[bytes]) -> bool:
         """Tell whether the store may be called on its caller's thread and be given rows: it returns by itself."""
@@ -361,7 +460,7 @@ class ExternalStore:
         self, method: Method, answers: list[Answer], count: int, reason: Unavailable | None, started_s: float
     ) -> list[Answer]:
         """Complete the answers of a call with UNAVAILABLE, and count them."""
-        told = answers[:count]  # a copy: work that was given up may still tell
+        told = answers[:count]  # a copy: a task that was given up may still tell
         refused_count = told.count(Answer.UNAVAILABLE)
         self._counts.add_reason(method, Unavailable.REFUSED, refused_count)
         if reason is None:
@@ -372,4 +471,4 @@ class ExternalStore:
         return told
 
 
-_MakeTransfer = Callable[[Sequence[Piece], Passage], PageReads | PageWrites]
+_MakeTask = Callable[[Sequence[Piece], CopyPath], GetTask | PutTask]

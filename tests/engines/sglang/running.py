@@ -32,7 +32,7 @@ THREADS_END_S = 10.0
 """Longest wait for threads of ours to end, after the stores were detached and calls that hung were let go."""
 
 VIEW_BYTES_MIN = 1024
-"""Views of pages, their headers and landing memory have as much."""
+"""Views of pages, their headers and bounce buffers have as much."""
 
 DYNAMIC = {
     "backend_name": "unified_cache",

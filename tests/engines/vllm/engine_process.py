@@ -20,7 +20,7 @@ from vllm import LLM, SamplingParams  # pyright: ignore[reportAttributeAccessIss
 from vllm.config import KVEventsConfig
 
 from tests.engines.vllm.recorded import RECORD_VARIABLE, RecordedTier
-from unified_cache.external.landing import LandingMemory
+from unified_cache.external.buffers import BounceMemory
 from unified_cache.integrations.vllm import tier
 from unified_cache.integrations.vllm.tier import UnifiedCacheTier
 
@@ -131,7 +131,7 @@ class EngineHost:
             "seconds": time.monotonic() - started_s,
             "threads": [thread.name for thread in threading.enumerate() if thread.name.startswith("unified-cache")],
             "regions": [str(path) for path in REGIONS.glob("vllm_offload_*") if _is_mapped(path)],
-            "slab_bytes": sum(len(each.whole) for each in gc.get_objects() if type(each) is LandingMemory),
+            "slab_bytes": sum(len(each.whole) for each in gc.get_objects() if type(each) is BounceMemory),
         }
 
 

@@ -14,7 +14,7 @@ from tests.support.wrappers import PATIENCE_S
 from unified_cache.config import GuardConfig
 from unified_cache.errors import StorageError
 from unified_cache.external import ExternalConfig, ExternalPage, ExternalStore, Unavailable
-from unified_cache.external.landing import LandingMemory
+from unified_cache.external.buffers import BounceMemory
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO
@@ -25,10 +25,10 @@ CONFIG = ExternalConfig(landing_bytes=1 << 20)
 
 
 @pytest.fixture
-def landing(monkeypatch: pytest.MonkeyPatch) -> LandingMemory:
-    """Return the landing memory of the stores that are opened from now on."""
-    memory = LandingMemory.allocate(CONFIG.landing_bytes)
-    monkeypatch.setattr(LandingMemory, "allocate", lambda *given: memory)
+def landing(monkeypatch: pytest.MonkeyPatch) -> BounceMemory:
+    """Return the bounce buffers of the stores that are opened from now on."""
+    memory = BounceMemory.allocate(CONFIG.landing_bytes)
+    monkeypatch.setattr(BounceMemory, "allocate", lambda *given: memory)
     return memory
 
 
@@ -83,7 +83,7 @@ def opened(backend: MemoryStorage, config: ExternalConfig = CONFIG) -> ExternalS
     return store
 
 
-def test_pages_pass_between_rows_and_a_service_by_no_memory_of_ours(landing: LandingMemory) -> None:
+def test_pages_pass_between_rows_and_a_service_by_no_memory_of_ours(landing: BounceMemory) -> None:
     server = LoopbackServer.start(MemoryStorage())
     with ExternalStore.open(f"grpc://{server.address}", CONFIG) as store:
         store.register(IDENTITY, LAYOUT)
@@ -130,7 +130,7 @@ def test_a_put_of_a_prompt_is_one_call_that_the_store_cuts_itself_unless_told_ho
     assert backend.puts_count == puts_count
 
 
-def test_rows_of_any_format_are_bytes_to_the_store(landing: LandingMemory) -> None:
+def test_rows_of_any_format_are_bytes_to_the_store(landing: BounceMemory) -> None:
     payload = payload_of(1)
     rows = memoryview(bytearray(payload)).cast("H")
     with opened(MemoryStorage()) as store:

@@ -12,7 +12,7 @@ from unified_cache.components import Full
 from unified_cache.config import GuardConfig
 from unified_cache.errors import ConfigError, StorageError
 from unified_cache.external import ExternalConfig, ExternalPage, ExternalStore, Unavailable
-from unified_cache.external import work as work_module
+from unified_cache.external import tasks as tasks_module
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES, Flaw
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
@@ -165,7 +165,7 @@ def test_a_page_that_was_touched_outlives_those_that_were_not(tmp_path: Path) ->
 
 
 def test_of_many_pages_that_are_touched_the_first_is_the_most_recent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_module, "LOOKUP_LABELS_MAX", 2)
+    monkeypatch.setattr(tasks_module, "LOOKUP_LABELS_MAX", 2)
     rows = EngineRows.holding(range(5))
     with ExternalStore.open("memory:", bytes_max=5 * (PAGE_BYTES + HEADER_BYTES)) as store:
         store.register(IDENTITY, LAYOUT)

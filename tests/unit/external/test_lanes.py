@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.external.test_tier import CountedStore, Pools, chain
 from unified_cache.external import ExternalPage, ExternalStore
-from unified_cache.external.tier import LANE_BYTES_MIN, LANES, BundlePages
+from unified_cache.external.pools import LANE_BYTES_MIN, LANES, BundlePages
 from unified_cache.storage_backends.protocol import Answer
 
 PATIENCE_S = 10.0

@@ -14,7 +14,7 @@ from tests.support.store_kinds import StoreKind
 from tests.support.wrappers import PATIENCE_S
 from unified_cache.config import GuardConfig
 from unified_cache.external import ExternalConfig, ExternalStore, Unavailable
-from unified_cache.external.landing import LandingMemory
+from unified_cache.external.buffers import BounceMemory
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers import Method
@@ -93,8 +93,8 @@ def test_pages_come_back_byte_by_byte_from_memory_and_from_the_disk(kind: StoreK
 
 
 def test_a_page_in_memory_is_copied_once(kind: StoreKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = LandingMemory.allocate(1 << 20)
-    monkeypatch.setattr(LandingMemory, "allocate", lambda *given: memory)
+    memory = BounceMemory.allocate(1 << 20)
+    monkeypatch.setattr(BounceMemory, "allocate", lambda *given: memory)
     with opened(kind, tmp_path / "store", Disk()) as store:
         store.put(EngineRows.holding(NUMBERS).pages(NUMBERS))
         memory.whole[:] = bytes(memory.bytes_max)

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from unified_cache.external import ExternalPage, ExternalStore
-from unified_cache.external.pages import AffineRows
-from unified_cache.external.tier import BundleName, BundlePages, ExternalTier, PoolNeed
+from unified_cache.external.pools import AffineRows, BundleName, BundlePages, ExternalTier, PoolNeed
 from unified_cache.page import PageKey
 from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec
 from unified_cache.seal import Label

@@ -41,10 +41,10 @@ class Instruction(Enum):
     GO_ON = "ask for another turn"
 
 
-class Task:
+class ScriptedCall:
     """A call that is told step by step what to do, and what the model knows of it."""
 
-    def __init__(self, number: int, begun: "SimpleQueue[Task]", clock: ManualClock) -> None:
+    def __init__(self, number: int, begun: "SimpleQueue[ScriptedCall]", clock: ManualClock) -> None:
         self.number = number
         self.call: BoundedCall[int]
         self.state = WAITING
@@ -101,9 +101,9 @@ class BoundedCalls(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock()
-        self.begun: SimpleQueue[Task] = SimpleQueue()
-        self.tasks: list[Task] = []
-        self.queue: list[Task] = []
+        self.begun: SimpleQueue[ScriptedCall] = SimpleQueue()
+        self.tasks: list[ScriptedCall] = []
+        self.queue: list[ScriptedCall] = []
         """Those that wait, in the order in which they came."""
         self.started: list[Thread] = []
         self.may_start = True
@@ -133,10 +133,10 @@ class BoundedCalls(RuleBasedStateMachine):
         self.started.append(thread)
         thread.start()
 
-    def those(self, *states: CallState) -> list[Task]:
+    def those(self, *states: CallState) -> list[ScriptedCall]:
         return [task for task in self.tasks if task.state in states]
 
-    def picked(self, seed: int, *states: CallState) -> Task | None:
+    def picked(self, seed: int, *states: CallState) -> ScriptedCall | None:
         tasks = self.those(*states)
         return tasks[seed % len(tasks)] if tasks else None
 
@@ -155,7 +155,7 @@ class BoundedCalls(RuleBasedStateMachine):
 
     def begin(self) -> None:
         """Give waiting calls to free threads, in the order of the line, and wait until they have begun."""
-        expected: set[Task] = set()
+        expected: set[ScriptedCall] = set()
         while self.threads_count > len(self.those(RUNNING, CallState.GIVEN_UP)):
             task = self.next_task()
             if task is None:
@@ -167,7 +167,7 @@ class BoundedCalls(RuleBasedStateMachine):
         if self.closed and not self.those(WAITING):
             self.threads_count = len(self.those(RUNNING, CallState.GIVEN_UP))
 
-    def next_task(self) -> Task | None:
+    def next_task(self) -> ScriptedCall | None:
         self.queue = [task for task in self.queue if task.state is WAITING]
         urgent = next((task for task in self.queue if task.call.is_urgent), None)
         deferrable = next((task for task in self.queue if not task.call.is_urgent), None)
@@ -190,7 +190,7 @@ class BoundedCalls(RuleBasedStateMachine):
 
     @rule(is_urgent=st.booleans())
     def submit(self, is_urgent: bool) -> None:
-        task = Task(len(self.tasks), self.begun, self.clock)
+        task = ScriptedCall(len(self.tasks), self.begun, self.clock)
         self.tasks.append(task)
         self.queue.append(task)
         task.call = self.threads.submit(task.work, task.settled, is_urgent=is_urgent)
@@ -245,7 +245,7 @@ class BoundedCalls(RuleBasedStateMachine):
             if task.is_in_store and self.clock.now_s >= task.started_s + DEADLINE_S:
                 self.gave_up(task)
 
-    def gave_up(self, task: Task) -> None:
+    def gave_up(self, task: ScriptedCall) -> None:
         task.state = CallState.GIVEN_UP
         self.staff()
         self.begin()

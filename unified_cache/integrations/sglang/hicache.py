@@ -28,12 +28,12 @@ from sglang.srt.observability.metrics_collector import StorageMetrics
 from sglang.srt.runtime_context import get_server_args
 
 from unified_cache.external import ExternalCounts, ExternalStore
-from unified_cache.external.weights import weights_digest
 from unified_cache.integrations.sglang.engine import EngineHostPool
 from unified_cache.integrations.sglang.failures import FailureLog
 from unified_cache.integrations.sglang.naming import EngineFacts
 from unified_cache.integrations.sglang.pool_calls import ANCHOR_POOL, PoolCalls
 from unified_cache.integrations.sglang.settings import HiCacheSettings
+from unified_cache.integrations.weights import weights_digest
 
 __all__ = ["UnifiedCacheHiCache"]
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from unified_cache.errors import InputError
-from unified_cache.external.tier import BundlePages, ExternalTier, PageStore, PoolNeed
+from unified_cache.external.pools import BundlePages, ExternalTier, PageStore, PoolNeed
 from unified_cache.integrations.sglang.engine import EngineHostPool, EngineTransfer, ExtraInfo
 from unified_cache.integrations.sglang.host_pools import rows_of_pool
 from unified_cache.integrations.sglang.naming import BundleNames, EngineFacts, PoolFacts

@@ -45,7 +45,7 @@ class HiCacheSettings:
     bytes_max: int | None
     """Cap on what the store keeps."""
     external: ExternalConfig
-    """Deadline and landing memory."""
+    """Deadline and bounce buffers."""
 
     @classmethod
     def of(cls, config: StorageConfig) -> "HiCacheSettings":

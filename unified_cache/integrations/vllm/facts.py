@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from unified_cache.errors import ConfigError
-from unified_cache.external.weights import weights_digest
 from unified_cache.integrations.vllm.names import GroupFacts, RowShape, VllmFacts
 from unified_cache.integrations.vllm.settings import TierSettings
+from unified_cache.integrations.weights import weights_digest
 from unified_cache.window import SPAN_UNTOLD
 
 __all__ = [

@@ -78,7 +78,7 @@ UNSTABLE = TierFigure(
     "Look-ups under a key that no other process finds: run vLLM with a SHA-256 prefix hash.",
 )
 QUARANTINED = TierFigure(
-    f"{PREFIX}_quarantined_bytes", TierFigureKind.GAUGE, "Landing memory that calls which are late may still write."
+    f"{PREFIX}_quarantined_bytes", TierFigureKind.GAUGE, "Bounce buffers that calls which are late may still write."
 )
 BREAKER_OPEN = TierFigure(
     f"{PREFIX}_breaker_open",

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from unified_cache.errors import ConfigError
-from unified_cache.external.weights import weights_digest
 from unified_cache.integrations.vllm.facts import (
     AttentionConfigLike,
     CacheConfigLike,
@@ -26,6 +25,7 @@ from unified_cache.integrations.vllm.facts import (
 )
 from unified_cache.integrations.vllm.names import VllmFacts
 from unified_cache.integrations.vllm.settings import TierSettings
+from unified_cache.integrations.weights import weights_digest
 from unified_cache.window import SPAN_ALL, SPAN_UNTOLD
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

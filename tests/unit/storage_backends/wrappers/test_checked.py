@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from tests.support.wrappers import blank, sealed
 from unified_cache.config import GuardConfig
 from unified_cache.errors import StorageError
-from unified_cache.external.counts import Unavailable
+from unified_cache.external.interface import Unavailable
 from unified_cache.external.store import ExternalStore
 from unified_cache.offline.stores import open_existing, open_to_read
 from unified_cache.seal import Label

@@ -1,27 +1,27 @@
-"""Landing memory: where pages lie between a store and an engine's rows, and where a store that is late may write.
+"""Memory that pages of an engine's store lie in: bounce buffers, and the engine's rows until they are revoked.
 
-    one mapping of our own, page-aligned      [ span | span | free      | span in quarantine | free ... ]
+    one mapping of our own, page-aligned      [ buffer | buffer | free    | buffer in quarantine | free ... ]
 
-A call borrows a span. It gives the span back when the store has returned; where nobody waits for the store any more,
-the span is in quarantine until the store has let go of it. The first gap that fits is lent, so that few calls at a time
-use little memory, and use it while it is in the processor's caches.
+A call reserves a bounce buffer, and releases it when the store has returned; where nobody waits for the store any more,
+the buffer is in quarantine until the store has returned from the call. The first gap that fits is reserved, so that few
+calls at a time use little memory, and use it while it is in the processor's caches.
 """
 
 import mmap as system_mmap
 import time
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, PAGESIZE, mmap
 from threading import Condition, Lock
 
 from unified_cache.errors import CallInFlight, ConfigError
 
-__all__ = ["LandingMemory", "Span"]
+__all__ = ["BounceBuffer", "BounceMemory", "RevocableBuffers"]
 
 
-class Span:
-    """Part [start, end) of landing memory, lent to one call."""
+class BounceBuffer:
+    """Part [start, end) of bounce memory, reserved for one call."""
 
     __slots__ = ("end", "start", "view")
 
@@ -32,15 +32,15 @@ class Span:
         """Its bytes; page-aligned, of whole pages of the machine's memory."""
 
     @property
-    def span_bytes(self) -> int:
-        """Size of the span."""
+    def size_bytes(self) -> int:
+        """Size of the buffer."""
         return self.end - self.start
 
 
-class LandingMemory:
-    """A bounded run of page-aligned memory that is lent in spans. Thread-safe.
+class BounceMemory:
+    """A bounded run of page-aligned memory that is reserved in parts. Thread-safe.
 
-    It is mapped as a whole, and takes up memory as far as it was used. Every byte is free, lent, or in quarantine.
+    It is mapped as a whole, and takes up memory as far as it was used. Every byte is free, reserved, or in quarantine.
     """
 
     def __init__(self, mapping: mmap, clock: Callable[[], float]) -> None:
@@ -48,15 +48,15 @@ class LandingMemory:
         self._whole = memoryview(mapping)
         self._free: list[tuple[int, int]] = [(0, len(mapping))]
         """Gaps [start, end), ascending; no two touch."""
-        self._lent: set[Span] = set()
-        self._quarantine: dict[Span, CallInFlight] = {}
+        self._reserved: set[BounceBuffer] = set()
+        self._quarantine: dict[BounceBuffer, CallInFlight] = {}
         self._bytes_max = len(mapping)
         self._closed = False
         self._clock = clock
         self._changed = Condition(Lock())
 
     @classmethod
-    def allocate(cls, bytes_max: int, clock: Callable[[], float] = time.monotonic) -> "LandingMemory":
+    def allocate(cls, bytes_max: int, clock: Callable[[], float] = time.monotonic) -> "BounceMemory":
         """Map that much memory, rounded up to whole pages.
 
         Raises:
@@ -65,7 +65,7 @@ class LandingMemory:
         try:
             mapping = mmap(-1, _rounded(bytes_max), flags=MAP_PRIVATE | MAP_ANONYMOUS)
         except (OSError, ValueError, OverflowError) as error:
-            raise ConfigError(f"{bytes_max} bytes of landing memory cannot be allocated: {error}") from error
+            raise ConfigError(f"{bytes_max} bytes of bounce buffers cannot be allocated: {error}") from error
         if "MADV_HUGEPAGE" in vars(system_mmap):
             # A disk fills huge pages two to three times as fast: it is told of each page by itself, huge or not.
             with suppress(OSError):  # a system without them
@@ -82,24 +82,24 @@ class LandingMemory:
         """All of it, for a store that wants to know the memory that its pages lie in, until the store is closed."""
         return self._whole
 
-    def lent_bytes(self) -> int:
-        """Return how many bytes are lent to calls that somebody waits for."""
+    def reserved_bytes(self) -> int:
+        """Return how many bytes are reserved by calls that somebody waits for."""
         with self._changed:
-            return sum(span.span_bytes for span in self._lent)
+            return sum(buffer.size_bytes for buffer in self._reserved)
 
     def quarantined_bytes(self) -> int:
         """Return how many bytes a store that is late may still read or write."""
         with self._changed:
             self._collect()
-            return sum(span.span_bytes for span in self._quarantine)
+            return sum(buffer.size_bytes for buffer in self._quarantine)
 
-    def lend(self, span_bytes: int, timeout_s: float) -> Span | None:
-        """Lend a span of at least that many bytes; wait for one at most ``timeout_s``.
+    def reserve(self, size_bytes: int, timeout_s: float) -> BounceBuffer | None:
+        """Reserve a buffer of at least that many bytes; wait for one at most ``timeout_s``.
 
-        None if there is none in that time, and at once where only spans in quarantine could make room: nobody knows
+        None if there is none in that time, and at once where only buffers in quarantine could make room: nobody knows
         when a store that is late returns.
         """
-        wanted = _rounded(max(span_bytes, 1))
+        wanted = _rounded(max(size_bytes, 1))
         until_s = self._clock() + timeout_s
         with self._changed:
             while not self._closed:
@@ -108,27 +108,27 @@ class LandingMemory:
                 if gap is not None:
                     return self._cut(gap, wanted)
                 left_s = until_s - self._clock()
-                if not self._lent or left_s <= 0:
+                if not self._reserved or left_s <= 0:
                     return None
                 self._changed.wait(left_s)
             return None
 
-    def take_back(self, span: Span, call: CallInFlight) -> None:
-        """Take a span back from a call: now, or as soon as the call has returned, which may use it until then."""
+    def release(self, buffer: BounceBuffer, call: CallInFlight) -> None:
+        """Release a buffer now, or as soon as the call has returned that may use it until then."""
         with self._changed:
-            self._lent.remove(span)
-            self._quarantine[span] = call
+            self._reserved.remove(buffer)
+            self._quarantine[buffer] = call
             self._collect()
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Lend nothing any more and let the memory go: at once, or with the last call that still has a part of it."""
+        """Reserve nothing any more and let the memory go: at once, or with the last call that still has a buffer."""
         with self._changed:
             if self._closed:
                 return
             self._closed = True
             self._collect()
-            in_use = bool(self._lent or self._quarantine)
+            in_use = bool(self._reserved or self._quarantine)
             mapping, self._mapping = self._mapping, None
             whole, self._whole = self._whole, memoryview(b"")
             self._changed.notify_all()
@@ -141,38 +141,68 @@ class LandingMemory:
                 return  # as above: a view that the store below has not let go of
 
     def check(self) -> None:
-        """Assert that every byte is free, lent or in quarantine, and in one of these alone. For tests."""
+        """Assert that every byte is free, reserved or in quarantine, and in one of these alone. For tests."""
         with self._changed:
-            taken = [(span.start, span.end) for span in (*self._lent, *self._quarantine)]
+            taken = [(buffer.start, buffer.end) for buffer in (*self._reserved, *self._quarantine)]
             parts = sorted([*self._free, *taken])
             assert [start for start, _ in parts] == [0, *(end for _, end in parts[:-1])]
             assert parts[-1][1] == self._bytes_max
             assert all(start < end for start, end in parts)
             assert all(before[1] < after[0] for before, after in zip(self._free, self._free[1:], strict=False))
 
-    def _cut(self, gap: tuple[int, int], wanted: int) -> Span:
+    def _cut(self, gap: tuple[int, int], wanted: int) -> BounceBuffer:
         start, gap_end = gap
         end = start + wanted
         self._free.remove(gap)
         if end < gap_end:
             insort(self._free, (end, gap_end))
-        span = Span(start, end, self._whole[start:end])
-        self._lent.add(span)
-        return span
+        buffer = BounceBuffer(start, end, self._whole[start:end])
+        self._reserved.add(buffer)
+        return buffer
 
     def _collect(self) -> None:
         """Take back what calls that were late have returned from."""
-        for span in [span for span, call in self._quarantine.items() if call.returned]:
-            del self._quarantine[span]
-            self._release(span)
+        for buffer in [buffer for buffer, call in self._quarantine.items() if call.returned]:
+            del self._quarantine[buffer]
+            self._add_gap(buffer)
 
-    def _release(self, span: Span) -> None:
-        start, end = span.start, span.end
+    def _add_gap(self, buffer: BounceBuffer) -> None:
+        start, end = buffer.start, buffer.end
         for gap in [gap for gap in self._free if gap[0] == end or gap[1] == start]:
             self._free.remove(gap)
             start, end = min(start, gap[0]), max(end, gap[1])
         insort(self._free, (start, end))
         self._changed.notify_all()
+
+
+class RevocableBuffers:
+    """The engine's rows of all pages of one call, until they are revoked.
+
+    Thread-safe: the call runs on one thread, and the owner revokes on another.
+    """
+
+    __slots__ = ("_rows", "guard")
+
+    def __init__(self, rows: Sequence[tuple[memoryview, ...]]) -> None:
+        """``rows`` are those of each page, payload alone, writable where they are to be filled."""
+        self._rows: Sequence[tuple[memoryview, ...]] | None = rows
+        self.guard = Lock()
+        """Held while rows are used."""
+
+    @property
+    def is_revoked(self) -> bool:
+        """Whether the rows are the owner's again; a no holds while the guard is held."""
+        return self._rows is None
+
+    def rows_of(self, number: int) -> tuple[memoryview, ...]:
+        """Return the rows of a page; to be used under the guard, where they are not revoked."""
+        assert self._rows is not None
+        return self._rows[number]
+
+    def revoke(self) -> None:
+        """Take the rows away for good; wait for a copy under way. No view of the rows is left here."""
+        with self.guard:
+            self._rows = None
 
 
 def _rounded(size_bytes: int) -> int:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.clock import ManualClock
 from unified_cache.errors import ConfigError
-from unified_cache.external.landing import LandingMemory, Span
+from unified_cache.external.buffers import BounceBuffer, BounceMemory
 
 PAGE = 4096
 
@@ -40,21 +40,21 @@ def returned_call() -> LateCall:
 def test_spans_never_overlap_and_every_byte_comes_back(seed: int) -> None:
     rng = random.Random(seed)
     pages_max = rng.choice([1, 4, 16, 64])
-    memory = LandingMemory.allocate(pages_max * PAGE, ManualClock())
-    owner: list[Span | None] = [None] * pages_max  # the model: who has each page of memory
-    lent: list[Span] = []
-    late: list[tuple[Span, LateCall]] = []
+    memory = BounceMemory.allocate(pages_max * PAGE, ManualClock())
+    owner: list[BounceBuffer | None] = [None] * pages_max  # the model: who has each page of memory
+    lent: list[BounceBuffer] = []
+    late: list[tuple[BounceBuffer, LateCall]] = []
     for _ in range(300):
         match rng.randrange(4):
             case 0 | 1:
                 size = rng.randrange(1, pages_max * PAGE + 1)
                 pages = -(-size // PAGE)
-                span = memory.lend(size, 0.0)
+                span = memory.reserve(size, 0.0)
                 fits = any(not any(owner[start : start + pages]) for start in range(pages_max - pages + 1))
                 assert (span is not None) == fits
                 if span is not None:
                     held = slice(span.start // PAGE, span.end // PAGE)
-                    assert span.span_bytes == pages * PAGE == len(span.view)
+                    assert span.size_bytes == pages * PAGE == len(span.view)
                     assert not any(owner[held])
                     owner[held] = [span] * pages
                     lent.append(span)
@@ -62,10 +62,10 @@ def test_spans_never_overlap_and_every_byte_comes_back(seed: int) -> None:
                 span = lent.pop(rng.randrange(len(lent)))
                 if rng.randrange(2):
                     call = LateCall()
-                    memory.take_back(span, call)
+                    memory.release(span, call)
                     late.append((span, call))
                 else:
-                    memory.take_back(span, returned_call())
+                    memory.release(span, returned_call())
                     owner = [None if each is span else each for each in owner]
             case 3 if late:
                 span, call = late.pop(rng.randrange(len(late)))
@@ -73,14 +73,14 @@ def test_spans_never_overlap_and_every_byte_comes_back(seed: int) -> None:
                 owner = [None if each is span else each for each in owner]
             case _:
                 pass
-        assert memory.quarantined_bytes() == sum(span.span_bytes for span, _ in late)
-        assert memory.lent_bytes() == sum(span.span_bytes for span in lent)
+        assert memory.quarantined_bytes() == sum(span.size_bytes for span, _ in late)
+        assert memory.reserved_bytes() == sum(span.size_bytes for span in lent)
         memory.check()
 
 
 def test_bytes_of_a_span_are_those_of_no_other() -> None:
-    memory = LandingMemory.allocate(4 * PAGE)
-    spans = [memory.lend(PAGE, 0.0) for _ in range(4)]
+    memory = BounceMemory.allocate(4 * PAGE)
+    spans = [memory.reserve(PAGE, 0.0) for _ in range(4)]
     for number, span in enumerate(spans):
         assert span is not None
         span.view[:] = bytes([number]) * PAGE
@@ -89,22 +89,22 @@ def test_bytes_of_a_span_are_those_of_no_other() -> None:
 
 def test_where_only_quarantine_could_make_room_nobody_waits() -> None:
     clock = ManualClock()
-    memory = LandingMemory.allocate(2 * PAGE, clock)
-    span, call = memory.lend(2 * PAGE, 0.0), LateCall()
+    memory = BounceMemory.allocate(2 * PAGE, clock)
+    span, call = memory.reserve(2 * PAGE, 0.0), LateCall()
     assert span is not None
-    memory.take_back(span, call)
-    assert memory.lend(PAGE, 1e9) is None
+    memory.release(span, call)
+    assert memory.reserve(PAGE, 1e9) is None
     call.returned = True
-    assert memory.lend(2 * PAGE, 0.0) is not None
+    assert memory.reserve(2 * PAGE, 0.0) is not None
 
 
 def test_a_span_that_is_given_back_goes_to_who_waits() -> None:
-    memory = LandingMemory.allocate(PAGE)
-    first = memory.lend(PAGE, 0.0)
+    memory = BounceMemory.allocate(PAGE)
+    first = memory.reserve(PAGE, 0.0)
     assert first is not None
-    waiting = Thread(target=lambda: memory.take_back(first, returned_call()))
-    taken: list[Span | None] = []
-    taker = Thread(target=lambda: taken.append(memory.lend(PAGE, 60.0)))
+    waiting = Thread(target=lambda: memory.release(first, returned_call()))
+    taken: list[BounceBuffer | None] = []
+    taker = Thread(target=lambda: taken.append(memory.reserve(PAGE, 60.0)))
     taker.start()
     waiting.start()
     taker.join(60.0)
@@ -114,25 +114,25 @@ def test_a_span_that_is_given_back_goes_to_who_waits() -> None:
 
 
 def test_who_waits_when_the_last_span_goes_into_quarantine_waits_no_longer() -> None:
-    memory = LandingMemory.allocate(PAGE)
-    span = memory.lend(PAGE, 0.0)
+    memory = BounceMemory.allocate(PAGE)
+    span = memory.reserve(PAGE, 0.0)
     assert span is not None
-    taken: list[Span | None] = []
-    taker = Thread(target=lambda: taken.append(memory.lend(PAGE, 1e6)))
+    taken: list[BounceBuffer | None] = []
+    taker = Thread(target=lambda: taken.append(memory.reserve(PAGE, 1e6)))
     taker.start()
-    memory.take_back(span, LateCall())
+    memory.release(span, LateCall())
     taker.join(60.0)
     assert taken == [None]
 
 
 def test_memory_that_is_closed_is_lent_to_nobody_and_outlives_what_is_in_use() -> None:
-    memory = LandingMemory.allocate(2 * PAGE)
-    span, call = memory.lend(PAGE, 0.0), LateCall()
+    memory = BounceMemory.allocate(2 * PAGE)
+    span, call = memory.reserve(PAGE, 0.0), LateCall()
     assert span is not None
-    memory.take_back(span, call)
+    memory.release(span, call)
     memory.close()
     memory.close()
-    assert memory.lend(PAGE, 60.0) is None
+    assert memory.reserve(PAGE, 60.0) is None
     span.view[:] = b"x" * PAGE  # a store that is late still writes
     assert memory.quarantined_bytes() == PAGE
     call.returned = True
@@ -140,5 +140,5 @@ def test_memory_that_is_closed_is_lent_to_nobody_and_outlives_what_is_in_use() -
 
 
 def test_more_memory_than_the_system_has_is_refused() -> None:
-    with pytest.raises(ConfigError, match="landing memory cannot be allocated"):
-        LandingMemory.allocate(1 << 60)
+    with pytest.raises(ConfigError, match="bounce buffers cannot be allocated"):
+        BounceMemory.allocate(1 << 60)

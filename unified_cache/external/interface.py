@@ -1,16 +1,92 @@
-"""Counts of an external store: what it answered, why it had no answer, and what is late."""
+"""Interface of an engine's store to its adapter: settings, pages, reasons for what is not available, and counts."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from threading import Lock
+from typing import NamedTuple
 
-from unified_cache.seal import Flaw
+from unified_cache.arguments import check_kind
+from unified_cache.config import GuardConfig
+from unified_cache.errors import ConfigError
+from unified_cache.page import PageKey
+from unified_cache.seal import Flaw, Label
 from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers import Method
 
-__all__ = ["CallCounts", "ExternalCounts", "Unavailable"]
+__all__ = [
+    "PIECE_BYTES_MAX",
+    "CallCounts",
+    "Clock",
+    "ExternalConfig",
+    "ExternalCounts",
+    "ExternalPage",
+    "StoreState",
+    "Unavailable",
+]
+
+Clock = Callable[[], float]
+"""Seconds, for ages and deadlines."""
+
+PIECE_BYTES = 1 << 20
+"""Least that bounce buffers must hold where nobody says how much."""
+
+PIECE_BYTES_MAX = 8 << 20
+"""Pages of more bytes are out of the processor's caches before they are verified and copied."""
+
+DURABLE_BYTES = 32 << 20
+"""Of a durable put: it waits for the disk, for all of its pages at a time, and not for the processor's caches."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalConfig:
+    """Bounds of one external store."""
+
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    """Deadline, retries and circuit breaker. ``guard.calls_max`` bounds the threads as well."""
+    landing_bytes: int = 256 << 20
+    """Memory that pages pass through on their way, at most; the system gives it as it is used. A page must fit."""
+    piece_bytes: int | None = None
+    """Pages of one call to the store hold about so many bytes; a page that is larger goes alone. None for 8 MiB, or
+    what the store asks for if that is less and pages pass through bounce buffers: then they are verified and copied
+    while they are in the processor's caches. A store that returns by itself is given up to 64 MiB, and cuts them."""
+    call_timeout_s: float = 30.0
+    """After this time no further piece of a call is begun. So a call returns after this time and one deadline."""
+
+    def piece_bytes_for(self, call_bytes: int, *, is_durable: bool = False) -> int:
+        """Return the size of a piece for a store that asks for calls of ``call_bytes``; of a durable put, a larger one.
+
+        Of bounce buffers without much room it takes an eighth at most: several calls have a piece there.
+        """
+        if self.piece_bytes is not None:
+            return self.piece_bytes
+        usual_bytes = min(call_bytes, PIECE_BYTES_MAX, self.landing_bytes)
+        return max(usual_bytes, min(DURABLE_BYTES, self.landing_bytes // 8)) if is_durable else usual_bytes
+
+    def __post_init__(self) -> None:
+        check_kind(self.guard, GuardConfig, "guard as a GuardConfig", ConfigError)
+        least_bytes = PIECE_BYTES if self.piece_bytes is None else self.piece_bytes
+        if not 0 < least_bytes <= PIECE_BYTES_MAX:
+            raise ConfigError(f"piece_bytes must be in (0, {PIECE_BYTES_MAX}], found {self.piece_bytes}")
+        if self.landing_bytes < least_bytes:
+            raise ConfigError(f"landing_bytes must be at least piece_bytes, found {self.landing_bytes}")
+        if not 0 < self.call_timeout_s < math.inf:
+            raise ConfigError(f"call_timeout_s must be positive and finite, found {self.call_timeout_s}")
+
+
+class ExternalPage(NamedTuple):
+    """One page in an engine's memory: the payload alone, without our header."""
+
+    label: Label
+    parent: PageKey | None
+    """Key of the page before it in its chain; None for a first page, or where it is not known."""
+    rows: tuple[memoryview, ...]
+    """The payload in order, each a contiguous run of bytes; writable where a page is to be read.
+
+    The engine keeps them from other use until the call has returned, and no longer.
+    """
 
 
 class Unavailable(Enum):
@@ -22,7 +98,7 @@ class Unavailable(Enum):
     FAILED = "the store failed"
     REFUSED = "the store said so, or its circuit breaker was open"
     BUSY = "no thread was free in time"
-    NO_LANDING = "no landing memory was free in time, or the page is larger than all of it"
+    NO_LANDING = "no bounce buffer was free in time, or the page is larger than all of them"
     CALL_OVER = "the time of the whole call was over, or the store was closed meanwhile"
     CLOSED = "the store was closed"
 
@@ -47,7 +123,7 @@ class ExternalCounts:
     """Those of them that the store has not returned from yet."""
     landing_bytes: int
     quarantined_bytes: int
-    """Of the landing memory, what calls that are late may still read or write."""
+    """Of the bounce buffers, what calls that are late may still read or write."""
     breaker: BreakerState | None
     """None while the store is away."""
     store_name: str

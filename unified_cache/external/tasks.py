@@ -1,13 +1,13 @@
-"""Pages on their way between a store and an engine's rows, through landing memory, piece by piece.
+"""Tasks of an engine's store: what one call asks of a store, part by part, on a thread that may be late.
 
-    store    [header payload][header payload] ...      a piece of landing memory: whole pages, sealed
+    store    [header payload][header payload] ...      a piece of a bounce buffer: whole pages, sealed
     engine    row row        row row                   the payloads alone
 
-What moves here runs on a thread that may be late, so it holds the engine's rows only while it copies. ``let_go`` takes
-them away: it waits for a copy under way and nothing else, and from then on no row is read or written.
+Pages take one of two paths. The buffered path holds the engine's rows only while it copies: ``revoke`` takes them away,
+waits for a copy under way and nothing else, and from then on no row is read or written. The zero-copy path gives the
+rows themselves to a bounded store, which is never late, see ``Capability.bounded``.
 
-What a store has in memory does not come this way: see ``ExternalStore.get_at_once``. Nor does what a bounded store
-moves, see ``Capability.bounded``: it is never late, so it is given the rows themselves.
+What a store has in memory takes neither: see ``ExternalStore.get_at_once``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,33 +17,32 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.external.landing import Span
-from unified_cache.external.loan import RowsLoan
-from unified_cache.page import PageKey
+from unified_cache.external.buffers import BounceBuffer, RevocableBuffers
+from unified_cache.external.interface import Clock, ExternalPage
 from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.storage_backends.memory_reads import MemoryReader, targets_of
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 
 __all__ = [
     "AT_ONCE_BYTES_MAX",
-    "DirectPassage",
-    "ExternalPage",
-    "LandedPage",
-    "LandingPassage",
-    "MemoryReads",
-    "MissingWrites",
-    "PageReads",
-    "PageWrites",
-    "Passage",
+    "BufferedPath",
+    "ClearTask",
+    "CopyPath",
+    "GetTask",
+    "LookupTask",
+    "MemoryReadTask",
     "Piece",
+    "PutMissingTask",
+    "PutTask",
+    "Task",
+    "TouchTask",
+    "ZeroCopyPath",
     "pieces_of",
 ]
 
-Clock = Callable[[], float]
-"""Seconds, for ages and deadlines."""
 
 ALIGN_BYTES = 64
-"""A page in landing memory begins on a cache line."""
+"""A page in a bounce buffer begins on a cache line."""
 
 LARGE_PAGE_BYTES = 16 << 10
 """From this size on it begins on a page of the machine's memory, as its object does in a file: the kernel copies much
@@ -57,25 +56,15 @@ AT_ONCE_BYTES_MAX = 64 << 20
 SMALL_ROW_BYTES = 2048
 """Below this a copy is over before another thread could take the interpreter lock."""
 
-
-class ExternalPage(NamedTuple):
-    """One page in an engine's memory: the payload alone, without our header."""
-
-    label: Label
-    parent: PageKey | None
-    """Key of the page before it in its chain; None for a first page, or where it is not known."""
-    rows: tuple[memoryview, ...]
-    """The payload in order, each a contiguous run of bytes; writable where a page is to be read.
-
-    The engine keeps them from other use until the call has returned, and no longer.
-    """
+LOOKUP_LABELS_MAX = 1024
+"""Labels of one call to the store, which takes some 10 us for each where they are files."""
 
 
-class LandedPage(NamedTuple):
-    """One page in landing memory."""
+class PlacedPage(NamedTuple):
+    """One page in a bounce buffer."""
 
     start: int
-    """Offset of its header in the span."""
+    """Offset of its header in the buffer."""
     end: int
 
 
@@ -84,11 +73,11 @@ class Piece(NamedTuple):
 
     start: int
     end: int
-    pages: tuple[LandedPage, ...]
+    pages: tuple[PlacedPage, ...]
 
     @property
-    def span_bytes(self) -> int:
-        """Landing memory that the piece takes."""
+    def buffer_bytes(self) -> int:
+        """Bytes of a bounce buffer that the piece takes."""
         return self.pages[-1].end
 
 
@@ -118,24 +107,97 @@ def _parts_of(pages: Sequence[ExternalPage], part_bytes: int) -> Iterator[Sequen
 def pieces_of(pages: Sequence[ExternalPage], piece_bytes: int) -> list[Piece]:
     """Cut a call into pieces of about ``piece_bytes``, at least a page each."""
     pieces: list[Piece] = []
-    landed: list[LandedPage] = []
+    placed: list[PlacedPage] = []
     first = start = 0
     for number, page in enumerate(pages):
         page_bytes = HEADER_BYTES + _payload_bytes(page)
-        if landed and start + page_bytes > piece_bytes:
-            pieces.append(Piece(first, number, tuple(landed)))
-            landed, first, start = [], number, 0
+        if placed and start + page_bytes > piece_bytes:
+            pieces.append(Piece(first, number, tuple(placed)))
+            placed, first, start = [], number, 0
         align_bytes = LARGE_ALIGN_BYTES if page_bytes >= LARGE_PAGE_BYTES else ALIGN_BYTES
         start = -(-start // align_bytes) * align_bytes
-        landed.append(LandedPage(start, start + page_bytes))
+        placed.append(PlacedPage(start, start + page_bytes))
         start += page_bytes
-    if landed:
-        pieces.append(Piece(first, len(pages), tuple(landed)))
+    if placed:
+        pieces.append(Piece(first, len(pages), tuple(placed)))
     return pieces
 
 
-class MemoryReads:
-    """Reads of the pages that a store has in memory into their rows, on the thread of whoever owns these."""
+class Task(Protocol):
+    """Work of one call to a store, page by page or label by label."""
+
+    answers: list[Answer]
+    """Answers of the store so far, in order."""
+
+    def run(self, store: StorageBackend, until_s: float, clock: Clock) -> None:
+        """Ask the store, part by part, as long as ``until_s`` has not come; raises as the store does."""
+        ...
+
+    def revoke(self) -> None:
+        """Take the engine's rows away for good; a task that has none does nothing."""
+        return
+
+
+class LookupTask(Task):
+    """Labels that the store is asked about; no page moves."""
+
+    __slots__ = ("_ask", "_labels", "answers")
+
+    def __init__(self, labels: Sequence[Label], ask: Callable[[Sequence[Label]], list[Answer]]) -> None:
+        self._labels = labels
+        self._ask = ask
+        self.answers: list[Answer] = []
+
+    def run(self, store: StorageBackend, until_s: float, clock: Clock) -> None:
+        """Ask part by part, as long as ``until_s`` has not come."""
+        for start in range(0, len(self._labels), LOOKUP_LABELS_MAX):
+            if clock() >= until_s:
+                return
+            self.answers += self._ask(self._labels[start : start + LOOKUP_LABELS_MAX])
+
+
+class TouchTask(Task):
+    """Labels to be touched, the last of them first, so that the first are the most recent in the end."""
+
+    __slots__ = ("_labels", "_touch", "answers", "touched_count")
+
+    def __init__(self, labels: Sequence[Label], touch: Callable[[Sequence[Label]], None]) -> None:
+        self._labels = labels
+        self._touch = touch
+        self.answers: list[Answer] = []
+        self.touched_count = 0
+
+    def run(self, store: StorageBackend, until_s: float, clock: Clock) -> None:
+        """Touch part by part, as long as ``until_s`` has not come."""
+        for end in range(len(self._labels), 0, -LOOKUP_LABELS_MAX):
+            if clock() >= until_s:
+                return
+            part = self._labels[max(end - LOOKUP_LABELS_MAX, 0) : end]
+            self._touch(part)
+            self.touched_count += len(part)
+
+    def revoke(self) -> None:
+        """Do nothing: labels are not the engine's memory."""
+
+
+class ClearTask(Task):
+    """Removal of every page of an identity."""
+
+    __slots__ = ("_clear", "answers", "is_cleared")
+
+    def __init__(self, clear: Callable[[], int]) -> None:
+        self._clear = clear
+        self.answers: list[Answer] = []
+        self.is_cleared = False
+
+    def run(self, store: StorageBackend, until_s: float, clock: Clock) -> None:
+        """Make the call."""
+        self._clear()
+        self.is_cleared = True
+
+
+class MemoryReadTask(Task):
+    """Reads of the pages that a store has in memory into their rows, on their owner's thread."""
 
     __slots__ = ("_memory", "_pages", "answers", "hits_count", "read_bytes")
 
@@ -159,84 +221,81 @@ class MemoryReads:
             self.hits_count += sum(came)
             self.read_bytes += sum(map(_payload_bytes, compress(part, came)))
 
-    def let_go(self) -> None:
-        """Do nothing: whoever owns the rows is here, and nobody else has them."""
 
-
-class Passage(Protocol):
-    """Way of the pages of one call between a store and an engine's rows."""
+class CopyPath(Protocol):
+    """Path of the pages of one call between a store and an engine's rows."""
 
     copied_bytes: int
-    """Payload that has passed so far."""
+    """Payload that was moved so far."""
 
-    def pages_in(self, piece: Piece) -> list[PageIO]:
+    def pages_of(self, piece: Piece) -> list[PageIO]:
         """Return the pages of a piece as the store fills or reads them."""
         ...
 
-    def take_over(self, number: int, landed: LandedPage) -> bool:
-        """Have the rows of a page where the store reads them; False if the rows are the engine's again."""
+    def read_rows(self, number: int, placed: PlacedPage) -> bool:
+        """Bring the rows of a page to where the store reads them; False if they are revoked."""
         ...
 
-    def hand_over(self, piece: Piece, answers: Sequence[Answer]) -> bool:
-        """Have the hits of a piece in their rows; False if the rows are the engine's again."""
+    def fill_rows(self, piece: Piece, answers: Sequence[Answer]) -> bool:
+        """Bring the hits of a piece into their rows; False if they are revoked."""
         ...
 
-    def let_go(self) -> None:
+    def revoke(self) -> None:
         """Let go of the engine's rows, now and for good."""
         ...
 
 
-class LandingPassage:
-    """Way through landing memory, for a store that may be late: rows are touched while they are copied alone."""
+class BufferedPath(CopyPath):
+    """Copies through a bounce buffer, for a store that may be late: rows are used only while they are copied."""
 
-    __slots__ = ("_bytes", "_loan", "_pages", "_view", "copied_bytes")
+    __slots__ = ("_bytes", "_pages", "_rows", "_view", "copied_bytes")
 
-    def __init__(self, pages: Sequence[ExternalPage], span: Span) -> None:
-        self._loan = RowsLoan([page.rows for page in pages])
+    def __init__(self, pages: Sequence[ExternalPage], buffer: BounceBuffer) -> None:
+        self._rows = RevocableBuffers([page.rows for page in pages])
         self._pages = [(page.label, page.parent) for page in pages]
-        self._view = span.view
-        self._bytes: npt.NDArray[np.uint8] = np.frombuffer(span.view, np.uint8)
+        self._view = buffer.view
+        self._bytes: npt.NDArray[np.uint8] = np.frombuffer(buffer.view, np.uint8)
         self.copied_bytes = 0
 
-    def let_go(self) -> None:
+    def revoke(self) -> None:
         """Let go of the engine's rows, now and for good; wait for a copy under way."""
-        self._loan.take_back()
+        self._rows.revoke()
 
-    def pages_in(self, piece: Piece) -> list[PageIO]:
-        """Return the pages of a piece in landing memory."""
+    def pages_of(self, piece: Piece) -> list[PageIO]:
+        """Return the pages of a piece in the bounce buffer."""
         named = self._pages[piece.start : piece.end]
         return [
-            PageIO(label, parent, (self._view[landed.start : landed.end],))
-            for (label, parent), landed in zip(named, piece.pages, strict=True)
+            PageIO(label, parent, (self._view[placed.start : placed.end],))
+            for (label, parent), placed in zip(named, piece.pages, strict=True)
         ]
 
-    def take_over(self, number: int, landed: LandedPage) -> bool:
-        """Copy the rows of a page; False if the rows are the engine's again."""
-        with self._loan.guard:
-            if self._loan.is_over:
+    def read_rows(self, number: int, placed: PlacedPage) -> bool:
+        """Copy the rows of a page; False if they are revoked."""
+        with self._rows.guard:
+            if self._rows.is_revoked:
                 return False
-            start = landed.start + HEADER_BYTES
-            for row in self._loan.rows_of(number):
+            start = placed.start + HEADER_BYTES
+            for row in self._rows.rows_of(number):
                 end = start + row.nbytes
                 if row.nbytes < SMALL_ROW_BYTES and row.format == "B" and row.ndim == 1:
                     self._view[start:end] = row
                 else:
                     np.copyto(self._bytes[start:end], np.frombuffer(row, np.uint8))
                 start = end
-            self.copied_bytes += landed.end - landed.start - HEADER_BYTES
+            self.copied_bytes += placed.end - placed.start - HEADER_BYTES
         return True
 
-    def hand_over(self, piece: Piece, answers: Sequence[Answer]) -> bool:
-        """Copy the hits of a piece into their rows; False if the rows are the engine's again."""
-        with self._loan.guard:
-            if self._loan.is_over:
+    def fill_rows(self, piece: Piece, answers: Sequence[Answer]) -> bool:
+        """Copy the hits of a piece into their rows; False if they are revoked."""
+        with self._rows.guard:
+            if self._rows.is_revoked:
                 return False
-            for place, (landed, answer) in enumerate(zip(piece.pages, answers, strict=True)):
+            for place, (placed, answer) in enumerate(zip(piece.pages, answers, strict=True)):
                 if answer is not Answer.HIT:
                     continue
-                self.copied_bytes += landed.end - landed.start - HEADER_BYTES
-                start = landed.start + HEADER_BYTES
-                for row in self._loan.rows_of(piece.start + place):
+                self.copied_bytes += placed.end - placed.start - HEADER_BYTES
+                start = placed.start + HEADER_BYTES
+                for row in self._rows.rows_of(piece.start + place):
                     end = start + row.nbytes
                     if row.nbytes < SMALL_ROW_BYTES and row.format == "B" and row.ndim == 1:
                         row[:] = self._view[start:end]
@@ -246,8 +305,8 @@ class LandingPassage:
         return True
 
 
-class DirectPassage:
-    """No way at all: a bounded store reads and fills the rows themselves, while whoever owns them waits for it.
+class ZeroCopyPath(CopyPath):
+    """No copy: a bounded store reads and fills the rows themselves, while their owner waits for it.
 
     On the owner's own thread, so nobody else is given the rows meanwhile; and the store uses none of them afterwards.
     """
@@ -258,11 +317,11 @@ class DirectPassage:
         self._pages = pages
         self.copied_bytes = 0
 
-    def let_go(self) -> None:
+    def revoke(self) -> None:
         """Let go of the engine's rows."""
         self._pages = ()
 
-    def pages_in(self, piece: Piece) -> list[PageIO]:
+    def pages_of(self, piece: Piece) -> list[PageIO]:
         """Return the pages of a piece: their rows, behind memory for a header."""
         pages = self._pages[piece.start : piece.end]
         return [
@@ -270,37 +329,37 @@ class DirectPassage:
             for page, target in zip(pages, targets_of(pages), strict=True)
         ]
 
-    def take_over(self, number: int, landed: LandedPage) -> bool:
+    def read_rows(self, number: int, placed: PlacedPage) -> bool:
         """Count the rows of a page, which are where the store reads them."""
-        self.copied_bytes += landed.end - landed.start - HEADER_BYTES
+        self.copied_bytes += placed.end - placed.start - HEADER_BYTES
         return True
 
-    def hand_over(self, piece: Piece, answers: Sequence[Answer]) -> bool:
+    def fill_rows(self, piece: Piece, answers: Sequence[Answer]) -> bool:
         """Count the hits of a piece, which are in their rows."""
         hits = [answer is Answer.HIT for answer in answers]
         self.copied_bytes += sum(page.end - page.start - HEADER_BYTES for page in compress(piece.pages, hits))
         return True
 
 
-class _Transfer:
-    """Pages of one call, and their way."""
+class _CopyTask(Task):
+    """Pages of one call, and their path."""
 
-    __slots__ = ("_passage", "_pieces", "answers")
+    __slots__ = ("_path", "_pieces", "answers")
 
-    def __init__(self, pieces: Sequence[Piece], passage: Passage) -> None:
+    def __init__(self, pieces: Sequence[Piece], path: CopyPath) -> None:
         self._pieces = pieces
-        self._passage = passage
+        self._path = path
         self.answers: list[Answer] = []
         """Of the pages that the store was asked for so far, in order."""
 
     @property
     def copied_bytes(self) -> int:
-        """Payload that has passed so far."""
-        return self._passage.copied_bytes
+        """Payload that was moved so far."""
+        return self._path.copied_bytes
 
-    def let_go(self) -> None:
+    def revoke(self) -> None:
         """Let go of the engine's rows, now and for good; wait for a copy under way."""
-        self._passage.let_go()
+        self._path.revoke()
 
     def _tell(self, answers: Sequence[Answer]) -> bool:
         """Keep the answers of a piece; tell whether it makes sense to go on: not with a store that answers nothing."""
@@ -308,7 +367,7 @@ class _Transfer:
         return any(answer is not Answer.UNAVAILABLE for answer in answers)
 
 
-class PageReads(_Transfer):
+class GetTask(_CopyTask):
     """Read pages of a store, verified below, into the engine's rows."""
 
     __slots__ = ()
@@ -318,18 +377,18 @@ class PageReads(_Transfer):
         for piece in self._pieces:
             if clock() >= until_s:
                 return
-            answers = store.get(self._passage.pages_in(piece))
-            if not self._passage.hand_over(piece, answers) or not self._tell(answers):
+            answers = store.get(self._path.pages_of(piece))
+            if not self._path.fill_rows(piece, answers) or not self._tell(answers):
                 return
 
 
-class PageWrites(_Transfer):
+class PutTask(_CopyTask):
     """Seal pages of the engine's rows and put them into a store."""
 
     __slots__ = ("_level",)
 
-    def __init__(self, pieces: Sequence[Piece], passage: Passage, level: Level) -> None:
-        super().__init__(pieces, passage)
+    def __init__(self, pieces: Sequence[Piece], path: CopyPath, level: Level) -> None:
+        super().__init__(pieces, path)
         self._level = level
 
     def run(self, store: StorageBackend, until_s: float, clock: Clock) -> None:
@@ -342,18 +401,18 @@ class PageWrites(_Transfer):
                 return
 
     def _put(self, store: StorageBackend, piece: Piece, numbers: Sequence[int]) -> list[Answer] | None:
-        """Put the pages of these numbers, all of one piece; None if the rows are the engine's again."""
-        pages = self._passage.pages_in(piece)
+        """Put the pages of these numbers, all of one piece; None if the rows are revoked."""
+        pages = self._path.pages_of(piece)
         ios = [pages[number - piece.start] for number in numbers]
         for number, io in zip(numbers, ios, strict=True):
             # One after the other: a page is sealed while it is in the processor's caches.
-            if not self._passage.take_over(number, piece.pages[number - piece.start]):
+            if not self._path.read_rows(number, piece.pages[number - piece.start]):
                 return None
             seal_buffers(io.buffers, io.label)
         return store.put(ios, self._level)
 
 
-class MissingWrites(PageWrites):
+class PutMissingTask(PutTask):
     """Ask a store which of the pages it has, and put the others: to seal a page costs more than to ask for it.
 
     Both are one piece of work: to hand one over to a thread of ours takes longer than to ask for a prompt's pages.
@@ -361,8 +420,8 @@ class MissingWrites(PageWrites):
 
     __slots__ = ("_labels",)
 
-    def __init__(self, pages: Sequence[ExternalPage], pieces: Sequence[Piece], passage: Passage, level: Level) -> None:
-        super().__init__(pieces, passage, level)
+    def __init__(self, pages: Sequence[ExternalPage], pieces: Sequence[Piece], path: CopyPath, level: Level) -> None:
+        super().__init__(pieces, path, level)
         self._labels = [page.label for page in pages]
 
     def run(self, store: StorageBackend, until_s: float, clock: Clock) -> None:
