@@ -19,7 +19,7 @@ from xxhash import xxh3_64
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
 from unified_cache.components import Full
-from unified_cache.external import ExternalPage
+from unified_cache.integrations.engine_store import EnginePage
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.storage_backends.file.store import FileStorage
@@ -72,7 +72,7 @@ class _RowsBench:
         self._payload_kib = payload_kib
         self._labels = labels
         self._rows = [_page_of(label, payload_kib << 10, ROWS) for label in labels]
-        self._wanted = [ExternalPage(page.label, None, page.buffers[1:]) for page in self._rows]
+        self._wanted = [EnginePage(page.label, None, page.buffers[1:]) for page in self._rows]
         self._joined = [_page_of(label, payload_kib << 10, 0) for label in labels]
         self._names = [os.fspath(path / f"plain-{prefix}{number}") for number in range(BATCH_PAGES)]
 

@@ -15,7 +15,7 @@ import unified_cache
 
 BESIDE = (
     "unified_cache.errors",
-    "unified_cache.external",
+    "unified_cache.integrations.engine_store",
     "unified_cache.events",
     "unified_cache.integrations.transformers",
     "unified_cache.metrics",

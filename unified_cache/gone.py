@@ -58,6 +58,11 @@ GONE: Sequence[Gone] = (
         ),
     ),
     Gone(
+        "import EngineStore, EngineStoreConfig, EngineStoreCounts, EnginePage and Unavailable from "
+        "unified_cache.integrations.engine_store",
+        imports=("unified_cache.external",),
+    ),
+    Gone(
         "open the live page in a browser, or read its figures.json, with Authorization: Bearer TOKEN where it needs a "
         "token, see docs/live.md",
         settings=("live_token",),

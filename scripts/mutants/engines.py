@@ -4,26 +4,26 @@ from scripts.mutants.mutant import Mutant
 
 __all__ = ["ENGINES_MUTANTS"]
 
-EXTERNAL_TESTS = (
-    "tests/unit/external/test_external_faults.py",
-    "tests/unit/external/test_external_callers.py",
+ENGINE_STORE_TESTS = (
+    "tests/unit/integrations/engine_store/test_store_faults.py",
+    "tests/unit/integrations/engine_store/test_callers.py",
 )
 """What must catch a mistake in how engines' own memory is treated."""
 
 ENGINES_MUTANTS = [
     Mutant(
         "a call returns while a lane still fills the engine's rows",
-        "external/pools.py",
+        "integrations/engine_store/pools.py",
         "            _settle(others)\n",
         "            pass\n",
-        tests=("tests/unit/external/test_lanes.py",),
+        tests=("tests/unit/integrations/engine_store/test_lanes.py",),
     ),
     Mutant(
         "a late read fills the engine's rows",
-        "external/buffers.py",
+        "integrations/engine_store/buffers.py",
         "        with self.guard:\n            self._rows = None\n",
         "        with self.guard:\n            pass\n",
-        EXTERNAL_TESTS,
+        ENGINE_STORE_TESTS,
     ),
     Mutant(
         "rows that were read from memory are believed unseen",
@@ -34,24 +34,24 @@ ENGINES_MUTANTS = [
     ),
     Mutant(
         "a bounce buffer of a late call is reserved again",
-        "external/store.py",
+        "integrations/engine_store/store.py",
         "                    self._bounce.release(buffer, user)\n",
         "                    self._bounce.release(buffer, run_here(int))\n",
-        EXTERNAL_TESTS,
+        ENGINE_STORE_TESTS,
     ),
     Mutant(
         "a registration that failed is not made up",
-        "external/away.py",
+        "integrations/engine_store/away.py",
         "                raise\n            with self._guard:\n                found.is_taken = True\n",
         "                found.is_taken = True\n                raise\n            with self._guard:\n"
         "                found.is_taken = True\n",
-        EXTERNAL_TESTS,
+        ENGINE_STORE_TESTS,
     ),
     Mutant(
         "a store that somebody must mend is tried every few seconds",
-        "external/away.py",
+        "integrations/engine_store/away.py",
         "self._pauses.pause_s(self._failures_count) if passes else MENDED_PAUSE_S",
         "self._pauses.pause_s(self._failures_count)",
-        EXTERNAL_TESTS,
+        ENGINE_STORE_TESTS,
     ),
 ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from mmap import PAGESIZE, mmap
 
-from unified_cache.external import ExternalPage
+from unified_cache.integrations.engine_store import EnginePage
 from unified_cache.integrations.vllm.moving import HostRows
 from unified_cache.integrations.vllm.names import GroupFacts, RowShape, VllmFacts
 from unified_cache.seal import Label
@@ -84,7 +84,7 @@ class DictChunks:
         chunks.gate.set()
         return chunks
 
-    def get(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+    def get(self, pages: Sequence[EnginePage]) -> list[Answer]:
         """Fill the rows of what is held."""
         self._begin("get", len(pages))
         if self.away:
@@ -97,7 +97,7 @@ class DictChunks:
             answers.append(Answer.MISS if found is None else Answer.HIT)
         return answers
 
-    def put_missing(self, pages: Sequence[ExternalPage], level: Level = Level.CACHED) -> list[Answer]:
+    def put_missing(self, pages: Sequence[EnginePage], level: Level = Level.CACHED) -> list[Answer]:
         """Hold copies of the rows that are not held."""
         self._begin("put", len(pages))
         if self.away:

@@ -20,7 +20,7 @@ from vllm import LLM, SamplingParams  # pyright: ignore[reportAttributeAccessIss
 from vllm.config import KVEventsConfig
 
 from tests.engines.vllm.recorded import RECORD_VARIABLE, RecordedTier
-from unified_cache.external.buffers import BounceMemory
+from unified_cache.integrations.engine_store.buffers import BounceMemory
 from unified_cache.integrations.vllm import tier
 from unified_cache.integrations.vllm.tier import UnifiedCacheTier
 

@@ -26,6 +26,8 @@ WORDS = (
     # The router's side of KV events.
     *("PrefixIndex", "EventSubscriber", "EngineTraits", "EngineScore", "HashKind", "PublisherFollower"),
     *("RouterClient", "RouterServer", "router.proto", "EventFormatError"),
+    # Names of the store of an engine's adapter.
+    *("ExternalStore", "ExternalConfig", "ExternalCounts", "ExternalPage", "ExternalTier"),
     # The live page in a terminal.
     *("TopCommand", "top_app", "UNIFIED_CACHE_LIVE_TOKEN"),
     # Mooncake's own log in our logger.

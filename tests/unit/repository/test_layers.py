@@ -24,7 +24,7 @@ LIBRARY: tuple[tuple[str, ...], ...] = (
     ("config", "forgotten", "slots", "seal", "proto"),
     ("wire", "tier_sizes", "copies"),
     ("tree", "storage_backends", "memory", "ranks", "settings"),
-    ("components", "controller", "forward", "page_changes", "page_fates", "external", "recording"),
+    ("components", "controller", "forward", "page_changes", "page_fates", "recording"),
     ("ledger", "traffic", "estimates", "backup_request"),
     ("backups", "backup_scheduler", "prefetch_plan"),
     ("prefetch_steps",),

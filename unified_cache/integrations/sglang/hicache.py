@@ -27,7 +27,7 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.observability.metrics_collector import StorageMetrics
 from sglang.srt.runtime_context import get_server_args
 
-from unified_cache.external import ExternalCounts, ExternalStore
+from unified_cache.integrations.engine_store import EngineStore, EngineStoreCounts
 from unified_cache.integrations.sglang.engine import EngineHostPool
 from unified_cache.integrations.sglang.failures import FailureLog
 from unified_cache.integrations.sglang.naming import EngineFacts
@@ -79,7 +79,7 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
         arguments = _server_arguments()
         facts = EngineFacts.of(storage_config, settings, arguments, _weights(settings))
         self._is_replicated = bool(storage_config.is_mla_model)
-        self._store = ExternalStore.open(settings.url, settings.external, bytes_max=settings.bytes_max)
+        self._store = EngineStore.open(settings.url, settings.external, bytes_max=settings.bytes_max)
         self._calls = PoolCalls(self._store, facts)
         self._failures = FailureLog()
         self._url = settings.url
@@ -209,7 +209,7 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
             backup_bandwidth=written.gigabytes_per_second,
         )
 
-    def counts(self) -> ExternalCounts:
+    def counts(self) -> EngineStoreCounts:
         """Return what the store answered so far, and its state."""
         return self._store.counts()
 

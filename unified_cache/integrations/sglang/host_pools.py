@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from unified_cache.errors import InputError
-from unified_cache.external.pools import AffineRows, AskedRows, PageRows, Rows
+from unified_cache.integrations.engine_store.pools import AffineRows, AskedRows, PageRows, Rows
 from unified_cache.integrations.sglang.engine import EngineHostPool
 
 __all__ = ["CopiedRows", "rows_of_pool"]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from unified_cache.external.pools import BundleName
+from unified_cache.integrations.engine_store.pools import BundleName
 from unified_cache.integrations.sglang.engine import EngineHostPool, StorageConfig
 from unified_cache.integrations.sglang.settings import HiCacheSettings
 from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec, facts_of

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from unified_cache.errors import InputError
-from unified_cache.external.pools import BundlePages, ExternalTier, PageStore, PoolNeed
+from unified_cache.integrations.engine_store.pools import BundlePages, EnginePools, PageStore, PoolNeed
 from unified_cache.integrations.sglang.engine import EngineHostPool, EngineTransfer, ExtraInfo
 from unified_cache.integrations.sglang.host_pools import rows_of_pool
 from unified_cache.integrations.sglang.naming import BundleNames, EngineFacts, PoolFacts
@@ -79,7 +79,7 @@ class PoolCalls:
 
     def __init__(self, store: PageStore, facts: EngineFacts, clock: Callable[[], float] = time.perf_counter) -> None:
         self._names = BundleNames(facts, ANCHOR_POOL)
-        self._tier = ExternalTier(store, self._names)
+        self._tier = EnginePools(store, self._names)
         self._clock = clock
         self._places: dict[str, _PoolPlace] = {}
         self._guard = Lock()

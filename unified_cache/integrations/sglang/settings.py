@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from unified_cache.byte_sizes import parse_bytes
 from unified_cache.config import GuardConfig
 from unified_cache.errors import ConfigError
-from unified_cache.external import ExternalConfig
+from unified_cache.integrations.engine_store import EngineStoreConfig
 from unified_cache.integrations.sglang.engine import StorageConfig
 
 __all__ = ["HiCacheSettings"]
@@ -44,7 +44,7 @@ class HiCacheSettings:
     """Raised by the operator when weights change under a running engine."""
     bytes_max: int | None
     """Cap on what the store keeps."""
-    external: ExternalConfig
+    external: EngineStoreConfig
     """Deadline and bounce buffers."""
 
     @classmethod
@@ -64,7 +64,7 @@ class HiCacheSettings:
             raise ConfigError("tp_lcm_size is not supported: remove it from the extra config")
         if config.dcp_size != 1:
             raise ConfigError(f"decode context parallelism is not supported, found dcp_size {config.dcp_size}")
-        external = ExternalConfig(guard=replace(GuardConfig(), deadline_s=_seconds(extra, "deadline_s", DEADLINE_S)))
+        external = EngineStoreConfig(guard=replace(GuardConfig(), deadline_s=_seconds(extra, "deadline_s", DEADLINE_S)))
         landing_bytes = _size(extra, "landing_bytes")
         if landing_bytes is not None:
             external = replace(external, landing_bytes=landing_bytes)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from unified_cache.config import GuardConfig
-from unified_cache.external import ExternalConfig, ExternalCounts, ExternalStore
+from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig, EngineStoreCounts
 from unified_cache.integrations.vllm.changes import ChunkChanges, ChunksRemoved, ChunksStored
 from unified_cache.integrations.vllm.lookups import ChunkAnswer, Lookups
 from unified_cache.integrations.vllm.moving import (
@@ -48,7 +48,7 @@ CLOSE_S = 5.0
 
 
 class TierStore(ChunkStore, Protocol):
-    """The store under the tier: as much of ``ExternalStore`` as the tier needs."""
+    """The store under the tier: as much of ``EngineStore`` as the tier needs."""
 
     def register(self, identity: Identity, layout: ModelLayout) -> None:
         """Announce an identity; made up for later where the store is away."""
@@ -62,7 +62,7 @@ class TierStore(ChunkStore, Protocol):
         """Tell for each label whether memory alone says that a get would find it; never raises, waits for nothing."""
         ...
 
-    def counts(self) -> ExternalCounts:
+    def counts(self) -> EngineStoreCounts:
         """Return what the store counted."""
         ...
 
@@ -125,11 +125,11 @@ class ChunkTier:
             ConfigError: the URL names no store, or the facts name no revision.
         """
         names = ChunkNames.of(facts, row)
-        config = ExternalConfig(
+        config = EngineStoreConfig(
             guard=GuardConfig(deadline_s=settings.deadline_s),
             landing_bytes=max(LANDING_BYTES, LANDED_ROWS_MIN * row.stride_bytes),
         )
-        store = ExternalStore.open(settings.url, config, bytes_max=settings.bytes_max)
+        store = EngineStore.open(settings.url, config, bytes_max=settings.bytes_max)
         store.register(names.identity, names.layout)
         return cls(store, facts, names, HostRows(view, row.stride_bytes, row.payload_bytes), settings)
 
@@ -241,7 +241,7 @@ class ChunkTier:
         """Return what the tier did so far; the tier goes on counting in it."""
         return self._counts
 
-    def store_counts(self) -> ExternalCounts:
+    def store_counts(self) -> EngineStoreCounts:
         """Return what the store counted."""
         return self._store.counts()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
-from unified_cache.external import ExternalCounts
+from unified_cache.integrations.engine_store import EngineStoreCounts
 from unified_cache.integrations.vllm.chunks import TierCounts
 from unified_cache.storage_backends.common.breaker import BreakerState
 
@@ -102,7 +102,7 @@ class TierFigures:
     def __init__(self) -> None:
         self._read: dict[tuple[str, tuple[str, ...]], float] = {}
 
-    def readings(self, tier: TierCounts, store: ExternalCounts) -> list[Reading]:
+    def readings(self, tier: TierCounts, store: EngineStoreCounts) -> list[Reading]:
         """Return what changed since the last call; gauges that are as they were are left out."""
         changed: list[Reading] = []
         for figure, labels, value in _totals(tier, store):
@@ -114,7 +114,7 @@ class TierFigures:
         return changed
 
 
-def _totals(tier: TierCounts, store: ExternalCounts) -> Iterator[Reading]:
+def _totals(tier: TierCounts, store: EngineStoreCounts) -> Iterator[Reading]:
     yield from _by_value(LOOKED_UP, tier.looked_up)
     yield from _by_value(LOADED, tier.loaded)
     yield from _by_value(STORED, tier.stored)

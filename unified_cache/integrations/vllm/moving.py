@@ -21,7 +21,7 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from unified_cache.external import ExternalPage
+from unified_cache.integrations.engine_store import EnginePage
 from unified_cache.page import PageKey
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.bounded_call import BoundedCall
@@ -44,13 +44,13 @@ TOUCHES_MAX = 64
 
 
 class ChunkStore(Protocol):
-    """The store under the tier: as much of ``ExternalStore`` as moving needs."""
+    """The store under the tier: as much of ``EngineStore`` as moving needs."""
 
-    def get(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+    def get(self, pages: Sequence[EnginePage]) -> list[Answer]:
         """Fill the rows of pages, verified; never raises, and returns by its deadline."""
         ...
 
-    def put_missing(self, pages: Sequence[ExternalPage], level: Level = ...) -> list[Answer]:
+    def put_missing(self, pages: Sequence[EnginePage], level: Level = ...) -> list[Answer]:
         """Store from their rows the pages that the store does not have; never raises, and returns by its deadline."""
         ...
 
@@ -279,7 +279,7 @@ class Moving:
         if piece.run.is_given_up:
             return None
         chunks = piece.run.job.chunks[piece.start : piece.end]
-        pages = [ExternalPage(chunk.label, chunk.parent, (self._rows.row(chunk.row),)) for chunk in chunks]
+        pages = [EnginePage(chunk.label, chunk.parent, (self._rows.row(chunk.row),)) for chunk in chunks]
         try:
             if piece.run.job.direction is Direction.LOAD:
                 return self._store.get(pages)

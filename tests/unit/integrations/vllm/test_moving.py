@@ -5,7 +5,7 @@ import pytest
 
 from tests.support.vllm_tier import FACTS, ROW, TIMEOUT_S, DictChunks, HostMemory, offload_key
 from tests.support.waiting import wait_until
-from unified_cache.external import ExternalStore
+from unified_cache.integrations.engine_store import EngineStore
 from unified_cache.integrations.vllm import moving as module
 from unified_cache.integrations.vllm.moving import ChunkJob, Direction, JobEnd, MovedChunk, Moving, MovingConfig
 from unified_cache.integrations.vllm.names import ChunkNames
@@ -82,7 +82,7 @@ def test_a_load_that_failed_in_part_says_which_chunks_came(memory: HostMemory, m
 
 def test_a_page_that_the_store_has_is_neither_copied_nor_put_again(memory: HostMemory) -> None:
     rows = memory.rows()
-    with ExternalStore.opened_by(MemoryStorage) as external:
+    with EngineStore.opened_by(MemoryStorage) as external:
         external.register(NAMES.identity, NAMES.layout)
         moving = Moving.start(external, rows, CONFIG)
         stored(memory, moving, 1)

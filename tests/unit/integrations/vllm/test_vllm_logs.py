@@ -42,7 +42,7 @@ def test_lines_go_where_the_engine_s_go_once_however_often_that_is_asked_for(
     package: logging.Logger, engine: tuple[logging.Logger, LineList]
 ) -> None:
     logger, shown = engine
-    below = logging.getLogger("unified_cache.external.retries")
+    below = logging.getLogger("unified_cache.integrations.engine_store.retries")
     for _ in range(2):
         show_logs_with(logger)
     below.info("opened")

@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from tests.support.wrappers import blank, sealed
 from unified_cache.config import GuardConfig
 from unified_cache.errors import StorageError
-from unified_cache.external.interface import Unavailable
-from unified_cache.external.store import ExternalStore
+from unified_cache.integrations.engine_store.interface import Unavailable
+from unified_cache.integrations.engine_store.store import EngineStore
 from unified_cache.offline.stores import open_existing, open_to_read
 from unified_cache.seal import Label
 from unified_cache.service.store.guarded import GuardedStore
@@ -175,7 +175,7 @@ def test_a_service_checks_what_its_store_answers() -> None:
 
 
 def test_an_external_store_counts_a_wrong_answer_as_a_failure_of_its_store() -> None:
-    with ExternalStore.open(BOOLS) as store:
+    with EngineStore.open(BOOLS) as store:
         store.register(MODEL, LAYOUT)
         assert store.exists(LABELS) == [Answer.UNAVAILABLE] * 2
         assert store.counts().unavailable == {(Method.EXISTS, Unavailable.FAILED): 2}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from unified_cache.errors import InputError
-from unified_cache.external.pools import AffineRows, AskedRows, rows_at
+from unified_cache.integrations.engine_store.pools import AffineRows, AskedRows, rows_at
 
 SLOTS = 40
 

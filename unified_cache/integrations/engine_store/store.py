@@ -1,8 +1,8 @@
 """The store of an engine's adapter: it owes nothing to luck, and raises nothing while the engine runs.
 
-    with ExternalStore.open("packed:/var/cache/kv") as store:
+    with EngineStore.open("packed:/var/cache/kv") as store:
         store.register(identity, layout)
-        answers = store.get([ExternalPage(label, parent, (row_of_k, row_of_v))])
+        answers = store.get([EnginePage(label, parent, (row_of_k, row_of_v))])
 
 Every page has an answer, and ``counts`` says of each that was UNAVAILABLE why. A call returns by its deadline, whatever
 the store does, and from then on nothing reads or writes the engine's rows::
@@ -20,19 +20,19 @@ from traceback import format_exception
 from types import TracebackType
 
 from unified_cache.errors import CacheError, CallInFlight, ConfigError, StorageTimeoutError
-from unified_cache.external.away import OpenedStore, Registrations, StoreOpening
-from unified_cache.external.buffers import BounceBuffer, BounceMemory
-from unified_cache.external.interface import (
+from unified_cache.integrations.engine_store.away import OpenedStore, Registrations, StoreOpening
+from unified_cache.integrations.engine_store.buffers import BounceBuffer, BounceMemory
+from unified_cache.integrations.engine_store.interface import (
     PIECE_BYTES_MAX,
     CallCounts,
     Clock,
-    ExternalConfig,
-    ExternalCounts,
-    ExternalPage,
+    EnginePage,
+    EngineStoreConfig,
+    EngineStoreCounts,
     StoreState,
     Unavailable,
 )
-from unified_cache.external.tasks import (
+from unified_cache.integrations.engine_store.tasks import (
     AT_ONCE_BYTES_MAX,
     BufferedPath,
     ClearTask,
@@ -58,7 +58,7 @@ from unified_cache.storage_backends.removals import RemovalFeed, Removals, remov
 from unified_cache.storage_backends.url import check_storage_url, open_storage
 from unified_cache.storage_backends.wrappers import Method
 
-__all__ = ["ExternalStore"]
+__all__ = ["EngineStore"]
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class _Callers:
             self._changed.notify_all()
 
 
-class ExternalStore:
+class EngineStore:
     """A store for pages in an engine's memory, opened by URL: verified, guarded, and never in the engine's way.
 
     ``exists``, ``get``, ``put`` and ``touch`` raise nothing: a page that cannot be had or stored is an answer, and
@@ -98,7 +98,7 @@ class ExternalStore:
     that come meanwhile, and then told what was registered. Any thread may call, several at a time.
     """
 
-    def __init__(self, opening: StoreOpening, bounce: BounceMemory, config: ExternalConfig, clock: Clock) -> None:
+    def __init__(self, opening: StoreOpening, bounce: BounceMemory, config: EngineStoreConfig, clock: Clock) -> None:
         """Take the parts; ``open`` and ``opened_by`` make them."""
         guard = config.guard
         self._opening = opening
@@ -107,7 +107,7 @@ class ExternalStore:
         self._clock = clock
         self._registrations = Registrations(Backoff(guard.breaker_pause_s, guard.breaker_pause_s_max), clock)
         self._counts = CallCounts()
-        self._threads = CallThreads("external-store", guard.calls_max, total_max=guard.calls_max, clock=clock)
+        self._threads = CallThreads("engine-store", guard.calls_max, total_max=guard.calls_max, clock=clock)
         self._callers = _Callers()
         self._feed: RemovalFeed | None = None
         self._subscribing = Lock()
@@ -115,7 +115,7 @@ class ExternalStore:
         self._closed = False
 
     @classmethod
-    def open(cls, url: str, config: ExternalConfig | None = None, *, bytes_max: int | None = None) -> "ExternalStore":
+    def open(cls, url: str, config: EngineStoreConfig | None = None, *, bytes_max: int | None = None) -> "EngineStore":
         """Open the store that ``url`` names, see ``storage_backends.url``, with a cap on its bytes if it needs one.
 
         Waits for the store one deadline at most. One that is away is opened by later calls.
@@ -130,16 +130,16 @@ class ExternalStore:
     def opened_by(
         cls,
         make: Callable[[], StorageBackend],
-        config: ExternalConfig | None = None,
+        config: EngineStoreConfig | None = None,
         *,
         clock: Clock = time.monotonic,
-    ) -> "ExternalStore":
+    ) -> "EngineStore":
         """Open the store that ``make`` returns; where it raises StorageError, it is called again after a pause.
 
         Raises:
             ConfigError: ``make`` raised it.
         """
-        config = ExternalConfig() if config is None else config
+        config = EngineStoreConfig() if config is None else config
         pauses = Backoff(config.guard.breaker_pause_s, config.guard.breaker_pause_s_max)
         opening = StoreOpening(lambda: OpenedStore.around(make(), config.guard, clock), pauses, clock)
         store = cls(opening, BounceMemory.allocate(config.landing_bytes, clock), config, clock)
@@ -204,7 +204,7 @@ class ExternalStore:
             return unavailable
         return [Answer.HIT if is_known else Answer.UNAVAILABLE for is_known in known]
 
-    def get(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+    def get(self, pages: Sequence[EnginePage]) -> list[Answer]:
         """Fill the rows of each page; HIT where they hold exactly the page that its label names.
 
         Rows of a page with another answer may hold anything.
@@ -216,7 +216,7 @@ class ExternalStore:
             answers[number] = answer
         return answers
 
-    def get_at_once(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+    def get_at_once(self, pages: Sequence[EnginePage]) -> list[Answer]:
         """Fill the rows of the pages that the store has in memory, on this thread; UNAVAILABLE are all others.
 
         They are verified in their rows. It waits for no disk, and for nobody who does.
@@ -232,15 +232,15 @@ class ExternalStore:
             self._counts.add(Method.GET, [Answer.HIT] * task.hits_count, self._clock() - started_s)
         return task.answers + [Answer.UNAVAILABLE] * (len(pages) - len(task.answers))
 
-    def get_by_deadline(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+    def get_by_deadline(self, pages: Sequence[EnginePage]) -> list[Answer]:
         """Fill the rows of each page as ``get`` does, by way of a bounce buffer and a thread of ours."""
         return self._transfer(Method.GET, pages, GetTask, Level.CACHED)
 
-    def put(self, pages: Sequence[ExternalPage], level: Level = Level.CACHED) -> list[Answer]:
+    def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED) -> list[Answer]:
         """Store pages as their rows hold them now; STORED where the page is in the store, at that level."""
         return self._transfer(Method.PUT, pages, lambda pieces, path: PutTask(pieces, path, level), level)
 
-    def put_missing(self, pages: Sequence[ExternalPage], level: Level = Level.CACHED) -> list[Answer]:
+    def put_missing(self, pages: Sequence[EnginePage], level: Level = Level.CACHED) -> list[Answer]:
         """Store the pages that the store does not have, as ``put`` does; STORED also where it says that it has a page.
 
         The pages that it has are neither read nor made recent, and the look-up is not counted: nobody wanted them.
@@ -287,7 +287,7 @@ class ExternalStore:
                 self._feed = removals_of(opened.guard.breaker)
             return None if self._feed is None else self._feed.take()
 
-    def counts(self) -> ExternalCounts:
+    def counts(self) -> EngineStoreCounts:
         """Return what was counted so far, and the state of the store."""
         opened = self._opening.store
         if not self._counts.last_error and self._opening.error:
@@ -338,7 +338,7 @@ class ExternalStore:
                     logger.warning("a store was left before it was closed: %s", error)
             self._bounce.close()
 
-    def __enter__(self) -> "ExternalStore":
+    def __enter__(self) -> "EngineStore":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -357,7 +357,7 @@ class ExternalStore:
             return Unavailable.CLOSED
         return Unavailable.AWAY if self._opening.store is None else Unavailable.UNREGISTERED
 
-    def _transfer(self, method: Method, pages: Sequence[ExternalPage], make: "_MakeTask", level: Level) -> list[Answer]:
+    def _transfer(self, method: Method, pages: Sequence[EnginePage], make: "_MakeTask", level: Level) -> list[Answer]:
         started_s = self._clock()
         if not pages:
             return []

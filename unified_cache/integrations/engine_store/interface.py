@@ -20,9 +20,9 @@ __all__ = [
     "PIECE_BYTES_MAX",
     "CallCounts",
     "Clock",
-    "ExternalConfig",
-    "ExternalCounts",
-    "ExternalPage",
+    "EnginePage",
+    "EngineStoreConfig",
+    "EngineStoreCounts",
     "StoreState",
     "Unavailable",
 ]
@@ -41,8 +41,8 @@ DURABLE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class ExternalConfig:
-    """Bounds of one external store."""
+class EngineStoreConfig:
+    """Bounds of one engine's store."""
 
     guard: GuardConfig = field(default_factory=GuardConfig)
     """Deadline, retries and circuit breaker. ``guard.calls_max`` bounds the threads as well."""
@@ -76,7 +76,7 @@ class ExternalConfig:
             raise ConfigError(f"call_timeout_s must be positive and finite, found {self.call_timeout_s}")
 
 
-class ExternalPage(NamedTuple):
+class EnginePage(NamedTuple):
     """One page in an engine's memory: the payload alone, without our header."""
 
     label: Label
@@ -104,8 +104,8 @@ class Unavailable(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ExternalCounts:
-    """Counts of one external store since it was opened, and its state now."""
+class EngineStoreCounts:
+    """Counts of one engine's store since it was opened, and its state now."""
 
     answers: Mapping[tuple[Method, Answer], int]
     """Pages by method and answer; pairs that never came are absent."""
@@ -141,7 +141,7 @@ class ExternalCounts:
 
 
 class CallCounts:
-    """The part of ``ExternalCounts`` that calls add to. Thread-safe."""
+    """The part of ``EngineStoreCounts`` that calls add to. Thread-safe."""
 
     __slots__ = ("_answers", "_bytes", "_guard", "_late_count", "_seconds", "_unavailable", "last_error")
 
@@ -178,10 +178,10 @@ class CallCounts:
         with self._guard:
             self._late_count += 1
 
-    def copy(self, state: "StoreState") -> ExternalCounts:
+    def copy(self, state: "StoreState") -> EngineStoreCounts:
         """Return them together with the state of the store, the caller's own."""
         with self._guard:
-            return ExternalCounts(
+            return EngineStoreCounts(
                 dict(self._answers),
                 dict(self._unavailable),
                 dict(self._bytes),
@@ -201,7 +201,7 @@ class CallCounts:
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """The part of ``ExternalCounts`` that is known where the store is."""
+    """The part of ``EngineStoreCounts`` that is known where the store is."""
 
     flaws: Mapping[Flaw, int]
     late_now_count: int

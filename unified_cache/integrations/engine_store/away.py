@@ -130,7 +130,7 @@ class StoreOpening:
         self._error: BaseException | None = None
         self._is_trying = False
         self._closed = False
-        self._threads = CallThreads("external-store-opening", 1)
+        self._threads = CallThreads("engine-store-opening", 1)
         self._guard = Lock()
 
     @property

@@ -6,9 +6,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from tests.unit.external.test_tier import CountedStore, Pools, chain
-from unified_cache.external import ExternalPage, ExternalStore
-from unified_cache.external.pools import LANE_BYTES_MIN, LANES, BundlePages
+from tests.unit.integrations.engine_store.test_pools import CountedStore, Pools, chain
+from unified_cache.integrations.engine_store import EnginePage, EngineStore
+from unified_cache.integrations.engine_store.pools import LANE_BYTES_MIN, LANES, BundlePages
 from unified_cache.storage_backends.protocol import Answer
 
 PATIENCE_S = 10.0
@@ -18,14 +18,14 @@ PAGES = 2 * LANES
 class PausedLanes(CountedStore):
     """A store that returns to a lane's own thread when the test lets it, and interrupts whoever calls, if told to."""
 
-    def __init__(self, store: ExternalStore) -> None:
+    def __init__(self, store: EngineStore) -> None:
         super().__init__(store)
         self.interrupts = False
         self.begun = threading.Semaphore(0)
         self.goes_on = threading.Event()
         self.ended_count = 0
 
-    def get_by_deadline(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+    def get_by_deadline(self, pages: Sequence[EnginePage]) -> list[Answer]:
         if threading.current_thread().name.startswith("unified-cache-lane"):
             self.begun.release()
             assert self.goes_on.wait(PATIENCE_S)
@@ -41,7 +41,7 @@ class PausedLanes(CountedStore):
 
 @pytest.fixture
 def store() -> Iterator[PausedLanes]:
-    with ExternalStore.open("memory:") as opened:
+    with EngineStore.open("memory:") as opened:
         yield PausedLanes(opened)
 
 

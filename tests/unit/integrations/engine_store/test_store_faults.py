@@ -1,4 +1,4 @@
-"""External stores over a store that hangs, fails, damages pages or is away: right answers in time, no late write."""
+"""Engine stores over a store that hangs, fails, damages pages or is away: right answers in time, no late write."""
 
 import logging
 import random
@@ -12,13 +12,13 @@ from threading import Event, Thread
 import pytest
 
 from tests.support.clock import ManualClock
-from tests.support.external import IDENTITY, LAYOUT, EngineRows, label_of, payload_of
+from tests.support.engine_rows import IDENTITY, LAYOUT, EngineRows, label_of, payload_of
 from tests.support.running_service import running
 from tests.support.wrappers import PATIENCE_S, scripted
 from unified_cache.config import GuardConfig
 from unified_cache.errors import StorageError
-from unified_cache.external import ExternalConfig, ExternalStore, Unavailable
-from unified_cache.external.away import Retries
+from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig, Unavailable
+from unified_cache.integrations.engine_store.away import Retries
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import HEADER_BYTES, Flaw, seal
 from unified_cache.storage_backends.common.backoff import Backoff
@@ -30,7 +30,7 @@ from unified_cache.storage_backends.wrappers import Method
 from unified_cache.testing.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 
 SOON = GuardConfig(deadline_s=0.05, calls_max=2, retry_rounds_max=1, breaker_failures_max=100)
-SOON_LATE = ExternalConfig(guard=SOON, landing_bytes=8192, piece_bytes=8192)
+SOON_LATE = EngineStoreConfig(guard=SOON, landing_bytes=8192, piece_bytes=8192)
 """Landing memory for one call of a page or two, and for another beside it."""
 
 HANG = StorageFault.HANG
@@ -51,8 +51,8 @@ class RegisteredStorage(MemoryStorage):
         self.taken.append(manifest.identity)
 
 
-def opened(backend: StorageBackend, config: ExternalConfig = SOON_LATE) -> ExternalStore:
-    store = ExternalStore.opened_by(lambda: backend, config)
+def opened(backend: StorageBackend, config: EngineStoreConfig = SOON_LATE) -> EngineStore:
+    store = EngineStore.opened_by(lambda: backend, config)
     store.register(IDENTITY, LAYOUT)
     return store
 
@@ -163,7 +163,7 @@ def test_with_all_threads_lost_pages_are_unavailable_at_once() -> None:
 
 def test_the_pages_of_the_pieces_before_a_hang_are_hits() -> None:
     backend = scripted({2: HANG}, stored([1, 2, 3]))
-    store = opened(backend, ExternalConfig(guard=SOON, landing_bytes=8192, piece_bytes=1))
+    store = opened(backend, EngineStoreConfig(guard=SOON, landing_bytes=8192, piece_bytes=1))
     rows = EngineRows.holding([7, 8, 9])
     assert store.get(rows.pages([1, 2, 3])) == [Answer.HIT, Answer.UNAVAILABLE, Answer.UNAVAILABLE]
     release(backend, store)
@@ -174,7 +174,7 @@ def test_the_pages_of_the_pieces_before_a_hang_are_hits() -> None:
 def test_calls_that_hang_open_the_breaker_of_gets_although_look_ups_work() -> None:
     backend = scripted({2: HANG, 4: HANG}, stored([1]))
     guard = GuardConfig(deadline_s=0.05, breaker_failures_max=2, retry_rounds_max=1)
-    store = opened(backend, ExternalConfig(guard=guard))
+    store = opened(backend, EngineStoreConfig(guard=guard))
     for _ in range(2):
         assert store.exists([label_of(1)]) == [Answer.HIT]
         assert store.get(EngineRows(1).pages([1])) == [Answer.UNAVAILABLE]
@@ -201,7 +201,7 @@ def test_a_store_that_fails_and_recovers_is_asked_again() -> None:
 
 def test_a_fault_that_passes_is_tried_again_and_not_seen() -> None:
     backend = scripted({1: StorageFault.FAIL}, stored([1]))
-    store = opened(backend, ExternalConfig(guard=GuardConfig(retry_pause_s=1e-6)))
+    store = opened(backend, EngineStoreConfig(guard=GuardConfig(retry_pause_s=1e-6)))
     assert store.exists([label_of(1)]) == [Answer.HIT]
     store.close()
 
@@ -220,7 +220,7 @@ def test_no_damaged_page_is_ever_a_hit(seed: int) -> None:
     rng = random.Random(seed)
     backend = FaultyStorage(MemoryStorage(), SeededFaults(rates, rng), rng)
     guard = GuardConfig(retry_rounds_max=2, retry_pause_s=1e-6, breaker_failures_max=10_000)
-    store = ExternalStore.opened_by(lambda: backend, ExternalConfig(guard=guard, piece_bytes=10_000))
+    store = EngineStore.opened_by(lambda: backend, EngineStoreConfig(guard=guard, piece_bytes=10_000))
     store.register(IDENTITY, LAYOUT)
     hits_count = 0
     for _ in range(60):
@@ -250,7 +250,7 @@ def test_a_store_that_is_away_is_opened_by_a_later_call_and_told_what_was_regist
             raise StorageError("the server is away", retryable=True)
         return watched
 
-    store = ExternalStore.opened_by(make, ExternalConfig(guard=GuardConfig(breaker_pause_s=1.0)), clock=clock)
+    store = EngineStore.opened_by(make, EngineStoreConfig(guard=GuardConfig(breaker_pause_s=1.0)), clock=clock)
     store.register(IDENTITY, LAYOUT)
     assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]
     assert not store.counts().is_registered
@@ -270,7 +270,7 @@ def test_a_store_that_is_away_is_opened_by_a_later_call_and_told_what_was_regist
 def test_a_registration_that_fails_is_made_up_after_a_pause() -> None:
     clock = ManualClock()
     store_below = RegisteredStorage(failures_count=1)
-    store = ExternalStore.opened_by(lambda: store_below, clock=clock)
+    store = EngineStore.opened_by(lambda: store_below, clock=clock)
     store.register(IDENTITY, LAYOUT)
     assert not store.counts().is_registered
     rows = EngineRows.holding([1])
@@ -295,7 +295,7 @@ def test_a_store_of_another_format_is_said_once_tried_each_minute_and_used_when_
         return open_storage(f"file:{directory}")
 
     caplog.set_level(logging.INFO, logger="unified_cache")
-    store = ExternalStore.opened_by(make, clock=clock)
+    store = EngineStore.opened_by(make, clock=clock)
     store.register(IDENTITY, LAYOUT)
     for _ in range(110):
         assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]
@@ -325,7 +325,7 @@ def test_an_identity_that_is_refused_for_good_is_said_once_and_announced_each_mi
                 raise StorageError("tenant acme may not write here: ask its owner", retryable=False)
 
     clock, backend = ManualClock(), ForbiddenStorage()
-    store = ExternalStore.opened_by(lambda: backend, clock=clock)
+    store = EngineStore.opened_by(lambda: backend, clock=clock)
     store.register(IDENTITY, LAYOUT)
     for _ in range(110):
         assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]
@@ -355,7 +355,7 @@ def test_a_server_that_starts_late_or_again_is_found_and_told_what_was_registere
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     guard = GuardConfig(breaker_pause_s=0.01, breaker_pause_s_max=0.01, retry_rounds_max=1)
-    store = ExternalStore.open(f"grpc://127.0.0.1:{port}?timeout_s=1", ExternalConfig(guard=guard))
+    store = EngineStore.open(f"grpc://127.0.0.1:{port}?timeout_s=1", EngineStoreConfig(guard=guard))
     store.register(IDENTITY, LAYOUT)
     rows = EngineRows.holding([1])
     assert store.put(rows.pages([1])) == store.get(rows.pages([1])) == [Answer.UNAVAILABLE]
@@ -375,7 +375,7 @@ def test_a_server_that_starts_late_or_again_is_found_and_told_what_was_registere
 
 @pytest.mark.parametrize("kind", ["file", "packed"])
 def test_a_directory_that_is_removed_under_the_store_costs_pages_and_raises_nothing(kind: str, tmp_path: Path) -> None:
-    store = ExternalStore.open(f"{kind}:{tmp_path / 'store'}", ExternalConfig(guard=GuardConfig(retry_rounds_max=1)))
+    store = EngineStore.open(f"{kind}:{tmp_path / 'store'}", EngineStoreConfig(guard=GuardConfig(retry_rounds_max=1)))
     store.register(IDENTITY, LAYOUT)
     rows = EngineRows.holding([1, 2])
     store.put(rows.pages([1, 2])[:1])
@@ -398,7 +398,7 @@ def test_opening_that_hangs_holds_nobody_up_for_longer_than_a_deadline() -> None
         assert may_open.wait(PATIENCE_S)
         return backend
 
-    store = ExternalStore.opened_by(make, SOON_LATE)
+    store = EngineStore.opened_by(make, SOON_LATE)
     store.register(IDENTITY, LAYOUT)
     assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]
     store.close()
@@ -414,8 +414,8 @@ def test_a_call_whose_time_is_over_answers_for_the_pages_it_reached() -> None:
             return super().get(pages)
 
     backend = SlowReads()
-    config = ExternalConfig(guard=GuardConfig(deadline_s=60.0), piece_bytes=1, call_timeout_s=15.0)
-    store = ExternalStore.opened_by(lambda: backend, config, clock=clock)
+    config = EngineStoreConfig(guard=GuardConfig(deadline_s=60.0), piece_bytes=1, call_timeout_s=15.0)
+    store = EngineStore.opened_by(lambda: backend, config, clock=clock)
     store.register(IDENTITY, LAYOUT)
     rows = EngineRows.holding(range(4))
     store.put(rows.pages(range(4)))
@@ -427,7 +427,7 @@ def test_a_call_whose_time_is_over_answers_for_the_pages_it_reached() -> None:
 
 def test_close_sends_callers_away_whose_store_hangs() -> None:
     backend = scripted({1: HANG}, stored([1]))
-    store = ExternalStore.opened_by(lambda: backend, ExternalConfig(guard=GuardConfig(deadline_s=3600.0)))
+    store = EngineStore.opened_by(lambda: backend, EngineStoreConfig(guard=GuardConfig(deadline_s=3600.0)))
     store.register(IDENTITY, LAYOUT)
     rows = EngineRows(1)
     answers: list[Answer] = []
@@ -455,7 +455,7 @@ def test_what_a_store_raises_against_all_rules_is_an_answer_too() -> None:
     rows.close()
 
 
-def release(backend: FaultyStorage, store: ExternalStore) -> None:
+def release(backend: FaultyStorage, store: EngineStore) -> None:
     """Let the calls go on that hang, and wait until the threads have left them."""
     backend.release()
     assert store.wait_for_late_calls(PATIENCE_S)

@@ -7,7 +7,7 @@ Pages take one of two paths. The buffered path holds the engine's rows only whil
 waits for a copy under way and nothing else, and from then on no row is read or written. The zero-copy path gives the
 rows themselves to a bounded store, which is never late, see ``Capability.bounded``.
 
-What a store has in memory takes neither: see ``ExternalStore.get_at_once``.
+What a store has in memory takes neither: see ``EngineStore.get_at_once``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +17,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.external.buffers import BounceBuffer, RevocableBuffers
-from unified_cache.external.interface import Clock, ExternalPage
+from unified_cache.integrations.engine_store.buffers import BounceBuffer, RevocableBuffers
+from unified_cache.integrations.engine_store.interface import Clock, EnginePage
 from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.storage_backends.memory_reads import MemoryReader, targets_of
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
@@ -81,7 +81,7 @@ class Piece(NamedTuple):
         return self.pages[-1].end
 
 
-def _payload_bytes(page: ExternalPage) -> int:
+def _payload_bytes(page: EnginePage) -> int:
     """Return the bytes of a page's rows."""
     return page.rows[0].nbytes if len(page.rows) == 1 else sum([row.nbytes for row in page.rows])
 
@@ -91,7 +91,7 @@ def _as_bytes(row: memoryview) -> memoryview:
     return row if row.format == "B" and row.ndim == 1 else row.cast("B")
 
 
-def _parts_of(pages: Sequence[ExternalPage], part_bytes: int) -> Iterator[Sequence[ExternalPage]]:
+def _parts_of(pages: Sequence[EnginePage], part_bytes: int) -> Iterator[Sequence[EnginePage]]:
     """Cut a call into parts of about ``part_bytes``, at least a page each."""
     start = taken_bytes = 0
     for number, page in enumerate(pages):
@@ -104,7 +104,7 @@ def _parts_of(pages: Sequence[ExternalPage], part_bytes: int) -> Iterator[Sequen
         yield pages[start:] if start else pages
 
 
-def pieces_of(pages: Sequence[ExternalPage], piece_bytes: int) -> list[Piece]:
+def pieces_of(pages: Sequence[EnginePage], piece_bytes: int) -> list[Piece]:
     """Cut a call into pieces of about ``piece_bytes``, at least a page each."""
     pieces: list[Piece] = []
     placed: list[PlacedPage] = []
@@ -201,7 +201,7 @@ class MemoryReadTask(Task):
 
     __slots__ = ("_memory", "_pages", "answers", "hits_count", "read_bytes")
 
-    def __init__(self, memory: MemoryReader, pages: Sequence[ExternalPage]) -> None:
+    def __init__(self, memory: MemoryReader, pages: Sequence[EnginePage]) -> None:
         self._memory = memory
         self._pages = pages
         self.answers: list[Answer] = []
@@ -250,7 +250,7 @@ class BufferedPath(CopyPath):
 
     __slots__ = ("_bytes", "_pages", "_rows", "_view", "copied_bytes")
 
-    def __init__(self, pages: Sequence[ExternalPage], buffer: BounceBuffer) -> None:
+    def __init__(self, pages: Sequence[EnginePage], buffer: BounceBuffer) -> None:
         self._rows = RevocableBuffers([page.rows for page in pages])
         self._pages = [(page.label, page.parent) for page in pages]
         self._view = buffer.view
@@ -313,7 +313,7 @@ class ZeroCopyPath(CopyPath):
 
     __slots__ = ("_pages", "copied_bytes")
 
-    def __init__(self, pages: Sequence[ExternalPage]) -> None:
+    def __init__(self, pages: Sequence[EnginePage]) -> None:
         self._pages = pages
         self.copied_bytes = 0
 
@@ -420,7 +420,7 @@ class PutMissingTask(PutTask):
 
     __slots__ = ("_labels",)
 
-    def __init__(self, pages: Sequence[ExternalPage], pieces: Sequence[Piece], path: CopyPath, level: Level) -> None:
+    def __init__(self, pages: Sequence[EnginePage], pieces: Sequence[Piece], path: CopyPath, level: Level) -> None:
         super().__init__(pieces, path, level)
         self._labels = [page.label for page in pages]
 

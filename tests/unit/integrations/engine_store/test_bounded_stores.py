@@ -8,20 +8,20 @@ from threading import Event, Thread, get_ident
 
 import pytest
 
-from tests.support.external import IDENTITY, LAYOUT, PAGE_BYTES, EngineRows, label_of, payload_of
+from tests.support.engine_rows import IDENTITY, LAYOUT, PAGE_BYTES, EngineRows, label_of, payload_of
 from tests.support.service import LoopbackServer
 from tests.support.wrappers import PATIENCE_S
 from unified_cache.config import GuardConfig
 from unified_cache.errors import StorageError
-from unified_cache.external import ExternalConfig, ExternalPage, ExternalStore, Unavailable
-from unified_cache.external.buffers import BounceMemory
+from unified_cache.integrations.engine_store import EnginePage, EngineStore, EngineStoreConfig, Unavailable
+from unified_cache.integrations.engine_store.buffers import BounceMemory
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO
 from unified_cache.storage_backends.wrappers import Method
 
 NUMBERS = range(5)
-CONFIG = ExternalConfig(landing_bytes=1 << 20)
+CONFIG = EngineStoreConfig(landing_bytes=1 << 20)
 
 
 @pytest.fixture
@@ -77,15 +77,15 @@ class ThreadNotingStore(MemoryStorage):
         return super().get(pages)
 
 
-def opened(backend: MemoryStorage, config: ExternalConfig = CONFIG) -> ExternalStore:
-    store = ExternalStore.opened_by(lambda: backend, config)
+def opened(backend: MemoryStorage, config: EngineStoreConfig = CONFIG) -> EngineStore:
+    store = EngineStore.opened_by(lambda: backend, config)
     store.register(IDENTITY, LAYOUT)
     return store
 
 
 def test_pages_pass_between_rows_and_a_service_by_no_memory_of_ours(landing: BounceMemory) -> None:
     server = LoopbackServer.start(MemoryStorage())
-    with ExternalStore.open(f"grpc://{server.address}", CONFIG) as store:
+    with EngineStore.open(f"grpc://{server.address}", CONFIG) as store:
         store.register(IDENTITY, LAYOUT)
         rows = EngineRows.holding(NUMBERS)
         assert store.put(rows.pages(NUMBERS)) == [Answer.STORED] * len(NUMBERS)
@@ -123,7 +123,7 @@ def test_a_bounded_store_is_called_on_the_thread_that_asks() -> None:
 def test_a_put_of_a_prompt_is_one_call_that_the_store_cuts_itself_unless_told_how_long_a_piece_is(
     piece_bytes: int | None, puts_count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unified_cache.external.store.PIECE_BYTES_MAX", HEADER_BYTES + PAGE_BYTES)
+    monkeypatch.setattr("unified_cache.integrations.engine_store.store.PIECE_BYTES_MAX", HEADER_BYTES + PAGE_BYTES)
     backend = ThreadNotingStore()
     with opened(backend, replace(CONFIG, piece_bytes=piece_bytes)) as store:
         assert store.put(EngineRows.holding(NUMBERS).pages(NUMBERS)) == [Answer.STORED] * len(NUMBERS)
@@ -134,16 +134,16 @@ def test_rows_of_any_format_are_bytes_to_the_store(landing: BounceMemory) -> Non
     payload = payload_of(1)
     rows = memoryview(bytearray(payload)).cast("H")
     with opened(MemoryStorage()) as store:
-        assert store.put([ExternalPage(label_of(1), None, (rows,))]) == [Answer.STORED]
+        assert store.put([EnginePage(label_of(1), None, (rows,))]) == [Answer.STORED]
         target = memoryview(bytearray(PAGE_BYTES)).cast("H")
-        assert store.get([ExternalPage(label_of(1), None, (target,))]) == [Answer.HIT]
+        assert store.get([EnginePage(label_of(1), None, (target,))]) == [Answer.HIT]
         assert target.tobytes() == payload
     assert not any(landing.whole)
 
 
 def test_a_get_that_fails_leaves_no_view_of_the_rows(no_collection: None) -> None:
     backend = ThreadNotingStore()
-    store = opened(backend, ExternalConfig(guard=GuardConfig(retry_rounds_max=2, retry_pause_s=0.001)))
+    store = opened(backend, EngineStoreConfig(guard=GuardConfig(retry_rounds_max=2, retry_pause_s=0.001)))
     backend.fails = True
     rows = EngineRows(1)
     assert store.get(rows.pages([1])) == [Answer.UNAVAILABLE]

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from unified_cache.external import ExternalPage, ExternalStore
-from unified_cache.external.pools import AffineRows, BundleName, BundlePages, ExternalTier, PoolNeed
+from unified_cache.integrations.engine_store import EnginePage, EngineStore
+from unified_cache.integrations.engine_store.pools import AffineRows, BundleName, BundlePages, EnginePools, PoolNeed
 from unified_cache.page import PageKey
 from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec
 from unified_cache.seal import Label
@@ -19,15 +19,15 @@ SLOTS = 64
 
 
 class CountedStore:
-    """An external store, and the calls that came to it."""
+    """An engine store, and the calls that came to it."""
 
-    def __init__(self, store: ExternalStore) -> None:
+    def __init__(self, store: EngineStore) -> None:
         self.store = store
         self.looks: list[int] = []
         """Labels of each look-up."""
         self.labels_asked: list[Label] = []
         self.gets: list[int] = []
-        self.puts: list[list[ExternalPage]] = []
+        self.puts: list[list[EnginePage]] = []
         self.is_away = False
         self.at_once: set[int] = set()
         """Numbers of pages in a call that are had without waiting."""
@@ -40,14 +40,14 @@ class CountedStore:
         self.labels_asked += labels
         return [Answer.UNAVAILABLE] * len(labels) if self.is_away else self.store.exists(labels)
 
-    def get_at_once(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+    def get_at_once(self, pages: Sequence[EnginePage]) -> list[Answer]:
         return [Answer.HIT if number in self.at_once else Answer.UNAVAILABLE for number in range(len(pages))]
 
-    def get_by_deadline(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+    def get_by_deadline(self, pages: Sequence[EnginePage]) -> list[Answer]:
         self.gets.append(len(pages))
         return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.get(pages)
 
-    def put_missing(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+    def put_missing(self, pages: Sequence[EnginePage]) -> list[Answer]:
         self.puts.append(list(pages))
         return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.put_missing(pages)
 
@@ -57,7 +57,7 @@ class CountedStore:
 
 @pytest.fixture
 def store() -> Iterator[CountedStore]:
-    with ExternalStore.open("memory:") as opened:
+    with EngineStore.open("memory:") as opened:
         yield CountedStore(opened)
 
 
@@ -71,7 +71,7 @@ class Pools:
     """A tier and the memory of its pools."""
 
     def __init__(self, store: CountedStore, **pages_bytes: int) -> None:
-        self.tier = ExternalTier(store, name_of)
+        self.tier = EnginePools(store, name_of)
         self.memory: dict[str, np.ndarray[tuple[int, int], np.dtype[np.uint8]]] = {}
         for pool, page_bytes in pages_bytes.items():
             self.add(pool, page_bytes)

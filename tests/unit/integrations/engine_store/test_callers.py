@@ -6,10 +6,10 @@ from threading import Event, Thread
 
 import pytest
 
-from tests.support.external import IDENTITY, LAYOUT, EngineRows, payload_of
+from tests.support.engine_rows import IDENTITY, LAYOUT, EngineRows, payload_of
 from tests.support.wrappers import PATIENCE_S
 from unified_cache.config import GuardConfig
-from unified_cache.external import ExternalConfig, ExternalStore
+from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.testing.faulty_storage import FaultyStorage, SeededFaults, StorageFault
@@ -30,7 +30,7 @@ RATES = {
 }
 
 
-def calls_of_one(store: ExternalStore, seed: int) -> list[tuple[EngineRows, list[bytes]]]:
+def calls_of_one(store: EngineStore, seed: int) -> list[tuple[EngineRows, list[bytes]]]:
     """Make calls; return rows that were asked to be filled, with what they held when the call had returned."""
     rng = random.Random(seed)
     filled: list[tuple[EngineRows, list[bytes]]] = []
@@ -64,8 +64,8 @@ def test_no_page_is_wrong_and_no_row_is_written_late(seed: int) -> None:
         breaker_pause_s=1e-6,
         breaker_pause_s_max=1e-6,
     )
-    config = ExternalConfig(guard=guard, landing_bytes=32 << 10, piece_bytes=8 << 10)
-    store = ExternalStore.opened_by(lambda: backend, config)
+    config = EngineStoreConfig(guard=guard, landing_bytes=32 << 10, piece_bytes=8 << 10)
+    store = EngineStore.opened_by(lambda: backend, config)
     store.register(IDENTITY, LAYOUT)
     over = Event()
 

@@ -1,4 +1,4 @@
-"""An engine's memory in tests of the external store: rows of K and V that lie in a mapping of their own, by number."""
+"""An engine's memory in tests of the engine store: rows of K and V that lie in a mapping of their own, by number."""
 
 import hashlib
 import random
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from mmap import mmap
 
 from unified_cache.components import Full
-from unified_cache.external import ExternalPage
+from unified_cache.integrations.engine_store import EnginePage
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.seal import Label
 
@@ -18,7 +18,7 @@ ROW_BYTES = (3000, 700)
 PAGE_BYTES = sum(ROW_BYTES)
 
 LAYOUT = ModelLayout(64, (Full((PoolSpec("kv", PAGE_BYTES),)),))
-IDENTITY = Identity("external/model")
+IDENTITY = Identity("integrations/engine_store/model")
 
 
 def label_of(number: int, identity: Identity = IDENTITY) -> Label:
@@ -55,9 +55,9 @@ class EngineRows:
         v_start = self._pages_max * k_bytes + slot * v_bytes
         return view[slot * k_bytes : (slot + 1) * k_bytes], view[v_start : v_start + v_bytes]
 
-    def pages(self, numbers: Sequence[int]) -> list[ExternalPage]:
+    def pages(self, numbers: Sequence[int]) -> list[EnginePage]:
         """Return the pages of these numbers, in the first slots."""
-        return [ExternalPage(label_of(number), None, self.rows(slot)) for slot, number in enumerate(numbers)]
+        return [EnginePage(label_of(number), None, self.rows(slot)) for slot, number in enumerate(numbers)]
 
     def payload(self, slot: int) -> bytes:
         """Return what the rows of one page hold."""

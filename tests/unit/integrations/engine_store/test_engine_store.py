@@ -1,4 +1,4 @@
-"""External stores over real ones: pages come back as they were, every page has an answer, every reason is counted."""
+"""Engine stores over real ones: pages come back as they were, every page has an answer, every reason is counted."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -6,20 +6,20 @@ from pathlib import Path
 import pytest
 
 from tests.support.clock import ManualClock
-from tests.support.external import IDENTITY, LAYOUT, PAGE_BYTES, EngineRows, label_of, payload_of
+from tests.support.engine_rows import IDENTITY, LAYOUT, PAGE_BYTES, EngineRows, label_of, payload_of
 from tests.support.running_service import running
 from unified_cache.components import Full
 from unified_cache.config import GuardConfig
 from unified_cache.errors import ConfigError, StorageError
-from unified_cache.external import ExternalConfig, ExternalPage, ExternalStore, Unavailable
-from unified_cache.external import tasks as tasks_module
+from unified_cache.integrations.engine_store import EnginePage, EngineStore, EngineStoreConfig, Unavailable
+from unified_cache.integrations.engine_store import tasks as tasks_module
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES, Flaw
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method
 
-SMALL_PIECES = ExternalConfig(piece_bytes=10_000, landing_bytes=1 << 20)
+SMALL_PIECES = EngineStoreConfig(piece_bytes=10_000, landing_bytes=1 << 20)
 """Two pages a piece."""
 
 
@@ -34,13 +34,13 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[ExternalStore]:
-    with ExternalStore.open(url, SMALL_PIECES) as store:
+def store(url: str) -> Iterator[EngineStore]:
+    with EngineStore.open(url, SMALL_PIECES) as store:
         store.register(IDENTITY, LAYOUT)
         yield store
 
 
-def test_pages_come_back_byte_by_byte_in_the_order_asked_for(store: ExternalStore) -> None:
+def test_pages_come_back_byte_by_byte_in_the_order_asked_for(store: EngineStore) -> None:
     source = EngineRows.holding(range(7))
     assert store.put(source.pages(range(7))) == [Answer.STORED] * 7
     order = [5, 0, 99, 6, 2]
@@ -59,7 +59,7 @@ def test_pages_come_back_byte_by_byte_in_the_order_asked_for(store: ExternalStor
 
 
 def test_what_a_store_in_a_directory_knows_from_memory_is_told_on_the_spot_and_not_counted(
-    store: ExternalStore, url: str
+    store: EngineStore, url: str
 ) -> None:
     assert store.put(EngineRows.holding(range(3)).pages(range(3))) == [Answer.STORED] * 3
     counted = store.counts().answers
@@ -74,16 +74,16 @@ def test_what_a_store_in_a_directory_knows_from_memory_is_told_on_the_spot_and_n
 def test_what_was_stored_outlives_the_process_s_store(tmp_path: Path) -> None:
     source, target = EngineRows.holding([1, 2]), EngineRows(2)
     url = f"packed:{tmp_path}"
-    with ExternalStore.open(url) as store:
+    with EngineStore.open(url) as store:
         store.register(IDENTITY, LAYOUT)
         assert store.put(source.pages([1, 2]), Level.DURABLE) == [Answer.STORED] * 2
-    with ExternalStore.open(url) as store:
+    with EngineStore.open(url) as store:
         store.register(IDENTITY, LAYOUT)
         assert store.get(target.pages([1, 2])) == [Answer.HIT] * 2
     assert [target.payload(0), target.payload(1)] == [payload_of(1), payload_of(2)]
 
 
-def test_calls_are_counted_by_method_and_answer(store: ExternalStore) -> None:
+def test_calls_are_counted_by_method_and_answer(store: EngineStore) -> None:
     source = EngineRows.holding([1, 2, 3])
     store.put(source.pages([1, 2, 3]))
     store.exists([label_of(1), label_of(9)])
@@ -103,7 +103,7 @@ def test_calls_are_counted_by_method_and_answer(store: ExternalStore) -> None:
     assert set(counts.seconds) == {Method.PUT, Method.EXISTS, Method.GET}
 
 
-def test_of_pages_that_a_store_has_some_of_only_the_others_are_copied_and_put(store: ExternalStore) -> None:
+def test_of_pages_that_a_store_has_some_of_only_the_others_are_copied_and_put(store: EngineStore) -> None:
     store.put(EngineRows.holding([1, 4, 5]).pages([1, 4, 5]))
     before = store.counts()
     others = EngineRows(7)  # zeros: what is there already is not read, and stays as it is
@@ -118,11 +118,11 @@ def test_of_pages_that_a_store_has_some_of_only_the_others_are_copied_and_put(st
     assert target.payload(2) == others.payload(2)
 
 
-def test_no_pages_are_no_work(store: ExternalStore) -> None:
+def test_no_pages_are_no_work(store: EngineStore) -> None:
     assert store.get([]) == store.put([]) == store.put_missing([]) == store.exists([]) == []
 
 
-def test_after_close_every_page_is_unavailable_and_no_view_is_left(store: ExternalStore) -> None:
+def test_after_close_every_page_is_unavailable_and_no_view_is_left(store: EngineStore) -> None:
     rows = EngineRows.holding([1, 2])
     store.put(rows.pages([1, 2]))
     store.get(rows.pages([1, 2]))
@@ -135,7 +135,7 @@ def test_after_close_every_page_is_unavailable_and_no_view_is_left(store: Extern
 
 def test_a_page_damaged_in_the_store_is_flawed_and_then_a_miss(tmp_path: Path) -> None:
     rows = EngineRows.holding([1, 2])
-    with ExternalStore.open(f"file:{tmp_path}") as store:
+    with EngineStore.open(f"file:{tmp_path}") as store:
         store.register(IDENTITY, LAYOUT)
         store.put(rows.pages([1, 2]))
         (path,) = tmp_path.rglob(label_of(1).page_name)
@@ -150,7 +150,7 @@ def test_a_page_damaged_in_the_store_is_flawed_and_then_a_miss(tmp_path: Path) -
 
 def test_a_page_that_was_touched_outlives_those_that_were_not(tmp_path: Path) -> None:
     rows = EngineRows.holding(range(3))
-    with ExternalStore.open("memory:", bytes_max=3 * (PAGE_BYTES + HEADER_BYTES)) as store:
+    with EngineStore.open("memory:", bytes_max=3 * (PAGE_BYTES + HEADER_BYTES)) as store:
         store.register(IDENTITY, LAYOUT)
         for slot, page in enumerate(rows.pages(range(3))):
             assert store.put([page]) == [Answer.STORED], slot
@@ -167,7 +167,7 @@ def test_a_page_that_was_touched_outlives_those_that_were_not(tmp_path: Path) ->
 def test_of_many_pages_that_are_touched_the_first_is_the_most_recent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks_module, "LOOKUP_LABELS_MAX", 2)
     rows = EngineRows.holding(range(5))
-    with ExternalStore.open("memory:", bytes_max=5 * (PAGE_BYTES + HEADER_BYTES)) as store:
+    with EngineStore.open("memory:", bytes_max=5 * (PAGE_BYTES + HEADER_BYTES)) as store:
         store.register(IDENTITY, LAYOUT)
         store.put(rows.pages(range(5)))
         store.touch([label_of(number) for number in (3, 1, 4, 0, 2)])
@@ -177,7 +177,7 @@ def test_of_many_pages_that_are_touched_the_first_is_the_most_recent(monkeypatch
             assert left == [Answer.HIT] * (5 - gone_count) + [Answer.MISS] * gone_count
 
 
-def test_a_touch_of_a_store_that_is_closed_is_lost_and_counted(store: ExternalStore) -> None:
+def test_a_touch_of_a_store_that_is_closed_is_lost_and_counted(store: EngineStore) -> None:
     store.touch([label_of(1)])
     store.touch([])
     assert store.counts().unavailable == {}
@@ -186,16 +186,16 @@ def test_a_touch_of_a_store_that_is_closed_is_lost_and_counted(store: ExternalSt
     assert store.counts().unavailable == {(Method.TOUCH, Unavailable.CLOSED): 1}
 
 
-def test_a_store_cleared_of_an_identity_misses_its_pages(store: ExternalStore) -> None:
+def test_a_store_cleared_of_an_identity_misses_its_pages(store: EngineStore) -> None:
     rows = EngineRows.holding([1])
     store.put(rows.pages([1]))
     assert store.clear(IDENTITY.digest(LAYOUT))
     assert store.get(rows.pages([1])) == [Answer.MISS]
 
 
-def test_pages_of_an_identity_that_nobody_registered_are_unavailable(store: ExternalStore) -> None:
+def test_pages_of_an_identity_that_nobody_registered_are_unavailable(store: EngineStore) -> None:
     other = EngineRows.holding([1])
-    pages = [ExternalPage(label_of(1, Identity("another")), None, other.rows(0))]
+    pages = [EnginePage(label_of(1, Identity("another")), None, other.rows(0))]
     assert store.put(pages) == store.get(pages) == [Answer.UNAVAILABLE]
     assert store.counts().unavailable == {
         (Method.PUT, Unavailable.UNREGISTERED): 1,
@@ -204,7 +204,7 @@ def test_pages_of_an_identity_that_nobody_registered_are_unavailable(store: Exte
 
 
 def test_registering_writes_the_manifest_that_tools_read(tmp_path: Path) -> None:
-    with ExternalStore.open(f"file:{tmp_path}") as store:
+    with EngineStore.open(f"file:{tmp_path}") as store:
         store.register(IDENTITY, LAYOUT)
         assert store.counts().registered_count == 1
     assert any(path.is_dir() and path.name == IDENTITY.digest(LAYOUT).hex() for path in tmp_path.rglob("*"))
@@ -212,7 +212,7 @@ def test_registering_writes_the_manifest_that_tools_read(tmp_path: Path) -> None
 
 def test_pages_larger_than_a_piece_go_one_by_one(url: str) -> None:
     rows = EngineRows.holding(range(5))
-    with ExternalStore.open(url, ExternalConfig(piece_bytes=1, landing_bytes=8192)) as store:
+    with EngineStore.open(url, EngineStoreConfig(piece_bytes=1, landing_bytes=8192)) as store:
         store.register(IDENTITY, LAYOUT)
         assert store.put(rows.pages(range(5))) == [Answer.STORED] * 5
         target = EngineRows(5)
@@ -223,7 +223,7 @@ def test_pages_larger_than_a_piece_go_one_by_one(url: str) -> None:
 def test_a_layout_whose_pages_do_not_fit_is_refused_by_name() -> None:
     layout = ModelLayout(64, (Full((PoolSpec("kv", 8192),)),))
     with (
-        ExternalStore.open("memory:", ExternalConfig(piece_bytes=1, landing_bytes=8192)) as store,
+        EngineStore.open("memory:", EngineStoreConfig(piece_bytes=1, landing_bytes=8192)) as store,
         pytest.raises(ConfigError, match="a page of kv, 8320 bytes, found 8192"),
     ):
         store.register(IDENTITY, layout)
@@ -231,9 +231,9 @@ def test_a_layout_whose_pages_do_not_fit_is_refused_by_name() -> None:
 
 def test_a_page_larger_than_all_landing_memory_is_unavailable(tmp_path: Path) -> None:
     rows = memoryview(bytearray(9000))
-    with ExternalStore.open(f"file:{tmp_path / 'store'}", ExternalConfig(piece_bytes=1, landing_bytes=8192)) as store:
+    with EngineStore.open(f"file:{tmp_path / 'store'}", EngineStoreConfig(piece_bytes=1, landing_bytes=8192)) as store:
         store.register(IDENTITY, LAYOUT)
-        page = ExternalPage(label_of(1), None, (rows,))
+        page = EnginePage(label_of(1), None, (rows,))
         assert store.put([page]) == [Answer.UNAVAILABLE]
         assert store.counts().unavailable == {(Method.PUT, Unavailable.NO_LANDING): 1}
 
@@ -241,27 +241,27 @@ def test_a_page_larger_than_all_landing_memory_is_unavailable(tmp_path: Path) ->
 @pytest.mark.parametrize("url", ["", "no_such:", "no.such.module:make", "memory:rest", "file:"])
 def test_a_url_that_names_no_store_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
-        ExternalStore.open(url)
+        EngineStore.open(url)
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: ExternalConfig(piece_bytes=0),
-        lambda: ExternalConfig(piece_bytes=9 << 20),
-        lambda: ExternalConfig(landing_bytes=1),
-        lambda: ExternalConfig(call_timeout_s=0.0),
-        lambda: ExternalConfig(guard=None),  # type: ignore[arg-type]
+        lambda: EngineStoreConfig(piece_bytes=0),
+        lambda: EngineStoreConfig(piece_bytes=9 << 20),
+        lambda: EngineStoreConfig(landing_bytes=1),
+        lambda: EngineStoreConfig(call_timeout_s=0.0),
+        lambda: EngineStoreConfig(guard=None),  # type: ignore[arg-type]
     ],
 )
-def test_settings_that_cannot_work_are_refused(make: Callable[[], ExternalConfig]) -> None:
+def test_settings_that_cannot_work_are_refused(make: Callable[[], EngineStoreConfig]) -> None:
     with pytest.raises(ConfigError):
         make()
 
 
 def test_what_the_store_holds_is_what_any_other_reader_of_it_verifies(tmp_path: Path) -> None:
     rows = EngineRows.holding([4])
-    with ExternalStore.open(f"file:{tmp_path}", ExternalConfig(guard=GuardConfig(deadline_s=60.0))) as store:
+    with EngineStore.open(f"file:{tmp_path}", EngineStoreConfig(guard=GuardConfig(deadline_s=60.0))) as store:
         store.register(IDENTITY, LAYOUT)
         store.put(rows.pages([4]))
     plain = open_storage(f"file:{tmp_path}")
@@ -272,18 +272,18 @@ def test_what_the_store_holds_is_what_any_other_reader_of_it_verifies(tmp_path: 
 
 
 def test_a_durable_put_goes_in_larger_pieces_as_far_as_landing_memory_has_room() -> None:
-    config = ExternalConfig()
+    config = EngineStoreConfig()
     assert config.piece_bytes_for(1 << 20) == 1 << 20
     assert config.piece_bytes_for(1 << 20, is_durable=True) == 32 << 20
-    assert ExternalConfig(landing_bytes=64 << 20).piece_bytes_for(1 << 20, is_durable=True) == 8 << 20
-    assert ExternalConfig(landing_bytes=1 << 20).piece_bytes_for(1 << 20, is_durable=True) == 1 << 20
+    assert EngineStoreConfig(landing_bytes=64 << 20).piece_bytes_for(1 << 20, is_durable=True) == 8 << 20
+    assert EngineStoreConfig(landing_bytes=1 << 20).piece_bytes_for(1 << 20, is_durable=True) == 1 << 20
     assert SMALL_PIECES.piece_bytes_for(1 << 20, is_durable=True) == 10_000
 
 
 @pytest.mark.parametrize("scheme", ["file", "packed"])
 def test_a_store_tells_which_pages_it_has_let_go(scheme: str, tmp_path: Path) -> None:
     numbers = range(1, 100)
-    with ExternalStore.open(f"{scheme}:{tmp_path}", SMALL_PIECES, bytes_max=200_000) as store:
+    with EngineStore.open(f"{scheme}:{tmp_path}", SMALL_PIECES, bytes_max=200_000) as store:
         store.register(IDENTITY, LAYOUT)
         assert store.take_removals() == (0, 0, ())
         assert store.put(EngineRows.holding(numbers).pages(numbers)) == [Answer.STORED] * len(numbers)
@@ -305,10 +305,10 @@ def test_a_store_that_is_away_or_remote_tells_nothing_of_what_it_lets_go(tmp_pat
         return open_storage(f"file:{tmp_path}")
 
     clock = ManualClock()
-    with ExternalStore.opened_by(make, clock=clock) as store:
+    with EngineStore.opened_by(make, clock=clock) as store:
         assert store.take_removals() is None
         clock.now_s += 60.0
         store.register(IDENTITY, LAYOUT)
         assert store.take_removals() == (0, 0, ())
-    with running() as server, ExternalStore.open(f"grpc://{server.address}") as store:
+    with running() as server, EngineStore.open(f"grpc://{server.address}") as store:
         assert store.take_removals() is None

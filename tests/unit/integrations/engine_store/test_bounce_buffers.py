@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.clock import ManualClock
 from unified_cache.errors import ConfigError
-from unified_cache.external.buffers import BounceBuffer, BounceMemory
+from unified_cache.integrations.engine_store.buffers import BounceBuffer, BounceMemory
 
 PAGE = 4096
 

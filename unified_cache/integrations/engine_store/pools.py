@@ -1,4 +1,4 @@
-"""Pools of an engine over one external store: how long a prefix it can restore, and their pages there and back.
+"""Pools of an engine over one engine's store: how long a prefix it can restore, and their pages there and back.
 
 Pools may be added at any time. Pools whose pages always move together are a **bundle**, and one page of a bundle is one
 object; each bundle has an identity of its own, so that a pool that is added later, such as a draft model's, leaves what
@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.errors import InputError
-from unified_cache.external.interface import ExternalPage
+from unified_cache.integrations.engine_store.interface import EnginePage
 from unified_cache.page import PageKey
 from unified_cache.pool import Identity, ModelLayout
 from unified_cache.seal import Label
@@ -37,7 +37,7 @@ __all__ = [
     "AskedRows",
     "BundleName",
     "BundlePages",
-    "ExternalTier",
+    "EnginePools",
     "Locate",
     "PageRows",
     "PageStore",
@@ -199,7 +199,7 @@ LANE_BYTES_MIN = 2 << 20
 
 
 class PageStore(Protocol):
-    """Part of ``ExternalStore`` that a tier uses: none of it raises on a page."""
+    """Part of ``EngineStore`` that a tier uses: none of it raises on a page."""
 
     def register(self, identity: Identity, layout: ModelLayout) -> None:
         """Announce an identity before its pages are put."""
@@ -209,15 +209,15 @@ class PageStore(Protocol):
         """Tell of each page whether a get would find it."""
         ...
 
-    def get_at_once(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+    def get_at_once(self, pages: Sequence[EnginePage]) -> list[Answer]:
         """Fill the rows of the pages that can be had without waiting; UNAVAILABLE are all others."""
         ...
 
-    def get_by_deadline(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+    def get_by_deadline(self, pages: Sequence[EnginePage]) -> list[Answer]:
         """Fill the rows of each page."""
         ...
 
-    def put_missing(self, pages: Sequence[ExternalPage]) -> list[Answer]:
+    def put_missing(self, pages: Sequence[EnginePage]) -> list[Answer]:
         """Store the pages that the store does not have."""
         ...
 
@@ -268,7 +268,7 @@ class _Bundle(NamedTuple):
     sources: tuple[PageRows, ...]
 
 
-class ExternalTier:
+class EnginePools:
     """Pools over a store. Thread-safe; no method raises on what the store does."""
 
     def __init__(self, store: PageStore, name_bundle: Callable[[tuple[str, ...], Sequence[int]], BundleName]) -> None:
@@ -431,7 +431,7 @@ class ExternalTier:
                 source.publish(part.slots, filled, hits)
         return answers
 
-    def _got(self, pages: Sequence[ExternalPage]) -> list[bool]:
+    def _got(self, pages: Sequence[EnginePage]) -> list[bool]:
         """Read what is in memory on this thread, which costs no hand-over, and the rest in batches on others."""
         hits = list(map(bool, self._store.get_at_once(pages)))
         waiting = [number for number, is_there in enumerate(hits) if not is_there]
@@ -449,7 +449,7 @@ class ExternalTier:
         return _split(self._in_batches(list(chain.from_iterable(pages)), self._store.put_missing), pages)
 
     def _in_batches(
-        self, pages: Sequence[ExternalPage], call: Callable[[Sequence[ExternalPage]], list[Answer]]
+        self, pages: Sequence[EnginePage], call: Callable[[Sequence[EnginePage]], list[Answer]]
     ) -> list[bool]:
         """Call for some pages at a time; give up after a batch of which the store did nothing."""
         done: list[bool] = []
@@ -461,7 +461,7 @@ class ExternalTier:
         return done + [False] * (len(pages) - len(done))
 
     def _in_lanes(
-        self, pages: Sequence[ExternalPage], call: Callable[[Sequence[ExternalPage]], list[Answer]]
+        self, pages: Sequence[EnginePage], call: Callable[[Sequence[EnginePage]], list[Answer]]
     ) -> list[Answer]:
         """Call for the pages in as many parts at a time as there are lanes, where they are worth it."""
         part = -(-len(pages) // LANES)
@@ -497,12 +497,12 @@ def _settle(lanes: Sequence[BoundedCall[list[Answer]]]) -> None:
         raise KeyboardInterrupt
 
 
-def _pages(part: BundlePages, bundle: _Bundle, rows: Sequence[Sequence[Rows]]) -> Iterable[ExternalPage]:
+def _pages(part: BundlePages, bundle: _Bundle, rows: Sequence[Sequence[Rows]]) -> Iterable[EnginePage]:
     """Yield the pages of a bundle; ``rows`` are those of each pool, page by page."""
     parents = [part.parent, *(key for key, _ in pairwise(part.keys))]
     for number, (key, parent) in enumerate(zip(part.keys, parents, strict=True)):
         whole = rows[0][number] if len(rows) == 1 else tuple(chain.from_iterable(row[number] for row in rows))
-        yield ExternalPage(Label(bundle.digest, key, bundle.pool), parent, whole)
+        yield EnginePage(Label(bundle.digest, key, bundle.pool), parent, whole)
 
 
 def _split(values: Sequence[bool], like: Sequence[Sequence[object]]) -> list[list[bool]]:

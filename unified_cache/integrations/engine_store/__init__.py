@@ -1,6 +1,6 @@
 """Pages that lie in an engine's own host memory, kept in any store: the room between an engine's adapter and a store.
 
-    store        ``ExternalStore``: never raises on a page, answers why, returns by its deadline
+    store        ``EngineStore``: never raises on a page, answers why, returns by its deadline
     interface    its settings, pages, reasons and counts
     tasks        what one call asks of a store, part by part, and the two paths of a page: buffered, zero-copy
     buffers      bounce buffers, where a store that is late may still write; the engine's rows until they are revoked
@@ -13,7 +13,12 @@ into the rows; what is in memory is read into the rows by whoever asks. A page t
 No module here knows an engine, or needs torch.
 """
 
-from unified_cache.external.interface import ExternalConfig, ExternalCounts, ExternalPage, Unavailable
-from unified_cache.external.store import ExternalStore
+from unified_cache.integrations.engine_store.interface import (
+    EnginePage,
+    EngineStoreConfig,
+    EngineStoreCounts,
+    Unavailable,
+)
+from unified_cache.integrations.engine_store.store import EngineStore
 
-__all__ = ["ExternalConfig", "ExternalCounts", "ExternalPage", "ExternalStore", "Unavailable"]
+__all__ = ["EnginePage", "EngineStore", "EngineStoreConfig", "EngineStoreCounts", "Unavailable"]

@@ -8,20 +8,20 @@ from threading import Event
 
 import pytest
 
-from tests.support.external import IDENTITY, LAYOUT, PAGE_BYTES, EngineRows, label_of, payload_of
+from tests.support.engine_rows import IDENTITY, LAYOUT, PAGE_BYTES, EngineRows, label_of, payload_of
 from tests.support.files import RefusingDisk
 from tests.support.store_kinds import StoreKind
 from tests.support.wrappers import PATIENCE_S
 from unified_cache.config import GuardConfig
-from unified_cache.external import ExternalConfig, ExternalStore, Unavailable
-from unified_cache.external.buffers import BounceMemory
+from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig, Unavailable
+from unified_cache.integrations.engine_store.buffers import BounceMemory
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers import Method
 
 NUMBERS = range(5)
-SOON_LATE = ExternalConfig(guard=GuardConfig(deadline_s=0.3, retry_rounds_max=1), landing_bytes=1 << 20)
-PATIENT = ExternalConfig(guard=GuardConfig(deadline_s=PATIENCE_S), landing_bytes=1 << 20)
+SOON_LATE = EngineStoreConfig(guard=GuardConfig(deadline_s=0.3, retry_rounds_max=1), landing_bytes=1 << 20)
+PATIENT = EngineStoreConfig(guard=GuardConfig(deadline_s=PATIENCE_S), landing_bytes=1 << 20)
 
 
 @pytest.fixture(params=list(StoreKind))
@@ -30,8 +30,8 @@ def kind(request: pytest.FixtureRequest) -> StoreKind:
     return found
 
 
-def opened(kind: StoreKind, root: Path, disk: Disk, config: ExternalConfig = PATIENT) -> ExternalStore:
-    store = ExternalStore.opened_by(lambda: kind.open(root, disk=disk), config)
+def opened(kind: StoreKind, root: Path, disk: Disk, config: EngineStoreConfig = PATIENT) -> EngineStore:
+    store = EngineStore.opened_by(lambda: kind.open(root, disk=disk), config)
     store.register(IDENTITY, LAYOUT)
     return store
 
