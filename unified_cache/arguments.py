@@ -46,7 +46,8 @@ def check_text(name: str, value: object, error: type[InputError] = InputError) -
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the end of an error's message, with the known words that are like ``word``; empty if none is."""
-    close = get_close_matches(word.lower(), known)
+    written = {each.lower(): each for each in known}
+    close = [written[each] for each in get_close_matches(word.lower(), written)]
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 

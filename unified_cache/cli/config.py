@@ -20,13 +20,12 @@ from unified_cache.replay.model_settings import DEVICE_BYTES, HOST_BYTES
 from unified_cache.settings.advice import warnings_about
 from unified_cache.settings.cache import EmbeddedSettings
 from unified_cache.settings.describe import ANY_NAME, Setting, settings_of
-from unified_cache.settings.loading import FILE_NAME, LoadedSettings, find_file, read_settings
+from unified_cache.settings.loading import FILE_NAME, LoadedSettings, SettingSource, read_settings
 from unified_cache.settings.names import SECTIONS
-from unified_cache.settings.origins import SettingSource
 from unified_cache.settings.programs import PlanChoices, ReplayChoices
-from unified_cache.settings.section import Section
+from unified_cache.settings.section import Settings
 from unified_cache.settings.service import ServiceSettings
-from unified_cache.settings.toml import toml_literal
+from unified_cache.settings.toml import SettingPath, toml_literal
 from unified_cache.tier_sizes import SizedTiers, component_bytes
 
 __all__ = ["ConfigCheckCommand", "ConfigInitCommand", "SectionName", "config_app", "file_to_begin_with"]
@@ -51,7 +50,7 @@ config_app = typer.Typer(
 EXAMPLES: Mapping[str, object] = {"bytes": "1GiB", "pages": 1000, "count": 1, "number": 1.0, "seconds": 60.0}
 """Values that a setting of a kind could have."""
 
-_Loaded = Mapping[str, LoadedSettings[Section]]
+_Loaded = Mapping[str, LoadedSettings[Settings]]
 
 
 class SectionName(Enum):
@@ -121,7 +120,7 @@ class ConfigCheckCommand:
             for one in loaded.values()
             for text in warnings_about(one)
         }
-        path = find_file(self.file)
+        path = next(iter(loaded.values())).file
         value = {
             "file": None if path is None else str(path),
             "settings": [each.as_json() for each in explained],
@@ -202,7 +201,7 @@ def _all_read(names: list[str], file: Path | None) -> _Loaded:
     Raises:
         ConfigError: one or several cannot be; what is wrong for several stands there once.
     """
-    loaded: dict[str, LoadedSettings[Section]] = {}
+    loaded: dict[str, LoadedSettings[Settings]] = {}
     flaws: dict[str, None] = {}
     for name in names:
         try:
@@ -220,8 +219,7 @@ def _explained(loaded: _Loaded) -> list[ExplainedSetting]:
     for section, each in loaded.items():
         values = each.settings.model_dump(mode="json")
         for setting in settings_of(type(each.settings)):
-            for path in _paths(setting, each):
-                value = _value_at(values, path)
+            for path, value in _values(values, setting.path):
                 origin = each.origin(path)
                 name = ".".join(path)
                 key = (name, repr(value), origin.place)
@@ -230,23 +228,14 @@ def _explained(loaded: _Loaded) -> list[ExplainedSetting]:
     return list(found.values())
 
 
-def _paths(setting: Setting, loaded: LoadedSettings[Section]) -> Iterator[tuple[str, ...]]:
-    """Yield the path of a setting; of one under a name that users choose, one for each such name."""
-    if ANY_NAME not in setting.path:
-        yield setting.path
+def _values(values: object, path: SettingPath) -> Iterator[tuple[SettingPath, object]]:
+    """Yield the value at a path, None in a table that is unset; under a name that users choose, one for each name."""
+    if not path:
+        yield (), values
         return
-    at = setting.path.index(ANY_NAME)
-    chosen = {path[at] for path in loaded.origins if path[:at] == setting.path[:at] and len(path) > at}
-    for name in sorted(chosen):
-        yield (*setting.path[:at], name, *setting.path[at + 1 :])
-
-
-def _value_at(values: object, path: tuple[str, ...]) -> object:
-    for name in path:
-        if not isinstance(values, Mapping):
-            return None
-        values = values.get(name)
-    return values
+    table = values if isinstance(values, Mapping) else {}
+    for name in sorted(table) if path[0] == ANY_NAME else path[:1]:
+        yield from (((name, *inner), value) for inner, value in _values(table.get(name), path[1:]))
 
 
 def _text(explained: ExplainedSetting) -> str:

@@ -9,9 +9,8 @@ from unified_cache.errors import ConfigError
 from unified_cache.replay.model_settings import DEVICE_BYTES, HOST_BYTES, SCALE, STORAGE_BYTES, ModelSettings
 from unified_cache.replay.policies import ReplayPolicies
 from unified_cache.replay.settings import ReplaySettings
-from unified_cache.settings.loading import LoadedSettings
+from unified_cache.settings.loading import LoadedSettings, SettingSource
 from unified_cache.settings.names import flag_name
-from unified_cache.settings.origins import SettingSource
 from unified_cache.settings.programs import ReplayChoices
 from unified_cache.settings.section import NONE
 

@@ -11,7 +11,7 @@ from unified_cache.errors import ConfigError
 from unified_cache.settings.describe import setting_named
 from unified_cache.settings.loading import FILE_NAME
 from unified_cache.settings.names import flag_name
-from unified_cache.settings.section import Section
+from unified_cache.settings.section import Settings
 
 __all__ = ["ConfigOption", "SetOption", "given_flags", "setting_option"]
 
@@ -25,7 +25,7 @@ SetOption = Annotated[
 ]
 
 
-def setting_option(model: type[Section], name: str, metavar: str | None = None) -> OptionInfo:
+def setting_option(model: type[Settings], name: str, metavar: str | None = None) -> OptionInfo:
     """Return the option of a setting, with its meaning as help."""
     setting = setting_named(model, name)
     flag = flag_name(setting.path)

@@ -6,16 +6,15 @@ from urllib.parse import urlsplit
 
 from unified_cache.config import WritePolicy
 from unified_cache.settings.cache import EmbeddedSettings
-from unified_cache.settings.loading import LoadedSettings
-from unified_cache.settings.origins import SettingSource
+from unified_cache.settings.loading import LoadedSettings, SettingSource
 from unified_cache.settings.programs import PlanChoices, ReplayChoices
-from unified_cache.settings.section import NONE, Section
+from unified_cache.settings.section import NONE, Settings
 from unified_cache.settings.service import ServiceSettings
 
 __all__ = ["warnings_about"]
 
 
-def warnings_about(loaded: LoadedSettings[Section]) -> Iterator[str]:
+def warnings_about(loaded: LoadedSettings[Settings]) -> Iterator[str]:
     """Yield a sentence for each contradiction between settings of one section."""
     settings = loaded.settings
     match settings:
@@ -30,7 +29,7 @@ def warnings_about(loaded: LoadedSettings[Section]) -> Iterator[str]:
                 yield "active_parameters does not change speeds that the hardware file has measured"
 
 
-def _of_cache(settings: EmbeddedSettings, loaded: LoadedSettings[Section]) -> Iterator[str]:
+def _of_cache(settings: EmbeddedSettings, loaded: LoadedSettings[Settings]) -> Iterator[str]:
     has_host = bool(settings.host_bytes or any(settings.host_pages or ()))
     if settings.device_bytes is None and settings.device_pages is None and _is_embedded(loaded):
         yield "neither device_bytes nor device_pages is set: a cache that an engine embeds needs one of them"
@@ -83,9 +82,7 @@ def _of_service(settings: ServiceSettings) -> Iterator[str]:
         yield "limits.batch_bytes is more than quota.bytes_in_flight_max: no tenant may have one batch in flight"
 
 
-def _is_embedded(loaded: LoadedSettings[Section]) -> bool:
+def _is_embedded(loaded: LoadedSettings[Settings]) -> bool:
     """Tell whether a file says something that a cache which an engine embeds alone has."""
-    return any(
-        origin.source is not SettingSource.DEFAULT and path[0] in ("operations_max", "storage_workers", "dirty_share")
-        for path, origin in loaded.origins.items()
-    )
+    names = ("operations_max", "storage_workers", "dirty_share")
+    return any(loaded.origin((name,)).source is not SettingSource.DEFAULT for name in names)

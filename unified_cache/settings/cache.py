@@ -1,7 +1,6 @@
 """Settings of a cache that an engine embeds: sizes of its tiers, its store, and its policies."""
 
-from dataclasses import fields
-from typing import Annotated, cast
+from typing import Annotated
 
 from pydantic import Field
 
@@ -20,17 +19,17 @@ from unified_cache.settings.section import (
     Prefetches,
     Retained,
     Seconds,
-    Section,
+    Settings,
 )
 from unified_cache.tier_sizes import SizedTiers
 from unified_cache.transfer_policy import TransferPolicy
 
 __all__ = ["EmbeddedSettings"]
 
-_DEFAULTS: dict[str, object] = {field.name: field.default for field in fields(CacheConfig)}
+_USUAL = CacheConfig(device_pages=(1,), host_pages=(0,))
 
 
-class EmbeddedSettings(Section):
+class EmbeddedSettings(Settings):
     """Sizes, store and policies of a cache that an engine embeds; ``config`` makes its ``CacheConfig``."""
 
     device_bytes: Bytes | None = None
@@ -48,16 +47,16 @@ class EmbeddedSettings(Section):
     """Cap on the store, headers included; unset, it may take all that its file system has."""
     retention: Retained = Retention()
     eviction: Eviction = EvictionConfig()
-    write: WritePolicy = cast(WritePolicy, _DEFAULTS["write"])
-    dirty_share: Annotated[float, Field(gt=0, le=1)] = cast(float, _DEFAULTS["dirty_share"])
+    write: WritePolicy = _USUAL.write
+    dirty_share: Annotated[float, Field(gt=0, le=1)] = _USUAL.dirty_share
     prefetching: Prefetches = Prefetching()
-    transfer: TransferPolicy = cast(TransferPolicy, _DEFAULTS["transfer"])
+    transfer: TransferPolicy = _USUAL.transfer
     guard: Guard = GuardConfig()
-    operations_max: Count = cast(int, _DEFAULTS["operations_max"])
-    storage_workers: Count = cast(int, _DEFAULTS["storage_workers"])
-    operation_timeout_s: Seconds = cast(float, _DEFAULTS["operation_timeout_s"])
-    close_timeout_s: Seconds = cast(float, _DEFAULTS["close_timeout_s"])
-    forgotten_pages_max: Annotated[int, Field(ge=0, lt=1 << 31)] = cast(int, _DEFAULTS["forgotten_pages_max"])
+    operations_max: Count = _USUAL.operations_max
+    storage_workers: Count = _USUAL.storage_workers
+    operation_timeout_s: Seconds = _USUAL.operation_timeout_s
+    close_timeout_s: Seconds = _USUAL.close_timeout_s
+    forgotten_pages_max: Annotated[int, Field(ge=0, lt=1 << 31)] = _USUAL.forgotten_pages_max
 
     @property
     def store(self) -> str | None:

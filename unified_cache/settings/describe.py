@@ -7,7 +7,7 @@ from typing import cast
 
 from unified_cache.byte_sizes import bytes_literal
 from unified_cache.config import CacheConfig
-from unified_cache.settings.section import Section
+from unified_cache.settings.section import Section, Settings
 from unified_cache.settings.toml import SettingPath
 
 __all__ = ["ANY_NAME", "UNSET", "Setting", "is_known", "setting_named", "settings_of"]
@@ -59,13 +59,13 @@ class Setting:
 
 
 @cache
-def settings_of(model: type[Section]) -> tuple[Setting, ...]:
+def settings_of(model: type[Settings]) -> tuple[Setting, ...]:
     """Return all settings of a section, in its order."""
     schema = model.model_json_schema()
     return tuple(_settings(schema, _definitions(schema), (), {}))
 
 
-def setting_named(model: type[Section], name: str) -> Setting:
+def setting_named(model: type[Settings], name: str) -> Setting:
     """Return the setting of a section that has this name.
 
     Raises:
@@ -74,7 +74,7 @@ def setting_named(model: type[Section], name: str) -> Setting:
     return {each.name: each for each in settings_of(model)}[name]
 
 
-def is_known(model: type[Section], path: SettingPath) -> bool:
+def is_known(model: type[Settings], path: SettingPath) -> bool:
     """Tell whether a section has a setting or a table at a path; what is wrong with its value is another question."""
     return any(_leads(each.path, path) for each in settings_of(model))
 

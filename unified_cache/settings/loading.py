@@ -7,36 +7,48 @@ it is that of this command alone, and wins. Variables are named alike: ``UNIFIED
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
+from pydantic_settings import EnvSettingsSource
 
 from unified_cache.errors import ConfigError
 from unified_cache.gone import value_instead
-from unified_cache.nesting import parse_json
 from unified_cache.settings.cache import EmbeddedSettings
 from unified_cache.settings.describe import is_known
 from unified_cache.settings.names import (
     FILE_VARIABLE,
     SECTIONS,
     flag_name,
+    is_known_variable,
     is_setting_variable,
-    named_by_variable,
     nearest_names,
     nearest_variables,
     section_of,
+    variable_name,
 )
-from unified_cache.settings.origins import GivenValues, Origin, SettingSource
-from unified_cache.settings.section import Section
+from unified_cache.settings.section import Settings, read_text
 from unified_cache.settings.service import ServiceSettings
 from unified_cache.settings.toml import SettingPath, TomlFile, flattened, read_toml
 
-__all__ = ["FILE_NAME", "LoadedSettings", "cache_settings", "find_file", "read_settings", "service_settings"]
+__all__ = [
+    "FILE_NAME",
+    "LoadedSettings",
+    "Origin",
+    "SettingSource",
+    "cache_settings",
+    "merged",
+    "read_settings",
+    "service_settings",
+    "table_of",
+]
 
 FILE_NAME = "unified-cache.toml"
 """Read from the working directory, where no other file is named."""
@@ -58,9 +70,44 @@ _WORDS = {
 _OF_SEVERAL = ("value_error", "library")
 """Flaws of settings that contradict each other: the sentence begins with the name of one of them."""
 
-_DEFAULT = Origin(SettingSource.DEFAULT, SettingSource.DEFAULT.value)
+_S = TypeVar("_S", bound=Settings)
 
-_S = TypeVar("_S", bound=Section)
+
+class SettingSource(Enum):
+    """Sources of settings; a later one wins."""
+
+    DEFAULT = "default"
+    FILE = "file"
+    VARIABLE = "variable"
+    FLAG = "flag"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Source of one value."""
+
+    source: SettingSource
+    place: str
+    """``FILE:LINE``, the name of a variable or of a flag; ``default``."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenValues:
+    """Values of one source, as tables in tables."""
+
+    source: SettingSource
+    values: Mapping[str, object]
+    place: Callable[[SettingPath], str]
+    """Place of a value or table that is there."""
+
+    def has(self, path: SettingPath) -> bool:
+        """Return whether the source has a value or a table at a path."""
+        value: object = self.values
+        for name in path:
+            if not isinstance(value, Mapping) or name not in value:
+                return False
+            value = value[name]
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +116,13 @@ class LoadedSettings(Generic[_S]):
 
     settings: _S
     file: Path | None
-    origins: Mapping[SettingPath, Origin]
-    """Sources of what is not left at its default."""
+    given: Sequence[GivenValues]
+    """Values of all sources, the one that wins first."""
 
     def origin(self, path: SettingPath) -> Origin:
         """Return the source of one setting."""
-        return next(
-            (self.origins[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self.origins), _DEFAULT
-        )
-
-
-def find_file(named: Path | None, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the file of settings: the one named, else that of ``UNIFIED_CACHE_CONFIG``, else that of the directory."""
-    if named is not None:
-        return named
-    if environment.get(FILE_VARIABLE):
-        return Path(environment[FILE_VARIABLE])
-    return Path(FILE_NAME) if Path(FILE_NAME).exists() else None
+        found = (Origin(each.source, each.place(path)) for each in self.given if each.has(path))
+        return next(found, Origin(SettingSource.DEFAULT, SettingSource.DEFAULT.value))
 
 
 def read_settings(
@@ -103,35 +140,37 @@ def read_settings(
         ConfigError: the file cannot be read, a name is unknown, or a value makes no sense; one line says where, what
             was expected and what was found.
     """
-    path = find_file(file, environment)
-    section = section_of(model)
-    given = GivenValues()
-    flaws: list[str] = []
-    if path is not None:
-        found = read_toml(path)
-        flaws += _unknown_in(found)
-        _lay_file(given, found, section)
-    flaws += _lay_environment(given, environment, section)
-    for assignment in assignments:
-        name, equals, text = assignment.partition("=")
-        each = tuple(name.strip().split("."))
-        if not equals or not is_known(model, each):
-            expected = (
-                f"there is no setting {name}{nearest_names((section, *each))}" if equals else "must be NAME=VALUE"
-            )
-            flaws.append(f"--set {assignment}: {expected}")
-        given.lay(each, _read_text(text), Origin(SettingSource.FLAG, f"--set {name}"))
-    for each, value in flattened(flags):
-        given.lay(each, value, Origin(SettingSource.FLAG, flag_name(each)))
-        if not is_known(model, each):
-            flaws.append(f"{flag_name(each)}: there is no setting {'.'.join(each)}{nearest_names((section, *each))}")
+    path = _find_file(file, environment)
+    found = None if path is None else read_toml(path)
+    flaws = [
+        *(() if found is None else _unknown_in(found)),
+        *_unknown_variables(environment),
+        *_unknown_assignments(model, assignments),
+        *_unknown_flags(model, flags),
+    ]
     if flaws:
         raise ConfigError("; ".join(flaws))
+    assigned = merged(*map(_assigned, assignments))
+    given = [
+        GivenValues(SettingSource.FLAG, flags, flag_name),
+        GivenValues(SettingSource.FLAG, assigned, lambda path: f"--set {'.'.join(path)}"),
+        *(_variables(model, environment, section) for section in (section_of(model), None)),
+        *(() if found is None else _tables(model, found)),
+    ]
     try:
-        settings = model.model_validate(given.tables())
+        settings = model.model_validate(merged(*(each.values for each in reversed(given))))
     except ValidationError as error:
         raise ConfigError("; ".join(_sentences(error, given))) from error
-    return LoadedSettings(settings, path, given.origins)
+    return LoadedSettings(settings, path, given)
+
+
+def _find_file(named: Path | None, environment: Mapping[str, str]) -> Path | None:
+    """Return the file of settings: the one named, else that of ``UNIFIED_CACHE_CONFIG``, else that of the directory."""
+    if named is not None:
+        return named
+    if environment.get(FILE_VARIABLE):
+        return Path(environment[FILE_VARIABLE])
+    return Path(FILE_NAME) if Path(FILE_NAME).exists() else None
 
 
 def service_settings(file: Path | None, flags: Mapping[str, object]) -> ServiceSettings:
@@ -152,14 +191,62 @@ def cache_settings(file: Path | None = None) -> EmbeddedSettings:
     return read_settings(EmbeddedSettings, file).settings
 
 
-def _lay_file(given: GivenValues, file: TomlFile, section: str) -> None:
-    """Take what a file says to a section: what stands at its top, and over that what stands in its table."""
+class _Variables(EnvSettingsSource):
+    """Variables of one prefix; a text that is no JSON stays as it is, and the model says what it expected."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: str) -> object:
+        """Return a table or a list that a variable has as JSON."""
+        return read_text(value)
+
+
+def _variables(model: type[Settings], environment: Mapping[str, str], section: str | None) -> GivenValues:
+    """Return what variables say to a section: those of all, or those for it alone."""
+    texts = {name: environment[name] for name in sorted(filter(is_setting_variable, environment))}
+    source = _Variables(model, env_prefix=variable_name((), section))
+    source.env_vars = {name.lower(): text for name, text in texts.items()}
+
+    def place(path: SettingPath) -> str:
+        """Return the variable of a value, of the table around it, or of something in it."""
+        around = [variable_name(path[:end], section) for end in range(len(path), 0, -1)]
+        inside = variable_name((*path, ""), section)
+        return next(name for name in (*around, *texts) if name in texts and (name in around or name.startswith(inside)))
+
+    return GivenValues(SettingSource.VARIABLE, source(), place)
+
+
+def _tables(model: type[Settings], file: TomlFile) -> Iterator[GivenValues]:
+    """Yield what a file says to a section: what stands in its table, and then what stands at the top."""
+    section = section_of(model)
     inner = file.values.get(section)
-    for path, value in flattened(file.values):
-        if path[0] not in SECTIONS and is_known(SECTIONS[section], path):
-            given.lay(path, value, Origin(SettingSource.FILE, file.place(path)))
-    for path, value in flattened(inner) if isinstance(inner, Mapping) else ():
-        given.lay(path, value, Origin(SettingSource.FILE, file.place((section, *path))))
+    if isinstance(inner, Mapping):
+        yield GivenValues(SettingSource.FILE, inner, lambda path: file.place((section, *path)))
+    top = {name: value for name, value in file.values.items() if name not in SECTIONS and name in model.model_fields}
+    yield GivenValues(SettingSource.FILE, top, file.place)
+
+
+def _assigned(assignment: str) -> dict[str, object]:
+    """Return the value that ``NAME=VALUE`` gives, in its tables."""
+    name, _, text = assignment.partition("=")
+    return table_of(name.strip(), read_text(text))
+
+
+def table_of(name: str, value: object) -> dict[str, object]:
+    """Return a value by its name, in the tables that the name says."""
+    first, *rest = name.split(".")
+    return {first: table_of(".".join(rest), value) if rest else value}
+
+
+def merged(*values: Mapping[str, object]) -> dict[str, object]:
+    """Return values with later ones over earlier ones, tables name by name."""
+    whole: dict[str, object] = {}
+    for each in values:
+        for name, value in each.items():
+            table = whole.get(name)
+            if isinstance(table, Mapping) and isinstance(value, Mapping):
+                whole[name] = merged(table, value)
+            else:
+                whole[name] = value
+    return whole
 
 
 def _unknown_in(file: TomlFile) -> Iterator[str]:
@@ -174,40 +261,48 @@ def _unknown_in(file: TomlFile) -> Iterator[str]:
             yield f"{file.place(path)}: there is no setting {name}{nearest_names(path)}"
 
 
-def _lay_environment(given: GivenValues, environment: Mapping[str, str], section: str) -> Iterator[str]:
-    """Take what variables say to a section; yield a sentence for each that names no setting of any."""
-    alone = GivenValues()
+def _unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for every variable that names no setting of any section."""
     for variable in sorted(filter(is_setting_variable, environment)):
-        owner, path = named_by_variable(variable)
-        if not path:
+        if not is_known_variable(variable):
             yield f"{variable}: there is no setting of this name{nearest_variables(variable)}"
-        elif owner in (None, section) and is_known(SECTIONS[section], path):
-            value = _read_text(environment[variable])
-            for inner, each in flattened({path[-1]: value}, path[:-1]):
-                (alone if owner else given).lay(inner, each, Origin(SettingSource.VARIABLE, variable))
-    given.lay_all(alone)
 
 
-def _read_text(text: str) -> object:
-    """Return a table or a list that a variable has as JSON; other text as it is."""
-    if text[:1] in ("{", "["):
-        try:
-            return parse_json(text)
-        except ValueError:
-            return text  # such as an IPv6 address in brackets
-    return text
+def _unknown_assignments(model: type[Settings], assignments: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for every ``--set`` that is no ``NAME=VALUE``, or names no setting of the section."""
+    for assignment in assignments:
+        name, equals, _ = assignment.partition("=")
+        path = tuple(name.strip().split("."))
+        if not equals:
+            yield f"--set {assignment}: must be NAME=VALUE"
+        elif not is_known(model, path):
+            yield f"--set {assignment}: there is no setting {name}{nearest_names((section_of(model), *path))}"
 
 
-def _sentences(error: ValidationError, given: GivenValues) -> Iterator[str]:
+def _unknown_flags(model: type[Settings], flags: Mapping[str, object]) -> Iterator[str]:
+    """Yield a sentence for every flag that names no setting of the section."""
+    for path, _ in flattened(flags):
+        if not is_known(model, path):
+            near = nearest_names((section_of(model), *path))
+            yield f"{flag_name(path)}: there is no setting {'.'.join(path)}{near}"
+
+
+def _place(path: SettingPath, given: Sequence[GivenValues]) -> str:
+    """Return where a value was given, or the table around it; empty where neither was."""
+    ends = range(len(path), 0, -1)
+    return next((each.place(path[:end]) for end in ends for each in given if each.has(path[:end])), "")
+
+
+def _sentences(error: ValidationError, given: Sequence[GivenValues]) -> Iterator[str]:
     """Yield a sentence for every flaw: where, which setting, what was expected, what was found."""
     for flaw in error.errors(include_url=False):
         path = tuple(each for each in flaw["loc"] if isinstance(each, str))
         reason = _reason(flaw)
         if flaw["type"] in _OF_SEVERAL:
-            place = given.place((*path, *reason.split(" ", 1)[0].split(".")))
+            place = _place((*path, *reason.split(" ", 1)[0].split(".")), given)
             yield ": ".join(part for part in (place, ".".join(path), reason) if part)
             continue
-        place = given.place(path)
+        place = _place(path, given)
         found = "" if flaw["type"] == "missing" else f", found {_shown(flaw['input'])}"
         named = place if place.startswith("--") else f"{place}: {'.'.join(path)}" if place else ".".join(path)
         instead = value_instead(flaw["input"]) if flaw["type"] == "enum" else ""

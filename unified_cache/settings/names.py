@@ -1,32 +1,31 @@
 """Names of settings: what each section has, how flags and variables are called, and what an unknown name may mean."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from unified_cache.arguments import did_you_mean
 from unified_cache.gone import GONE, section_instead, setting_instead
 from unified_cache.settings.cache import EmbeddedSettings
 from unified_cache.settings.describe import is_known, settings_of
 from unified_cache.settings.programs import PlanChoices, ReplayChoices
-from unified_cache.settings.section import Section
+from unified_cache.settings.section import NESTED, PREFIX, Settings
 from unified_cache.settings.service import ServiceSettings
 from unified_cache.settings.toml import SettingPath
 
 __all__ = [
     "FILE_VARIABLE",
-    "PREFIX",
     "SECTIONS",
     "SHORT_FLAGS",
     "flag_name",
+    "is_known_variable",
     "is_setting_variable",
-    "named_by_variable",
     "nearest_names",
     "nearest_variables",
     "section_of",
     "variable_name",
 ]
 
-SECTIONS: Mapping[str, type[Section]] = {
+SECTIONS: Mapping[str, type[Settings]] = {
     "cache": EmbeddedSettings,
     "serve": ServiceSettings,
     "replay": ReplayChoices,
@@ -46,9 +45,7 @@ SHORT_FLAGS: Mapping[str, str] = {
 }
 """Flags of settings in tables."""
 
-PREFIX = "UNIFIED_CACHE_"
 FILE_VARIABLE = f"{PREFIX}CONFIG"
-NESTED = "__"
 
 OTHERS = re.compile(
     r"UNIFIED_CACHE_(CONFIG|COMPILE|(TEST|SGLANG|VLLM)_\w+"
@@ -58,7 +55,7 @@ OTHERS = re.compile(
 """Variables with our prefix that are no settings."""
 
 
-def section_of(model: type[Section]) -> str:
+def section_of(model: type[Settings]) -> str:
     """Return the name of the section that has these settings."""
     return next(name for name, each in SECTIONS.items() if each is model)
 
@@ -78,14 +75,22 @@ def is_setting_variable(variable: str) -> bool:
     return variable.startswith(PREFIX) and OTHERS.fullmatch(variable) is None
 
 
-def named_by_variable(variable: str) -> tuple[str | None, SettingPath]:
-    """Return the section that a variable is for, None for all, and the setting that it names, () for none."""
-    path = tuple(variable.removeprefix(PREFIX).lower().split(NESTED))
-    for section, model in SECTIONS.items():
-        first = path[0].removeprefix(f"{section}_")
-        if first != path[0] and is_known(model, (first, *path[1:])):
-            return section, (first, *path[1:])
-    return None, path if any(is_known(model, path) for model in SECTIONS.values()) else ()
+def is_known_variable(variable: str) -> bool:
+    """Return whether a variable names a setting of any section."""
+    return any(
+        is_known(model, path)
+        for section, path in _readings(variable)
+        for model in (SECTIONS.values() if section is None else [SECTIONS[section]])
+    )
+
+
+def _readings(variable: str) -> Iterator[tuple[str | None, SettingPath]]:
+    """Yield the sections that a variable may be for, None for all, and the setting that it then names."""
+    first, *rest = variable.removeprefix(PREFIX).lower().split(NESTED)
+    yield None, (first, *rest)
+    for section in SECTIONS:
+        if first.startswith(f"{section}_"):
+            yield section, (first.removeprefix(f"{section}_"), *rest)
 
 
 def nearest_names(path: SettingPath) -> str:
@@ -110,26 +115,19 @@ def nearest_names(path: SettingPath) -> str:
 
 def nearest_variables(variable: str) -> str:
     """Return the end of a message about a variable that names no setting."""
-    for name in (name for each in GONE for name in each.settings):
-        first, *rest = name.split(".")
-        sections = (first,) if first in SECTIONS else (None, *SECTIONS)
-        if variable in [variable_name(tuple(rest if first in SECTIONS else (first, *rest)), each) for each in sections]:
-            return setting_instead(name)
+    for section, path in _readings(variable):
+        instead = setting_instead(".".join(path if section is None else (section, *path)))
+        if instead or setting_instead(".".join(path)):
+            return instead or setting_instead(".".join(path))
     for section in (section for each in GONE for section in each.sections):
         if variable.startswith(variable_name(("",), section)):
             return section_instead(section)
-    known = [variable_name(tuple(each.split("."))) for each in _names(SECTIONS.values())]
-    known += [
-        variable_name(tuple(each.split(".")), name) for name, model in SECTIONS.items() for each in _names([model])
-    ]
-    meant = did_you_mean(variable.lower(), [each.lower() for each in known])
-    return re.sub(f"{PREFIX}\\w+", lambda found: found[0].upper(), meant, flags=re.IGNORECASE)
+    of_all: list[tuple[str | None, str]] = [(None, each) for each in _names(SECTIONS.values())]
+    of_one = [(section, each) for section, model in SECTIONS.items() for each in _names([model])]
+    return did_you_mean(variable, [variable_name(tuple(each.split(".")), section) for section, each in of_all + of_one])
 
 
-def _names(models: Iterable[type[Section]]) -> list[str]:
+def _names(models: Iterable[type[Settings]]) -> list[str]:
     """Return the names of all settings, and of the tables that they are in."""
-    names: dict[str, None] = {}
-    for model in models:
-        for setting in settings_of(model):
-            names.update(dict.fromkeys(".".join(setting.path[:length]) for length in range(1, len(setting.path) + 1)))
-    return list(names)
+    paths = [setting.path for model in models for setting in settings_of(model)]
+    return list(dict.fromkeys(".".join(path[:end]) for path in paths for end in range(1, len(path) + 1)))

@@ -15,14 +15,14 @@ from unified_cache.settings.section import (
     PageCountsOrNone,
     Prefetches,
     Retained,
-    Section,
+    Settings,
     Texts,
 )
 
 __all__ = ["PlanChoices", "ReplayChoices"]
 
 
-class ReplayChoices(Section):
+class ReplayChoices(Settings):
     """Sizes, store and policies of a replay; with ``model`` its tiers are sized in bytes, else in pages."""
 
     model: str | None = None
@@ -65,7 +65,7 @@ class ReplayChoices(Section):
     """Move and verify payloads; without them the same hits at full speed, for sizing."""
 
 
-class PlanChoices(Section):
+class PlanChoices(Settings):
     """Model, hardware and sizes that a plan compares."""
 
     model: str | None = None

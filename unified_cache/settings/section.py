@@ -5,13 +5,17 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ModelWrapValidatorHandler, WrapValidator
 from pydantic_core import PydanticCustomError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from unified_cache.byte_sizes import parse_bytes
 from unified_cache.config import EvictionConfig, GuardConfig, Prefetching, Retention
 from unified_cache.errors import ConfigError
+from unified_cache.nesting import parse_json
 
 __all__ = [
+    "NESTED",
     "NONE",
+    "PREFIX",
     "TENANT_PATTERN",
     "Bytes",
     "BytesOrNone",
@@ -24,7 +28,9 @@ __all__ = [
     "Retained",
     "Seconds",
     "Section",
+    "Settings",
     "Texts",
+    "read_text",
 ]
 
 TENANT_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
@@ -32,6 +38,12 @@ TENANT_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 
 NONE = "none"
 """In the place of an address or a URL: there is to be none."""
+
+PREFIX = "UNIFIED_CACHE_"
+"""Begin of the variables that are settings."""
+
+NESTED = "__"
+"""Between a table and what is in it, in the name of a variable."""
 
 BYTES_MAX = 1 << 60
 PAGES_MAX = 2**31 - 2
@@ -53,8 +65,19 @@ def _read_bytes(value: object) -> object:
         raise PydanticCustomError("bytes", "must be bytes as in 4096, 500MB or 4GiB") from error
 
 
+def read_text(text: str) -> object:
+    """Return a table or a list that a text has as JSON; other text as it is."""
+    if text[:1] in ("{", "["):
+        try:
+            return parse_json(text)
+        except ValueError:
+            return text  # such as an IPv6 address in brackets
+    return text
+
+
 def _listed(value: object) -> object:
-    """Read one value as a list of it, and text with commas as a list."""
+    """Read one value as a list of it, and text with commas, or a list as JSON, as a list."""
+    value = read_text(value) if isinstance(value, str) else value
     if isinstance(value, str):
         return [part.strip() for part in value.split(",")]
     return value if isinstance(value, Sequence) else [_read_number(value)]
@@ -108,3 +131,27 @@ class Section(BaseModel):
     """One table of settings; a key that it does not have is refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Settings(BaseSettings):
+    """All settings of one command, or of a cache that an engine embeds: its tables, and what stands in none.
+
+    What code makes has the values that it is given, and defaults; ``read_settings`` asks files and variables.
+    """
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, env_prefix=PREFIX, env_nested_delimiter=NESTED
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return the arguments as the only source."""
+        del settings_cls, env_settings, dotenv_settings, file_secret_settings
+        return (init_settings,)

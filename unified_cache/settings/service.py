@@ -17,7 +17,7 @@ from unified_cache.settings.observing import (
     RecordSettings,
     TracingSettings,
 )
-from unified_cache.settings.section import Bytes, Guard, Seconds, Section
+from unified_cache.settings.section import Bytes, Guard, Seconds, Section, Settings
 
 __all__ = ["DrainSettings", "ServiceSettings"]
 
@@ -34,7 +34,7 @@ def _default_storage() -> str:
     return f"file:{Path(base) / 'unified-cache'}"
 
 
-class ServiceSettings(Section):
+class ServiceSettings(Settings):
     """All settings of a server."""
 
     listen: str = "127.0.0.1:50051"

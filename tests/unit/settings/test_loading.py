@@ -7,11 +7,10 @@ import pytest
 from unified_cache.config import EvictionPolicy, Retention, WritePolicy
 from unified_cache.errors import ConfigError
 from unified_cache.settings.cache import EmbeddedSettings
-from unified_cache.settings.loading import FILE_NAME, cache_settings, read_settings
-from unified_cache.settings.names import FILE_VARIABLE, SECTIONS, named_by_variable, variable_name
-from unified_cache.settings.origins import SettingSource
+from unified_cache.settings.loading import FILE_NAME, SettingSource, cache_settings, read_settings
+from unified_cache.settings.names import FILE_VARIABLE, SECTIONS, variable_name
 from unified_cache.settings.programs import PlanChoices, ReplayChoices
-from unified_cache.settings.section import Section
+from unified_cache.settings.section import Settings
 from unified_cache.settings.service import ServiceSettings
 
 NONE: dict[str, str] = {}
@@ -39,7 +38,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def refusal(tmp_path: Path, text: str, model: type[Section] = ReplayChoices, **environment: str) -> str:
+def refusal(tmp_path: Path, text: str, model: type[Settings] = ReplayChoices, **environment: str) -> str:
     path = tmp_path / "a.toml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as refused:
@@ -97,7 +96,7 @@ def test_the_file_is_the_one_named_else_that_of_the_variable_else_that_of_the_di
 
 @pytest.mark.parametrize("text", ['"1GiB"', "1073741824", '"1073741824"', '"1024 MiB"'])
 @pytest.mark.parametrize("model", [EmbeddedSettings, ServiceSettings, ReplayChoices])
-def test_a_size_is_written_alike_everywhere(text: str, model: type[Section], tmp_path: Path) -> None:
+def test_a_size_is_written_alike_everywhere(text: str, model: type[Settings], tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text(f"storage_bytes = {text}\n", encoding="utf-8")
     variable = {"UNIFIED_CACHE_STORAGE_BYTES": text.strip('"')}
@@ -239,7 +238,6 @@ def test_the_settings_of_an_engine_are_those_of_the_directory(file: Path, monkey
 
 
 def test_no_section_has_a_setting_whose_variable_would_be_that_of_another() -> None:
-    for section, model in SECTIONS.items():
-        for name in model.model_fields:
-            assert named_by_variable(variable_name((name,))) == (None, (name,))
-            assert named_by_variable(variable_name((name,), section)) == (section, (name,))
+    of_all = {variable_name((name,)) for model in SECTIONS.values() for name in model.model_fields}
+    of_one = [variable_name((name,), section) for section, model in SECTIONS.items() for name in model.model_fields]
+    assert len({*of_all, *of_one}) == len(of_all) + len(of_one)
