@@ -22,6 +22,8 @@ preferred_share = 0.5
 [quota.tenants.acme]
 calls_max = 4
 
+[quota.tenants.beta]
+
 [replay]
 engines = 2
 """
@@ -43,8 +45,11 @@ def test_a_file_is_explained_with_the_line_of_every_value(monkeypatch: pytest.Mo
     found = json.loads(said.out)
     places = {(each["name"], tuple(each["sections"])): each["place"] for each in found["settings"]}
     assert places["host_bytes", ("cache", "replay")] == "unified-cache.toml:2"
-    assert places["engines", ("replay",)] == "unified-cache.toml:12"
+    assert places["engines", ("replay",)] == "unified-cache.toml:14"
     assert places["quota.tenants.acme.calls_max", ("serve",)] == "unified-cache.toml:9"
+    assert places["quota.tenants.beta.calls_max", ("serve",)] == "unified-cache.toml:11", (
+        "an empty table says something"
+    )
     assert places["limit", ("replay",)] == "UNIFIED_CACHE_REPLAY_LIMIT"
     assert places["limit", ("plan",)] == "default"
     values = {each["name"]: each["value"] for each in found["settings"] if each["place"] != "default"}

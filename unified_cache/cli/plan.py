@@ -12,7 +12,7 @@ from unified_cache.cli.json_output import check_json_file, shown_as_json
 from unified_cache.cli.layout import size_named
 from unified_cache.cli.options import JsonFileOption, JsonOption
 from unified_cache.cli.progress import watched
-from unified_cache.cli.setting_options import ConfigOption, SetOption, given_flags, setting_option
+from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOption, given_flags
 from unified_cache.cli.text import console_on, printable, table
 from unified_cache.cli.traces import read_watched
 from unified_cache.config import EvictionPolicy
@@ -61,29 +61,29 @@ class PlanCommand:
     """
 
     trace: Annotated[Path, typer.Argument(help="Request trace in the Mooncake format, plain or .gz.")]
-    model: Annotated[str | None, setting_option(PlanChoices, "model", "MODEL")] = None
-    devices: Annotated[int | None, setting_option(PlanChoices, "devices")] = None
-    engines: Annotated[int | None, setting_option(PlanChoices, "engines", "N")] = None
-    sweep: Annotated[list[str] | None, setting_option(PlanChoices, "sweep", "TIER=SIZES")] = None
-    hardware: Annotated[str | None, setting_option(PlanChoices, "hardware", "NAME|FILE")] = None
-    active_parameters: Annotated[float | None, setting_option(PlanChoices, "active_parameters", "N")] = None
-    page_size: Annotated[int | None, setting_option(PlanChoices, "page_size")] = None
-    dtype: Annotated[str | None, setting_option(PlanChoices, "dtype")] = None
-    keep_tail: Annotated[int | None, setting_option(PlanChoices, "retention.tail_tokens", "TOKENS")] = None
-    keep_branches: Annotated[bool | None, setting_option(PlanChoices, "retention.branches")] = None
+    model: Annotated[str | None, SettingOption(PlanChoices, "model", "MODEL")] = None
+    devices: Annotated[int | None, SettingOption(PlanChoices, "devices")] = None
+    engines: Annotated[int | None, SettingOption(PlanChoices, "engines", "N")] = None
+    sweep: Annotated[list[str] | None, SettingOption(PlanChoices, "sweep", "TIER=SIZES")] = None
+    hardware: Annotated[str | None, SettingOption(PlanChoices, "hardware", "NAME|FILE")] = None
+    active_parameters: Annotated[float | None, SettingOption(PlanChoices, "active_parameters", "N")] = None
+    page_size: Annotated[int | None, SettingOption(PlanChoices, "page_size")] = None
+    dtype: Annotated[str | None, SettingOption(PlanChoices, "dtype")] = None
+    keep_tail: Annotated[int | None, SettingOption(PlanChoices, "retention.tail_tokens", "TOKENS")] = None
+    keep_branches: Annotated[bool | None, SettingOption(PlanChoices, "retention.branches")] = None
     policy: Annotated[
         EvictionPolicy | None,
         typer.Option(
             help="What device and host memory evict first; others than lru take replays.", case_sensitive=False
         ),
     ] = None
-    evict_device: Annotated[EvictionPolicy | None, setting_option(PlanChoices, "eviction.device")] = None
-    evict_host: Annotated[EvictionPolicy | None, setting_option(PlanChoices, "eviction.host")] = None
-    check: Annotated[int | None, setting_option(PlanChoices, "check", "N")] = None
-    limit: Annotated[int | None, setting_option(PlanChoices, "limit", "N")] = None
+    evict_device: Annotated[EvictionPolicy | None, SettingOption(PlanChoices, "eviction.device")] = None
+    evict_host: Annotated[EvictionPolicy | None, SettingOption(PlanChoices, "eviction.host")] = None
+    check: Annotated[int | None, SettingOption(PlanChoices, "check", "N")] = None
+    limit: Annotated[int | None, SettingOption(PlanChoices, "limit", "N")] = None
     config: ConfigOption = None
     assigned: SetOption = None
-    report: Annotated[Path | None, setting_option(PlanChoices, "report", "DIR")] = None
+    report: Annotated[Path | None, SettingOption(PlanChoices, "report", "DIR")] = None
     as_json: JsonOption = False
     json_file: JsonFileOption = None
 
@@ -95,7 +95,8 @@ class PlanCommand:
             OSError: report or JSON file cannot be written.
             KeyboardInterrupt: it was interrupted; what it had by then was shown.
         """
-        choices = read_settings(PlanChoices, self.config, self._flags(), self.assigned or ()).settings
+        flags = given_flags(self, {"eviction.device": self.policy, "eviction.host": self.policy})
+        choices = read_settings(PlanChoices, self.config, flags, self.assigned or ()).settings
         if choices.model is None:
             raise ConfigError("model must be set, found none; name a preset or config.json: --model gpt-oss-120b")
         model = PlannedModel(
@@ -126,27 +127,6 @@ class PlanCommand:
             sys.stderr.write(f"report: {page}\n")
         if not result.is_complete:
             raise KeyboardInterrupt(f"plan had {len(result.points):,} of {len(sweep):,} combinations, shown above")
-
-    def _flags(self) -> dict[str, object]:
-        return given_flags(
-            {
-                "model": self.model,
-                "devices": self.devices,
-                "engines": self.engines,
-                "sweep": self.sweep or None,
-                "hardware": self.hardware,
-                "active_parameters": self.active_parameters,
-                "page_size": self.page_size,
-                "dtype": self.dtype,
-                "retention.tail_tokens": self.keep_tail,
-                "retention.branches": self.keep_branches,
-                "eviction.device": self.evict_device or self.policy,
-                "eviction.host": self.evict_host or self.policy,
-                "check": self.check,
-                "report": self.report,
-                "limit": self.limit,
-            }
-        )
 
     def _served(self, choices: PlanChoices) -> ServePlan:
         """Return what replays the trace."""

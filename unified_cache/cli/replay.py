@@ -15,7 +15,7 @@ from unified_cache.cli.json_output import check_json_file, shown_as_json
 from unified_cache.cli.options import JsonFileOption, JsonOption
 from unified_cache.cli.progress import progress_on
 from unified_cache.cli.replay_settings import replay_settings
-from unified_cache.cli.setting_options import ConfigOption, SetOption, given_flags, setting_option
+from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOption, given_flags
 from unified_cache.cli.table import print_result
 from unified_cache.cli.traces import read_watched
 from unified_cache.config import EvictionPolicy, WritePolicy
@@ -65,37 +65,37 @@ class ReplayCommand:
     """
 
     trace: Annotated[Path, typer.Argument(help="Request trace in the Mooncake format, plain or .gz.")]
-    page_size: Annotated[int | None, setting_option(ReplayChoices, "page_size")] = None
-    device_pages: Annotated[int | None, setting_option(ReplayChoices, "device_pages")] = None
-    host_pages: Annotated[int | None, setting_option(ReplayChoices, "host_pages")] = None
-    page_bytes: Annotated[str | None, setting_option(ReplayChoices, "page_bytes")] = None
-    model: Annotated[str | None, setting_option(ReplayChoices, "model", "MODEL")] = None
-    dtype: Annotated[str | None, setting_option(ReplayChoices, "dtype")] = None
-    device_bytes: Annotated[str | None, setting_option(ReplayChoices, "device_bytes")] = None
-    host_bytes: Annotated[str | None, setting_option(ReplayChoices, "host_bytes")] = None
-    scale_bytes: Annotated[float | None, setting_option(ReplayChoices, "scale_bytes", "F")] = None
-    keep_tail: Annotated[int | None, setting_option(ReplayChoices, "retention.tail_tokens", "TOKENS")] = None
-    keep_branches: Annotated[bool | None, setting_option(ReplayChoices, "retention.branches")] = None
-    storage: Annotated[str | None, setting_option(ReplayChoices, "storage", "URL")] = None
-    storage_bytes: Annotated[str | None, setting_option(ReplayChoices, "storage_bytes")] = None
+    page_size: Annotated[int | None, SettingOption(ReplayChoices, "page_size")] = None
+    device_pages: Annotated[int | None, SettingOption(ReplayChoices, "device_pages")] = None
+    host_pages: Annotated[int | None, SettingOption(ReplayChoices, "host_pages")] = None
+    page_bytes: Annotated[str | None, SettingOption(ReplayChoices, "page_bytes")] = None
+    model: Annotated[str | None, SettingOption(ReplayChoices, "model", "MODEL")] = None
+    dtype: Annotated[str | None, SettingOption(ReplayChoices, "dtype")] = None
+    device_bytes: Annotated[str | None, SettingOption(ReplayChoices, "device_bytes")] = None
+    host_bytes: Annotated[str | None, SettingOption(ReplayChoices, "host_bytes")] = None
+    scale_bytes: Annotated[float | None, SettingOption(ReplayChoices, "scale_bytes", "F")] = None
+    keep_tail: Annotated[int | None, SettingOption(ReplayChoices, "retention.tail_tokens", "TOKENS")] = None
+    keep_branches: Annotated[bool | None, SettingOption(ReplayChoices, "retention.branches")] = None
+    storage: Annotated[str | None, SettingOption(ReplayChoices, "storage", "URL")] = None
+    storage_bytes: Annotated[str | None, SettingOption(ReplayChoices, "storage_bytes")] = None
     policy: Annotated[
         EvictionPolicy | None, typer.Option(help="What device and host memory evict first.", case_sensitive=False)
     ] = None
-    evict_device: Annotated[EvictionPolicy | None, setting_option(ReplayChoices, "eviction.device")] = None
-    evict_host: Annotated[EvictionPolicy | None, setting_option(ReplayChoices, "eviction.host")] = None
-    write: Annotated[WritePolicy | None, setting_option(ReplayChoices, "write")] = None
+    evict_device: Annotated[EvictionPolicy | None, SettingOption(ReplayChoices, "eviction.device")] = None
+    evict_host: Annotated[EvictionPolicy | None, SettingOption(ReplayChoices, "eviction.host")] = None
+    write: Annotated[WritePolicy | None, SettingOption(ReplayChoices, "write")] = None
     prefetch_min_tokens: Annotated[
         int | None,
-        setting_option(ReplayChoices, "prefetching.threshold_tokens", "N"),
+        SettingOption(ReplayChoices, "prefetching.threshold_tokens", "N"),
     ] = None
-    prefetch_host_share: Annotated[float | None, setting_option(ReplayChoices, "prefetching.host_share", "F")] = None
-    engines: Annotated[int | None, setting_option(ReplayChoices, "engines", "N")] = None
-    limit: Annotated[int | None, setting_option(ReplayChoices, "limit", "N")] = None
-    moves_bytes: Annotated[bool | None, setting_option(ReplayChoices, "bytes")] = None
+    prefetch_host_share: Annotated[float | None, SettingOption(ReplayChoices, "prefetching.host_share", "F")] = None
+    engines: Annotated[int | None, SettingOption(ReplayChoices, "engines", "N")] = None
+    limit: Annotated[int | None, SettingOption(ReplayChoices, "limit", "N")] = None
+    moves_bytes: Annotated[bool | None, SettingOption(ReplayChoices, "bytes")] = None
     config: ConfigOption = None
     assigned: SetOption = None
-    explain: Annotated[bool | None, setting_option(ReplayChoices, "explain")] = None
-    report: Annotated[Path | None, setting_option(ReplayChoices, "report", "DIR")] = None
+    explain: Annotated[bool | None, SettingOption(ReplayChoices, "explain")] = None
+    report: Annotated[Path | None, SettingOption(ReplayChoices, "report", "DIR")] = None
     as_json: JsonOption = False
     json_file: JsonFileOption = None
 
@@ -108,7 +108,8 @@ class ReplayCommand:
             OSError: report or JSON file cannot be written.
 
         """
-        loaded = read_settings(ReplayChoices, self.config, self._flags(), self.assigned or ())
+        flags = given_flags(self, {"eviction.device": self.policy, "eviction.host": self.policy})
+        loaded = read_settings(ReplayChoices, self.config, flags, self.assigned or ())
         explain, directory = loaded.settings.explain, loaded.settings.report
         settings = replace(replay_settings(loaded), explains=directory is not None if explain is None else explain)
         requests = read_watched(self.trace, loaded.settings.limit)
@@ -130,35 +131,6 @@ class ReplayCommand:
                 f"{result.wrong_pages} of {result.pages_verified} pages handed back held wrong bytes, "
                 f"{result.leaked_slots} slots leaked; this is a bug, please report it"
             )
-
-    def _flags(self) -> dict[str, object]:
-        return given_flags(
-            {
-                "page_size": self.page_size,
-                "device_pages": self.device_pages,
-                "host_pages": self.host_pages,
-                "page_bytes": self.page_bytes,
-                "model": self.model,
-                "dtype": self.dtype,
-                "device_bytes": self.device_bytes,
-                "host_bytes": self.host_bytes,
-                "scale_bytes": self.scale_bytes,
-                "retention.tail_tokens": self.keep_tail,
-                "retention.branches": self.keep_branches,
-                "storage": self.storage,
-                "storage_bytes": self.storage_bytes,
-                "eviction.device": self.evict_device or self.policy,
-                "eviction.host": self.evict_host or self.policy,
-                "write": self.write,
-                "prefetching.threshold_tokens": self.prefetch_min_tokens,
-                "prefetching.host_share": self.prefetch_host_share,
-                "engines": self.engines,
-                "limit": self.limit,
-                "bytes": self.moves_bytes,
-                "explain": self.explain,
-                "report": self.report,
-            }
-        )
 
     def _show(self, result: "ReplayResult") -> None:
         value = {"headline": headline(result), **result.as_json()}

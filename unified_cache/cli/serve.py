@@ -16,7 +16,7 @@ import typer
 
 from unified_cache.cli.json_output import shown_as_json
 from unified_cache.cli.options import JsonFileOption, JsonOption
-from unified_cache.cli.setting_options import ConfigOption, SetOption, given_flags, setting_option
+from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOption, given_flags
 from unified_cache.cli.text import example
 from unified_cache.drain import Drain, signals_drain
 from unified_cache.errors import CacheError, ConfigError
@@ -76,9 +76,9 @@ class ServeCommand:
     SIGTERM lets calls in flight finish; a second one stops at once.
     """
 
-    listen: Annotated[str | None, setting_option(ServiceSettings, "listen", "ADDR")] = None
-    storage: Annotated[str | None, setting_option(ServiceSettings, "storage", "URL")] = None
-    storage_bytes: Annotated[str | None, setting_option(ServiceSettings, "storage_bytes")] = None
+    listen: Annotated[str | None, SettingOption(ServiceSettings, "listen", "ADDR")] = None
+    storage: Annotated[str | None, SettingOption(ServiceSettings, "storage", "URL")] = None
+    storage_bytes: Annotated[str | None, SettingOption(ServiceSettings, "storage_bytes")] = None
     config: ConfigOption = None
     assigned: SetOption = None
     print_config: Annotated[bool, typer.Option("--print-config", help="Print all settings as TOML and exit.")] = False
@@ -102,17 +102,9 @@ class ServeCommand:
             CacheError: the store cannot be opened, or calls did not finish in the grace.
         """
         os.environ.setdefault(GRPC_LOG, "NONE")
-        port = self.live_port
-        flags = given_flags(
-            {
-                "listen": self.listen,
-                "storage": self.storage,
-                "storage_bytes": self.storage_bytes,
-                "live.listen": None if port is None else f"127.0.0.1:{port}",
-                "record.file": self.record,
-                "insecure": self.insecure or None,
-            }
-        )
+        listen = None if self.live_port is None else f"127.0.0.1:{self.live_port}"
+        also = {"live.listen": listen, "record.file": self.record, "insecure": self.insecure or None}
+        flags = given_flags(self, also)
         settings = read_settings(ServiceSettings, self.config, flags, self.assigned or ()).settings
         if self.print_config:
             sys.stdout.write(as_toml(settings))

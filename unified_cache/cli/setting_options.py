@@ -1,19 +1,23 @@
 """Options that are settings: named, described and read as in the file of settings and in the environment."""
 
 from collections.abc import Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 from typer.models import OptionInfo
 
-from unified_cache.errors import ConfigError
 from unified_cache.settings.describe import setting_named
-from unified_cache.settings.loading import FILE_NAME
+from unified_cache.settings.loading import FILE_NAME, merged, table_of
 from unified_cache.settings.names import flag_name
 from unified_cache.settings.section import Settings
 
-__all__ = ["ConfigOption", "SetOption", "given_flags", "setting_option"]
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+__all__ = ["ConfigOption", "SetOption", "SettingOption", "given_flags"]
 
 ConfigOption = Annotated[
     Path | None,
@@ -25,38 +29,33 @@ SetOption = Annotated[
 ]
 
 
-def setting_option(model: type[Settings], name: str, metavar: str | None = None) -> OptionInfo:
-    """Return the option of a setting, with its meaning as help."""
-    setting = setting_named(model, name)
-    flag = flag_name(setting.path)
-    if setting.kind == "true or false":
-        flag += f"/--no-{flag.removeprefix('--')}"
-    default = "" if setting.default in (None, ()) else f" [default: {setting.default_text}]"
-    made = typer.Option(
-        flag,
-        metavar=metavar or {"bytes": "BYTES", "seconds": "SECONDS"}.get(setting.kind),
-        help=setting.meaning.replace("``", "") + default,
-        case_sensitive=False,
-    )
-    return cast(OptionInfo, made)
+class SettingOption(OptionInfo):
+    """Option of a setting, with its meaning as help."""
+
+    def __init__(self, model: type[Settings], name: str, metavar: str | None = None) -> None:
+        setting = setting_named(model, name)
+        flag = flag_name(setting.path)
+        if setting.kind == "true or false":
+            flag += f"/--no-{flag.removeprefix('--')}"
+        default = "" if setting.default in (None, ()) else f" [default: {setting.default_text}]"
+        super().__init__(
+            default=...,
+            param_decls=(flag,),
+            metavar=metavar or {"bytes": "BYTES", "seconds": "SECONDS"}.get(setting.kind),
+            help=setting.meaning.replace("``", "") + default,
+            case_sensitive=False,
+        )
+        self.name = name
 
 
-def given_flags(options: Mapping[str, object]) -> dict[str, object]:
-    """Return the options that were given, by the names of their settings, as tables in tables.
+def given_flags(command: "DataclassInstance", also: Mapping[str, object] = MappingProxyType({})) -> dict[str, object]:
+    """Return the options of settings that a command was given, as tables in tables.
 
-    Raises:
-        ConfigError: two options name one setting, with its table and by itself.
+    ``also`` has settings that another option gives, by name; the option of a setting itself wins.
     """
-    flags: dict[str, object] = {}
-    for name, value in options.items():
-        if value is None:
-            continue
-        *tables, last = name.split(".")
-        table = flags
-        for each in tables:
-            inner = table.setdefault(each, {})
-            if not isinstance(inner, dict):
-                raise ConfigError(f"{flag_name((each,))} must not stand beside {flag_name(tuple(name.split('.')))}")
-            table = inner
-        table[last] = value
-    return flags
+    given, values = dict(also), asdict(command)
+    for field in fields(command):
+        for option in get_args(field.type):
+            if isinstance(option, SettingOption) and values[field.name] not in (None, []):
+                given[option.name] = values[field.name]
+    return merged(*(table_of(name, value) for name, value in given.items() if value is not None))

@@ -101,11 +101,11 @@ class GivenValues:
     """Place of a value or table that is there."""
 
     def has(self, path: SettingPath) -> bool:
-        """Return whether the source has a value or a table at a path."""
+        """Return whether the source has a value or a table at a path, or an empty table around it."""
         value: object = self.values
         for name in path:
             if not isinstance(value, Mapping) or name not in value:
-                return False
+                return value == {} and value is not self.values
             value = value[name]
         return True
 

@@ -223,6 +223,22 @@ def test_an_assignment_that_makes_no_sense_is_refused(assignment: str, said: str
     assert said in str(refused.value)
 
 
+def test_an_assignment_in_a_table_goes_over_one_of_the_table() -> None:
+    assigned = ('guard={"deadline_s": 3, "calls_max": 5}', "guard.calls_max=7")
+    guard = read_settings(EmbeddedSettings, assignments=assigned, environment=NONE).settings.guard
+    assert (guard.deadline_s, guard.calls_max) == (3.0, 7)
+
+
+def test_a_list_in_a_table_may_be_json_in_a_variable() -> None:
+    variables = {
+        "UNIFIED_CACHE_EVICTION__HOST": '["lru", "adaptive"]',
+        "UNIFIED_CACHE_QUOTA__TENANTS__A": '{"calls_max": 5}',
+    }
+    eviction = read_settings(EmbeddedSettings, environment=variables).settings.eviction
+    assert eviction.host == (EvictionPolicy.LRU, EvictionPolicy.ADAPTIVE)
+    assert read_settings(ServiceSettings, environment=variables).settings.quota.of("a").calls_max == 5
+
+
 def test_a_policy_is_one_for_all_components_or_a_list(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text('[eviction]\ndevice = "adaptive"\nhost = ["priority", "lru"]\n', encoding="utf-8")
