@@ -145,12 +145,12 @@ def read_settings(
     flaws = [
         *(() if found is None else _unknown_in(found)),
         *_unknown_variables(environment),
-        *_unknown_assignments(model, assignments),
-        *_unknown_flags(model, flags),
+        *_unknown_flags(model, flags, assignments),
     ]
     if flaws:
         raise ConfigError("; ".join(flaws))
-    assigned = merged(*map(_assigned, assignments))
+    pairs = [assignment.partition("=") for assignment in assignments]
+    assigned = merged(*(table_of(name.strip(), read_text(text)) for name, _, text in pairs))
     given = [
         GivenValues(SettingSource.FLAG, flags, flag_name),
         GivenValues(SettingSource.FLAG, assigned, lambda path: f"--set {'.'.join(path)}"),
@@ -224,12 +224,6 @@ def _tables(model: type[Settings], file: TomlFile) -> Iterator[GivenValues]:
     yield GivenValues(SettingSource.FILE, top, file.place)
 
 
-def _assigned(assignment: str) -> dict[str, object]:
-    """Return the value that ``NAME=VALUE`` gives, in its tables."""
-    name, _, text = assignment.partition("=")
-    return table_of(name.strip(), read_text(text))
-
-
 def table_of(name: str, value: object) -> dict[str, object]:
     """Return a value by its name, in the tables that the name says."""
     first, *rest = name.split(".")
@@ -268,23 +262,19 @@ def _unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
             yield f"{variable}: there is no setting of this name{nearest_variables(variable)}"
 
 
-def _unknown_assignments(model: type[Settings], assignments: Sequence[str]) -> Iterator[str]:
-    """Yield a sentence for every ``--set`` that is no ``NAME=VALUE``, or names no setting of the section."""
+def _unknown_flags(model: type[Settings], flags: Mapping[str, object], assignments: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for every flag and ``--set`` that names no setting of the section."""
+    named = [(flag_name(path), path) for path, _ in flattened(flags)]
     for assignment in assignments:
         name, equals, _ = assignment.partition("=")
-        path = tuple(name.strip().split("."))
-        if not equals:
+        if equals:
+            named.append((f"--set {assignment}", tuple(name.strip().split("."))))
+        else:
             yield f"--set {assignment}: must be NAME=VALUE"
-        elif not is_known(model, path):
-            yield f"--set {assignment}: there is no setting {name}{nearest_names((section_of(model), *path))}"
-
-
-def _unknown_flags(model: type[Settings], flags: Mapping[str, object]) -> Iterator[str]:
-    """Yield a sentence for every flag that names no setting of the section."""
-    for path, _ in flattened(flags):
+    for flag, path in named:
         if not is_known(model, path):
             near = nearest_names((section_of(model), *path))
-            yield f"{flag_name(path)}: there is no setting {'.'.join(path)}{near}"
+            yield f"{flag}: there is no setting {'.'.join(path)}{near}"
 
 
 def _place(path: SettingPath, given: Sequence[GivenValues]) -> str:

@@ -36,6 +36,7 @@ PACKAGES = (
     "psutil",
     "pybase64",
     "pydantic",
+    "pydantic-settings",
     "python-dateutil",
     "python-multipart",
     "pyzmq",
