@@ -17,10 +17,10 @@ pytestmark = needs_mooncake
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServeProcess]]:
-    """Two servers without a host tier of their own, in front of three nodes."""
+    """Two servers in front of three nodes."""
     directory = tmp_path_factory.mktemp("servers")
     with small_cluster(nodes=3) as cluster, ExitStack() as ends:
-        options = ("--storage", cluster.url, "--host-bytes", "0")
+        options = ("--storage", cluster.url)
         yield [ends.enter_context(serving(Path(directory), *options)) for _ in range(2)]
 
 

@@ -73,7 +73,6 @@ class DocumentShell:
         apart = {
             f"{VARIABLE}LISTEN": "127.0.0.1:0",
             f"{VARIABLE}METRICS__LISTEN": "127.0.0.1:0",
-            f"{VARIABLE}HOST_BYTES": str(64 << 20),
             f"{VARIABLE}ACCESS__LOCAL_ROLE": "admin",
         }
         self._server = subprocess.Popen(

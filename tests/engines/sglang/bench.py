@@ -136,7 +136,7 @@ class Bench:
         environment = {**os.environ, "UNIFIED_CACHE_SERVE_METRICS__LISTEN": "127.0.0.1:0"}
         for _ in range(SERVICE_TRIES):
             (port,) = free_ports(1)
-            options = ["serve", "--listen", f"127.0.0.1:{port}", "--storage", f"file:{directory}", "--host-bytes", "0"]
+            options = ["serve", "--listen", f"127.0.0.1:{port}", "--storage", f"file:{directory}"]
             with (self.root / f"service-{port}.log").open("wb") as log:
                 running = subprocess.Popen([*command, *options], stdout=log, stderr=log, cwd=ROOT, env=environment)
             if wait_until(partial(_ended_or_answers, running, port), SERVICE_S) and running.poll() is None:
