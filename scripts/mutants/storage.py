@@ -91,4 +91,25 @@ STORAGE_MUTANTS = [
         "needed[bits, :end] = False",
         ("tests/unit/offline/test_untold.py",),
     ),
+    Mutant(
+        "a process that is not alone in a directory sweeps nothing",
+        "storage_backends/file/quota.py",
+        "            if not is_alone:\n",
+        "            if False:\n",
+        tests=("tests/unit/storage_backends/file/test_sharing.py",),
+    ),
+    Mutant(
+        "who came into a directory and went is not noticed",
+        "storage_backends/file/visits.py",
+        "return before == (self._count, True) and self.is_alone",
+        "return self.is_alone",
+        tests=("tests/unit/storage_backends/file/test_sharing.py",),
+    ),
+    Mutant(
+        "what is stored during a sweep is not counted",
+        "storage_backends/file/quota.py",
+        "                self._sweep.changes[label] = object_bytes\n",
+        "                pass\n",
+        tests=("tests/unit/storage_backends/file/test_sharing.py",),
+    ),
 ]

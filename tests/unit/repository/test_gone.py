@@ -56,6 +56,8 @@ WORDS = (
     # Policies for comparisons, and the time to live.
     *("EvictionPolicy.LFU", "EvictionPolicy.SLRU", "EvictionPolicy.FIFO", "ttl_s", "slru_protected_share"),
     "lfu_half_life_touches",
+    # The journal of a file store.
+    *("SharedQuota", "NoQuota", "JournalLine", "StoreListing", "unrecorded_count"),
 )
 """Words of what is gone, beside those of ``GONE``; in this order a comment says of what."""
 

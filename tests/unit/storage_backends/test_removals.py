@@ -181,18 +181,19 @@ def test_the_service_tells_its_clients_nothing() -> None:
     running.stop()
 
 
-@pytest.mark.parametrize("bytes_max", [None, 40 * PAGE_BYTES], ids=["without a cap", "with a cap"])
-def test_what_another_process_evicted_is_told_with_the_next_put(bytes_max: int | None, tmp_path: Path) -> None:
+def test_what_another_process_evicted_is_told_with_the_next_sweep(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        mine = stack.enter_context(closing(FileStorage.open(tmp_path, bytes_max=bytes_max)))
+        mine = stack.enter_context(closing(FileStorage.open(tmp_path, bytes_max=40 * PAGE_BYTES)))
         theirs = stack.enter_context(closing(FileStorage.open(tmp_path, bytes_max=CAP_BYTES)))
         feed = subscribed(mine)
         put(mine, range(4))
-        put(theirs, range(4, 10))
+        for number in range(4, 10):
+            put(theirs, [number])
         put(mine, [10])
         assert set(feed.take().labels) == {label(number) for number in range(4)}
         theirs.remove([label(5)])
-        put(mine, [11])
+        put(mine, range(11, 14))
+        put(mine, [14])
         assert feed.take().labels == (label(5),)
 
 

@@ -141,7 +141,6 @@ class Disk:
     stat = staticmethod(os.stat)
     fstat = staticmethod(os.fstat)
     fstatvfs = staticmethod(os.fstatvfs)
-    lseek = staticmethod(os.lseek)
     read = staticmethod(os.read)
     pread = staticmethod(os.pread)
     preadv = staticmethod(_preadv)

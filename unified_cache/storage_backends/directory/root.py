@@ -93,8 +93,12 @@ class StoreRoot:
         return f"{next(self._temp_numbers):x}"
 
     def is_alone(self) -> bool:
-        """Tell whether no other process is in the store; one that enters from now on is not seen."""
+        """Return whether no other process is in the store, nor what a dead one left; see ``remove_dead``."""
         return self.disk.listdir(self._writer.tmp_fd) == [self._writer.name]
+
+    def remove_dead(self) -> None:
+        """Remove the temp directories of dead processes."""
+        _sweep(self.disk, self._writer.tmp_fd, self._writer.name)
 
     def make_directory(self, identity: bytes) -> None:
         """Make the directory of an identity if absent; beside a new one stands the marker, or no restart would take it.

@@ -88,6 +88,11 @@ class Stamps:
                 self._waiting[labels[number]] = latest - number
             return self._due(latest)
 
+    def unwritten(self) -> dict[Label, int]:
+        """Return the times that wait to be written; a copy."""
+        with self._guard:
+            return dict(self._waiting)
+
     def take(self) -> dict[Label, int]:
         """Return all that waits to be written, the least recent first."""
         with self._guard:

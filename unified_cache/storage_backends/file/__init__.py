@@ -3,14 +3,12 @@
 A put passes these files in this order, a get ``store`` and ``page_reader``:
 
     store            ``FileStorage``: the protocol's methods
-    quota            byte cap that all processes share, and which files are evicted for it
-    no_cap           its twin for a process without a cap: no index, only free space is looked after
+    quota            byte cap, which files are evicted for it, and the sweep that counts what others stored
+    visits           whether there are others
     page_reader      pages out of their files into buffers, and the listing of them
     from_memory      pages in memory into the rows of who asks, without waiting
     page_writer      a page into a temporary file, synced if it must be durable, renamed into place
     fan_directories  the directories that files lie in, kept open
-    listing          all of them, a few at a time, for who lost track of the others
     layout           where the file of a page lies, and the listing of those that are there
-    journal          what each process added and removed, in one order that all of them read
     reader           ``FileReader``: the store opened to be read alone, which changes nothing
 """

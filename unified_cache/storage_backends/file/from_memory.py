@@ -34,13 +34,13 @@ class MemoryFiles:
             known.append(fd >= 0)
         return known
 
-    def read(self, targets: Sequence[RowsTarget], asked: Sequence[bool]) -> list[bool]:
-        """Read the pages asked for; tell of each whether it is there and verified.
+    def read(self, targets: Sequence[RowsTarget]) -> list[bool]:
+        """Read pages; return for each whether it is there and verified.
 
         Of a call whose first file is not in memory none is read: it is of one prompt, which is there or not.
         """
         came = [False] * len(targets)
-        numbers = [number for number, is_asked in enumerate(asked) if is_asked]
+        numbers = range(len(targets))
         for start in range(0, len(numbers), FILES_OPEN_MAX):
             if not self._read_some(targets, numbers[start : start + FILES_OPEN_MAX], came, is_first=not start):
                 break

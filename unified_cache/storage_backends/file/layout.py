@@ -1,6 +1,6 @@
 """Layout of a file store beyond what every store has in its directory, and the listing of its objects.
 
-    journal/<number>                                what every process adds and removes, see ``file.journal``
+    visits                                          a byte for each time that the store was opened
     <identity>/<first digit of key>/<key>.<pool>    one object
 
 Keys are hex digests. Sixteen directories for one identity keep each of them short enough, and a durable batch of any

@@ -27,9 +27,8 @@ from unified_cache.storage_backends.directory.root import StoreRoot
 from unified_cache.storage_backends.directory.syncs import BatchSyncs
 from unified_cache.storage_backends.file.fan_directories import OpenDirectories
 from unified_cache.storage_backends.file.layout import place_of
-from unified_cache.storage_backends.file.no_cap import NoQuota
 from unified_cache.storage_backends.file.page_reader import FILES_OPEN_MAX
-from unified_cache.storage_backends.file.quota import SharedQuota
+from unified_cache.storage_backends.file.quota import FileQuota
 from unified_cache.storage_backends.protocol import PageIO, StoredObject
 
 __all__ = ["PageWriter"]
@@ -61,8 +60,6 @@ class _WriteBatch:
     stamp: int
     durable: bool
     stored: set[Label] = field(default_factory=set)
-    refreshed: set[Label] = field(default_factory=set)
-    """Stored before, and used again now."""
     touched: dict[Directory, bytes] = field(default_factory=dict)
     """Directories to make durable before the put answers, with the identity each belongs to."""
 
@@ -70,9 +67,7 @@ class _WriteBatch:
 class PageWriter:
     """Writes pages into the store of one process. Thread-safe."""
 
-    def __init__(
-        self, root: StoreRoot, directories: OpenDirectories, quota: SharedQuota | NoQuota, foreign: ForeignFiles
-    ) -> None:
+    def __init__(self, root: StoreRoot, directories: OpenDirectories, quota: FileQuota, foreign: ForeignFiles) -> None:
         self._root = root
         self._disk = root.disk
         self._directories = directories
@@ -124,7 +119,7 @@ class PageWriter:
         except OSError as error:
             raise storage_error(error, f"cannot sync the directories of {self._root.path}") from error
         stored = [page.label in batch.stored for page in pages]
-        self._quota.record(pages, stored, batch.refreshed)
+        self._quota.record(pages, stored)
         return stored
 
     def _begin(self, batch: _WriteBatch) -> list[_Draft]:
@@ -143,7 +138,6 @@ class PageWriter:
             except OSError as error:
                 raise self._cannot_store(label, error) from error
             if is_there:
-                batch.refreshed.add(label)
                 self._note(draft, batch)
             else:
                 drafts[label] = draft

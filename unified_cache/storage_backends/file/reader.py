@@ -22,7 +22,7 @@ __all__ = ["FileReader"]
 
 
 class FileReader:
-    """Reads a file store and changes nothing in it: no temp directory, no journal, no time of use, nothing removed.
+    """Reads a file store and changes nothing in it: no temp directory, no visit, no time of use, nothing removed.
 
     Engines may use the store meanwhile: an object is whole under its name or not there. Thread-safe.
     """

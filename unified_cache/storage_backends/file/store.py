@@ -21,9 +21,7 @@ from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, check_limits, parse_address
-from unified_cache.storage_backends.directory.descriptors import (
-    storage_error,
-)
+from unified_cache.storage_backends.directory.descriptors import storage_error
 from unified_cache.storage_backends.directory.direct import CALL_BYTES
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import ForeignFiles
@@ -32,14 +30,13 @@ from unified_cache.storage_backends.directory.root import StoreFormat, StoreRoot
 from unified_cache.storage_backends.directory.stamps import Clock, Stamps
 from unified_cache.storage_backends.file.fan_directories import OpenDirectories
 from unified_cache.storage_backends.file.from_memory import MemoryFiles
-from unified_cache.storage_backends.file.journal import Journal
 from unified_cache.storage_backends.file.layout import place_of
-from unified_cache.storage_backends.file.no_cap import NoQuota
 from unified_cache.storage_backends.file.page_reader import PageReader
 from unified_cache.storage_backends.file.page_writer import PageWriter
-from unified_cache.storage_backends.file.quota import SharedQuota
+from unified_cache.storage_backends.file.quota import FileQuota
+from unified_cache.storage_backends.file.visits import Visits
 from unified_cache.storage_backends.memory_reads import RowsTarget
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan
 from unified_cache.storage_backends.removals import RemovalFeed
 
 __all__ = ["FileCounts", "FileStorage", "open_url"]
@@ -65,28 +62,24 @@ class FileCounts:
     """Links, FIFOs, directories, files of another length and other pages found in the place of an object."""
     unreadable_count: int
     """Objects that were there and could not be read: misses until they are put again."""
-    unrecorded_count: int
-    """Changes that the journal did not take; the cap is exceeded by these until other processes meet them."""
 
 
 class FileStorage:
     """Keep sealed pages in files under one directory, with an optional cap and the least recently used going first.
 
     Several processes may open one directory; each finds what the others stored, and a page that another
-    removed is a miss. The cap binds them all together, see ``SharedQuota`` for by how much they exceed it at a moment,
+    removed is a miss. The cap binds them all together, see ``FileQuota`` for by how much they may exceed it,
     and counts lengths of objects, not blocks. A batch never evicts its own pages, nor an object that another one
     needs before that one: of a chain longer than the cap the first pages are stored, the rest declined.
     Recency is kept in modification times and survives a restart; a crash forgets when pages were last read, of at
     most ``PAGES_WAITING_MAX`` of them, no further back than ``STAMP_GRAIN_NS`` before the last call. Where somebody
     removes the directory, its pages are misses, and the next put or register makes it anew. Local file systems
-    only: locks and appends on a network are not what they are here.
+    only: locks on a network are not what they are here.
 
     Thread-safe. Objects are read and written outside the guards.
     """
 
-    def __init__(
-        self, root: StoreRoot, directories: OpenDirectories, quota: SharedQuota | NoQuota, stamps: Stamps
-    ) -> None:
+    def __init__(self, root: StoreRoot, directories: OpenDirectories, quota: FileQuota, stamps: Stamps) -> None:
         self._root = root
         self._disk = root.disk
         self._directories = directories
@@ -125,20 +118,20 @@ class FileStorage:
         check_limits(bytes_max, free_bytes_min)
         root = open_root(disk or Disk(), Path(path), FORMAT, new_writer, is_remade=True)
         try:
-            journal = Journal.open(root.disk, root.fd)
+            visits = Visits.enter(root)
+            if root.is_alone():
+                # Earlier versions kept one, for a count that all processes shared.
+                root.disk.rmtree("journal", ignore_errors=True, dir_fd=root.fd)
         except OSError as error:
             root.close()
-            raise storage_error(error, f"cannot open the journal of the file store in {path}") from error
+            raise storage_error(error, f"cannot enter the file store in {path}") from error
         directories = OpenDirectories(root.disk, root.fd, DIRECTORIES_OPEN_MAX)
         stamps = Stamps(clock, notes_reads=notes_reads)
-        if bytes_max is None:
-            return cls(root, directories, NoQuota(root, directories, journal, free_bytes_min), stamps)
-        quota = SharedQuota(root, bytes_max, directories, journal, free_bytes_min)
+        quota = FileQuota(root, bytes_max, directories, stamps, visits, free_bytes_min)
         storage = cls(root, directories, quota, stamps)
         try:
-            history = journal.exchange(()) or ()
-            # What nobody alive has begun, nobody will finish.
-            stamps.outrun(quota.fill(() if root.is_alone() else history))
+            if bytes_max is not None:
+                stamps.outrun(quota.fill())
         except OSError as error:
             storage.close()
             raise storage_error(error, f"cannot list the file store in {path}") from error
@@ -151,7 +144,7 @@ class FileStorage:
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of the objects in the store, whoever stored them; without a cap they are summed up now.
+        """Bytes of the objects in the store, whoever stored them, summed up now. Linear in objects.
 
         Raises:
             StorageError: a directory cannot be listed.
@@ -172,7 +165,6 @@ class FileStorage:
             unremovable_count=quota.unremovable_count,
             foreign_count=self._foreign.count,
             unreadable_count=self._page_reader.unreadable_count,
-            unrecorded_count=quota.unrecorded_count,
         )
 
     def capability(self) -> Capability:
@@ -204,7 +196,7 @@ class FileStorage:
                 self._quota.removed.note(
                     page.label for page, hit in zip(pages, hits, strict=True) if hit is Answer.FLAWED
                 )
-            self._quota.record(pages, hits, ())
+            self._quota.record(pages, hits)
             self._stamp(self._stamps.note(pages, hits))
             return hits
 
@@ -216,13 +208,12 @@ class FileStorage:
     def read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:
         """Read pages that the system has in memory into their rows; a page that came becomes recent.
 
-        A call at which times of use are due is left to ``get``, which writes them, as is a page that another process
-        stored and that this one has not met, which others are told of.
+        A call at which times of use are due is left to ``get``, which writes them.
         """
         with self._calls:
             if self._stamps.are_due():
                 return [False] * len(targets)
-            came = self._memory_files.read(targets, self._quota.known([target.label for target in targets]))
+            came = self._memory_files.read(targets)
             self._quota.use([target for target, is_there in zip(targets, came, strict=True) if is_there])
             self._stamps.keep(targets, came)
             return came
@@ -319,8 +310,8 @@ class FileStorage:
     def removals(self) -> RemovalFeed:
         """Begin to tell a subscriber what goes.
 
-        What other processes removed is told once this one has read their journal: at its next put, and when it writes
-        times of use. Where it fell behind what the journal keeps, that is a loss.
+        What other processes removed is told once a sweep of this one has missed it, see ``FileQuota``; without a cap
+        there is none.
         """
         with self._calls:
             return self._quota.removed.subscribe()
@@ -330,18 +321,16 @@ class FileStorage:
         if self._calls.close():
             self._stamp(self._stamps.take())
             self._directories.close()
-            self._quota.close()
             self._root.close()
 
     def _cannot(self, do: str, label: Label, error: OSError) -> StorageError:
         return storage_error(error, f"cannot {do} {self._root.path}/{label.object_name}")
 
     def _stamp(self, stamps: Mapping[Label, int]) -> None:
-        """Stamp files that were read, and let other processes know of those that had not been used later.
+        """Stamp files that were read and had not been used later.
 
         After a time that cannot be set the LRU order of a restart is wrong; no page is lost.
         """
-        used: list[StoredObject] = []
         for label, stamp in stamps.items():
             fan, name = place_of(label)
             with suppress(OSError):
@@ -351,9 +340,6 @@ class FileStorage:
                 status = self._disk.stat(name, dir_fd=directory.fd, follow_symlinks=False)
                 if status.st_mtime_ns < stamp:
                     self._disk.utime(name, ns=(stamp, stamp), dir_fd=directory.fd, follow_symlinks=False)
-                    used.append(StoredObject(label, status.st_size))
-        if used:
-            self._quota.publish_used(used)
 
 
 def open_url(rest: str, bytes_max: int | None) -> FileStorage:

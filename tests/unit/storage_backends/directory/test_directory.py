@@ -157,8 +157,8 @@ def test_a_marker_draft_left_by_a_crash_does_not_make_a_directory_foreign(kind: 
     (root / "store.json.abc").touch()
     (root / "lost+found").mkdir()
     kind.open(root).close()
-    journal = {"journal"} if kind is StoreKind.FILE else set()
-    assert {path.name for path in root.iterdir()} == {"lost+found", "store.json", "tmp"} | journal
+    visits = {"visits"} if kind is StoreKind.FILE else set()
+    assert {path.name for path in root.iterdir()} == {"lost+found", "store.json", "tmp"} | visits
 
 
 @pytest.mark.parametrize(

@@ -99,19 +99,17 @@ CALLS_OF_NEW_PAGES = {
     StoreKind.FILE: Counter(
         access=64,
         fstatvfs=1,
-        write=65,
-        lseek=1,
+        write=64,
         open=64,
         utime=64,
         fsync=80,
         close=64,
         rename=64,
-        pread=2,
     ),
     StoreKind.PACKED: Counter(fstatvfs=1, pwritev=65, fdatasync=2, fstat=2),
 }
 """Of a durable put of 64 pages that are not there, into directories that are open: each file written, synced and named,
-sixteen directories synced, the journal told."""
+sixteen directories synced."""
 
 
 def test_a_durable_put_of_pages_that_are_not_there_makes_no_call_for_those_that_may_be(

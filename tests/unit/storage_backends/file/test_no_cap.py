@@ -54,21 +54,6 @@ def test_bytes_used_are_those_of_the_directories_whoever_stored_them(root: Path)
         assert len(list(listing(storage, label(0).identity))) == 5
 
 
-def test_what_it_adds_and_removes_counts_under_the_cap_of_another_process(root: Path) -> None:
-    with (
-        closing(FileStorage.open(root)) as uncapped,
-        closing(FileStorage.open(root, bytes_max=4 * PAGE_BYTES)) as capped,
-    ):
-        put(uncapped, range(3))
-        assert capped.bytes_used == 3 * PAGE_BYTES
-        uncapped.remove([label(1)])
-        assert capped.bytes_used == 2 * PAGE_BYTES
-        put(uncapped, range(3, 7))
-        put(capped, [7])
-        assert capped.bytes_used == 4 * PAGE_BYTES
-        assert len(list(listing(uncapped, label(0).identity))) == 4
-
-
 def test_what_it_reads_is_evicted_last_under_a_later_cap(root: Path) -> None:
     fill(root, range(4))
     with closing(FileStorage.open(root)) as storage:
@@ -94,12 +79,3 @@ def test_what_it_puts_again_is_evicted_last_by_another_process(root: Path) -> No
             True,
             True,
         ]
-
-
-def test_a_put_goes_on_where_the_journal_cannot_be_written_and_says_so(root: Path) -> None:
-    disk = FaultyDisk(only="write")
-    with closing(FileStorage.open(root, disk=disk)) as storage:
-        disk.failing = range(len(disk.calls), len(disk.calls) + 1)
-        assert all(put(storage, [1]))
-        assert storage.counts.unrecorded_count == 1
-        assert storage.bytes_used == PAGE_BYTES
