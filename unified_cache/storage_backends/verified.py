@@ -2,17 +2,15 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from threading import Lock
 
 from unified_cache.errors import StorageError
-from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import Flaw, Label, PageChecksum, verify_buffers
-from unified_cache.storage_backends.catalog import Catalog, catalog_in
+from unified_cache.seal import Flaw, PageChecksum, verify_buffers
 from unified_cache.storage_backends.common.lru import page_bytes
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
-from unified_cache.storage_backends.removals import RemovalFeed, removals_of
+from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend
+from unified_cache.storage_backends.wrappers.layer import StorageLayer
 
 __all__ = ["SUMMED_BYTES_MIN", "VerifiedStorage", "summed"]
 
@@ -22,7 +20,7 @@ SUMMED_BYTES_MIN = 4 << 20
 logger = logging.getLogger(__name__)
 
 
-class VerifiedStorage:
+class VerifiedStorage(StorageLayer):
     """Answer FLAWED for a page that does not verify, remove it from the wrapped store, and count it by its flaw.
 
     It reads every payload byte once more, at the speed of xxh3, and copies none: while pages are read where there are
@@ -31,7 +29,7 @@ class VerifiedStorage:
     """
 
     def __init__(self, backend: StorageBackend) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._call_bytes: int | None = None
         self._flaws_count: Counter[Flaw] = Counter()
         self._guard = Lock()
@@ -41,18 +39,6 @@ class VerifiedStorage:
         """Pages found flawed so far; a copy, flaws never seen are absent."""
         with self._guard:
             return dict(self._flaws_count)
-
-    def capability(self) -> Capability:
-        """Say what the wrapped backend can do."""
-        return self._backend.capability()
-
-    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        """Announce an identity to the wrapped backend."""
-        self._backend.register(manifest, slabs)
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Ask the wrapped backend; nothing is read, so a page that exists may still prove flawed."""
-        return self._backend.exists(labels)
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers; HIT only where what was read is exactly the page that its label names.
@@ -100,38 +86,6 @@ class VerifiedStorage:
             with suppress(StorageError):
                 self._backend.remove([pages[number].label for number in flaws])
         return hits
-
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        """Store pages as they are: whoever sealed them vouches for them."""
-        return self._backend.put(pages, level)
-
-    def touch(self, labels: Sequence[Label]) -> None:
-        """Make pages recent in the wrapped backend; a flawed one that nobody reads stays."""
-        self._backend.touch(labels)
-
-    def remove(self, labels: Sequence[Label]) -> int:
-        """Remove objects from the wrapped backend."""
-        return self._backend.remove(labels)
-
-    def clear(self, identity: bytes) -> int:
-        """Remove every object of one identity from the wrapped backend."""
-        return self._backend.clear(identity)
-
-    def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List objects of the wrapped backend, flawed or not."""
-        return self._backend.scan(identity, cursor)
-
-    def removals(self) -> RemovalFeed | None:
-        """Have the wrapped backend tell what goes; asking it waits for nothing."""
-        return removals_of(self._backend)
-
-    def catalog(self) -> Catalog | None:
-        """Hand on the catalog of the wrapped backend."""
-        return catalog_in(self._backend)
-
-    def close(self) -> None:
-        """Close the wrapped backend."""
-        self._backend.close()
 
 
 def summed(pages: Sequence[PageIO]) -> list[PageIO]:

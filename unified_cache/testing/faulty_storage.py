@@ -7,17 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from threading import Condition, Lock
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from unified_cache.errors import ConfigError, StorageError
-from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import page_bytes
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
-from unified_cache.storage_backends.removals import RemovalFeed, removals_of
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.wrappers.layer import StorageLayer
 from unified_cache.storage_backends.wrappers.method import Method
 
 __all__ = ["FaultPlan", "FaultyStorage", "ScriptedFaults", "SeededFaults", "StorageFault"]
+
+Result = TypeVar("Result")
 
 POISON = 0xDB
 """Byte that fills what a short read or a torn write left out."""
@@ -105,7 +106,7 @@ class ScriptedFaults:
         return fault
 
 
-class FaultyStorage:
+class FaultyStorage(StorageLayer):
     """A store that passes calls on, except for the faults that ``plan`` gives them. It counts every wrong answer.
 
     A fault strikes only where it makes a difference: a read that finds nothing cannot be damaged, a page that is
@@ -126,7 +127,7 @@ class FaultyStorage:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Make it; ``rng`` chooses pages, offsets and bits. A call that nobody releases hangs ``hang_s_max``."""
-        self._backend = backend
+        super().__init__(backend)
         self._plan = plan
         self._rng = rng
         self._delay_s = delay_s
@@ -166,15 +167,9 @@ class FaultyStorage:
         """Say what the wrapped backend can do, never faulty; any call may hang, whatever is wrapped."""
         return replace(self._backend.capability(), bounded=False, exists_costs_io=True)
 
-    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        """Announce an identity to the wrapped backend."""
-        self._begin(Method.REGISTER)
-        self._backend.register(manifest, slabs)
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Ask the wrapped backend."""
-        self._begin(Method.EXISTS)
-        return self._backend.exists(labels)
+    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
+        self._begin(method)
+        return work()
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers, one page perhaps not with what is stored."""
@@ -211,30 +206,6 @@ class FaultyStorage:
             stored = [Answer.STORED if page.label == struck.label else next(answers) for page in pages]
         self._count(fault)
         return stored
-
-    def touch(self, labels: Sequence[Label]) -> None:
-        """Make pages recent in the wrapped backend."""
-        self._begin(Method.TOUCH)
-        self._backend.touch(labels)
-
-    def remove(self, labels: Sequence[Label]) -> int:
-        """Remove objects from the wrapped backend."""
-        self._begin(Method.REMOVE)
-        return self._backend.remove(labels)
-
-    def clear(self, identity: bytes) -> int:
-        """Clear one identity in the wrapped backend."""
-        self._begin(Method.CLEAR)
-        return self._backend.clear(identity)
-
-    def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List objects of the wrapped backend."""
-        self._begin(Method.SCAN)
-        return self._backend.scan(identity, cursor)
-
-    def removals(self) -> RemovalFeed | None:
-        """Have the wrapped backend tell what goes; asking it waits for nothing."""
-        return removals_of(self._backend)
 
     def close(self) -> None:
         """Close the wrapped backend; never faulty, and calls that hang go on hanging."""

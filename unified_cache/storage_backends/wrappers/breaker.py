@@ -1,25 +1,22 @@
 """A wrapper that leaves a failing store alone: for a while it answers as if there were no store."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import NoReturn, TypeVar
 
 from unified_cache.errors import CacheError, ClosedError, StorageError, StorageFullError
-from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
-from unified_cache.storage_backends.catalog import Catalog
 from unified_cache.storage_backends.common.breaker import Admission, BreakerState, CircuitBreaker
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
-from unified_cache.storage_backends.removals import RemovalFeed, removals_of
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.wrappers.layer import StorageLayer
 from unified_cache.storage_backends.wrappers.method import Method
-from unified_cache.storage_backends.wrappers.wrapped_catalog import WrappedCatalog
 
 __all__ = ["BreakerStorage"]
 
 Result = TypeVar("Result")
 
 
-class BreakerStorage:
+class BreakerStorage(StorageLayer):
     """Ask a store only while its circuit breaker lets calls through; failures are counted by method.
 
     While open, every page and every put is UNAVAILABLE, and nothing is touched or removed; ``register``, ``clear`` and
@@ -33,7 +30,7 @@ class BreakerStorage:
     """
 
     def __init__(self, backend: StorageBackend, breaker: CircuitBreaker) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._breaker = breaker
         self._admitted: dict[int, Admission] = {}
         """By thread: the call that it is in."""
@@ -61,16 +58,8 @@ class BreakerStorage:
             self._breaker.record_outcome(admission, failed=True)
 
     def capability(self) -> Capability:
-        """Say what the wrapped backend can do, in any state."""
+        """Return what the wrapped backend can do, in any state."""
         return self._backend.capability()
-
-    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        """Announce an identity to the wrapped backend.
-
-        Raises:
-            StorageError: the breaker is open. Nothing was announced.
-        """
-        self._ask(Method.REGISTER, lambda: self._backend.register(manifest, slabs), self._refuse)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the wrapped backend; UNAVAILABLE for every label while open."""
@@ -93,30 +82,6 @@ class BreakerStorage:
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; none while open."""
         return self._ask(Method.REMOVE, lambda: self._backend.remove(labels), lambda: 0)
-
-    def clear(self, identity: bytes) -> int:
-        """Clear one identity in the wrapped backend.
-
-        Raises:
-            StorageError: the breaker is open. Nothing was removed.
-        """
-        return self._ask(Method.CLEAR, lambda: self._backend.clear(identity), self._refuse)
-
-    def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List objects of the wrapped backend.
-
-        Raises:
-            StorageError: the breaker is open; an empty listing would be a lie.
-        """
-        return self._ask(Method.SCAN, lambda: self._backend.scan(identity, cursor), self._refuse)
-
-    def removals(self) -> RemovalFeed | None:
-        """Have the wrapped backend tell what goes; asking it waits for nothing."""
-        return removals_of(self._backend)
-
-    def catalog(self) -> Catalog | None:
-        """Hand on the wrapped backend's catalog; while open its calls raise StorageError: no listing would be a lie."""
-        return WrappedCatalog.of(self._backend, self._asked_or_refused)
 
     def close(self) -> None:
         """Close the wrapped backend, in any state."""
@@ -141,7 +106,7 @@ class BreakerStorage:
         self._breaker.record_outcome(admission, failed=False)
         return result
 
-    def _asked_or_refused(self, method: Method, work: Callable[[], Result]) -> Result:
+    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
         return self._ask(method, work, self._refuse)
 
     def _refuse(self) -> NoReturn:

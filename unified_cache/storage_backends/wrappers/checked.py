@@ -1,13 +1,13 @@
 """A wrapper that checks what a store answers: an answer that the protocol does not allow becomes an error."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 from unified_cache.errors import StorageError
 from unified_cache.page import PAGE_KEY_BYTES
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
-from unified_cache.storage_backends.catalog import Catalog, UsedBetween
+from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.memory_reads import MemoryReader, memory_reader_in
 from unified_cache.storage_backends.protocol import (
     Answer,
@@ -15,12 +15,10 @@ from unified_cache.storage_backends.protocol import (
     Level,
     PageIO,
     Scan,
-    StorageBackend,
     StoredObject,
 )
-from unified_cache.storage_backends.removals import RemovalFeed, removals_of
+from unified_cache.storage_backends.wrappers.layer import StorageLayer
 from unified_cache.storage_backends.wrappers.method import Method
-from unified_cache.storage_backends.wrappers.wrapped_catalog import WrappedCatalog
 
 __all__ = ["CheckedStorage"]
 
@@ -33,14 +31,10 @@ PUTS = frozenset({Answer.STORED, Answer.DECLINED, Answer.UNAVAILABLE})
 IDENTITY_BYTES = 32
 """Length of ``Identity.digest``."""
 
-COUNT = "the number of objects removed, an int"
-SCAN = "a Scan of a list of StoredObject and a cursor that is text"
 OBJECT = f"with a key of {PAGE_KEY_BYTES} bytes, a pool that is text, and its length in bytes"
-MANIFESTS = f"a dict of Manifest or None by digest, {IDENTITY_BYTES} bytes"
-USED_BETWEEN = "UsedBetween of two ints, or None"
 
 
-class CheckedStorage:
+class CheckedStorage(StorageLayer):
     """Raise StorageError, not retryable, where a store answers what its method cannot; pass every other answer on.
 
     It stands next to the store, below counts, deadline, retries and breaker, so that none of them meets a wrong answer:
@@ -49,17 +43,6 @@ class CheckedStorage:
 
     It owns the wrapped backend. Thread-safe where the backend is.
     """
-
-    def __init__(self, backend: StorageBackend) -> None:
-        self._backend = backend
-
-    def capability(self) -> Capability:
-        """Return what the wrapped backend can do."""
-        return self._returned(Method.CAPABILITY, self._backend.capability(), _is_capability, "a Capability")
-
-    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        """Announce an identity to the wrapped backend."""
-        self._nothing(Method.REGISTER, lambda: self._backend.register(manifest, slabs))
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the wrapped backend."""
@@ -73,41 +56,24 @@ class CheckedStorage:
         """Store pages."""
         return self._answers(Method.PUT, self._backend.put(pages, level), len(pages), PUTS)
 
-    def touch(self, labels: Sequence[Label]) -> None:
-        """Make pages recent in the wrapped backend."""
-        self._nothing(Method.TOUCH, lambda: self._backend.touch(labels))
-
-    def remove(self, labels: Sequence[Label]) -> int:
-        """Remove objects from the wrapped backend."""
-        return self._returned(Method.REMOVE, self._backend.remove(labels), _is_count, COUNT)
-
-    def clear(self, identity: bytes) -> int:
-        """Clear one identity in the wrapped backend."""
-        return self._returned(Method.CLEAR, self._backend.clear(identity), _is_count, COUNT)
-
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of the wrapped backend."""
-        found = self._returned(Method.SCAN, self._backend.scan(identity, cursor), _is_scan, SCAN)
+        found = super().scan(identity, cursor)
         for listed in found.objects:
             if not _is_object_of(listed, identity):
                 raise self._wrong(Method.SCAN, f"objects of identity {identity.hex()}, each {OBJECT}", listed)
         return found
 
-    def removals(self) -> RemovalFeed | None:
-        """Subscribe to the removals of the wrapped backend."""
-        return removals_of(self._backend)
-
-    def catalog(self) -> Catalog | None:
-        """Check what the wrapped backend's catalog returns."""
-        return WrappedCatalog.of(self._backend, self._listed)
-
     def memory_reader(self) -> MemoryReader | None:
         """Return what reads pages that the wrapped backend has in memory; None where nothing does."""
         return memory_reader_in(self._backend)
 
-    def close(self) -> None:
-        """Close the wrapped backend."""
-        self._backend.close()
+    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
+        found = work()
+        rule = RULES.get(method)
+        if rule is not None and not rule.is_right(found):
+            raise self._wrong(method, rule.expected, found)
+        return found
 
     def _answers(
         self, method: Method, answers: list[Answer], asked_count: int, allowed: frozenset[Answer]
@@ -116,19 +82,6 @@ class CheckedStorage:
             names = ", ".join(sorted(answer.name for answer in allowed))
             raise self._wrong(method, f"a list of {asked_count} answers, each of {names}", answers, allowed)
         return answers
-
-    def _nothing(self, method: Method, work: Callable[[], object]) -> None:
-        self._returned(method, work(), _is_none, "None")
-
-    def _listed(self, method: Method, work: Callable[[], Result]) -> Result:
-        if method is Method.MANIFESTS:
-            return self._returned(method, work(), _are_manifests, MANIFESTS)
-        return self._returned(method, work(), _is_used_between, USED_BETWEEN)
-
-    def _returned(self, method: Method, found: Result, is_right: Callable[[object], bool], expected: str) -> Result:
-        if not is_right(found):
-            raise self._wrong(method, expected, found)
-        return found
 
     def _wrong(
         self, method: Method, expected: str, found: object, allowed: frozenset[Answer] = frozenset()
@@ -194,3 +147,22 @@ def _shown(found: object, allowed: frozenset[Answer]) -> str:
                 return f"{answer!r:.80} at index {number}"
         return f"a list of {len(found)}"
     return f"{found!r:.80} of type {type(found).__name__}"
+
+
+class Rule(NamedTuple):
+    """Return value that a method may have, whatever it was asked."""
+
+    is_right: Callable[[object], bool]
+    expected: str
+
+
+RULES = {
+    Method.CAPABILITY: Rule(_is_capability, "a Capability"),
+    Method.REGISTER: Rule(_is_none, "None"),
+    Method.TOUCH: Rule(_is_none, "None"),
+    Method.REMOVE: Rule(_is_count, "the number of objects removed, an int"),
+    Method.CLEAR: Rule(_is_count, "the number of objects removed, an int"),
+    Method.SCAN: Rule(_is_scan, "a Scan of a list of StoredObject and a cursor that is text"),
+    Method.MANIFESTS: Rule(_are_manifests, f"a dict of Manifest or None by digest, {IDENTITY_BYTES} bytes"),
+    Method.USED_BETWEEN: Rule(_is_used_between, "UsedBetween of two ints, or None"),
+}

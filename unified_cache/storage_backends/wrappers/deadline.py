@@ -5,22 +5,18 @@ runs a ``BoundedCall``, which somebody else waits for anyway, it runs in place, 
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Condition, Lock
 from typing import TypeVar
 
 from unified_cache.errors import ClosedError, ConfigError, StorageError, StorageTimeoutError
-from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import Label
-from unified_cache.storage_backends.catalog import Catalog
 from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallState, StoreStep, current_call
 from unified_cache.storage_backends.common.call_threads import CallThreads
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
-from unified_cache.storage_backends.removals import RemovalFeed, removals_of
+from unified_cache.storage_backends.protocol import Capability, StorageBackend
+from unified_cache.storage_backends.wrappers.layer import StorageLayer
 from unified_cache.storage_backends.wrappers.method import Method
-from unified_cache.storage_backends.wrappers.wrapped_catalog import WrappedCatalog
 
 __all__ = ["DeadlineStorage", "StuckCall"]
 
@@ -39,7 +35,7 @@ class StuckCall:
         return f"{self.method.value} for {self.age_s:.1f} s"
 
 
-class DeadlineStorage:
+class DeadlineStorage(StorageLayer):
     """Wait at most ``deadline_s`` for every call, the wait for a free place among ``calls_max`` included.
 
     A call that misses its deadline raises StorageTimeoutError, goes on, and may still read or fill its buffers: the
@@ -62,7 +58,7 @@ class DeadlineStorage:
         if deadline_s <= 0 or calls_max < 1:
             raise ConfigError(f"a deadline needs deadline_s > 0 and calls_max >= 1, found {deadline_s} and {calls_max}")
         self.deadline_s = deadline_s
-        self._backend = backend
+        super().__init__(backend)
         self._calls_max = calls_max
         self._clock = clock
         self._on_late = on_late
@@ -80,55 +76,7 @@ class DeadlineStorage:
 
     def capability(self) -> Capability:
         """Return what the wrapped backend can do; a call that is given up here goes on using its buffers."""
-        return replace(self._run(Method.CAPABILITY, self._backend.capability), bounded=False)
-
-    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        """Announce an identity to the wrapped backend."""
-        self._run(Method.REGISTER, lambda: self._backend.register(manifest, slabs))
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Ask the wrapped backend."""
-        return self._run(Method.EXISTS, lambda: self._backend.exists(labels))
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        """Fill each page's buffers.
-
-        Raises:
-            StorageTimeoutError: the buffers may be written until ``call.returned``.
-        """
-        return self._run(Method.GET, lambda: self._backend.get(pages))
-
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        """Store pages.
-
-        Raises:
-            StorageTimeoutError: the buffers are read until ``call.returned``; the pages may be stored after all.
-        """
-        return self._run(Method.PUT, lambda: self._backend.put(pages, level))
-
-    def touch(self, labels: Sequence[Label]) -> None:
-        """Make pages recent in the wrapped backend."""
-        self._run(Method.TOUCH, lambda: self._backend.touch(labels))
-
-    def remove(self, labels: Sequence[Label]) -> int:
-        """Remove objects from the wrapped backend."""
-        return self._run(Method.REMOVE, lambda: self._backend.remove(labels))
-
-    def clear(self, identity: bytes) -> int:
-        """Clear one identity in the wrapped backend; a clear that misses its deadline goes on."""
-        return self._run(Method.CLEAR, lambda: self._backend.clear(identity))
-
-    def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List objects of the wrapped backend."""
-        return self._run(Method.SCAN, lambda: self._backend.scan(identity, cursor))
-
-    def removals(self) -> RemovalFeed | None:
-        """Have the wrapped backend tell what goes; asking it waits for nothing."""
-        return removals_of(self._backend)
-
-    def catalog(self) -> Catalog | None:
-        """Wait for the wrapped backend's catalog no longer than for its other calls."""
-        return WrappedCatalog.of(self._backend, self._run)
+        return replace(super().capability(), bounded=False)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Refuse calls, let those in flight return, close the wrapped backend; wait at most ``timeout_s`` in all.
@@ -161,7 +109,7 @@ class DeadlineStorage:
         if error is not None:
             raise error
 
-    def _run(self, method: Method, work: Callable[[], Result]) -> Result:
+    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
         call = current_call()
         if call is None or call.is_in_store:
             return self._hand_over(method, work)
@@ -180,7 +128,7 @@ class DeadlineStorage:
 
     def _hand_over(self, method: Method, work: Callable[[], Result]) -> Result:
         """Make a call on a thread of our own, as that thread's, and wait for it."""
-        call = self._threads.submit(partial(self._run, method, work))
+        call = self._threads.submit(partial(self._call, method, work))
         if not call.settle(self.deadline_s):
             self._threads.leave(call)
         if call.state is CallState.WITHDRAWN:

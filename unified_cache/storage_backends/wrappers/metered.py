@@ -4,18 +4,15 @@ It needs the ``metrics`` extra.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from unified_cache.extras import needs_extra
-from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
-from unified_cache.storage_backends.catalog import Catalog
 from unified_cache.storage_backends.common.lru import page_bytes
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
-from unified_cache.storage_backends.removals import RemovalFeed, removals_of
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.wrappers.layer import StorageLayer
 from unified_cache.storage_backends.wrappers.method import Method
-from unified_cache.storage_backends.wrappers.wrapped_catalog import WrappedCatalog
 
 with needs_extra("metrics", "MeteredStorage"):
     from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -54,7 +51,7 @@ class StorageMetrics:
         )
 
 
-class MeteredStorage:
+class MeteredStorage(StorageLayer):
     """Count what goes through under the label ``store``, and how long it takes; change nothing.
 
     It owns the wrapped backend. Thread-safe where the backend is. ``clock`` gives seconds.
@@ -67,71 +64,47 @@ class MeteredStorage:
         store: str,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._metrics = metrics
         self._store = store
         self._clock = clock
 
-    def capability(self) -> Capability:
-        """Say what the wrapped backend can do."""
-        return self._timed(Method.CAPABILITY, self._backend.capability)
-
-    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        """Announce an identity to the wrapped backend."""
-        self._timed(Method.REGISTER, lambda: self._backend.register(manifest, slabs))
-
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the wrapped backend."""
-        found = self._timed(Method.EXISTS, lambda: self._backend.exists(labels))
+        found = super().exists(labels)
         self._count(Method.EXISTS, len(labels), sum(map(bool, found)))
         return found
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers."""
-        hits = self._timed(Method.GET, lambda: self._backend.get(pages))
+        hits = super().get(pages)
         self._count_bytes(Method.GET, pages, hits)
         return hits
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Store pages; those that exist count as stored, bytes included."""
-        stored = self._timed(Method.PUT, lambda: self._backend.put(pages, level))
+        stored = super().put(pages, level)
         self._count_bytes(Method.PUT, pages, stored)
         return stored
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Make pages recent in the wrapped backend; how many there were nobody says."""
-        self._timed(Method.TOUCH, lambda: self._backend.touch(labels))
+        super().touch(labels)
         self._count(Method.TOUCH, len(labels), 0)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects from the wrapped backend."""
-        removed_count = self._timed(Method.REMOVE, lambda: self._backend.remove(labels))
+        removed_count = super().remove(labels)
         self._count(Method.REMOVE, len(labels), removed_count)
         return removed_count
 
     def clear(self, identity: bytes) -> int:
         """Clear one identity in the wrapped backend."""
-        removed_count = self._timed(Method.CLEAR, lambda: self._backend.clear(identity))
+        removed_count = super().clear(identity)
         self._count(Method.CLEAR, removed_count, removed_count)
         return removed_count
 
-    def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List objects of the wrapped backend."""
-        return self._timed(Method.SCAN, lambda: self._backend.scan(identity, cursor))
-
-    def removals(self) -> RemovalFeed | None:
-        """Have the wrapped backend tell what goes; asking it waits for nothing."""
-        return removals_of(self._backend)
-
-    def catalog(self) -> Catalog | None:
-        """Count and time the calls of the wrapped backend's catalog."""
-        return WrappedCatalog.of(self._backend, self._timed)
-
-    def close(self) -> None:
-        """Close the wrapped backend."""
-        self._timed(Method.CLOSE, self._backend.close)
-
-    def _timed(self, method: Method, work: Callable[[], Result]) -> Result:
+    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
         metrics, store = self._metrics, self._store
         metrics.calls.labels(store, method.value).inc()
         started_s = self._clock()

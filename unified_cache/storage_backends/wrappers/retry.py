@@ -8,19 +8,17 @@ from threading import Lock
 from typing import TypeVar
 
 from unified_cache.errors import ConfigError, StorageError, StorageTimeoutError
-from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
-from unified_cache.storage_backends.catalog import Catalog, catalog_in
 from unified_cache.storage_backends.common.backoff import Backoff
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
-from unified_cache.storage_backends.removals import RemovalFeed, removals_of
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.wrappers.layer import StorageLayer
 
 __all__ = ["RetryStorage"]
 
 Item = TypeVar("Item", Label, PageIO)
 
 
-class RetryStorage:
+class RetryStorage(StorageLayer):
     """Try ``exists``, ``get`` and ``put`` again, after a pause, when they fail in a way that may pass.
 
     Each round asks for the pages that have no answer yet, every batch that failed cut in half, so that one bad page
@@ -45,7 +43,7 @@ class RetryStorage:
     ) -> None:
         if rounds_max < 1:
             raise ConfigError(f"retrying needs rounds_max >= 1, found {rounds_max}")
-        self._backend = backend
+        super().__init__(backend)
         self._rounds_max = rounds_max
         self._pauses = pauses
         self._rng = rng
@@ -70,10 +68,6 @@ class RetryStorage:
         """Say what the wrapped backend can do; several calls and pauses take longer than one call may."""
         return replace(self._backend.capability(), bounded=False)
 
-    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        """Announce an identity to the wrapped backend."""
-        self._backend.register(manifest, slabs)
-
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the wrapped backend, again if need be."""
         return self._in_rounds(labels, self._backend.exists)
@@ -85,34 +79,6 @@ class RetryStorage:
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Store pages, in several calls if need be. A page that was stored by a call that failed is put once more."""
         return self._in_rounds(pages, lambda part: self._backend.put(part, level))
-
-    def touch(self, labels: Sequence[Label]) -> None:
-        """Make pages recent in the wrapped backend, once: nobody is worth a pause who waits for no answer."""
-        self._backend.touch(labels)
-
-    def remove(self, labels: Sequence[Label]) -> int:
-        """Remove objects from the wrapped backend, once: a second try could not say how many there were."""
-        return self._backend.remove(labels)
-
-    def clear(self, identity: bytes) -> int:
-        """Clear one identity in the wrapped backend, once, as ``remove``."""
-        return self._backend.clear(identity)
-
-    def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List objects of the wrapped backend."""
-        return self._backend.scan(identity, cursor)
-
-    def removals(self) -> RemovalFeed | None:
-        """Have the wrapped backend tell what goes; asking it waits for nothing."""
-        return removals_of(self._backend)
-
-    def catalog(self) -> Catalog | None:
-        """Hand on the catalog of the wrapped backend: its calls are made once."""
-        return catalog_in(self._backend)
-
-    def close(self) -> None:
-        """Close the wrapped backend."""
-        self._backend.close()
 
     def _in_rounds(self, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Answer]]) -> list[Answer]:
         answers = [Answer.UNAVAILABLE] * len(items)

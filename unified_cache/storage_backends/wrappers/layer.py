@@ -1,0 +1,78 @@
+"""A store around another: it passes every call on, and a layer overrides what it changes. As the layers of OpenDAL."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.seal import Label
+from unified_cache.storage_backends.catalog import Catalog
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.removals import RemovalFeed, removals_of
+from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.storage_backends.wrappers.wrapped_catalog import WrappedCatalog
+
+__all__ = ["StorageLayer"]
+
+Result = TypeVar("Result")
+
+
+class StorageLayer:
+    """Pass every call of a store, and of its catalog, on to the wrapped one by way of ``_call``.
+
+    It owns the wrapped backend: closing it closes that. Thread-safe where the backend and the layer are.
+    """
+
+    def __init__(self, backend: StorageBackend) -> None:
+        self._backend = backend
+
+    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
+        """Make one call to the wrapped backend; a layer that does something about every call overrides this."""
+        return work()
+
+    def capability(self) -> Capability:
+        """Return what the wrapped backend can do."""
+        return self._call(Method.CAPABILITY, self._backend.capability)
+
+    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
+        """Announce an identity to the wrapped backend."""
+        self._call(Method.REGISTER, lambda: self._backend.register(manifest, slabs))
+
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        """Ask the wrapped backend."""
+        return self._call(Method.EXISTS, lambda: self._backend.exists(labels))
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        """Fill each page's buffers."""
+        return self._call(Method.GET, lambda: self._backend.get(pages))
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        """Store pages."""
+        return self._call(Method.PUT, lambda: self._backend.put(pages, level))
+
+    def touch(self, labels: Sequence[Label]) -> None:
+        """Make pages recent in the wrapped backend."""
+        self._call(Method.TOUCH, lambda: self._backend.touch(labels))
+
+    def remove(self, labels: Sequence[Label]) -> int:
+        """Remove objects from the wrapped backend."""
+        return self._call(Method.REMOVE, lambda: self._backend.remove(labels))
+
+    def clear(self, identity: bytes) -> int:
+        """Remove every object of one identity from the wrapped backend."""
+        return self._call(Method.CLEAR, lambda: self._backend.clear(identity))
+
+    def scan(self, identity: bytes, cursor: str = "") -> Scan:
+        """List objects of the wrapped backend."""
+        return self._call(Method.SCAN, lambda: self._backend.scan(identity, cursor))
+
+    def removals(self) -> RemovalFeed | None:
+        """Subscribe to the removals of the wrapped backend, which waits for nothing."""
+        return removals_of(self._backend)
+
+    def catalog(self) -> Catalog | None:
+        """Return the catalog of the wrapped backend, each call made as the others."""
+        return WrappedCatalog.of(self._backend, self._call)
+
+    def close(self) -> None:
+        """Close the wrapped backend."""
+        self._call(Method.CLOSE, self._backend.close)
