@@ -176,8 +176,11 @@ def serve_exactly(engine: PrefixCachedModel, family: str, tokens: tuple[int, ...
 
 
 def crowd_out(engine: PrefixCachedModel, family: str) -> None:
-    """Serve other prompts until a tight tier holds nothing else."""
-    for seed in (901, 902):
+    """Serve other prompts until tight tiers hold nothing else.
+
+    Where storage has them already, what the device evicts for the second is copied to a host that is evicting, too.
+    """
+    for seed in (901, 902, 903):
         serve(engine, prompt_of(family, seed, is_aligned=False))
 
 
