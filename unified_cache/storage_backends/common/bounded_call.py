@@ -81,9 +81,12 @@ class BoundedCall(Generic[Result]):
         self._on_settled = on_settled
         self._error: BaseException | None = None
         self._late: StoreStep | None = None
-        self._settled, self._returned = Lock(), Lock()  # each held until it is
+        self._settled = Lock()
+        """Held until it is settled."""
         self._settled.acquire()
-        self._returned.acquire()
+        self._let_go: Lock | None = None
+        """Of a call that was given up: held until it has returned."""
+        self._is_given_up = False
 
     @property
     def returned(self) -> bool:
@@ -110,7 +113,8 @@ class BoundedCall(Generic[Result]):
 
     def wait(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` until nobody uses its buffers; return whether that is so."""
-        return _is_free(self._returned, timeout_s)
+        lock = self._let_go or self._settled
+        return _is_free(lock, timeout_s)
 
     def settle(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` until it is settled; return whether it is."""
@@ -136,13 +140,12 @@ class BoundedCall(Generic[Result]):
         """Return what ``result`` raises; what the work has raised is returned once, and its frames with it."""
         if self.state is CallState.WITHDRAWN:
             return StorageError("the call was not started, no thread was free", retryable=True)
-        error, self._error = self.late_error() or self._error, None
+        if self._is_given_up:
+            return self._late_error()
+        error, self._error = self._error, None
         return error
 
-    def late_error(self) -> StorageTimeoutError | None:
-        """Return what the call has ended by if it was given up."""
-        if self.state is not CallState.GIVEN_UP and self.state is not CallState.LET_GO:
-            return None
+    def _late_error(self) -> StorageTimeoutError:
         late = self._late
         if late is None:
             return StorageTimeoutError("the work was given up between two calls to the store", self)
@@ -150,9 +153,8 @@ class BoundedCall(Generic[Result]):
 
     def check(self) -> None:
         """Raise StorageTimeoutError if it was given up."""
-        late = self.late_error()
-        if late is not None:
-            raise late
+        if self._is_given_up:
+            raise self._late_error()
 
     def begin(self, now_s: float) -> None:
         """Take it to the thread that makes it. Under the lock of its threads."""
@@ -171,7 +173,9 @@ class BoundedCall(Generic[Result]):
 
     def give_up(self) -> None:
         """Leave it in the call to a store that it is in. Under the lock of its threads."""
-        self.state = CallState.GIVEN_UP
+        self._let_go = Lock()
+        self._let_go.acquire()
+        self.state, self._is_given_up = CallState.GIVEN_UP, True
         self._late = self.step  # looked at last, see StoreStep
 
     def end(self) -> CallState:
@@ -200,8 +204,8 @@ class BoundedCall(Generic[Result]):
             if on_settled is not None:
                 on_settled(self)
             self._settled.release()
-        if state is not CallState.GIVEN_UP:
-            self._returned.release()
+        elif self._let_go is not None:
+            self._let_go.release()
 
 
 class StoreStep:

@@ -61,11 +61,10 @@ class CallThreads:
         start: Callable[[Callable[[], None], str], None] = start_thread,
     ) -> None:
         self._clock = clock
-        lock = Lock()
-        self._changed = Condition(lock)
-        """Told when a call has left its thread, or was given up."""
-        self._idle = Condition(lock)
-        """Threads that wait for a call."""
+        self._changed = Condition(Lock())
+        """Told when what waits or runs becomes less, once closed, and when a lost thread has come back."""
+        self._idle: list[Lock] = []
+        """Of each thread that waits for a call: held until it is woken. The last to wait is woken first."""
         self._name = name
         self._threads_max, self._total_max = threads_max, total_max
         self._deferrable_max = threads_max if deferrable_max is None else deferrable_max
@@ -103,14 +102,16 @@ class CallThreads:
     ) -> BoundedCall[Result]:
         """Hand work over; never waits. ``on_settled`` is called once, on the thread that settles the call."""
         call = BoundedCall(work, on_settled, is_urgent=is_urgent, name=name)
-        withdrawn: list[BoundedCall[object]] = [call]
+        withdrawn: list[BoundedCall[object]] = []
         with self._changed:
             if self._closed:
                 call.drop()
+                withdrawn.append(call)
             else:
-                self._line_of(call).append(call)
-                withdrawn = self._staff()
-                self._idle.notify()
+                (self._urgent if is_urgent else self._deferrable).append(call)
+                if self._lost or self._threads_count < self._waiting_count + len(self._running):
+                    withdrawn = self._staff()
+                self._wake()
         _report_withdrawn(withdrawn)
         return call
 
@@ -137,7 +138,7 @@ class CallThreads:
             self._lost.add(call)
             self._deferred.discard(call)
             withdrawn = self._staff()
-            self._idle.notify()
+            self._wake()
             self._changed.notify_all()
         call.report(CallState.GIVEN_UP)
         _report_withdrawn(withdrawn)
@@ -160,6 +161,7 @@ class CallThreads:
                 return False
             self._line_of(call).remove(call)
             call.drop()
+            self._changed.notify_all()
         call.report(CallState.WITHDRAWN)
         return True
 
@@ -192,7 +194,7 @@ class CallThreads:
         """
         with self._changed:
             self._closed = True
-            self._idle.notify_all()
+            self._wake_all()
             self._changed.wait_for(lambda: not self._waiting_count and len(self._running) == len(self._lost), timeout_s)
             return [name for call, name in self._running.items() if call not in self._lost]
 
@@ -230,25 +232,29 @@ class CallThreads:
         return self._dropped() if self._threads_count == len(self._lost) else []
 
     def _work(self, name: str) -> None:
-        is_needed = True
-        while is_needed and (call := self._take(name)) is not None:
+        is_needed, woken = True, Lock()
+        while is_needed and (call := self._take(name, woken)) is not None:
             call.make()
             state, is_needed = self._leave(call)
             if state is not CallState.WAITING:
                 call.report(state)
             del call  # and with it its result
 
-    def _take(self, name: str) -> BoundedCall[object] | None:
+    def _take(self, name: str, woken: Lock) -> BoundedCall[object] | None:
         """Wait for the call whose turn it is; None once the threads are closed and nothing waits."""
-        with self._changed:
-            while (call := self._next()) is None:
+        while True:
+            with self._changed:
+                call = self._next()
+                if call is not None:
+                    call.begin(self._clock())
+                    self._running[call] = name
+                    return call
                 if self._closed and not self._waiting_count:
                     self._threads_count -= 1
                     return None
-                self._idle.wait()
-            call.begin(self._clock())
-            self._running[call] = name
-            return call
+                woken.acquire(blocking=False)
+                self._idle.append(woken)
+            woken.acquire()
 
     def _next(self) -> BoundedCall[object] | None:
         may_defer = bool(self._deferrable) and len(self._deferred) < self._deferrable_max
@@ -267,6 +273,7 @@ class CallThreads:
         with self._changed:
             del self._running[call]
             self._deferred.discard(call)
+            was_lost = call in self._lost
             self._lost.discard(call)
             state = call.end()
             if state is CallState.WAITING:
@@ -274,11 +281,21 @@ class CallThreads:
             is_needed = self._threads_count - len(self._lost) <= self._threads_max
             self._threads_count -= not is_needed
             if self._closed:
-                self._idle.notify_all()
+                self._wake_all()
             elif self._waiting_count:
-                self._idle.notify()
-            self._changed.notify_all()
+                self._wake()
+            if self._closed or was_lost:
+                self._changed.notify_all()
             return state, is_needed
+
+    def _wake(self) -> None:
+        """Wake one idle thread. Under the lock."""
+        if self._idle:
+            self._idle.pop().release()
+
+    def _wake_all(self) -> None:
+        while self._idle:
+            self._wake()
 
 
 def run_here(work: Callable[[], Result]) -> BoundedCall[Result]:

@@ -123,7 +123,8 @@ class DeadlineStorage(StorageLayer):
             finally:
                 with self._changed:
                     self._in_flight.remove(step)
-                    self._close_when_idle()
+                    if self._closed:
+                        self._close_when_idle()
                     self._changed.notify_all()
 
     def _hand_over(self, method: Method, work: Callable[[], Result]) -> Result:
@@ -154,7 +155,7 @@ class DeadlineStorage(StorageLayer):
 
     def _close_when_idle(self) -> None:
         """Once closed and idle, close the backend on a thread of its own."""
-        if self._closed and not self._in_flight and self._closing is None:
+        if not self._in_flight and self._closing is None:
             threads = CallThreads("storage-close", 1, clock=self._clock)
             self._closing = threads.submit(self._backend.close, name=Method.CLOSE.value)
             threads.close(0)
