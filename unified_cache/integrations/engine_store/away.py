@@ -184,6 +184,7 @@ class StoreOpening:
             elif not self._closed:
                 self._store, store = store, None
                 self._retries.record_success()
+                self._threads.close(0)  # this one ends
         if store is not None:
             store.guard.breaker.close()
 

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from socket import AF_INET, SOCK_STREAM, socket
 from threading import Event, Thread
+from threading import enumerate as living_threads
 
 import pytest
 
 from tests.support.clock import ManualClock
 from tests.support.engine_rows import IDENTITY, LAYOUT, EngineRows, label_of, payload_of
 from tests.support.running_service import running
+from tests.support.service import wait_for
 from tests.support.wrappers import PATIENCE_S, scripted
 from unified_cache.config import GuardConfig
 from unified_cache.errors import StorageError
@@ -403,6 +405,13 @@ def test_opening_that_hangs_holds_nobody_up_for_longer_than_a_deadline() -> None
     assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]
     store.close()
     may_open.set()
+
+
+def test_a_store_that_is_open_keeps_no_thread_that_opens_it() -> None:
+    before = set(living_threads())
+    store = EngineStore.opened_by(MemoryStorage)
+    wait_for(lambda: not set(living_threads()) - before)
+    store.close()
 
 
 def test_a_call_whose_time_is_over_answers_for_the_pages_it_reached() -> None:
