@@ -48,7 +48,7 @@ class LaneFigures(NamedTuple):
     unit: LaneUnit
     capacity: int
     pinned: int
-    """Held, and locks or leases keep it from eviction."""
+    """Held, and locks keep it from eviction."""
     evictable: int
     """Held, and the next to go."""
     in_flight: int
