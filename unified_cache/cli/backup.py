@@ -27,18 +27,15 @@ from unified_cache.cli.options import (
     TokensFileOption,
 )
 from unified_cache.cli.progress import objects_watched
-from unified_cache.cli.selection import selected
 from unified_cache.cli.storage_tables import finding_as_json, print_findings, short_name
 from unified_cache.cli.text import console_on, table
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.offline.copying import CopyResult, copy_identity, plan_identity
 from unified_cache.offline.prefix import Prefetched, backup_prefixes, plan_backup, plan_prefetch, prefetch_prefixes
 from unified_cache.offline.prompts import read_prompts
-from unified_cache.offline.stores import StoredIdentity, choose, identities_of, open_to_read
+from unified_cache.offline.stores import StoredIdentity, choose, open_to_read, open_to_write, selected
 from unified_cache.page import Namespace
 from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
-from unified_cache.storage_backends.url import open_storage
-from unified_cache.storage_backends.wrappers import CheckedStorage
 
 __all__ = ["BackupCommand", "PrefetchCommand", "backup_app"]
 
@@ -105,13 +102,13 @@ class BackupCommand:
                 found = selected(source, self.source, self.identity)
                 for kept in found:
                     kept.described()
-                with closing(CheckedStorage(open_storage(self.target))) as target:
+                with closing(open_to_write(self.target)) as target:
                     results = [_copy(kept, source, target) for kept in found]
             else:
-                found = [choose(identities_of(source), self.source, self.identity)]
+                found = [choose(source, self.source, self.identity)]
                 description = found[0].described()
                 prompts = read_prompts(self.prefix, description.layout.page_size, namespace)
-                with closing(CheckedStorage(open_storage(self.target))) as target:
+                with closing(open_to_write(self.target)) as target:
                     plan = plan_backup(source, target, description, prompts)
                     with objects_watched(sys.stderr, "backup", plan.objects_count) as watch:
                         results = [backup_prefixes(plan, watch)]
@@ -153,11 +150,11 @@ class PrefetchCommand:
         """
         namespace = Namespace(self.extra_key, self.cache_salt, self.lora_id, self.tenant, bigrams=self.bigrams)
         with closing(_opened(self.source, self.target)) as source:
-            kept = choose(identities_of(source), self.source, self.identity)
+            kept = choose(source, self.source, self.identity)
             description = kept.described()
             page_size = description.layout.page_size
             prompts = read_prompts(self.tokens, page_size, namespace)
-            with closing(CheckedStorage(open_storage(self.target))) as target:
+            with closing(open_to_write(self.target)) as target:
                 plan = plan_prefetch(source, target, description, prompts)
                 with objects_watched(sys.stderr, "prefetch", plan.objects_count) as watch:
                     found, result = prefetch_prefixes(plan, watch)

@@ -20,11 +20,10 @@ from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on, table
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.offline.listing import listed
+from unified_cache.offline.stores import open_to_write
 from unified_cache.storage_backends.catalog import catalog_in
 from unified_cache.storage_backends.protocol import StorageBackend
-from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
-from unified_cache.storage_backends.wrappers import CheckedStorage
 from unified_cache.testing import storage_contract
 
 __all__ = ["ConformanceCommand", "ContractTrial", "TrialVerdict", "conformance_app", "promises_of", "try_promises"]
@@ -109,7 +108,7 @@ class ConformanceCommand:
             raise ConfigError(f"--timeout-s must be positive, found {self.timeout_s}")
         if not self.not_empty:
             _check_empty(self.store)
-        open_storage(self.store, bytes_max=cap).close()
+        open_to_write(self.store, cap).close()
         contract = storage_contract.KeysOnlyContract if self.keys_only else storage_contract.StorageContract
         tests = promises_of(contract)
         tried: list[ContractTrial] = []
@@ -123,7 +122,7 @@ class ConformanceCommand:
             raise CacheError(f"{self.store} must keep {len(tried)} promises, {broken} are broken")
 
     def _opened(self, cap: int | None) -> StorageBackend:
-        storage = CheckedStorage(open_storage(self.store, bytes_max=cap))
+        storage = open_to_write(self.store, cap)
         # A backend of names alone gives no bytes to be verified.
         return storage if self.keys_only else VerifiedStorage(storage)
 
@@ -148,7 +147,7 @@ def _check_empty(url: str) -> None:
     Raises:
         ConfigError: it does.
     """
-    with closing(CheckedStorage(open_storage(url))) as storage:
+    with closing(open_to_write(url)) as storage:
         catalog = catalog_in(storage)
         if catalog is None:
             return

@@ -25,7 +25,7 @@ from unified_cache.explain.explanation import Explainer, Explanation
 from unified_cache.explain.fates import StoredPages, StoreSilence, present_pages, stored_fates
 from unified_cache.explain.near import NearMatch, namespace_differences, near_in_store
 from unified_cache.offline.prompts import read_prompts
-from unified_cache.offline.stores import choose, identities_of, open_to_read
+from unified_cache.offline.stores import choose, open_to_read
 from unified_cache.page import Namespace, Prompt
 from unified_cache.seal import Label
 from unified_cache.storage_backends.manifest import Description
@@ -69,7 +69,7 @@ class ExplainCommand:
         """
         namespace = Namespace(self.extra_key, self.cache_salt, self.lora_id, self.tenant, bigrams=self.bigrams)
         with closing(open_to_read(self.storage)) as storage:
-            kept = choose(identities_of(storage), self.storage, self.identity)
+            kept = choose(storage, self.storage, self.identity)
             description = kept.described()
             prompts = read_prompts(self.tokens, description.layout.page_size, namespace)
             explained: list[Explanation] = []

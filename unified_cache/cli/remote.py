@@ -31,15 +31,20 @@ from unified_cache.errors import CacheError, ConfigError
 from unified_cache.extras import import_with_extra
 from unified_cache.files import write_whole
 from unified_cache.offline.prompts import read_prompts
-from unified_cache.offline.stores import StoredIdentity, Undescribed, WantedIdentity, identities_of, open_to_read
+from unified_cache.offline.stores import (
+    StoredIdentity,
+    Undescribed,
+    WantedIdentity,
+    identities_of,
+    open_to_read,
+    open_to_write,
+)
 from unified_cache.page import Namespace, PageKey
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import HEADER_BYTES, Label, verify
 from unified_cache.storage_backends.manifest import Description, manifest_of, model_without_tenant
 from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
-from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
-from unified_cache.storage_backends.wrappers import CheckedStorage
 
 if TYPE_CHECKING:
     from unified_cache.storage_backends.remote.inquiry import Inquiry, PromptCoverage
@@ -320,7 +325,7 @@ def _check_output(path: Path) -> None:
 
 
 def _store_at(url: str, described: Description) -> StorageBackend:
-    storage = CheckedStorage(open_storage(url))
+    storage = open_to_write(url)
     try:
         storage.register(_manifest(described), {})
     except CacheError:

@@ -17,7 +17,6 @@ from unified_cache.byte_sizes import parse_bytes, size_text
 from unified_cache.cli.json_output import shown_as_json
 from unified_cache.cli.options import IdentityOption, JsonFileOption, JsonOption, StoreArgument
 from unified_cache.cli.progress import objects_watched
-from unified_cache.cli.selection import selected
 from unified_cache.cli.storage_tables import (
     gc_as_json,
     print_gc,
@@ -37,6 +36,7 @@ from unified_cache.offline.stores import (
     identities_of,
     open_existing,
     open_to_read,
+    selected,
 )
 from unified_cache.offline.upkeep import (
     Garbage,

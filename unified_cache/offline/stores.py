@@ -26,6 +26,8 @@ __all__ = [
     "identities_of",
     "open_existing",
     "open_to_read",
+    "open_to_write",
+    "selected",
 ]
 
 DIRECTORY_STORES: Mapping[str, type[FileStorage | PackedStorage]] = {"file": FileStorage, "packed": PackedStorage}
@@ -72,6 +74,16 @@ class StoredIdentity:
         return self.description
 
 
+def open_to_write(url: str, bytes_max: int | None = None) -> StorageBackend:
+    """Open a store, made if it is not there yet; the caller closes it.
+
+    Raises:
+        ConfigError: no such scheme.
+        StorageError: the store cannot be opened.
+    """
+    return CheckedStorage(open_storage(url, bytes_max=bytes_max))
+
+
 def open_existing(url: str, bytes_max: int | None = None) -> StorageBackend:
     """Open a store that must be there already, to remove objects from it; the caller closes it.
 
@@ -89,7 +101,7 @@ def open_existing(url: str, bytes_max: int | None = None) -> StorageBackend:
         return DIRECTORY_STORES[scheme].open(
             address.path, bytes_max=bytes_max, free_bytes_min=address.free_bytes_min, notes_reads=False
         )
-    return CheckedStorage(open_storage(url, bytes_max=bytes_max))
+    return open_to_write(url, bytes_max)
 
 
 def has_cap_of_its_own(url: str) -> bool:
@@ -111,7 +123,7 @@ def open_to_read(url: str) -> StorageReader:
     scheme, _, rest = url.partition(":")
     if scheme in DIRECTORY_READERS:
         return DIRECTORY_READERS[scheme].open(parse_address(rest, scheme).path)
-    return CheckedStorage(open_storage(url))
+    return open_to_write(url)
 
 
 def identities_of(storage: StorageReader) -> list[StoredIdentity]:
@@ -165,13 +177,25 @@ class WantedIdentity:
         raise ConfigError(f"{wanted} must name one identity of {url}, it names {count} of: {listed}")
 
 
-def choose(found: Sequence[StoredIdentity], url: str, wanted: str | None) -> StoredIdentity:
-    """Return the one identity whose digest begins with ``wanted`` in hex, or the only one there is.
+def selected(storage: StorageReader, url: str, wanted: str | None) -> list[StoredIdentity]:
+    """Return the identities of a store, or the one whose digest begins with ``wanted``.
 
     Raises:
-        ConfigError: there is none, or more than one.
+        ConfigError: there is no such identity, or the store cannot say.
+        StorageError: it cannot be listed.
     """
-    matching = [kept for kept in found if wanted is None or kept.digest.hex().startswith(wanted.lower())]
+    return identities_of(storage) if wanted is None else [choose(storage, url, wanted)]
+
+
+def choose(storage: StorageReader, url: str, wanted: str | None) -> StoredIdentity:
+    """Return the one identity of a store whose digest begins with ``wanted`` in hex, or the only one there is.
+
+    Raises:
+        ConfigError: there is none, or more than one, or the store cannot say.
+        StorageError: it cannot be listed.
+    """
+    found = identities_of(storage)
+    matching = [kept for kept in found if WantedIdentity(wanted).matches(kept)]
     if len(matching) == 1:
         return matching[0]
     listed = ", ".join(f"{kept.digest.hex()[:12]} ({kept.name})" for kept in found) or "none"

@@ -167,10 +167,10 @@ def test_a_store_names_its_identities_and_what_their_pages_are(kind: str, tmp_pa
     for kept in found:
         description = kept.described()
         assert description.identity.digest(description.layout) == kept.digest
-    assert choose(found, "url", found[2].digest.hex()[:20]) == found[2]
+    assert choose(storage, "url", found[2].digest.hex()[:20]) == found[2]
     for wanted in (None, "", "zz"):
         with pytest.raises(ConfigError, match="identity"):
-            choose(found, "url", wanted)
+            choose(storage, "url", wanted)
     storage.close()
 
 
