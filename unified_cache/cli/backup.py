@@ -14,16 +14,11 @@ from typing import Annotated
 import typer
 
 from unified_cache.byte_sizes import size_text
-from unified_cache.cli.json_output import shown_as_json
 from unified_cache.cli.options import (
     TOKENS_HELP,
-    BigramsOption,
-    CacheSaltOption,
-    ExtraKeyOption,
     IdentityOption,
-    JsonFileOption,
-    JsonOption,
-    LoraIdOption,
+    JsonOptions,
+    NamespaceOptions,
     TokensFileOption,
 )
 from unified_cache.cli.progress import objects_watched
@@ -63,11 +58,10 @@ SOURCE_HELP = "Store to read: file:DIR, packed:DIR or package.module:factory."
 TARGET_HELP = "Store to write, made if absent: file:DIR, packed:DIR or package.module:factory."
 
 SourceArgument = Annotated[str, typer.Argument(metavar="SRC", help=SOURCE_HELP)]
-TenantOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: tenant.")]
 
 
 @dataclass(frozen=True, slots=True)
-class BackupCommand:
+class BackupCommand(JsonOptions, NamespaceOptions):
     """Copy everything of a store, or of one identity, or the pages of some prompts, into another store.
 
     Every object is verified; a flawed one is reported and not copied. Objects that DST has at their right length are
@@ -79,13 +73,6 @@ class BackupCommand:
     target: Annotated[str, typer.Argument(metavar="DST", help=TARGET_HELP)]
     prefix: Annotated[Path | None, typer.Option(metavar="TOKENS_FILE", help=TOKENS_HELP)] = None
     identity: IdentityOption = None
-    extra_key: ExtraKeyOption = None
-    cache_salt: CacheSaltOption = None
-    lora_id: LoraIdOption = None
-    tenant: TenantOption = None
-    bigrams: BigramsOption = False
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Copy and show.
@@ -94,7 +81,7 @@ class BackupCommand:
             InputError: there is no such store or identity, or no token ids in the file; DST was not touched.
             CacheError: something was flawed, found no room, or was not there at all.
         """
-        namespace = Namespace(self.extra_key, self.cache_salt, self.lora_id, self.tenant, bigrams=self.bigrams)
+        namespace = self.namespace
         if self.prefix is None and namespace != Namespace():
             raise ConfigError("a namespace needs --prefix TOKENS_FILE: without tokens nobody can tell whose a page is")
         with closing(_opened(self.source, self.target)) as source:
@@ -115,13 +102,13 @@ class BackupCommand:
                 _check_any(plan.objects_count, self.source, self.prefix)
         identities = [_copied_as_json(*each) for each in zip(found, results, strict=True)]
         value = {"source": self.source, "target": self.target, "identities": identities}
-        if not shown_as_json("backup", value, on_stdout=self.as_json, file=self.json_file):
+        if not self.shown_as_json("backup", value):
             _print_copied(zip(found, results, strict=True))
         _check_complete(results, self.source, self.target)
 
 
 @dataclass(frozen=True, slots=True)
-class PrefetchCommand:
+class PrefetchCommand(JsonOptions, NamespaceOptions):
     """Copy what the longest restorable prefixes of some prompts need from one store into another.
 
     Copies what a resume at the end of the prefix needs and DST lacks: every page of full attention, and of every other
@@ -133,13 +120,6 @@ class PrefetchCommand:
     target: Annotated[str, typer.Option("--into", metavar="DST", help=TARGET_HELP)]
     tokens: TokensFileOption
     identity: IdentityOption = None
-    extra_key: ExtraKeyOption = None
-    cache_salt: CacheSaltOption = None
-    lora_id: LoraIdOption = None
-    tenant: TenantOption = None
-    bigrams: BigramsOption = False
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Copy and show what can be restored from DST now.
@@ -148,7 +128,7 @@ class PrefetchCommand:
             InputError: there is no such store or identity, or no token ids in the file; DST was not touched.
             CacheError: a prefix is shorter than it seemed, something was flawed, or nothing was there at all.
         """
-        namespace = Namespace(self.extra_key, self.cache_salt, self.lora_id, self.tenant, bigrams=self.bigrams)
+        namespace = self.namespace
         with closing(_opened(self.source, self.target)) as source:
             kept = choose(source, self.source, self.identity)
             description = kept.described()
@@ -165,7 +145,7 @@ class PrefetchCommand:
             "prompts": [_prefetched_as_json(each, page_size) for each in found],
             **_copied_as_json(kept, result),
         }
-        if not shown_as_json("prefetch", value, on_stdout=self.as_json, file=self.json_file):
+        if not self.shown_as_json("prefetch", value):
             _print_prefetched(found, page_size)
             _print_copied([(kept, result)])
         _check_any(sum(each.promised_pages for each in found), self.source, self.tokens)

@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 
 from unified_cache.byte_sizes import bytes_literal, size_text
-from unified_cache.cli.json_output import shown_as_json
 from unified_cache.cli.layout import size_named
-from unified_cache.cli.options import JsonFileOption, JsonOption
+from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.text import console_on, example, table
 from unified_cache.components.layouts import SizedLayout
 from unified_cache.errors import CacheError, ConfigError
@@ -88,7 +87,7 @@ class ExplainedSetting:
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigCheckCommand:
+class ConfigCheckCommand(JsonOptions):
     """Explain a file of settings: every value, where it came from, what it means, and what follows from it.
 
     The environment counts as it would for the commands themselves. An unknown name or a value that makes no sense is an
@@ -102,8 +101,6 @@ class ConfigCheckCommand:
         SectionName | None, typer.Option("--for", help="For one command alone, or for a cache that an engine embeds.")
     ] = None
     everything: Annotated[bool, typer.Option("--all", help="Show settings at their defaults too.")] = False
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Read and explain.
@@ -127,7 +124,7 @@ class ConfigCheckCommand:
             "derived": derived,
             "warnings": [{"sections": list(sections), "text": text} for text, sections in warnings.items()],
         }
-        if shown_as_json("config check", value, on_stdout=self.as_json, file=self.json_file):
+        if self.shown_as_json("config check", value):
             return
         console = console_on(sys.stdout)
         console.print_line(f"settings of {', '.join(names)}: {path or 'no file, the environment alone'}", style="bold")

@@ -14,8 +14,7 @@ from typing import Annotated
 import typer
 
 from unified_cache.byte_sizes import parse_bytes
-from unified_cache.cli.json_output import shown_as_json
-from unified_cache.cli.options import JsonFileOption, JsonOption
+from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on, table
 from unified_cache.errors import CacheError, ConfigError
@@ -69,7 +68,7 @@ class ContractTrial:
 
 
 @dataclass(frozen=True, slots=True)
-class ConformanceCommand:
+class ConformanceCommand(JsonOptions):
     """Run the storage contract over a backend and show which promises it keeps.
 
     STORE is the URL of a store: one of ours, or a third party's package.module:factory, with a further colon and an
@@ -91,8 +90,6 @@ class ConformanceCommand:
         bool, typer.Option("--not-empty", help="Try a store that holds pages all the same; any of them may go.")
     ] = False
     timeout_s: Annotated[float, typer.Option(help="Seconds for one promise; a call that hangs breaks it.")] = 60.0
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Try every promise and show the verdicts.
@@ -129,7 +126,7 @@ class ConformanceCommand:
     def _show(self, tried: Sequence[ContractTrial]) -> None:
         promises = [{**asdict(each), "verdict": each.verdict.value} for each in tried]
         value = {"store": self.store, "promises": promises}
-        if shown_as_json("conformance", value, on_stdout=self.as_json, file=self.json_file):
+        if self.shown_as_json("conformance", value):
             return
         console = console_on(sys.stdout)
         shown = table("promise", "verdict", "seconds", left=2)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from unified_cache.cli.json_output import check_json_file, shown_as_json
-from unified_cache.cli.options import JsonFileOption, JsonOption
+from unified_cache.cli.json_output import check_json_file
+from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on, table
 from unified_cache.errors import CacheError
@@ -42,7 +42,7 @@ The same store twice: the second run finds what the first one left:
 
 
 @dataclass(frozen=True, slots=True)
-class DemoCommand:
+class DemoCommand(JsonOptions):
     """Serve conversations with a small engine, restart it on the same store, and compare with computing everything.
 
     The model is built from a stock configuration with random weights and speaks bytes, so its answers mean nothing;
@@ -60,8 +60,6 @@ class DemoCommand:
     ] = None
     users: Annotated[int, typer.Option(min=1, max=9, help="Conversations under one system prompt.")] = 3
     report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a page there, index.html.")] = None
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Run the demo and show what came of it.
@@ -80,7 +78,7 @@ class DemoCommand:
         settings = demo.DemoSettings(model=self.model, storage=self.storage, users=self.users)
         with watched(sys.stderr, "demo", settings.requests_count, "requests") as tell:
             result: DemoResult = demo.run_demo(settings, tell)
-        if not shown_as_json("demo", result.as_json(), on_stdout=self.as_json, file=self.json_file):
+        if not self.shown_as_json("demo", result.as_json()):
             print_demo(sys.stdout, result)
         if self.report is not None and report is not None:
             sys.stderr.write(f"report: {report.write_report(result, self.report)}\n")

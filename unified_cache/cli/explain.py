@@ -8,17 +8,7 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.cli.json_output import shown_as_json
-from unified_cache.cli.options import (
-    BigramsOption,
-    CacheSaltOption,
-    ExtraKeyOption,
-    IdentityOption,
-    JsonFileOption,
-    JsonOption,
-    LoraIdOption,
-    TokensFileOption,
-)
+from unified_cache.cli.options import IdentityOption, JsonOptions, NamespaceOptions, TokensFileOption
 from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on, example
 from unified_cache.explain.explanation import Explainer, Explanation
@@ -39,7 +29,7 @@ REMEMBERS = "nothing: a store does not say what it had; ask the cache itself, Un
 
 
 @dataclass(frozen=True, slots=True)
-class ExplainCommand:
+class ExplainCommand(JsonOptions, NamespaceOptions):
     """Explain how long a prefix of each prompt in a file a store can restore, and which page is missing for more.
 
     By component which pages the store has, how far a resume could go, and which page is missing for one more. Where it
@@ -52,13 +42,6 @@ class ExplainCommand:
     ]
     tokens: TokensFileOption
     identity: IdentityOption = None
-    extra_key: ExtraKeyOption = None
-    cache_salt: CacheSaltOption = None
-    lora_id: LoraIdOption = None
-    tenant: Annotated[str | None, typer.Option(help="Namespace of the prompts: tenant.")] = None
-    bigrams: BigramsOption = False
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Ask and show.
@@ -67,7 +50,7 @@ class ExplainCommand:
             InputError: there is no such store or identity, or no token ids in the file.
             StorageError: the store fails.
         """
-        namespace = Namespace(self.extra_key, self.cache_salt, self.lora_id, self.tenant, bigrams=self.bigrams)
+        namespace = self.namespace
         with closing(open_to_read(self.storage)) as storage:
             kept = choose(storage, self.storage, self.identity)
             description = kept.described()
@@ -82,7 +65,7 @@ class ExplainCommand:
             "identity": kept.digest.hex(),
             "prompts": [explanation.as_json() for explanation in explained],
         }
-        if not shown_as_json("explain", value, on_stdout=self.as_json, file=self.json_file):
+        if not self.shown_as_json("explain", value):
             _print_explained(explained)
 
 

@@ -10,8 +10,7 @@ from rich.table import Table
 
 from unified_cache.arguments import did_you_mean
 from unified_cache.byte_sizes import size_text
-from unified_cache.cli.json_output import shown_as_json
-from unified_cache.cli.options import JsonFileOption, JsonOption
+from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.text import console_on, table
 from unified_cache.components.layouts import (
     COST_TOKENS,
@@ -45,7 +44,7 @@ TIERS = {"device": False, "host": True, "storage": True}
 
 
 @dataclass(frozen=True, slots=True)
-class LayoutCommand:
+class LayoutCommand(JsonOptions):
     """Show the pools of a model, their bytes per page and per token, and what a million tokens cost per tier.
 
     A model that has no config.json is given by hand: --layers 32 --heads 8 --head-dim 128 --dtype bfloat16.
@@ -62,8 +61,6 @@ class LayoutCommand:
     dtype: Annotated[
         str | None, typer.Option(help="What K and V are kept in, as in bfloat16 or fp8; the model's own if absent.")
     ] = None
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Lay out and show.
@@ -73,7 +70,7 @@ class LayoutCommand:
             OSError: the configuration cannot be read, or the file of the JSON not be written.
         """
         sized = self._sized()
-        if not shown_as_json("layout", layout_as_json(sized), on_stdout=self.as_json, file=self.json_file):
+        if not self.shown_as_json("layout", layout_as_json(sized)):
             print_layout(sys.stdout, sized)
 
     def _sized(self) -> SizedLayout:

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unified_cache.byte_sizes import size_text
-from unified_cache.cli.json_output import shown_as_json
 from unified_cache.cli.options import (
     BigramsOption,
     CacheSaltOption,
     ExtraKeyOption,
     IdentityOption,
-    JsonFileOption,
-    JsonOption,
+    JsonOptions,
     LoraIdOption,
     TokensFileOption,
 )
@@ -73,12 +71,10 @@ ObjectArgument = Annotated[str, typer.Argument(metavar="OBJECT", help="IDENTITY/
 
 
 @dataclass(frozen=True, slots=True)
-class PingCommand:
+class PingCommand(JsonOptions):
     """Ask every server of a service whether it answers, whom it takes you for, and how long it takes."""
 
     url: ServiceArgument
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Ask and show.
@@ -90,7 +86,7 @@ class PingCommand:
         with _opened(self.url) as inquiry:
             pongs = inquiry.ping()
         value = {"servers": [asdict(pong) for pong in pongs]}
-        if shown_as_json("ping", value, on_stdout=self.as_json, file=self.json_file):
+        if self.shown_as_json("ping", value):
             return
         shown = table("server", "tenant", "store", "durable", "ms", left=4)
         for pong in pongs:
@@ -100,12 +96,10 @@ class PingCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteStatCommand:
+class RemoteStatCommand(JsonOptions):
     """Show what each server of a service holds for you."""
 
     url: ServiceArgument
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Ask and show.
@@ -124,7 +118,7 @@ class RemoteStatCommand:
             }
             for server, each in stats.items()
         ]
-        if shown_as_json("stat", {"servers": servers}, on_stdout=self.as_json, file=self.json_file):
+        if self.shown_as_json("stat", {"servers": servers}):
             return
         shown = table("server", "stored", "identities")
         for server, each in stats.items():
@@ -133,7 +127,7 @@ class RemoteStatCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class LookupCommand:
+class LookupCommand(JsonOptions):
     """Tell how much of each prompt in a file a service can restore, in tokens.
 
     Of the one model that it has pages of; where there are several, name one with --model, --page-size or --identity.
@@ -149,8 +143,6 @@ class LookupCommand:
     cache_salt: CacheSaltOption = None
     lora_id: LoraIdOption = None
     bigrams: BigramsOption = False
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Ask and show.
@@ -173,7 +165,7 @@ class LookupCommand:
             "page_size": page_size,
             "prompts": [{**asdict(each), "restorable_tokens": each.end * page_size} for each in found],
         }
-        if shown_as_json("lookup", value, on_stdout=self.as_json, file=self.json_file):
+        if self.shown_as_json("lookup", value):
             return
         shown = table("prompt", "pages", "restorable", "tokens", "bound by")
         for number, each in enumerate(found, 1):
@@ -245,7 +237,7 @@ class PutCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteClearCommand:
+class RemoteClearCommand(JsonOptions):
     """Remove every page of one identity of yours from a service, its memory included. Without --yes nothing is removed.
 
     Name it with --model, --page-size or --identity. With --all: every identity of yours that the servers know, which is
@@ -259,8 +251,6 @@ class RemoteClearCommand:
     identity: IdentityOption = None
     everything: Annotated[bool, typer.Option("--all", help="Every identity that the servers know of you.")] = False
     yes: Annotated[bool, typer.Option("--yes", help="Do it.")] = False
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Ask and show.
@@ -279,7 +269,7 @@ class RemoteClearCommand:
         with _opened(self.url) as inquiry:
             removed_counts = inquiry.clear(None if described is None else _manifest(described))
         servers = [{"server": server, "removed_objects": count} for server, count in removed_counts.items()]
-        if shown_as_json("clear", {"servers": servers}, on_stdout=self.as_json, file=self.json_file):
+        if self.shown_as_json("clear", {"servers": servers}):
             return
         for server, count in removed_counts.items():
             console_on(sys.stdout).print_line(f"{server}: removed {count:,} objects")

@@ -14,8 +14,7 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.cli.json_output import shown_as_json
-from unified_cache.cli.options import JsonFileOption, JsonOption
+from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOption, given_flags
 from unified_cache.cli.text import example
 from unified_cache.drain import Drain, signals_drain
@@ -155,12 +154,10 @@ class TokenNewCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenListCommand:
+class TokenListCommand(JsonOptions):
     """List the tokens of a file: ID, tenant, role and last day."""
 
     tokens: TokensOption
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Read and print.
@@ -178,7 +175,7 @@ class TokenListCommand:
             }
             for entry in found
         ]
-        if shown_as_json("token list", {"tokens": listed}, on_stdout=self.as_json, file=self.json_file):
+        if self.shown_as_json("token list", {"tokens": listed}):
             return
         for each in listed:
             expires = each["last_day"] or "never"

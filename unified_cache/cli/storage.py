@@ -8,14 +8,12 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Generic, Protocol, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
 from unified_cache.byte_sizes import parse_bytes, size_text
-from unified_cache.cli.json_output import shown_as_json
-from unified_cache.cli.options import IdentityOption, JsonFileOption, JsonOption, StoreArgument
+from unified_cache.cli.options import IdentityOption, JsonOptions, StoreArgument
 from unified_cache.cli.progress import objects_watched
 from unified_cache.cli.storage_tables import (
     gc_as_json,
@@ -76,14 +74,17 @@ storage_app = typer.Typer(
 _Opened = TypeVar("_Opened", bound=StorageReader)
 
 
-@dataclass(frozen=True, slots=True)
-class StatCommand:
-    """Show what a store holds: identities, their pools, objects and bytes. Reads no page."""
+@dataclass(frozen=True)
+class _StoreOptions(JsonOptions):
+    """Options of a command about a store, or about one identity of it."""
 
     url: StoreArgument
     identity: IdentityOption = None
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
+
+
+@dataclass(frozen=True, slots=True)
+class StatCommand(_StoreOptions):
+    """Show what a store holds: identities, their pools, objects and bytes. Reads no page."""
 
     def run(self) -> None:
         """List and show.
@@ -108,7 +109,7 @@ class StatCommand:
             "bytes": total.object_bytes,
             "identities": [stat_as_json(*each) for each in zip(found, counts, used, strict=True)],
         }
-        if shown_as_json("storage stat", value, on_stdout=self.as_json, file=self.json_file):
+        if self.shown_as_json("storage stat", value):
             return
         console = console_on(sys.stdout)
         durable = "durable" if capability.durable else "not durable"
@@ -123,13 +124,8 @@ class StatCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyCommand:
+class VerifyCommand(_StoreOptions):
     """Read every object of a store, verify it against its seal, and report the flawed ones; change nothing."""
-
-    url: StoreArgument
-    identity: IdentityOption = None
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Read everything and show what is wrong.
@@ -138,7 +134,7 @@ class VerifyCommand:
             ConfigError: there is no such store or identity.
             CacheError: an object is flawed or cannot be read, or a manifest is.
         """
-        found, results = _examined(open_to_read, _Examination("verify", verify), self)
+        found, results = _examined(open_to_read, "verify", verify, self)
         flawed = sum(result.count(ReadOutcome.FLAWED) for result in results)
         unreadable = sum(result.count(ReadOutcome.UNREADABLE) for result in results)
         if flawed or unreadable:
@@ -151,17 +147,12 @@ class VerifyCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class ScrubCommand:
+class ScrubCommand(_StoreOptions):
     """Verify every object of a store and remove the flawed ones, so that an engine can store those pages again.
 
     Objects that cannot be read stay: the fault may be the disk's. A damaged manifest is named, and written anew by the
     engine whose pages it describes.
     """
-
-    url: StoreArgument
-    identity: IdentityOption = None
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Read everything, remove what is flawed, show both.
@@ -170,7 +161,7 @@ class ScrubCommand:
             ConfigError: there is no such store or identity.
             CacheError: an object or a manifest cannot be read.
         """
-        found, results = _examined(open_existing, _Examination("scrub", scrub), self)
+        found, results = _examined(open_existing, "scrub", scrub, self)
         unreadable = sum(result.count(ReadOutcome.UNREADABLE) for result in results)
         if unreadable:
             raise CacheError(f"every object of {self.url} must be readable, found {unreadable} that are not; see above")
@@ -179,7 +170,7 @@ class ScrubCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class GcCommand:
+class GcCommand(JsonOptions):
     """Remove objects that no engine can use, and with --bytes-max those that exceed a cap. Reads no page.
 
     No engine can use: objects of a pool or length that their layout does not have, sidecars without their anchor, and
@@ -196,8 +187,6 @@ class GcCommand:
         str | None, typer.Option(metavar="BYTES", help="Shrink the store to that, as in 500MB or 4GiB.")
     ] = None
     identity: IdentityOption = None
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Remove and show.
@@ -222,7 +211,7 @@ class GcCommand:
                 after = _everything(opened)
         evicted = ObjectCount(before.objects_count - after.objects_count, before.object_bytes - after.object_bytes)
         value = gc_as_json(self.url, collected, evicted, after)
-        if not shown_as_json("storage gc", value, on_stdout=self.as_json, file=self.json_file):
+        if not self.shown_as_json("storage gc", value):
             print_gc(sys.stdout, collected, None if cap is None else evicted)
         if cap is not None and after.object_bytes > cap:
             raise CacheError(f"{self.url} must shrink to {cap} bytes, found {after.object_bytes}")
@@ -238,15 +227,11 @@ def _collected(storage: StorageBackend, kept: StoredIdentity, watch: Watch) -> G
 
 
 @dataclass(frozen=True, slots=True)
-class ClearCommand:
+class ClearCommand(_StoreOptions):
     """Remove every object of one identity, or of all. Manifests stay. Without --yes nothing is removed."""
 
-    url: StoreArgument
-    identity: IdentityOption = None
     everything: Annotated[bool, typer.Option("--all", help="Every identity of the store.")] = False
     yes: Annotated[bool, typer.Option("--yes", help="Do it.")] = False
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Remove and show.
@@ -276,48 +261,26 @@ class ClearCommand:
             "found_bytes": total.object_bytes,
             "removed_objects": removed_count,
         }
-        if shown_as_json("storage clear", value, on_stdout=self.as_json, file=self.json_file):
+        if self.shown_as_json("storage clear", value):
             return
         console_on(sys.stdout).print_line(f"removed {removed_count:,} of {going}")
 
 
-class _ExaminationOptions(Protocol):
-    """A command that examines a store: its options."""
-
-    @property
-    def url(self) -> str: ...
-
-    @property
-    def identity(self) -> str | None: ...
-
-    @property
-    def as_json(self) -> bool: ...
-
-    @property
-    def json_file(self) -> Path | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Examination(Generic[_Opened]):
-    """Call that is made for every identity of a store, and its name."""
-
-    verb: str
-    examine: Callable[[_Opened, StoredIdentity, Watch], Verification]
-
-
 def _examined(
-    open_store: Callable[[str], _Opened], examination: _Examination[_Opened], asked: _ExaminationOptions
+    open_store: Callable[[str], _Opened],
+    verb: str,
+    examine: Callable[[_Opened, StoredIdentity, Watch], Verification],
+    asked: _StoreOptions,
 ) -> tuple[list[StoredIdentity], list[Verification]]:
     """Examine every identity that was asked for, and print the results."""
     with closing(open_store(asked.url)) as storage:
         found = selected(storage, asked.url, asked.identity)
         total = _counted(storage, found)
-        with objects_watched(sys.stderr, examination.verb, total.objects_count) as watch:
-            results = [examination.examine(storage, kept, watch) for kept in found]
+        with objects_watched(sys.stderr, verb, total.objects_count) as watch:
+            results = [examine(storage, kept, watch) for kept in found]
     identities = [result_as_json(*each) for each in zip(found, results, strict=True)]
     value = {"store": asked.url, "identities": identities}
-    command = f"storage {examination.verb}"
-    if not shown_as_json(command, value, on_stdout=asked.as_json, file=asked.json_file):
+    if not asked.shown_as_json(f"storage {verb}", value):
         print_results(sys.stdout, found, results)
     return found, results
 
