@@ -22,7 +22,7 @@ from unified_cache.cli.options import (
     TokensFileOption,
 )
 from unified_cache.cli.progress import objects_watched
-from unified_cache.cli.storage_tables import finding_as_json, print_findings, short_name
+from unified_cache.cli.storage_tables import finding_as_json, print_findings
 from unified_cache.cli.text import console_on, table
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.offline.copying import CopyResult, copy_identity, plan_identity
@@ -190,7 +190,7 @@ def _print_copied(copies: Iterable[tuple[StoredIdentity, CopyResult]]) -> None:
     console = console_on(sys.stdout)
     for kept, result in copies:
         console.print_line(
-            f"{short_name(kept)}: copied {result.copied.objects_count:,} objects, "
+            f"{kept.short_name}: copied {result.copied.objects_count:,} objects, "
             f"{size_text(result.copied.object_bytes)}; {result.skipped.objects_count:,} were there; "
             f"{len(result.findings):,} flawed, {result.declined_count:,} without room, {result.gone_count:,} gone"
         )

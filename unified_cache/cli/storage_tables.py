@@ -22,15 +22,11 @@ __all__ = [
     "print_results",
     "print_stat",
     "result_as_json",
-    "short_name",
     "stat_as_json",
 ]
 
 FINDINGS_SHOWN_MAX = 20
 """Flawed objects named below a table; --json names all."""
-
-IDENTITY_SHOWN_DIGITS = 12
-"""Digits shown of a digest's 64 hex digits; any unique beginning names an identity."""
 
 
 def print_results(stream: TextIO, found: Sequence[StoredIdentity], results: Sequence[Verification]) -> None:
@@ -45,7 +41,7 @@ def print_results(stream: TextIO, found: Sequence[StoredIdentity], results: Sequ
             result.removed_count,
         )
         size = size_text(result.read.object_bytes)
-        shown.add_row(short_name(kept), kept.name, f"{result.read.objects_count:,}", size, *map("{:,}".format, counts))
+        shown.add_row(kept.short_name, kept.name, f"{result.read.objects_count:,}", size, *map("{:,}".format, counts))
     console = console_on(stream)
     console.print(shown)
     print_findings(console, [finding for result in results for finding in result.findings])
@@ -89,11 +85,11 @@ def print_gc(
     for kept, garbage in collected:
         if garbage is not None:
             console.print_line(
-                f"{short_name(kept)}: removed {len(garbage.misfits):,} objects that fit no pool and "
+                f"{kept.short_name}: removed {len(garbage.misfits):,} objects that fit no pool and "
                 f"{len(garbage.incomplete):,} of incomplete pages, {size_text(garbage.bytes_count)}"
             )
         elif isinstance(kept.description, Undescribed):
-            console.print_line(f"{short_name(kept)}: left alone, {kept.description.reason}")
+            console.print_line(f"{kept.short_name}: left alone, {kept.description.reason}")
     if evicted is not None:
         console.print_line(f"evicted {evicted.objects_count:,} objects, {size_text(evicted.object_bytes)}")
 
@@ -170,7 +166,7 @@ def print_stat(
     shown = table("pool", "component", "a resume needs", "payload bytes", "objects", "bytes", left=3)
     rest = dict(counts)
     facts: list[str] = []
-    title = f"{short_name(kept)}  {kept.name}"
+    title = f"{kept.short_name}  {kept.name}"
     if isinstance(kept.description, Undescribed):
         title = kept.description.reason
     else:
@@ -212,11 +208,6 @@ def _needs(component: Component) -> str:
 
 def _count_cells(count: ObjectCount) -> tuple[str, str]:
     return f"{count.objects_count:,}", size_text(count.object_bytes)
-
-
-def short_name(kept: StoredIdentity) -> str:
-    """Return the first digits of an identity, as every command takes them."""
-    return kept.digest.hex()[:IDENTITY_SHOWN_DIGITS]
 
 
 def _time_text(time_ns: int) -> str:

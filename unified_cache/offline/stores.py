@@ -40,6 +40,9 @@ DIRECTORY_READERS: Mapping[str, type[FileReader | PackedReader]] = {"file": File
 SHARED_STORES = frozenset({"grpc", "grpcs", "mooncake"})
 """Schemes of stores that other machines share."""
 
+SHORT_NAME_DIGITS = 12
+"""Digits shown of a digest's 64 hex digits; any unique beginning names an identity."""
+
 
 @dataclass(frozen=True, slots=True)
 class Undescribed:
@@ -62,6 +65,11 @@ class StoredIdentity:
         if isinstance(self.description, Undescribed):
             return self.digest.hex()
         return self.description.identity.model
+
+    @property
+    def short_name(self) -> str:
+        """First digits of the digest, as tables show them and every command takes them."""
+        return self.digest.hex()[:SHORT_NAME_DIGITS]
 
     def described(self) -> Description:
         """Return the description that the manifest gives.
@@ -198,7 +206,7 @@ def choose(storage: StorageReader, url: str, wanted: str | None) -> StoredIdenti
     matching = [kept for kept in found if WantedIdentity(wanted).matches(kept)]
     if len(matching) == 1:
         return matching[0]
-    listed = ", ".join(f"{kept.digest.hex()[:12]} ({kept.name})" for kept in found) or "none"
+    listed = ", ".join(f"{kept.short_name} ({kept.name})" for kept in found) or "none"
     if wanted is None:
         raise ConfigError(f"{url} must hold one identity unless --identity names one, found: {listed}")
     raise ConfigError(
@@ -209,8 +217,8 @@ def choose(storage: StorageReader, url: str, wanted: str | None) -> StoredIdenti
 def _summary(kept: StoredIdentity) -> str:
     """Name an identity in a message: its first digits, its model and its page size."""
     if isinstance(kept.description, Undescribed):
-        return f"{kept.digest.hex()[:12]} (no manifest)"
-    return f"{kept.digest.hex()[:12]} ({kept.name}, pages of {kept.description.layout.page_size} tokens)"
+        return f"{kept.short_name} (no manifest)"
+    return f"{kept.short_name} ({kept.name}, pages of {kept.description.layout.page_size} tokens)"
 
 
 def _kept(digest: bytes, manifest: Manifest | None) -> StoredIdentity:
