@@ -11,7 +11,7 @@ from unified_cache.config import CacheConfig, EvictionPolicy, Prefetching, Write
 from unified_cache.replay.policies import ReplayPolicies
 from unified_cache.replay.result import ReplayResult
 from unified_cache.replay.settings import ReplaySettings
-from unified_cache.replay.summary import headline, tier_rows, verdict
+from unified_cache.replay.summary import headline, tier_table, verdict
 from unified_cache.replay.trace import TraceRequest
 
 REQUESTS = conversations(150)
@@ -91,7 +91,7 @@ def test_the_first_line_says_what_was_found_and_what_brought_nothing() -> None:
     assert " had been asked for before." in headline(tight)
     assert "brought nothing" not in headline(tight)
     assert not any("was never full" in line for line in verdict(tight))
-    assert [row[0] for row in tier_rows(tight)] == ["device", "all"]
+    assert [row[0] for row in tier_table(tight).rows] == ["device", "all"]
 
 
 def test_two_results_are_compared_by_figures_and_by_the_settings_that_differ(tmp_path: Path) -> None:

@@ -1,23 +1,21 @@
-"""The result of a replay as a table on a terminal."""
+"""The result of a replay as tables on a terminal."""
 
 from typing import TextIO
+
+from rich.table import Table
 
 from unified_cache.cli.text import console_on, printable, table
 from unified_cache.replay.result import ReplayResult
 from unified_cache.replay.summary import (
-    COLUMNS,
-    COMPONENT_COLUMNS,
-    MISS_COLUMNS,
-    PREFIX_COLUMNS,
-    REGRET_COLUMNS,
-    component_rows,
+    component_table,
     headline,
-    miss_rows,
-    prefix_rows,
-    regret_rows,
-    tier_rows,
+    miss_table,
+    prefix_table,
+    regret_table,
+    tier_table,
     verdict,
 )
+from unified_cache.report.tables import TableSection
 
 __all__ = ["print_result"]
 
@@ -29,28 +27,21 @@ def print_result(stream: TextIO, result: ReplayResult) -> None:
     """Print what it found in a sentence, the table by tier, what was missed and why, then the verdict."""
     console = console_on(stream, WIDTH_MIN)
     console.print(printable(headline(result)), style="bold")
-    rows = tier_rows(result)
-    tiers = table(*COLUMNS)
-    for row in rows[:-1]:
-        tiers.add_row(*row)
-    tiers.add_section()
-    tiers.add_row(*rows[-1], style="bold")
-    console.print(tiers)
-    by_component = component_rows(result)
-    if by_component:
-        components = table(*COMPONENT_COLUMNS, left=2)
-        for row in by_component:
-            components.add_row(*row)
-        console.print(components)
-    for rows, columns, text_columns in (
-        (miss_rows(result), MISS_COLUMNS, 2),
-        (prefix_rows(result), PREFIX_COLUMNS, 3),
-        (regret_rows(result), REGRET_COLUMNS, 2),
-    ):
-        if rows:
-            misses = table(*columns, left=text_columns)
-            for row in rows:
-                misses.add_row(*row)
-            console.print(misses)
+    console.print(_shown(tier_table(result), is_total_apart=True))
+    for table_of in (component_table, miss_table, prefix_table, regret_table):
+        section = table_of(result)
+        if section is not None:
+            console.print(_shown(section))
     for line in verdict(result):
         console.print_line(line)
+
+
+def _shown(section: TableSection, *, is_total_apart: bool = False) -> Table:
+    """Return a table as a terminal shows it, its last row below a line or like any other."""
+    shown = table(*section.columns, left=section.text_columns)
+    for number, row in enumerate(section.rows, 1):
+        is_apart = is_total_apart and number == len(section.rows)
+        if is_apart:
+            shown.add_section()
+        shown.add_row(*row, style="bold" if is_apart else None)
+    return shown

@@ -7,9 +7,9 @@ from pathlib import Path
 from unified_cache.byte_sizes import bytes_text
 from unified_cache.plan.evaluate import PlanPoint
 from unified_cache.plan.result import TIERS, PlanResult
-from unified_cache.plan.summary import STEP_COLUMNS, plan_notes, setting_pairs, step_cells
+from unified_cache.plan.summary import plan_notes, setting_pairs, step_table
 from unified_cache.report.charts import BandChart, BarChart, Chart, HeatMap, Hue, Series, Unit
-from unified_cache.report.page import Page, TableSection
+from unified_cache.report.page import Page
 
 __all__ = ["plan_page", "write_plan_report"]
 
@@ -43,7 +43,7 @@ def plan_page(result: PlanResult) -> Page:
         lead=f"{first}.",
         alarm="" if result.is_complete else "The plan was interrupted: not all combinations were evaluated.",
         charts=charts,
-        tables=[TableSection("64 GiB more", STEP_COLUMNS, [step_cells(step) for step in result.steps])],
+        tables=[step_table(result)],
         notes=others,
         settings=setting_pairs(result),
     )

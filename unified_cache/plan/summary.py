@@ -1,12 +1,10 @@
 """A plan in sentences and rows, for a terminal and for the page of a report."""
 
 from unified_cache.byte_sizes import bytes_text
-from unified_cache.plan.result import NextStep, PlanResult
+from unified_cache.plan.result import PlanResult
+from unified_cache.report.tables import TableSection
 
-__all__ = ["STEP_COLUMNS", "plan_notes", "setting_pairs", "step_cells", "step_notes"]
-
-STEP_COLUMNS = ("tier", "tokens handed back", "hours of prefill saved", "cost per million tokens")
-"""Of ``step_cells``."""
+__all__ = ["plan_notes", "setting_pairs", "step_notes", "step_table"]
 
 
 def plan_notes(result: PlanResult) -> list[str]:
@@ -60,10 +58,19 @@ def step_notes(result: PlanResult) -> list[str]:
     ]
 
 
-def step_cells(step: NextStep) -> tuple[str, ...]:
-    """Return one row of the table of next steps."""
-    gain = f"{step.hit_ratio_gain * 100:+.2f} points"
-    return step.tier, gain, f"{step.prefill_hours_saved:+.3f}", f"{step.cost_change:+.4f}"
+def step_table(result: PlanResult) -> TableSection:
+    """Return a row for each tier that can have 64 GiB more."""
+    rows = [
+        (
+            step.tier,
+            f"{step.hit_ratio_gain * 100:+.2f} points",
+            f"{step.prefill_hours_saved:+.3f}",
+            f"{step.cost_change:+.4f}",
+        )
+        for step in result.steps
+    ]
+    columns = ("tier", "tokens handed back", "hours of prefill saved", "cost per million tokens")
+    return TableSection("64 GiB more", columns, rows)
 
 
 def setting_pairs(result: PlanResult) -> list[tuple[str, str]]:

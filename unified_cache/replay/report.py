@@ -11,23 +11,18 @@ from unified_cache.replay.missed import MissedTokens, MissReason
 from unified_cache.replay.references import References
 from unified_cache.replay.result import ReplayResult
 from unified_cache.replay.summary import (
-    COLUMNS,
-    COMPONENT_COLUMNS,
-    MISS_COLUMNS,
-    PREFIX_COLUMNS,
-    REGRET_COLUMNS,
-    component_rows,
+    component_table,
     headline,
-    miss_rows,
-    prefix_rows,
+    miss_table,
+    prefix_table,
     present_tiers,
-    regret_rows,
+    regret_table,
     setting_rows,
-    tier_rows,
+    tier_table,
     verdict,
 )
 from unified_cache.report.charts import BandChart, BarChart, Chart, Hue, Series, Unit
-from unified_cache.report.page import Page, TableSection
+from unified_cache.report.page import Page
 
 __all__ = ["write_report"]
 
@@ -54,6 +49,7 @@ def page_of(result: ReplayResult) -> Page:
     """Return what the page of a replay says."""
     wrong = result.wrong_pages or result.leaked_slots
     first, *notes = verdict(result)
+    tables = (table_of(result) for table_of in (tier_table, component_table, miss_table, regret_table, prefix_table))
     return Page(
         title=f"Replay of {result.trace}",
         headline=headline(result),
@@ -62,35 +58,10 @@ def page_of(result: ReplayResult) -> Page:
         if wrong
         else "",
         charts=list(_charts(result)),
-        tables=[
-            TableSection("By tier", COLUMNS, tier_rows(result), has_total=True),
-            *_component_table(result),
-            *_miss_tables(result),
-        ],
+        tables=[table for table in tables if table is not None],
         notes=notes,
         settings=setting_rows(result),
     )
-
-
-def _component_table(result: ReplayResult) -> list[TableSection]:
-    rows = component_rows(result)
-    return [TableSection("By component", COMPONENT_COLUMNS, rows, text_columns=2)] if rows else []
-
-
-def _miss_tables(result: ReplayResult) -> list[TableSection]:
-    """Return what was missed, by reason and by prefix, as far as there is anything."""
-    sections = [
-        TableSection("Missed tokens, by reason", MISS_COLUMNS, miss_rows(result), text_columns=2, has_total=True),
-        TableSection(
-            "Missed tokens that lru and the best policy would have had",
-            REGRET_COLUMNS,
-            regret_rows(result),
-            text_columns=2,
-            has_total=True,
-        ),
-        TableSection("Prefixes whose loss cost most tokens", PREFIX_COLUMNS, prefix_rows(result), text_columns=3),
-    ]
-    return [section for section in sections if section.rows]
 
 
 def _charts(result: ReplayResult) -> list[Chart]:

@@ -1,4 +1,4 @@
-"""The result of a replay in words and rows, for the table on a terminal and for the page of a report."""
+"""The result of a replay in words and tables, for a terminal and for the page of a report."""
 
 from collections.abc import Iterable
 
@@ -6,43 +6,24 @@ from unified_cache.byte_sizes import bytes_text
 from unified_cache.replay.machine import PLAIN_CORE
 from unified_cache.replay.result import ReplayResult
 from unified_cache.replay.trace import BLOCK_TOKENS
+from unified_cache.report.tables import TableSection
 
 __all__ = [
-    "COLUMNS",
-    "COMPONENT_COLUMNS",
-    "MISS_COLUMNS",
-    "PREFIX_COLUMNS",
-    "REGRET_COLUMNS",
-    "component_rows",
+    "component_table",
     "headline",
-    "miss_rows",
-    "prefix_rows",
+    "miss_table",
+    "prefix_table",
     "present_tiers",
     "reference_lines",
-    "regret_rows",
+    "regret_table",
     "setting_rows",
     "spare_rows",
-    "tier_rows",
+    "tier_table",
     "verdict",
 ]
 
-COLUMNS = ("tier", "pages or cap", "hit tokens", "hit ratio", "share", "bytes in", "bytes out")
-"""Of ``tier_rows``; the first is text, the others are numbers."""
 
-COMPONENT_COLUMNS = ("tier", "component", "pages", "bytes", "hit pages", "hit bytes", "share")
-"""Of ``component_rows``; the first two are text, the others are numbers."""
-
-MISS_COLUMNS = ("missed because", "component", "tokens", "of missed", "of asked")
-"""Of ``miss_rows``; the first two are text, the others are numbers."""
-
-PREFIX_COLUMNS = ("prefix", "missed because", "component", "pages", "times", "tokens")
-"""Of ``prefix_rows``; the first three are text, the others are numbers."""
-
-REGRET_COLUMNS = ("missed because", "component", "tokens lru had", "of asked", "tokens best had", "of asked")
-"""Of ``regret_rows``; the first two are text, the others are numbers."""
-
-
-def tier_rows(result: ReplayResult) -> list[tuple[str, ...]]:
+def tier_table(result: ReplayResult) -> TableSection:
     """Return a row for each tier there is, fastest first, and one for all together."""
     plan, moved = result.settings.plan, result.bytes_moved
     device_pages, host_pages = (pages[0] * plan.engines for pages in (plan.device_pages, plan.host_pages))
@@ -63,13 +44,14 @@ def tier_rows(result: ReplayResult) -> list[tuple[str, ...]]:
         rows.append((tier, pages, *cells, bytes_text(in_bytes), bytes_text(out_bytes)))
     total = (f"{hits.total:,}", f"{result.token_hit_ratio:.2%}")
     rows.append(("all", "", *total, f"{min(1, hits.total):.1%}", "", ""))
-    return rows
+    columns = ("tier", "pages or cap", "hit tokens", "hit ratio", "share", "bytes in", "bytes out")
+    return TableSection("By tier", columns, rows, has_total=True)
 
 
-def component_rows(result: ReplayResult) -> list[tuple[str, ...]]:
-    """Return a row for each tier and component; none for a model of one component, where they say nothing new."""
+def component_table(result: ReplayResult) -> TableSection | None:
+    """Return a row for each tier and component; None for a model of one component, where they say nothing new."""
     if len(result.components) == 1:
-        return []
+        return None
     rows: list[tuple[str, ...]] = []
     for tier in present_tiers(result):
         for component in result.components:
@@ -79,39 +61,45 @@ def component_rows(result: ReplayResult) -> list[tuple[str, ...]]:
             share = hit_pages / component.hits.total if component.hits.total else 0.0
             cells = (f"{hit_pages:,}", bytes_text(component.hit_bytes()[tier]), f"{share:.1%}")
             rows.append((tier, component.name, *sizes, *cells))
-    return rows
+    columns = ("tier", "component", "pages", "bytes", "hit pages", "hit bytes", "share")
+    return TableSection("By component", columns, rows, text_columns=2)
 
 
-def miss_rows(result: ReplayResult) -> list[tuple[str, ...]]:
-    """Return a row for each reason that tokens were missed for, and one for all; none where nobody asked for that."""
+def miss_table(result: ReplayResult) -> TableSection | None:
+    """Return a row for each reason that tokens were missed for, and one for all; None where nobody asked for that."""
     missed = result.missed
     if missed is None or not missed.total:
-        return []
+        return None
+    counts = [(reason.text, reason.component, tokens) for reason, tokens in missed.by_reason.items()]
+    counts.append(("all", "", missed.total))
     rows = [
-        (reason.text, reason.component, tokens, tokens / missed.total) for reason, tokens in missed.by_reason.items()
+        (text, component, f"{count:,}", f"{count / missed.total:.1%}", f"{count / result.tokens.asked:.2%}")
+        for text, component, count in counts
     ]
-    rows.append(("all", "", missed.total, 1.0))
-    asked = result.tokens.asked
-    return [(text, name, f"{count:,}", f"{share:.1%}", f"{count / asked:.2%}") for text, name, count, share in rows]
+    columns = ("missed because", "component", "tokens", "of missed", "of asked")
+    return TableSection("Missed tokens, by reason", columns, rows, text_columns=2, has_total=True)
 
 
-def prefix_rows(result: ReplayResult) -> list[tuple[str, ...]]:
-    """Return a row for each prefix whose loss cost most tokens; none where nobody asked for that."""
-    prefixes = () if result.missed is None else result.missed.prefixes
-    return [
+def prefix_table(result: ReplayResult) -> TableSection | None:
+    """Return a row for each prefix whose loss cost most tokens; None where there is none, or nobody asked for that."""
+    if result.missed is None or not result.missed.prefixes:
+        return None
+    rows = [
         (each.digest, each.reason.text, each.reason.component, f"{each.pages:,}", f"{each.times:,}", f"{each.tokens:,}")
-        for each in prefixes
+        for each in result.missed.prefixes
     ]
+    columns = ("prefix", "missed because", "component", "pages", "times", "tokens")
+    return TableSection("Prefixes whose loss cost most tokens", columns, rows, text_columns=3)
 
 
-def regret_rows(result: ReplayResult) -> list[tuple[str, ...]]:
+def regret_table(result: ReplayResult) -> TableSection | None:
     """Return a row for each reason for which tokens were missed that a reference would have had, and what is left.
 
-    What was handed back and a reference would not have had is taken off below; none where there are no references.
+    What was handed back and a reference would not have had is taken off below; None where there are no references.
     """
     references = result.references
     if references is None or not result.tokens.asked:
-        return []
+        return None
     both = (references.lru, references.clairvoyant)
     reasons = sorted({*both[0].regret, *both[1].regret}, key=lambda each: -both[1].regret.get(each, 0))
 
@@ -121,7 +109,9 @@ def regret_rows(result: ReplayResult) -> list[tuple[str, ...]]:
     rows = [(each.text, each.component, *cells(one.regret.get(each, 0) for one in both)) for each in reasons]
     rows.append(("handed back, and not by these", "", *cells(-one.gained_tokens for one in both)))
     rows.append(("all", "", *cells(one.hit_tokens - result.tokens.hits.total for one in both)))
-    return rows
+    columns = ("missed because", "component", "tokens lru had", "of asked", "tokens best had", "of asked")
+    title = "Missed tokens that lru and the best policy would have had"
+    return TableSection(title, columns, rows, text_columns=2, has_total=True)
 
 
 def reference_lines(result: ReplayResult) -> list[str]:

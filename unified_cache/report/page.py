@@ -9,22 +9,11 @@ import jinja2
 
 from unified_cache.files import write_whole
 from unified_cache.report.charts import Chart
+from unified_cache.report.tables import TableSection
 
 __all__ = ["PAGE_NAME", "Page", "TableSection"]
 
 PAGE_NAME = "index.html"
-
-
-@dataclass(frozen=True, slots=True)
-class TableSection:
-    """A table with a heading; its first columns are text, the others numbers."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    text_columns: int = 1
-    has_total: bool = False
-    """Whether the last row sums up the others."""
 
 
 @dataclass(frozen=True, slots=True)

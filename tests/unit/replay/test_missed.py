@@ -15,7 +15,7 @@ from unified_cache.replay.report import page_of
 from unified_cache.replay.result import ReplayResult
 from unified_cache.replay.runner import replay
 from unified_cache.replay.settings import ReplaySettings
-from unified_cache.replay.summary import miss_rows, prefix_rows
+from unified_cache.replay.summary import miss_table, prefix_table
 from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
 from unified_cache.report.charts import BandChart
 
@@ -125,8 +125,11 @@ def test_table_page_and_json_tell_of_the_same_tokens() -> None:
     told = json.loads(json.dumps(result.as_json()))["missed"]
     assert told["tokens"] == missed.total == sum(each["tokens"] for each in told["by_reason"])
     assert [sum(window) for window in told["series"]] == [sum(window.values()) for window in missed.series]
-    assert [each["digest"] for each in told["prefixes"]] == [row[0] for row in prefix_rows(result)]
-    assert miss_rows(result)[-1][:3] == ("all", "", f"{missed.total:,}")
+    reasons, prefixes = miss_table(result), prefix_table(result)
+    assert reasons is not None
+    assert prefixes is not None
+    assert [each["digest"] for each in told["prefixes"]] == [row[0] for row in prefixes.rows]
+    assert reasons.rows[-1][:3] == ("all", "", f"{missed.total:,}")
     page = page_of(result)
     chart = page.charts[2]
     assert isinstance(chart, BandChart)
@@ -139,4 +142,4 @@ def test_a_replay_that_nobody_asks_for_reasons_remembers_nothing() -> None:
     plan: ReplayPlan = dataclasses.replace(ROOMY, explains=False).plan
     assert plan.config.forgotten_pages_max == 0
     result = run(sessions(2, 2), dataclasses.replace(ROOMY, explains=False))
-    assert (result.missed, miss_rows(result), prefix_rows(result)) == (None, [], [])
+    assert (result.missed, miss_table(result), prefix_table(result)) == (None, None, None)

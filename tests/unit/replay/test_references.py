@@ -14,7 +14,7 @@ from unified_cache.replay.references import References
 from unified_cache.replay.report import page_of
 from unified_cache.replay.result import ReplayResult
 from unified_cache.replay.settings import ReplaySettings
-from unified_cache.replay.summary import reference_lines, regret_rows
+from unified_cache.replay.summary import reference_lines, regret_table
 from unified_cache.replay.trace import TraceRequest
 from unified_cache.report.charts import BandChart
 
@@ -69,7 +69,9 @@ def test_regret_names_what_the_policy_has_evicted() -> None:
     lru = references_in(result).lru
     assert {reason.why for reason in lru.regret} == {Why.EVICTED}
     assert lru.regret_tokens > 0
-    *rows, total = regret_rows(result)
+    regret = regret_table(result)
+    assert regret is not None
+    *rows, total = regret.rows
     assert rows[0][:3] == ("evicted", "full", f"{lru.regret_tokens:,}")
     assert total[2] == f"{lru.regret_tokens:,}"
 
@@ -83,7 +85,7 @@ def test_what_cannot_be_compared_has_no_references(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(references, "PAGES_MAX", 10)
     result = run(requests, ALONE)
     assert result.references is None, "too long a trace"
-    assert (regret_rows(result), reference_lines(result)) == ([], [])
+    assert (regret_table(result), reference_lines(result)) == (None, [])
 
 
 def test_requests_are_compared_in_the_order_in_which_they_were_served() -> None:
