@@ -12,13 +12,13 @@ from unified_cache.cli.json_output import check_json_file, shown_as_json
 from unified_cache.cli.layout import size_named
 from unified_cache.cli.options import JsonFileOption, JsonOption
 from unified_cache.cli.progress import watched
+from unified_cache.cli.report_page import page_writer
 from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOption, given_flags
 from unified_cache.cli.text import console_on, printable, table
 from unified_cache.cli.traces import read_watched
 from unified_cache.config import EvictionPolicy
 from unified_cache.errors import ConfigError
 from unified_cache.extras import import_with_extra
-from unified_cache.files import check_writable
 from unified_cache.plan.hardware import Hardware, hardware_named, read_hardware
 from unified_cache.plan.planner import Planner
 from unified_cache.plan.policy_hits import ServePlan
@@ -111,20 +111,14 @@ class PlanCommand:
         sweep = combinations(parse_sweeps(choices.sweep))
         for sizes in sweep:
             _ = model.settings(sizes)  # what does not fit is refused before the trace is read
-        report, directory = None, choices.report
-        if directory is not None:
-            report = import_with_extra("unified_cache.plan.report", "report", "--report")
-            directory.mkdir(parents=True, exist_ok=True)
-            check_writable(directory)
+        write_page = page_writer(choices.report, "unified_cache.plan.report")
         check_json_file(self.json_file)
         serve = self._served(choices) if choices.check or not model.has_stack else None
         with watched(sys.stderr, "plan", len(sweep) + choices.check, "combinations") as tell:
             result = Planner(self.trace, choices.limit, model, hardware).plan(sweep, tell, choices.check, serve)
         if not shown_as_json("plan", result.as_json(), on_stdout=self.as_json, file=self.json_file):
             print_plan(sys.stdout, result)
-        if report is not None and directory is not None:
-            page: Path = report.write_plan_report(result, directory)
-            sys.stderr.write(f"report: {page}\n")
+        write_page(result)
         if not result.is_complete:
             raise KeyboardInterrupt(f"plan had {len(result.points):,} of {len(sweep):,} combinations, shown above")
 

@@ -15,13 +15,13 @@ from unified_cache.cli.json_output import check_json_file, shown_as_json
 from unified_cache.cli.options import JsonFileOption, JsonOption
 from unified_cache.cli.progress import progress_on
 from unified_cache.cli.replay_settings import replay_settings
+from unified_cache.cli.report_page import page_writer
 from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOption, given_flags
 from unified_cache.cli.table import print_result
 from unified_cache.cli.traces import read_watched
 from unified_cache.config import EvictionPolicy, WritePolicy
 from unified_cache.errors import CacheError
 from unified_cache.extras import import_with_extra
-from unified_cache.files import check_writable
 from unified_cache.replay.summary import headline
 from unified_cache.settings.loading import read_settings
 from unified_cache.settings.programs import ReplayChoices
@@ -114,18 +114,12 @@ class ReplayCommand:
         settings = replace(replay_settings(loaded), explains=directory is not None if explain is None else explain)
         requests = read_watched(self.trace, loaded.settings.limit)
         runner = import_with_extra("unified_cache.replay.runner", "engine", "replay")
-        report = None
-        if directory is not None:
-            report = import_with_extra("unified_cache.replay.report", "report", "--report")
-            directory.mkdir(parents=True, exist_ok=True)
-            check_writable(directory)
+        write_page = page_writer(directory, "unified_cache.replay.report")
         check_json_file(self.json_file)
         with progress_on(sys.stderr, len(requests) * (2 if settings.plan.compares_private_stores else 1)) as watch:
             result: ReplayResult = runner.replay(self.trace.name, requests, settings, watch)
         self._show(result)
-        if report is not None and directory is not None:
-            page: Path = report.write_report(result, directory)
-            sys.stderr.write(f"report: {page}\n")
+        write_page(result)
         if result.wrong_pages or result.leaked_slots:
             raise CacheError(
                 f"{result.wrong_pages} of {result.pages_verified} pages handed back held wrong bytes, "

@@ -13,6 +13,7 @@ import typer
 from unified_cache.cli.json_output import check_json_file, shown_as_json
 from unified_cache.cli.options import JsonFileOption, JsonOption
 from unified_cache.cli.progress import watched
+from unified_cache.cli.report_page import page_writer
 from unified_cache.cli.text import console_on, example, table
 from unified_cache.cli.trace_pictures import trace_pictures
 from unified_cache.cli.traces import read_watched
@@ -24,8 +25,6 @@ from unified_cache.replay.trace_figures import TraceFigures
 from unified_cache.replay.trace_sessions import cut_sessions, in_blocks_of
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from unified_cache.replay.lmcache_trace import LmcacheTrace
 
 __all__ = ["TraceConvertCommand", "TraceCutCommand", "TraceInfoCommand", "trace_app"]
@@ -73,11 +72,7 @@ class TraceInfoCommand:
             OSError: report or JSON file cannot be written.
         """
         check_json_file(self.json_file)
-        pages: ModuleType | None = None
-        if self.report is not None:
-            pages = import_with_extra("unified_cache.replay.trace_report", "report", "--report")
-            self.report.mkdir(parents=True, exist_ok=True)
-            check_writable(self.report)
+        write_page = page_writer(self.report, "unified_cache.replay.trace_report")
         requests = read_watched(self.trace)
         with watched(sys.stderr, "count", sum(len(each.hash_ids) for each in requests), "blocks") as tell:
             figures = TraceFigures.of(requests, lambda count: tell(count, ""))
@@ -90,9 +85,7 @@ class TraceInfoCommand:
             console.print(shown)
             for picture in trace_pictures(figures):
                 console.print(picture)
-        if pages is not None and self.report is not None:
-            path: Path = pages.write_trace_report(self.trace.name, figures, self.report)
-            sys.stderr.write(f"report: {path}\n")
+        write_page(self.trace.name, figures)
 
 
 @dataclass(frozen=True, slots=True)

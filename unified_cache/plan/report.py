@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from unified_cache.byte_sizes import bytes_text
 from unified_cache.plan.evaluate import PlanPoint
@@ -11,7 +10,7 @@ from unified_cache.plan.summary import plan_notes, setting_pairs, step_table
 from unified_cache.report.charts import BandChart, BarChart, Chart, HeatMap, Hue, Series, Unit
 from unified_cache.report.page import Page
 
-__all__ = ["plan_page", "write_plan_report"]
+__all__ = ["page_of"]
 
 GIB = float(1 << 30)
 
@@ -22,16 +21,7 @@ BARS_MAX = 8
 """Combinations shown as bars, the cheapest per token first."""
 
 
-def write_plan_report(result: PlanResult, directory: Path) -> Path:
-    """Write the page of a plan into ``directory``; return its path.
-
-    Raises:
-        OSError: it cannot be written; nothing is left half-written.
-    """
-    return plan_page(result).write(directory)
-
-
-def plan_page(result: PlanResult) -> Page:
+def page_of(result: PlanResult) -> Page:
     """Return what the page of a plan says."""
     first, *others = plan_notes(result)
     charts: list[Chart] = [_heat_map(result)]

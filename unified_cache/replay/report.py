@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,7 @@ from unified_cache.replay.summary import (
 from unified_cache.report.charts import BandChart, BarChart, Chart, Hue, Series, Unit
 from unified_cache.report.page import Page
 
-__all__ = ["write_report"]
+__all__ = ["page_of"]
 
 SMOOTH_WINDOWS = 3
 """Windows averaged into one point: single windows of a trace jump with the luck of a few long prompts."""
@@ -33,16 +32,6 @@ _MISS_HUES = (Hue.FIRST, Hue.SECOND, Hue.THIRD, Hue.FOURTH, Hue.FIFTH)
 """Colours of the reasons that cost most."""
 
 _Floats = npt.NDArray[np.float64]
-
-
-def write_report(result: ReplayResult, directory: Path) -> Path:
-    """Write the page of a replay into ``directory``; return its path.
-
-    Raises:
-        OSError: it cannot be written; nothing is left half-written.
-
-    """
-    return page_of(result).write(directory)
 
 
 def page_of(result: ReplayResult) -> Page:

@@ -2,27 +2,22 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
-from pathlib import Path
 
 from unified_cache.replay.trace_figures import TraceFigures, power_text
 from unified_cache.report.charts import BarChart, Hue, Series, Unit
 from unified_cache.report.page import Page, TableSection
 
-__all__ = ["write_trace_report"]
+__all__ = ["page_of"]
 
 
-def write_trace_report(name: str, figures: TraceFigures, directory: Path) -> Path:
-    """Write the page of a trace into ``directory``; return its path.
-
-    Raises:
-        OSError: it cannot be written; nothing is left half-written.
-    """
+def page_of(name: str, figures: TraceFigures) -> Page:
+    """Return what the page of a trace says."""
     charts = [
         _bars("Uses again, by the blocks used meanwhile (reuse distance)", "uses", figures.reuse_distances),
         _bars("Uses, by how often their block is used (popularity)", "uses", figures.popularity),
         _bars("Sessions, by their requests", "sessions", figures.session_requests),
     ]
-    page = Page(
+    return Page(
         title=f"Trace {name}",
         headline=figures.headline,
         lead="An LRU cache of so many blocks has what is used again at a smaller distance.",
@@ -32,7 +27,6 @@ def write_trace_report(name: str, figures: TraceFigures, directory: Path) -> Pat
         notes=[],
         settings=figures.rows(),
     )
-    return page.write(directory)
 
 
 def _bars(title: str, name: str, counts: Sequence[int]) -> BarChart:
