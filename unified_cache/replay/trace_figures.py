@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from unified_cache.replay.lru_stack import Fenwick
 from unified_cache.replay.trace import TraceRequest, untold
 from unified_cache.replay.trace_sessions import sessions_of
 
@@ -119,35 +120,21 @@ def power_text(power: int) -> str:
 def _distances(uses: Sequence[int], tell: Callable[[int], None]) -> list[int]:
     """Return, for each use of a block again, how many blocks were used since its last use, itself included.
 
-    A tree of sums (Fenwick) over positions has a one where a block was used last.
+    ``latest`` has a one at each position where a block was used last.
     """
-    tree = [0] * (len(uses) + 1)
+    latest = Fenwick(len(uses))
     last: dict[int, int] = {}
     distances: list[int] = []
-    for at, block in enumerate(uses, 1):
+    for at, block in enumerate(uses):
         before = last.get(block)
         if before is not None:
-            distances.append(_sum(tree, at - 1) - _sum(tree, before - 1))
-            _add(tree, before, -1)
-        _add(tree, at, 1)
+            distances.append(1 + latest.sum_after(before))
+            latest.add(before, -1)
+        latest.add(at, 1)
         last[block] = at
-        if not at % TOLD_BLOCKS:
-            tell(at)
+        if not (at + 1) % TOLD_BLOCKS:
+            tell(at + 1)
     return distances
-
-
-def _add(tree: list[int], at: int, count: int) -> None:
-    while at < len(tree):
-        tree[at] += count
-        at += at & -at
-
-
-def _sum(tree: list[int], at: int) -> int:
-    total = 0
-    while at:
-        total += tree[at]
-        at -= at & -at
-    return total
 
 
 def _by_powers(values: Sequence[int]) -> tuple[int, ...]:
