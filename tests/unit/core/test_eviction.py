@@ -255,7 +255,7 @@ def test_a_prompt_is_resumed_at_its_end_until_its_last_window_goes(kind: Evictio
 
 
 @pytest.mark.parametrize("kind", EvictionPolicy)
-@pytest.mark.parametrize("again", ["insert", "match", "split", "unlock"])
+@pytest.mark.parametrize("again", ["insert", "match", "split", "unlock", "unlock a part"])
 def test_windows_keep_the_order_of_the_prompt_however_they_were_touched(kind: EvictionPolicy, again: str) -> None:
     toy = Toy(kind, spans=WINDOW)
     prompt = Prompt.of(range(1, 17), 1)
@@ -268,8 +268,12 @@ def test_windows_keep_the_order_of_the_prompt_however_they_were_touched(kind: Ev
     elif again == "split":
         toy.insert(*range(1, 9), 50, 51)
         assert toy.tree.match(prompt).device_end == 16
-    else:
+    elif again == "unlock":
         toy.tree.unlock(toy.tree.lock(toy.tree.match(prompt), 16, Tier.DEVICE))
+    else:
+        found = toy.tree.match(prompt)
+        assert toy.tree.next_victim(Tier.DEVICE, 1) is not None  # queued as a whole, and then split
+        toy.tree.unlock(toy.tree.lock(found, 8, Tier.DEVICE))
     gone = [page for page in toy.evict(14, component=1) if page <= 16]
     assert gone == sorted(gone)
     assert toy.tree.match(prompt).device_end == 16
