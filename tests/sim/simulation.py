@@ -463,9 +463,6 @@ class Simulation:
             full = self.audit.picture.slot_of[first, numbers] >= 0
             full_end = len(full) if full.all() else int(np.argmin(full))
             for part in flow.parts:
-                span = self.cell.layout.components[part.component].span
-                if part.component and flow.target is Tier.HOST and self.config.host_pages[part.component] < 2 * span:
-                    continue  # the windows of one end may go for those of the next, which then do not fit all the same
                 there = self.audit.picture.slot_of[first + part.component, numbers[part.pages]] >= 0
                 stands = part.pages < full_end if part.component else part.pages == full_end
                 assert not (stands & ~there).any(), "a page has arrived and was not published"
