@@ -126,9 +126,12 @@ class Ledger:
         """Hand out slots for all of these (component, count), or, if pins leave too little, for none and None.
 
         Where the device saves what it evicts, that waits for a copy; see ``UnifiedCache.allocate`` for ``may_wait``.
-        All are made room for before any is handed out: what is evicted follows from the tree and the counts alone, so
-        that equal trees stay equal even where an allocator declines on one rank of several.
+        Nothing is evicted where one of them cannot have enough. All are made room for before any is handed out: what
+        is evicted follows from the tree and the counts alone, so that equal trees stay equal even where an allocator
+        declines on one rank of several.
         """
+        if any(count > self.available_pages(tier, component) for component, count in counts):
+            return None
         if tier is Tier.DEVICE and self.saver is not None:
             for component, count in counts:
                 self._make_room_saving(self.saver, component, count, may_wait=may_wait)

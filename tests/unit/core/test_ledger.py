@@ -55,6 +55,19 @@ def test_where_pins_leave_too_little_for_one_nothing_is_handed_out_of_any() -> N
     toy.cache.check()
 
 
+@pytest.mark.parametrize("counts", [[(0, 3), (1, 8)], [(1, 8), (0, 3)]])
+def test_where_pins_leave_too_little_for_one_nothing_is_evicted_for_any(counts: list[tuple[int, int]]) -> None:
+    toy = engine()
+    lock = toy.cache.lock(toy.cache.match(serve(toy, 6)))
+    serve(toy, 6, first=1000)
+    ledger = toy.cache._ledger
+    held = [len(slots) for slots in ledger.tree.check()]
+    assert held[:2] == [12, 4], "some of each would have to go"
+    assert ledger.allocate_all(Tier.DEVICE, counts) is None
+    assert [len(slots) for slots in ledger.tree.check()] == held
+    toy.cache.release(lock)
+
+
 # ---- the check ---------------------------------------------------------------------------------------------------
 
 
