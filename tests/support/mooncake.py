@@ -1,5 +1,6 @@
 """Mooncake clusters on loopback for tests: the wheel's own master and clients, and what tests do to them."""
 
+import os
 import signal
 import subprocess
 import tempfile
@@ -77,8 +78,9 @@ class ClusterProcess:
         self._popen.wait()
 
     def stop(self) -> None:
-        """Send SIGSTOP: it holds its ports and memory, and answers nobody."""
+        """Send SIGSTOP and wait until it has stopped: it holds its ports and memory, and answers nobody."""
         self._popen.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def cont(self) -> None:
         """Send SIGCONT, after ``stop``."""
