@@ -165,7 +165,7 @@ class EvictionQueues:
 
     def offer(self, node: Node, lane: int) -> None:
         """Queue ``node`` in ``lane`` if it is evictable there and not queued yet."""
-        if node.history is None:
+        if node.history is None and not self._is_by_priority[lane]:
             if not node.queued >> lane & 1 and node.held_count[lane] and self.evictable(node, lane):
                 node.queued |= 1 << lane
                 self._sequence += 1

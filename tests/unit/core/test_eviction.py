@@ -8,7 +8,7 @@ from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy
 from unified_cache.errors import ConfigError, InputError, StaleMatchError
 from unified_cache.page import Prompt
 from unified_cache.pool import Tier
-from unified_cache.tree import Preference, RadixTree
+from unified_cache.tree import UNNAMED, Preference, RadixTree
 from unified_cache.window import SPAN_ALL
 
 CAPACITY = 40
@@ -21,8 +21,9 @@ class Toy:
         self,
         kind: EvictionPolicy = EvictionPolicy.LRU,
         spans: tuple[int, ...] = (SPAN_ALL,),
+        kinds: tuple[EvictionPolicy, ...] = (),
     ) -> None:
-        config = EvictionConfig(device=(kind,) * len(spans), preferred_share=0.25)
+        config = EvictionConfig(device=kinds or (kind,) * len(spans), preferred_share=0.25)
         self.tree = RadixTree(toy_components(spans), 1, config, [[CAPACITY] * len(spans)] * 2)
 
     def insert(self, *tokens: int, priority: int = 0) -> None:
@@ -63,6 +64,14 @@ def test_the_lowest_priority_goes_first_and_the_least_recent_within() -> None:
         toy.insert(token, priority=priority)
     toy.tree.match(Prompt.of([3], 1))
     assert toy.evict(4) == [2, 4, 3, 1]
+
+
+@pytest.mark.parametrize("other", [EvictionPolicy.LRU, EvictionPolicy.PRIORITY])
+def test_windows_before_the_one_that_is_resumed_from_go_first_under_every_priority(other: EvictionPolicy) -> None:
+    toy = Toy(spans=(SPAN_ALL, 1, 3), kinds=(other, EvictionPolicy.PRIORITY, other))
+    toy.insert(1, 2, 3, 4, 5, 6, priority=UNNAMED)
+    toy.insert(11, 12, 13, 14, 15, 16, priority=-1)
+    assert toy.evict(12, component=1) == [1, 2, 3, 11, 12, 13, 4, 5, 6, 14, 15, 16]
 
 
 def test_a_match_may_raise_a_priority_and_never_lowers_it() -> None:
