@@ -26,9 +26,9 @@ from unified_cache.controller.operation import Job
 from unified_cache.controller.touches import UsedPages
 from unified_cache.controller.workers import run_job
 from unified_cache.errors import RankLostError
-from unified_cache.forgotten import Cause
 from unified_cache.ledger import Ledger, TierTransfer
 from unified_cache.memory import PageMemory
+from unified_cache.miss_reason import MissReason
 from unified_cache.page import Prompt
 from unified_cache.pool import PageCopies, PageNumbers, Pages, Slots, Tier, all_pages, numbers_of
 from unified_cache.ranks import RankGroup, held_by_all, true_for_all
@@ -184,7 +184,7 @@ class Backups:
         self._take_off_known(run, found)
         longest = max(ledger.fitting_end(found, Tier.DEVICE, Tier.HOST), tree.full_end(found, Tier.HOST))
         if longest < found.device_end:
-            ledger.fates.note_unbacked(prompt.head(found.device_end), Cause.HOST_FULL)
+            ledger.fates.note_unbacked(prompt.head(found.device_end), MissReason.HOST_FULL)
         for end in [longest, *self._other_ends(found, longest, run)] if longest else ():
             if end != longest:
                 found = look(prompt.head(end))
@@ -193,7 +193,7 @@ class Backups:
             with begin(found, end) as held:
                 moving = held_by_all(self._ranks, held)
                 if moving is None:
-                    ledger.fates.note_unbacked(prompt.head(end), Cause.HOST_FULL)
+                    ledger.fates.note_unbacked(prompt.head(end), MissReason.HOST_FULL)
                     continue
                 yield from self._copy(run, moving)
                 if run.storage is not None:
@@ -290,7 +290,7 @@ class Backups:
             is_copied = True
         finally:
             if not is_copied:
-                ledger.fates.note_unbacked(prompt, Cause.BACKUP_FAILED)
+                ledger.fates.note_unbacked(prompt, MissReason.BACKUP_FAILED)
         published = moving.publish()
         for part in published:
             if run.storage is None:
@@ -441,11 +441,11 @@ class Backups:
         note = self._ledger.fates.note_stored
         for number, (part, stored) in enumerate(zip(parts, whole, strict=True)):
             taken = part.where(stored)
-            note(part.component, prompt, taken.pages, Cause.STORED)
+            note(part.component, prompt, taken.pages, MissReason.STORE_LOST)
             if len(taken) < len(part):
                 declined = job.declined[number]
-                note(part.component, prompt, part.pages[declined & ~stored], Cause.STORE_DECLINED)
-                note(part.component, prompt, part.pages[~declined & ~stored], Cause.STORE_FAILED)
+                note(part.component, prompt, part.pages[declined & ~stored], MissReason.STORE_DECLINED)
+                note(part.component, prompt, part.pages[~declined & ~stored], MissReason.STORE_FAILED)
 
 
 def _covering_ends(lacking: Sequence[tuple[int, Pages]], resumable: Pages) -> set[int]:

@@ -17,8 +17,8 @@ from unified_cache.controller import (
 )
 from unified_cache.errors import InputError
 from unified_cache.explain.explanation import Explanation
-from unified_cache.forgotten import Cause
 from unified_cache.memory import ComputeStreams, DevicePool, PageMemory, TieredMemory
+from unified_cache.miss_reason import MissReason
 from unified_cache.named_parts import identity_of, storage_of
 from unified_cache.owned_cache import OwnedCache
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace, Prompt, TokensLike
@@ -398,7 +398,7 @@ class UnifiedCache(OwnedCache):
         steps = self._transfers.backup(prompt, level, tally)
         operation = self._controller.start(TransferKind.BACKUP, steps, tally=tally)
         if operation is None:
-            self._ledger.fates.note_unbacked(prompt, Cause.BACKUP_DECLINED)
+            self._ledger.fates.note_unbacked(prompt, MissReason.BACKUP_DECLINED)
         return operation
 
     def prefetch(self, prompt: Prompt, deadline_s: float = math.inf) -> Operation | None:

@@ -1,7 +1,7 @@
 """Memory of what happened to pages that are not where a request looks for them: a bounded ring, for ``explain``.
 
-    note(lane, digests, cause)   pages of one lane were evicted, declined, removed; or stored, for storage
-    ring                         digest, cause and time of each, the oldest overwritten first; 18 bytes a page
+    note(lane, digests, reason)  pages of one lane were evicted, declined, removed; or stored, for storage
+    ring                         digest, reason and time of each, the oldest overwritten first; 18 bytes a page
     find(lane, digests)          latest note of each page; sorts the ring now and then: 12 bytes a page more
 
 A lane is one component on one tier, as in the tree, and, behind those, one component in storage. What memory forgets is
@@ -11,21 +11,21 @@ neither says anything about the tokens. Where two pages share a digest, one is e
 
 import time
 from collections.abc import Callable
-from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from unified_cache.miss_reason import MissReason
 from unified_cache.page_digests import DIGEST_BYTES, PageDigests
 
-__all__ = ["FORGOTTEN_PAGE_BYTES", "Cause", "ForgottenPages", "FoundNotes"]
+__all__ = ["FORGOTTEN_PAGE_BYTES", "ForgottenPages", "FoundNotes"]
 
 Digests = npt.NDArray[np.uint64]
 """Digests as numbers, shape (pages,)."""
 
 FORGOTTEN_PAGE_BYTES = 30
-"""Memory for each page that can be remembered: digest, time, component and cause, and the sorted index."""
+"""Memory for each page that can be remembered: digest, time, component and reason, and the sorted index."""
 
 WAITING_PAGES_MAX = 4_096
 """Pages noted before they are put into the ring, all in one step."""
@@ -37,44 +37,13 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
-class Cause(IntEnum):
-    """Event that a page is remembered for; of several the latest counts."""
-
-    NONE = 0
-    """Nothing is remembered."""
-    EVICTED = 1
-    """Evicted from a memory tier, to make room for a component."""
-    DUPLICATE = 2
-    """Computed while the tree held it: the second copy was dropped."""
-    RESET = 3
-    """Forgotten with everything else, by ``reset``."""
-    BACKUP_DECLINED = 4
-    """Not copied to the host: too many transfers were under way."""
-    BACKUP_FAILED = 5
-    """Not copied to the host: the copy failed, was late or was cancelled."""
-    HOST_FULL = 6
-    """Not copied to the host: there was no room for it."""
-    STORED = 7
-    """Put into storage, or read from it."""
-    STORE_DECLINED = 8
-    """Not stored: the store had no room."""
-    STORE_FAILED = 9
-    """Not stored: the store failed, was late, or was not there."""
-    STORE_EVICTED = 10
-    """Let go by the store, which said so."""
-    STORE_CLEARED = 11
-    """Removed from storage by ``clear_storage``."""
-    FLAWED = 12
-    """Read from storage damaged, or as another page, and thrown away."""
-
-
 class FoundNotes(NamedTuple):
     """Latest note of each page that was looked for; arrays of one length."""
 
-    causes: npt.NDArray[np.uint8]
-    """``Cause``, NONE where nothing is remembered."""
+    reasons: npt.NDArray[np.uint8]
+    """``MissReason``, NOT_REMEMBERED where nothing is."""
     components: npt.NDArray[np.uint8]
-    """Component that room was made for, where the cause is an eviction from memory."""
+    """Component that room was made for, where the reason is an eviction from memory."""
     noted_s: npt.NDArray[np.float64]
     """Time of the clock; 0 where nothing is remembered."""
 
@@ -107,7 +76,7 @@ class ForgottenPages:
         self._digests = np.zeros(pages_max, np.uint64)
         self._noted_s = np.zeros(pages_max, np.float64)
         self._codes = np.zeros(pages_max, np.uint16)
-        """Cause in the lower byte, component in the upper one."""
+        """Reason in the lower byte, component in the upper one."""
         self._count = 0
         """Pages put into the ring so far; the next one goes to this, modulo the size."""
         self._waiting: list[_Note] = []
@@ -123,17 +92,17 @@ class ForgottenPages:
         """Whether nothing has been overwritten yet: what is not remembered was never noted."""
         return self._count + self._waiting_pages <= self.pages_max
 
-    def note(self, lane: int, digests: PageDigests, cause: Cause, component: int = 0) -> None:
-        """Remember what happened now to pages of a lane."""
-        self._waiting.append((digests, lane, component << 8 | cause, self.clock()))
+    def note(self, lane: int, digests: PageDigests, reason: MissReason, component: int = 0) -> None:
+        """Remember why pages of a lane are missing from now on."""
+        self._waiting.append((digests, lane, component << 8 | reason, self.clock()))
         self._waiting_pages += len(digests) // DIGEST_BYTES
         if self._waiting_pages > WAITING_PAGES_MAX:
             self._put_all()
 
-    def rename(self, cause: Cause, later: Cause) -> None:
-        """Note that what is remembered for one cause has now all met with another."""
+    def rename(self, reason: MissReason, later: MissReason) -> None:
+        """Remember another reason from now on for all pages that are remembered for one."""
         self._put_all()
-        renamed = self._codes == cause
+        renamed = self._codes == reason
         self._codes[renamed] = later
         self._noted_s[renamed] = self.clock()
 

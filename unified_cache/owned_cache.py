@@ -23,10 +23,11 @@ from unified_cache.errors import ClosedError, OwnerThreadError, RankLostError, S
 from unified_cache.estimates import TransferSpeeds
 from unified_cache.explain.cached import explain
 from unified_cache.explain.explanation import Explanation
-from unified_cache.forgotten import Cause, ForgottenPages
+from unified_cache.forgotten import ForgottenPages
 from unified_cache.gone import method_instead
 from unified_cache.ledger import Ledger
 from unified_cache.memory import PageMemory
+from unified_cache.miss_reason import MissReason
 from unified_cache.named_parts import storage_of
 from unified_cache.page import Prompt
 from unified_cache.pool import Identity, ModelLayout
@@ -340,7 +341,7 @@ class OwnedCache:
             operation = self._controller.start(TransferKind.BACKUP, steps, tally=tally)
             self._backups.started(request, operation)
             if operation is None:
-                self._ledger.fates.note_unbacked(request.prompt, Cause.BACKUP_DECLINED)
+                self._ledger.fates.note_unbacked(request.prompt, MissReason.BACKUP_DECLINED)
         return bool(due)
 
 

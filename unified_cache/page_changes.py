@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.errors import ConfigError, OwnerThreadError, StateError
-from unified_cache.forgotten import Cause, ForgottenPages
+from unified_cache.forgotten import ForgottenPages
+from unified_cache.miss_reason import MissReason
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace, PageKey, Prompt
 from unified_cache.page_digests import digests_where, key_digests
 from unified_cache.pool import PageCopies, PageNumbers, Slots, Tier
@@ -380,9 +381,9 @@ class PageChanges:
             if not gone:
                 continue
             lane, digests = (len(Tier) * len(components)) + number, key_digests(list(gone))
-            causes = forgotten.find(lane, digests).causes
-            told = (causes != Cause.FLAWED) & (causes != Cause.STORE_CLEARED)
-            forgotten.note(lane, digests_where(digests, told), Cause.STORE_EVICTED)
+            reasons = forgotten.find(lane, digests).reasons
+            told = (reasons != MissReason.FLAWED) & (reasons != MissReason.STORE_CLEARED)
+            forgotten.note(lane, digests_where(digests, told), MissReason.STORE_EVICTED)
 
     def _check_owner(self) -> None:
         if threading.get_ident() != self._owner:

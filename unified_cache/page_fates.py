@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unified_cache.forgotten import Cause, ForgottenPages
+from unified_cache.forgotten import ForgottenPages
+from unified_cache.miss_reason import MissReason
 from unified_cache.page import Prompt
 from unified_cache.page_digests import DIGEST_BYTES, digests_where, key_digests, prompt_digests
 from unified_cache.pool import PageNumbers, Slots, Tier
@@ -44,9 +45,9 @@ class PageFates:
         digests = prompt_digests(prompt)[start * DIGEST_BYTES :]
         for component, (given, left) in enumerate(zip(slots, duplicates, strict=True)):
             lane = int(tier) * self._components_count + component
-            self.ring.note(lane, digests_where(digests, np.isin(given, left)), Cause.DUPLICATE)
+            self.ring.note(lane, digests_where(digests, np.isin(given, left)), MissReason.DUPLICATE)
 
-    def note_unbacked(self, prompt: Prompt, cause: Cause) -> None:
+    def note_unbacked(self, prompt: Prompt, reason: MissReason) -> None:
         """Note why pages of a prompt that the device holds and the host lacks were not copied to it."""
         if self.ring is None or not self._has_host:
             return
@@ -55,16 +56,19 @@ class PageFates:
         for component in range(self._components_count):
             device, host = (self._tree.slots(found, tier, component, 0, found.tree_end) for tier in Tier)
             lane = self._components_count + component
-            self.ring.note(lane, digests_where(digests, (device >= 0) & (host < 0)), cause)
+            self.ring.note(lane, digests_where(digests, (device >= 0) & (host < 0)), reason)
 
-    def note_stored(self, component: int, prompt: Prompt, pages: PageNumbers, cause: Cause) -> None:
-        """Note what became of pages in storage, or on their way there."""
+    def note_stored(self, component: int, prompt: Prompt, pages: PageNumbers, reason: MissReason) -> None:
+        """Note what became of pages in storage, or on their way there.
+
+        Of those that it took STORE_LOST: where it lacks them later without a report, it has lost them.
+        """
         if self.ring is not None and len(pages):
             keys = prompt.keys
             lane = len(Tier) * self._components_count + component
-            self.ring.note(lane, key_digests([keys[page] for page in pages.tolist()]), cause)
+            self.ring.note(lane, key_digests([keys[page] for page in pages.tolist()]), reason)
 
     def note_storage_cleared(self) -> None:
         """Note that what was stored has been cleared since."""
         if self.ring is not None:
-            self.ring.rename(Cause.STORED, Cause.STORE_CLEARED)
+            self.ring.rename(MissReason.STORE_LOST, MissReason.STORE_CLEARED)

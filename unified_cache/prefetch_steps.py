@@ -10,9 +10,9 @@ from unified_cache.controller import Operation, OperationState, StorageTier, Tra
 from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, ProbeJob
 from unified_cache.controller.operation import Job
 from unified_cache.estimates import TransferSpeeds
-from unified_cache.forgotten import Cause
 from unified_cache.ledger import Ledger, Reservation, TierTransfer
 from unified_cache.memory import PageMemory
+from unified_cache.miss_reason import MissReason
 from unified_cache.page import Prompt
 from unified_cache.pool import PageCopies, Pages, Slots, Tier, all_pages, no_slots
 from unified_cache.prefetch_plan import FetchedPages, FetchPlanner, MissingPages, last_end
@@ -186,8 +186,8 @@ class PrefetchSteps:
     def remember(self, prompt: Prompt, parts: Sequence[PageCopies], arrived: Sequence[Pages], fetch: FetchJob) -> None:
         """Remember what storage had of the pages that were read."""
         for part, came, flawed in zip(parts, arrived, fetch.flawed, strict=True):
-            self.ledger.fates.note_stored(part.component, prompt, part.pages[came], Cause.STORED)
-            self.ledger.fates.note_stored(part.component, prompt, part.pages[flawed], Cause.FLAWED)
+            self.ledger.fates.note_stored(part.component, prompt, part.pages[came], MissReason.STORE_LOST)
+            self.ledger.fates.note_stored(part.component, prompt, part.pages[flawed], MissReason.FLAWED)
 
     def _graft(self, prompt: Prompt, staging: Reservation, came: Sequence[PageCopies]) -> Sequence[PageCopies]:
         """Put what came into the tree: Full as far as it continues the tier's prefix, the rest where Full is.

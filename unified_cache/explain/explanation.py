@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.config import CacheConfig, EvictionPolicy
-from unified_cache.explain.fates import WHYS, LaneFates
+from unified_cache.explain.fates import LaneFates
 from unified_cache.explain.near import NearMatch
 from unified_cache.explain.picture import lane_line, pages_text
-from unified_cache.explain.reasons import Evicted, Happened, Reason, Unbacked, Unchanged, Why
+from unified_cache.explain.reasons import Reason
+from unified_cache.miss_reason import MissReason
 from unified_cache.pool import Component, Pages, Tier
 from unified_cache.window import SPAN_UNTOLD, restorable_ends, window
 
@@ -124,7 +125,7 @@ class Explanation:
                 for tier in self.tiers
             ],
             "losses": [
-                {"component": loss.component, "start": loss.start, "end": loss.end, **_reason_as_json(loss.reason)}
+                {"component": loss.component, "start": loss.start, "end": loss.end, **loss.reason.as_json()}
                 for loss in self.losses
             ],
             "near": [{"place": near.place, "pages": near.pages, "differs": list(near.differs)} for near in self.near],
@@ -152,7 +153,7 @@ class Explanation:
             yield self.left_alone.text
         for near in self.near:
             yield f"near match: {near.text}"
-        if any(loss.reason.why is Why.NOT_REMEMBERED for loss in self.losses):
+        if any(loss.reason.why is MissReason.NOT_REMEMBERED for loss in self.losses):
             yield f"remembered: {self.remembers}"
 
 
@@ -162,20 +163,9 @@ def _component_as_json(component: ComponentExplanation) -> dict[str, object]:
         "held": [list(run) for run in component.held],
         "reach": component.reach,
         "window_start": component.window_start,
-        "missing": [{"start": run.start, "end": run.end, **_reason_as_json(run.reason)} for run in component.missing],
+        "missing": [{"start": run.start, "end": run.end, **run.reason.as_json()} for run in component.missing],
         "repeated": [list(run) for run in component.repeated],
     }
-
-
-def _reason_as_json(reason: Reason) -> dict[str, object]:
-    said: dict[str, object] = {"why": reason.why.value, "text": reason.text}
-    if isinstance(reason, Evicted):
-        said |= {"ago_s": reason.ago_s, "policy": reason.policy.value, "room_for": reason.room_for}
-    elif isinstance(reason, Happened):
-        said |= {"ago_s": reason.ago_s}
-    elif isinstance(reason, Unbacked):
-        said |= {"policy": reason.policy.value}
-    return said
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +263,7 @@ class Explainer:
 
     def _missing(self, tier: str, number: int, lane: LaneFates, wanted: Pages) -> list[MissingRun]:
         """Return the runs of wanted pages that are missing for one reason each."""
-        codes = np.where(wanted, lane.whys.astype(np.int64) << 8 | lane.components, -1)
+        codes = np.where(wanted, lane.reasons.astype(np.int64) << 8 | lane.components, -1)
         return [
             MissingRun(start, end, self._reason(tier, number, lane, start, end))
             for start, end in _runs_alike(codes)
@@ -281,17 +271,17 @@ class Explainer:
         ]
 
     def _reason(self, tier: str, number: int, lane: LaneFates, start: int, end: int) -> Reason:
-        why = WHYS[lane.whys[start]]
-        noted_s = float(lane.noted_s[start:end].max())
+        why = MissReason(lane.reasons[start])
         if self.config is None:
-            return Unchanged(why)
-        if why in (Why.NOT_BACKED_UP, Why.NOT_STORED):
-            return Unbacked(why, self.config.write)
-        ago_s = max(self.now_s - noted_s, 0.0)
-        if why is Why.EVICTED:
-            policy = self._policy(tier, number)
-            return Evicted(ago_s, policy, self.components[int(lane.components[start])].name)
-        return Happened(why, ago_s) if why in _HAPPENED else Unchanged(why)
+            return Reason(why)
+        if why in (MissReason.NOT_BACKED_UP, MissReason.NOT_STORED):
+            return Reason(why, policy=self.config.write)
+        if why not in _HAPPENED:
+            return Reason(why)
+        ago_s = max(self.now_s - float(lane.noted_s[start:end].max()), 0.0)
+        if why is not MissReason.EVICTED:
+            return Reason(why, ago_s)
+        return Reason(why, ago_s, self._policy(tier, number), self.components[int(lane.components[start])].name)
 
     def _policy(self, tier: str, number: int) -> EvictionPolicy:
         assert self.config is not None, "only a cache evicts"
@@ -300,17 +290,18 @@ class Explainer:
 
 _HAPPENED = frozenset(
     {
-        Why.DUPLICATE,
-        Why.RESET,
-        Why.BACKUP_DECLINED,
-        Why.BACKUP_FAILED,
-        Why.HOST_FULL,
-        Why.STORE_DECLINED,
-        Why.STORE_FAILED,
-        Why.STORE_EVICTED,
-        Why.STORE_LOST,
-        Why.STORE_CLEARED,
-        Why.FLAWED,
+        MissReason.EVICTED,
+        MissReason.DUPLICATE,
+        MissReason.RESET,
+        MissReason.BACKUP_DECLINED,
+        MissReason.BACKUP_FAILED,
+        MissReason.HOST_FULL,
+        MissReason.STORE_DECLINED,
+        MissReason.STORE_FAILED,
+        MissReason.STORE_EVICTED,
+        MissReason.STORE_LOST,
+        MissReason.STORE_CLEARED,
+        MissReason.FLAWED,
     }
 )
 

@@ -6,16 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.explain.reasons import Why
+from unified_cache.miss_reason import MissReason
 from unified_cache.pool import Pages
 from unified_cache.storage_backends.protocol import Answer
 
-__all__ = ["NUMBER_OF", "WHYS", "LaneFates", "StoreSilence", "StoredPages", "present_pages", "stored_fates"]
-
-WHYS: tuple[Why, ...] = tuple(Why)
-"""By number, as arrays have them."""
-
-NUMBER_OF = {why: number for number, why in enumerate(WHYS)}
+__all__ = ["LaneFates", "StoreSilence", "StoredPages", "present_pages", "stored_fates"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +32,8 @@ class LaneFates:
     """Fates of a prompt's pages in one lane; arrays of one entry a page."""
 
     held: Pages
-    whys: npt.NDArray[np.uint8]
-    """Number of the ``Why``; of no meaning where the page is held."""
+    reasons: npt.NDArray[np.uint8]
+    """``MissReason``; of no meaning where the page is held."""
     components: npt.NDArray[np.uint8]
     """Component that room was made for, where the page was evicted."""
     noted_s: npt.NDArray[np.float64]
@@ -47,12 +42,12 @@ class LaneFates:
     """Computed again while it was held, and the second copy dropped."""
 
     @classmethod
-    def without_notes(cls, held: Pages, why: Why) -> "LaneFates":
+    def without_notes(cls, held: Pages, reason: MissReason) -> "LaneFates":
         """Return the fates of pages that all lack for one reason."""
         count = len(held)
-        whys = np.full(count, NUMBER_OF[why], np.uint8)
+        reasons = np.full(count, reason, np.uint8)
         nothing = np.zeros(count, np.bool_)
-        return cls(held, whys, np.zeros(count, np.uint8), np.zeros(count, np.float64), nothing)
+        return cls(held, reasons, np.zeros(count, np.uint8), np.zeros(count, np.float64), nothing)
 
 
 def present_pages(answers: Sequence[Answer], pools: Sequence[int], pages: int) -> StoredPages | StoreSilence:
@@ -77,5 +72,5 @@ def stored_fates(stored: StoredPages | StoreSilence, components: int, pages: int
     """Return the fates in a store of which nothing else is known, by component."""
     if isinstance(stored, StoreSilence):
         nothing = np.zeros(pages, np.bool_)
-        return [LaneFates.without_notes(nothing, Why.STORE_UNAVAILABLE) for _ in range(components)]
-    return [LaneFates.without_notes(present, Why.NOT_IN_STORE) for present in stored.present]
+        return [LaneFates.without_notes(nothing, MissReason.STORE_UNAVAILABLE) for _ in range(components)]
+    return [LaneFates.without_notes(present, MissReason.NOT_IN_STORE) for present in stored.present]

@@ -4,32 +4,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unified_cache.explain.fates import NUMBER_OF, LaneFates, StoredPages, StoreSilence
-from unified_cache.explain.reasons import Why
-from unified_cache.forgotten import Cause, FoundNotes
+from unified_cache.explain.fates import LaneFates, StoredPages, StoreSilence
+from unified_cache.forgotten import FoundNotes
 from unified_cache.ledger import Ledger
+from unified_cache.miss_reason import MissReason
 from unified_cache.page import Prompt
 from unified_cache.page_digests import key_digests, prompt_digests
 from unified_cache.pool import Pages, Tier
 
 __all__ = ["fates_of"]
-
-_CAUSES = {
-    Cause.NONE: Why.NEVER_COMPUTED,
-    Cause.EVICTED: Why.EVICTED,
-    Cause.DUPLICATE: Why.DUPLICATE,
-    Cause.RESET: Why.RESET,
-    Cause.BACKUP_DECLINED: Why.BACKUP_DECLINED,
-    Cause.BACKUP_FAILED: Why.BACKUP_FAILED,
-    Cause.HOST_FULL: Why.HOST_FULL,
-    Cause.STORED: Why.STORE_LOST,
-    Cause.STORE_DECLINED: Why.STORE_DECLINED,
-    Cause.STORE_FAILED: Why.STORE_FAILED,
-    Cause.STORE_EVICTED: Why.STORE_EVICTED,
-    Cause.STORE_CLEARED: Why.STORE_CLEARED,
-    Cause.FLAWED: Why.FLAWED,
-}
-_WHY_OF_CAUSE = np.array([NUMBER_OF[_CAUSES[cause]] for cause in Cause], np.uint8)
 
 
 def fates_of(ledger: Ledger, prompt: Prompt, stored: StoredPages | StoreSilence | None) -> list[list[LaneFates]]:
@@ -49,33 +32,33 @@ def fates_of(ledger: Ledger, prompt: Prompt, stored: StoredPages | StoreSilence 
     known = [_known(held[number::components], notes[number::components]) for number in range(components)]
     arriving = ledger.tree.arriving(prompt)
     is_complete = ledger.fates.ring is not None and ledger.fates.ring.is_complete
-    unknown = Why.NEVER_COMPUTED if is_complete else Why.NOT_REMEMBERED
+    unknown = MissReason.NEVER_COMPUTED if is_complete else MissReason.NOT_REMEMBERED
     fates: list[list[LaneFates]] = []
     for place in places:
         lanes: list[LaneFates] = []
         for number in range(components):
             lane = place * components + number
             note = notes[lane]
-            whys = _WHY_OF_CAUSE[note.causes]  # a copy
-            is_repeated = note.causes == Cause.DUPLICATE
-            silent = note.causes == Cause.NONE
-            whys[silent & ~known[number]] = NUMBER_OF[Why.NOT_KEPT]
-            whys[silent & known[number]] = NUMBER_OF[_absent(place)]
-            whys[silent & ~known[0]] = NUMBER_OF[unknown]
+            reasons = note.reasons.copy()
+            is_repeated = note.reasons == MissReason.DUPLICATE
+            silent = note.reasons == MissReason.NOT_REMEMBERED
+            reasons[silent & ~known[number]] = MissReason.NOT_KEPT
+            reasons[silent & known[number]] = _absent(place)
+            reasons[silent & ~known[0]] = unknown
             if place < len(Tier):
-                whys[arriving[lane]] = NUMBER_OF[Why.ARRIVING]
+                reasons[arriving[lane]] = MissReason.ARRIVING
                 lower = [held[later * components + number] for later in places if later > place]
-                whys[silent & np.logical_or.reduce([*lower, np.zeros_like(silent)])] = NUMBER_OF[Why.NOT_FETCHED]
+                reasons[silent & np.logical_or.reduce([*lower, np.zeros_like(silent)])] = MissReason.NOT_FETCHED
             if place == len(Tier) and isinstance(stored, StoreSilence):
-                whys[:] = NUMBER_OF[Why.STORE_UNAVAILABLE]
-            lanes.append(LaneFates(held[lane], whys, note.components, note.noted_s, is_repeated & held[lane]))
+                reasons[:] = MissReason.STORE_UNAVAILABLE
+            lanes.append(LaneFates(held[lane], reasons, note.components, note.noted_s, is_repeated & held[lane]))
         fates.append(lanes)
     return fates
 
 
-def _absent(place: int) -> Why:
+def _absent(place: int) -> MissReason:
     """Return why a tier lacks pages that were somewhere, where nothing is remembered of it."""
-    return (Why.NOT_FETCHED, Why.NOT_BACKED_UP, Why.NOT_STORED)[place]
+    return (MissReason.NOT_FETCHED, MissReason.NOT_BACKED_UP, MissReason.NOT_STORED)[place]
 
 
 def _held(ledger: Ledger, prompt: Prompt) -> list[Pages]:
@@ -110,5 +93,5 @@ def _known(held: Sequence[Pages], notes: Sequence[FoundNotes]) -> Pages:
     """Tell of each page whether a component has ever had it, on any tier, as far as is remembered."""
     known: Pages = np.logical_or.reduce(list(held))
     for note in notes:
-        known = known | (note.causes != Cause.NONE)
+        known = known | (note.reasons != MissReason.NOT_REMEMBERED)
     return known

@@ -10,34 +10,34 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from unified_cache.explain.explanation import Explanation
-from unified_cache.explain.reasons import Why, why_text
+from unified_cache.miss_reason import MissReason
 from unified_cache.page import Prompt
 from unified_cache.page_digests import DIGEST_BYTES, prompt_digests
 
-__all__ = ["MissCounter", "MissReason", "MissedPrefix", "MissedTokens"]
+__all__ = ["ComponentMiss", "MissCounter", "MissedPrefix", "MissedTokens"]
 
 PREFIXES_SHOWN = 10
 """Prefixes that a result lists."""
 
-_FIRST_TIMES = frozenset({Why.NEVER_COMPUTED, Why.TOO_LONG, Why.PART_OF_PAGE})
+_FIRST_TIMES = frozenset({MissReason.NEVER_COMPUTED, MissReason.TOO_LONG, MissReason.PART_OF_PAGE})
 """Reasons for which no prefix is to blame: no cache could have had it."""
 
 
 @dataclass(frozen=True, slots=True)
-class MissReason:
+class ComponentMiss:
     """Reason that tokens are missed for, and the component that lacks them."""
 
     component: str
-    why: Why
+    why: MissReason
 
     @property
     def text(self) -> str:
         """The reason in words."""
-        return why_text(self.why)
+        return self.why.text
 
     def as_json(self) -> dict[str, object]:
         """Return it under stable names."""
-        return {"component": self.component, "why": self.why.value, "text": self.text}
+        return {"component": self.component, "why": self.why.key, "text": self.text}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class MissedPrefix:
     """Times that its end was missed."""
     tokens: int
     """Tokens missed, all those times together."""
-    reason: MissReason
+    reason: ComponentMiss
 
     def as_json(self) -> dict[str, object]:
         """Return it under stable names."""
@@ -64,9 +64,9 @@ class MissedPrefix:
 class MissedTokens:
     """Missed tokens of a replay, each counted once."""
 
-    by_reason: Mapping[MissReason, int]
+    by_reason: Mapping[ComponentMiss, int]
     """Tokens by reason and component, most first."""
-    series: Sequence[Mapping[MissReason, int]]
+    series: Sequence[Mapping[ComponentMiss, int]]
     """The same for each point of the time series."""
     asked: Sequence[int]
     """Tokens asked for, for each point of the time series."""
@@ -92,7 +92,7 @@ class MissedTokens:
         }
 
 
-_MissedRuns: TypeAlias = tuple[tuple[int, int, MissReason], ...]
+_MissedRuns: TypeAlias = tuple[tuple[int, int, ComponentMiss], ...]
 """Tokens [start, end) that one request missed, and the reason."""
 
 
@@ -110,7 +110,7 @@ class MissCounter:
         self._full = full
         self._by_request: list[_MissedRuns] = []
         self._asked: list[int] = []
-        self._lost: dict[tuple[str, int, MissReason], _Loss] = {}
+        self._lost: dict[tuple[str, int, ComponentMiss], _Loss] = {}
 
     def count(self, prompt: Prompt, tokens: int, hit_end: int, explanation: Explanation, *, is_cut: bool) -> None:
         """Count a request of so many tokens whose first ``hit_end`` pages were handed back.
@@ -118,7 +118,7 @@ class MissCounter:
         ``explanation`` is that of its prompt when nothing more was to come; ``is_cut`` says that the prompt was cut to
         what the device holds.
         """
-        missed: list[tuple[int, int, MissReason]] = []
+        missed: list[tuple[int, int, ComponentMiss]] = []
         digests = b""
         for start, end, reason in self._runs(prompt, hit_end, explanation, is_cut=is_cut):
             first = start * prompt.page_size
@@ -136,9 +136,9 @@ class MissCounter:
         self._by_request.append(tuple(missed))
         self._asked.append(tokens)
 
-    def between(self, request: int, start: int, end: int) -> Counter[MissReason]:
+    def between(self, request: int, start: int, end: int) -> Counter[ComponentMiss]:
         """Return the tokens [start, end) that a request missed, by reason."""
-        found: Counter[MissReason] = Counter()
+        found: Counter[ComponentMiss] = Counter()
         for first, after, reason in self._by_request[request]:
             found[reason] += max(min(after, end) - max(first, start), 0)
         return +found
@@ -161,19 +161,23 @@ class MissCounter:
 
     def _runs(
         self, prompt: Prompt, hit_end: int, explanation: Explanation, *, is_cut: bool
-    ) -> Iterator[tuple[int, int | None, MissReason]]:
+    ) -> Iterator[tuple[int, int | None, ComponentMiss]]:
         """Yield the pages [start, end) that were missed, each once, and the reason; end is None for the last tokens."""
         if hit_end < explanation.end:
             # Could have been resumed, and was not brought: there was no room above.
-            yield hit_end, explanation.end, MissReason(self._full, Why.NOT_FETCHED)
+            yield hit_end, explanation.end, ComponentMiss(self._full, MissReason.NOT_FETCHED)
         for loss in explanation.losses:
             if loss.end > hit_end:
-                yield max(loss.start, hit_end), loss.end, MissReason(loss.component, loss.reason.why)
-        yield prompt.pages_count, None, MissReason(self._full, Why.TOO_LONG if is_cut else Why.PART_OF_PAGE)
+                yield max(loss.start, hit_end), loss.end, ComponentMiss(loss.component, loss.reason.why)
+        yield (
+            prompt.pages_count,
+            None,
+            ComponentMiss(self._full, MissReason.TOO_LONG if is_cut else MissReason.PART_OF_PAGE),
+        )
 
 
-def _summed(requests: Sequence[_MissedRuns]) -> Counter[MissReason]:
-    total: Counter[MissReason] = Counter()
+def _summed(requests: Sequence[_MissedRuns]) -> Counter[ComponentMiss]:
+    total: Counter[ComponentMiss] = Counter()
     for runs in requests:
         for first, after, reason in runs:
             total[reason] += after - first

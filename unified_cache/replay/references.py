@@ -14,7 +14,7 @@ import numpy as np
 
 from unified_cache.replay.clairvoyant import FutureUses
 from unified_cache.replay.lru_stack import LruStack
-from unified_cache.replay.missed import MissCounter, MissReason
+from unified_cache.replay.missed import ComponentMiss, MissCounter
 from unified_cache.replay.plan import ReplayPlan
 from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
 from unified_cache.replay.trace_pages import Counts, TracePages
@@ -35,7 +35,7 @@ class ReferenceHits:
     hit_tokens: int
     series: Sequence[int]
     """Hit pages, for each point of the time series."""
-    regret: Mapping[MissReason, int]
+    regret: Mapping[ComponentMiss, int]
     """Missed tokens that it would have had, by the reason that they were missed for, most first."""
     gained_tokens: int
     """Tokens that were handed back and that it would not have had."""
@@ -118,7 +118,7 @@ def _capacities(plan: ReplayPlan, store_bytes: int | None, distinct_pages: int) 
 def _reference(
     capacity: int, ends: Counts, tokens: Counts, had: Counts, misses: MissCounter, step: int
 ) -> ReferenceHits:
-    regret: Counter[MissReason] = Counter()
+    regret: Counter[ComponentMiss] = Counter()
     for request in np.flatnonzero(tokens > had).tolist():
         regret.update(misses.between(request, int(had[request]), int(tokens[request])))
     return ReferenceHits(

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.replay.missed import MissedTokens, MissReason
+from unified_cache.replay.missed import ComponentMiss, MissedTokens
 from unified_cache.replay.references import References
 from unified_cache.replay.result import ReplayResult
 from unified_cache.replay.summary import (
@@ -119,7 +119,7 @@ def _missed_over_the_run(result: ReplayResult, missed: MissedTokens) -> BandChar
     shown, rest = reasons[: len(_MISS_HUES)], reasons[len(_MISS_HUES) :]
     several = len(result.components) > 1
 
-    def band(name: str, hue: Hue, summed: Sequence[MissReason]) -> Series:
+    def band(name: str, hue: Hue, summed: Sequence[ComponentMiss]) -> Series:
         counts = [sum(window.get(reason, 0) for reason in summed) for window in missed.series]
         return Series(name, hue, _ratios(counts, missed.asked))
 

@@ -13,7 +13,8 @@ import numpy as np
 from unified_cache.arguments import check_kind
 from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.errors import ConfigError, InputError, LockError, StaleMatchError
-from unified_cache.forgotten import Cause, ForgottenPages
+from unified_cache.forgotten import ForgottenPages
+from unified_cache.miss_reason import MissReason
 from unified_cache.page import TOKEN_BYTES, Prompt
 from unified_cache.page_digests import digests_where
 from unified_cache.pool import Component, Pages, Slots, Tier
@@ -396,7 +397,7 @@ class RadixTree:
                 if held is not None:
                     freed.slots[lane].append(held[held >= 0])
                     if self._forgotten is not None:
-                        self._forgotten.note(lane, digests_where(node.digests, held >= 0), Cause.RESET)
+                        self._forgotten.note(lane, digests_where(node.digests, held >= 0), MissReason.RESET)
         if self._state.mapped is not None:
             freed.unmapped.extend(freed.slots[0])
         self._state = self._empty()

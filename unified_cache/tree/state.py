@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.forgotten import Cause, ForgottenPages
+from unified_cache.forgotten import ForgottenPages
+from unified_cache.miss_reason import MissReason
 from unified_cache.page import TOKEN_BYTES
 from unified_cache.page_digests import DIGEST_BYTES, chained_digests, digests_where, root_digest
 from unified_cache.pool import Slots, no_slots
@@ -222,7 +223,7 @@ class TreeState:
         if self.forgotten is not None:
             digests = node.digests[start * DIGEST_BYTES : (start + len(segment)) * DIGEST_BYTES]
             evicted = digests if whole else digests_where(digests, segment >= 0)
-            self.forgotten.note(lane, evicted, Cause.EVICTED, freed.component)
+            self.forgotten.note(lane, evicted, MissReason.EVICTED, freed.component)
         if lane == self.mapped:
             full = node.slots[0]
             assert full is not None

@@ -15,7 +15,8 @@ from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy, Re
 from unified_cache.controller import InlineWorkers, Workers
 from unified_cache.errors import ConfigError
 from unified_cache.explain.explanation import ComponentExplanation, Explanation
-from unified_cache.explain.reasons import Evicted, Reason, Unbacked, Why
+from unified_cache.explain.reasons import Reason
+from unified_cache.miss_reason import MissReason
 from unified_cache.page import Namespace
 from unified_cache.pool import Identity
 from unified_cache.seal import Label
@@ -72,7 +73,7 @@ def reasons(explanation: Explanation, tier: str, component: int = 0) -> Mapping[
     return {(run.start, run.end): run.reason for run in lane(explanation, tier, component).missing}
 
 
-def whys(explanation: Explanation, tier: str, component: int = 0) -> Mapping[tuple[int, int], Why]:
+def whys(explanation: Explanation, tier: str, component: int = 0) -> Mapping[tuple[int, int], MissReason]:
     return {run: reason.why for run, reason in reasons(explanation, tier, component).items()}
 
 
@@ -88,8 +89,8 @@ def test_what_nobody_asked_for_was_never_computed() -> None:
     toy = remembering()
     serve(toy, 4)
     explanation = explained(toy, 6)
-    assert whys(explanation, "device") == {(4, 6): Why.NEVER_COMPUTED}
-    assert whys(explanation, "host") == {(0, 4): Why.NOT_BACKED_UP, (4, 6): Why.NEVER_COMPUTED}
+    assert whys(explanation, "device") == {(4, 6): MissReason.NEVER_COMPUTED}
+    assert whys(explanation, "host") == {(0, 4): MissReason.NOT_BACKED_UP, (4, 6): MissReason.NEVER_COMPUTED}
     assert explanation.end == 4
 
 
@@ -111,7 +112,7 @@ def test_what_the_device_evicts_is_named_with_policy_and_beneficiary() -> None:
     serve(toy, 10)
     serve(toy, 6, first=10_000)
     reason = reasons(explained(toy, 10), "device")[6, 10]
-    assert isinstance(reason, Evicted)
+    assert reason.why is MissReason.EVICTED
     assert (reason.policy, reason.room_for) == (EvictionPolicy.PRIORITY, "toy0")
 
 
@@ -120,7 +121,7 @@ def test_a_window_that_goes_with_its_page_was_evicted_for_the_first_component() 
     serve(toy, 10)
     serve(toy, 8, first=10_000)
     windows = reasons(explained(toy, 10), "device", 1)
-    evicted = [reason for reason in windows.values() if isinstance(reason, Evicted)]
+    evicted = [reason for reason in windows.values() if reason.why is MissReason.EVICTED]
     assert [reason.room_for for reason in evicted] == ["toy0"]
 
 
@@ -131,7 +132,7 @@ def test_what_the_host_evicts_is_told_from_what_the_device_evicts() -> None:
     serve(toy, 4, first=10_000)
     back_up(toy, 4, first=10_000)
     explanation = explained(toy, 6)
-    assert whys(explanation, "host") == {(2, 6): Why.EVICTED}
+    assert whys(explanation, "host") == {(2, 6): MissReason.EVICTED}
     assert whys(explanation, "device") == {}
 
 
@@ -139,7 +140,7 @@ def test_what_the_host_evicts_is_told_from_what_the_device_evicts() -> None:
 def test_what_the_write_policy_leaves_out_was_not_backed_up(policy: WritePolicy) -> None:
     toy = remembering(write=policy)
     serve(toy, 6)
-    assert reasons(explained(toy, 6), "host") == {(0, 6): Unbacked(Why.NOT_BACKED_UP, policy)}
+    assert reasons(explained(toy, 6), "host") == {(0, 6): Reason(MissReason.NOT_BACKED_UP, policy=policy)}
 
 
 def test_a_backup_that_was_declined_is_named() -> None:
@@ -148,8 +149,8 @@ def test_a_backup_that_was_declined_is_named() -> None:
     serve(toy, 4, first=10_000)
     assert toy.cache.backup(toy.cache.prompt(tokens(4))) is not None
     assert toy.cache.backup(toy.cache.prompt(tokens(4, 10_000))) is None
-    assert whys(explained(toy, 4, 10_000), "host") == {(0, 4): Why.BACKUP_DECLINED}
-    assert whys(explained(toy, 4), "host") == {(0, 4): Why.ARRIVING}
+    assert whys(explained(toy, 4, 10_000), "host") == {(0, 4): MissReason.BACKUP_DECLINED}
+    assert whys(explained(toy, 4), "host") == {(0, 4): MissReason.ARRIVING}
 
 
 def test_a_backup_that_was_cancelled_is_named() -> None:
@@ -159,14 +160,14 @@ def test_a_backup_that_was_cancelled_is_named() -> None:
     assert toy.cache.cancel(started(toy.cache.backup(prompt)))
     workers.run()
     toy.cache.poll()
-    assert whys(explained(toy, 4), "host") == {(0, 4): Why.BACKUP_FAILED}
+    assert whys(explained(toy, 4), "host") == {(0, 4): MissReason.BACKUP_FAILED}
 
 
 def test_a_host_full_of_pins_is_named() -> None:
     toy = remembering(sizes=Sizes(device=12, host=4))
     serve(toy, 6)
     back_up(toy, 6)
-    assert whys(explained(toy, 6), "host") == {(4, 6): Why.HOST_FULL}
+    assert whys(explained(toy, 6), "host") == {(4, 6): MissReason.HOST_FULL}
 
 
 def stored_and_forgotten(toy: ToyEngine, pages: int = 6) -> None:
@@ -180,14 +181,14 @@ def test_what_reset_forgets_is_named() -> None:
     toy = remembering()
     stored_and_forgotten(toy)
     explanation = explained(toy, 6)
-    assert whys(explanation, "device") == whys(explanation, "host") == {(0, 6): Why.RESET}
+    assert whys(explanation, "device") == whys(explanation, "host") == {(0, 6): MissReason.RESET}
 
 
 def test_what_only_storage_has_was_not_fetched() -> None:
     store = MemoryStorage()
     stored_and_forgotten(remembering(store))
     explanation = explained(remembering(store), 6)
-    assert whys(explanation, "device") == whys(explanation, "host") == {(0, 6): Why.NOT_FETCHED}
+    assert whys(explanation, "device") == whys(explanation, "host") == {(0, 6): MissReason.NOT_FETCHED}
     assert explanation.end == 6
 
 
@@ -196,7 +197,7 @@ def test_what_the_store_evicts_is_named() -> None:
     stored_and_forgotten(toy, 8)
     serve(toy, 8, first=10_000)
     back_up(toy, 8, first=10_000)
-    assert Why.STORE_EVICTED in whys(explained(toy, 8), "storage").values()
+    assert MissReason.STORE_EVICTED in whys(explained(toy, 8), "storage").values()
 
 
 def test_what_the_store_evicts_is_named_by_every_cache_over_it() -> None:
@@ -206,7 +207,7 @@ def test_what_the_store_evicts_is_named_by_every_cache_over_it() -> None:
         stored_and_forgotten(toy)
     store.remove([Label(toys[0].digest, key, "toy0") for key in toys[0].cache.prompt(tokens(6)).keys])
     for toy in toys:
-        assert whys(explained(toy, 6), "storage") == {(0, 6): Why.STORE_EVICTED}
+        assert whys(explained(toy, 6), "storage") == {(0, 6): MissReason.STORE_EVICTED}
 
 
 def test_what_a_silent_store_has_lost_is_named() -> None:
@@ -215,7 +216,7 @@ def test_what_a_silent_store_has_lost_is_named() -> None:
     toy = remembering(store)
     stored_and_forgotten(toy)
     store.clear(toy.digest)
-    assert whys(explained(toy, 6), "storage") == {(0, 6): Why.STORE_LOST}
+    assert whys(explained(toy, 6), "storage") == {(0, 6): MissReason.STORE_LOST}
     assert all(others)
 
 
@@ -224,7 +225,7 @@ def test_what_was_cleared_is_named() -> None:
     stored_and_forgotten(toy)
     toy.cache.clear_storage()
     toy.cache.wait_all(1)
-    assert whys(explained(toy, 6), "storage") == {(0, 6): Why.STORE_CLEARED}
+    assert whys(explained(toy, 6), "storage") == {(0, 6): MissReason.STORE_CLEARED}
 
 
 class FaultsOf:
@@ -249,7 +250,7 @@ def test_what_proves_flawed_is_named_and_not_taken_for_evicted() -> None:
     plan.is_on = True
     toy.cache.prefetch(toy.cache.prompt(tokens(3)))
     toy.cache.wait_all(1)
-    assert Why.FLAWED in whys(explained(toy, 3), "storage").values()
+    assert MissReason.FLAWED in whys(explained(toy, 3), "storage").values()
 
 
 def test_a_store_that_fails_is_unavailable_and_what_it_did_not_take_is_named_later() -> None:
@@ -259,22 +260,22 @@ def test_a_store_that_fails_is_unavailable_and_what_it_did_not_take_is_named_lat
     toy = remembering(faulty(faulty(MemoryStorage(), puts), asks))
     serve(toy, 3)
     back_up(toy, 3)
-    assert whys(explained(toy, 3), "storage") == {(0, 3): Why.STORE_UNAVAILABLE}
+    assert whys(explained(toy, 3), "storage") == {(0, 3): MissReason.STORE_UNAVAILABLE}
     asks.is_on = False
-    assert whys(explained(toy, 3), "storage") == {(0, 3): Why.STORE_FAILED}
+    assert whys(explained(toy, 3), "storage") == {(0, 3): MissReason.STORE_FAILED}
 
 
 def test_what_the_store_has_no_room_for_is_named() -> None:
     toy = remembering(MemoryStorage(bytes_max=100))
     serve(toy, 3)
     back_up(toy, 3)
-    assert whys(explained(toy, 3), "storage") == {(0, 3): Why.STORE_DECLINED}
+    assert whys(explained(toy, 3), "storage") == {(0, 3): MissReason.STORE_DECLINED}
 
 
 def test_what_was_never_backed_up_was_not_stored() -> None:
     toy = remembering(MemoryStorage())
     serve(toy, 3)
-    assert reasons(explained(toy, 3), "storage") == {(0, 3): Unbacked(Why.NOT_STORED, WritePolicy.ON_CALL)}
+    assert reasons(explained(toy, 3), "storage") == {(0, 3): Reason(MissReason.NOT_STORED, policy=WritePolicy.ON_CALL)}
 
 
 @pytest.mark.parametrize(
@@ -327,13 +328,13 @@ def test_windows_that_no_end_needed_were_not_kept() -> None:
     toy = remembering(spans=SPANS, retention=Retention(branches=False))
     serve(toy, 8)
     explanation = explained(toy, 6)
-    assert whys(explanation, "device", 1) == {(0, 6): Why.NOT_KEPT}
+    assert whys(explanation, "device", 1) == {(0, 6): MissReason.NOT_KEPT}
     device = explanation.tiers[0]
     assert device.end == 0
     assert device.bound_by == ("toy1",)
     assert device.components[0].reach == 6
     (loss,) = explanation.losses
-    assert (loss.component, loss.pages, loss.reason.why) == ("toy1", 6, Why.NOT_KEPT)
+    assert (loss.component, loss.pages, loss.reason.why) == ("toy1", 6, MissReason.NOT_KEPT)
 
 
 def test_what_was_noted_too_long_ago_is_not_called_never_computed() -> None:
@@ -342,7 +343,7 @@ def test_what_was_noted_too_long_ago_is_not_called_never_computed() -> None:
     serve(toy, 12, first=10_000)
     serve(toy, 12, first=20_000)
     explanation = explained(toy, 12)
-    assert set(whys(explanation, "device").values()) == {Why.NOT_REMEMBERED}
+    assert set(whys(explanation, "device").values()) == {MissReason.NOT_REMEMBERED}
     assert "the last 8 pages" in str(explanation)
 
 
@@ -351,7 +352,7 @@ def test_a_cache_that_remembers_nothing_explains_what_it_sees() -> None:
     serve(toy, 4)
     explanation = explained(toy, 6)
     assert explanation.end == 4
-    assert whys(explanation, "device") == {(4, 6): Why.NOT_REMEMBERED}
+    assert whys(explanation, "device") == {(4, 6): MissReason.NOT_REMEMBERED}
     assert "forgotten_pages_max" in str(explanation)
 
 
@@ -400,4 +401,4 @@ def test_an_answer_of_a_store_that_is_not_asked_is_no_miss() -> None:
             return [Answer.UNAVAILABLE] * len(labels)
 
     toy = remembering(Away())
-    assert whys(explained(toy, 3), "storage") == {(0, 3): Why.STORE_UNAVAILABLE}
+    assert whys(explained(toy, 3), "storage") == {(0, 3): MissReason.STORE_UNAVAILABLE}

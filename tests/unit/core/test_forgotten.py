@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.support.components import toy_components
-from unified_cache.forgotten import FORGOTTEN_PAGE_BYTES, Cause, ForgottenPages
+from unified_cache.forgotten import FORGOTTEN_PAGE_BYTES, ForgottenPages
+from unified_cache.miss_reason import MissReason
 from unified_cache.page import TOKEN_BYTES, Namespace, Prompt
 from unified_cache.page_digests import DIGEST_BYTES, PageDigests, chained_digests, prompt_digests
 from unified_cache.pool import Tier
@@ -28,28 +29,28 @@ def test_the_ring_finds_what_a_list_of_all_notes_finds(pages_max: int, seed: int
     rng = random.Random(seed)
     time_s = 0.0
     forgotten = ForgottenPages(pages_max, lambda: time_s)
-    notes: list[tuple[int, int, Cause, int, float]] = []
+    notes: list[tuple[int, int, MissReason, int, float]] = []
     for _ in range(200):
         time_s += 1.0
-        lane, cause, component = rng.randrange(3), Cause(rng.randrange(1, 13)), rng.randrange(4)
+        lane, reason, component = rng.randrange(3), MissReason(rng.randrange(1, 13)), rng.randrange(4)
         digests = rng.sample(range(100), rng.randrange(1, 40))
-        forgotten.note(lane, some(*digests), cause, component)
-        notes += [(lane, digest, cause, component, time_s) for digest in digests]
+        forgotten.note(lane, some(*digests), reason, component)
+        notes += [(lane, digest, reason, component, time_s) for digest in digests]
         if rng.random() < 0.2:
             asked = rng.randrange(3)
             found = forgotten.find(asked, some(*range(100)))
             latest = {note[1]: note for note in notes[-pages_max:] if note[0] == asked}
             for digest in range(100):
-                _, _, expected, of, noted_s = latest.get(digest, (0, 0, Cause.NONE, 0, 0.0))
-                assert found.causes[digest] == expected
-                if expected is not Cause.NONE:
+                _, _, expected, of, noted_s = latest.get(digest, (0, 0, MissReason.NOT_REMEMBERED, 0, 0.0))
+                assert found.reasons[digest] == expected
+                if expected is not MissReason.NOT_REMEMBERED:
                     assert (found.components[digest], found.noted_s[digest]) == (of, noted_s)
     assert forgotten.is_complete == (len(notes) <= pages_max)
 
 
 def test_a_remembered_page_takes_no_more_memory_than_is_said() -> None:
     forgotten = ForgottenPages(10_000)
-    forgotten.note(0, some(*range(10_000)), Cause.EVICTED)
+    forgotten.note(0, some(*range(10_000)), MissReason.EVICTED)
     forgotten.find(0, some(1))
     forgotten._sort()
     arrays = (forgotten._digests, forgotten._noted_s, forgotten._codes, forgotten._sorted, forgotten._order)
@@ -57,12 +58,16 @@ def test_a_remembered_page_takes_no_more_memory_than_is_said() -> None:
     assert FORGOTTEN_PAGE_BYTES <= 32
 
 
-def test_renaming_a_cause_leaves_the_others() -> None:
+def test_renaming_a_reason_leaves_the_others() -> None:
     forgotten = ForgottenPages(8)
-    forgotten.note(0, some(1), Cause.STORED)
-    forgotten.note(0, some(2), Cause.FLAWED)
-    forgotten.rename(Cause.STORED, Cause.STORE_CLEARED)
-    assert forgotten.find(0, some(1, 2, 3)).causes.tolist() == [Cause.STORE_CLEARED, Cause.FLAWED, Cause.NONE]
+    forgotten.note(0, some(1), MissReason.STORE_LOST)
+    forgotten.note(0, some(2), MissReason.FLAWED)
+    forgotten.rename(MissReason.STORE_LOST, MissReason.STORE_CLEARED)
+    assert forgotten.find(0, some(1, 2, 3)).reasons.tolist() == [
+        MissReason.STORE_CLEARED,
+        MissReason.FLAWED,
+        MissReason.NOT_REMEMBERED,
+    ]
 
 
 def test_digests_of_a_prompt_depend_on_all_before_and_on_the_namespace() -> None:
@@ -94,7 +99,7 @@ def test_every_page_that_a_tree_evicts_is_remembered_and_no_other(seed: int) -> 
         for component in (0, 1):
             held = np.zeros(prompt.pages_count, np.bool_)
             held[: found.tree_end] = tree.slots(found, Tier.DEVICE, component, 0, found.tree_end) >= 0
-            causes = forgotten.find(component, prompt_digests(prompt)).causes
-            assert (causes[~held] == Cause.EVICTED).all(), "what is missing was there, and has gone"
+            reasons = forgotten.find(component, prompt_digests(prompt)).reasons
+            assert (reasons[~held] == MissReason.EVICTED).all(), "what is missing was there, and has gone"
     fresh = Prompt.of([7, 7, 7], 1)
-    assert not forgotten.find(0, prompt_digests(fresh)).causes.any()
+    assert not forgotten.find(0, prompt_digests(fresh)).reasons.any()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from unified_cache.config import WritePolicy
-from unified_cache.explain.reasons import Why
+from unified_cache.miss_reason import MissReason
 from unified_cache.replay.missed import MissedTokens
 from unified_cache.replay.plan import ReplayPlan
 from unified_cache.replay.policies import ReplayPolicies
@@ -46,7 +46,7 @@ def missed_of(result: ReplayResult) -> MissedTokens:
     return result.missed
 
 
-def by_why(result: ReplayResult) -> dict[Why, int]:
+def by_why(result: ReplayResult) -> dict[MissReason, int]:
     return {reason.why: tokens for reason, tokens in missed_of(result).by_reason.items()}
 
 
@@ -80,7 +80,7 @@ def test_every_missed_token_is_counted_once_and_hits_stay_as_they_are(settings: 
 
 def test_a_prompt_that_comes_first_was_never_computed() -> None:
     result = run([asking(1, 2, 3, tokens=1_300), asking(4, 5)], ROOMY)
-    assert by_why(result) == {Why.NEVER_COMPUTED: 1_300 + 2 * BLOCK_TOKENS}
+    assert by_why(result) == {MissReason.NEVER_COMPUTED: 1_300 + 2 * BLOCK_TOKENS}
     assert missed_of(result).prefixes == []
 
 
@@ -92,30 +92,30 @@ def test_a_prefix_that_the_device_evicts_again_and_again_costs_most() -> None:
         requests += [other, asking(*shared, 9_000 + number)]
     result = run(requests, ROOMY)
     first, *rest = missed_of(result).prefixes
-    assert (first.pages, first.times, first.reason.why) == (20, 3, Why.EVICTED)
+    assert (first.pages, first.times, first.reason.why) == (20, 3, MissReason.EVICTED)
     assert first.tokens > max([0, *(prefix.tokens for prefix in rest)])
-    assert by_why(result)[Why.EVICTED] == sum(prefix.tokens for prefix in (first, *rest))
+    assert by_why(result)[MissReason.EVICTED] == sum(prefix.tokens for prefix in (first, *rest))
 
 
 def test_what_the_store_evicts_is_blamed_on_the_store() -> None:
     settings = dataclasses.replace(ROOMY, device_pages=20, host_pages=20, storage="memory:", storage_bytes=30 * 128)
     requests = [asking(*range(100 * number, 100 * number + 18)) for number in range(4)]
-    assert by_why(run([*requests, requests[0]], settings))[Why.STORE_EVICTED] == 18 * BLOCK_TOKENS
+    assert by_why(run([*requests, requests[0]], settings))[MissReason.STORE_EVICTED] == 18 * BLOCK_TOKENS
 
 
 def test_a_prompt_longer_than_the_device_is_missed_for_that() -> None:
     settings = dataclasses.replace(ROOMY, device_pages=4)
     assert by_why(run([asking(*range(6))] * 2, settings)) == {
-        Why.NEVER_COMPUTED: 4 * BLOCK_TOKENS,
-        Why.TOO_LONG: 4 * BLOCK_TOKENS,
+        MissReason.NEVER_COMPUTED: 4 * BLOCK_TOKENS,
+        MissReason.TOO_LONG: 4 * BLOCK_TOKENS,
     }
 
 
 def test_what_fills_no_page_is_missed_for_that() -> None:
     settings = dataclasses.replace(ROOMY, page_size=2 * BLOCK_TOKENS)
     assert by_why(run([asking(*range(5))] * 2, settings)) == {
-        Why.NEVER_COMPUTED: 4 * BLOCK_TOKENS,
-        Why.PART_OF_PAGE: 2 * BLOCK_TOKENS,
+        MissReason.NEVER_COMPUTED: 4 * BLOCK_TOKENS,
+        MissReason.PART_OF_PAGE: 2 * BLOCK_TOKENS,
     }
 
 

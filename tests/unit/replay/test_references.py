@@ -8,7 +8,7 @@ import pytest
 from benchmarks.generated_traces import generated_trace
 from tests.unit.replay.test_missed import ROOMY, SIZES, run, sessions
 from unified_cache.config import EvictionPolicy
-from unified_cache.explain.reasons import Why
+from unified_cache.miss_reason import MissReason
 from unified_cache.replay import references
 from unified_cache.replay.references import References
 from unified_cache.replay.report import page_of
@@ -67,7 +67,7 @@ def test_the_engines_of_a_replay_are_held_against_one_cache_each() -> None:
 def test_regret_names_what_the_policy_has_evicted() -> None:
     result = run(generated_trace("flips", 400), under(ALONE, EvictionPolicy.ADAPTIVE))
     lru = references_in(result).lru
-    assert {reason.why for reason in lru.regret} == {Why.EVICTED}
+    assert {reason.why for reason in lru.regret} == {MissReason.EVICTED}
     assert lru.regret_tokens > 0
     regret = regret_table(result)
     assert regret is not None

@@ -19,7 +19,7 @@ LIBRARY: tuple[tuple[str, ...], ...] = (
     ("drain", "errors", "files", "gone", "nesting", "slowest"),
     ("extras", "arguments", "byte_sizes"),
     ("page",),
-    ("window", "shards", "page_digests", "transfer_policy"),
+    ("window", "shards", "page_digests", "transfer_policy", "miss_reason"),
     ("pool",),
     ("config", "forgotten", "slots", "seal", "proto"),
     ("wire", "tier_sizes", "copies"),
