@@ -23,7 +23,6 @@ __all__ = [
     "EnginePage",
     "EngineStoreConfig",
     "EngineStoreCounts",
-    "StoreState",
     "Unavailable",
 ]
 
@@ -115,24 +114,24 @@ class EngineStoreCounts:
     """Bytes copied into rows by GET, and out of rows by PUT."""
     seconds: Mapping[Method, float]
     """Time spent inside of the calls, by method."""
-    flaws: Mapping[Flaw, int]
-    """Pages that the store returned and that did not verify."""
     late_calls_count: int
     """Calls that nobody waited for any more."""
-    late_now_count: int
-    """Those of them that the store has not returned from yet."""
-    landing_bytes: int
-    quarantined_bytes: int
-    """Of the bounce buffers, what calls that are late may still read or write."""
-    breaker: BreakerState | None
-    """None while the store is away."""
-    store_name: str
-    """Name of the store as it says itself; empty while it is away."""
-    registered_count: int
-    """Identities that the store has taken, of ``announced_count``."""
-    announced_count: int
     last_error: str
     """What failed last, for people; empty if nothing has."""
+    flaws: Mapping[Flaw, int] = field(default_factory=dict)
+    """Pages that the store returned and that did not verify."""
+    late_now_count: int = 0
+    """Late calls that the store has not returned from yet."""
+    landing_bytes: int = 0
+    quarantined_bytes: int = 0
+    """Of the bounce buffers, what calls that are late may still read or write."""
+    breaker: BreakerState | None = None
+    """None while the store is away."""
+    store_name: str = ""
+    """Name of the store as it says itself; empty while it is away."""
+    registered_count: int = 0
+    """Identities that the store has taken, of ``announced_count``."""
+    announced_count: int = 0
 
     @property
     def is_registered(self) -> bool:
@@ -178,36 +177,14 @@ class CallCounts:
         with self._guard:
             self._late_count += 1
 
-    def copy(self, state: "StoreState") -> EngineStoreCounts:
-        """Return them together with the state of the store, the caller's own."""
+    def copy(self) -> EngineStoreCounts:
+        """Return the counts so far, the caller's own; its fields about the store's state say that it is away."""
         with self._guard:
             return EngineStoreCounts(
                 dict(self._answers),
                 dict(self._unavailable),
                 dict(self._bytes),
                 dict(self._seconds),
-                state.flaws,
                 self._late_count,
-                state.late_now_count,
-                state.landing_bytes,
-                state.quarantined_bytes,
-                state.breaker,
-                state.store_name,
-                state.registered_count,
-                state.announced_count,
                 self.last_error,
             )
-
-
-@dataclass(frozen=True, slots=True)
-class StoreState:
-    """The part of ``EngineStoreCounts`` that is known where the store is."""
-
-    flaws: Mapping[Flaw, int]
-    late_now_count: int
-    landing_bytes: int
-    quarantined_bytes: int
-    breaker: BreakerState | None
-    store_name: str
-    registered_count: int
-    announced_count: int

@@ -15,6 +15,7 @@ the store does, and from then on nothing reads or writes the engine's rows::
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from threading import Condition, Lock, get_ident
 from traceback import format_exception
 from types import TracebackType
@@ -29,7 +30,6 @@ from unified_cache.integrations.engine_store.interface import (
     EnginePage,
     EngineStoreConfig,
     EngineStoreCounts,
-    StoreState,
     Unavailable,
 )
 from unified_cache.integrations.engine_store.tasks import (
@@ -292,17 +292,21 @@ class EngineStore:
         opened = self._opening.store
         if not self._counts.last_error and self._opening.error:
             self._counts.last_error = self._opening.error
-        return self._counts.copy(
-            StoreState(
-                {} if opened is None else opened.verified.flaws_count,
-                self._threads.lost_count,
-                self._bounce.bytes_max,
-                self._bounce.quarantined_bytes(),
-                None if opened is None else opened.guard.breaker.state,
-                "" if opened is None else opened.capability.name,
-                self._registrations.taken_count,
-                self._registrations.count,
-            )
+        counts = replace(
+            self._counts.copy(),
+            late_now_count=self._threads.lost_count,
+            landing_bytes=self._bounce.bytes_max,
+            quarantined_bytes=self._bounce.quarantined_bytes(),
+            registered_count=self._registrations.taken_count,
+            announced_count=self._registrations.count,
+        )
+        if opened is None:
+            return counts
+        return replace(
+            counts,
+            flaws=opened.verified.flaws_count,
+            breaker=opened.guard.breaker.state,
+            store_name=opened.capability.name,
         )
 
     def wait_for_late_calls(self, timeout_s: float) -> bool:
