@@ -1,11 +1,11 @@
 """Calls to the store, noted one by one, so that a job can be compared with what it was to move."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.wrappers.layer import StorageLayer
 from unified_cache.storage_backends.wrappers.method import Method
 
 
@@ -17,11 +17,11 @@ class StoreCall(NamedTuple):
     answers: tuple[Answer, ...]
 
 
-class WatchedStorage:
+class WatchedStorage(StorageLayer):
     """Notes each look-up, get and put. Closing it leaves the store below open, as closing leaves what is on a disk."""
 
     def __init__(self, store: StorageBackend) -> None:
-        self._store = store
+        super().__init__(store)
         self._calls: list[StoreCall] = []
         self.known: set[Label] = set()
         """Objects that the store ever said it has or took."""
@@ -31,32 +31,15 @@ class WatchedStorage:
         calls, self._calls = self._calls, []
         return calls
 
-    def capability(self) -> Capability:
-        return self._store.capability()
-
-    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        self._store.register(manifest, slabs)
-
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        return self._noted(Method.EXISTS, labels, lambda: self._store.exists(labels))
+        return self._noted(Method.EXISTS, labels, lambda: super(WatchedStorage, self).exists(labels))
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        return self._noted(Method.GET, [page.label for page in pages], lambda: self._store.get(pages))
+        return self._noted(Method.GET, [page.label for page in pages], lambda: super(WatchedStorage, self).get(pages))
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        return self._noted(Method.PUT, [page.label for page in pages], lambda: self._store.put(pages, level))
-
-    def touch(self, labels: Sequence[Label]) -> None:
-        self._store.touch(labels)
-
-    def remove(self, labels: Sequence[Label]) -> int:
-        return self._store.remove(labels)
-
-    def clear(self, identity: bytes) -> int:
-        return self._store.clear(identity)
-
-    def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        return self._store.scan(identity, cursor)
+        labels = [page.label for page in pages]
+        return self._noted(Method.PUT, labels, lambda: super(WatchedStorage, self).put(pages, level))
 
     def close(self) -> None:
         pass

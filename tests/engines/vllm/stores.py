@@ -6,15 +6,15 @@ import random
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method
+from unified_cache.storage_backends.wrappers.layer import StorageLayer
 from unified_cache.testing.faulty_storage import FaultyStorage, StorageFault
 
 __all__ = ["FaultSwitch", "TroubledStorage", "faulty", "faulty_url", "hanging", "hanging_url"]
@@ -90,18 +90,12 @@ class FaultSwitch:
         swap.replace(path)
 
 
-class TroubledStorage:
+class TroubledStorage(StorageLayer):
     """A store whose look-ups may lie, and that may lose its ground in the middle of a call: after half of its batch."""
 
     def __init__(self, backend: StorageBackend, switch: FaultSwitch) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._switch = switch
-
-    def capability(self) -> Capability:
-        return self._backend.capability()
-
-    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        self._backend.register(manifest, slabs)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         answers = self._halved(Method.EXISTS, labels, self._backend.exists)
@@ -112,21 +106,6 @@ class TroubledStorage:
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         return self._halved(Method.PUT, pages, lambda part: self._backend.put(part, level))
-
-    def touch(self, labels: Sequence[Label]) -> None:
-        self._backend.touch(labels)
-
-    def remove(self, labels: Sequence[Label]) -> int:
-        return self._backend.remove(labels)
-
-    def clear(self, identity: bytes) -> int:
-        return self._backend.clear(identity)
-
-    def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        return self._backend.scan(identity, cursor)
-
-    def close(self) -> None:
-        self._backend.close()
 
     def _halved(
         self, method: Method, batch: Sequence[_Asked], ask: Callable[[Sequence[_Asked]], list[Answer]]
