@@ -23,7 +23,7 @@ from unified_cache.named_parts import identity_of, storage_of
 from unified_cache.owned_cache import OwnedCache
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace, Prompt, TokensLike
 from unified_cache.pool import Identity, ModelLayout, Pages, Slots, Tier
-from unified_cache.prefetches import PrefetchProgress
+from unified_cache.prefetch import PrefetchProgress
 from unified_cache.ranks import LocalRanks, RankGroup, check_configuration
 from unified_cache.storage_backends.protocol import Level, StorageBackend
 from unified_cache.transfer_policy import TransferPolicy

@@ -62,6 +62,7 @@ GONE: Sequence[Gone] = (
         "unified_cache.integrations.engine_store",
         imports=("unified_cache.external",),
     ),
+    Gone("import PrefetchProgress from unified_cache.prefetch", imports=("unified_cache.prefetches",)),
     Gone(
         "open the live page in a browser, or read its figures.json, with Authorization: Bearer TOKEN where it needs a "
         "token, see docs/live.md",

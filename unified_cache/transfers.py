@@ -30,8 +30,7 @@ from unified_cache.ledger import Ledger, TierTransfer
 from unified_cache.memory import PageMemory
 from unified_cache.page import Prompt
 from unified_cache.pool import Tier
-from unified_cache.prefetch_steps import PrefetchSteps
-from unified_cache.prefetches import Prefetches
+from unified_cache.prefetch import Prefetches
 from unified_cache.ranks import LocalRanks, RankGroup, held_by_all
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.traffic import TrafficCounts
@@ -77,8 +76,7 @@ class Transfers:
         """Where backups go on to; None for nowhere."""
         self.traffic = TrafficCounts(ledger.layout)
         self.backups = Backups(ledger, memory, owners, ranks, self.traffic)
-        shared = PrefetchSteps(ledger, memory, host_pages_max, ranks, self.traffic, speeds)
-        self.prefetches = Prefetches(shared)
+        self.prefetches = Prefetches(ledger, memory, host_pages_max, ranks, self.traffic, speeds)
         self.speeds = speeds
 
     def backup(self, prompt: Prompt, level: Level, tally: PageTally) -> Steps:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SPAN_ALL", "SPAN_UNTOLD", "needed_pages", "restorable_ends", "window", "window_counts"]
+__all__ = ["SPAN_ALL", "SPAN_UNTOLD", "last_end", "needed_pages", "restorable_ends", "window", "window_counts"]
 
 SPAN_ALL = 1 << 30
 """Span of a component that needs every page since the root."""
@@ -67,3 +67,9 @@ def restorable_ends(
         np.maximum.accumulate(last_hole, out=last_hole)
         ok &= last_hole <= np.maximum(ends - span, 0)
     return ok
+
+
+def last_end(ends: npt.NDArray[np.bool_]) -> int:
+    """Return how many pages the last end takes that is True, counted from where ``ends`` begin; 0 if there is none."""
+    found = np.flatnonzero(ends)
+    return int(found[-1]) + 1 if found.size else 0

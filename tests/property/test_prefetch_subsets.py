@@ -25,7 +25,7 @@ from unified_cache.controller.jobs import STORAGE_BATCH_OBJECTS
 from unified_cache.errors import StorageError
 from unified_cache.page import Prompt
 from unified_cache.pool import ModelLayout, Tier
-from unified_cache.prefetches import READS_MAX
+from unified_cache.prefetch import READS_MAX
 from unified_cache.seal import Label
 
 PAGES_MAX = 10

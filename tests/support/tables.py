@@ -14,7 +14,7 @@ def check_tables(cache: UnifiedCache, locks: Sequence[Lock]) -> None:
         "operations": controller._live,
         "ended jobs": controller._ended,
         "loads": transfers._loads,
-        "fetched pages": [pages for pages in prefetches._shared.fetching._by_component if pages],
+        "fetched pages": [pages for pages in prefetches._fetched._by_component if pages],
         "fetches": prefetches._under_way,
         "transfers": tree._transfers,
         "prefills": transfers.speeds.prefill.requests() - {lock for lock in locks if not lock.released},
@@ -25,7 +25,7 @@ def check_tables(cache: UnifiedCache, locks: Sequence[Lock]) -> None:
     for name, table in left.items():
         assert not table, f"{name} are left where nothing is under way"
     budget_pages = int(cache.config.host_pages[0] * cache.config.prefetching.host_share)
-    assert prefetches._shared.planner.host_pages_left == budget_pages, "the prefetch budget leaks"
+    assert prefetches.host_pages_left == budget_pages, "the prefetch budget leaks"
     held = {lock for lock in locks if lock.tree is tree._state}
     assert cache._locks >= held
     assert {lock for lock in cache._locks if not lock.released and lock.tree is tree._state} == held, "a lock is left"

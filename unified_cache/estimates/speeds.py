@@ -9,14 +9,16 @@ pages, and so they agree on the largest of each time before they compare (``rank
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
 
 from unified_cache.config import CacheConfig
-from unified_cache.controller import LeftAlone, StorageTier
+from unified_cache.controller import LeftAlone, Operation, StorageTier
 from unified_cache.controller.jobs import calls_of
 from unified_cache.estimates.prefill import PrefillTime
 from unified_cache.estimates.reads import ReadTimes, pages_to_read
-from unified_cache.pool import ModelLayout
+from unified_cache.pool import ModelLayout, PageNumbers, Pages, all_pages
 from unified_cache.ranks import LocalRanks, RankGroup, largest_of_all
 from unified_cache.transfer_policy import TransferPolicy
 
@@ -95,15 +97,26 @@ class TransferSpeeds:
         pages = left_alone.end - left_alone.start
         return max(1, min(pages, int(pages * TRIAL_S / left_alone.load_s)))
 
-    def pages_to_read(self, pages_count: int, call_pages: int, page_bytes: float, left_s: float, wait_s: float) -> int:
-        """Return how many of ``pages_count`` pages of ``page_bytes`` to read next before a deadline.
+    def slices(self, storage: StorageTier, reads: Sequence[PageNumbers], operation: Operation) -> Iterator[list[Pages]]:
+        """Yield by component the pages of ``reads`` to read next: all, or before a deadline some after the other.
 
-        On every rank the same, by the figures of the slowest. ``left_s`` of ``wait_s`` are left, and ``call_pages`` go
-        into a call.
+        In the order of the prompt; on every rank the same, by the figures of the slowest.
         """
-        own = [self.reads.call_s, self.reads.byte_s * page_bytes, -call_pages, -left_s, wait_s]
-        call_s, page_s, call_pages_min, left_s_min, wait_s = largest_of_all(self._ranks, own)
-        return pages_to_read(pages_count, int(-call_pages_min), call_s, page_s, -left_s_min, wait_s)
+        counts = [len(pages) for pages in reads]
+        if operation.answer_s == math.inf:
+            yield [all_pages(count) for count in counts]
+            return
+        left = np.unique(np.concatenate(reads))
+        payload_bytes = self.payload_bytes(counts)
+        calls_count = max(calls_of(storage.objects_count(counts), payload_bytes), 1.0)
+        call_pages, page_bytes = max(1, int(len(left) / calls_count)), payload_bytes / max(len(left), 1)
+        while len(left):
+            left_s, wait_s = max(operation.answer_s - self.clock(), 0.0), operation.answer_s - operation.started_s
+            own = [self.reads.call_s, self.reads.byte_s * page_bytes, -call_pages, -left_s, wait_s]
+            call_s, page_s, call_pages_min, left_s_min, wait_s = largest_of_all(self._ranks, own)
+            count = pages_to_read(len(left), int(-call_pages_min), call_s, page_s, -left_s_min, wait_s)
+            of_slice, left = left[:count], left[count:]
+            yield [(of_slice[0] <= pages) & (pages <= of_slice[-1]) for pages in reads]
 
     def _compare(
         self, storage: StorageTier, start: int, end: int, pages: Sequence[int], ranks: RankGroup
