@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.cli.json_output import shown_as_json
-from unified_cache.cli.options import JsonFileOption, JsonOption
+from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.text import console_on, table
 from unified_cache.replay.compared import KeptResult, compared_figures, compared_settings, read_result
 
@@ -34,7 +33,7 @@ RESULT_HELP = "Result of a replay, as --json-file wrote it."
 
 
 @dataclass(frozen=True, slots=True)
-class CompareCommand:
+class CompareCommand(JsonOptions):
     """Compare the results of two replays: what the second hits and moves, held against the first, and why.
 
     Runs of different traces, or of different numbers of requests, are compared too; the difference is named.
@@ -42,8 +41,6 @@ class CompareCommand:
 
     first: Annotated[Path, typer.Argument(metavar="FIRST", help=RESULT_HELP)]
     second: Annotated[Path, typer.Argument(metavar="SECOND", help=RESULT_HELP)]
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Read both and show.
@@ -59,7 +56,7 @@ class CompareCommand:
             "figures": {pair.name: [pair.first, pair.second] for pair in figures},
             "settings": [asdict(pair) for pair in settings],
         }
-        if shown_as_json("compare", value, on_stdout=self.as_json, file=self.json_file):
+        if self.shown_as_json("compare", value):
             return
         console = console_on(sys.stdout)
         console.print_line(compared_headline(first, second), style="bold")

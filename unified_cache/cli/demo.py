@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from unified_cache.cli.json_output import check_json_file
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import watched
+from unified_cache.cli.report_page import page_writer
 from unified_cache.cli.text import console_on, table
 from unified_cache.errors import CacheError
 from unified_cache.extras import import_with_extra
-from unified_cache.files import check_writable
 
 if TYPE_CHECKING:
     from unified_cache.demo.result import DemoResult
@@ -70,18 +69,14 @@ class DemoCommand(JsonOptions):
             OSError: page or JSON file cannot be written.
         """
         demo = import_with_extra("unified_cache.demo.run", "transformers", "the demo")
-        report = None if self.report is None else import_with_extra("unified_cache.demo.report", "report", "--report")
-        if self.report is not None:
-            self.report.mkdir(parents=True, exist_ok=True)
-            check_writable(self.report)
-        check_json_file(self.json_file)
+        write_page = page_writer(self.report, "unified_cache.demo.report")
+        self.check_json_file()
         settings = demo.DemoSettings(model=self.model, storage=self.storage, users=self.users)
         with watched(sys.stderr, "demo", settings.requests_count, "requests") as tell:
             result: DemoResult = demo.run_demo(settings, tell)
         if not self.shown_as_json("demo", result.as_json()):
             print_demo(sys.stdout, result)
-        if self.report is not None and report is not None:
-            sys.stderr.write(f"report: {report.write_report(result, self.report)}\n")
+        write_page(result)
         if result.different:
             raise CacheError(result.verdict())
 

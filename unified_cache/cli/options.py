@@ -1,5 +1,7 @@
 """Arguments and options that several commands share: one by one, and as bases of the commands that have them."""
 
+import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.cli.json_output import shown_as_json
+from unified_cache.files import check_writable, write_whole
 from unified_cache.page import Namespace
 
 __all__ = [
@@ -16,8 +18,6 @@ __all__ = [
     "CacheSaltOption",
     "ExtraKeyOption",
     "IdentityOption",
-    "JsonFileOption",
-    "JsonOption",
     "JsonOptions",
     "LoraIdOption",
     "NamespaceOptions",
@@ -38,18 +38,32 @@ CacheSaltOption = Annotated[str | None, typer.Option(help="Namespace of the prom
 LoraIdOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: adapter.")]
 TenantOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: tenant.")]
 BigramsOption = Annotated[bool, typer.Option("--bigrams", help="Namespace of the prompts: pages of bigrams (EAGLE).")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-JsonFileOption = Annotated[
-    Path | None, typer.Option("--json-file", metavar="FILE", help="Write the JSON to a file, beside what is printed.")
-]
+
+JSON_FORMAT = 1
+"""Raised when a field that was there means something else, or is there no more; new fields do not raise it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JsonOptions:
-    """Options of a command that shows figures: where to write them as JSON."""
+    """Options of a command that shows figures: as JSON in place of its tables, in a file beside them, or both.
 
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
+    Every value is an object that begins with ``command`` and ``format``; docs/json.md says what follows, by command.
+    """
+
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json-file", metavar="FILE", help="Write the JSON to a file, beside what is printed."),
+    ] = None
+
+    def check_json_file(self) -> None:
+        """Refuse a file that could not be written, before the work that it is to hold.
+
+        Raises:
+            OSError: its directory is missing or cannot be written.
+        """
+        if self.json_file is not None:
+            check_writable(self.json_file.parent)
 
     def shown_as_json(self, command: str, value: Mapping[str, object]) -> bool:
         """Write the figures as the options say; tell whether they were printed, so that nothing else is.
@@ -57,7 +71,12 @@ class JsonOptions:
         Raises:
             OSError: the file cannot be written. It is as it was.
         """
-        return shown_as_json(command, value, on_stdout=self.as_json, file=self.json_file)
+        text = json.dumps({"command": command, "format": JSON_FORMAT, **value}, indent=2) + "\n"
+        if self.json_file is not None:
+            write_whole(self.json_file, text.encode())
+        if self.as_json:
+            sys.stdout.write(text)
+        return self.as_json
 
 
 @dataclass(frozen=True, kw_only=True)

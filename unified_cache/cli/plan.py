@@ -8,9 +8,8 @@ from typing import Annotated, TextIO
 import typer
 
 from unified_cache.byte_sizes import size_text
-from unified_cache.cli.json_output import check_json_file, shown_as_json
 from unified_cache.cli.layout import size_named
-from unified_cache.cli.options import JsonFileOption, JsonOption
+from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import watched
 from unified_cache.cli.report_page import page_writer
 from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOption, given_flags
@@ -51,7 +50,7 @@ WIDTH_MIN = 100
 
 
 @dataclass(frozen=True, slots=True)
-class PlanCommand:
+class PlanCommand(JsonOptions):
     """Say what to buy: the hit ratio of a trace for every combination of tier sizes, and what it brings.
 
     Distances in the LRU stack tell all sizes apart in a few passes over the trace; for other policies some sizes of
@@ -84,8 +83,6 @@ class PlanCommand:
     config: ConfigOption = None
     assigned: SetOption = None
     report: Annotated[Path | None, SettingOption(PlanChoices, "report", "DIR")] = None
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Plan, and show the result.
@@ -112,11 +109,11 @@ class PlanCommand:
         for sizes in sweep:
             _ = model.settings(sizes)  # what does not fit is refused before the trace is read
         write_page = page_writer(choices.report, "unified_cache.plan.report")
-        check_json_file(self.json_file)
+        self.check_json_file()
         serve = self._served(choices) if choices.check or not model.has_stack else None
         with watched(sys.stderr, "plan", len(sweep) + choices.check, "combinations") as tell:
             result = Planner(self.trace, choices.limit, model, hardware).plan(sweep, tell, choices.check, serve)
-        if not shown_as_json("plan", result.as_json(), on_stdout=self.as_json, file=self.json_file):
+        if not self.shown_as_json("plan", result.as_json()):
             print_plan(sys.stdout, result)
         write_page(result)
         if not result.is_complete:

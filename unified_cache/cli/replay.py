@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_cache.cli.json_output import check_json_file, shown_as_json
-from unified_cache.cli.options import JsonFileOption, JsonOption
+from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import progress_on
 from unified_cache.cli.replay_settings import replay_settings
 from unified_cache.cli.report_page import page_writer
@@ -54,7 +53,7 @@ replay_app = typer.Typer(rich_markup_mode="markdown")
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayCommand:
+class ReplayCommand(JsonOptions):
     """Replay a request trace against a cache of given tier sizes and print the hits of each tier.
 
     Payloads are made from page keys, written to device pages as an engine would, and every page handed back, from
@@ -96,8 +95,6 @@ class ReplayCommand:
     assigned: SetOption = None
     explain: Annotated[bool | None, SettingOption(ReplayChoices, "explain")] = None
     report: Annotated[Path | None, SettingOption(ReplayChoices, "report", "DIR")] = None
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Replay and show the result.
@@ -115,7 +112,7 @@ class ReplayCommand:
         requests = read_watched(self.trace, loaded.settings.limit)
         runner = import_with_extra("unified_cache.replay.runner", "engine", "replay")
         write_page = page_writer(directory, "unified_cache.replay.report")
-        check_json_file(self.json_file)
+        self.check_json_file()
         with progress_on(sys.stderr, len(requests) * (2 if settings.plan.compares_private_stores else 1)) as watch:
             result: ReplayResult = runner.replay(self.trace.name, requests, settings, watch)
         self._show(result)
@@ -128,7 +125,7 @@ class ReplayCommand:
 
     def _show(self, result: "ReplayResult") -> None:
         value = {"headline": headline(result), **result.as_json()}
-        if not shown_as_json("replay", value, on_stdout=self.as_json, file=self.json_file):
+        if not self.shown_as_json("replay", value):
             print_result(sys.stdout, result)
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_cache.cli.json_output import check_json_file, shown_as_json
-from unified_cache.cli.options import JsonFileOption, JsonOption
+from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import watched
 from unified_cache.cli.report_page import page_writer
 from unified_cache.cli.text import console_on, example, table
@@ -56,13 +55,11 @@ TargetArgument = Annotated[Path, typer.Argument(metavar="TARGET", help="File to 
 
 
 @dataclass(frozen=True, slots=True)
-class TraceInfoCommand:
+class TraceInfoCommand(JsonOptions):
     """Show how much of a trace repeats, how soon, how often, and in which sessions."""
 
     trace: TraceArgument
     report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a page with pictures there.")] = None
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Count and show.
@@ -71,12 +68,12 @@ class TraceInfoCommand:
             TraceError: it is no trace.
             OSError: report or JSON file cannot be written.
         """
-        check_json_file(self.json_file)
+        self.check_json_file()
         write_page = page_writer(self.report, "unified_cache.replay.trace_report")
         requests = read_watched(self.trace)
         with watched(sys.stderr, "count", sum(len(each.hash_ids) for each in requests), "blocks") as tell:
             figures = TraceFigures.of(requests, lambda count: tell(count, ""))
-        if not shown_as_json("trace info", figures.as_json(), on_stdout=self.as_json, file=self.json_file):
+        if not self.shown_as_json("trace info", figures.as_json()):
             shown = table("", self.trace.name)
             for name, value in figures.rows():
                 shown.add_row(name, value)
@@ -89,7 +86,7 @@ class TraceInfoCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceCutCommand:
+class TraceCutCommand(JsonOptions):
     """Write some sessions of a trace, whole, into another file."""
 
     trace: TraceArgument
@@ -97,8 +94,6 @@ class TraceCutCommand:
     share: Annotated[float, typer.Option(metavar="F", help="Share of the sessions, in (0, 1].")] = 1.0
     limit: Annotated[int | None, typer.Option(metavar="N", help="Of the trace's first N requests only.")] = None
     seed: Annotated[int, typer.Option(metavar="N", help="Choice of the sessions.")] = 0
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Choose and write.
@@ -113,12 +108,12 @@ class TraceCutCommand:
         chosen = cut_sessions(requests, self.share, self.seed)
         _write(self.target, chosen)
         value = {"target": str(self.target), "read_requests": len(requests), "requests": len(chosen)}
-        if not shown_as_json("trace cut", value, on_stdout=self.as_json, file=self.json_file):
+        if not self.shown_as_json("trace cut", value):
             sys.stdout.write(f"{len(chosen)} of {len(requests)} requests\n")
 
 
 @dataclass(frozen=True, slots=True)
-class TraceConvertCommand:
+class TraceConvertCommand(JsonOptions):
     """Write a recording, ours or LMCache's, as a plain Mooncake trace: larger blocks, numbered from 0."""
 
     trace: Annotated[Path, typer.Argument(help="Recording, trace in the Mooncake format, or LMCache's .lct.")]
@@ -127,8 +122,6 @@ class TraceConvertCommand:
     chunk_tokens: Annotated[
         int, typer.Option(metavar="N", min=1, help="Tokens of a chunk, which recordings of LMCache do not say.")
     ] = LMCACHE_CHUNK_TOKENS
-    as_json: JsonOption = False
-    json_file: JsonFileOption = None
 
     def run(self) -> None:
         """Convert and write.
@@ -146,7 +139,7 @@ class TraceConvertCommand:
         converted = in_blocks_of(requests, self.block_tokens)
         _write(self.target, converted)
         value = {"target": str(self.target), "requests": len(converted), "block_tokens": self.block_tokens}
-        if not shown_as_json("trace convert", value, on_stdout=self.as_json, file=self.json_file):
+        if not self.shown_as_json("trace convert", value):
             sys.stdout.write(f"{len(converted)} requests in blocks of {self.block_tokens} tokens\n")
 
 

@@ -3,22 +3,11 @@
 Needs the extra ``report``.
 """
 
-from pathlib import Path
-
 from unified_cache.demo.result import DemoResult
 from unified_cache.report.charts import BarChart, Hue, Series, Unit
 from unified_cache.report.page import Page, TableSection
 
-__all__ = ["write_report"]
-
-
-def write_report(result: DemoResult, directory: Path) -> Path:
-    """Write the page of a demo into ``directory``; return its path.
-
-    Raises:
-        OSError: it cannot be written; nothing is left half-written.
-    """
-    return page_of(result).write(directory)
+__all__ = ["page_of"]
 
 
 def page_of(result: DemoResult) -> Page:
