@@ -23,7 +23,7 @@ from unified_cache.cli.options import (
 )
 from unified_cache.cli.progress import objects_watched
 from unified_cache.cli.storage_tables import finding_as_json, print_findings
-from unified_cache.cli.text import console_on, table
+from unified_cache.cli.text import console_on
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.offline.copying import CopyResult, copy_identity, plan_identity
 from unified_cache.offline.prefix import Prefetched, backup_prefixes, plan_backup, plan_prefetch, prefetch_prefixes
@@ -198,11 +198,12 @@ def _print_copied(copies: Iterable[tuple[StoredIdentity, CopyResult]]) -> None:
 
 
 def _print_prefetched(found: Iterable[Prefetched], page_size: int) -> None:
-    shown = table("prompt", "whole pages", "restorable pages", "restorable tokens", left=0)
-    for number, each in enumerate(found, 1):
-        tokens = each.restorable_pages * page_size
-        shown.add_row(f"{number:,}", f"{each.prompt_pages:,}", f"{each.restorable_pages:,}", f"{tokens:,}")
-    console_on(sys.stdout).print(shown)
+    columns = ("prompt", "whole pages", "restorable pages", "restorable tokens")
+    counts = (
+        (number, each.prompt_pages, each.restorable_pages, each.restorable_pages * page_size)
+        for number, each in enumerate(found, 1)
+    )
+    console_on(sys.stdout).print_table(columns, (tuple(map("{:,}".format, each)) for each in counts), left=0)
 
 
 def _copied_as_json(kept: StoredIdentity, result: CopyResult) -> dict[str, object]:

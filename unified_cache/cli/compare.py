@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from unified_cache.cli.options import JsonOptions
-from unified_cache.cli.text import console_on, table
+from unified_cache.cli.text import console_on
 from unified_cache.replay.compared import KeptResult, compared_figures, compared_settings, read_result
 
 __all__ = ["CompareCommand", "compare_app"]
@@ -60,15 +60,12 @@ class CompareCommand(JsonOptions):
             return
         console = console_on(sys.stdout)
         console.print_line(compared_headline(first, second), style="bold")
-        shown = table("figure", "first", "second", "change")
-        for pair in figures:
-            shown.add_row(pair.name.replace("_", " "), *pair.texts)
-        console.print(shown)
-        differing = table("setting", "first", "second", left=3)
-        for each in settings:
-            differing.add_row(each.name, each.first, each.second)
+        console.print_table(
+            ("figure", "first", "second", "change"), ((pair.name.replace("_", " "), *pair.texts) for pair in figures)
+        )
         if settings:
-            console.print(differing)
+            rows = ((each.name, each.first, each.second) for each in settings)
+            console.print_table(("setting", "first", "second"), rows, left=3)
         else:
             console.print_line("the settings are the same")
 

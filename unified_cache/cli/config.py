@@ -12,7 +12,7 @@ import typer
 from unified_cache.byte_sizes import bytes_literal, size_text
 from unified_cache.cli.layout import size_named
 from unified_cache.cli.options import JsonOptions
-from unified_cache.cli.text import console_on, example, table
+from unified_cache.cli.text import console_on, example
 from unified_cache.components.layouts import SizedLayout
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.replay.model_settings import DEVICE_BYTES, HOST_BYTES
@@ -129,12 +129,8 @@ class ConfigCheckCommand(JsonOptions):
         console = console_on(sys.stdout)
         console.print_line(f"settings of {', '.join(names)}: {path or 'no file, the environment alone'}", style="bold")
         shown = [each for each in explained if self.everything or each.source is not SettingSource.DEFAULT]
-        rows = table("setting", "value", "from", "for", "meaning", left=5)
-        for each in shown:
-            whom = each.sections[0] if len(each.sections) == 1 else "all that have it"
-            rows.add_row(each.name, _text(each), each.place, whom, each.setting.meaning.replace("``", ""))
         if shown:
-            console.print(rows)
+            console.print_table(("setting", "value", "from", "for", "meaning"), map(_row, shown), left=5)
         if len(explained) > len(shown):
             console.print_line(f"{len(explained) - len(shown)} settings are at their defaults; --all shows them")
         for name, text in derived.items():
@@ -233,6 +229,12 @@ def _values(values: object, path: SettingPath) -> Iterator[tuple[SettingPath, ob
     table = values if isinstance(values, Mapping) else {}
     for name in sorted(table) if path[0] == ANY_NAME else path[:1]:
         yield from (((name, *inner), value) for inner, value in _values(table.get(name), path[1:]))
+
+
+def _row(explained: ExplainedSetting) -> tuple[str, ...]:
+    whom = explained.sections[0] if len(explained.sections) == 1 else "all that have it"
+    meaning = explained.setting.meaning.replace("``", "")
+    return (explained.name, _text(explained), explained.place, whom, meaning)
 
 
 def _text(explained: ExplainedSetting) -> str:

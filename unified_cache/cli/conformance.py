@@ -16,7 +16,7 @@ import typer
 from unified_cache.byte_sizes import parse_bytes
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import watched
-from unified_cache.cli.text import console_on, table
+from unified_cache.cli.text import console_on
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.offline.listing import listed
 from unified_cache.offline.stores import open_to_write
@@ -129,10 +129,8 @@ class ConformanceCommand(JsonOptions):
         if self.shown_as_json("conformance", value):
             return
         console = console_on(sys.stdout)
-        shown = table("promise", "verdict", "seconds", left=2)
-        for each in tried:
-            shown.add_row(each.promise, each.verdict.value, f"{each.seconds:.2f}")
-        console.print(shown)
+        rows = ((each.promise, each.verdict.value, f"{each.seconds:.2f}") for each in tried)
+        console.print_table(("promise", "verdict", "seconds"), rows, left=2)
         for each in tried:
             if each.reason:
                 console.print_line(f"{each.verdict.value}: {each.promise}: {each.reason}")

@@ -14,7 +14,7 @@ import typer
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import watched
 from unified_cache.cli.report_page import page_writer
-from unified_cache.cli.text import console_on, table
+from unified_cache.cli.text import console_on
 from unified_cache.errors import CacheError
 from unified_cache.extras import import_with_extra
 
@@ -86,10 +86,7 @@ def print_demo(stream: TextIO, result: "DemoResult") -> None:
     console = console_on(stream)
     for line in result.transcript():
         console.print_line(line)
-    tiers = table(*result.columns)
-    for row in result.rows:
-        tiers.add_row(*row.cells())
-    console.print(tiers)
+    console.print_table(result.columns, (row.cells() for row in result.rows))
     console.print_line(f"tokens are means, times medians; forwards: {result.forwards_text()}")
     console.print_line(result.verdict())
 

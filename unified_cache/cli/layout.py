@@ -1,17 +1,17 @@
 """``unified-cache layout``: the pools that a model needs, their sizes, and the cost of a million tokens in them."""
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
-from rich.table import Table
 
 from unified_cache.arguments import did_you_mean
 from unified_cache.byte_sizes import size_text
 from unified_cache.cli.options import JsonOptions
-from unified_cache.cli.text import console_on, table
+from unified_cache.cli.text import console_on
 from unified_cache.components.layouts import (
     COST_TOKENS,
     PRESET_ALIASES,
@@ -41,6 +41,9 @@ WIDTH_MIN = 100
 
 TIERS = {"device": False, "host": True, "storage": True}
 """Tier to whether its pages are sealed, with a header beside the payload."""
+
+PER_UNIT = ("bytes per page", "bytes per token")
+"""Columns of a pool and of a component."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +157,12 @@ def print_layout(stream: TextIO, sized: SizedLayout) -> None:
         console.print_line(f"note: {note}")
     for note in sized.left_out:
         console.print(f"note: {note}")
-    console.print(_pools(sized))
-    console.print(_components(sized))
-    console.print(_cost(sized))
+    console.print_table(("pool", "component", "layers", *PER_UNIT), _pool_rows(sized), left=2)
+    console.print_table(("component", "a resume needs", *PER_UNIT), _component_rows(sized), left=2)
+    names = [component.name for component in sized.layout.components]
+    kept = [column for name in names[1:] for column in (f"{name} dense", f"{name} trailing")]
+    totals = ["all dense", "all trailing"] if len(names) > 1 else []
+    console.print_table((f"{COST_TOKENS:,} tokens", names[0], *kept, *totals), _cost_rows(sized))
     if len(sized.layout.components) > 1:
         console.print(
             "full: every page since the root. dense: the component kept at every page. "
@@ -164,37 +170,26 @@ def print_layout(stream: TextIO, sized: SizedLayout) -> None:
         )
 
 
-def _pools(sized: SizedLayout) -> Table:
-    pools = table("pool", "component", "layers", "bytes per page", "bytes per token", left=2)
+def _pool_rows(sized: SizedLayout) -> Iterator[tuple[str, ...]]:
     for component in sized.layout.components:
         for pool in component.pools:
             layers = sized.layers[pool.name]
-            token_bytes = pool.page_bytes / sized.layout.page_size
-            pools.add_row(
-                pool.name,
-                component.name,
-                f"{layers}" if layers else "logical",
-                f"{pool.page_bytes:,}",
-                f"{token_bytes:,.2f}".removesuffix(".00"),
-            )
-    return pools
+            shown_layers = f"{layers}" if layers else "logical"
+            yield (pool.name, component.name, shown_layers, *_per_unit(sized, pool.page_bytes))
 
 
-def _components(sized: SizedLayout) -> Table:
-    components = table("component", "a resume needs", "bytes per page", "bytes per token", left=2)
+def _component_rows(sized: SizedLayout) -> Iterator[tuple[str, ...]]:
     for component in sized.layout.components:
         needs = "every page" if component.span == SPAN_ALL else _pages(component.span)
-        page_bytes = sum(pool.page_bytes for pool in component.pools)
-        token_bytes = page_bytes / sized.layout.page_size
-        components.add_row(component.name, needs, f"{page_bytes:,}", f"{token_bytes:,.2f}".removesuffix(".00"))
-    return components
+        yield (component.name, needs, *_per_unit(sized, sum(pool.page_bytes for pool in component.pools)))
 
 
-def _cost(sized: SizedLayout) -> Table:
-    names = [component.name for component in sized.layout.components]
-    kept = [column for name in names[1:] for column in (f"{name} dense", f"{name} trailing")]
-    totals = ["all dense", "all trailing"] if len(names) > 1 else []
-    costs = table(f"{COST_TOKENS:,} tokens", names[0], *kept, *totals)
+def _per_unit(sized: SizedLayout, page_bytes: int) -> tuple[str, str]:
+    """Return the bytes of a page, and of a token of it, as cells."""
+    return f"{page_bytes:,}", f"{page_bytes / sized.layout.page_size:,.2f}".removesuffix(".00")
+
+
+def _cost_rows(sized: SizedLayout) -> Iterator[tuple[str, ...]]:
     for tier, sealed in TIERS.items():
         first, *others = sized.costs(sealed=sealed)
         cells = [first.dense_bytes]
@@ -203,8 +198,7 @@ def _cost(sized: SizedLayout) -> Table:
         if others:
             cells.append(first.dense_bytes + sum(cost.dense_bytes for cost in others))
             cells.append(first.dense_bytes + sum(cost.trailing_bytes for cost in others))
-        costs.add_row(tier, *map(size_text, cells))
-    return costs
+        yield (tier, *map(size_text, cells))
 
 
 def _pages(count: int) -> str:

@@ -13,7 +13,7 @@ from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import watched
 from unified_cache.cli.report_page import page_writer
 from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOption, given_flags
-from unified_cache.cli.text import console_on, printable, table
+from unified_cache.cli.text import console_on, printable
 from unified_cache.cli.traces import read_watched
 from unified_cache.config import EvictionPolicy
 from unified_cache.errors import ConfigError
@@ -47,6 +47,9 @@ plan_app = typer.Typer(rich_markup_mode="markdown")
 
 WIDTH_MIN = 100
 """Columns assumed where the output is no terminal; the tables fit."""
+
+CURVE_COLUMNS = ("device", "host", "storage", "all", "at most", "TTFT p50", "p99", "cost/M tokens", "")
+"""Columns of a curve after the size of its tier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,20 +151,22 @@ def print_plan(stream: TextIO, result: PlanResult) -> None:
         curve = result.curve(tier)
         if len(curve) < 2:
             continue
-        rows = table(tier, "device", "host", "storage", "all", "at most", "TTFT p50", "p99", "cost/M tokens", "")
+        rows: list[tuple[str, ...]] = []
         for point in curve:
             size = asdict(point.sizes)[tier]
             marks = [*(["best"] if point is result.best else []), *(["knee"] if size == knees[tier] else [])]
             costs = point.costs
-            rows.add_row(
-                size_text(size),
-                *(f"{ratio:.2%}" for ratio in (*point.tier_ratios, point.hit_ratio, point.bound_ratio)),
-                f"{costs.ttft_p50_s:,.2f} s",
-                f"{costs.ttft_p99_s:,.2f} s",
-                f"{costs.cost_per_million_tokens:.4f}",
-                ", ".join(marks),
+            rows.append(
+                (
+                    size_text(size),
+                    *(f"{ratio:.2%}" for ratio in (*point.tier_ratios, point.hit_ratio, point.bound_ratio)),
+                    f"{costs.ttft_p50_s:,.2f} s",
+                    f"{costs.ttft_p99_s:,.2f} s",
+                    f"{costs.cost_per_million_tokens:.4f}",
+                    ", ".join(marks),
+                )
             )
-        console.print(rows)
+        console.print_table((tier, *CURVE_COLUMNS), rows)
     for line in (*plan_notes(result), *step_notes(result)):
         console.print_line(line)
 

@@ -24,7 +24,7 @@ from unified_cache.cli.options import (
     TokensFileOption,
 )
 from unified_cache.cli.progress import watched
-from unified_cache.cli.text import console_on, example, table
+from unified_cache.cli.text import console_on, example
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.extras import import_with_extra
 from unified_cache.files import write_whole
@@ -88,11 +88,11 @@ class PingCommand(JsonOptions):
         value = {"servers": [asdict(pong) for pong in pongs]}
         if self.shown_as_json("ping", value):
             return
-        shown = table("server", "tenant", "store", "durable", "ms", left=4)
-        for pong in pongs:
-            durable = "yes" if pong.durable else "no"
-            shown.add_row(pong.server, pong.tenant, pong.store, durable, f"{pong.seconds * 1000:.1f}")
-        console_on(sys.stdout).print(shown)
+        rows = (
+            (pong.server, pong.tenant, pong.store, "yes" if pong.durable else "no", f"{pong.seconds * 1000:.1f}")
+            for pong in pongs
+        )
+        console_on(sys.stdout).print_table(("server", "tenant", "store", "durable", "ms"), rows, left=4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +120,8 @@ class RemoteStatCommand(JsonOptions):
         ]
         if self.shown_as_json("stat", {"servers": servers}):
             return
-        shown = table("server", "stored", "identities")
-        for server, each in stats.items():
-            shown.add_row(server, size_text(each.stored_bytes), f"{each.identities_count:,}")
-        console_on(sys.stdout).print(shown)
+        rows = ((server, size_text(each.stored_bytes), f"{each.identities_count:,}") for server, each in stats.items())
+        console_on(sys.stdout).print_table(("server", "stored", "identities"), rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +165,17 @@ class LookupCommand(JsonOptions):
         }
         if self.shown_as_json("lookup", value):
             return
-        shown = table("prompt", "pages", "restorable", "tokens", "bound by")
-        for number, each in enumerate(found, 1):
-            counts = (each.pages_count, each.end, each.end * page_size)
-            shown.add_row(str(number), *map("{:,}".format, counts), each.bound_by or "nothing")
-        console_on(sys.stdout).print(shown)
+        rows = (
+            (
+                f"{number}",
+                f"{each.pages_count:,}",
+                f"{each.end:,}",
+                f"{each.end * page_size:,}",
+                each.bound_by or "nothing",
+            )
+            for number, each in enumerate(found, 1)
+        )
+        console_on(sys.stdout).print_table(("prompt", "pages", "restorable", "tokens", "bound by"), rows)
 
 
 @dataclass(frozen=True, slots=True)

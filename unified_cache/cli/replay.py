@@ -7,7 +7,7 @@ refused option should wait for those.
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -16,12 +16,20 @@ from unified_cache.cli.progress import progress_on
 from unified_cache.cli.replay_settings import replay_settings
 from unified_cache.cli.report_page import page_writer
 from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOption, given_flags
-from unified_cache.cli.table import print_result
+from unified_cache.cli.text import console_on, printable
 from unified_cache.cli.traces import read_watched
 from unified_cache.config import EvictionPolicy, WritePolicy
 from unified_cache.errors import CacheError
 from unified_cache.extras import import_with_extra
-from unified_cache.replay.summary import headline
+from unified_cache.replay.summary import (
+    component_table,
+    headline,
+    miss_table,
+    prefix_table,
+    regret_table,
+    tier_table,
+    verdict,
+)
 from unified_cache.settings.loading import read_settings
 from unified_cache.settings.programs import ReplayChoices
 
@@ -50,6 +58,9 @@ All pools of a model, tiers in the bytes they would take:
 """
 
 replay_app = typer.Typer(rich_markup_mode="markdown")
+
+WIDTH_MIN = 80
+"""Columns assumed where the output is no terminal; the table fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +138,20 @@ class ReplayCommand(JsonOptions):
         value = {"headline": headline(result), **result.as_json()}
         if not self.shown_as_json("replay", value):
             print_result(sys.stdout, result)
+
+
+def print_result(stream: TextIO, result: "ReplayResult") -> None:
+    """Print what it found in a sentence, the table by tier, what was missed and why, then the verdict."""
+    console = console_on(stream, WIDTH_MIN)
+    console.print(printable(headline(result)), style="bold")
+    tiers = tier_table(result)
+    console.print_table(tiers.columns, tiers.rows, has_total=True)
+    for table_of in (component_table, miss_table, prefix_table, regret_table):
+        section = table_of(result)
+        if section is not None:
+            console.print_table(section.columns, section.rows, left=section.text_columns)
+    for line in verdict(result):
+        console.print_line(line)
 
 
 replay_app.command("replay", epilog=REPLAY_EPILOG)(ReplayCommand)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from unified_cache.byte_sizes import size_text
-from unified_cache.cli.text import LineConsole, console_on, table
+from unified_cache.cli.text import LineConsole, console_on
 from unified_cache.offline.listing import ObjectCount, total_of
 from unified_cache.offline.reading import FlawedObject, ReadOutcome
 from unified_cache.offline.stores import StoredIdentity, Undescribed
@@ -31,7 +31,7 @@ FINDINGS_SHOWN_MAX = 20
 
 def print_results(stream: TextIO, found: Sequence[StoredIdentity], results: Sequence[Verification]) -> None:
     """Print the result of reading every identity, then name the flawed objects."""
-    shown = table("identity", "model", "objects", "bytes", "sound", "flawed", "unreadable", "gone", "removed", left=2)
+    rows: list[tuple[str, ...]] = []
     for kept, result in zip(found, results, strict=True):
         counts = (
             result.sound_count,
@@ -41,9 +41,11 @@ def print_results(stream: TextIO, found: Sequence[StoredIdentity], results: Sequ
             result.removed_count,
         )
         size = size_text(result.read.object_bytes)
-        shown.add_row(kept.short_name, kept.name, f"{result.read.objects_count:,}", size, *map("{:,}".format, counts))
+        objects = f"{result.read.objects_count:,}"
+        rows.append((kept.short_name, kept.name, objects, size, *map("{:,}".format, counts)))
     console = console_on(stream)
-    console.print(shown)
+    columns = ("identity", "model", "objects", "bytes", "sound", "flawed", "unreadable", "gone", "removed")
+    console.print_table(columns, rows, left=2)
     print_findings(console, [finding for result in results for finding in result.findings])
     for kept in found:
         if isinstance(kept.description, Undescribed):
@@ -163,7 +165,7 @@ def print_stat(
 ) -> None:
     """Print one identity and its pools."""
     console = console_on(stream)
-    shown = table("pool", "component", "a resume needs", "payload bytes", "objects", "bytes", left=3)
+    rows: list[tuple[str, ...]] = []
     rest = dict(counts)
     facts: list[str] = []
     title = f"{kept.short_name}  {kept.name}"
@@ -179,16 +181,16 @@ def print_stat(
         facts = [f"{name} {value}" for name, value in identity.facts]
         for name, component, needs, page_bytes in _pool_rows(layout):
             count = rest.pop(name, ObjectCount())
-            shown.add_row(name, component, needs, f"{page_bytes:,}", *_count_cells(count))
+            rows.append((name, component, needs, f"{page_bytes:,}", *_count_cells(count)))
     if used is not None:
         title += f"  used {_time_text(used.oldest_ns)} to {_time_text(used.newest_ns)}"
     for name, count in rest.items():
-        shown.add_row(name, "none", "", "", *_count_cells(count))
+        rows.append((name, "none", "", "", *_count_cells(count)))
     console.print_line("")
     console.print_line(title)
     for fact in facts:
         console.print_line(f"  {fact}")
-    console.print(shown)
+    console.print_table(("pool", "component", "a resume needs", "payload bytes", "objects", "bytes"), rows, left=3)
 
 
 def _pool_rows(layout: ModelLayout) -> Iterator[tuple[str, str, str, int]]:

@@ -1,14 +1,14 @@
 """Sizes, tables and consoles, alike in every command."""
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from rich import box
 from rich.console import Console, RenderableType
-from rich.style import Style
 from rich.table import Table
 
-__all__ = ["LineConsole", "console_on", "copyable", "example", "printable", "table"]
+__all__ = ["LineConsole", "console_on", "copyable", "example", "printable"]
 
 WIDTH_MIN = 128
 """Columns assumed where the output is no terminal; the tables fit."""
@@ -33,16 +33,28 @@ class LineConsole(Console):
         """Print one line, however long; see ``printable``."""
         self.print(printable(text), style=style, soft_wrap=True)
 
-
-class _PrintableTable(Table):
-    """Table whose cells are ``printable``."""
-
-    def add_row(
-        self, *renderables: RenderableType | None, style: str | Style | None = None, end_section: bool = False
+    def print_table(
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[RenderableType]],
+        *,
+        left: int = 1,
+        has_total: bool = False,
     ) -> None:
-        """Add a row of cells."""
-        cells = (printable(each) if isinstance(each, str) else each for each in renderables)
-        super().add_row(*cells, style=style, end_section=end_section)
+        """Print a table of which the first ``left`` columns are words and the rest numbers.
+
+        ``has_total`` has the last row, which sums up the others, stand apart from them.
+        """
+        shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for number, name in enumerate(columns):
+            shown.add_column(name, justify="left" if number < left else "right")
+        cells = [[printable(each) if isinstance(each, str) else each for each in row] for row in rows]
+        for row in cells[:-1] if has_total else cells:
+            shown.add_row(*row)
+        if has_total:
+            shown.add_section()
+            shown.add_row(*cells[-1], style="bold")
+        self.print(shown)
 
 
 def printable(text: str) -> str:
@@ -77,14 +89,6 @@ def _code(line: str) -> str:
         else:
             rows[-1] += f" {option}"
     return "\n".join(f"    {row}" for row in " \\\n".join(rows).split("\n"))
-
-
-def table(*columns: str, left: int = 1) -> Table:
-    """Make a table of which the first ``left`` columns are words and the rest numbers."""
-    made = _PrintableTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, name in enumerate(columns):
-        made.add_column(name, justify="left" if number < left else "right")
-    return made
 
 
 def console_on(stream: TextIO, width_min: int = WIDTH_MIN) -> LineConsole:

@@ -13,8 +13,8 @@ import typer
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import watched
 from unified_cache.cli.report_page import page_writer
-from unified_cache.cli.text import console_on, example, table
-from unified_cache.cli.trace_pictures import trace_pictures
+from unified_cache.cli.text import console_on, example
+from unified_cache.cli.trace_pictures import print_pictures
 from unified_cache.cli.traces import read_watched
 from unified_cache.errors import ConfigError
 from unified_cache.extras import import_with_extra
@@ -74,14 +74,10 @@ class TraceInfoCommand(JsonOptions):
         with watched(sys.stderr, "count", sum(len(each.hash_ids) for each in requests), "blocks") as tell:
             figures = TraceFigures.of(requests, lambda count: tell(count, ""))
         if not self.shown_as_json("trace info", figures.as_json()):
-            shown = table("", self.trace.name)
-            for name, value in figures.rows():
-                shown.add_row(name, value)
             console = console_on(sys.stdout)
             console.print_line(figures.headline)
-            console.print(shown)
-            for picture in trace_pictures(figures):
-                console.print(picture)
+            console.print_table(("", self.trace.name), figures.rows())
+            print_pictures(console, figures)
         write_page(self.trace.name, figures)
 
 
