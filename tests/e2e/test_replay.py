@@ -177,8 +177,8 @@ def test_engines_over_one_store_hit_what_others_computed(tmp_path: Path, engines
     assert (result.wrong_pages, result.leaked_slots) == (0, 0)
     assert result.pages_verified == result.hits.total
     assert result.apart is not None
-    assert result.apart.pages.total == apart(requests, dataclasses.replace(settings, storage="memory:"), engines)
-    assert result.hits.total > result.apart.pages.total
+    assert result.apart.hits.total == apart(requests, dataclasses.replace(settings, storage="memory:"), engines)
+    assert result.hits.total > result.apart.hits.total
     assert result.tokens.hit_ratio > result.apart.tokens.hit_ratio
     without_bytes = dataclasses.replace(settings, storage="memory:", engines=engines, with_bytes=False)
     assert run(requests, without_bytes).apart == result.apart

@@ -8,7 +8,7 @@ from unified_cache.replay.missed import MissedTokens
 from unified_cache.replay.plan import PlannedSettings
 from unified_cache.replay.references import References
 
-__all__ = ["ComponentUse", "EngineUse", "Hits", "HitsApart", "ReplayResult", "TimeSeriesPoint", "TokenUse"]
+__all__ = ["ComponentUse", "Hits", "ReplayResult", "ServedRequests", "TimeSeriesPoint", "TokenUse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,44 @@ class TokenUse:
         return TokenUse(self.asked + other.asked, self.seen + other.seen, self.hits + other.hits)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedRequests:
+    """Requests that were served: what they asked for, and what was handed back, in pages and in tokens."""
+
+    requests: int = 0
+    pages: int = 0
+    """Pages asked for, padded tails included."""
+    seen_pages: int = 0
+    """Pages asked for that stand in a prefix which the trace had asked for before: a cache that starts empty and never
+    evicts would have handed back these."""
+    hits: Hits = Hits()
+    tokens: TokenUse = TokenUse()
+
+    @property
+    def block_hit_ratio(self) -> float:
+        """Share of the blocks that were hit."""
+        return self.hits.total / self.pages if self.pages else 0.0
+
+    @property
+    def token_hit_ratio(self) -> float:
+        """Share of the tokens that were hit, last blocks at their true length."""
+        return self.tokens.hit_ratio
+
+    @property
+    def seen_ratio(self) -> float:
+        """Share of the blocks that an earlier request of the trace had."""
+        return self.seen_pages / self.pages if self.pages else 0.0
+
+    def __add__(self, other: "ServedRequests") -> "ServedRequests":
+        return ServedRequests(
+            requests=self.requests + other.requests,
+            pages=self.pages + other.pages,
+            seen_pages=self.seen_pages + other.seen_pages,
+            hits=self.hits + other.hits,
+            tokens=self.tokens + other.tokens,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ComponentUse:
     """Pages that one component held, hit and moved in a run. Bytes are the true sizes that the pages stand for."""
@@ -102,57 +140,32 @@ class ComponentUse:
         return {kind: pages * self.page_bytes for kind, pages in self.moved_pages.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class EngineUse:
-    """Requests of one engine of a replay, what they asked for, and what could be handed back."""
-
-    requests: int
-    pages: int
-    """Pages asked for."""
-    hits: Hits
-    tokens: TokenUse
-
-
-@dataclass(frozen=True, slots=True)
-class HitsApart:
-    """Hits of as many engines that have an equal part of the store each."""
-
-    pages: Hits
-    tokens: TokenUse
-
-
-@dataclass(frozen=True, slots=True)
-class TimeSeriesPoint:
-    """Requests [start, end) of a replay, as one point of its time series."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSeriesPoint(ServedRequests):
+    """Requests of a replay that follow each other, as one point of its time series."""
 
     start: int
-    end: int
+    """Number of the first of them."""
     timestamp_ms: float
-    """Timestamp of the last of these requests."""
-    pages: int
-    """Pages asked for."""
-    seen_pages: int
-    """Pages asked for that stand in a prefix which the trace had asked for before."""
-    hits: Hits
-    tokens: TokenUse
+    """Timestamp of the last of them."""
+
+    @property
+    def end(self) -> int:
+        """Number of the first request after them."""
+        return self.start + self.requests
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayResult:
-    """Result of a replay. Counts are in pages; blocks are those of the trace."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayResult(ServedRequests):
+    """Result of a replay: all its requests together, and how they were served. Blocks are those of the trace."""
 
     trace: str
     settings: PlannedSettings
-    requests: int
-    pages: int
-    """Pages asked for, padded tails included."""
-    seen_pages: int
-    """See ``TimeSeriesPoint``: a cache that starts empty and never evicts would have handed back these."""
-    hits: Hits
-    tokens: TokenUse
-    apart: HitsApart | None
-    """None for one engine, or no store."""
-    engines: tuple[EngineUse, ...]
+    apart: ServedRequests | None
+    """The same requests served by as many engines that have an equal part of the store each; None for one engine, or no
+    store."""
+    engines: tuple[ServedRequests, ...]
+    """What each engine has served."""
     components: tuple[ComponentUse, ...]
     missed: MissedTokens | None
     """Missed tokens by reason; None where nobody asked for that."""
@@ -185,33 +198,9 @@ class ReplayResult:
         return self._blocks(self.pages)
 
     @property
-    def block_hit_ratio(self) -> float:
-        """Share of the blocks that were hit."""
-        return self.hits.total / self.pages if self.pages else 0.0
-
-    @property
-    def block_hit_ratio_apart(self) -> float | None:
-        """Share of the blocks that engines with private stores would have hit; see ``HitsApart``."""
-        return None if self.apart is None else self.apart.pages.total / self.pages if self.pages else 0.0
-
-    @property
-    def token_hit_ratio(self) -> float:
-        """Share of the tokens that were hit, last blocks at their true length."""
-        return self.tokens.hit_ratio
-
-    @property
-    def seen_ratio(self) -> float:
-        """Share of the blocks that an earlier request of the trace had."""
-        return self.seen_pages / self.pages if self.pages else 0.0
-
-    @property
     def requests_per_s(self) -> float:
         """Requests served in a second of wall time, waiting for every transfer."""
         return self.requests / self.seconds if self.seconds else 0.0
-
-    def hit_blocks(self) -> dict[str, float]:
-        """Return blocks handed back by tier; a fraction where a block was handed back in part."""
-        return {tier: self._blocks(pages) for tier, pages in self.hits.by_tier().items()}
 
     def as_json(self) -> dict[str, object]:
         """Return everything under stable names, for ``json.dump``."""
@@ -219,12 +208,12 @@ class ReplayResult:
             "trace": self.trace,
             "requests": self.requests,
             "blocks": self.blocks,
-            "hit_blocks": self.hit_blocks(),
+            "hit_blocks": self._blocks_by_tier(self.hits),
             "block_hit_ratio": self.block_hit_ratio,
-            "block_hit_ratio_apart": self.block_hit_ratio_apart,
+            "block_hit_ratio_apart": None if self.apart is None else self.apart.block_hit_ratio,
             **self.tokens.as_json(),
             "token_hit_ratio": self.token_hit_ratio,
-            "token_hit_ratio_apart": None if self.apart is None else self.apart.tokens.hit_ratio,
+            "token_hit_ratio_apart": None if self.apart is None else self.apart.token_hit_ratio,
             "seen_token_ratio": self.tokens.seen_ratio,
             "seen_block_ratio": self.seen_ratio,
             "pages_verified": self.pages_verified,
@@ -269,7 +258,7 @@ class ReplayResult:
                     "timestamp_ms": window.timestamp_ms,
                     "blocks": self._blocks(window.pages),
                     "seen_blocks": self._blocks(window.seen_pages),
-                    "hit_blocks": {tier: self._blocks(pages) for tier, pages in window.hits.by_tier().items()},
+                    "hit_blocks": self._blocks_by_tier(window.hits),
                     **window.tokens.as_json(),
                 }
                 for window in self.series
@@ -279,3 +268,7 @@ class ReplayResult:
     def _blocks(self, pages: int) -> float:
         blocks = self.settings.plan.blocks_of(pages)
         return int(blocks) if blocks.is_integer() else blocks
+
+    def _blocks_by_tier(self, hits: Hits) -> dict[str, float]:
+        """Return blocks handed back by tier; a fraction where a block was handed back in part."""
+        return {tier: self._blocks(pages) for tier, pages in hits.by_tier().items()}

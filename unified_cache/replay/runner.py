@@ -7,7 +7,7 @@ is dropped for being late.
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -19,15 +19,7 @@ from unified_cache.replay.machine import PLAIN_CORE, cpu_name, memory_bytes, own
 from unified_cache.replay.plan import PlannedSettings, ReplayPlan, component_bytes
 from unified_cache.replay.player import Player
 from unified_cache.replay.references import references_of
-from unified_cache.replay.result import (
-    ComponentUse,
-    EngineUse,
-    Hits,
-    HitsApart,
-    ReplayResult,
-    TimeSeriesPoint,
-    TokenUse,
-)
+from unified_cache.replay.result import ComponentUse, Hits, ReplayResult, ServedRequests, TimeSeriesPoint, TokenUse
 from unified_cache.replay.trace import TraceRequest
 from unified_cache.tree import compiled
 
@@ -65,26 +57,26 @@ def replay(trace: str, requests: Sequence[TraceRequest], settings: PlannedSettin
         wrong = sum(player.wrong_pages for player in fleet.players)
         store_bytes = fleet.store_bytes
         misses = fleet.misses
+    total = _summed(served)
     step = _window_requests(requests)
     references = None
     if misses is not None:
-        hit_tokens = [each.hits.total for each in served.tokens]
+        hit_tokens = [each.tokens.hits.total for each in served]
         references = references_of(requests, plan, store_bytes, hit_tokens, misses, step)
     apart = None
     if plan.compares_private_stores:
         with Fleet.private(plan, store_bytes) as rivals:
-            alone = _serve(rivals, plan, requests, lambda done, ratio: watch(len(requests) + done, ratio))
-            apart = HitsApart(alone.hits, alone.all_tokens)
+            apart = _summed(_serve(rivals, plan, requests, lambda done, ratio: watch(len(requests) + done, ratio)))
     return ReplayResult(
         trace=trace,
         settings=settings,
-        requests=len(requests),
-        pages=sum(served.pages),
-        seen_pages=sum(served.seen_pages),
-        hits=served.hits,
-        tokens=served.all_tokens,
+        requests=total.requests,
+        pages=total.pages,
+        seen_pages=total.seen_pages,
+        hits=total.hits,
+        tokens=total.tokens,
         apart=apart,
-        engines=served.by_engine(plan.engines),
+        engines=tuple(_summed(served[number :: plan.engines]) for number in range(plan.engines)),
         components=components,
         missed=None if misses is None else misses.missed(step),
         references=references,
@@ -93,65 +85,32 @@ def replay(trace: str, requests: Sequence[TraceRequest], settings: PlannedSettin
         leaked_slots=sum(occupancy.out for each in stats for occupancy in each.occupancy),
         flawed_pages=sum(each.flawed_pages for each in stats),
         seconds=seconds,
-        series=_series(requests, served),
+        series=tuple(_series(requests, served)),
         environment=_environment(),
     )
 
 
-class _Served:
-    """Tokens and hits of the requests, one entry each."""
-
-    def __init__(self) -> None:
-        self.by_request: list[Hits] = []
-        self.pages: list[int] = []
-        """Asked for."""
-        self.seen_pages: list[int] = []
-        """Asked for, in a prefix that another request asked for before."""
-        self.tokens: list[TokenUse] = []
-
-    @property
-    def hits(self) -> Hits:
-        """All together."""
-        return sum(self.by_request, Hits())
-
-    @property
-    def all_tokens(self) -> TokenUse:
-        """Tokens of all requests together."""
-        return sum(self.tokens, TokenUse())
-
-    def by_engine(self, count: int) -> tuple[EngineUse, ...]:
-        """Tell the requests of ``count`` engines apart, which have taken them in turn."""
-        return tuple(
-            EngineUse(
-                requests=len(self.by_request[number::count]),
-                pages=sum(self.pages[number::count]),
-                hits=sum(self.by_request[number::count], Hits()),
-                tokens=sum(self.tokens[number::count], TokenUse()),
-            )
-            for number in range(count)
-        )
-
-
-def _serve(fleet: Fleet, plan: ReplayPlan, requests: Sequence[TraceRequest], watch: Watch) -> _Served:
-    served = _Served()
+def _serve(fleet: Fleet, plan: ReplayPlan, requests: Sequence[TraceRequest], watch: Watch) -> list[ServedRequests]:
+    """Serve every request; return what each asked for and was handed back."""
+    served: list[ServedRequests] = []
     seen: set[int] = set()
     asked = handed = 0
     page_size = plan.layout.page_size
     for request in requests:
-        hit = fleet.serve(request)
-        served.by_request.append(hit)
-        served.pages.append(plan.pages_of(request))
-        served.seen_pages.append(
-            min(plan.whole_pages(_blocks_seen(request, seen) * request.block_tokens), served.pages[-1])
-        )
-        length = request.input_length
-        tokens = TokenUse(length, min(served.seen_pages[-1] * page_size, length), hit.tokens(page_size, length))
-        served.tokens.append(tokens)
+        hits = fleet.serve(request)
+        pages, length = plan.pages_of(request), request.input_length
+        seen_pages = min(plan.whole_pages(_blocks_seen(request, seen) * request.block_tokens), pages)
+        tokens = TokenUse(length, min(seen_pages * page_size, length), hits.tokens(page_size, length))
+        served.append(ServedRequests(requests=1, pages=pages, seen_pages=seen_pages, hits=hits, tokens=tokens))
         asked += tokens.asked
         handed += tokens.hits.total
-        watch(len(served.by_request), handed / asked if asked else 0.0)
+        watch(len(served), handed / asked if asked else 0.0)
     fleet.wait_all()
     return served
+
+
+def _summed(served: Sequence[ServedRequests]) -> ServedRequests:
+    return sum(served, ServedRequests())
 
 
 def _blocks_seen(request: TraceRequest, seen: set[int]) -> int:
@@ -198,18 +157,20 @@ def _window_requests(requests: Sequence[TraceRequest]) -> int:
     return max(1, -(-len(requests) // WINDOWS_MAX))
 
 
-def _series(requests: Sequence[TraceRequest], served: _Served) -> tuple[TimeSeriesPoint, ...]:
+def _series(requests: Sequence[TraceRequest], served: Sequence[ServedRequests]) -> Iterator[TimeSeriesPoint]:
     """Sum up at most ``WINDOWS_MAX`` windows of equally many requests."""
     step = _window_requests(requests)
-    windows: list[TimeSeriesPoint] = []
     for start in range(0, len(requests), step):
-        end = min(start + step, len(requests))
-        last = requests[end - 1].timestamp
-        asked, seen = sum(served.pages[start:end]), sum(served.seen_pages[start:end])
-        hits = sum(served.by_request[start:end], Hits())
-        tokens = sum(served.tokens[start:end], TokenUse())
-        windows.append(TimeSeriesPoint(start, end, last, asked, seen, hits, tokens))
-    return tuple(windows)
+        window = _summed(served[start : start + step])
+        yield TimeSeriesPoint(
+            start=start,
+            timestamp_ms=requests[start + window.requests - 1].timestamp,
+            requests=window.requests,
+            pages=window.pages,
+            seen_pages=window.seen_pages,
+            hits=window.hits,
+            tokens=window.tokens,
+        )
 
 
 def _environment() -> dict[str, str]:

@@ -180,7 +180,7 @@ def verdict(result: ReplayResult) -> list[str]:
     if result.apart is not None:
         lines.append(
             f"{result.settings.plan.engines} engines over one store: hit ratio {result.token_hit_ratio:.2%}; "
-            f"over private stores of the same total size: {result.apart.tokens.hit_ratio:.2%}"
+            f"over private stores of the same total size: {result.apart.token_hit_ratio:.2%}"
         )
     if result.settings.plan.with_bytes:
         lines.append(
