@@ -32,7 +32,7 @@ from unified_cache.named_parts import storage_of
 from unified_cache.page import Prompt
 from unified_cache.pool import Identity, ModelLayout
 from unified_cache.ranks import LocalRanks, RankGroup, pools_to_store, together
-from unified_cache.recording.note import RequestWatcher
+from unified_cache.recording.requests import RequestWatcher
 from unified_cache.slots import PairedAllocator
 from unified_cache.stats import LookupCounts, PublishedStats, Stats
 from unified_cache.storage_backends.protocol import StorageBackend

@@ -1,13 +1,11 @@
-"""One request as it is recorded, and who takes such notes."""
+"""One request as it is recorded: its pages, and what was found of them by tier."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
 
 from unified_cache.page import PageKey, Prompt
-from unified_cache.tree import Lock
 
-__all__ = ["FoundByTier", "KeyedPages", "RequestNote", "RequestWatcher"]
+__all__ = ["Hits", "KeyedPages", "RequestNote"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +24,41 @@ class KeyedPages:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundByTier:
-    """Pages of a request that need not be computed, by the slowest tier that had to give one."""
+class Hits:
+    """Hits by tier, in pages where nothing else is said.
 
-    device: int
-    host: int
-    storage: int
+    Hits of a prompt count for the slowest tier needed to resume there; hits of a component for the tier that held them.
+    """
+
+    device: int = 0
+    host: int = 0
+    storage: int = 0
+
+    @classmethod
+    def of_ends(cls, device: int, host: int, storage: int) -> "Hits":
+        """Return the hits of a prompt that the device alone can resume at ``device``, and so on with each tier more.
+
+        They end at ``storage``, whatever the tiers before it have beyond that.
+        """
+        device, host = min(device, storage), min(host, storage)
+        return cls(device, host - device, storage - host)
+
+    @property
+    def total(self) -> int:
+        """What was handed back, from anywhere."""
+        return self.device + self.host + self.storage
+
+    def by_tier(self) -> dict[str, int]:
+        """Return the counts under the tiers' names, fastest first."""
+        return asdict(self)
+
+    def __add__(self, other: "Hits") -> "Hits":
+        return Hits(self.device + other.device, self.host + other.host, self.storage + other.storage)
+
+    def tokens(self, page_size: int, tokens_max: int) -> "Hits":
+        """Return the tokens of so many pages of a prompt, which has ``tokens_max``: its last block may be partial."""
+        pages_ends = (self.device, self.device + self.host, self.total)
+        return Hits.of_ends(*(min(pages * page_size, tokens_max) for pages in pages_ends))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +70,8 @@ class RequestNote:
     pages: Prompt | KeyedPages
     output_pages: int
     """Whole pages that were inserted after those of the prompt."""
-    found: FoundByTier
+    found: Hits
+    """Pages that need not be computed."""
     bound_by: tuple[str, ...]
     """Components that kept more from being found; empty where everything was."""
 
@@ -51,26 +79,3 @@ class RequestNote:
     def pages_count(self) -> int:
         """Whole pages of the prompt."""
         return self.pages.pages_count
-
-
-class RequestWatcher(Protocol):
-    """Whoever is told what requests ask of a cache. Called on the owner's thread; never waits, never raises."""
-
-    def matched(self, prompt: Prompt, device_end: int, host_end: int) -> None:
-        """Take a look-up: so far the prompt can be resumed from the device, and from device and host."""
-        ...
-
-    def locked(self, prompt: Prompt, lock: Lock, bound_by: tuple[int, ...]) -> None:
-        """Take the beginning of a request: the pages that it need not compute are pinned by ``lock``.
-
-        ``bound_by`` names the components that kept more from being found; empty where requests are not recorded.
-        """
-        ...
-
-    def inserted(self, before: Lock, after: Lock) -> None:
-        """Take that a request goes on with another lock, on what it has computed too."""
-        ...
-
-    def released(self, lock: Lock) -> None:
-        """Take the end of a request."""
-        ...

@@ -23,7 +23,7 @@ from unified_cache.pool import ModelLayout
 from unified_cache.recording.file import OWNER_ALONE, RotatedFile
 from unified_cache.recording.names import SALT_BYTES, TraceNames
 from unified_cache.recording.note import KeyedPages, RequestNote
-from unified_cache.recording.requests import CacheRequests
+from unified_cache.recording.requests import RequestWatcher
 
 __all__ = ["RecorderCounts", "RecorderSettings", "TraceRecorder"]
 
@@ -103,9 +103,9 @@ class TraceRecorder:
         recorder._thread.start()
         return recorder
 
-    def requests_of(self, layout: ModelLayout) -> CacheRequests:
+    def requests_of(self, layout: ModelLayout) -> RequestWatcher:
         """Return a watcher of one cache, for ``UnifiedCache.record_to``."""
-        return CacheRequests([component.name for component in layout.components], self.note)
+        return RequestWatcher([component.name for component in layout.components], self.note)
 
     def note(self, note: RequestNote) -> None:
         """Take a request; drop and count it if too many wait. Nothing is computed or written here."""
@@ -182,7 +182,7 @@ class TraceRecorder:
             "hash_ids": names,
             "page_size": pages.page_size,
             "namespace": self._names.namespace(pages.seed),
-            "hit_pages": {"device": note.found.device, "host": note.found.host, "storage": note.found.storage},
+            "hit_pages": note.found.by_tier(),
             "bound_by": list(note.bound_by),
         }
         return json.dumps(entry, separators=(",", ":")).encode() + b"\n"

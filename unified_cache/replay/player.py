@@ -119,9 +119,7 @@ class Player:
         if self.plan.has_host and self._backs_up_itself:
             self._pending = cache.backup(prompt)
         cache.release(lock)
-        device = min(device_end, locked_end)
-        memory = min(host_end, locked_end)
-        return Hits(device, memory - device, min(storage_end, locked_end) - memory)
+        return Hits.of_ends(device_end, host_end, min(storage_end, locked_end))
 
     def _prompt(self, request: TraceRequest) -> Prompt:
         """Return a request's prompt, as far as the device can hold it.

@@ -2,44 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 
+from unified_cache.recording.note import Hits
 from unified_cache.replay.missed import MissedTokens
 from unified_cache.replay.plan import PlannedSettings
 from unified_cache.replay.references import References
 
 __all__ = ["ComponentUse", "Hits", "ReplayResult", "ServedRequests", "TimeSeriesPoint", "TokenUse"]
-
-
-@dataclass(frozen=True, slots=True)
-class Hits:
-    """Hits by tier, in pages where nothing else is said.
-
-    Hits of a prompt count for the slowest tier needed to resume there; hits of a component for the tier that held them.
-    """
-
-    device: int = 0
-    host: int = 0
-    storage: int = 0
-
-    @property
-    def total(self) -> int:
-        """What was handed back, from anywhere."""
-        return self.device + self.host + self.storage
-
-    def by_tier(self) -> dict[str, int]:
-        """Return the counts under the tiers' names, fastest first."""
-        return asdict(self)
-
-    def __add__(self, other: "Hits") -> "Hits":
-        return Hits(self.device + other.device, self.host + other.host, self.storage + other.storage)
-
-    def tokens(self, page_size: int, tokens_max: int) -> "Hits":
-        """Return the tokens of so many pages of a prompt, which has ``tokens_max``: its last block may be partial."""
-        device, memory, total = (
-            min(pages * page_size, tokens_max) for pages in (self.device, self.device + self.host, self.total)
-        )
-        return Hits(device, memory - device, total - memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +19,7 @@ class TokenUse:
     asked: int = 0
     seen: int = 0
     """In a prefix that the trace had asked for before: a cache that starts empty and never evicts hands back these."""
-    hits: Hits = Hits()
+    hits: Hits = field(default_factory=Hits)
 
     @property
     def hit_ratio(self) -> float:
@@ -87,7 +57,7 @@ class ServedRequests:
     seen_pages: int = 0
     """Pages asked for that stand in a prefix which the trace had asked for before: a cache that starts empty and never
     evicts would have handed back these."""
-    hits: Hits = Hits()
+    hits: Hits = field(default_factory=Hits)
     tokens: TokenUse = TokenUse()
 
     @property

@@ -8,7 +8,7 @@ import numpy as np
 
 from unified_cache.errors import InputError
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.recording.note import FoundByTier, KeyedPages, RequestNote
+from unified_cache.recording.note import Hits, KeyedPages, RequestNote
 from unified_cache.seal import FORMAT_VERSION, Label
 from unified_cache.service.access.callers import AnsweringContext, Gate, Observer
 from unified_cache.service.access.registry import Registration, Registry
@@ -130,7 +130,7 @@ class CacheService:
         if self._record is not None:
             pages = KeyedPages(keys, registration.layout.page_size, call.tenant.encode() + identity)
             bound_by = (found.bound_by,) if found.bound_by else ()
-            self._record(RequestNote(time.time(), pages, 0, FoundByTier(0, 0, found.end), bound_by))
+            self._record(RequestNote(time.time(), pages, 0, Hits(storage=found.end), bound_by))
         reply = pb.LookupReply(end_max=found.end, bound_by=found.bound_by, pages_count=len(keys))
         if request.every_end:
             reply.restorable = np.packbits(found.restorable, bitorder="little").tobytes()

@@ -15,7 +15,7 @@ from unified_cache.controller import InlineWorkers, Operation, TransferKind
 from unified_cache.page import Namespace, Prompt
 from unified_cache.pool import ModelLayout, Tier
 from unified_cache.recording.note import RequestNote
-from unified_cache.recording.requests import CacheRequests
+from unified_cache.recording.requests import RequestWatcher
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.window import SPAN_ALL
 
@@ -246,7 +246,7 @@ def test_a_page_that_no_request_can_reuse_is_no_miss() -> None:
     toy = engine(LAYOUTS["full-mamba"], MemoryStorage())
     cache = toy.cache
     notes: list[RequestNote] = []
-    cache.record_to(CacheRequests(["full", "mamba"], notes.append))
+    cache.record_to(RequestWatcher(["full", "mamba"], notes.append))
     prompt = prompt_of(cache)
     assert serve(toy, prompt) == 0
     before = cache.stats().lookups.missed_pages
@@ -262,7 +262,7 @@ def test_a_request_is_bound_by_the_component_that_lacks_its_window_before_the_la
     toy = engine(LAYOUTS["full-mamba"])
     cache = toy.cache
     notes: list[RequestNote] = []
-    cache.record_to(CacheRequests(["full", "mamba"], notes.append))
+    cache.record_to(RequestWatcher(["full", "mamba"], notes.append))
     serve(toy, cache.prompt(np.arange(PAGES * cache.layout.page_size), whole=True))
     assert serve(toy, prompt_of(cache)) == 0, "whole, it has left a state at its end alone"
     assert notes[-1].bound_by == ("mamba",)

@@ -11,7 +11,7 @@ import pytest
 from unified_cache.errors import ConfigError
 from unified_cache.page import Namespace, Prompt
 from unified_cache.recording.names import SALT_BYTES, TraceNames
-from unified_cache.recording.note import FoundByTier, KeyedPages, RequestNote
+from unified_cache.recording.note import Hits, KeyedPages, RequestNote
 from unified_cache.recording.recorder import RecorderCounts, RecorderSettings, TraceRecorder
 from unified_cache.replay.trace import read_trace
 
@@ -22,7 +22,7 @@ SALT = bytes(range(SALT_BYTES))
 def note_of(number: int, pages: int = 3, namespace: str | None = None) -> RequestNote:
     tokens = list(range(1_000 * number, 1_000 * number + pages * PAGE_SIZE))
     prompt = Prompt.of(tokens, PAGE_SIZE, Namespace(cache_salt=namespace) if namespace else Namespace())
-    return RequestNote(100.0 + number, prompt, 2, FoundByTier(1, 1, 0), ("swa",))
+    return RequestNote(100.0 + number, prompt, 2, Hits(1, 1, 0), ("swa",))
 
 
 def lines_of(path: Path) -> list[dict[str, object]]:
