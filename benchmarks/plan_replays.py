@@ -139,7 +139,7 @@ def measure(model: PlannedModel, chosen: Sequence[tuple[int, TierBytes]]) -> lis
         settings = model.settings(sizes)
         ends = hits.ends(settings.plan)
         began_s = time.process_time()
-        result = replay("bundled", requests, settings, lambda _done, _ratio: None)
+        result = replay("bundled", requests, settings)
         took_s = time.process_time() - began_s
         row = ReplayedCombination(
             number,

@@ -94,7 +94,7 @@ def tiered_runs(
 def _run(kind: str, requests: Sequence[TraceRequest], model: str, policies: ReplayPolicies) -> TieredRun:
     blocks = TracePages.of(requests, BLOCK_TOKENS, padded=True).distinct_count
     settings = _full_alone(blocks, policies) if model == FULL_ALONE else _whole_model(model, blocks, policies)
-    result = replay(kind, requests, settings, lambda _done, _ratio: None)
+    result = replay(kind, requests, settings)
     hits = result.hits.by_tier()
     return TieredRun(
         model, kind, policies.device.value, policies.write.value, len(requests), result.pages, hits, result.bytes_moved

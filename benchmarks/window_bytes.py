@@ -99,7 +99,7 @@ def compared(model: str, device_gib: int, requests: list[TraceRequest]) -> Compa
 
 def token_ratio(plan: ReplayPlan, requests: list[TraceRequest]) -> float:
     """Replay requests; return the part of their tokens that was found."""
-    return replay("conversation", requests, WindowedRun(plan), lambda _done, _ratio: None).token_hit_ratio
+    return replay("conversation", requests, WindowedRun(plan)).token_hit_ratio
 
 
 def _window_bytes(plan: ReplayPlan) -> int:

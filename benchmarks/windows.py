@@ -75,7 +75,7 @@ def main() -> None:
     for windows in WINDOWS:
         row: dict[str, object] = {"windows": windows}
         for policy in POLICIES:
-            result = replay(trace.name, requests, WindowRun(windows, policy), lambda _done, _ratio: None)
+            result = replay(trace.name, requests, WindowRun(windows, policy))
             row[policy.value] = round(result.hits.total / result.pages, 4)
         rows.append(row)
         sys.stdout.write("  ".join(f"{name} {value}" for name, value in row.items()) + "\n")

@@ -47,7 +47,7 @@ def conversations(count: int, seed: int = 7) -> list[TraceRequest]:
 
 
 def run(requests: list[TraceRequest], settings: PlannedSettings) -> ReplayResult:
-    return replay("made up", requests, settings, lambda served, ratio: None)
+    return replay("made up", requests, settings)
 
 
 SMALL = ReplaySettings(device_pages=40, host_pages=90, page_bytes=256)

@@ -28,7 +28,7 @@ from tests.support.offline import (
 from tests.support.running_service import running
 from tests.support.terminal import TerminalCommand
 from unified_cache.cli.main import run
-from unified_cache.cli.progress import objects_watched, progress_on
+from unified_cache.cli.progress import objects_watched, watched
 from unified_cache.page import Namespace, Prompt
 from unified_cache.pool import Identity
 from unified_cache.seal import HEADER_BYTES, Label
@@ -467,9 +467,9 @@ def test_progress_is_a_bar_on_a_terminal_and_nothing_elsewhere() -> None:
         with objects_watched(stream, "backup", 1000) as watch:
             for _ in range(100):
                 watch(10, 10 << 20)
-        with progress_on(stream, 10) as tell:
+        with watched(stream, "replay", 10, "requests") as tell:
             for served in range(1, 11):
-                tell(served, 0.5)
+                tell(served, "hit ratio 50.00%")
         with objects_watched(stream, "backup", 0) as watch:
             watch(1, 1)
     assert "backup" in terminal.getvalue()

@@ -103,7 +103,7 @@ def test_reuse_distances_say_what_an_lru_cache_hits() -> None:
 def test_whoever_watches_is_told_how_many_blocks_are_counted() -> None:
     request = request_of(0, *range(1_000))
     told: list[int] = []
-    TraceFigures.of([request] * 140, told.append)
+    TraceFigures.of([request] * 140, lambda count, _: told.append(count))
     assert told == [TOLD_BLOCKS, 2 * TOLD_BLOCKS]
 
 

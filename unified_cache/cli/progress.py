@@ -13,14 +13,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from unified_cache.byte_sizes import size_text
+from unified_cache.replay.trace import Tell
 
-__all__ = ["Tell", "objects_watched", "progress_on", "watched"]
+__all__ = ["objects_watched", "watched"]
 
 REFRESH_S = 0.1
 """Interval between two updates of the bar; showing progress must cost little beside the run itself."""
-
-Tell = Callable[[int, str], None]
-"""Told how many are done, and a note to stand beside the number."""
 
 
 @dataclass(slots=True)
@@ -94,13 +92,6 @@ def _bar_on(stream: TextIO, run: _Progressed) -> Iterator[Tell]:
                 bar.update(task, completed=done, rate=rate, note=note, counted=run.count_text)
 
         yield tell
-
-
-@contextmanager
-def progress_on(stream: TextIO, requests: int) -> Iterator[Callable[[int, float], None]]:
-    """Yield what to tell after each request of a replay: how many are served, and their hit ratio."""
-    with watched(stream, "replay", requests, "requests") as tell:
-        yield lambda served, ratio: tell(served, f"hit ratio {ratio:.2%}")
 
 
 @contextmanager

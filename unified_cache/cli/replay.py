@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from unified_cache.cli.options import JsonOptions
-from unified_cache.cli.progress import progress_on
+from unified_cache.cli.progress import watched
 from unified_cache.cli.replay_settings import replay_settings
 from unified_cache.cli.report_page import page_writer
 from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOption, given_flags
@@ -124,8 +124,9 @@ class ReplayCommand(JsonOptions):
         runner = import_with_extra("unified_cache.replay.runner", "engine", "replay")
         write_page = page_writer(directory, "unified_cache.replay.report")
         self.check_json_file()
-        with progress_on(sys.stderr, len(requests) * (2 if settings.plan.compares_private_stores else 1)) as watch:
-            result: ReplayResult = runner.replay(self.trace.name, requests, settings, watch)
+        total = len(requests) * (2 if settings.plan.compares_private_stores else 1)
+        with watched(sys.stderr, "replay", total, "requests") as tell:
+            result: ReplayResult = runner.replay(self.trace.name, requests, settings, tell)
         self._show(result)
         write_page(result)
         if result.wrong_pages or result.leaked_slots:

@@ -72,7 +72,7 @@ class TraceInfoCommand(JsonOptions):
         write_page = page_writer(self.report, "unified_cache.replay.trace_report")
         requests = read_watched(self.trace)
         with watched(sys.stderr, "count", sum(len(each.hash_ids) for each in requests), "blocks") as tell:
-            figures = TraceFigures.of(requests, lambda count: tell(count, ""))
+            figures = TraceFigures.of(requests, tell)
         if not self.shown_as_json("trace info", figures.as_json()):
             console = console_on(sys.stdout)
             console.print_line(figures.headline)
@@ -143,7 +143,7 @@ def _read_lmcache(path: Path, chunk_tokens: int) -> list[TraceRequest]:
     """Read the look-ups of a recording of LMCache, show how far it is, and say where it was cut off."""
     lmcache = import_with_extra("unified_cache.replay.lmcache_trace", "events", "reading a recording of LMCache")
     with watched(sys.stderr, "read", None, "requests") as tell:
-        found: LmcacheTrace = lmcache.read_lmcache_trace(path, chunk_tokens, lambda count: tell(count, ""))
+        found: LmcacheTrace = lmcache.read_lmcache_trace(path, chunk_tokens, tell)
     if not found.is_whole:
         sys.stderr.write(f"{path} ends within a record: what came before it was read\n")
     return found.requests

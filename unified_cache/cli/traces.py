@@ -17,4 +17,4 @@ def read_watched(path: Path, limit: int | None = None) -> list[TraceRequest]:
         ConfigError: the limit is not positive.
     """
     with watched(sys.stderr, "read", limit, "requests") as tell:
-        return read_trace(path, limit, lambda count: tell(count, ""))
+        return read_trace(path, limit, tell)

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +17,13 @@ from unified_cache.plan.policy_hits import PolicyHits, ServePlan
 from unified_cache.plan.result import Checked, PlanResult, ToldByReplays, next_steps, recommended
 from unified_cache.plan.sweep import PlannedModel, TierBytes
 from unified_cache.plan.tier_hits import LruHits, TierHits
-from unified_cache.replay.trace import iterate_trace
+from unified_cache.replay.trace import Tell, iterate_trace
 from unified_cache.replay.trace_pages import TracePages
 
-__all__ = ["CHECK_SEED", "Planner", "Tell"]
+__all__ = ["CHECK_SEED", "Planner"]
 
 CHECK_SEED = 17
 """Chooses the combinations that are replayed: the same ones every time."""
-
-Tell = Callable[[int, str], None]
-"""Told how many combinations are done, and a note beside it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ Answers are not recorded: their chunks come with the look-up of the turn after. 
 """
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from unified_cache.errors import ConfigError, TraceError
 from unified_cache.extras import needs_extra
-from unified_cache.replay.trace import TOLD_REQUESTS, TraceRequest, untold
+from unified_cache.replay.trace import TOLD_REQUESTS, Tell, TraceRequest, untold
 
 with needs_extra("events", "reading a recording of LMCache"):
     import msgspec
@@ -64,7 +64,7 @@ class LmcacheTrace:
     """False if the file ends within a record, as where LMCache was killed."""
 
 
-def read_lmcache_trace(path: Path, chunk_tokens: int, tell: Callable[[int], None] = untold) -> LmcacheTrace:
+def read_lmcache_trace(path: Path, chunk_tokens: int, tell: Tell = untold) -> LmcacheTrace:
     """Read the look-ups of a recording, chunks numbered from 0; prompts shorter than a chunk are none.
 
     ``tell`` is told every now and then how many were read.
@@ -90,7 +90,7 @@ def read_lmcache_trace(path: Path, chunk_tokens: int, tell: Callable[[int], None
                 if ids:
                     requests.append(TraceRequest(1000 * call.t_mono, len(ids) * chunk_tokens, 0, ids, chunk_tokens))
                     if len(requests) % TOLD_REQUESTS == 0:
-                        tell(len(requests))
+                        tell(len(requests), "")
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
     if not requests:

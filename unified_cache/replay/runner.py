@@ -7,7 +7,7 @@ is dropped for being late.
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -20,22 +20,21 @@ from unified_cache.replay.plan import PlannedSettings, ReplayPlan, component_byt
 from unified_cache.replay.player import Player
 from unified_cache.replay.references import references_of
 from unified_cache.replay.result import ComponentUse, Hits, ReplayResult, ServedRequests, TimeSeriesPoint, TokenUse
-from unified_cache.replay.trace import TraceRequest
+from unified_cache.replay.trace import Tell, TraceRequest, untold
 from unified_cache.tree import compiled
 
-__all__ = ["Watch", "replay"]
+__all__ = ["replay"]
 
 WINDOWS_MAX = 120
 """Points of the time series: as many as a picture can show."""
 
-Watch = Callable[[int, float], None]
-"""Told after every request how many are served, and what part of their tokens was handed back."""
 
-
-def replay(trace: str, requests: Sequence[TraceRequest], settings: PlannedSettings, watch: Watch) -> ReplayResult:
+def replay(
+    trace: str, requests: Sequence[TraceRequest], settings: PlannedSettings, tell: Tell = untold
+) -> ReplayResult:
     """Serve ``requests`` in their order by engines of these sizes; ``trace`` is what the result calls them.
 
-    Several engines over a store are then compared with as many that have a part of it each; ``watch`` counts that
+    Several engines over a store are then compared with as many that have a part of it each; ``tell`` counts that
     second run too.
 
     Raises:
@@ -46,7 +45,7 @@ def replay(trace: str, requests: Sequence[TraceRequest], settings: PlannedSettin
     plan = settings.plan
     with Fleet.sharing(plan) as fleet:
         started_s = time.perf_counter()
-        served = _serve(fleet, plan, requests, watch)
+        served = _serve(fleet, plan, requests, tell)
         seconds = time.perf_counter() - started_s
         if plan.with_bytes:
             for player in fleet.players:
@@ -66,7 +65,7 @@ def replay(trace: str, requests: Sequence[TraceRequest], settings: PlannedSettin
     apart = None
     if plan.compares_private_stores:
         with Fleet.private(plan, store_bytes) as rivals:
-            apart = _summed(_serve(rivals, plan, requests, lambda done, ratio: watch(len(requests) + done, ratio)))
+            apart = _summed(_serve(rivals, plan, requests, lambda done, note: tell(len(requests) + done, note)))
     return ReplayResult(
         trace=trace,
         settings=settings,
@@ -90,7 +89,7 @@ def replay(trace: str, requests: Sequence[TraceRequest], settings: PlannedSettin
     )
 
 
-def _serve(fleet: Fleet, plan: ReplayPlan, requests: Sequence[TraceRequest], watch: Watch) -> list[ServedRequests]:
+def _serve(fleet: Fleet, plan: ReplayPlan, requests: Sequence[TraceRequest], tell: Tell) -> list[ServedRequests]:
     """Serve every request; return what each asked for and was handed back."""
     served: list[ServedRequests] = []
     seen: set[int] = set()
@@ -104,7 +103,7 @@ def _serve(fleet: Fleet, plan: ReplayPlan, requests: Sequence[TraceRequest], wat
         served.append(ServedRequests(requests=1, pages=pages, seen_pages=seen_pages, hits=hits, tokens=tokens))
         asked += tokens.asked
         handed += tokens.hits.total
-        watch(len(served), handed / asked if asked else 0.0)
+        tell(len(served), f"hit ratio {handed / asked if asked else 0.0:.2%}")
     fleet.wait_all()
     return served
 

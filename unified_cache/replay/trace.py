@@ -23,7 +23,7 @@ import numpy.typing as npt
 from unified_cache.errors import ConfigError, TraceError
 from unified_cache.nesting import parse_json
 
-__all__ = ["BLOCK_TOKENS", "HASH_ID_MAX", "TraceRequest", "iterate_trace", "read_trace", "untold"]
+__all__ = ["BLOCK_TOKENS", "HASH_ID_MAX", "Tell", "TraceRequest", "iterate_trace", "read_trace", "untold"]
 
 BLOCK_TOKENS = 512
 """Tokens that one hash id stands for; as the Mooncake trace release says."""
@@ -90,11 +90,15 @@ def is_of_lmcache(path: Path) -> bool:
     return head.startswith(b"\0") and _LMCACHE_MAGIC in head
 
 
-def untold(_requests_count: int) -> None:
+Tell = Callable[[int, str], None]
+"""Told every now and then how many are done, and a note to stand beside the number."""
+
+
+def untold(_done: int, _note: str) -> None:
     """Tell nobody."""
 
 
-def read_trace(path: Path, limit: int | None = None, tell: Callable[[int], None] = untold) -> list[TraceRequest]:
+def read_trace(path: Path, limit: int | None = None, tell: Tell = untold) -> list[TraceRequest]:
     """Read a trace, or its first ``limit`` requests, line by line; sort by timestamp, equal ones as they stand.
 
     ``tell`` is told every now and then how many were read.
@@ -108,7 +112,7 @@ def read_trace(path: Path, limit: int | None = None, tell: Callable[[int], None]
     for request in iterate_trace(path, limit):
         requests.append(request)
         if len(requests) % TOLD_REQUESTS == 0:
-            tell(len(requests))
+            tell(len(requests), "")
     requests.sort(key=_timestamp_of)
     sizes = {request.block_tokens for request in requests}
     if len(sizes) > 1:

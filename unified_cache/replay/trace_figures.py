@@ -1,12 +1,12 @@
 """Figures of a trace: how much of it repeats, how soon, how often, and in which sessions."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from unified_cache.replay.lru_stack import Fenwick
-from unified_cache.replay.trace import TraceRequest, untold
+from unified_cache.replay.trace import Tell, TraceRequest, untold
 from unified_cache.replay.trace_sessions import sessions_of
 
 __all__ = ["TraceFigures", "power_text"]
@@ -72,7 +72,7 @@ class TraceFigures:
         ]
 
     @classmethod
-    def of(cls, requests: Sequence[TraceRequest], tell: Callable[[int], None] = untold) -> "TraceFigures":
+    def of(cls, requests: Sequence[TraceRequest], tell: Tell = untold) -> "TraceFigures":
         """Count a trace; its blocks are used in the order of its requests. Costs n log n of its blocks.
 
         ``tell`` is told every now and then how many blocks were counted.
@@ -117,7 +117,7 @@ def power_text(power: int) -> str:
     return f"{first:,}" if first == last else f"{first:,} to {last:,}"
 
 
-def _distances(uses: Sequence[int], tell: Callable[[int], None]) -> list[int]:
+def _distances(uses: Sequence[int], tell: Tell) -> list[int]:
     """Return, for each use of a block again, how many blocks were used since its last use, itself included.
 
     ``latest`` has a one at each position where a block was used last.
@@ -133,7 +133,7 @@ def _distances(uses: Sequence[int], tell: Callable[[int], None]) -> list[int]:
         latest.add(at, 1)
         last[block] = at
         if not (at + 1) % TOLD_BLOCKS:
-            tell(at + 1)
+            tell(at + 1, "")
     return distances
 
 

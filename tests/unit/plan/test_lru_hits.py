@@ -28,7 +28,7 @@ BUNDLED = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
 
 
 def replayed(requests: list[TraceRequest], settings: ReplaySettings | ModelSettings) -> dict[str, int]:
-    return replay("made up", requests, settings, lambda _done, _ratio: None).hits.by_tier()
+    return replay("made up", requests, settings).hits.by_tier()
 
 
 def settings_of(
@@ -84,7 +84,7 @@ def test_tokens_are_counted_as_a_replay_counts_them() -> None:
     requests = conversations(seed=3, count=60, sessions=5)
     settings = ReplaySettings(page_size=128, device_pages=100, host_pages=400, with_bytes=False)
     trace = TracePages.of(requests, 128, padded=True)
-    result = replay("made up", requests, settings, lambda _done, _ratio: None)
+    result = replay("made up", requests, settings)
     ends = LruHits(trace).ends(settings.plan)
     assert ends.token_hit_ratio(trace) == pytest.approx(result.token_hit_ratio)
     device, host, total = (int(trace.tokens_of(each).sum()) for each in (ends.device, ends.host, ends.storage))
@@ -112,7 +112,7 @@ def test_windows_are_within_half_a_point_of_a_replay(
     )
     trace = TracePages.of(requests, 256, padded=False)
     told = LruHits(trace).ends(settings.plan).token_hit_ratio(trace)
-    result = replay("bundled", requests, settings, lambda _done, _ratio: None)
+    result = replay("bundled", requests, settings)
     assert told == pytest.approx(result.token_hit_ratio, abs=0.005)
 
 

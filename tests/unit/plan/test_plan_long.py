@@ -32,5 +32,5 @@ def test_a_combination_is_within_half_a_point_of_its_replay(number: int) -> None
     trace = TracePages.of(requests, sized.layout.page_size, padded=False)
     settings = model.settings(sizes)
     told = LruHits(trace).ends(settings.plan).token_hit_ratio(trace)
-    result = replay("bundled", requests, settings, lambda _done, _ratio: None)
+    result = replay("bundled", requests, settings)
     assert told == pytest.approx(result.token_hit_ratio, abs=POINTS_MAX)

@@ -38,7 +38,7 @@ def sessions(count: int, turns: int) -> list[TraceRequest]:
 
 
 def run(requests: Sequence[TraceRequest], settings: ReplaySettings) -> ReplayResult:
-    return replay("test", requests, settings, lambda done, ratio: None)
+    return replay("test", requests, settings)
 
 
 def missed_of(result: ReplayResult) -> MissedTokens:
