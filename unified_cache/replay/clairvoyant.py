@@ -30,24 +30,9 @@ class FutureUses:
     @classmethod
     def of(cls, trace: TracePages) -> "FutureUses":
         """Look ahead from every page asked for."""
-        _, after = trace.before_and_after()
-        request = trace.requests_of_pages()
-        is_first = np.ones(len(after), np.bool_)
-        is_first[1:] = (after[1:] != after[:-1]) | (request[1:] != request[:-1])
-        firsts = np.flatnonzero(is_first)
-        lengths = np.diff(np.append(firsts, len(after)))
-        kept = after[firsts] >= 0
-        firsts, lengths = firsts[kept], lengths[kept]
-        requests = request[firsts]
-        runs = list(
-            zip(
-                after[firsts].tolist(),
-                (firsts - trace.starts[requests]).tolist(),
-                lengths.tolist(),
-                strict=True,
-            )
-        )
-        bounds = np.searchsorted(requests, np.arange(trace.requests_count + 1)).tolist()
+        found = trace.runs_asked_next()
+        runs = list(zip(found.other.tolist(), found.start.tolist(), found.length.tolist(), strict=True))
+        bounds = np.searchsorted(found.request, np.arange(trace.requests_count + 1)).tolist()
         by_request = (tuple(runs[start:end]) for start, end in pairwise(bounds))
         return cls(trace.requests_count, tuple(by_request))
 

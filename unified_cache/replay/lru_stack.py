@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unified_cache.replay.trace_pages import Counts, Numbers, TracePages
+from unified_cache.replay.trace_pages import Counts, PageRuns, TracePages
 
 __all__ = ["Fenwick", "LruStack"]
 
@@ -41,20 +41,10 @@ class LruStack:
     @classmethod
     def of(cls, trace: TracePages) -> "LruStack":
         """Find every run's position. O(runs log requests)."""
-        before, _ = trace.before_and_after()
-        request = trace.requests_of_pages()
-        is_first = np.ones(len(before), np.bool_)
-        is_first[1:] = (before[1:] != before[:-1]) | (request[1:] != request[:-1])
-        firsts = np.flatnonzero(is_first)
-        lengths = np.diff(np.append(firsts, len(before)))
-        is_again = before[firsts] >= 0
-        firsts, lengths = firsts[is_again], lengths[is_again]
-        run_requests = request[firsts].astype(np.int64)
-        starts = firsts - trace.starts[run_requests]
-        pages = trace.pages_counts
-        position = _positions(run_requests, before[firsts], lengths, pages)
-        last = before[firsts].astype(np.int64)
-        return cls(trace.requests_count, run_requests, last, starts, lengths, position, pages[last] - starts)
+        runs, pages = trace.runs_asked_before(), trace.pages_counts
+        left = pages[runs.other] - runs.start
+        position = _positions(runs, pages)
+        return cls(trace.requests_count, runs.request, runs.other, runs.start, runs.length, position, left)
 
     def hit_pages(self, memory_pages: int) -> int:
         """Return the pages that a tier of this size would have held when they were asked for."""
@@ -82,12 +72,12 @@ class LruStack:
         return ends
 
 
-def _positions(requests: Counts, before: Numbers, lengths: Counts, pages: Counts) -> Counts:
+def _positions(runs: PageRuns, pages: Counts) -> Counts:
     """Return the pages above each run when it is asked for: of a request's runs all before the first is moved."""
-    position = np.empty(len(lengths), np.int64)
+    position = np.empty(len(runs.length), np.int64)
     above = Fenwick(len(pages))
-    run, runs_count = 0, len(lengths)
-    run_request, run_before, run_length = requests.tolist(), before.tolist(), lengths.tolist()
+    run, runs_count = 0, len(runs.length)
+    run_request, run_before, run_length = runs.request.tolist(), runs.other.tolist(), runs.length.tolist()
     for request, count in enumerate(pages.tolist()):
         first = run
         while run < runs_count and run_request[run] == request:

@@ -9,7 +9,7 @@ the number follows from the id of the block in which the page ends, and from the
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from unified_cache.errors import TraceError
 from unified_cache.replay.trace import BLOCK_TOKENS, HASH_ID_MAX, TraceRequest
 
-__all__ = ["Counts", "Floats", "Numbers", "TracePages"]
+__all__ = ["Counts", "Floats", "Numbers", "PageRuns", "TracePages"]
 
 Numbers = npt.NDArray[np.int32]
 Counts = npt.NDArray[np.int64]
@@ -25,6 +25,20 @@ Floats = npt.NDArray[np.float64]
 
 NO_BLOCK = -1
 """Stands before the first block of a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageRuns:
+    """Runs of pages that one request asks for and one other request does too; arrays have shape (runs,)."""
+
+    request: Counts
+    """Request that asks for the run, rising."""
+    other: Counts
+    """The request before it, or after it, that asks for the run."""
+    start: Counts
+    """First page of the run in the prompt of ``request``."""
+    length: Counts
+    """Pages of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,53 +130,61 @@ class TracePages:
 
     def cut(self, pages_max: int) -> "TracePages":
         """Return the trace with every prompt cut to its first ``pages_max`` pages."""
-        counts = self.pages_counts
         if pages_max >= self.longest_pages:
             return self
-        left = np.minimum(counts, pages_max)
-        numbers = self.numbers[_joined_ranges(self.starts[:-1], left)]
-        return TracePages(
-            self.page_size,
-            _starts(left),
-            numbers,
-            self.distinct_count,
-            self.times_s,
-            self.input_tokens,
-            self.output_tokens,
-        )
+        return self._of_requests(slice(None), np.minimum(self.pages_counts, pages_max))
 
     def dealt_to(self, number: int, count: int) -> "TracePages":
         """Return the requests of one of ``count`` engines that take them in turn; every engine has one."""
         mine = slice(number, None, count)
-        counts = self.pages_counts[mine]
-        return TracePages(
-            self.page_size,
-            _starts(counts),
-            self.numbers[_joined_ranges(self.starts[:-1][mine], counts)],
-            self.distinct_count,
-            self.times_s[mine],
-            self.input_tokens[mine],
-            self.output_tokens[mine],
+        return self._of_requests(mine, self.pages_counts[mine])
+
+    def _of_requests(self, taken: slice, counts: Counts) -> "TracePages":
+        """Return some of the requests, and of each prompt the first ``counts`` pages, shape (requests taken,)."""
+        return replace(
+            self,
+            starts=_starts(counts),
+            numbers=self.numbers[_joined_ranges(self.starts[:-1][taken], counts)],
+            times_s=self.times_s[taken],
+            input_tokens=self.input_tokens[taken],
+            output_tokens=self.output_tokens[taken],
         )
 
-    def requests_of_pages(self) -> Numbers:
-        """Return the request of every page asked for, shape (pages asked for,)."""
-        return np.repeat(np.arange(self.requests_count, dtype=np.int32), self.pages_counts)
+    def runs_asked_before(self) -> PageRuns:
+        """Return runs of pages with the request that asked for them last; without pages asked for the first time."""
+        request, earlier, later = self._asked_again()
+        before = np.full(len(request), -1, np.int32)
+        before[later] = request[earlier]
+        return self._runs(request, before)
 
-    def before_and_after(self) -> tuple[Numbers, Numbers]:
-        """Return for every page asked for the request that asked for it last and the one that will next, -1 for none.
+    def runs_asked_next(self) -> PageRuns:
+        """Return runs of pages with the request that asks for them next; without pages never asked for again."""
+        request, earlier, later = self._asked_again()
+        after = np.full(len(request), -1, np.int32)
+        after[earlier] = request[later]
+        return self._runs(request, after)
 
-        Shapes (pages asked for,).
+    def _asked_again(self) -> tuple[Numbers, Counts, Counts]:
+        """Return the request of every page asked for, and the places of each two uses of a page that follow each other.
+
+        Shapes (pages asked for,), (uses again,) and (uses again,).
         """
-        request = self.requests_of_pages()
+        request = np.repeat(np.arange(self.requests_count, dtype=np.int32), self.pages_counts)
         order = np.argsort(self.numbers, kind="stable")
         ordered = self.numbers[order]
         again = np.flatnonzero(ordered[1:] == ordered[:-1])
-        earlier, later = order[again], order[again + 1]
-        before, after = np.full((2, len(request)), -1, np.int32)
-        before[later] = request[earlier]
-        after[earlier] = request[later]
-        return before, after
+        return request, order[again], order[again + 1]
+
+    def _runs(self, request: Numbers, other: Numbers) -> PageRuns:
+        """Return runs of pages of one request and one other, which is -1 for pages that are in none."""
+        is_first = np.ones(len(other), np.bool_)
+        is_first[1:] = (other[1:] != other[:-1]) | (request[1:] != request[:-1])
+        firsts = np.flatnonzero(is_first)
+        lengths = np.diff(np.append(firsts, len(other)))
+        kept = other[firsts] >= 0
+        firsts, lengths = firsts[kept], lengths[kept]
+        requests = request[firsts].astype(np.int64)
+        return PageRuns(requests, other[firsts].astype(np.int64), firsts - self.starts[requests], lengths)
 
 
 def _starts(counts: Counts) -> Counts:
