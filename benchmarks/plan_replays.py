@@ -25,6 +25,7 @@ from unified_cache.config import Retention
 from unified_cache.plan.result import TIERS
 from unified_cache.plan.sweep import PlannedModel, TierBytes, combinations, parse_sweeps
 from unified_cache.plan.tier_hits import LruHits
+from unified_cache.recording.note import Hits
 from unified_cache.replay.policies import ReplayPolicies
 from unified_cache.replay.runner import replay
 from unified_cache.replay.trace import read_trace
@@ -144,10 +145,10 @@ def measure(model: PlannedModel, chosen: Sequence[tuple[int, TierBytes]]) -> lis
         row = ReplayedCombination(
             number,
             sizes,
-            ends.token_hit_ratio(trace),
+            trace.token_ratio(ends.storage),
             float(result.token_hit_ratio),
-            _shares(ends.hit_pages(), result.pages),
-            _shares(result.hits.by_tier(), result.pages),
+            _shares(ends.hits(), result.pages),
+            _shares(result.hits, result.pages),
             took_s,
             commit,
         )
@@ -157,8 +158,8 @@ def measure(model: PlannedModel, chosen: Sequence[tuple[int, TierBytes]]) -> lis
     return measured
 
 
-def _shares(pages: dict[str, int], of: int) -> dict[str, float]:
-    return {tier: pages[tier] / of for tier in TIERS}
+def _shares(hits: Hits, of: int) -> dict[str, float]:
+    return {tier: pages / of for tier, pages in hits.by_tier().items()}
 
 
 def record(rows: Sequence[ReplayedCombination], plan_cpu_s: float) -> dict[str, object]:

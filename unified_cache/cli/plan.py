@@ -1,7 +1,7 @@
 """``unified-cache plan``: from options to a sweep, the plan, and its output."""
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -153,7 +153,7 @@ def print_plan(stream: TextIO, result: PlanResult) -> None:
             continue
         rows: list[tuple[str, ...]] = []
         for point in curve:
-            size = asdict(point.sizes)[tier]
+            size = point.sizes.by_tier()[tier]
             marks = [*(["best"] if point is result.best else []), *(["knee"] if size == knees[tier] else [])]
             costs = point.costs
             rows.append(

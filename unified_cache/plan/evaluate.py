@@ -117,7 +117,7 @@ class Evaluator:
 
 def _error(trace: TracePages, ends: TierEnds) -> float:
     """Return the standard error of the hit ratio by the means of parts of the trace that follow each other."""
-    tokens = ends.hit_tokens(trace)
+    tokens = trace.tokens_of(ends.storage)
     bounds = np.linspace(0, trace.requests_count, BLOCKS + 1).astype(int).tolist()
     ratios = [
         float(tokens[start:end].sum()) / asked

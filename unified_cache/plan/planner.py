@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,20 +24,6 @@ __all__ = ["CHECK_SEED", "Planner"]
 
 CHECK_SEED = 17
 """Chooses the combinations that are replayed: the same ones every time."""
-
-
-@dataclass(frozen=True, slots=True)
-class FullReplays:
-    """Replays of single combinations, which a plan is held against."""
-
-    model: PlannedModel
-    trace: TracePages
-    serve: ServePlan
-
-    def ratio(self, sizes: TierBytes) -> float:
-        """Replay a combination; return the share of the tokens that was handed back."""
-        hits = self.serve(self.model.settings(sizes).plan)
-        return self.trace.token_ratio(np.array([hit.total for hit in hits], np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +63,10 @@ class Planner:
                 points.append(evaluator.point(sizes))
                 tell(len(points), f"hit ratio {points[-1].hit_ratio:.2%}")
             if checks and serve is not None:
-                self._check(points, checks, FullReplays(self.model, pages, serve), checked, tell)
+                for each in self._checked(points, checks, pages, serve):
+                    checked.append(each)
+                    note = f"replayed {each.replayed_ratio:.2%}, planned {each.planned_ratio:.2%}"
+                    tell(len(points) + len(checked), note)
             is_complete = True
         if not points:
             raise KeyboardInterrupt
@@ -113,12 +102,13 @@ class Planner:
         hits.prepare((self.model.settings(sizes).plan for sizes in combinations), lambda note: tell(0, note))
         return hits
 
-    def _check(
-        self, points: Sequence[PlanPoint], checks: int, replays: FullReplays, checked: list[Checked], tell: Tell
-    ) -> None:
+    def _checked(
+        self, points: Sequence[PlanPoint], checks: int, trace: TracePages, serve: ServePlan
+    ) -> Iterator[Checked]:
+        """Replay some combinations in full, and hold each against its plan."""
         chosen = random.Random(CHECK_SEED).sample(points, min(checks, len(points)))  # noqa: S311  # no secret
         for point in chosen:
             began_s = time.monotonic()
-            ratio = replays.ratio(point.sizes)
-            checked.append(Checked(point.sizes, point.hit_ratio, point.open_ratio, ratio, time.monotonic() - began_s))
-            tell(len(points) + len(checked), f"replayed {ratio:.2%}, planned {point.hit_ratio:.2%}")
+            hits = serve(self.model.settings(point.sizes).plan)
+            ratio = trace.token_ratio(np.array([hit.total for hit in hits], np.int64))
+            yield Checked(point.sizes, point.hit_ratio, point.open_ratio, ratio, time.monotonic() - began_s)

@@ -1,18 +1,16 @@
 """A plan as a page: hit ratio over host memory and storage, curves by tier, and bars. Needs the extra ``report``."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from unified_cache.byte_sizes import bytes_text
 from unified_cache.plan.evaluate import PlanPoint
+from unified_cache.plan.hardware import GIB
 from unified_cache.plan.result import TIERS, PlanResult
 from unified_cache.plan.summary import plan_notes, setting_pairs, step_table
 from unified_cache.report.charts import BandChart, BarChart, Chart, HeatMap, Hue, Series, Unit
 from unified_cache.report.page import Page
 
 __all__ = ["page_of"]
-
-GIB = float(1 << 30)
 
 PRICE_LEVELS = 6
 """Bands of price between the cheapest and the dearest cell of a heat map."""
@@ -71,7 +69,7 @@ def _heat_map(result: PlanResult) -> HeatMap:
 def _curve(result: PlanResult, tier: str) -> BandChart:
     curve = result.curve(tier)
     knee = result.knees()[tier]
-    sizes = [int(asdict(point.sizes)[tier]) for point in curve]
+    sizes = [point.sizes.by_tier()[tier] for point in curve]
     marks = [
         ", ".join(
             ([f"knee at {bytes_text(size)}"] if size == knee else []) + (["best"] if point is result.best else [])
@@ -99,10 +97,7 @@ def _curve(result: PlanResult, tier: str) -> BandChart:
 def _bars(result: PlanResult) -> BarChart:
     cheapest = sorted(result.points, key=lambda point: (point is not result.best, point.costs.cost_per_million_tokens))
     shown = cheapest[:BARS_MAX]
-    names = [
-        " + ".join(bytes_text(asdict(point.sizes)[tier]) for tier in TIERS if asdict(point.sizes)[tier])
-        for point in shown
-    ]
+    names = [" + ".join(bytes_text(size) for size in point.sizes.by_tier().values() if size) for point in shown]
     return BarChart(
         "Share of the tokens by tier: the best, and those next in cost per token (device + host + storage)",
         Unit.RATIO,

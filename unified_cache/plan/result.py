@@ -95,17 +95,14 @@ class PlanResult:
     def curve(self, tier: str) -> list[PlanPoint]:
         """Return the points that differ from the recommended one in one tier alone, by its size."""
         best = self.best.sizes
-        others = [name for name in TIERS if name != tier]
-        along = [
-            point for point in self.points if all(asdict(point.sizes)[name] == asdict(best)[name] for name in others)
-        ]
-        return sorted(along, key=lambda point: asdict(point.sizes)[tier])
+        along = [point for point in self.points if replace(best, **{tier: point.sizes.by_tier()[tier]}) == point.sizes]
+        return sorted(along, key=lambda point: point.sizes)
 
     def knees(self) -> dict[str, int]:
         """Return by tier the size after which its curve flattens most."""
         curves = {tier: self.curve(tier) for tier in TIERS}
         return {
-            tier: knee([asdict(point.sizes)[tier] for point in curve], [point.hit_ratio for point in curve])
+            tier: knee([point.sizes.by_tier()[tier] for point in curve], [point.hit_ratio for point in curve])
             for tier, curve in curves.items()
         }
 
@@ -176,7 +173,7 @@ def next_steps(best: PlanPoint, at: Callable[[TierBytes], PlanPoint]) -> list[Ne
     """Return what 64 GiB more would bring in each tier that can have them; ``at`` evaluates a combination."""
     steps: list[NextStep] = []
     for tier in TIERS:
-        sizes = replace(best.sizes, **{tier: asdict(best.sizes)[tier] + STEP_BYTES})
+        sizes = replace(best.sizes, **{tier: best.sizes.by_tier()[tier] + STEP_BYTES})
         if sizes.storage and not sizes.host:
             continue
         point = at(sizes)
@@ -218,7 +215,7 @@ def point_as_json(point: PlanPoint) -> dict[str, object]:
 
 
 def _sizes_as_json(sizes: TierBytes) -> dict[str, object]:
-    return {f"{tier}_bytes": size for tier, size in asdict(sizes).items()}
+    return {f"{tier}_bytes": size for tier, size in sizes.by_tier().items()}
 
 
 def _without_tier(step: NextStep) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from unified_cache.byte_sizes import parse_bytes
 from unified_cache.components.layouts import SizedLayout
@@ -35,10 +35,9 @@ class TierBytes:
     host: int
     storage: int
 
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.device + self.host + self.storage
+    def by_tier(self) -> dict[str, int]:
+        """Return the sizes under the tiers' names, fastest first."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

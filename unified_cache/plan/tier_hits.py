@@ -9,6 +9,7 @@ import numpy.typing as npt
 from unified_cache.config import EvictionPolicy, WritePolicy
 from unified_cache.errors import ConfigError
 from unified_cache.plan.resume_points import NEVER, ResumePoints, StoreFootprint
+from unified_cache.recording.note import Hits
 from unified_cache.replay.lru_stack import LruStack
 from unified_cache.replay.plan import ReplayPlan, component_bytes
 from unified_cache.replay.trace_pages import Counts, TracePages
@@ -53,18 +54,9 @@ class TierEnds:
     """What may be handed back in all where sizes are told from others beside them; else as ``storage``."""
     moved: Moved
 
-    def hit_pages(self) -> dict[str, int]:
-        """Return the pages handed back, by the slowest tier needed."""
-        device, host, storage = (int(ends.sum()) for ends in (self.device, self.host, self.storage))
-        return {"device": device, "host": host - device, "storage": storage - host}
-
-    def hit_tokens(self, trace: TracePages) -> Counts:
-        """Return the tokens of each prompt that were handed back, its last block at its true length."""
-        return trace.tokens_of(self.storage)
-
-    def token_hit_ratio(self, trace: TracePages) -> float:
-        """Return the share of all tokens that was handed back."""
-        return trace.token_ratio(self.storage)
+    def hits(self) -> Hits:
+        """Return the pages handed back, all prompts together."""
+        return Hits.of_ends(*(int(ends.sum()) for ends in (self.device, self.host, self.storage)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +114,7 @@ class LruHits:
         self._check(plan)
         if plan.engines > 1:
             return self._several_ends(plan)
-        device, host = plan.device_pages, plan.host_pages
-        memory = tuple(max(pair) for pair in zip(device, host, strict=True))
+        device, memory = plan.device_pages, _memory_pages(plan)
         seen = self._pass(plan, device[0])
         resumed = seen.points
         if resumed is None:
@@ -139,15 +130,21 @@ class LruHits:
 
         A store evicts the least recently used under every plan, and is given every prompt.
         """
-        memory = tuple(max(pair) for pair in zip(plan.device_pages, plan.host_pages, strict=True))
-        total_ends = memory_ends
-        if plan.storage is not None:
-            total_ends = np.maximum(memory_ends, self._stored_ends(plan, memory, memory[0]))
         # A tier holds as much of Full as under lru, but at least what is resumed from it.
-        device_full = np.maximum(device_ends, self._pass(plan, plan.device_pages[0]).stack.ends(plan.device_pages[0]))
-        memory_full = np.maximum(memory_ends, self._pass(plan, plan.device_pages[0]).stack.ends(memory[0]))
-        ends = (device_ends, memory_ends, total_ends)
-        return TierEnds(*ends, total_ends, self._moved(plan, ends, (device_full, memory_full)))
+        stack = self._pass(plan, plan.device_pages[0]).stack
+        device_full = np.maximum(device_ends, stack.ends(plan.device_pages[0]))
+        memory_full = np.maximum(memory_ends, stack.ends(_memory_pages(plan)[0]))
+        return self._with_storage(plan, (device_ends, memory_ends), (device_full, memory_full))
+
+    def _with_storage(
+        self, plan: ReplayPlan, memory_ends: tuple[Counts, Counts], full: tuple[Counts, Counts]
+    ) -> TierEnds:
+        """Return the hits of device and memory with what storage adds; ``full`` is as for ``_moved``."""
+        total_ends = memory_ends[1]
+        if plan.storage is not None:
+            total_ends = np.maximum(total_ends, self._stored_ends(plan, _memory_pages(plan)[0]))
+        ends = (*memory_ends, total_ends)
+        return TierEnds(*ends, total_ends, self._moved(plan, ends, full))
 
     def _several_ends(self, plan: ReplayPlan) -> TierEnds:
         """Return the hits of full attention in engines that take the requests in turn, over one store.
@@ -163,20 +160,14 @@ class LruHits:
         for number, share in enumerate(self._engines[count]):
             ends = share.ends(alone)
             device_ends[number::count], memory_ends[number::count] = ends.device, ends.host
-        total_ends = memory_ends
-        if plan.storage is not None:
-            memory = (max(plan.device_pages[0], plan.host_pages[0]),)
-            total_ends = np.maximum(memory_ends, self._stored_ends(plan, memory, memory[0]))
-        all_ends = (device_ends, memory_ends, total_ends)
-        return TierEnds(*all_ends, total_ends, self._moved(plan, all_ends, (device_ends, memory_ends)))
+        return self._with_storage(plan, (device_ends, memory_ends), (device_ends, memory_ends))
 
     def stored_at_most(self, plan: ReplayPlan) -> Counts:
         """Return how far prompts could be resumed from storage if memory knew every place where prompts have parted.
 
         Windows are made at places that memory still knows, and that is what its policy says.
         """
-        memory = tuple(max(pair) for pair in zip(plan.device_pages, plan.host_pages, strict=True))
-        return self._stored_ends(plan, memory, EVERYWHERE)
+        return self._stored_ends(plan, EVERYWHERE)
 
     def check_trace(self, plan: ReplayPlan) -> None:
         """Refuse a plan that this trace does not answer for, whatever it evicts.
@@ -205,14 +196,14 @@ class LruHits:
                 f"distances in a stack are those of lru, found {policies.device.value} and {policies.host.value}"
             )
 
-    def _stored_ends(self, plan: ReplayPlan, memory: tuple[int, ...], known_pages: int) -> Counts:
+    def _stored_ends(self, plan: ReplayPlan, known_pages: int) -> Counts:
         """Return how far prompts could be resumed with what storage has, as far as the device or the host can take it.
 
         A prompt longer than the host goes to storage, and from there to the device, in pieces.
 
         Places are known to a memory of ``known_pages`` of Full.
         """
-        seen = self._pass(plan, plan.device_pages[0])
+        seen, memory = self._pass(plan, plan.device_pages[0]), _memory_pages(plan)
         store_bytes = self._store_bytes(plan)
         if seen.points is None:
             batch_pages, page_bytes = _batch_pages(plan), _stored_bytes(plan)[0]
@@ -277,6 +268,11 @@ class LruHits:
             points = ResumePoints.of(trace, stack, spans, plan.retention, stored) if spans else None
             self._passes[cut] = TracePass(stack, points)
         return self._passes[cut]
+
+
+def _memory_pages(plan: ReplayPlan) -> tuple[int, ...]:
+    """Return by component the pages of device and host memory together: the larger has what the other has."""
+    return tuple(max(pair) for pair in zip(plan.device_pages, plan.host_pages, strict=True))
 
 
 def _stored_bytes(plan: ReplayPlan) -> tuple[int, ...]:

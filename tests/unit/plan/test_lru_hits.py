@@ -27,8 +27,8 @@ GIB = 1 << 30
 BUNDLED = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
 
 
-def replayed(requests: list[TraceRequest], settings: ReplaySettings | ModelSettings) -> dict[str, int]:
-    return replay("made up", requests, settings).hits.by_tier()
+def replayed(requests: list[TraceRequest], settings: ReplaySettings | ModelSettings) -> Hits:
+    return replay("made up", requests, settings).hits
 
 
 def settings_of(
@@ -55,7 +55,7 @@ def test_full_attention_is_exact_on_every_tier(
 ) -> None:
     requests = conversations(seed=page_size + device_pages, count=80, sessions=9)
     settings = settings_of(page_size, device_pages, host_pages, stored_pages)
-    told = LruHits(TracePages.of(requests, page_size, padded=True)).ends(settings.plan).hit_pages()
+    told = LruHits(TracePages.of(requests, page_size, padded=True)).ends(settings.plan).hits()
     assert told == replayed(requests, settings)
 
 
@@ -76,7 +76,7 @@ def test_full_attention_of_several_engines_over_one_store_is_exact(
 ) -> None:
     requests = conversations(seed=page_size + device_pages, count=120, sessions=9)
     settings = settings_of(page_size, device_pages, host_pages, stored_pages, engines)
-    told = LruHits(TracePages.of(requests, page_size, padded=True)).ends(settings.plan).hit_pages()
+    told = LruHits(TracePages.of(requests, page_size, padded=True)).ends(settings.plan).hits()
     assert told == replayed(requests, settings)
 
 
@@ -86,7 +86,7 @@ def test_tokens_are_counted_as_a_replay_counts_them() -> None:
     trace = TracePages.of(requests, 128, padded=True)
     result = replay("made up", requests, settings)
     ends = LruHits(trace).ends(settings.plan)
-    assert ends.token_hit_ratio(trace) == pytest.approx(result.token_hit_ratio)
+    assert trace.token_ratio(ends.storage) == pytest.approx(result.token_hit_ratio)
     device, host, total = (int(trace.tokens_of(each).sum()) for each in (ends.device, ends.host, ends.storage))
     assert result.tokens.hits == Hits(device, host - device, total - host)
     assert result.tokens.seen == int(trace.tokens_of(FutureUses.of(trace).ends(NEVER)).sum())
@@ -111,7 +111,7 @@ def test_windows_are_within_half_a_point_of_a_replay(
         with_bytes=False,
     )
     trace = TracePages.of(requests, 256, padded=False)
-    told = LruHits(trace).ends(settings.plan).token_hit_ratio(trace)
+    told = trace.token_ratio(LruHits(trace).ends(settings.plan).storage)
     result = replay("bundled", requests, settings)
     assert told == pytest.approx(result.token_hit_ratio, abs=0.005)
 
@@ -135,8 +135,8 @@ def test_a_place_that_only_storage_remembers_gets_no_window_when_a_prompt_branch
         with_bytes=False,
     )
     assert sum(settings.plan.host_pages) < 20 * 32, "the others push out what came before them"
-    told = LruHits(TracePages.of(requests, 256, padded=False)).ends(settings.plan).hit_pages()
-    assert told == replayed(requests, settings) == {"device": 0, "host": 0, "storage": 40}
+    told = LruHits(TracePages.of(requests, 256, padded=False)).ends(settings.plan).hits()
+    assert told == replayed(requests, settings) == Hits(storage=40)
 
 
 def test_what_has_no_stack_is_refused() -> None:

@@ -31,6 +31,6 @@ def test_a_combination_is_within_half_a_point_of_its_replay(number: int) -> None
     requests = read_trace(TRACE)
     trace = TracePages.of(requests, sized.layout.page_size, padded=False)
     settings = model.settings(sizes)
-    told = LruHits(trace).ends(settings.plan).token_hit_ratio(trace)
+    told = trace.token_ratio(LruHits(trace).ends(settings.plan).storage)
     result = replay("bundled", requests, settings)
     assert told == pytest.approx(result.token_hit_ratio, abs=POINTS_MAX)

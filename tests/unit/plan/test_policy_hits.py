@@ -72,7 +72,7 @@ def test_lru_by_replays_is_lru_by_distances_request_by_request() -> None:
     for sizes in SWEEP:
         plan = plan_of(EvictionPolicy.LRU, *sizes)
         told, exact = hits.ends(plan), by_distance.ends(plan)
-        assert told.hit_pages() == exact.hit_pages()
+        assert told.hits() == exact.hits()
         assert (told.storage == exact.storage).all()
         assert (told.at_most == exact.storage).all()
         assert told.moved.written == exact.moved.written
