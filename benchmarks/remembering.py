@@ -20,7 +20,6 @@ from unified_cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers
 from unified_cache.memory import NoBytes
 from unified_cache.pool import Identity
-from unified_cache.replay.engine import NoEngine
 from unified_cache.replay.player import Player
 from unified_cache.replay.settings import ReplaySettings
 from unified_cache.replay.trace import TraceRequest, read_trace
@@ -51,7 +50,7 @@ def opened(settings: ReplaySettings, pages: int) -> Player:
     config = replace(plan.config, forgotten_pages_max=pages)
     identity = Identity(plan.subject, dtype="uint8")
     cache = UnifiedCache.assemble(plan.layout, config, NoBytes(), InlineWorkers(), identity, storage)
-    return Player(plan, cache, NoEngine())
+    return Player(plan, cache, None)
 
 
 def served_s(player: Player, requests: Sequence[TraceRequest]) -> float:

@@ -1,7 +1,6 @@
 """Engines of a replay: they fill device pages as a forward pass would, and verify the pages that hits return."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,24 +12,7 @@ from unified_cache.page import PageKey
 from unified_cache.pool import ModelLayout, PoolSpec, Slots
 from unified_cache.replay.oracle import Oracle
 
-__all__ = ["NoEngine", "OracleEngine", "ReplayEngine"]
-
-
-class ReplayEngine(Protocol):
-    """Computes pages, and counts pages with wrong bytes."""
-
-    def compute(self, component: int, keys: Sequence[PageKey], slots: Slots) -> None:
-        """Fill device pages of a component with the bytes that their keys demand."""
-        ...
-
-    def count_wrong(self, component: int, keys: Sequence[PageKey], slots: Slots) -> int:
-        """Count the device pages of a component that hold other bytes than their keys demand, in any pool."""
-        ...
-
-    @property
-    def verifies(self) -> bool:
-        """Whether ``count_wrong`` compares bytes."""
-        ...
+__all__ = ["OracleEngine"]
 
 
 class OraclePool:
@@ -108,37 +90,14 @@ class OracleEngine:
         """The device pools, as the cache takes them."""
         return [pool.pool for component in self._components for pool in component]
 
-    @property
-    def verifies(self) -> bool:
-        """True: every byte."""
-        return True
-
     def compute(self, component: int, keys: Sequence[PageKey], slots: Slots) -> None:
-        """Write the oracle's bytes into every pool."""
+        """Fill device pages of a component with the bytes that their keys demand, in every pool."""
         for pool in self._components[component]:
             pool.fill(keys, slots)
 
     def count_wrong(self, component: int, keys: Sequence[PageKey], slots: Slots) -> int:
-        """Compare every byte of every pool with the oracle."""
+        """Count the device pages of a component that hold other bytes than their keys demand, in any pool."""
         wrong = np.zeros(len(keys), np.bool_)
         for pool in self._components[component]:
             wrong |= pool.wrong(keys, slots)
         return int(np.count_nonzero(wrong))
-
-
-class NoEngine:
-    """An engine without bytes: it computes and compares nothing."""
-
-    __slots__ = ()
-
-    @property
-    def verifies(self) -> bool:
-        """False: there are no bytes."""
-        return False
-
-    def compute(self, component: int, keys: Sequence[PageKey], slots: Slots) -> None:
-        """Do nothing."""
-
-    def count_wrong(self, component: int, keys: Sequence[PageKey], slots: Slots) -> int:
-        """Return 0."""
-        return 0

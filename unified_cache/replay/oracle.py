@@ -13,7 +13,7 @@ import numpy.typing as npt
 from unified_cache.page import PAGE_KEY_BYTES, PageKey
 from unified_cache.pool import PoolSpec
 
-__all__ = ["Oracle", "payloads"]
+__all__ = ["Oracle"]
 
 _Words = npt.NDArray[np.uint64]
 
@@ -71,11 +71,6 @@ class Oracle:
             np.right_shift(chunk, _HALF, out=shifted)
             np.bitwise_xor(chunk, shifted, out=chunk)
         return made.view(np.uint8)[:, : self.spec.page_bytes]
-
-
-def payloads(keys: Sequence[PageKey], pool: PoolSpec) -> npt.NDArray[np.uint8]:
-    """Return what the pages of ``keys`` hold in ``pool``, shape (pages, page_bytes); see ``Oracle`` for many calls."""
-    return Oracle(pool).payloads(keys)
 
 
 def _mixed(words: _Words) -> _Words:

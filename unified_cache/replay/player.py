@@ -11,7 +11,7 @@ from unified_cache.controller import InlineWorkers, Operation, TransferKind
 from unified_cache.memory import NoBytes
 from unified_cache.page import Prompt
 from unified_cache.pool import Identity
-from unified_cache.replay.engine import NoEngine, OracleEngine, ReplayEngine
+from unified_cache.replay.engine import OracleEngine
 from unified_cache.replay.missed import MissCounter
 from unified_cache.replay.plan import ReplayPlan
 from unified_cache.replay.result import Hits
@@ -30,9 +30,12 @@ class Player:
     """A cache, the engine over it, and the counts so far. Use it in a ``with`` block."""
 
     def __init__(
-        self, plan: ReplayPlan, cache: UnifiedCache, engine: ReplayEngine, misses: MissCounter | None = None
+        self, plan: ReplayPlan, cache: UnifiedCache, engine: OracleEngine | None, misses: MissCounter | None = None
     ) -> None:
-        """Take parts that fit each other; ``Player.open`` puts them together. ``misses`` counts missed tokens."""
+        """Take parts that fit each other; ``Player.open`` puts them together. ``misses`` counts missed tokens.
+
+        Without an engine nothing is computed and compared: there are no bytes.
+        """
         self.plan = plan
         self.cache = cache
         self._engine = engine
@@ -56,7 +59,7 @@ class Player:
         identity = Identity(plan.subject, dtype="uint8")
         if not plan.with_bytes:
             cache = UnifiedCache.assemble(layout, config, NoBytes(), InlineWorkers(), identity, storage)
-            return cls(plan, cache, NoEngine(), misses)
+            return cls(plan, cache, None, misses)
         engine = OracleEngine.allocate(layout, plan.device_pages)
         cache = UnifiedCache.open(layout, config, engine.pools, identity=identity, storage=storage)
         return cls(plan, cache, engine, misses)
@@ -81,7 +84,7 @@ class Player:
         """
         cache = self.cache
         prompt = self._prompt(request)
-        if self._engine.verifies:
+        if self._engine is not None:
             _ = prompt.keys  # digested while the last request's pages are still on their way to storage
         self.wait_all()
         found = cache.match(prompt)
@@ -110,7 +113,7 @@ class Player:
         if locked_end < prompt.pages_count:
             slots = cache.allocate(cache.pages_to_allocate(locked_end, prompt.pages_count, ends))
             assert slots is not None, "nothing but this request's own pages is pinned"
-            if self._engine.verifies:
+            if self._engine is not None:
                 for component, given in enumerate(slots):
                     computed = np.flatnonzero(given >= 0)
                     keys = [prompt.keys[locked_end + page] for page in computed.tolist()]
@@ -151,7 +154,7 @@ class Player:
             loaded = min(loaded, count)
             storage = min(storage, loaded)
             self.component_hits[number] += Hits(count - loaded, loaded - storage, storage)
-            if count and self._engine.verifies:
+            if count and self._engine is not None:
                 slots = self.cache.slots(lock, number)
                 self.wrong_pages += self._engine.count_wrong(number, prompt.keys[start : lock.end], slots)
                 self.pages_verified += count

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from unified_cache.pool import PoolSpec
-from unified_cache.replay.oracle import CHUNK_WORDS, Oracle, payloads
+from unified_cache.replay.oracle import CHUNK_WORDS, Oracle
 
 KV = PoolSpec("kv", 4096)
 
@@ -14,14 +14,14 @@ def keys(count: int, seed: int = 0) -> list[bytes]:
 
 
 def test_a_page_is_a_function_of_its_key_and_its_pool_alone() -> None:
-    together = payloads(keys(7), KV)
-    apart = [payloads([key], KV)[0] for key in keys(7)]
+    together = Oracle(KV).payloads(keys(7))
+    apart = [Oracle(KV).payloads([key])[0] for key in keys(7)]
     np.testing.assert_array_equal(together, np.stack(apart))
 
 
 def test_pages_made_before_are_those_made_today() -> None:
     # Stores outlive versions: an oracle that changes would call every page of an older run wrong.
-    made = payloads(keys(3), PoolSpec("kv", 100))
+    made = Oracle(PoolSpec("kv", 100)).payloads(keys(3))
     assert (
         hashlib.sha256(made.tobytes()).hexdigest() == "a1eb0df4fd635746f1978d595018218eddeb6b809a5376465f497302b84f456d"
     )
@@ -29,9 +29,9 @@ def test_pages_made_before_are_those_made_today() -> None:
 
 @pytest.mark.parametrize("page_bytes", [1, 2, 7, 8, 9, 63, 4096, 4099])
 def test_any_page_size_works_and_is_the_head_of_a_larger_one(page_bytes: int) -> None:
-    made = payloads(keys(5), PoolSpec("kv", page_bytes))
+    made = Oracle(PoolSpec("kv", page_bytes)).payloads(keys(5))
     assert made.shape == (5, page_bytes)
-    np.testing.assert_array_equal(made, payloads(keys(5), PoolSpec("kv", 8192))[:, :page_bytes])
+    np.testing.assert_array_equal(made, Oracle(PoolSpec("kv", 8192)).payloads(keys(5))[:, :page_bytes])
 
 
 def test_pages_in_several_chunks_are_those_made_one_by_one() -> None:
@@ -44,32 +44,32 @@ def test_pages_in_several_chunks_are_those_made_one_by_one() -> None:
 
 
 def test_no_pages_have_no_payload() -> None:
-    assert payloads([], KV).shape == (0, 4096)
+    assert Oracle(KV).payloads([]).shape == (0, 4096)
 
 
 def test_no_two_words_of_many_pages_are_equal() -> None:
     # So no page is another page, and none is itself shifted: not even one word stands anywhere else.
-    words = payloads(keys(500), KV).view(np.uint64)
+    words = Oracle(KV).payloads(keys(500)).view(np.uint64)
     assert len(np.unique(words)) == words.size
 
 
 def test_a_single_bit_of_the_key_changes_half_of_all_bits() -> None:
     key = keys(1)[0]
-    made = payloads([key], KV)[0]
+    made = Oracle(KV).payloads([key])[0]
     for bit in range(256):
         changed = bytearray(key)
         changed[bit // 8] ^= 1 << bit % 8
-        other = payloads([bytes(changed)], KV)[0]
+        other = Oracle(KV).payloads([bytes(changed)])[0]
         flipped = np.unpackbits(made ^ other).mean()
         assert 0.45 < flipped < 0.55, f"bit {bit}"
 
 
 def test_pools_of_one_page_differ() -> None:
-    here, there = (payloads(keys(4), PoolSpec(name, 4096)).view(np.uint64) for name in ("kv", "state"))
+    here, there = (Oracle(PoolSpec(name, 4096)).payloads(keys(4)).view(np.uint64) for name in ("kv", "state"))
     assert not (here == there).any()
 
 
 def test_every_byte_value_appears_about_equally_often() -> None:
-    counts = np.bincount(payloads(keys(256), KV).reshape(-1), minlength=256)
+    counts = np.bincount(Oracle(KV).payloads(keys(256)).reshape(-1), minlength=256)
     assert counts.min() > 0.9 * counts.mean()
     assert counts.max() < 1.1 * counts.mean()
