@@ -9,7 +9,7 @@ storage_read_bytes_per_s = "13GB"
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -80,18 +80,7 @@ class Hardware:
 
     def as_json(self) -> dict[str, object]:
         """Return the settings under the names that a file has them under."""
-        return {
-            "name": self.name,
-            PREFILL_KEY: {str(tokens): speed for tokens, speed in self.prefill_tokens_per_s},
-            "device_bytes_per_s": self.device_bytes_per_s,
-            "storage_read_bytes_per_s": self.storage_read_bytes_per_s,
-            "storage_write_bytes_per_s": self.storage_write_bytes_per_s,
-            "device_price_per_hour": self.device_price_per_hour,
-            "host_price_per_gib_month": self.host_price_per_gib_month,
-            "storage_price_per_gib_month": self.storage_price_per_gib_month,
-            "drive_writes_per_day": self.drive_writes_per_day,
-            "drive_years": self.drive_years,
-        }
+        return {**asdict(self), PREFILL_KEY: {str(tokens): speed for tokens, speed in self.prefill_tokens_per_s}}
 
 
 def _accelerator(name: str, peak_flops: float, price_per_hour: float) -> Hardware:

@@ -206,7 +206,7 @@ class LruHits:
         seen, memory = self._pass(plan, plan.device_pages[0]), _memory_pages(plan)
         store_bytes = self._store_bytes(plan)
         if seen.points is None:
-            batch_pages, page_bytes = _batch_pages(plan), _stored_bytes(plan)[0]
+            batch_pages, page_bytes = _batch_pages(plan), plan.stored_bytes()[0]
             ends = seen.stack.stored_ends(min(store_bytes // page_bytes, NEVER), batch_pages)
             fetched: Counts = np.minimum(ends, memory[0])
             return fetched
@@ -239,7 +239,7 @@ class LruHits:
             return Moved(from_host, from_host, np.zeros_like(from_host), 0)
         loaded = bytes_for(total_ends, device_full, device_ends)
         fetched = bytes_for(total_ends, memory_full, memory_ends)
-        store_pages = self._store_bytes(plan) // _stored_bytes(plan)[0]
+        store_pages = self._store_bytes(plan) // plan.stored_bytes()[0]
         cut = plan.device_pages[0]
         stored_before = self._pass(plan, cut).stack.hit_pages(min(store_pages, NEVER))
         pages_counts = np.minimum(self.trace.pages_counts, cut)
@@ -264,7 +264,7 @@ class LruHits:
             trace = self.trace.cut(cut)
             stack = LruStack.of(trace)
             spans = [component.span for component in plan.layout.components[1:]]
-            stored = StoreFootprint(_stored_bytes(plan), _batch_pages(plan))
+            stored = StoreFootprint(plan.stored_bytes(), _batch_pages(plan))
             points = ResumePoints.of(trace, stack, spans, plan.retention, stored) if spans else None
             self._passes[cut] = TracePass(stack, points)
         return self._passes[cut]
@@ -273,12 +273,6 @@ class LruHits:
 def _memory_pages(plan: ReplayPlan) -> tuple[int, ...]:
     """Return by component the pages of device and host memory together: the larger has what the other has."""
     return tuple(max(pair) for pair in zip(plan.device_pages, plan.host_pages, strict=True))
-
-
-def _stored_bytes(plan: ReplayPlan) -> tuple[int, ...]:
-    """Return by component the bytes of one page's objects, in the run's scale."""
-    objects = plan.objects()
-    return tuple(sum(objects.get(pool.name, 0) for pool in each.pools) for each in plan.layout.components)
 
 
 def _batch_pages(plan: ReplayPlan) -> int:

@@ -18,17 +18,13 @@ RATIOS = ("token_hit_ratio", "block_hit_ratio", "seen_block_ratio")
 class KeptResult:
     """The result of a replay as its JSON file has it."""
 
-    name: str
-    """Name of the file, for people."""
-    trace: str
-    requests: int
     ratios: Mapping[str, float]
     """Shares by name: of tokens and blocks, and of the tokens that each tier handed back."""
     moved_bytes: Mapping[str, int]
     """Payload by kind of transfer."""
     requests_per_s: float
     settings: Mapping[str, str]
-    """By name, those of nested values joined by dots; as text."""
+    """By name, those of nested values joined by dots, the trace and its requests first; as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +59,26 @@ def read_result(path: Path) -> KeptResult:
     except ValueError as error:
         raise ConfigError(f"{path} must hold the JSON of a replay, found something else: {error}") from error
     try:
-        return _result_in(path.name, _mapping(found, "the whole"))
+        return _result_in(_mapping(found, "the whole"))
     except KeyError as error:
         raise ConfigError(f"{path} must hold the JSON of a replay, it has no {error.args[0]}") from error
 
 
-def _result_in(name: str, found: Mapping[str, object]) -> KeptResult:
+def _result_in(found: Mapping[str, object]) -> KeptResult:
     tokens = _number(found["tokens"], "tokens")
     ratios = {ratio: _number(found[ratio], ratio) for ratio in RATIOS}
     for tier, hit_tokens in _mapping(found["hit_tokens"], "hit_tokens").items():
         ratios[f"{tier}_hit_ratio"] = _number(hit_tokens, tier) / tokens if tokens else 0.0
     moved = _mapping(found["bytes_moved"], "bytes_moved")
     return KeptResult(
-        name=name,
-        trace=str(found["trace"]),
-        requests=int(_number(found["requests"], "requests")),
         ratios=ratios,
         moved_bytes={kind: int(_number(count, kind)) for kind, count in moved.items()},
         requests_per_s=_number(found["requests_per_s"], "requests_per_s"),
-        settings=dict(_flat(_mapping(found["settings"], "settings"))),
+        settings={
+            "trace": str(found["trace"]),
+            "requests": str(int(_number(found["requests"], "requests"))),
+            **dict(_flat(_mapping(found["settings"], "settings"))),
+        },
     )
 
 
@@ -105,10 +102,8 @@ def compared_figures(first: KeptResult, second: KeptResult) -> list[FigurePair]:
 
 def compared_settings(first: KeptResult, second: KeptResult) -> list[SettingPair]:
     """Return the settings in which two runs differ; what one of them does not have is ``none``."""
-    names = dict.fromkeys(["trace", "requests", *first.settings, *second.settings])
-    one = {"trace": first.trace, "requests": str(first.requests), **first.settings}
-    other = {"trace": second.trace, "requests": str(second.requests), **second.settings}
-    pairs = (SettingPair(name, one.get(name, "none"), other.get(name, "none")) for name in names)
+    one, other = first.settings, second.settings
+    pairs = (SettingPair(name, one.get(name, "none"), other.get(name, "none")) for name in {**one, **other})
     return [pair for pair in pairs if pair.first != pair.second]
 
 

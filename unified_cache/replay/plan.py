@@ -126,6 +126,11 @@ class ReplayPlan:
         """Return the bytes of one stored object of each pool that has bytes, header included."""
         return {pool.name: pool.page_bytes + HEADER_BYTES for pool in self.layout.pools if pool.page_bytes}
 
+    def stored_bytes(self) -> tuple[int, ...]:
+        """Return by component the bytes of one page's objects, headers included."""
+        objects = self.objects()
+        return tuple(sum(objects.get(pool.name, 0) for pool in each.pools) for each in self.layout.components)
+
     def _check_memory(self) -> None:
         engine = (sum(self.device_pages) + sum(self.host_pages)) * SLOT_BYTES
         engine += FORGOTTEN_PAGE_BYTES * REMEMBERED_PAGES if self.explains else 0

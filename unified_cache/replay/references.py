@@ -109,8 +109,7 @@ def _capacities(plan: ReplayPlan, store_bytes: int | None, distinct_pages: int) 
     """Return the pages that lru and the clairvoyant policy hold: those of the largest tier, and of all."""
     tiers = [plan.device_pages[0], plan.host_pages[0]]
     if plan.storage is not None:
-        objects = plan.objects()
-        page_bytes = sum(objects.get(pool.name, 0) for pool in plan.layout.components[0].pools)
+        page_bytes = plan.stored_bytes()[0]
         tiers.append(distinct_pages if store_bytes is None or not page_bytes else store_bytes // page_bytes)
     return min(max(tiers), distinct_pages), min(sum(tiers), distinct_pages)
 
