@@ -14,7 +14,7 @@ from typing import BinaryIO, TypeVar
 
 from unified_cache.errors import ConfigError, TraceError
 from unified_cache.extras import needs_extra
-from unified_cache.replay.trace import TOLD_REQUESTS, Tell, TraceRequest, untold
+from unified_cache.replay.trace import Tell, TraceRequest, untold
 
 with needs_extra("events", "reading a recording of LMCache"):
     import msgspec
@@ -67,7 +67,7 @@ class LmcacheTrace:
 def read_lmcache_trace(path: Path, chunk_tokens: int, tell: Tell = untold) -> LmcacheTrace:
     """Read the look-ups of a recording, chunks numbered from 0; prompts shorter than a chunk are none.
 
-    ``tell`` is told every now and then how many were read.
+    ``tell`` is told after each how many were read.
 
     Raises:
         TraceError: the file cannot be read, is no such recording, or none of storage; the message says where and how.
@@ -89,8 +89,7 @@ def read_lmcache_trace(path: Path, chunk_tokens: int, tell: Tell = untold) -> Lm
                 ids = tuple(numbers.setdefault(chunk, len(numbers)) for chunk in chunks)
                 if ids:
                     requests.append(TraceRequest(1000 * call.t_mono, len(ids) * chunk_tokens, 0, ids, chunk_tokens))
-                    if len(requests) % TOLD_REQUESTS == 0:
-                        tell(len(requests), "")
+                    tell(len(requests), "")
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
     if not requests:

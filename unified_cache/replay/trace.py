@@ -37,9 +37,6 @@ NAME_MAX = 2**63 - 1
 PAGE_SIZE_MAX = 1 << 20
 """Largest page of a recording, in tokens."""
 
-TOLD_REQUESTS = 256
-"""Requests between two times that whoever watches is told."""
-
 LINE_BYTES_MAX = 64 * 1024 * 1024
 """Longest line read: bounds memory where a file is no trace at all. A prompt of a billion tokens needs less."""
 
@@ -91,7 +88,7 @@ def is_of_lmcache(path: Path) -> bool:
 
 
 Tell = Callable[[int, str], None]
-"""Told every now and then how many are done, and a note to stand beside the number."""
+"""Told how many are done, and a note to stand beside the number; called often."""
 
 
 def untold(_done: int, _note: str) -> None:
@@ -101,7 +98,7 @@ def untold(_done: int, _note: str) -> None:
 def read_trace(path: Path, limit: int | None = None, tell: Tell = untold) -> list[TraceRequest]:
     """Read a trace, or its first ``limit`` requests, line by line; sort by timestamp, equal ones as they stand.
 
-    ``tell`` is told every now and then how many were read.
+    ``tell`` is told after each how many were read.
 
     Raises:
         TraceError: the file is missing, unreadable, empty or malformed; the message says where and how.
@@ -111,8 +108,7 @@ def read_trace(path: Path, limit: int | None = None, tell: Tell = untold) -> lis
     requests: list[TraceRequest] = []
     for request in iterate_trace(path, limit):
         requests.append(request)
-        if len(requests) % TOLD_REQUESTS == 0:
-            tell(len(requests), "")
+        tell(len(requests), "")
     requests.sort(key=_timestamp_of)
     sizes = {request.block_tokens for request in requests}
     if len(sizes) > 1:
