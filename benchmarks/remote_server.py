@@ -16,7 +16,7 @@ from unified_cache.service.operations.allocator import keep_freed_memory
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.tenants import TenantStore
 from unified_cache.settings.access import Role
-from unified_cache.settings.limits import LimitSettings
+from unified_cache.settings.limits import LimitSettings, QuotaSettings
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -57,20 +57,11 @@ class OpenAdmission:
 
 
 class OpenGate:
-    """A gate that lets everybody in, usage without a cap, an observer that looks away."""
+    """A gate that lets everybody in, an observer that looks away."""
 
     @contextmanager
     def admitted(self, context: CallContext, needs: Role, *, method: str) -> Iterator[OpenAdmission]:
         yield OpenAdmission()
-
-    def bytes_max(self, tenant: str) -> int:
-        return 1 << 60
-
-    def reserve(self, tenant: str, count_bytes: int) -> bool:
-        return True
-
-    def release(self, tenant: str, count_bytes: int) -> None:
-        return None
 
     def call_ended(self, method: str, tenant: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
         return None
@@ -136,7 +127,7 @@ class BareServicer:
 def _listening(bare: BareServicer) -> tuple[int, grpc.Server]:
     limits = LimitSettings()
     everyone = OpenGate()
-    usage = TenantUsage(everyone, limits.counted_pages_max, None)
+    usage = TenantUsage(QuotaSettings(stored_bytes_max=1 << 60), limits.counted_pages_max, None)
     store = TenantStore(VerifiedStorage(MemoryStorage(STORE_BYTES)), usage, everyone)
     service = CacheService(store, everyone, everyone, limits, lambda: None)
     server = grpc.server(ThreadPoolExecutor(THREADS), options=limits.channel_options())

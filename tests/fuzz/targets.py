@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from tests.fuzz.context import Aborted, DirectContext
-from tests.support.service import CappedQuota, Notes, TokenGate, limits_with
+from tests.support.service import Notes, TokenGate, limits_with
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.errors import InputError
 from unified_cache.page import PAGE_KEY_BYTES
@@ -19,6 +19,7 @@ from unified_cache.seal import HEADER_BYTES, Label, seal, verify, verify_buffers
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.tenants import TenantStore
+from unified_cache.settings.limits import QuotaSettings
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -62,7 +63,7 @@ class Requests:
     def __init__(self) -> None:
         limits = limits_with(pages_max=64, tokens_max=1024, identities_max=8)
         self._notes = Notes()
-        usage = TenantUsage(CappedQuota(1 << 20), limits.counted_pages_max, None)
+        usage = TenantUsage(QuotaSettings(stored_bytes_max=1 << 20), limits.counted_pages_max, None)
         store = TenantStore(VerifiedStorage(MemoryStorage(1 << 20)), usage, self._notes)
         self._service = CacheService(store, TokenGate(), self._notes, limits, lambda: None)
         self._answers = {call: self._answer_of(call) for call in Call}

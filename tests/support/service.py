@@ -18,7 +18,7 @@ from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.tenants import TenantStore
 from unified_cache.settings.access import Role
-from unified_cache.settings.limits import LimitSettings
+from unified_cache.settings.limits import LimitSettings, QuotaSettings
 from unified_cache.storage_backends.protocol import Answer, StorageBackend
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
@@ -81,27 +81,6 @@ class TokenGate:
 
 
 @dataclass
-class CappedQuota:
-    """Bytes by tenant, under one cap for each."""
-
-    cap_bytes: int = 1 << 40
-    used: dict[str, int] = field(default_factory=dict)
-
-    def bytes_max(self, tenant: str) -> int:
-        return self.cap_bytes
-
-    def reserve(self, tenant: str, count_bytes: int) -> bool:
-        if self.used.get(tenant, 0) + count_bytes > self.cap_bytes:
-            return False
-        self.used[tenant] = self.used.get(tenant, 0) + count_bytes
-        return True
-
-    def release(self, tenant: str, count_bytes: int) -> None:
-        self.used[tenant] -= count_bytes
-        assert self.used[tenant] >= 0
-
-
-@dataclass
 class Notes:
     """An observer that keeps codes and anomalies."""
 
@@ -141,13 +120,13 @@ def limits_with(**settings: object) -> LimitSettings:
 class LoopbackServer:
     """A server that answers on loopback."""
 
-    def __init__(self, service: CacheService, server: grpc.Server, port: int) -> None:
+    def __init__(self, service: CacheService, server: grpc.Server, port: int, usage: TenantUsage) -> None:
         self.service = service
         self.server = server
         self.port = port
         self.address = f"127.0.0.1:{port}"
+        self.usage = usage
         self.gate = TokenGate()
-        self.usage = CappedQuota()
         self.notes = Notes()
         self.drains: list[None] = []
 
@@ -157,22 +136,22 @@ class LoopbackServer:
         store: StorageBackend,
         limits: LimitSettings | None = None,
         *,
-        usage: CappedQuota | None = None,
+        stored_bytes_max: int = 1 << 40,
         clock: Callable[[], float] | None = None,
         port: int = 0,
     ) -> "LoopbackServer":
         limits = limits or limits_with()
-        gate, notes, usage = TokenGate(), Notes(), usage or CappedQuota()
+        gate, notes, quota = TokenGate(), Notes(), QuotaSettings(stored_bytes_max=stored_bytes_max)
         drains: list[None] = []
-        counted = TenantUsage(usage, limits.counted_pages_max, store.capability().bytes_max)
-        shared = TenantStore(VerifiedStorage(store), counted, notes)
+        usage = TenantUsage(quota, limits.counted_pages_max, store.capability().bytes_max)
+        shared = TenantStore(VerifiedStorage(store), usage, notes)
         service = CacheService(shared, gate, notes, limits, lambda: drains.append(None), clock or time.monotonic)
         server = grpc.server(ThreadPoolExecutor(THREADS), options=limits.channel_options())
         server.add_generic_rpc_handlers((service.rpc_methods(),))
         bound = server.add_insecure_port(f"127.0.0.1:{port}")
         server.start()
-        running = cls(service, server, bound)
-        running.gate, running.usage, running.notes, running.drains = gate, usage, notes, drains
+        running = cls(service, server, bound, usage)
+        running.gate, running.notes, running.drains = gate, notes, drains
         return running
 
     def client(self, token: str = "", timeout_s: float = 10.0, tenant: str = "") -> RemoteStorage:

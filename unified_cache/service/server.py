@@ -23,7 +23,6 @@ from unified_cache.service.access.callers import Caller, Gate
 from unified_cache.service.access.clients import CertifiedClients, ClientTrust, audit_trust, read_trust
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.gate import Authenticator, ServiceGate
-from unified_cache.service.access.quota import StoredBytes, promised_bytes
 from unified_cache.service.access.reloaded import Reloaded, ReloadPace
 from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.service.access.tls import (
@@ -36,13 +35,13 @@ from unified_cache.service.access.tls import (
     server_credentials,
 )
 from unified_cache.service.access.tokens import Tokens, audit_tokens, read_tokens
-from unified_cache.service.access.usage import TenantUsage
+from unified_cache.service.access.usage import TenantUsage, promised_bytes
 from unified_cache.service.operations.audit import open_audit
 from unified_cache.service.operations.descriptors import room_for_connections
 from unified_cache.service.operations.health import HealthService
 from unified_cache.service.operations.live_figures import ServiceDoor, ServiceFigures
 from unified_cache.service.operations.logs import Log, LogRateLimit
-from unified_cache.service.operations.metrics import BoundedLabels, LossCollector, ServiceMetrics, UsageCollector
+from unified_cache.service.operations.metrics import BoundedLabels, ServiceMetrics, UsageCollector
 from unified_cache.service.operations.metrics_listener import MetricsDoor, MetricsListener
 from unified_cache.service.operations.public_calls import PublicCalls
 from unified_cache.service.operations.reflection import reflection_methods
@@ -119,19 +118,18 @@ class Service:
             listener = _metrics_listener(settings, observed, access)
             if listener is not None:
                 opened.callback(listener.close)
-            scheduler, stored = FairScheduler(settings.quota, settings.limits.calls_max), StoredBytes(settings.quota)
-            observed.registry.register(UsageCollector(scheduler, stored, observed.tenants))
+            scheduler = FairScheduler(settings.quota, settings.limits.calls_max)
             gate = ServiceGate(access.authenticator(settings), scheduler, settings.quota, observed.metrics)
             traced = _traced(gate, settings, opened)
             guarded = GuardedStore.open(settings, observed.registry)
             bytes_max = guarded.guard.breaker.capability().bytes_max
             _warn_of_quotas(settings, access, bytes_max, observed.metrics)
-            usage = TenantUsage(stored, settings.limits.counted_pages_max, bytes_max)
+            usage = TenantUsage(settings.quota, settings.limits.counted_pages_max, bytes_max)
             store = TenantStore(guarded.guard.breaker, usage, observed.metrics)
             record = _recorder(settings, opened)
             cache = CacheService(store, traced, observed.metrics, settings.limits, drain.ask, record=record)
             opened.callback(cache.close)
-            observed.registry.register(LossCollector(store))
+            observed.registry.register(UsageCollector(scheduler, store, observed.tenants))
             timeouts = CallTimeouts(settings.limits, time.monotonic)
             opened.callback(timeouts.close)
             healthy = HealthService([SERVICE], settings.limits.public_calls_max, timeouts)
@@ -148,7 +146,7 @@ class Service:
                 guarded=guarded,
                 metrics=observed.metrics,
                 scheduler=scheduler,
-                stored=stored,
+                usage=usage,
             )
             live = _live_server(settings, access, figures, observed.metrics)
             if live is not None:

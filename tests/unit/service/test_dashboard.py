@@ -12,11 +12,10 @@ from tests.sources import ROOT
 from tests.support.clock import ManualClock
 from unified_cache.errors import StorageError
 from unified_cache.service.access.fairness import FairScheduler
-from unified_cache.service.access.quota import StoredBytes
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.audit import AuditLog
 from unified_cache.service.operations.logs import Log, LogRateLimit
-from unified_cache.service.operations.metrics import BoundedLabels, LossCollector, ServiceMetrics, UsageCollector
+from unified_cache.service.operations.metrics import BoundedLabels, ServiceMetrics, UsageCollector
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.service.store.tenants import TenantStore
 from unified_cache.settings.loading import service_settings
@@ -54,18 +53,18 @@ def known() -> Known:
     pace = LogRateLimit(1, 1.0, ManualClock())
     log = Log(StringIO(), pace, lambda: 0.0)
     metrics = ServiceMetrics(registry, names, names, log, AuditLog(log.lines, pace))
-    scheduler, stored = FairScheduler(settings.quota, settings.limits.calls_max), StoredBytes(settings.quota)
-    registry.register(UsageCollector(scheduler, stored, names))
+    scheduler = FairScheduler(settings.quota, settings.limits.calls_max)
     store = GuardedStore.open(settings, registry)
-    shared = TenantStore(store.guard.breaker, TenantUsage(stored, 100, None), metrics)
-    registry.register(LossCollector(shared))
+    usage = TenantUsage(settings.quota, 100, None)
+    shared = TenantStore(store.guard.breaker, usage, metrics)
+    registry.register(UsageCollector(scheduler, shared, names))
     metrics.call_ended("Get", "acme", "OK", 0.1, 1, 1)
     metrics.pages_looked_up("acme", "kv", Answer.HIT, 1)
     metrics.pages_looked_up("acme", "kv", Answer.MISS, 1)
     metrics.pages_put("acme", "kv", Answer.STORED, 1)
     metrics.anomaly("odd", "x")
     metrics.stale.labels("tokens").set(0)
-    stored.reserve("acme", 1)
+    usage.take("acme", [sealed_page(label(1))])
     assert scheduler.enter("acme") is not None
     store.guard.breaker.put([sealed_page(label(1))], Level.CACHED)
     with pytest.raises(StorageError):

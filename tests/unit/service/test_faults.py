@@ -99,7 +99,7 @@ def test_a_store_that_is_down_costs_misses_and_makes_puts_unavailable(store: Rai
     store.error = StorageError("/secret/path is down", retryable=True)
     with refused(grpc.StatusCode.UNAVAILABLE, "the store does not answer"):
         put(wire, 0)
-    assert running.usage.used.get("default", 0) == 0
+    assert running.usage.held_bytes("default") == 0
     assert got(wire, 0, 1) == [0, 0]
     with refused(grpc.StatusCode.UNAVAILABLE, "the store does not answer"):
         put_durable(wire, 1)
@@ -155,7 +155,7 @@ def test_a_store_that_declines_declines_for_the_service(serve: Serve) -> None:
     wire = Wire(running)
     wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
     assert put(wire, 0, 1, 2) == b"\x02\x02\x00"
-    assert running.usage.used == {"default": 2 * OBJECT_BYTES}
+    assert running.usage.by_tenant() == {"default": 2 * OBJECT_BYTES}
     wire.close()
     running.stop()
 

@@ -15,7 +15,6 @@ from tests.support.clock import ManualClock
 from tests.support.running_service import CALL_S
 from unified_cache.errors import ConfigError
 from unified_cache.service.access.fairness import FairScheduler
-from unified_cache.service.access.quota import StoredBytes
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.audit import AuditLog
 from unified_cache.service.operations.logs import Log, LogRateLimit
@@ -29,7 +28,9 @@ from unified_cache.service.operations.metrics_listener import CONNECTIONS_MAX, M
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.service.store.tenants import TenantStore
 from unified_cache.settings.addresses import ListenAddress
+from unified_cache.settings.limits import QuotaSettings
 from unified_cache.settings.loading import service_settings
+from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.wrappers import DeadlineStorage
 from unified_cache.testing.storage_contract import label, sealed_page
@@ -110,15 +111,16 @@ def test_tenants_beyond_a_bound_share_one_series(registry: CollectorRegistry) ->
 
 def test_what_tenants_use_is_told_at_the_moment_of_asking(registry: CollectorRegistry) -> None:
     quota = service_settings(None, {"quota": {"running_max": 1, "tenant_running_max": 1}}).quota
-    scheduler, stored = FairScheduler(quota, 128), StoredBytes(quota)
-    registry.register(UsageCollector(scheduler, stored, BoundedLabels(1)))
+    scheduler, usage = FairScheduler(quota, 128), TenantUsage(quota, 100, None)
+    store = TenantStore(MemoryStorage(), usage, metrics_in(CollectorRegistry()))
+    registry.register(UsageCollector(scheduler, store, BoundedLabels(1)))
     tickets = [scheduler.enter(tenant) for tenant in ("acme", "acme", "b", "c", "acme")]
     for ticket in tickets[:4]:
         assert ticket is not None
         assert ticket.hold(10)
         ticket.wait(0)
     for tenant in ("acme", "b", "c"):
-        stored.reserve(tenant, 5)
+        usage.take(tenant, [sealed_page(label(1))])
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"{PREFIX}_{name}", labels)
@@ -128,7 +130,7 @@ def test_what_tenants_use_is_told_at_the_moment_of_asking(registry: CollectorReg
     assert value("calls_in_flight", tenant="acme", state="half_open") == 1
     assert value("calls_in_flight", tenant=OTHER, state="waiting") == 2
     assert value("request_bytes_in_flight", tenant=OTHER) == 20
-    assert value("stored_bytes", tenant=OTHER) == 10
+    assert value("stored_bytes", tenant=OTHER) == 2 * usage.held_bytes("b")
     for ticket in tickets:
         assert ticket is not None
         ticket.leave()
@@ -159,7 +161,7 @@ def test_a_read_of_many_pages_is_handed_over_once_and_verified_by_the_mib(
         return get(storage, asked)
 
     monkeypatch.setattr(DeadlineStorage, "get", counted)
-    usage = TenantUsage(StoredBytes(service_settings(None, {}).quota), 100, None)
+    usage = TenantUsage(QuotaSettings(), 100, None)
     store = TenantStore(guarded.guard.breaker, usage, metrics_in(CollectorRegistry()))
     read = store.read("acme", [page.label for page in pages], [1 << 20] * 4)
     assert [each.answer for each in read] == [Answer.HIT] * 4

@@ -7,9 +7,11 @@ import pytest
 
 from tests.support.clock import ManualClock
 from unified_cache.service.access.fairness import FairScheduler, Ticket
-from unified_cache.service.access.quota import StoredBytes
+from unified_cache.service.access.usage import TenantUsage
 from unified_cache.settings.limits import QuotaSettings
 from unified_cache.settings.loading import service_settings
+from unified_cache.storage_backends.protocol import PageIO
+from unified_cache.testing.storage_contract import label
 
 WAIT_S = 10.0
 
@@ -30,31 +32,36 @@ def entered(scheduler: FairScheduler, tenant: str) -> Ticket:
     return ticket
 
 
+def pages(count: int, start: int = 0) -> list[PageIO]:
+    """Return pages of a byte each."""
+    return [PageIO(label(number), None, (memoryview(b"x"),)) for number in range(start, start + count)]
+
+
 def test_bytes_are_counted_up_to_the_cap_of_their_tenant() -> None:
-    stored = StoredBytes(quota(stored_bytes_max=10, tenants={"large": {"stored_bytes_max": 100}}))
-    assert stored.reserve("acme", 10)
-    assert not stored.reserve("acme", 1)
-    assert stored.reserve("large", 100)
-    stored.release("acme", 4)
-    assert not stored.reserve("acme", 5)
-    assert stored.reserve("acme", 4)
-    assert stored.by_tenant() == {"acme": 10, "large": 100}
+    usage = TenantUsage(quota(stored_bytes_max=10, tenants={"large": {"stored_bytes_max": 100}}), 1_000, None)
+    assert usage.take("acme", pages(10))
+    assert not usage.take("acme", pages(1, start=10))
+    assert usage.take("large", pages(100))
+    usage.drop("acme", [page.label for page in pages(4)])
+    assert not usage.take("acme", pages(5, start=10))
+    assert usage.take("acme", pages(4, start=10))
+    assert usage.by_tenant() == {"acme": 10, "large": 100}
 
 
 def test_bytes_given_back_never_make_more_room_than_the_cap() -> None:
-    stored = StoredBytes(quota(stored_bytes_max=10))
-    stored.release("acme", 1_000)
-    assert stored.reserve("acme", 10)
-    assert not stored.reserve("acme", 1)
+    usage = TenantUsage(quota(stored_bytes_max=10), 1_000, None)
+    usage.drop("acme", [page.label for page in pages(100)])
+    assert usage.take("acme", pages(10))
+    assert not usage.take("acme", pages(1, start=10))
 
 
 def test_tenants_that_are_counted_are_few() -> None:
-    stored = StoredBytes(quota(tenants_max=2))
-    assert stored.reserve("a", 1)
-    assert stored.reserve("b", 1)
-    assert not stored.reserve("c", 1)
-    stored.release("a", 1)
-    assert stored.reserve("c", 1)
+    usage = TenantUsage(quota(tenants_max=2), 1_000, None)
+    assert usage.take("a", pages(1))
+    assert usage.take("b", pages(1))
+    assert not usage.take("c", pages(1))
+    usage.drop("a", [page.label for page in pages(1)])
+    assert usage.take("c", pages(1))
 
 
 def test_a_tenant_holds_at_most_its_calls_and_bytes_in_flight() -> None:

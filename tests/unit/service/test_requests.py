@@ -69,7 +69,7 @@ class ServerOverMemory:
 
     def state(self) -> object:
         stats = pb.StatsReply.FromString(self.wire.ask(Call.STATS, pb.StatsRequest()))
-        return stats, dict(self.backend._pages), dict(self.running.usage.used)
+        return stats, dict(self.backend._pages), self.running.usage.by_tenant()
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.running_service import running
-from tests.support.service import CappedQuota, LoopbackServer, Wire
+from tests.support.service import LoopbackServer, Wire
 from tests.unit.service.test_access import given
 from tests.unit.service.test_requests import IDENTITY, OBJECT_BYTES, key, page, part, run, start
 from tests.unit.service.test_tenancy import put, tenant
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import Label
-from unified_cache.service.access.quota import StoredBytes
 from unified_cache.service.access.usage import TenantUsage
+from unified_cache.settings.limits import QuotaSettings
 from unified_cache.settings.loading import service_settings
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
@@ -72,7 +72,7 @@ def test_puts_of_many_tenants_at_the_same_time_leave_the_store_nothing_to_choose
     assert stored(quiet, *range(4)) == list(range(4))
     assert store.counts.evicted_count == 0
     assert store.bytes_used <= CAP_PAGES * OBJECT_BYTES
-    assert sum(server.usage.used.values()) == store.bytes_used
+    assert sum(server.usage.by_tenant().values()) == store.bytes_used
     server.stop()
 
 
@@ -99,7 +99,7 @@ def test_pages_that_were_there_before_the_server_are_a_tenants_own_once_they_are
     after = LoopbackServer.start(opened("file", tmp_path))
     quiet, flood = tenant(after, "quiet"), tenant(after, "flood")
     quiet.get(pb.GetRequest(runs=[run(*map(key, range(4)), object_bytes=OBJECT_BYTES)]))
-    assert after.usage.used == {"quiet": 4 * OBJECT_BYTES}
+    assert after.usage.by_tenant() == {"quiet": 4 * OBJECT_BYTES}
     for number in range(60):
         put(flood, number)
     assert stored(quiet, *range(8)) == [0, 1, 2, 3]
@@ -134,7 +134,7 @@ def numbers_of(labels: list[Label]) -> list[int]:
 
 
 def test_a_chain_that_was_put_piece_by_piece_goes_from_its_tail() -> None:
-    usage = TenantUsage(CappedQuota(), 1_000, 4)
+    usage = TenantUsage(QuotaSettings(), 1_000, 4)
     usage.take("acme", [paged(0)])
     for number in range(1, 4):
         usage.take("acme", [paged(number, parent=number - 1)])
@@ -147,7 +147,7 @@ def test_a_tenant_with_twice_the_quota_has_twice_the_share() -> None:
     settings = service_settings(
         None, {"quota": {"stored_bytes_max": 1_000, "tenants": {"large": {"stored_bytes_max": 2_000}}}}
     )
-    usage = TenantUsage(StoredBytes(settings.quota), 1_000, 30)
+    usage = TenantUsage(settings.quota, 1_000, 30)
     for number in range(40):
         usage.take("large", [paged(number)])
         usage.take("small", [paged(number, identity=bytes(32))])
@@ -160,7 +160,7 @@ def test_what_is_counted_fits_the_store_and_nobody_below_its_share_pays_for_it(s
     rng = random.Random(seed)
     names = [f"tenant{number}" for number in range(5)]
     caps = {name: {"stored_bytes_max": rng.randint(20, 200)} for name in names}
-    usage = TenantUsage(StoredBytes(service_settings(None, {"quota": {"tenants": caps}}).quota), 1_000, 60)
+    usage = TenantUsage(service_settings(None, {"quota": {"tenants": caps}}).quota, 1_000, 60)
     for step in range(300):
         name = rng.choice(names)
         fresh = [paged(rng.randrange(200), identity=bytes([names.index(name)]) * 32) for _ in range(rng.randint(1, 8))]
@@ -180,7 +180,7 @@ def test_what_is_counted_fits_the_store_and_nobody_below_its_share_pays_for_it(s
 
 
 def test_without_a_cap_on_the_store_no_page_is_asked_to_go() -> None:
-    usage = TenantUsage(CappedQuota(), 1_000, None)
+    usage = TenantUsage(QuotaSettings(), 1_000, None)
     for number in range(100):
         usage.take("acme", [paged(number)])
     assert usage.surplus(()) == []

@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.support.service import CappedQuota, LoopbackServer, Wire, limits_with, refused
+from tests.support.service import LoopbackServer, Wire, limits_with, refused
 from tests.unit.service.test_requests import (
     IDENTITY,
     LAYOUT,
@@ -43,7 +43,7 @@ READER, WRITER, OTHER_WRITER = (
 def running(tmp_path: Path) -> Iterator[LoopbackServer]:
     running = LoopbackServer.start(
         FileStorage.open(tmp_path / "store"),
-        usage=CappedQuota(10 * OBJECT_BYTES),
+        stored_bytes_max=10 * OBJECT_BYTES,
     )
     yield running
     running.stop()
@@ -90,7 +90,7 @@ def test_what_one_tenant_stored_another_sees_no_trace_of(running: LoopbackServer
 def test_two_tenants_store_the_same_page_each_for_itself(running: LoopbackServer) -> None:
     first, second = tenant(running, "a"), tenant(running, "a.b")
     assert put(first, 0) == put(second, 0) == b"\x02"
-    assert running.usage.used == {"a": OBJECT_BYTES, "a.b": OBJECT_BYTES}
+    assert running.usage.by_tenant() == {"a": OBJECT_BYTES, "a.b": OBJECT_BYTES}
     first.ask(Call.REMOVE, pb.RemoveRequest(runs=[run(key(0))]))
     (answer,) = map(pb.GetPart.FromString, second.get(pb.GetRequest(runs=[run(key(0), object_bytes=OBJECT_BYTES)])))
     assert answer.content == page(0)
@@ -134,7 +134,7 @@ def test_a_tenant_over_its_quota_is_told_when_to_come_back_and_others_go_on(runn
 
 def test_bytes_that_the_store_evicted_are_given_back_when_room_is_short() -> None:
     backend = MemoryStorage()
-    running = LoopbackServer.start(backend, usage=CappedQuota(5 * OBJECT_BYTES))
+    running = LoopbackServer.start(backend, stored_bytes_max=5 * OBJECT_BYTES)
     wire = tenant(running, "a")
     put(wire, *range(5))
     backend.remove(list(backend._pages)[:2])
@@ -149,7 +149,7 @@ def test_clear_removes_what_is_the_callers_alone(running: LoopbackServer) -> Non
     put(mine, 0, 1, 2)
     put(other, 0)
     assert pb.ClearReply.FromString(mine.ask(Call.CLEAR, pb.ClearRequest())).removed_count == 3
-    assert running.usage.used["mine"] == 0
+    assert running.usage.held_bytes("mine") == 0
     assert put(other, 0) == b"\x02"
 
 

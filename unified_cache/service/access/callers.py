@@ -1,4 +1,4 @@
-"""Callers, and the protocols that the request path needs: a call, a gate, a byte quota, an observer.
+"""Callers, and the protocols that the request path needs: a call, a gate, an observer.
 
 The tenant comes from the transport, a client certificate or a token, and never from a field of a request.
 """
@@ -16,7 +16,6 @@ from unified_cache.storage_backends.protocol import Answer
 __all__ = [
     "AnsweringContext",
     "AuditEntry",
-    "ByteQuota",
     "CallContext",
     "CallPlace",
     "Caller",
@@ -138,22 +137,6 @@ class Gate(Protocol):
         Raises:
             Refused: not authenticated, not allowed, over a quota, or draining. Nothing is held.
         """
-        ...
-
-
-class ByteQuota(Protocol):
-    """Bytes stored by each tenant, under its cap. Thread-safe."""
-
-    def bytes_max(self, tenant: str) -> int:
-        """Return the cap of a tenant."""
-        ...
-
-    def reserve(self, tenant: str, count_bytes: int) -> bool:
-        """Count bytes that are about to be stored; False, and nothing counted, where the cap would be passed."""
-        ...
-
-    def release(self, tenant: str, count_bytes: int) -> None:
-        """Count bytes as gone: removed, evicted, or reserved and then not stored."""
         ...
 
 

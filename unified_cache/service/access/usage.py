@@ -1,12 +1,12 @@
-"""Stored pages of each tenant and their bytes: counted in its quota, and held to its share of the store.
+"""Stored pages of each tenant and their bytes: counted under its cap, and held to its share of the store.
 
 A store evicts the least recently used page, whoever put it, so that one tenant's puts would evict another's pages. Here
 no tenant's would: before the pages that are counted outgrow the store, the tenant that is furthest above its share lets
 its own oldest pages go. Shares of the store's cap are by quota, among the tenants that have pages in it. Whoever is
 below its share loses nothing to others; what nobody claims, anybody may use.
 
-Pages that were in the store before this server are counted from when they are read or put again. Until then they have
-been unused for longest, and the store evicts them first.
+Counting starts at zero with the process: pages that were in the store before this server are counted from when they are
+read or put again. Until then they have been unused for longest, and the store evicts them first.
 """
 
 import heapq
@@ -14,11 +14,11 @@ from collections.abc import Container, Iterable, Sequence
 from threading import Lock
 
 from unified_cache.seal import Label
-from unified_cache.service.access.callers import ByteQuota
+from unified_cache.settings.limits import QuotaSettings
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.protocol import PageIO
 
-__all__ = ["TenantUsage"]
+__all__ = ["TenantUsage", "promised_bytes"]
 
 
 class TenantUsage:
@@ -29,7 +29,7 @@ class TenantUsage:
     where there is none to share.
     """
 
-    def __init__(self, quota: ByteQuota, names_max: int, store_bytes_max: int | None) -> None:
+    def __init__(self, quota: QuotaSettings, names_max: int, store_bytes_max: int | None) -> None:
         self._quota = quota
         self._names_max = names_max
         self._store_bytes_max = store_bytes_max
@@ -42,12 +42,17 @@ class TenantUsage:
             held = self._held.get(tenant)
             return 0 if held is None else held.bytes_used
 
+    def by_tenant(self) -> dict[str, int]:
+        """Return the bytes counted for every tenant that has any."""
+        with self._guard:
+            return {tenant: held.bytes_used for tenant, held in self._held.items()}
+
     def take(self, tenant: str, pages: Sequence[PageIO]) -> bool:
         """Count pages as the most recently used; False, and nothing counted, where the tenant's cap would be passed."""
         with self._guard:
             held = self._held.get(tenant) or StoreLru(None)
             fresh_bytes = {page.label: page_bytes(page) for page in pages if page.label not in held}
-            if fresh_bytes and not self._quota.reserve(tenant, sum(fresh_bytes.values())):
+            if fresh_bytes and not self._has_room(tenant, held.bytes_used + sum(fresh_bytes.values())):
                 return False
             for label, count_bytes in fresh_bytes.items():
                 held.add(label, count_bytes)
@@ -113,7 +118,7 @@ class TenantUsage:
             while over_bytes > 0 and fullest:
                 _, tenant = heapq.heappop(fullest)
                 next_share = -fullest[0][0] if fullest else 0.0
-                above_bytes = self._held[tenant].bytes_used - round(next_share * self._quota.bytes_max(tenant))
+                above_bytes = self._held[tenant].bytes_used - round(next_share * self._bytes_max(tenant))
                 victims = self._least_recent(tenant, min(over_bytes, max(1, above_bytes)), arriving)
                 over_bytes -= self._release(tenant, victims)
                 gone += victims
@@ -129,9 +134,18 @@ class TenantUsage:
             victims, _ = held.least_recent(wanted_bytes, ())
         return [victim.label for victim in victims]
 
+    def _has_room(self, tenant: str, total_bytes: int) -> bool:
+        """Return whether a tenant may have so many bytes, and is one of few that have any."""
+        if tenant not in self._held and len(self._held) >= self._quota.tenants_max:
+            return False
+        return total_bytes <= self._bytes_max(tenant)
+
+    def _bytes_max(self, tenant: str) -> int:
+        return self._quota.of(tenant).stored_bytes_max
+
     def _fullness(self, tenant: str) -> tuple[float, str]:
         """Rank a tenant by the part of its quota that it has stored, the fullest first."""
-        return -self._held[tenant].bytes_used / self._quota.bytes_max(tenant), tenant
+        return -self._held[tenant].bytes_used / self._bytes_max(tenant), tenant
 
     def _release(self, tenant: str, labels: Iterable[Label]) -> int:
         """Stop counting pages; return their bytes. The caller holds the guard."""
@@ -139,8 +153,11 @@ class TenantUsage:
         if held is None:
             return 0
         gone_bytes = sum(held.forget(label) for label in labels)
-        if gone_bytes:
-            self._quota.release(tenant, gone_bytes)
         if not len(held):
             del self._held[tenant]
         return gone_bytes
+
+
+def promised_bytes(quota: QuotaSettings) -> int:
+    """Return the bytes that tenants may store together at least: those with quotas of their own, and one more."""
+    return quota.stored_bytes_max + sum(each.stored_bytes_max for each in quota.tenants.values())

@@ -19,8 +19,8 @@ from unified_cache.live.figures import (
 )
 from unified_cache.service.access.callers import Caller, Role
 from unified_cache.service.access.fairness import FairScheduler, TenantCalls
-from unified_cache.service.access.quota import StoredBytes
 from unified_cache.service.access.tokens import Tokens
+from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.metrics import ServiceMetrics
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.storage_backends.protocol import Answer
@@ -68,7 +68,7 @@ class ServiceFigures:
     guarded: GuardedStore
     metrics: ServiceMetrics
     scheduler: FairScheduler
-    stored: StoredBytes
+    usage: TenantUsage
 
     def figures(self) -> LiveFigures:
         """Return the figures of this moment."""
@@ -126,7 +126,7 @@ class ServiceFigures:
         )
 
     def _tenants(self, calls: dict[str, TenantCalls]) -> tuple[TenantFigures, ...]:
-        stored = self.stored.by_tenant()
+        stored = self.usage.by_tenant()
         names = sorted(stored.keys() | calls.keys(), key=lambda name: (-stored.get(name, 0), name))
         return tuple(
             TenantFigures(name, found.running_count, found.waiting_count, found.bytes_in_flight, stored.get(name, 0))

@@ -11,7 +11,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from unified_cache.service.access.callers import AuditEntry
 from unified_cache.service.access.fairness import FairScheduler
-from unified_cache.service.access.quota import StoredBytes
 from unified_cache.service.operations.audit import AuditLog
 from unified_cache.service.operations.logs import Log
 from unified_cache.service.store.tenants import TenantStore
@@ -19,7 +18,7 @@ from unified_cache.slowest import Slowest
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.metered import LATENCY_BUCKETS_S
 
-__all__ = ["OTHER", "BoundedLabels", "LossCollector", "ServiceMetrics", "SlowCall", "UsageCollector"]
+__all__ = ["OTHER", "BoundedLabels", "ServiceMetrics", "SlowCall", "UsageCollector"]
 
 OTHER = "other"
 """Label of tenants and of pools beyond those with series of their own."""
@@ -147,17 +146,17 @@ class ServiceMetrics:
 
 
 class UsageCollector:
-    """Gauges of stored bytes and calls in flight by tenant, read on demand."""
+    """Gauges of stored bytes and calls in flight by tenant, and pages above their shares, read on demand."""
 
-    def __init__(self, scheduler: FairScheduler, stored: StoredBytes, tenants: BoundedLabels) -> None:
+    def __init__(self, scheduler: FairScheduler, store: TenantStore, tenants: BoundedLabels) -> None:
         self._scheduler = scheduler
-        self._stored = stored
+        self._store = store
         self._tenants = tenants
 
     def collect(self) -> Iterator[Metric]:
-        """Yield gauges of bytes stored and calls in flight, by tenant."""
+        """Yield gauges of bytes stored and calls in flight by tenant, and the pages removed above shares."""
         stored = GaugeMetricFamily(f"{_PREFIX}_stored_bytes", "Bytes stored, not known to be gone.", None, ["tenant"])
-        for tenant, count_bytes in self._summed(self._stored.by_tenant()).items():
+        for tenant, count_bytes in self._summed(self._store.usage.by_tenant()).items():
             stored.add_metric([tenant], count_bytes)
         yield stored
         calls = self._scheduler.by_tenant()
@@ -175,6 +174,9 @@ class UsageCollector:
         for tenant, count in self._summed({tenant: each.bytes_in_flight for tenant, each in calls.items()}).items():
             held.add_metric([tenant], count)
         yield held
+        outgrown = CounterMetricFamily(f"{_PREFIX}_outgrown_pages", "Pages that tenants had above their shares.")
+        outgrown.add_metric([], self._store.outgrown_count)
+        yield outgrown
 
     def _summed(self, by_tenant: dict[str, int]) -> dict[str, int]:
         summed: dict[str, int] = {}
@@ -182,16 +184,3 @@ class UsageCollector:
             name = self._tenants.claimed(tenant)
             summed[name] = summed.get(name, 0) + count
         return summed
-
-
-class LossCollector:
-    """Counter, read from the store on demand, of pages that tenants had above their shares."""
-
-    def __init__(self, store: TenantStore) -> None:
-        self._store = store
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield it."""
-        outgrown = CounterMetricFamily(f"{_PREFIX}_outgrown_pages", "Pages that tenants had above their shares.")
-        outgrown.add_metric([], self._store.outgrown_count)
-        yield outgrown

@@ -163,7 +163,7 @@ def two() -> Iterator[TwoServers]:
 def test_pages_are_spread_over_servers_and_listed_once(two: TwoServers) -> None:
     pages = [sealed_page(label(number)) for number in range(40)]
     assert all(two.storage.put(pages, Level.CACHED))
-    assert all(0 < running.usage.used["default"] < 40 * len(bytes_of(pages[0])) for running in two.servers)
+    assert all(0 < running.usage.held_bytes("default") < 40 * len(bytes_of(pages[0])) for running in two.servers)
     listed, cursor = [], ""
     while True:
         found = two.storage.scan(label(0).identity, cursor)
