@@ -2,15 +2,18 @@
 
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import grpc
 
-from unified_cache.service.access.callers import AuditEntry, CallContext, Caller
+from unified_cache.service.access.callers import AuditEntry, Caller
+from unified_cache.service.access.fairness import FairScheduler
+from unified_cache.service.access.gate import Authenticator, ServiceGate
+from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.allocator import keep_freed_memory
 from unified_cache.service.servicer import CacheService
@@ -41,27 +44,8 @@ class ListeningPorts:
     tcp: int
 
 
-class OpenAdmission:
-    """A place of a caller that may do everything, at once."""
-
-    caller = Caller("bench", Role.ADMIN)
-
-    def check_role(self, needs: Role) -> None:
-        return None
-
-    def hold(self, count_bytes: int) -> None:
-        return None
-
-    def take_turn(self) -> None:
-        return None
-
-
-class OpenGate:
-    """A gate that lets everybody in, an observer that looks away."""
-
-    @contextmanager
-    def admitted(self, context: CallContext, needs: Role, *, method: str) -> Iterator[OpenAdmission]:
-        yield OpenAdmission()
+class IdleObserver:
+    """An observer that looks away."""
 
     def call_ended(self, method: str, tenant: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
         return None
@@ -126,10 +110,12 @@ class BareServicer:
 
 def _listening(bare: BareServicer) -> tuple[int, grpc.Server]:
     limits = LimitSettings()
-    everyone = OpenGate()
-    usage = TenantUsage(QuotaSettings(stored_bytes_max=1 << 60), limits.counted_pages_max, None)
-    store = TenantStore(VerifiedStorage(MemoryStorage(STORE_BYTES)), usage, everyone)
-    service = CacheService(store, everyone, everyone, limits, lambda: None)
+    observer, quota = IdleObserver(), QuotaSettings(stored_bytes_max=1 << 60)
+    everyone = Authenticator(None, None, Caller("bench", Role.ADMIN))
+    gate = ServiceGate(everyone, FairScheduler(quota, limits.calls_max), CallTimeouts(limits, time.monotonic), observer)
+    usage = TenantUsage(quota, limits.counted_pages_max, None)
+    store = TenantStore(VerifiedStorage(MemoryStorage(STORE_BYTES)), usage, observer)
+    service = CacheService(store, gate, observer, limits, lambda: None)
     server = grpc.server(ThreadPoolExecutor(THREADS), options=limits.channel_options())
     server.add_generic_rpc_handlers((service.rpc_methods(), bare.methods()))
     port = server.add_insecure_port("127.0.0.1:0")

@@ -1,6 +1,7 @@
 """Fuzz targets: each takes any bytes, and raises only where a promise is broken."""
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,13 +10,15 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from tests.fuzz.context import Aborted, DirectContext
-from tests.support.service import Notes, TokenGate, limits_with
+from tests.support.service import HeaderTenants, NotedScheduler, Notes, limits_with
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.errors import InputError
 from unified_cache.page import PAGE_KEY_BYTES
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.seal import HEADER_BYTES, Label, seal, verify, verify_buffers
+from unified_cache.service.access.gate import ServiceGate
+from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.tenants import TenantStore
@@ -65,7 +68,8 @@ class Requests:
         self._notes = Notes()
         usage = TenantUsage(QuotaSettings(stored_bytes_max=1 << 20), limits.counted_pages_max, None)
         store = TenantStore(VerifiedStorage(MemoryStorage(1 << 20)), usage, self._notes)
-        self._service = CacheService(store, TokenGate(), self._notes, limits, lambda: None)
+        gate = ServiceGate(HeaderTenants(), NotedScheduler(), CallTimeouts(limits, time.monotonic), self._notes)
+        self._service = CacheService(store, gate, self._notes, limits, lambda: None)
         self._answers = {call: self._answer_of(call) for call in Call}
 
     def take(self, content: bytes) -> None:

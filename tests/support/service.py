@@ -1,4 +1,4 @@
-"""A server of this process on a port of its own, with a gate that believes what a header says."""
+"""A server of this process on a port of its own, which believes what a header says of the caller."""
 
 import threading
 import time
@@ -12,8 +12,11 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from unified_cache.service.access.callers import AuditEntry, CallContext, Caller
+from unified_cache.service.access.callers import AuditEntry, Caller
 from unified_cache.service.access.errors import Refused
+from unified_cache.service.access.fairness import FairScheduler, Ticket
+from unified_cache.service.access.gate import Authenticator, ServiceGate
+from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.tenants import TenantStore
@@ -29,55 +32,44 @@ THREADS = 24
 NOBODY = Caller("default", Role.ADMIN)
 
 
-@dataclass(frozen=True, slots=True)
-class TurnAtOnce:
-    """The place of a call that need not wait."""
-
-    caller: Caller
-    method: str
-    held: list[int]
-    """Told of what calls hold."""
-
-    def check_role(self, needs: Role) -> None:
-        if not self.caller.role.includes(needs):
-            raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"{self.method} needs the role {needs.value}")
-
-    def hold(self, count_bytes: int) -> None:
-        self.held.append(count_bytes)
-
-    def take_turn(self) -> None:
-        return None
-
-
-class TokenGate:
-    """Admit by ``authorization: Bearer TENANT:ROLE``; without it, everybody is an administrator of ``default``."""
+class HeaderTenants(Authenticator):
+    """Believe ``authorization: Bearer TENANT:ROLE``; without it, everybody is an administrator of ``default``."""
 
     def __init__(self) -> None:
+        super().__init__(None, None, NOBODY)
         self.is_closed = False
         """Whether the server answers nobody."""
-        self.in_flight_count = 0
-        self.held: list[int] = []
-        """Bytes that calls said to hold, one by one."""
-        self._guard = threading.Lock()
 
-    @contextmanager
-    def admitted(self, context: CallContext, needs: Role, *, method: str) -> Iterator[TurnAtOnce]:
+    def caller(self, context: grpc.ServicerContext) -> Caller:
         if self.is_closed:
             raise Refused(grpc.StatusCode.UNAVAILABLE, "closed for a while")
         said = dict(context.invocation_metadata()).get("authorization")
-        caller = NOBODY
-        if isinstance(said, str):
-            tenant, _, role = said.removeprefix("Bearer ").partition(":")
-            caller = Caller(tenant, Role(role))
-        place = TurnAtOnce(caller, method, self.held)
-        place.check_role(needs)
-        with self._guard:
-            self.in_flight_count += 1
-        try:
-            yield place
-        finally:
-            with self._guard:
-                self.in_flight_count -= 1
+        if not isinstance(said, str):
+            return NOBODY
+        tenant, _, role = said.removeprefix("Bearer ").partition(":")
+        return Caller(tenant, Role(role))
+
+
+class NotedScheduler(FairScheduler):
+    """Let every call run at once, and keep what calls said to hold."""
+
+    def __init__(self) -> None:
+        quota = QuotaSettings(
+            calls_max=THREADS, running_max=THREADS, tenant_running_max=THREADS, shared_running_max=THREADS
+        )
+        super().__init__(quota, 2 * THREADS)
+        self.held: list[int] = []
+        """Bytes that calls said to hold, one by one."""
+
+    @property
+    def in_flight_count(self) -> int:
+        """Calls that were admitted and have not ended."""
+        counts = self.by_tenant().values()
+        return sum(each.half_open_count + each.waiting_count + each.running_count for each in counts)
+
+    def hold(self, ticket: Ticket, count_bytes: int) -> bool:
+        self.held.append(count_bytes)
+        return super().hold(ticket, count_bytes)
 
 
 @dataclass
@@ -117,18 +109,19 @@ def limits_with(**settings: object) -> LimitSettings:
     return LimitSettings.model_validate(settings)
 
 
+@dataclass
 class LoopbackServer:
     """A server that answers on loopback."""
 
-    def __init__(self, service: CacheService, server: grpc.Server, port: int, usage: TenantUsage) -> None:
-        self.service = service
-        self.server = server
-        self.port = port
-        self.address = f"127.0.0.1:{port}"
-        self.usage = usage
-        self.gate = TokenGate()
-        self.notes = Notes()
-        self.drains: list[None] = []
+    service: CacheService
+    server: grpc.Server
+    port: int
+    usage: TenantUsage
+    callers: HeaderTenants
+    scheduler: NotedScheduler
+    timeouts: CallTimeouts
+    notes: Notes
+    drains: list[None]
 
     @classmethod
     def start(
@@ -137,28 +130,34 @@ class LoopbackServer:
         limits: LimitSettings | None = None,
         *,
         stored_bytes_max: int = 1 << 40,
-        clock: Callable[[], float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
         port: int = 0,
     ) -> "LoopbackServer":
         limits = limits or limits_with()
-        gate, notes, quota = TokenGate(), Notes(), QuotaSettings(stored_bytes_max=stored_bytes_max)
-        drains: list[None] = []
+        callers, scheduler, timeouts, notes = HeaderTenants(), NotedScheduler(), CallTimeouts(limits, clock), Notes()
+        quota = QuotaSettings(stored_bytes_max=stored_bytes_max)
         usage = TenantUsage(quota, limits.counted_pages_max, store.capability().bytes_max)
         shared = TenantStore(VerifiedStorage(store), usage, notes)
-        service = CacheService(shared, gate, notes, limits, lambda: drains.append(None), clock or time.monotonic)
+        gate = ServiceGate(callers, scheduler, timeouts, notes)
+        drains: list[None] = []
+        service = CacheService(shared, gate, notes, limits, lambda: drains.append(None), clock)
         server = grpc.server(ThreadPoolExecutor(THREADS), options=limits.channel_options())
         server.add_generic_rpc_handlers((service.rpc_methods(),))
         bound = server.add_insecure_port(f"127.0.0.1:{port}")
         server.start()
-        running = cls(service, server, bound, usage)
-        running.gate, running.notes, running.drains = gate, notes, drains
-        return running
+        return cls(service, server, bound, usage, callers, scheduler, timeouts, notes, drains)
+
+    @property
+    def address(self) -> str:
+        """Address that it listens at."""
+        return f"127.0.0.1:{self.port}"
 
     def client(self, token: str = "", timeout_s: float = 10.0, tenant: str = "") -> RemoteStorage:
         return RemoteStorage.open(RemoteOptions((self.address,), token=token, timeout_s=timeout_s, tenant=tenant))
 
     def stop(self) -> None:
         self.server.stop(None).wait()
+        self.timeouts.close()
         self.service.close()
 
 

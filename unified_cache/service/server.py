@@ -19,7 +19,7 @@ from unified_cache.errors import ConfigError
 from unified_cache.extras import import_with_extra
 from unified_cache.recording.note import RequestNote
 from unified_cache.recording.recorder import RecorderSettings, TraceRecorder
-from unified_cache.service.access.callers import Caller, Gate
+from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.clients import CertifiedClients, ClientTrust, audit_trust, read_trust
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.gate import Authenticator, ServiceGate
@@ -119,19 +119,18 @@ class Service:
             if listener is not None:
                 opened.callback(listener.close)
             scheduler = FairScheduler(settings.quota, settings.limits.calls_max)
-            gate = ServiceGate(access.authenticator(settings), scheduler, settings.quota, observed.metrics)
-            traced = _traced(gate, settings, opened)
+            timeouts = CallTimeouts(settings.limits, time.monotonic)
+            opened.callback(timeouts.close)
+            gate = _gate(settings, access.authenticator(settings), scheduler, timeouts, observed.metrics, opened)
             guarded = GuardedStore.open(settings, observed.registry)
             bytes_max = guarded.guard.breaker.capability().bytes_max
             _warn_of_quotas(settings, access, bytes_max, observed.metrics)
             usage = TenantUsage(settings.quota, settings.limits.counted_pages_max, bytes_max)
             store = TenantStore(guarded.guard.breaker, usage, observed.metrics)
             record = _recorder(settings, opened)
-            cache = CacheService(store, traced, observed.metrics, settings.limits, drain.ask, record=record)
+            cache = CacheService(store, gate, observed.metrics, settings.limits, drain.ask, record=record)
             opened.callback(cache.close)
             observed.registry.register(UsageCollector(scheduler, store, observed.tenants))
-            timeouts = CallTimeouts(settings.limits, time.monotonic)
-            opened.callback(timeouts.close)
             healthy = HealthService([SERVICE], settings.limits.public_calls_max, timeouts)
             if settings.address.socket is not None:
                 opened.enter_context(held_socket(settings.address.socket))
@@ -313,13 +312,23 @@ def _warn_of_quotas(settings: ServiceSettings, access: _Access, bytes_max: int |
         metrics.anomaly("quotas_above_cap", text)
 
 
-def _traced(gate: ServiceGate, settings: ServiceSettings, opened: ExitStack) -> Gate:
+def _gate(
+    settings: ServiceSettings,
+    callers: Authenticator,
+    scheduler: FairScheduler,
+    timeouts: CallTimeouts,
+    metrics: ServiceMetrics,
+    opened: ExitStack,
+) -> ServiceGate:
+    """Make the gate of a server, one that traces if that is set."""
     if settings.tracing.exporter is TracingExporter.NONE:
-        return gate
+        return ServiceGate(callers, scheduler, timeouts, metrics)
     tracing = import_with_extra("unified_cache.service.operations.tracing", "tracing", "tracing")
     provider = tracing.open_provider(settings.tracing)
     opened.callback(provider.shutdown)
-    traced: Gate = tracing.TracedGate(gate, provider.get_tracer("unified_cache"))
+    traced: ServiceGate = tracing.TracedGate(
+        callers, scheduler, timeouts, metrics, provider.get_tracer("unified_cache")
+    )
     return traced
 
 

@@ -10,17 +10,19 @@ from unified_cache.errors import InputError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.recording.note import Hits, KeyedPages, RequestNote
 from unified_cache.seal import FORMAT_VERSION, Label
-from unified_cache.service.access.callers import AnsweringContext, Gate, Observer
+from unified_cache.service.access.callers import Observer
+from unified_cache.service.access.gate import AdmittedCall, ServiceGate
 from unified_cache.service.access.registry import Registration, Registry
-from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.service.requests.assembler import PageAssembler
-from unified_cache.service.requests.calls import CallBoundary, ServedCall
+from unified_cache.service.requests.calls import CallBoundary
 from unified_cache.service.requests.checks import (
     NamedRun,
     all_stored,
     announced,
     check_asserted,
+    check_sender,
     checked_cursor,
+    checked_request,
     named,
     prefix,
     removable,
@@ -55,7 +57,7 @@ class CacheService:
     def __init__(
         self,
         store: TenantStore,
-        gate: Gate,
+        gate: ServiceGate,
         observer: Observer,
         limits: LimitSettings,
         ask_drain: Callable[[], object],
@@ -65,8 +67,7 @@ class CacheService:
         self._limits = limits
         self._store = store
         self._registry = Registry(limits)
-        self._timeouts = CallTimeouts(limits, clock)
-        self._calls = CallBoundary(gate, self._timeouts, observer, clock)
+        self._calls = CallBoundary(gate, observer, clock)
         self._ask_drain = ask_drain
         self._record = record
 
@@ -97,11 +98,10 @@ class CacheService:
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     def close(self) -> None:
-        """End the timeouts of calls, then close the store."""
-        self._timeouts.close()
+        """Close the store."""
         self._store.close()
 
-    def _hello(self, call: ServedCall, request: pb.HelloRequest) -> pb.HelloReply:
+    def _hello(self, call: AdmittedCall, request: pb.HelloRequest) -> pb.HelloReply:
         if request.HasField("manifest"):
             registered = self._registry.add(call.caller, request.manifest, request.vocabulary)
             call.about = _described(registered)
@@ -114,7 +114,7 @@ class CacheService:
             store=self._store.name(),
         )
 
-    def _lookup(self, call: ServedCall, request: pb.LookupRequest) -> pb.LookupReply:
+    def _lookup(self, call: AdmittedCall, request: pb.LookupRequest) -> pb.LookupReply:
         check_digests((request.identity,), "an identity")
         if request.tokens.namespace.HasField("tenant"):
             check_asserted(request.tokens.namespace.tenant, call.tenant)
@@ -136,7 +136,7 @@ class CacheService:
             reply.restorable = np.packbits(found.restorable, bitorder="little").tobytes()
         return reply
 
-    def _present(self, call: ServedCall, labels: Sequence[Label]) -> list[Answer]:
+    def _present(self, call: AdmittedCall, labels: Sequence[Label]) -> list[Answer]:
         """Ask the store, a request's worth of names at a time, for as long as the call may take."""
         answers: list[Answer] = []
         for start in range(0, len(labels), self._limits.pages_max):
@@ -144,13 +144,13 @@ class CacheService:
             answers += self._store.exists(call.tenant, labels[start : start + self._limits.pages_max])
         return answers
 
-    def _exists(self, call: ServedCall, request: pb.ExistsRequest) -> pb.ExistsReply:
+    def _exists(self, call: AdmittedCall, request: pb.ExistsRequest) -> pb.ExistsReply:
         answers = self._store.exists(call.tenant, all_stored(self._named(call.tenant, request.runs)))
         return pb.ExistsReply(found=bytes(answer is Answer.HIT for answer in answers), reasons=reasons_of(answers))
 
-    def _get(self, messages: Iterator[bytes], context: AnsweringContext) -> Generator[bytes, None, None]:
+    def _get(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Generator[bytes, None, None]:
         with self._calls.admitted(Call.GET, Role.READER, context) as call:
-            request = call.parsed(pb.GetRequest, call.first(messages))
+            request = checked_request(pb.GetRequest, call.first(messages), call.tenant)
             runs = self._named(call.tenant, request.runs)
             call.hold(self._batch_bytes(runs))
             for part in parts_of(self._found(call, runs), self._limits.part_bytes):
@@ -162,7 +162,7 @@ class CacheService:
         """Return the memory that one batch of these pages takes: at least one page, however large."""
         return max([self._limits.batch_bytes, *(run.object_bytes for run in runs)])
 
-    def _found(self, call: ServedCall, runs: Sequence[NamedRun]) -> Iterator[PageAnswer]:
+    def _found(self, call: AdmittedCall, runs: Sequence[NamedRun]) -> Iterator[PageAnswer]:
         """Read pages a bounded number of bytes at a time."""
         for run in runs:
             count = len(run.labels)
@@ -182,13 +182,13 @@ class CacheService:
             hit = ABSENT if page is None else IN_STORE
             yield mark(hit, reason_of(answer)), () if page is None else page.named(label).buffers
 
-    def _put(self, messages: Iterator[bytes], context: AnsweringContext) -> bytes:
+    def _put(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with self._calls.admitted(Call.PUT, Role.WRITER, context) as call:
             first = parsed(pb.PutPart, call.first(messages))
             if not first.HasField("start") or first.content:
                 raise InputError("a put begins with its start, alone")
             start = first.start
-            call.check_asserted(start)
+            check_sender(start, call.tenant)
             if start.level not in pb.Level.values():
                 raise InputError(f"a level is one of {', '.join(pb.Level.keys())}, found {start.level}")
             level = Level.DURABLE if start.level == pb.DURABLE else Level.CACHED
@@ -214,16 +214,16 @@ class CacheService:
         arrivals.check_complete()
         yield batch
 
-    def _touch(self, call: ServedCall, request: pb.TouchRequest) -> pb.TouchReply:
+    def _touch(self, call: AdmittedCall, request: pb.TouchRequest) -> pb.TouchReply:
         self._store.touch(call.tenant, all_stored(self._named(call.tenant, request.runs)))
         return pb.TouchReply()
 
-    def _remove(self, call: ServedCall, request: pb.RemoveRequest) -> pb.RemoveReply:
+    def _remove(self, call: AdmittedCall, request: pb.RemoveRequest) -> pb.RemoveReply:
         labels = removable(request.runs, call.tenant, self._registry, self._limits)
         removed_count = self._store.remove(call.tenant, labels)
         return pb.RemoveReply(removed_count=removed_count)
 
-    def _scan(self, call: ServedCall, request: pb.ScanRequest) -> pb.ScanReply:
+    def _scan(self, call: AdmittedCall, request: pb.ScanRequest) -> pb.ScanReply:
         check_digests((request.identity,), "an identity")
         cursor = checked_cursor(request.cursor)
         registration = self._registry.find(call.tenant, request.identity)
@@ -239,19 +239,19 @@ class CacheService:
                 reply.runs.append(run)
         return reply
 
-    def _identities(self, call: ServedCall, request: pb.IdentitiesRequest) -> pb.IdentitiesReply:
+    def _identities(self, call: AdmittedCall, request: pb.IdentitiesRequest) -> pb.IdentitiesReply:
         if request.after:
             check_digests((request.after,), "an identity")
         named_by_writers = [registration.manifest for registration in self._registry.registered(call.tenant)]
         return listed_after(request.after, call.tenant, named_by_writers, self._store.manifests())
 
-    def _stats(self, call: ServedCall, request: pb.StatsRequest) -> pb.StatsReply:
+    def _stats(self, call: AdmittedCall, request: pb.StatsRequest) -> pb.StatsReply:
         return pb.StatsReply(
             stored_bytes=self._store.usage.held_bytes(call.tenant),
             identities_count=len(self._registry.of(call.tenant)),
         )
 
-    def _clear(self, call: ServedCall, request: pb.ClearRequest) -> pb.ClearReply:
+    def _clear(self, call: AdmittedCall, request: pb.ClearRequest) -> pb.ClearReply:
         # A caller that may remove every page of an identity may clear it.
         if request.identity:
             check_digests((request.identity,), "an identity")
@@ -273,7 +273,7 @@ class CacheService:
         self._registry.forget(tenant, registration.manifest.identity)
         return removed_count
 
-    def _drain(self, call: ServedCall, request: pb.DrainRequest) -> pb.DrainReply:
+    def _drain(self, call: AdmittedCall, request: pb.DrainRequest) -> pb.DrainReply:
         self._ask_drain()
         return pb.DrainReply()
 

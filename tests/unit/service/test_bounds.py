@@ -110,7 +110,7 @@ def test_a_call_of_one_message_ends_in_time(short: Wire, store: AskedStorage, ca
     with refused(grpc.StatusCode.CANCELLED):
         short.ask(call, request)
     store.is_free.set()
-    wait_for(lambda: short.running.gate.in_flight_count == 0)
+    wait_for(lambda: short.running.scheduler.in_flight_count == 0)
 
 
 def test_a_lookup_that_was_cut_off_asks_for_nothing_more(short: Wire, store: AskedStorage) -> None:
@@ -118,7 +118,7 @@ def test_a_lookup_that_was_cut_off_asks_for_nothing_more(short: Wire, store: Ask
     with refused(grpc.StatusCode.CANCELLED):
         short.ask(Call.LOOKUP, lookup(2 * PAGES_MAX // POOLS))
     store.is_free.set()
-    wait_for(lambda: short.running.gate.in_flight_count == 0)
+    wait_for(lambda: short.running.scheduler.in_flight_count == 0)
     assert store.asked_counts == [PAGES_MAX]
     assert ("Lookup", "default", "CANCELLED") in short.running.notes.codes
     assert "cut_off" in short.running.notes.kinds
@@ -137,14 +137,14 @@ def test_a_call_counts_the_largest_page_that_it_names(wire: Wire) -> None:
     large = run(key(0), identity=LARGE_MANIFEST.identity, object_bytes=LARGE_BYTES)
     small = run(key(0), identity=IDENTITY, object_bytes=HEADER_BYTES + 1000)
     for runs, largest_bytes in (([small], 1 << 18), ([small, large], LARGE_BYTES)):
-        wire.running.gate.held.clear()
+        wire.running.scheduler.held.clear()
         wire.get(pb.GetRequest(runs=runs))
-        assert max(wire.running.gate.held) == largest_bytes
-        wire.running.gate.held.clear()
+        assert max(wire.running.scheduler.held) == largest_bytes
+        wire.running.scheduler.held.clear()
         start = pb.PutPart(start=pb.PutStart(runs=runs))
         with refused(BAD, "whole ones"):
             wire.put([start, part(bytes(10))])
-        assert max(wire.running.gate.held) == largest_bytes
+        assert max(wire.running.scheduler.held) == largest_bytes
 
 
 def test_a_small_page_does_not_keep_the_message_alive_that_it_came_in() -> None:

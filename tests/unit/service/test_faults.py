@@ -185,7 +185,7 @@ def test_a_put_on_which_nothing_moves_is_cancelled(serve: Serve) -> None:
     with refused(grpc.StatusCode.CANCELLED):
         wire.put(messages())
     stop.set()
-    wait_for(lambda: running.gate.in_flight_count == 0)
+    wait_for(lambda: running.scheduler.in_flight_count == 0)
     assert got(wire, 0) == [0]
 
 
@@ -197,7 +197,7 @@ def test_a_reader_that_never_reads_is_cut_off(serve: Serve) -> None:
     begin: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(Call.GET.path)
     parts = begin(pb.GetRequest(runs=runs).SerializeToString(), 20.0)
     wait_for(lambda: ("Get", "default", "CANCELLED") in running.notes.codes)
-    wait_for(lambda: running.gate.in_flight_count == 0)
+    wait_for(lambda: running.scheduler.in_flight_count == 0)
     parts.cancel()
     channel.close()
 
@@ -216,7 +216,7 @@ def test_a_stream_that_goes_on_for_ever_is_cut_off(serve: Serve) -> None:
     with refused(grpc.StatusCode.CANCELLED):
         wire.put(messages())
     stop.set()
-    wait_for(lambda: running.gate.in_flight_count == 0)
+    wait_for(lambda: running.scheduler.in_flight_count == 0)
 
 
 def test_drain_asks_whoever_runs_the_server(serve: Serve) -> None:

@@ -77,7 +77,7 @@ class ServerOverMemory:
         yield
         assert self.state() == before
         assert self.wire.get(pb.GetRequest(runs=[run(key(0), object_bytes=OBJECT_BYTES)]))
-        wait_for(lambda: self.running.gate.in_flight_count == 0)
+        wait_for(lambda: self.running.scheduler.in_flight_count == 0)
 
 
 @pytest.fixture(scope="module")
@@ -318,9 +318,9 @@ def test_a_put_that_its_client_cancels_leaves_nothing(server: ServerOverMemory) 
 
     with server.unchanged():
         future = server.wire.begin_put(messages())
-        wait_for(lambda: server.running.gate.in_flight_count == 1)
+        wait_for(lambda: server.running.scheduler.in_flight_count == 1)
         future.cancel()
-        wait_for(lambda: server.running.gate.in_flight_count == 0)
+        wait_for(lambda: server.running.scheduler.in_flight_count == 0)
         stop.set()
 
 

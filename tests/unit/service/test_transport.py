@@ -119,7 +119,7 @@ def test_a_get_that_its_client_cancels_gives_its_place_back(server: ServerOverMe
             parts = begin(request.SerializeToString(), 10.0)
             next(parts)
             parts.cancel()
-        wait_for(lambda: server.running.gate.in_flight_count == 0)
+        wait_for(lambda: server.running.scheduler.in_flight_count == 0)
     channel.close()
 
 
@@ -135,8 +135,8 @@ def test_a_put_whose_connection_goes_leaves_nothing(server: ServerOverMemory) ->
     begin: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(Call.PUT.path)
     with server.unchanged():
         call = begin.future(messages(), 30.0)  # without a name for it, gRPC would cancel it at once
-        wait_for(lambda: server.running.gate.in_flight_count == 1)
+        wait_for(lambda: server.running.scheduler.in_flight_count == 1)
         channel.close()
-        wait_for(lambda: server.running.gate.in_flight_count == 0)
+        wait_for(lambda: server.running.scheduler.in_flight_count == 0)
         stop.set()
         assert call.done()

@@ -1,7 +1,7 @@
 """Access to the service: authentication, roles, quotas and fair scheduling of tenants.
 
-gate      the one way into every call: authenticate, check the role, wait for a turn
-callers   ``Caller``, and the protocols that the request path calls: ``Gate``, ``Observer``
+gate      the one way into every call: authenticate, check the role, wait for a turn; ``timeouts``: its limits in time
+callers   ``Caller``, and ``Observer``, the protocol of what counts and logs calls
 tls       certificates of the server; ``clients``: those of clients, and what is revoked; ``pem``: files of both
 tokens    bearer tokens and their file
 fairness  fair scheduling of the calls in flight, tenant by tenant

@@ -1,25 +1,17 @@
-"""Callers, and the protocols that the request path needs: a call, a gate, an observer.
+"""Callers, and the protocol of what observes their calls.
 
 The tenant comes from the transport, a client certificate or a token, and never from a field of a request.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Never, Protocol
-
-import grpc
+from typing import Protocol
 
 from unified_cache.settings.access import Role
 from unified_cache.storage_backends.protocol import Answer
 
 __all__ = [
-    "AnsweringContext",
     "AuditEntry",
-    "CallContext",
-    "CallPlace",
     "Caller",
-    "Gate",
     "Observer",
     "Role",
 ]
@@ -49,95 +41,6 @@ class AuditEntry:
     """Name of a status."""
     about: str
     """Object of the call or the change, in words for the operator."""
-
-
-class CallContext(Protocol):
-    """One call as gRPC knows it: what is asked of ``grpc.ServicerContext``."""
-
-    def peer(self) -> str:
-        """Say where the caller is, as gRPC does."""
-        ...
-
-    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """Return the headers of the call."""
-        ...
-
-    def auth_context(self) -> Mapping[str, bytes]:
-        """Return what the connection proved of the caller."""
-        ...
-
-    def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Have ``callback`` called when the call ends, where its transport notices; False where it has ended."""
-        ...
-
-    def is_active(self) -> bool:
-        """Tell whether the caller still waits."""
-        ...
-
-    def time_remaining(self) -> float:
-        """Return how long the caller waits, in seconds."""
-        ...
-
-    def cancel(self) -> bool:
-        """Cut the call off. From any thread."""
-        ...
-
-
-class AnsweringContext(CallContext, Protocol):
-    """A call that can be ended with a status."""
-
-    def set_trailing_metadata(self, trailing_metadata: tuple[tuple[str, str | bytes], ...]) -> None:
-        """Say what goes with the status."""
-        ...
-
-    def abort(self, code: grpc.StatusCode, details: str) -> Never:
-        """End the call with a status; raises what only its transport catches."""
-        ...
-
-
-class CallPlace(Protocol):
-    """The place of one admitted call, until it ends."""
-
-    @property
-    def caller(self) -> Caller:
-        """The caller that the transport vouches for."""
-        ...
-
-    def check_role(self, needs: Role) -> None:
-        """Check the caller's role once more, where what a call needs follows from its message.
-
-        Raises:
-            Refused: it is too low.
-        """
-        ...
-
-    def hold(self, count_bytes: int) -> None:
-        """Count memory that the call takes until it ends.
-
-        Raises:
-            Refused: it is more than the tenant may have in flight.
-        """
-        ...
-
-    def take_turn(self) -> None:
-        """Wait until the call may run.
-
-        Raises:
-            Refused: its turn did not come in time, or the client has gone.
-        """
-        ...
-
-
-class Gate(Protocol):
-    """CallPlace of calls: authentication, role and a place in flight, before any message is waited for."""
-
-    def admitted(self, context: CallContext, needs: Role, *, method: str) -> AbstractContextManager[CallPlace]:
-        """Authenticate the caller, check its role, and count the call as in flight during the with block.
-
-        Raises:
-            Refused: not authenticated, not allowed, over a quota, or draining. Nothing is held.
-        """
-        ...
 
 
 class Observer(Protocol):

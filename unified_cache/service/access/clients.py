@@ -16,11 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+import grpc
 from cryptography import x509
 from cryptography.x509.oid import ExtensionOID, NameOID
 
 from unified_cache.errors import ConfigError
-from unified_cache.service.access.callers import AuditEntry, CallContext, Caller, Observer
+from unified_cache.service.access.callers import AuditEntry, Caller, Observer
 from unified_cache.service.access.pem import certificates_in, read_pem
 from unified_cache.service.access.reloaded import Reloaded
 from unified_cache.service.access.tokens import TENANT_NAME
@@ -76,12 +77,12 @@ class CertifiedClients:
         self._wall_clock = wall_clock
         self._observer = observer
 
-    def caller(self, context: CallContext) -> Caller | None:
+    def caller(self, context: grpc.ServicerContext) -> Caller | None:
         """Return the caller that the certificate of this connection names; None if it names nobody here."""
         presented = _presented(context)
         return None if presented is None else self.named(presented)
 
-    def trusts(self, context: CallContext) -> bool:
+    def trusts(self, context: grpc.ServicerContext) -> bool:
         """Tell whether the certificate of this connection holds, whomever it names."""
         presented = _presented(context)
         return presented is not None and self._names_trusted(presented) is not None
@@ -178,7 +179,7 @@ def _is_signed(found: x509.CertificateRevocationList, issuer: x509.Certificate) 
         return False
 
 
-def _presented(context: CallContext) -> bytes | None:
+def _presented(context: grpc.ServicerContext) -> bytes | None:
     """Return the certificate of a connection in PEM; None where it has none."""
     presented = list(context.auth_context().get(_PEM_CERTIFICATE, ()))
     return presented[0] if len(presented) == 1 and isinstance(presented[0], bytes) else None

@@ -75,7 +75,7 @@ class FairScheduler:
     def __init__(self, quota: QuotaSettings, calls_max: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.recheck_s = quota.turn_hold_s / 2
         """Seconds between two checks, by a waiting call, for calls that have run for long."""
-        self._quota = quota
+        self.quota = quota
         self._calls_max = calls_max
         self._clock = clock
         self._active: OrderedDict[str, float] = OrderedDict()
@@ -94,7 +94,7 @@ class FairScheduler:
         with self._guard:
             found = self._tenants.get(tenant) or _Tenant()
             places_left = self._calls_max - self._in_flight_count
-            if found.in_flight_count >= min(self._quota.of(tenant).calls_max, places_left):
+            if found.in_flight_count >= min(self.quota.of(tenant).calls_max, places_left):
                 return None
             self._tenants[tenant] = found
             found.half_open_count += 1
@@ -108,7 +108,7 @@ class FairScheduler:
             if ticket.state is _State.LEFT:
                 return False
             tenant = self._tenants[ticket.tenant]
-            if tenant.bytes_count + count_bytes > self._quota.of(ticket.tenant).bytes_in_flight_max:
+            if tenant.bytes_count + count_bytes > self.quota.of(ticket.tenant).bytes_in_flight_max:
                 return False
             tenant.bytes_count += count_bytes
             ticket.held_bytes += count_bytes
@@ -169,23 +169,23 @@ class FairScheduler:
 
     def _fresh_max(self, now_s: float) -> int:
         """Return how many calls may run at a time, those that have run for long aside."""
-        while self._active and next(iter(self._active.values())) < now_s - self._quota.active_s:
+        while self._active and next(iter(self._active.values())) < now_s - self.quota.active_s:
             self._active.popitem(last=False)
         active_count = len(self._tenants.keys() | self._active.keys())
-        alone_max, shared_max = self._quota.running_max, self._quota.shared_running_max
+        alone_max, shared_max = self.quota.running_max, self.quota.shared_running_max
         return alone_max if active_count <= 1 else min(alone_max, shared_max)
 
     def _start_waiting(self) -> None:
         """Start the calls whose turn it is, as many as may run."""
         now_s = self._clock()
-        since_s = now_s - self._quota.turn_hold_s
+        since_s = now_s - self.quota.turn_hold_s
         fresh_count = sum(tenant.fresh_count(since_s) for tenant in self._tenants.values())
         fresh_max = self._fresh_max(now_s)
         while fresh_count < fresh_max:
             eligible = [
                 tenant
                 for tenant in self._tenants.values()
-                if tenant.waiting and len(tenant.running) < self._quota.tenant_running_max
+                if tenant.waiting and len(tenant.running) < self.quota.tenant_running_max
             ]
             if not eligible:
                 return

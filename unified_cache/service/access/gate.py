@@ -6,13 +6,14 @@ from typing import NoReturn
 
 import grpc
 
-from unified_cache.service.access.callers import CallContext, Caller, Observer
+from unified_cache.errors import InputError
+from unified_cache.service.access.callers import Caller, Observer
 from unified_cache.service.access.clients import CertifiedClients
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.fairness import FairScheduler, Ticket
+from unified_cache.service.access.timeouts import CallTimeouts, TimedCall
 from unified_cache.service.access.tokens import Tokens
 from unified_cache.settings.access import Role
-from unified_cache.settings.limits import QuotaSettings
 from unified_cache.wire.calls import RETRY_AFTER
 
 __all__ = ["RETRY_KEYS", "AdmittedCall", "Authenticator", "ServiceGate"]
@@ -37,7 +38,7 @@ class Authenticator:
         self._clients = clients
         self._local = local
 
-    def caller(self, context: CallContext) -> Caller | None:
+    def caller(self, context: grpc.ServicerContext) -> Caller | None:
         """Return the caller that the transport vouches for; None if there is none."""
         token = _token_in(context)
         if token is not None:
@@ -47,18 +48,17 @@ class Authenticator:
 
 
 class ServiceGate:
-    """Admit calls, see ``Gate``. Thread-safe."""
+    """The way into every call, before any message is waited for: authentication, role, and a place in flight.
+
+    Thread-safe.
+    """
 
     def __init__(
-        self,
-        callers: Authenticator,
-        scheduler: FairScheduler,
-        quota: QuotaSettings,
-        observer: Observer,
+        self, callers: Authenticator, scheduler: FairScheduler, timeouts: CallTimeouts, observer: Observer
     ) -> None:
+        self.timeouts = timeouts
         self._callers = callers
         self._scheduler = scheduler
-        self._quota = quota
         self._observer = observer
         self._closed = False
 
@@ -71,7 +71,7 @@ class ServiceGate:
         return self._scheduler.wait_idle(timeout_s)
 
     @contextmanager
-    def admitted(self, context: CallContext, needs: Role, *, method: str) -> Iterator["AdmittedCall"]:
+    def admitted(self, context: grpc.ServicerContext, needs: Role, *, method: str) -> Iterator["AdmittedCall"]:
         """Authenticate the caller, check its role, and count the call in flight for the length of the with block.
 
         Raises:
@@ -90,7 +90,9 @@ class ServiceGate:
         try:
             if not context.add_callback(ticket.give_up):
                 raise Refused(grpc.StatusCode.CANCELLED, "the client has gone")
-            yield AdmittedCall(self, caller, ticket, context, method)
+            call = AdmittedCall(context, self, caller, ticket, method)
+            with self.timeouts.over(call):
+                yield call
         finally:
             ticket.leave()
 
@@ -104,10 +106,11 @@ class ServiceGate:
             self._observer.anomaly("permission_denied", f"{method} by a {caller.role.value} of {caller.tenant}")
             raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method} needs the role {needs.value}", (), caller)
 
-    def patience_s(self, context: CallContext) -> float:
+    def patience_s(self, context: grpc.ServicerContext) -> float:
         """Return how long a call may wait for its turn."""
         remaining_s = context.time_remaining()
-        return self._quota.turn_s_max if remaining_s is None else min(self._quota.turn_s_max, remaining_s)
+        turn_s_max = self._scheduler.quota.turn_s_max
+        return turn_s_max if remaining_s is None else min(turn_s_max, remaining_s)
 
     def refuse(self, caller: Caller, method: str, reason: str) -> NoReturn:
         """Refuse a call that is over a quota, and say when to come back.
@@ -116,45 +119,85 @@ class ServiceGate:
             Refused: always.
         """
         self._observer.anomaly("over_quota", f"{method} by {caller.tenant}: {reason}")
-        retry_ms = str(round(self._quota.retry_s * 1000))
+        retry_ms = str(round(self._scheduler.quota.retry_s * 1000))
         hints = [(key, retry_ms) for key in RETRY_KEYS]
         raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{reason}; try again in {retry_ms} ms", hints, caller)
 
 
-class AdmittedCall:
-    """The place of a call that a ``ServiceGate`` admitted; an ``CallPlace``."""
+class AdmittedCall(TimedCall):
+    """A call that a gate admitted: whose it is, what it may still take, and what it has moved."""
 
-    def __init__(self, gate: ServiceGate, caller: Caller, ticket: Ticket, context: CallContext, method: str) -> None:
+    def __init__(
+        self, context: grpc.ServicerContext, gate: ServiceGate, caller: Caller, ticket: Ticket, method: str
+    ) -> None:
+        super().__init__(context, gate.timeouts)
         self._gate = gate
-        self._caller = caller
         self._ticket = ticket
-        self._context = context
         self._method = method
+        self.caller = caller
+        """The caller that the transport vouches for."""
+        self.about = ""
+        """Object of the call, for the audit log."""
+        self.bytes_in = 0
+        self.bytes_out = 0
 
     @property
-    def caller(self) -> Caller:
-        """The caller that the transport vouches for."""
-        return self._caller
+    def tenant(self) -> str:
+        """Tenant of the caller."""
+        return self.caller.tenant
 
-    def check_role(self, needs: Role) -> None:
-        """Check the caller's role once more, see ``CallPlace``."""
-        self._gate.check_role(self._caller, needs, self._method)
+    def first(self, messages: Iterator[bytes]) -> bytes:
+        """Wait for the call's first message, and then for its turn.
+
+        Raises:
+            InputError: the client ended the call without one.
+            Refused: the tenant has too much in flight, or the turn did not come in time.
+            Refused, grpc.RpcError: none came in time, or the client has gone.
+        """
+        message = super().first(messages)
+        if message is None:
+            raise InputError("a call has a message, found none")
+        self.bytes_in += len(message)
+        self.hold(len(message))
+        self._take_turn()
+        return message
+
+    def received(self, messages: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the messages after the first, each of which must come in time.
+
+        Raises:
+            Refused, grpc.RpcError: one did not come in time, or the client has gone.
+        """
+        for message in super().received(messages):
+            self.bytes_in += len(message)
+            yield message
 
     def hold(self, count_bytes: int) -> None:
-        """Count memory until the call ends, see ``CallPlace``."""
-        if not self._ticket.hold(count_bytes):
-            self._gate.refuse(self._caller, self._method, "the tenant has as many bytes in flight as it may")
+        """Count memory that the call takes until it ends.
 
-    def take_turn(self) -> None:
-        """Wait until the call may run, see ``CallPlace``."""
+        Raises:
+            Refused: it is more than the tenant may have in flight.
+        """
+        if not self._ticket.hold(count_bytes):
+            self._gate.refuse(self.caller, self._method, "the tenant has as many bytes in flight as it may")
+
+    def check_role(self, needs: Role) -> None:
+        """Check the caller's role once more, where what a call needs follows from its message.
+
+        Raises:
+            Refused: it is too low.
+        """
+        self._gate.check_role(self.caller, needs, self._method)
+
+    def _take_turn(self) -> None:
         if self._ticket.wait(self._gate.patience_s(self._context)):
             return
         if not self._context.is_active():
             raise Refused(grpc.StatusCode.CANCELLED, "the client has gone")
-        self._gate.refuse(self._caller, self._method, "the call's turn did not come in time")
+        self._gate.refuse(self.caller, self._method, "the call's turn did not come in time")
 
 
-def _token_in(context: CallContext) -> str | None:
+def _token_in(context: grpc.ServicerContext) -> str | None:
     """Return the token that the call presents; None if it presents none."""
     presented = [value for key, value in context.invocation_metadata() if key == _AUTHORIZATION]
     if not presented:

@@ -2,39 +2,84 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Lock
-from typing import TypeVar
+from threading import Event, Lock, Thread
 
 import grpc
 
-from unified_cache.service.access.callers import CallContext
 from unified_cache.service.access.errors import Refused
-from unified_cache.service.access.sweep import PeriodicSweep
 from unified_cache.settings.limits import LimitSettings
 
 __all__ = ["CallTimeouts", "TimedCall"]
 
-Message = TypeVar("Message")
+SWEEPS_PER_TERM = 4
+"""Checks in the shortest time that a call may take: its end is noticed at most a quarter of that late."""
+
+
+class CallTimeouts:
+    """Periodic check of the open calls: those whose time is over are cut off. Thread-safe.
+
+    The thread of the check lives only while calls are open. ``clock`` gives seconds.
+    """
+
+    def __init__(self, limits: LimitSettings, clock: Callable[[], float]) -> None:
+        self.limits = limits
+        self.clock = clock
+        self._calls: set[TimedCall] = set()
+        self._is_checked = False
+        """Whether the thread of the check runs."""
+        self._pause_s = min(limits.first_message_s, limits.stream_idle_s, limits.call_s_max) / SWEEPS_PER_TERM
+        self._closed = Event()
+        self._guard = Lock()
+
+    @contextmanager
+    def over(self, call: "TimedCall") -> Iterator[None]:
+        """Watch a call for the length of the with block."""
+        with self._guard:
+            self._calls.add(call)
+            is_checked, self._is_checked = self._is_checked, True
+        if not is_checked:
+            Thread(target=self._check, name="call-timeouts", daemon=True).start()
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._calls.discard(call)
+
+    def close(self) -> None:
+        """Watch no more; calls that are still open end with their server."""
+        self._closed.set()
+
+    def _check(self) -> None:
+        while not self._closed.wait(self._pause_s):
+            with self._guard:
+                calls = list(self._calls)
+                self._is_checked = bool(calls)
+            if not calls:
+                return
+            now_s = self.clock()
+            for call in calls:
+                call.cut_if_late(now_s)
 
 
 class TimedCall:
     """An open call and the time until which something must move on it. Its own thread moves it, any may cut it off."""
 
-    def __init__(self, context: CallContext, limits: LimitSettings, clock: Callable[[], float]) -> None:
+    def __init__(self, context: grpc.ServicerContext, timeouts: CallTimeouts) -> None:
         self._context = context
-        self._limits = limits
-        self._clock = clock
-        self._ends_s = clock() + limits.call_s_max
+        self._limits = timeouts.limits
+        self._clock = timeouts.clock
+        now_s = self._clock()
+        self._ends_s = now_s + self._limits.call_s_max
         self.peer = context.peer()
         """Address and port that it comes from."""
         self.is_half_open = True
         """True until its first message has come."""
-        self.late_s = min(clock() + limits.first_message_s, self._ends_s)
+        self.late_s = min(now_s + self._limits.first_message_s, self._ends_s)
         """Time at which it is cut off unless something moves before."""
         self.why_cut = ""
         """Reason for which this server cut it off; empty where it did not."""
 
-    def first(self, messages: Iterator[Message]) -> Message | None:
+    def first(self, messages: Iterator[bytes]) -> bytes | None:
         """Wait for the first message; None where the client ends the call without one.
 
         Raises:
@@ -46,7 +91,7 @@ class TimedCall:
         self.late_s = self._ends_s
         return message
 
-    def received(self, messages: Iterator[Message]) -> Iterator[Message]:
+    def received(self, messages: Iterator[bytes]) -> Iterator[bytes]:
         """Yield messages, each of which must come in time, from the first or after it.
 
         Raises:
@@ -61,7 +106,7 @@ class TimedCall:
         self._check_uncut()
 
     def moved(self) -> None:
-        """Begin the time anew in which something must move.
+        """Begin the time anew in which something must move; long work does so at every step.
 
         Raises:
             Refused: the call was cut off, or its client has gone: whatever is still to be done for it is in vain.
@@ -91,41 +136,3 @@ class TimedCall:
             self.cut(f"no message in {self._limits.first_message_s:g} s")
         else:
             self.cut(f"nothing moved in {self._limits.stream_idle_s:g} s")
-
-
-class CallTimeouts:
-    """Periodic check of the open calls: those whose time is over are cut off. Thread-safe."""
-
-    def __init__(self, limits: LimitSettings, clock: Callable[[], float]) -> None:
-        self._limits = limits
-        self._clock = clock
-        self._calls: set[TimedCall] = set()
-        self._guard = Lock()
-        shortest_s = min(limits.first_message_s, limits.stream_idle_s, limits.call_s_max)
-        self._sweeper = PeriodicSweep(self.sweep, shortest_s, "call-timeouts")
-
-    @contextmanager
-    def over(self, context: CallContext) -> Iterator[TimedCall]:
-        """Watch a call for the length of the with block."""
-        call = TimedCall(context, self._limits, self._clock)
-        with self._guard:
-            self._calls.add(call)
-        self._sweeper.start()
-        try:
-            yield call
-        finally:
-            with self._guard:
-                self._calls.discard(call)
-
-    def close(self) -> None:
-        """Watch no more; calls that are still open end with their server."""
-        self._sweeper.close()
-
-    def sweep(self) -> bool:
-        """Cut off the calls whose time is over; tell whether any is open."""
-        now_s = self._clock()
-        with self._guard:
-            calls = list(self._calls)
-        for call in calls:
-            call.cut_if_late(now_s)
-        return bool(calls)

@@ -27,6 +27,7 @@ from unified_cache.files import replace_whole
 from unified_cache.service.access.callers import AuditEntry, Caller, Observer
 from unified_cache.service.access.reloaded import Reloaded
 from unified_cache.settings.access import Role
+from unified_cache.settings.section import TENANT_PATTERN
 
 __all__ = [
     "TENANT_NAME",
@@ -39,7 +40,7 @@ __all__ = [
     "remove_token",
 ]
 
-TENANT_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+TENANT_NAME = re.compile(TENANT_PATTERN)
 """Names that a tenant may have, from a token or a certificate."""
 
 _TOKEN = re.compile(r"uc1_([0-9a-f]{16})_[0-9a-f]{64}")

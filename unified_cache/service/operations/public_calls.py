@@ -31,7 +31,8 @@ class PublicCalls:
     @contextmanager
     def admitted(self, context: grpc.ServicerContext) -> Iterator[TimedCall]:
         """Give a call a place for the length of the with block; ends the call where there is none."""
-        with self._timeouts.over(context) as call:
+        call = TimedCall(context, self._timeouts)
+        with self._timeouts.over(call):
             if not self._enter(call):
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls of this kind")
             try:

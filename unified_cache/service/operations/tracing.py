@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 
+import grpc
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
@@ -12,7 +13,10 @@ from opentelemetry.trace import SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from unified_cache.errors import ConfigError
-from unified_cache.service.access.callers import CallContext, CallPlace, Gate
+from unified_cache.service.access.callers import Observer
+from unified_cache.service.access.fairness import FairScheduler
+from unified_cache.service.access.gate import AdmittedCall, Authenticator, ServiceGate
+from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.settings.access import Role
 from unified_cache.settings.observing import TracingExporter, TracingSettings
 
@@ -22,20 +26,27 @@ _TRACE_KEYS = frozenset({"traceparent", "tracestate"})
 _EXPORTERS = "opentelemetry_traces_exporter"
 
 
-class TracedGate:
-    """Put every call that a gate admits, or refuses, into a span; a ``Gate``."""
+class TracedGate(ServiceGate):
+    """A gate that puts every call that it admits, or refuses, into a span."""
 
-    def __init__(self, gate: Gate, tracer: Tracer) -> None:
-        self._gate = gate
+    def __init__(
+        self,
+        callers: Authenticator,
+        scheduler: FairScheduler,
+        timeouts: CallTimeouts,
+        observer: Observer,
+        tracer: Tracer,
+    ) -> None:
+        super().__init__(callers, scheduler, timeouts, observer)
         self._tracer = tracer
         self._propagator = TraceContextTextMapPropagator()
 
     @contextmanager
-    def admitted(self, context: CallContext, needs: Role, *, method: str) -> Iterator[CallPlace]:
-        """Admit as the gate does, in a span named after the method.
+    def admitted(self, context: grpc.ServicerContext, needs: Role, *, method: str) -> Iterator[AdmittedCall]:
+        """Admit as any gate does, in a span named after the method.
 
         Raises:
-            Refused: as the gate does; the span says so.
+            Refused: as any gate does; the span says so.
         """
         metadata = ((key, value) for key, value in context.invocation_metadata() if key in _TRACE_KEYS)
         parent = self._propagator.extract({key: value for key, value in metadata if isinstance(value, str)})
@@ -43,9 +54,9 @@ class TracedGate:
         # A response stream is made by several threads' turns, so its span is never the thread's current one.
         span = self._tracer.start_span(method, parent, SpanKind.SERVER, attributes)
         try:
-            with self._gate.admitted(context, needs, method=method) as place:
-                span.set_attribute("unified_cache.tenant", place.caller.tenant)
-                yield place
+            with super().admitted(context, needs, method=method) as call:
+                span.set_attribute("unified_cache.tenant", call.tenant)
+                yield call
         except Exception as error:
             span.record_exception(error)
             span.set_status(StatusCode.ERROR)

@@ -4,9 +4,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import cast
 
 import grpc
 import numpy as np
+from google.protobuf.message import Message
 
 from unified_cache.errors import InputError
 from unified_cache.page import Namespace, PageKey, Prompt
@@ -14,11 +16,13 @@ from unified_cache.proto import service_pb2
 from unified_cache.seal import Label
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.registry import Registration, Registry
+from unified_cache.service.access.tokens import TENANT_NAME
 from unified_cache.service.requests.assembler import AnnouncedPage
 from unified_cache.service.requests.lookup import PoolSpan
 from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.common.names import check_label
 from unified_cache.window import SPAN_UNTOLD
+from unified_cache.wire.calls import Parsed, parsed
 from unified_cache.wire.names import check_digests, labels_in, labels_of
 
 __all__ = [
@@ -26,7 +30,9 @@ __all__ = [
     "all_stored",
     "announced",
     "check_asserted",
+    "check_sender",
     "checked_cursor",
+    "checked_request",
     "named",
     "prefix",
     "removable",
@@ -35,7 +41,6 @@ __all__ = [
 CURSOR_CHARS_MAX = 256
 """A scan's cursor is the name of an object, in every store so far."""
 
-_TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _CURSOR = re.compile(r"[\x21-\x7e]*")
 
 _RESERVED = frozenset({"default"})
@@ -73,10 +78,34 @@ def check_asserted(asserted: str, tenant: str) -> None:
         InputError: no name of a tenant.
         Refused: another tenant than the caller's.
     """
-    if not _TENANT.fullmatch(asserted) or (asserted in _RESERVED and asserted != tenant):
+    if not TENANT_NAME.fullmatch(asserted) or (asserted in _RESERVED and asserted != tenant):
         raise InputError("a tenant is called by at most 64 of a-z, 0-9, dot, dash and underscore")
     if asserted != tenant:
         raise Refused(grpc.StatusCode.PERMISSION_DENIED, "the caller belongs to another tenant")
+
+
+def check_sender(request: Message, tenant: str) -> None:
+    """Check whom a request, or the start of one, thinks it comes from.
+
+    Raises:
+        InputError: no name of a tenant.
+        Refused: another tenant than the caller's.
+    """
+    if request.HasField("tenant"):
+        # Every request of the contract has this field.
+        check_asserted(cast("service_pb2.StatsRequest", request).tenant, tenant)
+
+
+def checked_request(kind: type[Parsed], message: bytes, tenant: str) -> Parsed:
+    """Read a request, and check whom it thinks it comes from.
+
+    Raises:
+        InputError: no such request, or no name of a tenant.
+        Refused: it asserts another tenant than the caller's.
+    """
+    request = parsed(kind, message)
+    check_sender(request, tenant)
+    return request
 
 
 def named(

@@ -196,11 +196,11 @@ def test_a_clear_with_a_server_away_says_that_it_is_incomplete_and_the_next_gene
     pages = [sealed_page(label(number)) for number in range(40)]
     assert all(two.storage.put(pages, Level.CACHED))
     away = two.servers[0]
-    away.gate.is_closed = True
+    away.callers.is_closed = True
     with pytest.raises(StorageError, match="1 of 2 servers were not cleared") as caught:
         two.storage.clear(label(0).identity)
     assert caught.value.retryable
-    away.gate.is_closed = False
+    away.callers.is_closed = False
     two.clock.sleep(60.0)
     back = two.storage.get([blank_page(page.label) for page in pages]).count(Answer.HIT)
     assert 0 < back < 40  # what the server that was away still has
