@@ -29,10 +29,11 @@ from unified_cache.service.requests.checks import (
 )
 from unified_cache.service.requests.identities import listed_after
 from unified_cache.service.requests.lookup import labels_of_spans, longest_prefix
-from unified_cache.service.store.tenants import ArrivedPage, TenantStore
+from unified_cache.service.store.tenants import TenantStore
 from unified_cache.settings.access import Role
 from unified_cache.settings.limits import LimitSettings
-from unified_cache.storage_backends.protocol import Answer, Level
+from unified_cache.storage_backends.common.lru import page_bytes
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.remote.reasons import reason_of, reasons_of
 from unified_cache.wire.calls import SERVICE, Call, parsed
 from unified_cache.wire.names import check_digests, named_runs
@@ -177,7 +178,7 @@ class CacheService:
             yield bytes(len(numbers)), ()
             return
         stored = run.stored[numbers.start : numbers.stop]
-        found = self._store.read(tenant, stored, [run.object_bytes] * len(stored))
+        found = self._store.read(tenant, stored, run.object_bytes)
         for label, (answer, page) in zip(run.labels[numbers.start : numbers.stop], found, strict=True):
             hit = ABSENT if page is None else IN_STORE
             yield mark(hit, reason_of(answer)), () if page is None else page.named(label).buffers
@@ -194,20 +195,21 @@ class CacheService:
             level = Level.DURABLE if start.level == pb.DURABLE else Level.CACHED
             runs = self._named(call.tenant, start.runs)
             call.hold(self._batch_bytes(runs))
+            manifests = {run.registration.stored.identity: run.registration.stored for run in runs}
             kept: list[Answer] = []
             arrivals = PageAssembler(announced(runs))
             for batch in self._batches(arrivals, call.received(messages)):
-                kept += self._store.put(call.tenant, batch, level)
+                kept += self._store.put(call.tenant, batch, level, manifests)
             return _put_reply(kept).SerializeToString()
 
-    def _batches(self, arrivals: PageAssembler, messages: Iterator[bytes]) -> Iterator[list[ArrivedPage]]:
+    def _batches(self, arrivals: PageAssembler, messages: Iterator[bytes]) -> Iterator[list[PageIO]]:
         """Yield pages as they arrive; what has arrived and the page under way are a bounded number of bytes."""
-        batch: list[ArrivedPage] = []
+        batch: list[PageIO] = []
         batch_bytes = 0
         for message in messages:
-            for arrived in arrivals.take(decoded(message)):
-                batch.append(arrived)
-                batch_bytes += arrived.page.object_bytes
+            for page in arrivals.take(decoded(message)):
+                batch.append(page)
+                batch_bytes += page_bytes(page)
                 if batch_bytes + arrivals.next_bytes > self._limits.batch_bytes:
                     yield batch
                     batch, batch_bytes = [], 0

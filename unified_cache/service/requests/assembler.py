@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 from unified_cache.errors import InputError
 from unified_cache.page import PageKey
-from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label, verify_buffers
 from unified_cache.service.store.pages import page_in
-from unified_cache.service.store.tenants import ArrivedPage
+from unified_cache.storage_backends.protocol import PageIO
 from unified_cache.wire.parts import Chunk
 
 __all__ = ["AnnouncedPage", "PageAssembler"]
@@ -23,8 +22,6 @@ class AnnouncedPage:
     stored: Label
     parent: PageKey | None
     object_bytes: int
-    manifest: Manifest
-    """Manifest of its identity, for the store."""
 
 
 class PageAssembler:
@@ -45,8 +42,8 @@ class PageAssembler:
         """Length of the page under way, or to come; 0 where all have come."""
         return self._announced[self._done_count].object_bytes if self._done_count < len(self._announced) else 0
 
-    def take(self, part: Chunk) -> Iterator[ArrivedPage]:
-        """Yield the pages that a part completes.
+    def take(self, part: Chunk) -> Iterator[PageIO]:
+        """Yield the pages that a part completes, as the store calls them.
 
         Raises:
             InputError: a gap, an overlap, more than was announced, or a page whose seal does not hold.
@@ -88,7 +85,7 @@ class PageAssembler:
         if start < len(part.content):
             raise InputError(f"found more than the {len(self._announced)} pages announced")
 
-    def _whole(self, expected: AnnouncedPage) -> ArrivedPage:
+    def _whole(self, expected: AnnouncedPage) -> PageIO:
         flaw = verify_buffers(self._pieces, expected.label)
         if flaw is not None:
             raise InputError(f"page {self._done_count} does not verify: {flaw.value}")
@@ -96,4 +93,4 @@ class PageAssembler:
         self._pieces = []
         self._held_bytes = 0
         self._done_count += 1
-        return ArrivedPage(expected.stored, expected.parent, page, expected.manifest)
+        return PageIO(expected.stored, expected.parent, page.buffers)

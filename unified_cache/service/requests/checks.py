@@ -164,9 +164,8 @@ def announced(runs: Sequence[NamedRun]) -> list[AnnouncedPage]:
             raise InputError(f"expected a parent for each of {len(run.labels)} pages, found {len(run.parents)}")
         check_digests([parent for parent in run.parents if parent], "a parent")
         parents = run.parents or [b""] * len(run.labels)
-        manifest = run.registration.stored
         pages += [
-            AnnouncedPage(label, stored, parent or None, run.object_bytes, manifest)
+            AnnouncedPage(label, stored, parent or None, run.object_bytes)
             for label, stored, parent in zip(run.labels, run.stored, parents, strict=True)
         ]
     return pages

@@ -20,11 +20,6 @@ class HeldPage(NamedTuple):
     payload: tuple[memoryview, ...]
 
     @property
-    def object_bytes(self) -> int:
-        """Length of the page, header included."""
-        return HEADER_BYTES + sum(map(len, self.payload))
-
-    @property
     def buffers(self) -> tuple[memoryview, ...]:
         """The page in order."""
         return (self.header, *self.payload)

@@ -1,7 +1,7 @@
 """The store as tenants share it: quotas, shares of its cap, counts. Labels are those of the store."""
 
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import compress
 from operator import itemgetter
 from threading import Lock
@@ -10,7 +10,6 @@ from typing import NamedTuple
 import grpc
 
 from unified_cache.errors import InputError, StorageError, StorageFullError
-from unified_cache.page import PageKey
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.service.access.callers import Observer
@@ -21,7 +20,7 @@ from unified_cache.storage_backends.catalog import catalog_in
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Scan, StorageBackend
 from unified_cache.wire.calls import RETRY_AFTER
 
-__all__ = ["ArrivedPage", "PageRead", "TenantStore"]
+__all__ = ["PageRead", "TenantStore"]
 
 RECONCILED_NAMES = 1024
 """Pages asked about where a tenant has no room left: some may have left the store unnoticed."""
@@ -41,16 +40,6 @@ class PageRead(NamedTuple):
     answer: Answer
     page: HeldPage | None
     """None unless the answer is HIT."""
-
-
-class ArrivedPage(NamedTuple):
-    """A page to be stored; it was verified under its label."""
-
-    label: Label
-    parent: PageKey | None
-    page: HeldPage
-    manifest: Manifest
-    """Of the label's identity."""
 
 
 class TenantStore:
@@ -84,10 +73,10 @@ class TenantStore:
         self._count(tenant, labels, answers)
         return answers
 
-    def read(self, tenant: str, labels: Sequence[Label], sizes: Sequence[int]) -> list[PageRead]:
-        """Return pages of these lengths. One of another length, or that the store fails to return, is a miss."""
+    def read(self, tenant: str, labels: Sequence[Label], object_bytes: int) -> list[PageRead]:
+        """Return pages of this length. One of another length, or that the store fails to return, is a miss."""
         self._usage.touch(tenant, labels)
-        blanks = [blank_page(size) for size in sizes]
+        blanks = [blank_page(object_bytes) for _ in labels]
         pages = [PageIO(label, None, blank.buffers) for label, blank in zip(labels, blanks, strict=True)]
         try:
             answers = self._store.get(pages)
@@ -98,26 +87,30 @@ class TenantStore:
         self._usage.take(tenant, list(compress(pages, answers)))
         return [PageRead(answer, blank if answer else None) for answer, blank in zip(answers, blanks, strict=True)]
 
-    def put(self, tenant: str, arrived: Sequence[ArrivedPage], level: Level) -> list[Answer]:
-        """Store pages; the first page of a name stays.
+    def put(
+        self, tenant: str, arrived: Sequence[PageIO], level: Level, manifests: Mapping[bytes, Manifest]
+    ) -> list[Answer]:
+        """Store pages that were verified under their labels; the first page of a name stays.
+
+        ``manifests`` are those of the labels' identities.
 
         Raises:
             Refused: the tenant or the store is full, or the store does not answer.
         """
-        labels = [each.label for each in arrived]
-        pages: dict[Label, ArrivedPage] = {}
-        for each in arrived:
-            pages.setdefault(each.label, each)
+        labels = [page.label for page in arrived]
+        pages: dict[Label, PageIO] = {}
+        for page in arrived:
+            pages.setdefault(page.label, page)
         known = self._stored(labels)
         fresh = [label for label, there in zip(labels, known or [Answer.MISS] * len(labels), strict=True) if not there]
         new = set(fresh)
-        counted = [PageIO(label, each.parent, each.page.buffers) for label, each in pages.items()]
-        self._reserve(tenant, [page for page in counted if page.label in new])
-        self._usage.take(tenant, [page for page in counted if page.label not in new])
+        self._reserve(tenant, [page for page in pages.values() if page.label in new])
+        self._usage.take(tenant, [page for page in pages.values() if page.label not in new])
         self._make_room(pages)
         room = pages.keys() - self._usage.outgrown(tenant, pages)
         try:
-            answers = self._write([each for each in pages.values() if each.label in room], level, new)
+            admitted = [page for page in pages.values() if page.label in room]
+            answers = self._write(admitted, level, new, manifests)
         except Refused:
             self._give_back_absent(tenant, fresh)
             raise
@@ -208,17 +201,18 @@ class TenantStore:
             self._observer.anomaly("store_exists", str(error))
             return None
 
-    def _write(self, arrived: Sequence[ArrivedPage], level: Level, fresh: set[Label]) -> dict[Label, Answer]:
+    def _write(
+        self, pages: Sequence[PageIO], level: Level, fresh: set[Label], manifests: Mapping[bytes, Manifest]
+    ) -> dict[Label, Answer]:
         """Put into the store what it lacks; return its answer by page."""
-        wanted = [each for each in arrived if each.label in fresh or level is Level.DURABLE]
-        pages = [PageIO(each.label, each.parent, each.page.buffers) for each in wanted]
-        answers = {each.label: Answer.STORED for each in arrived}
-        answers.update((page.label, Answer.UNAVAILABLE) for page in pages)
+        wanted = [page for page in pages if page.label in fresh or level is Level.DURABLE]
+        answers = {page.label: Answer.STORED for page in pages}
+        answers.update((page.label, Answer.UNAVAILABLE) for page in wanted)
         try:
-            if pages:
-                for manifest in {each.manifest.identity: each.manifest for each in wanted}.values():
-                    self._announce(manifest)
-                answers.update(zip((page.label for page in pages), self._store.put(pages, level), strict=True))
+            if wanted:
+                for identity in dict.fromkeys(page.label.identity for page in wanted):
+                    self._announce(manifests[identity])
+                answers.update(zip((page.label for page in wanted), self._store.put(wanted, level), strict=True))
         except StorageError as error:
             self._observer.anomaly("store_put", str(error))
             if level is Level.DURABLE:
