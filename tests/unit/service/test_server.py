@@ -93,6 +93,19 @@ def test_reflection_tells_the_service_to_a_few_at_a_time() -> None:
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+def test_a_message_that_is_no_request_of_reflection_or_health_ends_its_call_and_keeps_nothing() -> None:
+    calls_max = 2
+    paths = ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "/grpc.health.v1.Health/Watch")
+    with running(limits={"public_calls_max": calls_max}) as server, grpc.insecure_channel(server.address) as channel:
+        for path in paths:
+            ask: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(path)
+            for _ in range(calls_max + 1):
+                with pytest.raises(grpc.RpcError) as refused:
+                    next(ask(iter([b"\xff\xff\xff"]), timeout=CALL_S))
+                assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert server.service.drain(CALL_S)
+
+
 def test_an_unknown_method_is_unimplemented(channel: grpc.Channel) -> None:
     ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/Nothing")
     with pytest.raises(grpc.RpcError) as refused:

@@ -5,12 +5,11 @@ from functools import partial
 from threading import Condition
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2  # type: ignore[import-untyped]
 
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.timeouts import CallTimeouts, TimedCall
-from unified_cache.service.operations.public_calls import PublicCalls
+from unified_cache.service.operations.public_calls import PublicCalls, parsed_request
 
 __all__ = ["HealthService"]
 
@@ -86,10 +85,7 @@ class HealthService:
 
 def _service_in(call: TimedCall, messages: Iterator[bytes]) -> str:
     """Return the service that a call asks about."""
-    try:
-        return str(health_pb2.HealthCheckRequest.FromString(call.first(messages) or b"").service)
-    except DecodeError as error:
-        raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "expected a HealthCheckRequest") from error
+    return str(parsed_request(health_pb2.HealthCheckRequest, call.first(messages) or b"").service)
 
 
 def _encoded(status: int) -> bytes:

@@ -4,13 +4,17 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
+from typing import TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 
 from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.timeouts import CallTimeouts, TimedCall
 
-__all__ = ["PublicCalls"]
+__all__ = ["PublicCalls", "parsed_request"]
+
+Parsed = TypeVar("Parsed", bound=Message)
 
 
 class PublicCalls:
@@ -60,6 +64,20 @@ class PublicCalls:
         hosts = Counter(_host(call.peer) for call in self._open)
         half_open = [call for call in self._open if call.is_half_open and call is not entering]
         return max(half_open, key=lambda call: (hosts[_host(call.peer)], connections[call.peer]), default=None)
+
+
+def parsed_request(kind: type[Parsed], message: bytes) -> Parsed:
+    """Read the message of a public call.
+
+    gRPC does not: a stream whose message its deserializer cannot read stays open in the server for ever.
+
+    Raises:
+        Refused: it is no such message.
+    """
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise Refused(grpc.StatusCode.INVALID_ARGUMENT, f"expected a {kind.DESCRIPTOR.name}") from error
 
 
 def _host(peer: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2  # type: ignore[import-untyped]
 
-from unified_cache.service.operations.public_calls import PublicCalls
+from unified_cache.service.operations.public_calls import PublicCalls, parsed_request
 
 __all__ = ["reflection_methods"]
 
@@ -14,15 +14,12 @@ def reflection_methods(places: PublicCalls, *services: str) -> grpc.GenericRpcHa
     """Return what a ``grpc.Server`` is given, to tell about these services and itself."""
     servicer = reflection.ReflectionServicer((*services, reflection.SERVICE_NAME))
 
-    def answer(
-        messages: Iterator[reflection_pb2.ServerReflectionRequest], context: grpc.ServicerContext
-    ) -> Iterator[object]:
+    def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with places.admitted(context) as call:
-            yield from servicer.ServerReflectionInfo(call.received(messages), context)
+            received = call.received(messages)
+            requests = (parsed_request(reflection_pb2.ServerReflectionRequest, message) for message in received)
+            for reply in servicer.ServerReflectionInfo(requests, context):
+                yield reply.SerializeToString()
 
-    method = grpc.stream_stream_rpc_method_handler(
-        answer,
-        reflection_pb2.ServerReflectionRequest.FromString,
-        reflection_pb2.ServerReflectionResponse.SerializeToString,
-    )
+    method: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(answer)
     return grpc.method_handlers_generic_handler(reflection.SERVICE_NAME, {"ServerReflectionInfo": method})
