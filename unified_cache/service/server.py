@@ -27,7 +27,6 @@ from unified_cache.service.access.reloaded import Reloaded, ReloadPace
 from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.service.access.tls import (
     Certificates,
-    MetricsReaders,
     audit_certificates,
     audit_metrics,
     metrics_context,
@@ -42,7 +41,7 @@ from unified_cache.service.operations.health import HealthService
 from unified_cache.service.operations.live_figures import ServiceDoor, ServiceFigures
 from unified_cache.service.operations.logs import Log, LogRateLimit
 from unified_cache.service.operations.metrics import BoundedLabels, ServiceMetrics, UsageCollector
-from unified_cache.service.operations.metrics_listener import MetricsDoor, MetricsListener
+from unified_cache.service.operations.metrics_listener import MetricsAccess, MetricsListener
 from unified_cache.service.operations.public_calls import PublicCalls
 from unified_cache.service.operations.reflection import reflection_methods
 from unified_cache.service.operations.unix_socket import held_socket
@@ -113,45 +112,45 @@ class Service:
             StorageError: the store cannot be opened.
         """
         with ExitStack() as opened:
-            observed = _observed(settings, log, opened)
-            access = _Access.read(settings, observed.metrics)
-            listener = _metrics_listener(settings, observed, access)
+            metrics = _metrics(settings, log, opened)
+            access = _Access.read(settings, metrics)
+            listener = _metrics_listener(settings, metrics, access)
             if listener is not None:
                 opened.callback(listener.close)
             scheduler = FairScheduler(settings.quota, settings.limits.calls_max)
             timeouts = CallTimeouts(settings.limits, time.monotonic)
             opened.callback(timeouts.close)
-            gate = _gate(settings, access.authenticator(settings), scheduler, timeouts, observed.metrics, opened)
-            guarded = GuardedStore.open(settings, observed.registry)
+            gate = _gate(settings, access.authenticator(settings), scheduler, timeouts, metrics, opened)
+            guarded = GuardedStore.open(settings, metrics.registry)
             bytes_max = guarded.guard.breaker.capability().bytes_max
-            _warn_of_quotas(settings, access, bytes_max, observed.metrics)
+            _warn_of_quotas(settings, access, bytes_max, metrics)
             usage = TenantUsage(settings.quota, settings.limits.counted_pages_max, bytes_max)
-            store = TenantStore(guarded.guard.breaker, usage, observed.metrics)
+            store = TenantStore(guarded.guard.breaker, usage, metrics)
             record = _recorder(settings, opened)
-            cache = CacheService(store, gate, observed.metrics, settings.limits, drain.ask, record=record)
+            cache = CacheService(store, gate, metrics, settings.limits, drain.ask, record=record)
             opened.callback(cache.close)
-            observed.registry.register(UsageCollector(scheduler, store, observed.tenants))
+            metrics.registry.register(UsageCollector(scheduler, store, metrics.tenants))
             healthy = HealthService([SERVICE], settings.limits.public_calls_max, timeouts)
             if settings.address.socket is not None:
                 opened.enter_context(held_socket(settings.address.socket))
             server = _new_server(settings, cache, healthy, timeouts)
             port = _listen(server, settings.address, access.credentials())
-            observed.metrics.insecure.set(float(not _is_guarded(settings)))
+            metrics.insecure.set(float(not _is_guarded(settings)))
             server.start()
             if listener is not None:
                 listener.start()
             figures = ServiceFigures(
                 name=f"service {settings.listen}",
                 guarded=guarded,
-                metrics=observed.metrics,
+                metrics=metrics,
                 scheduler=scheduler,
                 usage=usage,
             )
-            live = _live_server(settings, access, figures, observed.metrics)
+            live = _live_server(settings, access, figures, metrics)
             if live is not None:
                 opened.callback(live.close)
             ports = ServicePorts(port, None if listener is None else listener.port, None if live is None else live.port)
-            return cls(server, ports, gate, healthy, observed.metrics, opened.pop_all())
+            return cls(server, ports, gate, healthy, metrics, opened.pop_all())
 
     def drain(self, grace_s: float) -> bool:
         """Refuse what is new, let what is in flight end within ``grace_s``, then close; tell whether all of it did."""
@@ -167,15 +166,6 @@ class Service:
         """Stop at once and let everything go; what the store has acknowledged stays."""
         self._server.stop(None).wait()
         self._opened.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Observed:
-    """Metrics of one server."""
-
-    registry: CollectorRegistry
-    tenants: BoundedLabels
-    metrics: ServiceMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,16 +218,19 @@ def _local_caller(settings: ServiceSettings) -> Caller:
     return Caller(settings.access.local_tenant, settings.access.local_role, "none")
 
 
-def _observed(settings: ServiceSettings, log: Log, opened: ExitStack) -> _Observed:
-    registry = CollectorRegistry()
-    tenants = BoundedLabels(settings.metrics.tenants_max)
+def _metrics(settings: ServiceSettings, log: Log, opened: ExitStack) -> ServiceMetrics:
     pace = LogRateLimit(settings.audit.burst, settings.audit.every_s, time.monotonic)
     audit = open_audit(settings.audit, log, pace, opened)
-    metrics = ServiceMetrics(registry, tenants, BoundedLabels(settings.metrics.pools_max), log, audit)
-    return _Observed(registry, tenants, metrics)
+    tenants, pools = BoundedLabels(settings.metrics.tenants_max), BoundedLabels(settings.metrics.pools_max)
+    return ServiceMetrics(CollectorRegistry(), tenants, pools, log, audit)
 
 
-def _metrics_listener(settings: ServiceSettings, observed: _Observed, access: _Access) -> MetricsListener | None:
+def _metrics_listener(settings: ServiceSettings, metrics: ServiceMetrics, access: _Access) -> MetricsListener | None:
+    """Open the listener for metrics, None for none.
+
+    An authority of their own vouches for all it certifies; of those that the service's authority certifies, an admin
+    alone may read. Where no certificates are asked for, all may who reach the address.
+    """
     address, tls = settings.metrics_address, settings.tls
     if address is None:
         return None
@@ -247,10 +240,10 @@ def _metrics_listener(settings: ServiceSettings, observed: _Observed, access: _A
         client_ca = own_ca or tls.client_ca
         files = [path for path in (tls.certificate, tls.key, client_ca) if path is not None]
         made = partial(metrics_context, tls, client_ca)
-        context = Reloaded(files, made, _pace_of(tls), time.monotonic, observed.metrics, audit_metrics).latest
-    readers = MetricsReaders(access.clients, has_authority=own_ca is not None)
-    door = MetricsDoor(context, readers.admits, settings.metrics.request_s_max, time.monotonic)
-    return MetricsListener.open(address, observed.registry, door)
+        context = Reloaded(files, made, _pace_of(tls), time.monotonic, metrics, audit_metrics).latest
+    clients = access.clients if own_ca is None else None
+    readers = MetricsAccess(context, clients, settings.metrics.request_s_max, time.monotonic)
+    return MetricsListener.open(address, metrics.registry, readers)
 
 
 def _recorder(settings: ServiceSettings, opened: ExitStack) -> Callable[[RequestNote], None] | None:

@@ -24,7 +24,7 @@ from unified_cache.service.operations.metrics import (
     ServiceMetrics,
     UsageCollector,
 )
-from unified_cache.service.operations.metrics_listener import CONNECTIONS_MAX, MetricsDoor, MetricsListener
+from unified_cache.service.operations.metrics_listener import CONNECTIONS_MAX, MetricsAccess, MetricsListener
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.service.store.tenants import TenantStore
 from unified_cache.settings.addresses import ListenAddress
@@ -37,7 +37,7 @@ from unified_cache.testing.storage_contract import label, sealed_page
 
 PREFIX = "unified_cache_service"
 SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
-DOOR = MetricsDoor(None, lambda connection: True, CALL_S, time.monotonic)
+ACCESS = MetricsAccess(None, None, CALL_S, time.monotonic)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def listener(registry: CollectorRegistry) -> Iterator[MetricsListener]:
-    opened = MetricsListener.open(ListenAddress.of("127.0.0.1:0"), registry, DOOR)
+    opened = MetricsListener.open(ListenAddress.of("127.0.0.1:0"), registry, ACCESS)
     opened.start()
     yield opened
     opened.close()
@@ -201,14 +201,14 @@ def test_only_metrics_are_served(listener: MetricsListener, registry: CollectorR
 
 def test_an_address_in_use_is_refused(listener: MetricsListener, registry: CollectorRegistry) -> None:
     with pytest.raises(ConfigError, match=r"metrics cannot be served at .* in use, by another .*METRICS__LISTEN"):
-        MetricsListener.open(ListenAddress.of(f"127.0.0.1:{listener.port}"), registry, DOOR)
+        MetricsListener.open(ListenAddress.of(f"127.0.0.1:{listener.port}"), registry, ACCESS)
 
 
 def test_connections_that_trickle_or_say_nothing_hold_up_neither_a_scrape_nor_the_end(
     registry: CollectorRegistry,
 ) -> None:
     clock = ManualClock()
-    listener = MetricsListener.open(ListenAddress.of("127.0.0.1:0"), registry, replace(DOOR, clock=clock))
+    listener = MetricsListener.open(ListenAddress.of("127.0.0.1:0"), registry, replace(ACCESS, clock=clock))
     listener.start()
     metrics_in(registry)
     with ExitStack() as connected:

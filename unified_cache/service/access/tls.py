@@ -1,6 +1,5 @@
 """TLS of the service and of its metrics: certificates that are read again when they change."""
 
-import socket
 import ssl
 import stat
 from dataclasses import dataclass
@@ -12,15 +11,14 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from unified_cache.errors import ConfigError
-from unified_cache.service.access.callers import AuditEntry, Observer, Role
-from unified_cache.service.access.clients import CertifiedClients, ClientTrust
+from unified_cache.service.access.callers import AuditEntry, Observer
+from unified_cache.service.access.clients import ClientTrust
 from unified_cache.service.access.pem import certificates_in, read_pem
 from unified_cache.service.access.reloaded import Reloaded
 from unified_cache.settings.access import TlsSettings
 
 __all__ = [
     "Certificates",
-    "MetricsReaders",
     "audit_certificates",
     "audit_metrics",
     "metrics_context",
@@ -37,26 +35,6 @@ class Certificates:
     key: bytes
     expires_s: float
     """End of the server's own certificate, in seconds since the epoch."""
-
-
-class MetricsReaders:
-    """Clients that may read the metrics, which name every tenant.
-
-    An authority of their own vouches for all it certifies; of those that the service's authority certifies, an admin
-    alone may. Where no certificates are asked for, all may who reach the address.
-    """
-
-    def __init__(self, clients: CertifiedClients | None, *, has_authority: bool) -> None:
-        self._clients = clients
-        self._has_authority = has_authority
-
-    def admits(self, connection: socket.socket) -> bool:
-        """Tell whether the client at the other end of a connection may read."""
-        if self._has_authority or self._clients is None:
-            return True
-        certificate = connection.getpeercert(binary_form=True) if isinstance(connection, ssl.SSLSocket) else None
-        caller = None if certificate is None else self._clients.named(ssl.DER_cert_to_PEM_cert(certificate).encode())
-        return caller is not None and caller.role is Role.ADMIN
 
 
 def read_certificates(tls: TlsSettings) -> Certificates:

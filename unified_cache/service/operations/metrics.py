@@ -71,7 +71,8 @@ class ServiceMetrics:
     def __init__(
         self, registry: CollectorRegistry, tenants: BoundedLabels, pools: BoundedLabels, log: Log, audit: AuditLog
     ) -> None:
-        self._tenants = tenants
+        self.registry = registry
+        self.tenants = tenants
         self._pools = pools
         self._log = log
         self._audit = audit
@@ -106,7 +107,7 @@ class ServiceMetrics:
 
     def call_ended(self, method: str, tenant: str, code: str, seconds: float, bytes_in: int, bytes_out: int) -> None:
         """Count a call that has ended; ``code`` is the name of its status."""
-        name = self._tenants.claimed(tenant)
+        name = self.tenants.claimed(tenant)
         self.calls.labels(method, name, code).inc()
         self.seconds.labels(method).observe(seconds)
         for direction, count_bytes in (("in", bytes_in), ("out", bytes_out)):
@@ -124,7 +125,7 @@ class ServiceMetrics:
     def pages_looked_up(self, tenant: str, pool: str, answer: Answer, count: int) -> None:
         """Count pages of one pool that the store was asked for, by its answer."""
         self.pages.labels(self._pool(pool, answer), answer.value).inc(count)
-        self.tenant_pages.labels(self._tenants.claimed(tenant), answer.value).inc(count)
+        self.tenant_pages.labels(self.tenants.claimed(tenant), answer.value).inc(count)
 
     def pages_put(self, tenant: str, pool: str, answer: Answer, count: int) -> None:
         """Count pages of one pool that the store was to keep, by its answer."""

@@ -15,9 +15,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from unified_cache.errors import ConfigError
+from unified_cache.service.access.clients import CertifiedClients
+from unified_cache.settings.access import Role
 from unified_cache.settings.addresses import ListenAddress
 
-__all__ = ["MetricsDoor", "MetricsListener"]
+__all__ = ["MetricsAccess", "MetricsListener"]
 
 CONNECTIONS_MAX = 16
 """Connections at a time; one more cuts the oldest off, so that nobody who says nothing keeps a scrape out."""
@@ -39,15 +41,24 @@ _Connection = socket.socket | tuple[bytes, socket.socket]
 
 
 @dataclass(frozen=True, slots=True)
-class MetricsDoor:
-    """The way in to the metrics: TLS if any, asked for each connection, and whom it lets read."""
+class MetricsAccess:
+    """Access to the metrics, which name every tenant: TLS if any, asked for each connection, and time."""
 
     context: Callable[[], ssl.SSLContext] | None
-    admits: Callable[[socket.socket], bool]
+    clients: CertifiedClients | None
+    """Certificates of which those of an admin alone may read; None where everybody may who is connected."""
     request_s_max: float
     """Time from a connection to its end: handshake, request and answer."""
     clock: Callable[[], float]
     """Seconds, that never go back."""
+
+    def admits(self, connection: socket.socket) -> bool:
+        """Return whether the client at the other end of a connection may read."""
+        if self.clients is None:
+            return True
+        certificate = connection.getpeercert(binary_form=True) if isinstance(connection, ssl.SSLSocket) else None
+        caller = None if certificate is None else self.clients.named(ssl.DER_cert_to_PEM_cert(certificate).encode())
+        return caller is not None and caller.role is Role.ADMIN
 
 
 class MetricsListener:
@@ -58,14 +69,14 @@ class MetricsListener:
         self._thread = Thread(target=server.serve_forever, args=(LOOK_S,), name="unified-cache-metrics", daemon=True)
 
     @classmethod
-    def open(cls, address: ListenAddress, registry: CollectorRegistry, door: MetricsDoor) -> "MetricsListener":
+    def open(cls, address: ListenAddress, registry: CollectorRegistry, access: MetricsAccess) -> "MetricsListener":
         """Listen; nothing is served before ``start``.
 
         Raises:
             ConfigError: the address cannot be listened at.
         """
         try:
-            return cls(_Listener(address, registry, door))
+            return cls(_Listener(address, registry, access))
         except OSError as error:
             advice = IN_USE if error.errno == errno.EADDRINUSE else ""
             raise ConfigError(f"metrics cannot be served at {address.text}: {error.strerror}{advice}") from error
@@ -95,7 +106,7 @@ class _Scrape(BaseHTTPRequestHandler):
         assert isinstance(listener, _Listener)
         if self.path.partition("?")[0] != "/metrics":
             self.send_error(404)
-        elif not listener.door.admits(self.connection):
+        elif not listener.access.admits(self.connection):
             self.send_error(403)
         else:
             content = generate_latest(listener.registry)
@@ -117,10 +128,10 @@ class _Listener(ThreadingMixIn, TCPServer):
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(self, address: ListenAddress, registry: CollectorRegistry, door: MetricsDoor) -> None:
+    def __init__(self, address: ListenAddress, registry: CollectorRegistry, access: MetricsAccess) -> None:
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self.registry = registry
-        self.door = door
+        self.access = access
         self._connected: dict[socket.socket, float] = {}
         """Time at which each connection was accepted, the oldest first."""
         self._guard = Lock()
@@ -130,10 +141,10 @@ class _Listener(ThreadingMixIn, TCPServer):
     def get_request(self) -> tuple[socket.socket, object]:
         """Accept a connection and wait for nothing that it says."""
         accepted, peer = super().get_request()
-        accepted.settimeout(self.door.request_s_max)
-        if self.door.context is not None:
-            accepted = self.door.context().wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
-        now_s = self.door.clock()
+        accepted.settimeout(self.access.request_s_max)
+        if self.access.context is not None:
+            accepted = self.access.context().wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
+        now_s = self.access.clock()
         with self._guard:
             self._connected[accepted] = now_s
             surplus_count = max(0, len(self._connected) - CONNECTIONS_MAX)
@@ -157,7 +168,7 @@ class _Listener(ThreadingMixIn, TCPServer):
 
     def service_actions(self) -> None:
         """Cut off who is late; called every ``LOOK_S``."""
-        self.cut_off(self.door.clock() - self.door.request_s_max)
+        self.cut_off(self.access.clock() - self.access.request_s_max)
 
     def cut_off(self, accepted_s: float) -> None:
         """Cut off the connections that were accepted at a time or before; their threads see their end."""
