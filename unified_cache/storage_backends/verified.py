@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from threading import Lock
 
@@ -45,47 +45,48 @@ class VerifiedStorage(StorageLayer):
 
         A page asked for without buffers brings no bytes, so there is nothing to verify.
         """
-        if len(pages) == 1:
-            return self._get(pages, page_bytes(pages[0]))
-        call_bytes = self._asked_call_bytes()
         hits: list[Answer] = []
+        for part, asked_bytes in self._parts(pages):
+            is_summed = asked_bytes >= SUMMED_BYTES_MIN
+            asked = summed(part) if is_summed else part
+            answers = self._backend.get(asked)
+            self._refuse_flawed(asked, answers, is_summed=is_summed)
+            hits += answers
+        return hits
+
+    def _parts(self, pages: Sequence[PageIO]) -> Iterator[tuple[Sequence[PageIO], int]]:
+        """Cut a batch into the calls that the wrapped backend likes best; each comes with its bytes."""
+        if len(pages) == 1:
+            yield pages, page_bytes(pages[0])
+            return
+        if self._call_bytes is None:
+            self._call_bytes = self._backend.capability().call_bytes
         start = taken_bytes = 0
         for end, page in enumerate(pages, 1):
             taken_bytes += page_bytes(page)
-            if taken_bytes >= call_bytes or end == len(pages):
-                hits += self._get(pages[start:end], taken_bytes)
+            if taken_bytes >= self._call_bytes or end == len(pages):
+                yield pages[start:end], taken_bytes
                 start, taken_bytes = end, 0
-        return hits
 
-    def _asked_call_bytes(self) -> int:
-        """Ask the wrapped backend, once."""
-        if self._call_bytes is None:
-            self._call_bytes = self._backend.capability().call_bytes
-        return self._call_bytes
-
-    def _get(self, pages: Sequence[PageIO], asked_bytes: int) -> list[Answer]:
-        is_summed = asked_bytes >= SUMMED_BYTES_MIN
-        if is_summed:
-            pages = summed(pages)
-        hits = self._backend.get(pages)
+    def _refuse_flawed(self, pages: Sequence[PageIO], answers: list[Answer], *, is_summed: bool) -> None:
+        """Make hits that do not verify FLAWED, count them, and remove them from the wrapped backend."""
         flaws: dict[int, Flaw] = {}
         for number, page in enumerate(pages):
-            if hits[number] is Answer.HIT and page.buffers:
+            if answers[number] is Answer.HIT and page.buffers:
                 flaw = verify_buffers(page.buffers, page.label, page.checksum if is_summed else None)
                 if flaw is not None:
                     flaws[number] = flaw
-        if flaws:
-            for number in flaws:
-                hits[number] = Answer.FLAWED
-            with self._guard:
-                self._flaws_count.update(flaws.values())
-            for number, flaw in flaws.items():
-                name = pages[number].label.object_name
-                logger.warning("a page that storage returned is flawed (%s): %s", flaw.value, name)
-            # A page that cannot be removed is found flawed again by the next get; the answer here stays right.
-            with suppress(StorageError):
-                self._backend.remove([pages[number].label for number in flaws])
-        return hits
+        if not flaws:
+            return
+        with self._guard:
+            self._flaws_count.update(flaws.values())
+        for number, flaw in flaws.items():
+            answers[number] = Answer.FLAWED
+            name = pages[number].label.object_name
+            logger.warning("a page that storage returned is flawed (%s): %s", flaw.value, name)
+        # A page that cannot be removed is found flawed again by the next get; the answer here stays right.
+        with suppress(StorageError):
+            self._backend.remove([pages[number].label for number in flaws])
 
 
 def summed(pages: Sequence[PageIO]) -> list[PageIO]:

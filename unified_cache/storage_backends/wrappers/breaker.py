@@ -1,6 +1,7 @@
 """A wrapper that leaves a failing store alone: for a while it answers as if there were no store."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from threading import get_ident
 from typing import NoReturn, TypeVar
 
@@ -64,24 +65,26 @@ class BreakerStorage(StorageLayer):
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the wrapped backend; UNAVAILABLE for every label while open."""
         return self._ask(
-            Method.EXISTS, lambda: self._backend.exists(labels), lambda: [Answer.UNAVAILABLE] * len(labels)
+            Method.EXISTS, partial(self._backend.exists, labels), lambda: [Answer.UNAVAILABLE] * len(labels)
         )
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers; UNAVAILABLE while open."""
-        return self._ask(Method.GET, lambda: self._backend.get(pages), lambda: [Answer.UNAVAILABLE] * len(pages))
+        return self._ask(Method.GET, partial(self._backend.get, pages), lambda: [Answer.UNAVAILABLE] * len(pages))
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Store pages; UNAVAILABLE while open."""
-        return self._ask(Method.PUT, lambda: self._backend.put(pages, level), lambda: [Answer.UNAVAILABLE] * len(pages))
+        return self._ask(
+            Method.PUT, partial(self._backend.put, pages, level), lambda: [Answer.UNAVAILABLE] * len(pages)
+        )
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Make pages recent; none while open."""
-        self._ask(Method.TOUCH, lambda: self._backend.touch(labels), lambda: None)
+        self._ask(Method.TOUCH, partial(self._backend.touch, labels), lambda: None)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; none while open."""
-        return self._ask(Method.REMOVE, lambda: self._backend.remove(labels), lambda: 0)
+        return self._ask(Method.REMOVE, partial(self._backend.remove, labels), lambda: 0)
 
     def close(self) -> None:
         """Close the wrapped backend, in any state."""

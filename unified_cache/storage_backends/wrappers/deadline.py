@@ -110,9 +110,19 @@ class DeadlineStorage(StorageLayer):
             raise error
 
     def _call(self, method: Method, work: Callable[[], Result]) -> Result:
-        call = current_call()
-        if call is None or call.is_in_store:
-            return self._hand_over(method, work)
+        running = current_call()
+        if running is not None and not running.is_in_store:
+            return self._make_step(running, method, work)
+        handed_over = self._threads.submit(partial(self._call, method, work))
+        if not handed_over.settle(self.deadline_s):
+            self._threads.leave(handed_over)
+        if handed_over.state is CallState.WITHDRAWN:
+            with self._changed:
+                raise self._not_started(method)
+        return handed_over.result()
+
+    def _make_step(self, call: BoundedCall[object], method: Method, work: Callable[[], Result]) -> Result:
+        """Make a call of the store on this thread, which runs ``call``."""
         with StoreStep(call, method.value, self._clock(), self.deadline_s, self._note_late) as step:
             with self._changed:
                 self._wait_for_place(method)
@@ -126,16 +136,6 @@ class DeadlineStorage(StorageLayer):
                     if self._closed:
                         self._close_when_idle()
                     self._changed.notify_all()
-
-    def _hand_over(self, method: Method, work: Callable[[], Result]) -> Result:
-        """Make a call on a thread of our own, as that thread's, and wait for it."""
-        call = self._threads.submit(partial(self._call, method, work))
-        if not call.settle(self.deadline_s):
-            self._threads.leave(call)
-        if call.state is CallState.WITHDRAWN:
-            with self._changed:
-                raise self._not_started(method)
-        return call.result()
 
     def _wait_for_place(self, method: Method) -> None:
         if len(self._in_flight) >= self._calls_max:

@@ -1,6 +1,7 @@
 """A store around another: it passes every call on, and a layer overrides what it changes. As the layers of OpenDAL."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from unified_cache.proto.manifest_pb2 import Manifest
@@ -35,35 +36,35 @@ class StorageLayer:
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Announce an identity to the wrapped backend."""
-        self._call(Method.REGISTER, lambda: self._backend.register(manifest, slabs))
+        self._call(Method.REGISTER, partial(self._backend.register, manifest, slabs))
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the wrapped backend."""
-        return self._call(Method.EXISTS, lambda: self._backend.exists(labels))
+        return self._call(Method.EXISTS, partial(self._backend.exists, labels))
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers."""
-        return self._call(Method.GET, lambda: self._backend.get(pages))
+        return self._call(Method.GET, partial(self._backend.get, pages))
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Store pages."""
-        return self._call(Method.PUT, lambda: self._backend.put(pages, level))
+        return self._call(Method.PUT, partial(self._backend.put, pages, level))
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Make pages recent in the wrapped backend."""
-        self._call(Method.TOUCH, lambda: self._backend.touch(labels))
+        self._call(Method.TOUCH, partial(self._backend.touch, labels))
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects from the wrapped backend."""
-        return self._call(Method.REMOVE, lambda: self._backend.remove(labels))
+        return self._call(Method.REMOVE, partial(self._backend.remove, labels))
 
     def clear(self, identity: bytes) -> int:
         """Remove every object of one identity from the wrapped backend."""
-        return self._call(Method.CLEAR, lambda: self._backend.clear(identity))
+        return self._call(Method.CLEAR, partial(self._backend.clear, identity))
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of the wrapped backend."""
-        return self._call(Method.SCAN, lambda: self._backend.scan(identity, cursor))
+        return self._call(Method.SCAN, partial(self._backend.scan, identity, cursor))
 
     def removals(self) -> RemovalFeed | None:
         """Subscribe to the removals of the wrapped backend, which waits for nothing."""
