@@ -150,8 +150,6 @@ def _halved(name: str, given: tuple[object, ...]) -> tuple[object, ...]:
     match name, given:
         case "write", (fd, bytes() | memoryview() as buffer):
             return fd, buffer[: len(buffer) // 2]
-        case "writev" | "readv", (fd, [memoryview() as first, *_]):
-            return fd, [first[: (len(first) + 1) // 2]]
         case "preadv" | "preadv_cached" | "pwritev", (fd, [memoryview() as first, *_], offset):
             return fd, [first[: (len(first) + 1) // 2]], offset
         case "pwrite", (fd, bytes() as buffer, offset):

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from threading import Lock
 
@@ -54,19 +54,20 @@ class VerifiedStorage(StorageLayer):
             hits += answers
         return hits
 
-    def _parts(self, pages: Sequence[PageIO]) -> Iterator[tuple[Sequence[PageIO], int]]:
+    def _parts(self, pages: Sequence[PageIO]) -> Sequence[tuple[Sequence[PageIO], int]]:
         """Cut a batch into the calls that the wrapped backend likes best; each comes with its bytes."""
         if len(pages) == 1:
-            yield pages, page_bytes(pages[0])
-            return
+            return ((pages, page_bytes(pages[0])),)
+        parts: list[tuple[Sequence[PageIO], int]] = []
         if self._call_bytes is None:
             self._call_bytes = self._backend.capability().call_bytes
         start = taken_bytes = 0
         for end, page in enumerate(pages, 1):
             taken_bytes += page_bytes(page)
             if taken_bytes >= self._call_bytes or end == len(pages):
-                yield pages[start:end], taken_bytes
+                parts.append((pages[start:end], taken_bytes))
                 start, taken_bytes = end, 0
+        return parts
 
     def _refuse_flawed(self, pages: Sequence[PageIO], answers: list[Answer], *, is_summed: bool) -> None:
         """Make hits that do not verify FLAWED, count them, and remove them from the wrapped backend."""

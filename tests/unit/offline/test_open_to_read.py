@@ -188,7 +188,7 @@ def test_what_lies_in_the_place_of_an_object_is_flawed_and_stays(tmp_path: Path)
 
 def test_verify_tells_what_the_disk_does_not_give(tmp_path: Path) -> None:
     class BadDisk(Disk):
-        readv = preadv = preadv_cached = staticmethod(failing(errno.EIO))
+        preadv = preadv_cached = staticmethod(failing(errno.EIO))
 
     storage = FileReader.open(filled("file", tmp_path / "store"), disk=BadDisk())
     result = verify(storage, KEPT, unwatched)

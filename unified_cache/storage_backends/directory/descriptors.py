@@ -28,11 +28,9 @@ __all__ = [
     "missing_inodes",
     "read_all",
     "read_at",
-    "read_cached",
     "size_of",
     "storage_error",
     "sync_or_distrust",
-    "write_all",
     "write_at",
 ]
 
@@ -113,17 +111,6 @@ def close_quietly(disk: Disk, fd: int) -> None:
         return  # Not by ``suppress``, which costs as much as the close: this is on the path of every read.
 
 
-def write_all(disk: Disk, fd: int, buffers: Sequence[memoryview]) -> None:
-    """Write the buffers one after the other, however many calls it takes: one, as a rule."""
-    count = disk.write(fd, buffers[0]) if len(buffers) == 1 else disk.writev(fd, buffers[:BUFFERS_MAX])
-    if count == _sum_bytes(buffers):
-        return
-    rest = BuffersLeft(buffers)
-    rest.take(count)
-    while rest.buffers:
-        rest.take(disk.writev(fd, rest.buffers[:BUFFERS_MAX]))
-
-
 def write_at(disk: Disk, fd: int, buffers: Sequence[memoryview], offset: int) -> None:
     """Write the buffers one after the other from an offset on, however many calls it takes: one, as a rule."""
     count = disk.pwritev(fd, buffers[:BUFFERS_MAX], offset)
@@ -146,24 +133,13 @@ def read_all(
     ``read_at``.
     """
     if wanted_bytes < LED_BYTES_MIN and len(buffers) < BUFFERS_MAX:
-        count = disk.readv(fd, (*buffers, BEYOND))
+        count = disk.preadv(fd, (*buffers, BEYOND), 0)
         if count >= wanted_bytes or not count:
             if checksum is not None and count == wanted_bytes:
                 checksum.add_all(buffers)
             return count == wanted_bytes
     is_filled = _fill(disk, fd, buffers, 0, checksum, first_bytes=LEAD_BYTES)
     return is_filled and not disk.preadv(fd, [BEYOND], wanted_bytes)
-
-
-def read_cached(disk: Disk, fd: int, buffers: Sequence[memoryview]) -> int:
-    """Fill the buffers as far as the system has the file in memory, and let it begin to read the rest of it.
-
-    Return how many bytes came, one more than the buffers hold where the file is longer.
-
-    Raises:
-        OSError: EAGAIN where none of it is in memory; EOPNOTSUPP where the system or the file system cannot tell.
-    """
-    return disk.preadv_cached(fd, (*buffers[: BUFFERS_MAX - 1], BEYOND), 0)
 
 
 def read_at(

@@ -18,7 +18,6 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.read_queue import FileRead
 from unified_cache.storage_backends.protocol import PageIO
@@ -47,9 +46,6 @@ DIRECT_PAGES_MAX = 64
 
 LANDING_SLOTS = 46
 """Reads under way at most, and a quarter less while what came is copied: never fewer than 32."""
-
-ALONE_BYTES_MIN = 1 << 20
-"""Of a page that is asked for alone, and does not begin on a block."""
 
 _SLOT_BYTES = 66 * DIRECT_BLOCK_BYTES
 """Bytes of one read that lands: a quarter of a MiB, and what a page has beyond a power of two."""
@@ -101,8 +97,8 @@ class _RunProgress:
 class DirectReads:
     """Direct reads of one store. Thread-safe.
 
-    What the system has in memory is not due, nor what it cannot tell of. A read that did not bring everything, for
-    whatever reason, counts as none: an ordinary one follows, which tells what is wrong.
+    A read that did not bring everything, for whatever reason, counts as none: an ordinary one follows, which tells
+    what is wrong.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -113,27 +109,8 @@ class DirectReads:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the system cannot tell what it has in memory, or the file system takes no direct reads."""
+        """Whether the file system takes no direct reads."""
         return self._is_refused
-
-    def is_due(self, fd: int, offset: int) -> bool:
-        """Tell whether what is at an offset is to be read directly: its first block is not in memory.
-
-        To look at all of it would take as long as it has blocks. What is changed there is read right.
-        """
-        if self._is_refused:
-            return False
-        try:
-            return not self._disk.has_cached(fd, offset, DIRECT_BLOCK_BYTES)
-        except OSError:
-            self._is_refused = True
-            return False
-
-    def is_worth_asking(self, pages: Sequence[PageIO]) -> bool:
-        """Tell whether to ask the system what it has of pages: a small one alone takes it less than the question."""
-        return not self._is_refused and (
-            len(pages) > 1 or page_bytes(pages[0]) >= ALONE_BYTES_MIN or begins_on_block(pages[0])
-        )
 
     def read(self, runs: Iterable[DirectRun]) -> Generator[tuple[DirectRun, bool], None, None]:
         """Fill the pages of runs; yield each run when it has ended, with whether all of it came.
@@ -168,9 +145,13 @@ class DirectReads:
         finally:
             self._landings.put(landing)
 
-    def refuse(self) -> None:
-        """Read nothing directly from now on."""
-        self._is_refused = True
+    def begin(self, fd: int) -> bool:
+        """Have reads of a descriptor pass by the system's memory; return whether they do."""
+        try:
+            self._disk.begin_direct(fd)
+        except OSError:
+            self._is_refused = True
+        return not self._is_refused
 
     def _end(self, piece: _DirectPiece, outcome: int | OSError) -> _RunProgress:
         """Put what came of a piece where it belongs."""
@@ -265,9 +246,13 @@ class DirectWrites:
         """Whether the file system takes no direct writes."""
         return self._is_refused
 
-    def refuse(self) -> None:
-        """Write nothing directly from now on."""
-        self._is_refused = True
+    def begin(self, fd: int) -> bool:
+        """Have writes of a descriptor pass by the system's memory; return whether they do."""
+        try:
+            self._disk.begin_direct(fd)
+        except OSError:
+            self._is_refused = True
+        return not self._is_refused
 
     def write_blocks(self, fd: int, page: memoryview, offset: int) -> int:
         """Write the whole blocks of a page that begins on a block, at a block of a file; return how many bytes went.
@@ -294,19 +279,9 @@ class DirectWrites:
         Raises:
             OSError: they could not be written.
         """
-        if self._is_refused:
+        if self._is_refused or not self.begin(fd):
             return 0
         try:
-            self._disk.begin_direct(fd)
-        except OSError:
-            self._is_refused = True
-            return 0
-        try:
-            return self._disk.write(fd, page[: len(page) // DIRECT_BLOCK_BYTES * DIRECT_BLOCK_BYTES])
-        except OSError as error:
-            if error.errno not in _REFUSED:
-                raise
-            self._is_refused = True
-            return 0
+            return self.write_blocks(fd, page, 0)
         finally:
             self._disk.end_direct(fd)

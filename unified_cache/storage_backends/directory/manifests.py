@@ -15,7 +15,7 @@ from unified_cache.storage_backends.directory.descriptors import (
     WRITE_FLAGS,
     close_quietly,
     storage_error,
-    write_all,
+    write_at,
 )
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE
@@ -119,7 +119,7 @@ def _write(root: StoreRoot, identity_fd: int, manifest: Manifest, temp: str) -> 
     try:
         fd = disk.open(temp, WRITE_FLAGS, 0o600, dir_fd=root.writer_fd)
         try:
-            write_all(disk, fd, [memoryview(MessageToJson(manifest).encode())])
+            write_at(disk, fd, [memoryview(MessageToJson(manifest).encode())], 0)
             disk.fsync(fd)
         finally:
             disk.close(fd)

@@ -21,7 +21,7 @@ from unified_cache.storage_backends.directory.descriptors import (
     Directory,
     close_quietly,
     storage_error,
-    write_all,
+    write_at,
 )
 from unified_cache.storage_backends.directory.disk import Disk
 
@@ -294,7 +294,7 @@ def _write_marker(disk: Disk, root_fd: int, written: StoreFormat, draft: str) ->
     fd = disk.open(draft, WRITE_FLAGS, 0o600, dir_fd=root_fd)
     try:
         text = json.dumps({"format": f"{_MADE_BY} {written.name}", "format_version": written.version})
-        write_all(disk, fd, [memoryview(f"{text}\n".encode())])
+        write_at(disk, fd, [memoryview(f"{text}\n".encode())], 0)
         disk.fsync(fd)
     finally:
         close_quietly(disk, fd)

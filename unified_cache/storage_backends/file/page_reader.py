@@ -1,9 +1,9 @@
 """Read side of a file store: pages straight into the buffers of who asks, and the listing of those there are."""
 
-import errno
 import itertools
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from threading import Lock
 
@@ -13,20 +13,20 @@ from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, page_bytes
 from unified_cache.storage_backends.common.names import check_scan
 from unified_cache.storage_backends.directory.descriptors import (
-    LED_BYTES_MIN,
     READ_FLAGS,
     Directory,
     close_quietly,
     read_all,
-    read_cached,
     size_of,
     storage_error,
 )
-from unified_cache.storage_backends.directory.direct import DIRECT_BLOCK_BYTES, DirectReads, DirectRun
+from unified_cache.storage_backends.directory.direct import DirectReads
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, is_whole
+from unified_cache.storage_backends.directory.page_reads import PageReads, Place
 from unified_cache.storage_backends.file.fan_directories import OpenDirectories
 from unified_cache.storage_backends.file.layout import objects_in, place_of
+from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
 
 __all__ = ["FILES_OPEN_MAX", "PageReader"]
@@ -34,10 +34,6 @@ __all__ = ["FILES_OPEN_MAX", "PageReader"]
 FILES_OPEN_MAX = 16
 """Objects of one call open at a time. Taking 16 through each step together, not one through all steps, makes 1 MiB
 pages 10 % faster: between two copies the caches would lose the code of every other step."""
-
-
-DIRECT_BYTES_MIN = 32 << 10
-"""Smaller objects are left to the system's memory, where the next reader finds them: what is copied is little."""
 
 _NONE: Set[int] = frozenset()
 
@@ -59,10 +55,8 @@ class PageReader:
         self._root_fd = root_fd
         self._directories = directories
         self._clear_foreign = clear_foreign
-        self._direct = DirectReads(disk)
+        self._reads = PageReads(disk)
         self._unreadable_count = 0
-        self._reads_cached = True
-        """Whether the file system is believed to tell what it has in memory."""
         self._guard = Lock()
 
     @property
@@ -109,39 +103,53 @@ class PageReader:
     def read(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill the buffers of each page; HIT where it was there at that length.
 
-        They are looked at few by few: where the system lacks the first of some, all from there on are read together,
-        but for those few of which it has the first.
-
         Raises:
             StorageError: what has nothing to do with a single object.
         """
-        is_asked = bool(pages) and self._direct.is_worth_asking(pages)
-        if len(pages) == 1 and not is_asked:
+        may_be_direct = self._reads.may_be_direct(pages)
+        if len(pages) == 1 and not may_be_direct:
             return [self._read_one(pages[0])]
         answers = [Answer.MISS] * len(pages)
+        files = _OpenFiles(self._disk, partial(self._opened, pages, answers))
         numbers: Sequence[int] = range(len(pages))
         while numbers:
             few = numbers[:FILES_OPEN_MAX]
-            fds: list[int] = []
             try:
-                fds.extend(self._opened(pages, number, answers) for number in few)
-                if is_asked and self._is_first_cold(pages, few, fds):
-                    numbers, is_asked = self._read_cold(pages, numbers, fds, answers), False
+                # Taken through each step together, which keeps the copying loop hot.
+                opened = {number: place for number in few if (place := files.open(number)) is not None}
+                if may_be_direct and self._reads.are_cold(pages, files, opened):
+                    came, may_be_direct = self._reads.read_directly(pages, files, numbers), False
+                    for number in came:
+                        answers[number] = Answer.HIT
+                    numbers = [number for number in numbers if number not in came and files.is_there(number)]
                 else:
-                    self._read_few(pages, few, fds, answers)
+                    came = self._reads.read_ahead(pages, opened) if len(opened) > 1 else _NONE
+                    for number, (fd, _) in opened.items():
+                        answers[number] = Answer.HIT if number in came else self._read_file(pages[number], fd)
                     numbers = numbers[FILES_OPEN_MAX:]
             finally:
-                for fd in fds:
-                    if fd >= 0:
-                        close_quietly(self._disk, fd)
+                for number in few:
+                    files.close(number)
         return answers
+
+    def read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:
+        """Fill rows of pages that the system has in memory, their names included; see ``PageReads``."""
+        files = _OpenFiles(self._disk, partial(self._open_cached, [target.label for target in targets]))
+        return self._reads.read_memory(targets, files)
+
+    def know(self, labels: Sequence[Label]) -> list[bool]:
+        """Return for each object whether its name, and what it names, is in memory."""
+        known: list[bool] = []
+        for number in range(len(labels)):
+            fd = self._open_cached(labels, number)
+            if fd >= 0:
+                close_quietly(self._disk, fd)
+            known.append(fd >= 0)
+        return known
 
     def _read_one(self, page: PageIO) -> Answer:
         """Read a page that comes alone."""
-        try:
-            opened = self._open_object(page)
-        except OSError as error:
-            return self._unreadable(page, error)
+        opened = self._open_object(page)
         if isinstance(opened, Answer):
             return opened
         try:
@@ -149,16 +157,13 @@ class PageReader:
         finally:
             close_quietly(self._disk, opened)
 
-    def _read_few(
-        self, pages: Sequence[PageIO], numbers: Sequence[int], fds: Sequence[int], answers: list[Answer]
-    ) -> None:
-        """Read a few pages whose files are open: taken through each step together, which keeps the copying loop hot."""
-        came = self._read_cached(pages, numbers, fds) if len(numbers) > 1 else _NONE
-        for number, fd in zip(numbers, fds, strict=True):
-            if number in came:
-                answers[number] = Answer.HIT
-            elif fd >= 0:
-                answers[number] = self._read_file(pages[number], fd)
+    def _opened(self, pages: Sequence[PageIO], answers: list[Answer], number: int) -> int:
+        """Return a descriptor of what stands in the place of an object; -1, and the answer, where it cannot be read."""
+        opened = self._open_object(pages[number])
+        if isinstance(opened, Answer):
+            answers[number] = opened
+            return -1
+        return opened
 
     def _read_file(self, page: PageIO, fd: int) -> Answer:
         """Read a page whose file is open, through the system's memory."""
@@ -168,96 +173,6 @@ class PageReader:
         except OSError as error:
             return self._look_at(page, fd, error)
         return self._look_at(page, fd)
-
-    def _is_first_cold(self, pages: Sequence[PageIO], numbers: Sequence[int], fds: Sequence[int]) -> bool:
-        """Tell whether the system lacks the first of a few pages that is read directly: it has all of them or none."""
-        for number, fd in zip(numbers, fds, strict=True):
-            if fd >= 0 and page_bytes(pages[number]) >= DIRECT_BYTES_MIN:
-                return self._direct.is_due(fd, 0)
-        return False
-
-    def _read_cold(
-        self, pages: Sequence[PageIO], numbers: Sequence[int], fds: Sequence[int], answers: list[Answer]
-    ) -> list[int]:
-        """Read pages that the system does not have in memory, many at a time; return those that are left to be read.
-
-        The files of the first ones are open, and stay so; the others are opened as they can be read.
-        """
-        own_fds: dict[int, int] = {}
-        left: list[int] = []
-
-        def runs() -> Iterator[DirectRun]:
-            is_cold = True
-            for place, number in enumerate(numbers):
-                if place < len(fds):
-                    fd = fds[place]
-                else:
-                    fd = own_fds[number] = self._opened(pages, number, answers)
-                if fd < 0:
-                    continue
-                if not place % FILES_OPEN_MAX:
-                    is_cold = self._direct.is_due(fd, 0)
-                page = pages[number]
-                object_bytes = page_bytes(page)
-                if is_cold and object_bytes >= DIRECT_BYTES_MIN and self._begins_directly(fd):
-                    stride_bytes = (object_bytes // DIRECT_BLOCK_BYTES + 1) * DIRECT_BLOCK_BYTES
-                    yield DirectRun(number, fd, 0, object_bytes, stride_bytes, (page,), is_file=True)
-                else:
-                    left.append(number)
-                    self._close(own_fds, number)
-
-        try:
-            with closing(self._direct.read(runs())) as ended:
-                for run, is_whole in ended:
-                    self._close(own_fds, run.number)
-                    if is_whole:
-                        answers[run.number] = Answer.HIT
-                    else:
-                        left.append(run.number)
-        finally:
-            for number in list(own_fds):
-                self._close(own_fds, number)
-        return sorted(left)
-
-    def _close(self, fds: dict[int, int], number: int) -> None:
-        fd = fds.pop(number, -1)
-        if fd >= 0:
-            close_quietly(self._disk, fd)
-
-    def _begins_directly(self, fd: int) -> bool:
-        """Have reads of a file pass by the system's memory; False where they do not."""
-        if self._direct.is_refused:
-            return False
-        try:
-            self._disk.begin_direct(fd)
-        except OSError:
-            self._direct.refuse()
-            return False
-        return True
-
-    def _read_cached(self, pages: Sequence[PageIO], numbers: Sequence[int], fds: Sequence[int]) -> Set[int]:
-        """Read the small pages that the system has in memory, and let it begin to read all others; return which came.
-
-        So pages that are not cached come from the disk several at a time, and not each after the one before it. Of a
-        page that did not come, for whatever reason, the read that follows tells what is wrong.
-        """
-        cached: set[int] = set()
-        if not self._reads_cached:
-            return cached
-        for number, fd in zip(numbers, fds, strict=True):
-            page = pages[number]
-            wanted_bytes = page_bytes(page)
-            if fd >= 0 and wanted_bytes < LED_BYTES_MIN:
-                try:
-                    if read_cached(self._disk, fd, page.buffers) == wanted_bytes:
-                        cached.add(number)
-                        if page.checksum is not None:
-                            page.checksum.add_all(page.buffers)
-                except OSError as error:
-                    if error.errno == errno.EOPNOTSUPP:
-                        self._reads_cached = False
-                        break
-        return cached
 
     def _look_at(self, page: PageIO, fd: int, fault: OSError | None = None) -> Answer:
         """Clear away what proved not to be a file of exactly that length; any other ``fault`` is one of the object."""
@@ -282,37 +197,79 @@ class PageReader:
             self._unreadable_count += 1
         return Answer.UNAVAILABLE
 
-    def _opened(self, pages: Sequence[PageIO], number: int, answers: list[Answer]) -> int:
-        """Return a descriptor of what stands in the place of an object; -1, and the answer, where it cannot be read."""
-        page = pages[number]
-        try:
-            opened = self._open_object(page)
-        except OSError as error:
-            opened = self._unreadable(page, error)
-        if isinstance(opened, Answer):
-            answers[number] = opened
-            return -1
-        return opened
-
     def _open_object(self, page: PageIO) -> int | Answer:
         """Open what stands in the place of an object; the answer where there is nothing, or nothing to be read."""
         label = page.label
         fan, name = place_of(label)
-        directory = self._directories.find(label.identity, fan)
-        if directory is None:
-            return Answer.MISS
         try:
-            return self._disk.open(name, READ_FLAGS, dir_fd=directory.fd)
-        except FileNotFoundError:
-            return Answer.MISS
+            directory = self._directories.find(label.identity, fan)
+            if directory is None:
+                return Answer.MISS
+            try:
+                return self._disk.open(name, READ_FLAGS, dir_fd=directory.fd)
+            except FileNotFoundError:
+                return Answer.MISS
+            except OSError as error:
+                if error.errno not in NOT_A_FILE:
+                    raise
+                self._clear_foreign(directory, name, page_bytes(page))
+                return Answer.FLAWED
         except OSError as error:
-            if error.errno not in NOT_A_FILE:
-                raise
-            self._clear_foreign(directory, name, page_bytes(page))
-            return Answer.FLAWED
+            return self._unreadable(page, error)
+
+    def _open_cached(self, labels: Sequence[Label], number: int) -> int:
+        """Return a descriptor of an object's file; -1 where its name, or what it names, is not in memory."""
+        label = labels[number]
+        fan, name = place_of(label)
+        directory = self._directories.kept(label.identity, fan)
+        if directory is None:
+            return -1
+        try:
+            return self._disk.open_cached(name, READ_FLAGS, dir_fd=directory.fd)
+        except OSError:
+            return -1
 
     def _cannot(self, do: str, label: Label, error: OSError) -> StorageError:
         return storage_error(error, f"cannot {do} {self._path}/{label.object_name}")
 
     def _cannot_list(self, identity: bytes, error: OSError) -> StorageError:
         return storage_error(error, f"cannot list {self._path}/{identity.hex()}")
+
+
+class _OpenFiles:
+    """Files of the pages of one call, a few of them open at a time; ``PlacedPages``."""
+
+    open_max = FILES_OPEN_MAX
+
+    def __init__(self, disk: Disk, opened: Callable[[int], int]) -> None:
+        """``opened`` opens the file of a page by its number; it returns -1 where there is none to be read."""
+        self._disk = disk
+        self._opened = opened
+        self._fds: dict[int, int] = {}
+
+    def is_there(self, number: int) -> bool:
+        """Return whether a page has a file, as far as that was asked."""
+        return self._fds.get(number) != -1
+
+    def open(self, number: int) -> Place | None:
+        """Return the place of a page: the start of its file, which is opened unless it is open."""
+        fd = self._fds.get(number)
+        if fd is None:
+            fd = self._fds[number] = self._opened(number)
+        return (fd, 0) if fd >= 0 else None
+
+    def stride_bytes(self, number: int) -> int:
+        """Return 0: a page has no neighbours."""
+        return 0
+
+    def direct_fd(self, number: int, reads: DirectReads) -> int:
+        """Have reads of the file pass by the system's memory."""
+        fd = self._fds[number]
+        return fd if reads.begin(fd) else -1
+
+    def close(self, number: int) -> None:
+        """Close the file of a page, if it is open."""
+        fd = self._fds.get(number, -1)
+        if fd >= 0:
+            del self._fds[number]
+            close_quietly(self._disk, fd)

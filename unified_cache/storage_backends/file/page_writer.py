@@ -19,7 +19,7 @@ from unified_cache.storage_backends.directory.descriptors import (
     read_at,
     storage_error,
     sync_or_distrust,
-    write_all,
+    write_at,
 )
 from unified_cache.storage_backends.directory.direct import DIRECT_WRITE_BYTES_MIN, DirectWrites, is_block_aligned
 from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, ForeignFiles, is_whole
@@ -227,12 +227,12 @@ class PageWriter:
 
     def _write_content(self, draft: _Draft, *, durable: bool) -> None:
         """Write the bytes of a page, those of a large one that must be durable straight to the disk."""
-        buffers = draft.page.buffers
+        buffers, done_bytes = draft.page.buffers, 0
         if durable and draft.stored.object_bytes >= DIRECT_WRITE_BYTES_MIN and len(buffers) == 1:
             page = buffers[0]
-            count = self._direct.write_front(draft.fd, page) if is_block_aligned(page) else 0
-            buffers = (page[count:],)
-        write_all(self._disk, draft.fd, buffers)
+            done_bytes = self._direct.write_front(draft.fd, page) if is_block_aligned(page) else 0
+            buffers = (page[done_bytes:],)
+        write_at(self._disk, draft.fd, buffers, done_bytes)
 
     def _finish(self, drafts: Sequence[_Draft], batch: _WriteBatch) -> None:
         """Make drafts durable where asked for, together, then give each its name, up to the first that failed."""

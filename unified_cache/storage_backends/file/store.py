@@ -29,7 +29,6 @@ from unified_cache.storage_backends.directory.manifests import read_manifests, w
 from unified_cache.storage_backends.directory.root import StoreFormat, StoreRoot, open_root
 from unified_cache.storage_backends.directory.stamps import Clock, Stamps
 from unified_cache.storage_backends.file.fan_directories import OpenDirectories
-from unified_cache.storage_backends.file.from_memory import MemoryFiles
 from unified_cache.storage_backends.file.layout import place_of
 from unified_cache.storage_backends.file.page_reader import PageReader
 from unified_cache.storage_backends.file.page_writer import PageWriter
@@ -86,7 +85,6 @@ class FileStorage:
         self._foreign = ForeignFiles(root)
         self._quota = quota
         self._page_reader = PageReader(root.disk, root.path, root.fd, directories, self._foreign.clear)
-        self._memory_files = MemoryFiles(root.disk, directories)
         self._page_writer = PageWriter(root, directories, quota, self._foreign)
         self._stamps = stamps
         self._calls = CallsInFlight(f"the file store in {root.path}")
@@ -203,7 +201,7 @@ class FileStorage:
     def knows(self, labels: Sequence[Label]) -> list[bool]:
         """Tell for each label whether a file has its name, where the system has that name in memory."""
         with self._calls:
-            return self._memory_files.know(labels)
+            return self._page_reader.know(labels)
 
     def read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:
         """Read pages that the system has in memory into their rows; a page that came becomes recent.
@@ -213,7 +211,7 @@ class FileStorage:
         with self._calls:
             if self._stamps.are_due():
                 return [False] * len(targets)
-            came = self._memory_files.read(targets)
+            came = self._page_reader.read_memory(targets)
             self._quota.use([target for target, is_there in zip(targets, came, strict=True) if is_there])
             self._stamps.keep(targets, came)
             return came

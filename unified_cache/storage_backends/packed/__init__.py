@@ -6,8 +6,6 @@ A put passes these files in this order, a get ``store``, ``index`` and ``segment
     index       which page is in which slot, LRU order, the slots of one batch
     segments    the files on the disk: found, made, emptied, given back
     free_slots  slots without a page, and those of them that still take room on the disk
-    cold        pages that the system does not have in memory, straight from the disk
-    from_memory  pages that it has, into the rows of who asks, without waiting
     segment     one file of equal slots: a table of entries, then the pages
     reader      ``PackedReader``: the store opened to be read alone, beside the process that has it
 """

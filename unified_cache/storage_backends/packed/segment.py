@@ -24,10 +24,9 @@ from unified_cache.seal import PageChecksum
 from unified_cache.storage_backends.directory.descriptors import close_quietly, distrust, read_at, write_at
 from unified_cache.storage_backends.directory.direct import DirectReads, DirectWrites
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.memory_runs import MemoryRuns
-from unified_cache.storage_backends.memory_reads import RowsTarget
+from unified_cache.storage_backends.directory.page_reads import Place
 
-__all__ = ["Segment", "SegmentKey", "SegmentSlot", "TableEntry", "by_segment", "parse_file_name"]
+__all__ = ["PlacedSlots", "Segment", "SegmentKey", "SegmentSlot", "TableEntry", "by_segment", "parse_file_name"]
 
 FILE_BYTES = 4 << 30
 """Pages of a file take about as much, so a terabyte of pages of 64 KiB and more has 256 files, all open; one of 4 KiB
@@ -102,12 +101,12 @@ class Segment:
         "_disk",
         "_fd",
         "_pages_offset",
-        "_slot_bytes",
         "_syncing",
         "is_trusted",
         "key",
         "number",
         "object_bytes",
+        "slot_bytes",
     )
 
     def __init__(self, disk: Disk, fd: int, key: SegmentKey, number: int) -> None:
@@ -118,7 +117,7 @@ class Segment:
         """Of the same file, for direct reads; opened with the first of them."""
         self._direct_write_fd = -1
         """And for direct writes."""
-        self._slot_bytes = key.slot_bytes
+        self.slot_bytes = key.slot_bytes
         self._pages_offset = -(-key.slots_count * _ENTRY.size // BLOCK_BYTES) * BLOCK_BYTES
         self._syncing = Lock()
         """Of two threads in a sync that fails the system tells one alone, since they share the descriptor."""
@@ -130,42 +129,32 @@ class Segment:
 
     def read(self, slot: int, buffers: Sequence[memoryview], checksum: PageChecksum | None = None) -> bool:
         """Fill buffers of ``object_bytes`` in all with a page; False where the file ends before it does."""
-        offset = self._pages_offset + slot * self._slot_bytes
+        offset = self._pages_offset + slot * self.slot_bytes
         return read_at(self._disk, self._fd, buffers, self.object_bytes, offset, checksum)
 
     @property
     def has_blocks(self) -> bool:
         """Whether each slot is whole blocks, so that pages can be read directly."""
-        return not self._slot_bytes % BLOCK_BYTES
+        return not self.slot_bytes % BLOCK_BYTES
 
-    def is_cold(self, reads: DirectReads, slot: int) -> bool:
-        """Tell whether the system has nothing of a page in memory, as far as it can be read directly."""
-        return reads.is_due(self._fd, self._pages_offset + slot * self._slot_bytes)
+    def place_of(self, slot: int) -> Place:
+        """Return the place of a page in this file, which is open as long as somebody refers to the segment."""
+        return self._fd, self._pages_offset + slot * self.slot_bytes
 
-    def direct_place(self, reads: DirectReads, slot: int) -> tuple[int, int]:
-        """Return a descriptor that reads directly, and the offset of a page, which begins on a block.
-
-        The descriptor is -1 where there is none, or the system has the page in memory.
-        """
-        offset = self._pages_offset + slot * self._slot_bytes
-        return (self._direct_descriptor(reads) if reads.is_due(self._fd, offset) else -1), offset
-
-    def lacks(self, slot: int, runs: MemoryRuns) -> bool:
-        """Tell whether the system has nothing of a page in memory, as far as it can say."""
-        return runs.is_cold(self._fd, self._pages_offset + slot * self._slot_bytes)
-
-    def read_memory(self, slot: int, targets: Sequence[RowsTarget], runs: MemoryRuns) -> list[bool]:
-        """Read pages of neighbouring slots from memory; tell of each whether it came and is verified."""
-        offset = self._pages_offset + slot * self._slot_bytes
-        return runs.read_run(self._fd, targets, self._slot_bytes, offset)
+    def direct_fd(self, reads: DirectReads) -> int:
+        """Return a descriptor of the same file that reads directly; -1 where there is none to be had."""
+        with self._syncing:
+            if self._direct_fd < 0:
+                self._direct_fd = self._opened_directly(os.O_RDONLY, reads)
+            return self._direct_fd
 
     def write(self, slot: int, buffers: Sequence[memoryview]) -> None:
         """Write a page of ``object_bytes``."""
-        write_at(self._disk, self._fd, buffers, self._pages_offset + slot * self._slot_bytes)
+        write_at(self._disk, self._fd, buffers, self._pages_offset + slot * self.slot_bytes)
 
     def write_directly(self, writes: DirectWrites, slot: int, page: memoryview) -> None:
         """Write a page of ``object_bytes`` that begins on a block, its whole blocks past the system's memory."""
-        offset = self._pages_offset + slot * self._slot_bytes
+        offset = self._pages_offset + slot * self.slot_bytes
         fd = self._direct_write_descriptor(writes)
         count = writes.write_blocks(fd, page, offset) if fd >= 0 else 0
         write_at(self._disk, self._fd, [page[count:]], offset + count)
@@ -209,8 +198,8 @@ class Segment:
     def punch(self, slots: Sequence[int]) -> None:
         """Give the room of free slots back to the file system, where they have any. Slots in ascending order."""
         for first, count in _runs(slots):
-            start = self._pages_offset + first * self._slot_bytes
-            end = start + count * self._slot_bytes
+            start = self._pages_offset + first * self.slot_bytes
+            end = start + count * self.slot_bytes
             # A hole costs the file system as much again where there is one; a slot that shares its blocks has no room.
             if self._disk.has_data(self._fd, -(-start // BLOCK_BYTES) * BLOCK_BYTES, end // BLOCK_BYTES * BLOCK_BYTES):
                 self._disk.punch(self._fd, start, end - start)
@@ -237,7 +226,7 @@ class Segment:
     def reach(self, bytes_min: int) -> int:
         """Return the first slot that the file has less than ``bytes_min`` of, which are not more than a slot."""
         length = self._disk.fstat(self._fd).st_size - self._pages_offset
-        reached = (length - bytes_min) // self._slot_bytes + 1 if bytes_min else self.key.slots_count
+        reached = (length - bytes_min) // self.slot_bytes + 1 if bytes_min else self.key.slots_count
         return min(max(reached, 0), self.key.slots_count)
 
     def close(self) -> None:
@@ -249,13 +238,6 @@ class Segment:
 
     def __del__(self) -> None:
         self.close()
-
-    def _direct_descriptor(self, reads: DirectReads) -> int:
-        """Return a descriptor of the same file that reads directly; -1 where there is none to be had."""
-        with self._syncing:
-            if self._direct_fd < 0:
-                self._direct_fd = self._opened_directly(os.O_RDONLY, reads)
-            return self._direct_fd
 
     def _direct_write_descriptor(self, writes: DirectWrites) -> int:
         """Return a descriptor of the same file that writes directly; -1 where there is none to be had."""
@@ -270,13 +252,10 @@ class Segment:
             fd = self._disk.open(f"/proc/self/fd/{self._fd}", access | os.O_CLOEXEC)
         except OSError:
             return -1
-        try:
-            self._disk.begin_direct(fd)
-        except OSError:
-            close_quietly(self._disk, fd)
-            refusing.refuse()
-            return -1
-        return fd
+        if refusing.begin(fd):
+            return fd
+        close_quietly(self._disk, fd)
+        return -1
 
     def _write_lines(self, slots: Sequence[int], lines: Sequence[bytes]) -> None:
         done = 0
@@ -292,9 +271,31 @@ class SegmentSlot(NamedTuple):
     segment: Segment
     number: int
 
-    def is_beside(self, first: "SegmentSlot", distance: int) -> bool:
-        """Tell whether it lies ``distance`` after another slot of the same file."""
-        return self.segment is first.segment and self.number == first.number + distance
+
+class PlacedSlots:
+    """The pages of one call by their slots, None where there is none; ``PlacedPages``."""
+
+    def __init__(self, slots: Sequence[SegmentSlot | None]) -> None:
+        self.open_max = max(len(slots), 1)
+        self._slots = slots
+
+    def open(self, number: int) -> Place | None:
+        """Return the place of a page, whose file is open anyway."""
+        slot = self._slots[number]
+        return None if slot is None else slot.segment.place_of(slot.number)
+
+    def stride_bytes(self, number: int) -> int:
+        """Return the bytes from slot to slot."""
+        slot = self._slots[number]
+        return 0 if slot is None else slot.segment.slot_bytes
+
+    def direct_fd(self, number: int, reads: DirectReads) -> int:
+        """Return the descriptor of the page's file that reads directly."""
+        slot = self._slots[number]
+        return -1 if slot is None else slot.segment.direct_fd(reads)
+
+    def close(self, number: int) -> None:
+        """Leave the file open."""
 
 
 def by_segment(slots: Iterable[SegmentSlot]) -> dict[Segment, list[SegmentSlot]]:

@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -36,13 +36,13 @@ from unified_cache.storage_backends.directory.direct import (
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import UNREADABLE
 from unified_cache.storage_backends.directory.manifests import read_manifests, write_manifest
+from unified_cache.storage_backends.directory.page_reads import PageReads
 from unified_cache.storage_backends.directory.root import StoreFormat, StoreRoot, open_root
 from unified_cache.storage_backends.directory.stamps import Clock, Stamps
 from unified_cache.storage_backends.memory_reads import RowsTarget
-from unified_cache.storage_backends.packed.cold import ColdReads
-from unified_cache.storage_backends.packed.from_memory import SlotRuns
 from unified_cache.storage_backends.packed.index import PageIndex, PutBatch
 from unified_cache.storage_backends.packed.segment import (
+    PlacedSlots,
     Segment,
     SegmentKey,
     SegmentSlot,
@@ -94,10 +94,9 @@ class PackedStorage:
         self._segments = segments
         self._index = index
         self._stamps = stamps
-        self._cold = ColdReads(root.disk)
+        self._reads = PageReads(root.disk)
         self._direct_writes = DirectWrites(root.disk)
         self._free_bytes_min = free_bytes_min
-        self._slot_runs = SlotRuns(root.disk)
         self._calls = CallsInFlight(f"the packed store in {root.path}")
 
     @classmethod
@@ -203,7 +202,7 @@ class PackedStorage:
             if gone:
                 self._free_quietly(gone)
             unreadable: dict[Label, SegmentSlot] = {}
-            came = self._cold.read(pages, slots)
+            came = self._read_cold(pages, slots) if self._reads.may_be_direct(pages) else frozenset[int]()
             for number, slot in enumerate(slots):
                 if slot is None:
                     continue
@@ -241,7 +240,7 @@ class PackedStorage:
             slots = self._index.slots_of(targets)
             if self._stamps.are_due() or not any(slots):
                 return [False] * len(targets)
-            came = self._slot_runs.read(targets, slots)
+            came = self._reads.read_memory(targets, PlacedSlots(slots))
             # One that went while it was read may be another page by now; its seal says which it was, and that counts.
             self._index.use([target for target, is_there in zip(targets, came, strict=True) if is_there])
             self._stamps.keep(targets, came)
@@ -372,6 +371,14 @@ class PackedStorage:
                 # A child that was forked has the descriptor too, and would keep the lock.
                 self._root.disk.flock(self._root.fd, fcntl.LOCK_UN)
             self._root.close()
+
+    def _read_cold(self, pages: Sequence[PageIO], slots: Sequence[SegmentSlot | None]) -> Set[int]:
+        """Read the pages that the system does not have in memory, if it lacks the first; return which came."""
+        first = next((number for number, slot in enumerate(slots) if slot is not None), None)
+        places = PlacedSlots(slots)
+        if first is None or not self._reads.are_cold(pages, places, (first,)):
+            return frozenset()
+        return self._reads.read_directly(pages, places, range(len(pages)))
 
     def _untrusted(self, pages: Sequence[PageIO]) -> dict[Label, SegmentSlot]:
         """Read the pages that are there; return those that do not verify, or that lie in a file that is not trusted."""

@@ -66,10 +66,6 @@ class ReadingHangs(GatedDisk):
     def preadv_cached(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    def readv(self, fd: int, buffers: Sequence[memoryview]) -> int:  # type: ignore[override]
-        self._wait()
-        return os.readv(fd, buffers)
-
     def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         self._wait()
         return os.preadv(fd, buffers, offset)

@@ -90,14 +90,6 @@ class DirectDisk(Disk):
             self.direct_reads.append(len(read.buffers))
             yield read
 
-    def write(self, fd: int, content: memoryview) -> int:  # type: ignore[override]
-        if fd not in self._direct:
-            return os.write(fd, content)
-        self.direct_writes.append(len(content))
-        if self.write_fault:
-            raise OSError(self.write_fault, os.strerror(self.write_fault))
-        return os.write(fd, content[:DIRECT_BLOCK_BYTES] if self.is_short else content)
-
 
 def opened_file(root: Path, disk: Disk) -> FileStorage:
     return FileStorage.open(root, disk=disk)

@@ -99,7 +99,7 @@ CALLS_OF_NEW_PAGES = {
     StoreKind.FILE: Counter(
         access=64,
         fstatvfs=1,
-        write=64,
+        pwritev=64,
         open=64,
         utime=64,
         fsync=80,

@@ -57,7 +57,7 @@ RAISED_FRACTION = {StoreKind.FILE: 4, StoreKind.PACKED: 8}
 CALLS = {"open", "close", "flock", "fstat", "fstatvfs", "listdir", "read", "fsync"}
 CALLS |= {"unlink", "mkdir", "rmdir", "makedirs"}
 CALLS_OF = {
-    StoreKind.FILE: CALLS | {"access", "stat", "pread", "readv", "write", "utime", "rename", "rmtree"},
+    StoreKind.FILE: CALLS | {"access", "stat", "pread", "preadv", "pwritev", "write", "utime", "rename", "rmtree"},
     StoreKind.PACKED: CALLS | {"preadv", "pwritev", "pwrite", "fdatasync", "has_data"},
 }
 """The manifest and the marker were written before the history begins; its pages are too small to leave holes."""

@@ -13,7 +13,7 @@ from tests.support.files import RefusingDisk
 from tests.support.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.page import PageKey
 from unified_cache.seal import HEADER_BYTES, Label
-from unified_cache.storage_backends.directory import memory_runs
+from unified_cache.storage_backends.directory import page_reads
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.stamps import PAGES_WAITING_MAX, STAMP_GRAIN_NS
 from unified_cache.storage_backends.memory_reads import targets_of
@@ -130,7 +130,7 @@ def test_pages_whose_names_are_in_memory_are_known_without_a_call_that_could_wai
 def test_a_large_page_comes_piece_by_piece(
     kind: StoreKind, root: Path, page_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_runs, "PIECE_BYTES", page_bytes // 3)
+    monkeypatch.setattr(page_reads, "PIECE_BYTES", page_bytes // 3)
     disk = WaitingForbidden()
     with closing(kind.open(root, disk=disk)) as storage:
         put_numbers(storage, page_bytes)
@@ -152,7 +152,7 @@ def test_neighbours_come_by_one_call(root: Path, page_bytes: int) -> None:
 
 
 def test_a_run_has_a_bound(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_runs, "RUN_BYTES_MAX", 2 * SIZES[1])
+    monkeypatch.setattr(page_reads, "RUN_BYTES_MAX", 2 * SIZES[1])
     disk = WaitingForbidden()
     with closing(PackedStorage.open(root, disk=disk)) as storage:
         put_numbers(storage)

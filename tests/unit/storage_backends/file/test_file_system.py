@@ -150,7 +150,7 @@ def test_the_free_space_floor_declines_a_put_before_the_file_system_is_full(root
         assert put(storage, range(3)) == [True] * 3
 
 
-@pytest.mark.parametrize("call", ["write", "fsync", "rename"])
+@pytest.mark.parametrize("call", ["pwritev", "fsync", "rename"])
 def test_a_fault_while_storing_raises_and_leaves_nothing_half_written(call: str, root: Path) -> None:
     disk = FaultyDisk(only=call)
     with closing(FileStorage.open(root, disk=disk)) as storage:
@@ -166,7 +166,7 @@ def test_a_fault_while_storing_raises_and_leaves_nothing_half_written(call: str,
         assert put(storage, [1], Level.DURABLE) == [True]
 
 
-@pytest.mark.parametrize("call", ["open", "readv"])
+@pytest.mark.parametrize("call", ["open", "preadv"])
 def test_an_object_that_cannot_be_read_is_a_miss_stays_and_is_replaced_by_the_next_put(call: str, root: Path) -> None:
     disk = RefusingDisk(errno.EAGAIN, only=call)
     with closing(FileStorage.open(root, disk=disk)) as storage:
@@ -195,7 +195,7 @@ def test_a_bad_block_does_not_block_a_put_of_its_page(level: Level, call: str, r
 
 
 def test_short_reads_and_writes_are_carried_on(root: Path) -> None:
-    for call in ("write", "writev", "readv"):
+    for call in ("pwritev", "preadv"):
         disk = FaultyDisk(DiskFault.SHORT, only=call)
         with closing(FileStorage.open(root, disk=disk)) as storage:
             for number, cuts in enumerate([(), (50, 60, 900)]):
