@@ -14,6 +14,7 @@ Each queue is bounded, and whatever falls out of it is counted by reason.
 """
 
 import math
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -22,8 +23,17 @@ from typing import Protocol
 import numpy as np
 
 from unified_cache.backup_request import BackupRequest
+from unified_cache.backups import Backups
 from unified_cache.config import CacheConfig, WritePolicy
-from unified_cache.controller import LeftOut, Operation, OperationState, PageTally
+from unified_cache.controller import (
+    Controller,
+    LeftOut,
+    Operation,
+    OperationState,
+    PageTally,
+    StorageTier,
+    TransferKind,
+)
 from unified_cache.errors import ClosedError, ConfigError
 from unified_cache.page import PageKey, Prompt
 from unified_cache.ranks import RankGroup
@@ -241,16 +251,18 @@ class BackupScheduler:
     def __init__(
         self,
         config: CacheConfig,
-        request_of: Callable[[Prompt], BackupRequest],
+        backups: Backups,
+        controller: Controller,
         ranks: RankGroup,
         clock: Callable[[], float],
     ) -> None:
-        """Follow ``config.write``; ``request_of`` asks for all that memory has of a prompt, ``clock`` gives seconds.
+        """Follow ``config.write``; ``clock`` gives seconds.
 
         Raises:
             ConfigError: it writes, and there is no host tier to write to.
         """
-        self._request_of = request_of
+        self._backups = backups
+        self._controller = controller
         self._ranks = ranks
         self._clock = clock
         self._counts = BackupCounts()
@@ -303,18 +315,33 @@ class BackupScheduler:
         for queue in (self._for_room, self._for_store):
             self._make_due(queue.take(len(queue)))
 
-    def take(self, prompts_max: int, released_count: int) -> list[BackupRequest]:
-        """Return what is to be backed up now, the longest due first, at most ``prompts_max``.
+    def start_due(self, storage: StorageTier | None) -> bool:
+        """Start the backups that are due, the longest due first, as far as not too much is under way.
 
-        ``released_count`` counts the operations so far that have given host pages back.
+        Return whether that was anything.
         """
         self._look_at_ends()
+        released_count = self._controller.released_count
         if self._for_room:
             self._make_due(self._for_room.take(released_count - self._released_count))
         self._released_count = released_count
-        if not self._due:
-            return []
-        return [self._due.popleft() for _ in range(min(prompts_max, len(self._due)))]
+        started_count = min(self._controller.room, len(self._due))
+        for _ in range(started_count):
+            request, tally = self._due.popleft(), PageTally()
+            steps = self._backups.write(request, storage, tally)
+            self.started(request, self._controller.start(TransferKind.BACKUP, steps, tally=tally))
+        return bool(started_count)
+
+    def wait_all(self, timeout_s: float, storage: StorageTier | None) -> None:
+        """Wait until no transfer is under way and no backup is due.
+
+        Raises:
+            WaitTimeoutError, RankLostError: as ``Controller.wait_all``.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        self._controller.wait_all(timeout_s)
+        while self.start_due(storage):
+            self._controller.wait_all(deadline_s - time.monotonic())
 
     def look_at_clock(self) -> None:
         """Make the oldest prompt due that waits to be tried again, where it has waited long enough on every rank."""
@@ -333,6 +360,7 @@ class BackupScheduler:
     def started(self, request: BackupRequest, operation: Operation | None) -> None:
         """Record the backup of a prompt that was due; None if it was declined, since a rank is lost."""
         if operation is None:
+            self._backups.note_declined(request.prompt)
             self._lose(request, LeftOut.FAILED)
         else:
             self._running[operation] = request
@@ -365,6 +393,9 @@ class BackupScheduler:
         for operation in self._running:
             counts.add(operation.tally)
         return counts
+
+    def _request_of(self, prompt: Prompt) -> BackupRequest:
+        return self._backups.request_of(prompt)
 
     def _ask(self, prompt: Prompt, new_pages: int = 0) -> None:
         request = self._request_of(prompt)

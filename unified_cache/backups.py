@@ -21,7 +21,7 @@ import numpy as np
 
 from unified_cache.backup_request import BackupRequest
 from unified_cache.controller import LeftOut, Operation, PageTally, StorageTier, TransferKind
-from unified_cache.controller.jobs import BackupJob, StoreJob, batch_pages
+from unified_cache.controller.jobs import BackupJob, ClearJob, StoreJob, batch_pages
 from unified_cache.controller.operation import Job
 from unified_cache.controller.touches import UsedPages
 from unified_cache.controller.workers import run_job
@@ -100,7 +100,7 @@ class Backups:
         prompt, the rest goes on to storage in pieces. Returns the pages copied.
         """
         found = self._ledger.tree.match(prompt)
-        run = BackupRun(self.request(found), tally, storage, level, puts_again=storage is not None)
+        run = BackupRun(self._request(found), tally, storage, level, puts_again=storage is not None)
         return (yield from self._back_up(run, found, self._ledger.tree.match, self._moving))
 
     def write(self, request: BackupRequest, storage: StorageTier | None, tally: PageTally) -> JobSteps:
@@ -109,7 +109,11 @@ class Backups:
         found = self._ledger.tree.match(request.prompt)
         return (yield from self._back_up(run, found, self._ledger.tree.match, self._moving))
 
-    def request(self, found: Match) -> BackupRequest:
+    def request_of(self, prompt: Prompt) -> BackupRequest:
+        """Return a request for all that memory has of a prompt."""
+        return self._request(self._ledger.tree.peek(prompt))
+
+    def _request(self, found: Match) -> BackupRequest:
         """Return a request for all of a matched prompt: Full, and the windows that memory keeps at any end.
 
         Complexity: linear in pages, for layouts with windows.
@@ -147,6 +151,21 @@ class Backups:
         if any(map(len, pages)):
             storage.touches.add(UsedPages(found.prompt, tuple(pages)))
 
+    def note_declined(self, prompt: Prompt) -> None:
+        """Note that a backup of a prompt was not started."""
+        self._ledger.fates.note_unbacked(prompt, MissReason.BACKUP_DECLINED)
+
+    def clear(self, storage: StorageTier) -> JobSteps:
+        """Remove from storage what this rank has put there; no backup puts anything meanwhile. Returns objects."""
+        job = ClearJob(storage)
+        try:
+            with storage.clearing.clear():
+                yield job
+        finally:
+            self._ledger.fates.note_storage_cleared()
+            self._ledger.forget_stored()
+        return job.removed_count
+
     def save(self, prompt: Prompt) -> None:
         """Copy what the host lacks of a prompt's device prefix before the device evicts it; return when it is there.
 
@@ -156,7 +175,7 @@ class Backups:
             return
         tree = self._ledger.tree
         found = tree.peek(prompt)
-        run = BackupRun(self.request(found), PageTally(), None, Level.CACHED, puts_again=False)
+        run = BackupRun(self._request(found), PageTally(), None, Level.CACHED, puts_again=False)
         try:
             with closing(self._back_up(run, found, tree.peek, self._ledger.saving)) as steps:
                 for job in steps:
@@ -216,7 +235,7 @@ class Backups:
         if end < found.prompt.pages_count:
             run.tally.leave_out(LeftOut.EVICTED, request.take_off(0, slice(end, None)))
         if len(ledger.layout.components) > 1:
-            usable = self.request(found)
+            usable = self._request(found)
             for component in range(1, len(ledger.layout.components)):
                 run.tally.leave_out(LeftOut.EVICTED, request.take_off(component, ~usable.waiting(component)))
         if run.storage is None:

@@ -15,13 +15,13 @@ from unified_cache.controller import (
     TouchCounts,
     TransferKind,
 )
+from unified_cache.estimates import TransferSpeeds
 from unified_cache.ledger import Ledger
 from unified_cache.pool import Tier
 from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.method import Method
-from unified_cache.traffic import Traffic
-from unified_cache.transfers import Transfers
+from unified_cache.traffic import Traffic, TrafficCounts
 
 __all__ = ["AttachedStore", "LookupCounts", "Occupancy", "PublishedStats", "Stats"]
 
@@ -166,16 +166,17 @@ class Stats:
         cls,
         ledger: Ledger,
         controller: Controller,
-        transfers: Transfers,
+        storage: StorageTier | None,
+        traffic: TrafficCounts,
         lookups: LookupCounts,
         backups: BackupCounts,
+        speeds: TransferSpeeds,
     ) -> "Stats":
         """Count it now."""
-        storage = transfers.storage
         return cls(
             counted_at_s=time.time(),
             occupancy=Occupancy.of(ledger),
-            traffic=transfers.traffic.copy(),
+            traffic=traffic.copy(),
             lookups=replace(lookups),
             operations={kind: counts.copy() for kind, counts in controller.counts.items()},
             backups=backups,
@@ -185,7 +186,7 @@ class Stats:
             storage_answers={} if storage is None else storage.answers.copy(),
             touches=TouchCounts() if storage is None or storage.touches is None else storage.touches.counts(),
             store=None if storage is None else AttachedStore.of(storage),
-            left_alone_tokens=transfers.speeds.left_alone_tokens,
+            left_alone_tokens=speeds.left_alone_tokens,
             slowest=controller.slowest.latest(),
         )
 
@@ -206,6 +207,7 @@ class PublishedStats:
         """The figures published last."""
         self._published_at_s = time.monotonic()
 
-    def is_due(self) -> bool:
-        """Tell whether the figures published last are old: since ``STATS_EVERY_S``."""
-        return time.monotonic() >= self._published_at_s + STATS_EVERY_S
+    def publish_if_due(self) -> None:
+        """Publish the figures of this moment where those published last are older than ``STATS_EVERY_S``."""
+        if time.monotonic() >= self._published_at_s + STATS_EVERY_S:
+            self.publish()

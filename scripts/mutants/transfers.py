@@ -151,8 +151,8 @@ TRANSFERS_MUTANTS = [
     ),
     Mutant(
         "loads that are over are remembered for ever",
-        "transfers.py",
-        "del self._loads[job]",
+        "loads.py",
+        "del self._under_way[job]",
         "pass",
     ),
     Mutant(

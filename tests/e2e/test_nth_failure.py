@@ -75,7 +75,7 @@ class CacheUnderFaults:
         self.toy = ToyEngine(LAYOUT, SIZES, SIZES, None, InlineWorkers())
         self.cache = self.toy.cache
         memory = FaultyMemory(self.cache._memory, self)
-        self.cache._memory = self.cache._transfers._memory = self.cache._transfers.backups._memory = memory
+        self.cache._memory = self.cache._loads._memory = self.cache._backups._memory = memory
         self.store = SlowStorage(self.kind.open(self.root, disk=self.disk), self)
         self.cache.attach(self.store)
         self.disk.calls.clear()

@@ -49,7 +49,7 @@ class JobClaims:
         if flow.target is not None:
             lanes = components + flow.target * self._components
             out = np.concatenate([part.target for part in flow.parts]) + self._audit.bases[lanes]
-            fetch = self._cache._transfers.prefetches._under_way.get(task.operation)
+            fetch = self._cache._prefetches._under_way.get(task.operation)
             if isinstance(task.job, FetchJob) and fetch is not None and fetch.staging is not None:
                 reserved = enumerate(fetch.staging.slots)  # before a deadline a job fills only some of them
                 out = np.concatenate(

@@ -17,14 +17,15 @@ class Liveness:
     def __init__(self, cache: UnifiedCache, owners: Mapping[str, bytes]) -> None:
         self._cache = cache
         self._owners = owners
-        self._request_of = cache._backups._request_of
+        self._request_of = cache._scheduler._request_of
         self._asked: dict[tuple[int, PageKey], None] = {}
-        self._started = cache._backups.started
+        self._started = cache._scheduler.started
         self._on_host_alone: list[PageTally] = []
         """Backups that went no further than the host, since there was no store."""
         self.stores: list[WatchedStorage] = []
-        cache._backups._request_of = self._ask
-        cache._backups.started = self._note  # type: ignore[method-assign]  # to see each backup of the policy
+        # To see each backup of the policy:
+        cache._scheduler._request_of = self._ask  # type: ignore[method-assign]
+        cache._scheduler.started = self._note  # type: ignore[method-assign]
 
     def _ask(self, prompt: Prompt) -> BackupRequest:
         request = self._request_of(prompt)
@@ -34,7 +35,7 @@ class Liveness:
         return request
 
     def _note(self, request: BackupRequest, operation: Operation | None) -> None:
-        if operation is not None and self._cache._transfers.storage is None:
+        if operation is not None and self._cache._storage is None:
             self._on_host_alone.append(operation.tally)
         self._started(request, operation)
 

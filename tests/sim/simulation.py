@@ -71,11 +71,11 @@ class Simulation:
         self.store = FaultyStorage(self.stored, self.faults, self.rng, delay_s=DELAY_S, sleep=self.clock.sleep)
         self.config = config = config_of(self.cell, seed)
         self.cache = UnifiedCache.assemble(layout, config, self.memory, self.workers, IDENTITY, None)
-        self.cache._backups._clock = self.clock
+        self.cache._scheduler._clock = self.clock
         self.liveness = Liveness(self.cache, self.owners)
         self.attach()
         self.faults.on = faulty
-        self.cache._controller = Controller(
+        self.cache._controller = self.cache._scheduler._controller = Controller(
             self.workers, config.operations_max, config.operation_timeout_s, clock=self.clock
         )
         self.tree = self.cache._ledger.tree

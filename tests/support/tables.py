@@ -8,16 +8,15 @@ from unified_cache.tree import Lock
 
 def check_tables(cache: UnifiedCache, locks: Sequence[Lock]) -> None:
     """See that a cache at rest remembers no transfer, and no lock but these; those from before a reset do not count."""
-    controller, transfers, tree = cache._controller, cache._transfers, cache._ledger.tree
-    prefetches = transfers.prefetches
+    controller, prefetches, tree = cache._controller, cache._prefetches, cache._ledger.tree
     left = {
         "operations": controller._live,
         "ended jobs": controller._ended,
-        "loads": transfers._loads,
+        "loads": cache._loads._under_way,
         "fetched pages": [pages for pages in prefetches._fetched._by_component if pages],
         "fetches": prefetches._under_way,
         "transfers": tree._transfers,
-        "prefills": transfers.speeds.prefill.requests() - {lock for lock in locks if not lock.released},
+        "prefills": cache._speeds.prefill.requests() - {lock for lock in locks if not lock.released},
     }
     if cache._storage is not None:
         clearing = cache._storage.clearing

@@ -156,6 +156,11 @@ class Controller:
         return len(self._live)
 
     @property
+    def room(self) -> int:
+        """Operations that may start now, beside those that are live."""
+        return self._operations_max - len(self._live)
+
+    @property
     def quarantined(self) -> list[CallInFlight]:
         """Calls that a store has not returned from in time; each holds the pages of its operation."""
         return [error.call for error in self._ended.values() if in_flight(error)]
@@ -175,7 +180,7 @@ class Controller:
         None, too, once a rank is lost. After ``patience_s`` it makes do with what has come once its job has ended;
         after ``deadline_s`` it is done, whether its job has ended or not.
         """
-        if len(self._live) >= self._operations_max or self._ranks.is_lost:
+        if self.room <= 0 or self._ranks.is_lost:
             self.counts[kind].declined += 1
             return None
         now_s = self._clock()

@@ -39,7 +39,7 @@ class GatedMemory(TieredMemory):
         assert isinstance(memory, TieredMemory)
         gated = cls(memory._rows, memory._host)
         gated.gates, gated.copied, gated.failing = {}, [], False
-        toy.cache._memory = toy.cache._transfers._memory = gated
+        toy.cache._memory = toy.cache._loads._memory = gated
         return gated
 
     def gate(self, pool: str, layer: int) -> Event:

@@ -187,7 +187,7 @@ def test_a_failed_store_is_tried_again_after_a_pause_though_nothing_else_is_stor
 ) -> None:
     store, clock = TakingStorage(), ManualClock()
     toy = writing(layout(), store, device=200, host=40)
-    toy.cache._backups._clock = clock
+    toy.cache._scheduler._clock = clock
     store.fails = True
     prompts = [served(toy, prompt_of(toy, number)) for number in range(3)]
     toy.cache.wait_all(10)

@@ -107,7 +107,7 @@ def test_a_foreign_exception_in_a_transfer_fails_it_gives_all_back_and_is_told(k
     toy = engine(store)
     cache = toy.cache
     bug = ZeroDivisionError("out of order")
-    cache._transfers.backups._ranks = cache._transfers.prefetches._ranks = FailingRanks(bug)
+    cache._backups._ranks = cache._prefetches._ranks = FailingRanks(bug)
     if kind is TransferKind.BACKUP:  # over when it has hardly begun
         operation = started(cache.backup(serve(toy, 4)))
     else:  # with a job behind it
@@ -129,7 +129,7 @@ def test_an_interrupt_in_a_transfer_reaches_the_engine_and_leaves_nothing_live()
     store = MemoryStorage()
     filled(store)
     cache = engine(store).cache
-    cache._transfers.prefetches._ranks = FailingRanks(KeyboardInterrupt())
+    cache._prefetches._ranks = FailingRanks(KeyboardInterrupt())
     operation = started(cache.prefetch(cache.prompt(tokens(6))))
     with pytest.raises(KeyboardInterrupt):
         cache.wait_all(1)

@@ -30,18 +30,18 @@ def test_prefetches_share_a_budget_of_host_pages_which_comes_back() -> None:
     filled(store)
     toy = engine(store, workers=workers)
     cache = toy.cache
-    cache._transfers.prefetches.host_pages_left = 4
+    cache._prefetches.host_pages_left = 4
     prompt = cache.prompt(tokens(6))
     for _ in range(2):
         operation = started(cache.prefetch(prompt))
         workers.run()
         cache.poll()
         if operation.state is OperationState.RUNNING:
-            assert cache._transfers.prefetches.host_pages_left == 4 - 4
+            assert cache._prefetches.host_pages_left == 4 - 4
             cache.cancel(operation)
             workers.run()
             cache.poll()
-        assert cache._transfers.prefetches.host_pages_left == 4
+        assert cache._prefetches.host_pages_left == 4
     cache.check()
 
 

@@ -274,7 +274,7 @@ def test_closing_and_detaching_end_those_that_wait() -> None:
 def test_the_budget_of_prefetches_does_not_keep_one_from_waiting() -> None:
     workers = Stepped()
     cache = forgetful(CountingStorage(), workers).cache
-    cache._transfers.prefetches.host_pages_left = 10
+    cache._prefetches.host_pages_left = 10
     prompt = cache.prompt(tokens(10))
     operations = waiting(cache, workers, [prompt] * 2)
     finish(cache, workers)

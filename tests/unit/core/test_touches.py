@@ -211,8 +211,10 @@ def test_uses_that_wait_for_a_put_are_bounded_and_those_dropped_are_counted() ->
     for prompt in prompts:
         ask(toy, prompt)
     toy.cache._ledger.stored.note_given(1_000)
+    storage = toy.cache._storage
+    assert storage is not None
     for prompt in prompts:
-        toy.cache._transfers.note_use(toy.cache.match(prompt))
+        toy.cache._backups.note_use(toy.cache.match(prompt), storage)
     store.calls.clear()
     ask(toy, toy.cache.prompt(tokens(1, 900_000)))
     assert {label.key for label in store.touched} == {prompt.keys[0] for prompt in prompts[6:]}
