@@ -16,7 +16,7 @@ from unified_cache.replay.clairvoyant import FutureUses
 from unified_cache.replay.lru_stack import LruStack
 from unified_cache.replay.missed import ComponentMiss, MissCounter
 from unified_cache.replay.plan import ReplayPlan
-from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
+from unified_cache.replay.trace import TraceRequest
 from unified_cache.replay.trace_pages import Counts, TracePages
 
 __all__ = ["ReferenceHits", "References", "references_of"]
@@ -76,11 +76,10 @@ def references_of(
 ) -> References | None:
     """Return the references of a replay that handed back so many tokens of each request; ``step`` make a point.
 
-    ``store_bytes`` caps the store; None for no cap. None where pages cannot be numbered (blocks of another size than
-    usual), where there are more than ``PAGES_MAX``, and where engines share a store.
+    ``store_bytes`` caps the store; None for no cap. None where there are more pages than ``PAGES_MAX``, and where
+    engines share a store.
     """
-    usual = all(request.block_tokens == BLOCK_TOKENS for request in requests)
-    if not usual or not requests or (plan.engines > 1 and plan.storage is not None):
+    if not requests or (plan.engines > 1 and plan.storage is not None):
         return None
     if sum(map(plan.pages_of, requests)) > PAGES_MAX:
         return None

@@ -6,7 +6,7 @@
 after equal prefixes. Lines that are not exactly this are refused, with file and line.
 
 A recording of a cache (``unified_cache.recording``) says its ``page_size`` in each line: its blocks have that many
-tokens, and its ids are any of 63 bits, which are numbered anew here, in the order of the requests.
+tokens, and its ids are any of 63 bits, which are numbered anew here, in the order of the lines.
 """
 
 import gzip
@@ -110,32 +110,7 @@ def read_trace(path: Path, limit: int | None = None, tell: Tell = untold) -> lis
         requests.append(request)
         tell(len(requests), "")
     requests.sort(key=_timestamp_of)
-    sizes = {request.block_tokens for request in requests}
-    if len(sizes) > 1:
-        raise TraceError(f"{path}: expected one page_size in all lines, found {', '.join(map(str, sorted(sizes)))}")
-    return _renumbered(requests, path) if sizes != {BLOCK_TOKENS} or _has_names(requests) else requests
-
-
-def _has_names(requests: list[TraceRequest]) -> bool:
-    """Tell whether ids are names of a recording, beyond what tokens can be made of."""
-    return any(block > HASH_ID_MAX for request in requests for block in request.hash_ids)
-
-
-def _renumbered(requests: list[TraceRequest], path: Path) -> list[TraceRequest]:
-    """Number the ids from 0, in the order in which they come first; sessions share what they shared before.
-
-    Raises:
-        TraceError: there are more than tokens can be made of.
-    """
-    numbers: dict[int, int] = {}
-    renumbered = [
-        replace(request, hash_ids=tuple(numbers.setdefault(block, len(numbers)) for block in request.hash_ids))
-        for request in requests
-    ]
-    blocks_max = 2**31 // requests[0].block_tokens
-    if len(numbers) > blocks_max:
-        raise TraceError(f"{path}: expected at most {blocks_max} different hash_ids, found {len(numbers)}")
-    return renumbered
+    return requests
 
 
 def iterate_trace(path: Path, limit: int | None = None) -> Iterator[TraceRequest]:
@@ -151,14 +126,37 @@ def iterate_trace(path: Path, limit: int | None = None) -> Iterator[TraceRequest
         raise TraceError(
             f"{path}: expected a trace, found a recording of LMCache: unified-cache trace convert it first"
         )
-    count = 0
-    for place, line in _lines(path):
-        yield _request_of(line, place)
-        count += 1
+    numbers: dict[int, int] | None = None
+    """Of the names of a recording's pages; None for a trace, whose ids are numbers."""
+    block_tokens = 0
+    for count, (place, line) in enumerate(_lines(path), 1):
+        entry = _entry_of(line, place)
+        if count == 1 and "page_size" in entry:
+            numbers = {}
+        request = _request_of(entry, place, HASH_ID_MAX if numbers is None else NAME_MAX)
+        block_tokens = block_tokens or request.block_tokens
+        if request.block_tokens != block_tokens:
+            raise TraceError(
+                f"{place}: expected the page_size of the lines before, {block_tokens}, found {request.block_tokens}"
+            )
+        yield request if numbers is None else _numbered(request, numbers, place)
         if count == limit:
             break
-    if not count:
+    if not block_tokens:
         raise TraceError(f"{path}: expected at least one request, found an empty file")
+
+
+def _numbered(request: TraceRequest, numbers: dict[int, int], place: str) -> TraceRequest:
+    """Number names from 0, in the order in which they come first; requests share what they shared before.
+
+    Raises:
+        TraceError: there are more than tokens can be made of.
+    """
+    ids = tuple(numbers.setdefault(block, len(numbers)) for block in request.hash_ids)
+    blocks_max = 2**31 // request.block_tokens
+    if len(numbers) > blocks_max:
+        raise TraceError(f"{place}: expected at most {blocks_max} different hash_ids, found {len(numbers)}")
+    return replace(request, hash_ids=ids)
 
 
 def _timestamp_of(request: TraceRequest) -> float:
@@ -198,13 +196,17 @@ def _unpacked(raw: io.BufferedReader, path: Path) -> io.BufferedIOBase:
     return raw
 
 
-def _request_of(line: bytes, place: str) -> TraceRequest:
+def _entry_of(line: bytes, place: str) -> dict[object, object]:
     try:
         entry = parse_json(line)
     except ValueError as error:
         raise TraceError(f"{place}: expected a JSON object, found {_shown(line)} ({error})") from error
     if not isinstance(entry, dict):
         raise TraceError(f"{place}: expected a JSON object, found {_shown(line)}")
+    return entry
+
+
+def _request_of(entry: dict[object, object], place: str, id_max: int) -> TraceRequest:
     timestamp = _field(entry, "timestamp", place)
     if type(timestamp) not in (int, float) or not isinstance(timestamp, int | float) or not math.isfinite(timestamp):
         raise TraceError(f"{place}: expected timestamp to be a number of milliseconds, found {_shown(timestamp)}")
@@ -213,7 +215,7 @@ def _request_of(line: bytes, place: str) -> TraceRequest:
     block_tokens = _count(entry, "page_size", place) if "page_size" in entry else BLOCK_TOKENS
     if not 0 < block_tokens <= PAGE_SIZE_MAX:
         raise TraceError(f"{place}: expected page_size to be in [1, {PAGE_SIZE_MAX}], found {block_tokens}")
-    hash_ids = _hash_ids(entry, place, NAME_MAX if "page_size" in entry else HASH_ID_MAX)
+    hash_ids = _hash_ids(entry, place, id_max)
     blocks = -(-input_length // block_tokens)
     if len(hash_ids) != blocks:
         raise TraceError(

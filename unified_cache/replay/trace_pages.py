@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.errors import TraceError
-from unified_cache.replay.trace import BLOCK_TOKENS, HASH_ID_MAX, TraceRequest
+from unified_cache.replay.trace import TraceRequest
 
 __all__ = ["Counts", "Floats", "Numbers", "PageRuns", "TracePages"]
 
@@ -63,19 +63,17 @@ class TracePages:
     def of(cls, requests: Iterable[TraceRequest], page_size: int, *, padded: bool) -> "TracePages":
         """Number the pages of requests, which are read once and not kept, in the order of their timestamps.
 
-        ``padded`` counts a prompt's last block as a whole one, as block-level figures do.
+        Their blocks are of one size and numbered from 0, as ``iterate_trace`` yields them. ``padded`` counts a prompt's
+        last block as a whole one, as block-level figures do.
 
         Raises:
             TraceError: there is no request.
         """
+        block_tokens = 0
         ids, lengths = array("i"), array("i")
         times, inputs, outputs = array("d"), array("q"), array("q")
         for request in requests:
-            if request.block_tokens != BLOCK_TOKENS or max(request.hash_ids, default=0) > HASH_ID_MAX:
-                raise TraceError(
-                    f"a plan needs blocks of {BLOCK_TOKENS} tokens, numbered from 0, found those of a recording: "
-                    f"unified-cache trace convert makes them"
-                )
+            block_tokens = request.block_tokens
             ids.extend(request.hash_ids)
             lengths.append(len(request.hash_ids))
             times.append(request.timestamp / 1000)
@@ -91,9 +89,9 @@ class TracePages:
             blocks = blocks[_joined_ranges(_starts(lengths_blocks)[:-1][order], lengths_blocks[order])]
             lengths_blocks = lengths_blocks[order]
         inputs_tokens = np.array(inputs, np.int64)[order]
-        counted_tokens = lengths_blocks * BLOCK_TOKENS if padded else inputs_tokens
+        counted_tokens = lengths_blocks * block_tokens if padded else inputs_tokens
         pages_counts = counted_tokens // page_size
-        numbers, distinct_count = _page_numbers(blocks, lengths_blocks, pages_counts, page_size)
+        numbers, distinct_count = _page_numbers(blocks, lengths_blocks, block_tokens, pages_counts, page_size)
         return cls(
             page_size=page_size,
             starts=_starts(pages_counts),
@@ -199,7 +197,9 @@ def _joined_ranges(starts: Counts, counts: Counts) -> Counts:
     return ranges
 
 
-def _page_numbers(blocks: Numbers, lengths: Counts, pages: Counts, page_size: int) -> tuple[Numbers, int]:
+def _page_numbers(
+    blocks: Numbers, lengths: Counts, block_tokens: int, pages: Counts, page_size: int
+) -> tuple[Numbers, int]:
     """Number the first ``pages[r]`` pages of each request, whose blocks follow each other in ``blocks``."""
     if not len(blocks):
         return np.empty(0, np.int32), 0
@@ -207,8 +207,8 @@ def _page_numbers(blocks: Numbers, lengths: Counts, pages: Counts, page_size: in
     blocks = _one_prefix_each(blocks, lengths)
     # Pages that end before a block, and in it: those of a block depend on how deep it stands unless one size divides
     # the other.
-    ended = depths * BLOCK_TOKENS // page_size
-    in_block = (depths + 1) * BLOCK_TOKENS // page_size - ended
+    ended = depths * block_tokens // page_size
+    in_block = (depths + 1) * block_tokens // page_size - ended
     pages_of_block = np.zeros(int(blocks.max()) + 1, np.int64)
     pages_of_block[blocks] = in_block
     first_number = _starts(pages_of_block)

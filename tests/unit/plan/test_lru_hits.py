@@ -1,5 +1,7 @@
 """Hits told from distances in the stack are those of a replay, request by request."""
 
+import dataclasses
+import math
 from itertools import count, islice
 
 import pytest
@@ -76,6 +78,21 @@ def test_full_attention_of_several_engines_over_one_store_is_exact(
 ) -> None:
     requests = conversations(seed=page_size + device_pages, count=120, sessions=9)
     settings = settings_of(page_size, device_pages, host_pages, stored_pages, engines)
+    told = LruHits(TracePages.of(requests, page_size, padded=True)).ends(settings.plan).hits()
+    assert told == replayed(requests, settings)
+
+
+@pytest.mark.parametrize(("block_tokens", "page_size"), [(64, 64), (64, 256), (48, 32)])
+def test_full_attention_in_the_blocks_of_a_recording_is_exact(block_tokens: int, page_size: int) -> None:
+    requests = [
+        dataclasses.replace(
+            request,
+            input_length=math.ceil(request.input_length * block_tokens / BLOCK_TOKENS),
+            block_tokens=block_tokens,
+        )
+        for request in conversations(seed=page_size, count=80, sessions=9)
+    ]
+    settings = settings_of(page_size, 40, 60, 150)
     told = LruHits(TracePages.of(requests, page_size, padded=True)).ends(settings.plan).hits()
     assert told == replayed(requests, settings)
 

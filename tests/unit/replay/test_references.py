@@ -15,7 +15,6 @@ from unified_cache.replay.report import page_of
 from unified_cache.replay.result import ReplayResult
 from unified_cache.replay.settings import ReplaySettings
 from unified_cache.replay.summary import reference_lines, regret_table
-from unified_cache.replay.trace import TraceRequest
 from unified_cache.report.charts import BandChart
 
 COMPARED = {name: settings for name, settings in SIZES.items() if name != "engines"}
@@ -76,12 +75,19 @@ def test_regret_names_what_the_policy_has_evicted() -> None:
     assert total[2] == f"{lru.regret_tokens:,}"
 
 
+def test_a_recording_is_compared_as_a_trace_is() -> None:
+    requests = [
+        dataclasses.replace(request, input_length=len(request.hash_ids) * 128, block_tokens=128)
+        for request in sessions(12, 3)
+    ]
+    result = run(requests, dataclasses.replace(ALONE, page_size=128))
+    assert references_in(result).lru.hit_tokens == result.tokens.hits.total
+
+
 def test_what_cannot_be_compared_has_no_references(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = sessions(6, 3)
     assert run(requests, SIZES["engines"]).references is None, "engines that share a store"
     assert run(requests, dataclasses.replace(ALONE, explains=False)).references is None, "nobody asked"
-    recorded = [TraceRequest(0, 256, 1, (1, 2), block_tokens=128)]
-    assert run(recorded, dataclasses.replace(ALONE, page_size=128)).references is None
     monkeypatch.setattr(references, "PAGES_MAX", 10)
     result = run(requests, ALONE)
     assert result.references is None, "too long a trace"

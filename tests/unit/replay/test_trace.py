@@ -49,6 +49,29 @@ def test_blank_lines_are_passed_over_and_counted(tmp_path: Path) -> None:
         read_trace(written(tmp_path, line(), "", "{}"))
 
 
+def test_names_of_a_recording_are_numbered_as_its_lines_come(tmp_path: Path) -> None:
+    name = 2**63 - 1
+    lines = (
+        line(5, 32, [name, 7], page_size=16),
+        line(3, 48, [name, 9, name - 1], page_size=16),
+    )
+    first, second = read_trace(written(tmp_path, *lines))
+    assert (first.hash_ids, second.hash_ids) == ((0, 2, 3), (0, 1))
+    assert first.block_tokens == second.block_tokens == 16
+
+
+def test_a_line_of_another_page_size_than_those_before_is_refused_with_its_place(tmp_path: Path) -> None:
+    path = written(tmp_path, line(page_size=512), line(), line(0, 32, [1, 2], page_size=16))
+    with pytest.raises(TraceError, match=r":3: expected the page_size of the lines before, 512, found 16"):
+        read_trace(path)
+
+
+def test_names_of_a_recording_are_refused_in_a_trace_of_numbers(tmp_path: Path) -> None:
+    path = written(tmp_path, line(), line(hash_ids=[1, HASH_ID_MAX + 1], page_size=512))
+    with pytest.raises(TraceError, match=r":2: expected hash_ids to be integers in"):
+        read_trace(path)
+
+
 def test_an_empty_prompt_is_a_request_without_blocks(tmp_path: Path) -> None:
     (request,) = read_trace(written(tmp_path, line(input_length=0, hash_ids=[])))
     assert request.tokens().shape == (0,)
