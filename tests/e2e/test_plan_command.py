@@ -17,6 +17,7 @@ from unified_cache.plan.hardware import HARDWARE
 from unified_cache.plan.planner import Planner
 from unified_cache.plan.sweep import PlannedModel, TierBytes
 from unified_cache.replay.policies import ReplayPolicies
+from unified_cache.replay.trace import read_trace
 
 GIB = 1 << 30
 BUNDLED = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
@@ -57,6 +58,26 @@ def test_a_plan_recommends_shows_and_writes_what_it_found(tmp_path: Path) -> Non
         assert len(chart["position_labels"]) == len(chart["positions"])
         circles = {round(chart["positions"][number] * GIB) for number in chart["marked"]}
         assert circles == {found["knees"][tier], found["best"][f"{tier}_bytes"]}
+
+
+def test_a_recording_is_planned_for_as_a_trace_of_the_same_blocks_is(tmp_path: Path) -> None:
+    recording = tmp_path / "recording.jsonl"
+    requests = read_trace(BUNDLED, 50)
+    lines = [
+        {
+            "timestamp": request.timestamp,
+            "input_length": request.input_length,
+            "output_length": request.output_length,
+            "hash_ids": [(1 << 62) + 3 * block for block in request.hash_ids],
+            "page_size": 512,
+        }
+        for request in requests
+    ]
+    recording.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    asked = ("--model", "llama-3.1-8b", "--limit", "50", *ONE, "--check", "1", "--json")
+    found, recorded = (json.loads(ask("plan", trace, *asked).out) for trace in (BUNDLED, recording))
+    assert recorded["combinations"] == found["combinations"]
+    assert recorded["checked"] == found["checked"]
 
 
 def test_a_plan_of_several_engines_is_what_replays_of_them_say() -> None:
