@@ -7,25 +7,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
 
-import grpc
-from google.protobuf.message import Message
-
-from unified_cache.errors import ConfigError, InputError
+from unified_cache.errors import ConfigError
 from unified_cache.page import PageKey
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.remote.server import Server, storage_error
+from unified_cache.storage_backends.remote.server import Server
 from unified_cache.storage_backends.remote.url import parse_rest
-from unified_cache.wire.calls import Call, parsed
+from unified_cache.wire.calls import Call
 
 __all__ = ["Inquiry", "Pong", "PromptCoverage", "open_inquiry"]
 
 SCHEMES = {"grpc": False, "grpcs": True}
 """And whether each is over TLS."""
-
-Reply = TypeVar("Reply", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +59,7 @@ class Inquiry:
         pongs: list[Pong] = []
         for server in self._servers:
             started_s = self._clock()
-            reply = _ask(server, Call.HELLO, pb.HelloRequest(tenant=server.tenant), pb.HelloReply)
+            reply = server.answer(Call.HELLO, pb.HelloRequest(tenant=server.tenant), pb.HelloReply)
             pongs.append(Pong(server.name, reply.tenant, reply.store, reply.durable, self._clock() - started_s))
         return pongs
 
@@ -76,7 +70,7 @@ class Inquiry:
             StorageError: one does not answer, or refuses.
         """
         request = pb.StatsRequest(tenant=self._servers[0].tenant)
-        return {server.name: _ask(server, Call.STATS, request, pb.StatsReply) for server in self._servers}
+        return {server.name: server.answer(Call.STATS, request, pb.StatsReply) for server in self._servers}
 
     def lookup(self, manifest: Manifest, prompts: Sequence[Sequence[PageKey]]) -> Iterator[PromptCoverage]:
         """Ask the first server, prompt by prompt, how much of each, given by its keys, can be restored.
@@ -85,10 +79,9 @@ class Inquiry:
             StorageError: it does not answer, or refuses.
         """
         server = self._servers[0]
-        _ask(server, Call.HELLO, pb.HelloRequest(tenant=server.tenant, manifest=manifest), pb.HelloReply)
         for keys in prompts:
             request = pb.LookupRequest(tenant=server.tenant, identity=manifest.identity, keys=pb.Keys(keys=keys))
-            reply = _ask(server, Call.LOOKUP, request, pb.LookupReply)
+            reply = server.answer(Call.LOOKUP, request, pb.LookupReply, {manifest.identity: manifest})
             yield PromptCoverage(reply.end_max, reply.pages_count, reply.bound_by)
 
     def clear(self, manifest: Manifest | None) -> dict[str, int]:
@@ -100,10 +93,10 @@ class Inquiry:
         removed_counts: dict[str, int] = {}
         for server in self._servers:
             request = pb.ClearRequest(tenant=server.tenant)
+            manifests = None if manifest is None else {manifest.identity: manifest}
             if manifest is not None:
-                _ask(server, Call.HELLO, pb.HelloRequest(tenant=server.tenant, manifest=manifest), pb.HelloReply)
                 request.identity = manifest.identity
-            removed_counts[server.name] = _ask(server, Call.CLEAR, request, pb.ClearReply).removed_count
+            removed_counts[server.name] = server.answer(Call.CLEAR, request, pb.ClearReply, manifests).removed_count
         return removed_counts
 
     def drain(self) -> list[str]:
@@ -113,7 +106,7 @@ class Inquiry:
             StorageError: a server does not answer, or refuses; those before it are ending.
         """
         for server in self._servers:
-            _ask(server, Call.DRAIN, pb.DrainRequest(tenant=server.tenant), pb.DrainReply)
+            server.answer(Call.DRAIN, pb.DrainRequest(tenant=server.tenant), pb.DrainReply)
         return [server.name for server in self._servers]
 
 
@@ -134,10 +127,3 @@ def open_inquiry(url: str) -> Iterator[Inquiry]:
     finally:
         for server in servers:
             server.close()
-
-
-def _ask(server: Server, call: Call, request: Message, kind: type[Reply]) -> Reply:
-    try:
-        return parsed(kind, server.ask(call, request.SerializeToString())())
-    except (grpc.RpcError, InputError) as error:
-        raise storage_error(error, call, server) from error

@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator
 
-import grpc
-
-from unified_cache.errors import InputError, StorageError
+from unified_cache.errors import StorageError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.remote.server import Server, is_unknown_call, storage_error
-from unified_cache.wire.calls import Call, parsed
+from unified_cache.storage_backends.remote.server import Server, is_unknown_call
+from unified_cache.wire.calls import Call
 
 __all__ = ["listed_identities"]
 
@@ -23,14 +21,14 @@ def listed_identities(server: Server) -> Iterator[Manifest]:
     while True:
         request = pb.IdentitiesRequest(tenant=server.tenant, after=after)
         try:
-            reply = parsed(pb.IdentitiesReply, server.ask(Call.IDENTITIES, request.SerializeToString())())
-        except (grpc.RpcError, InputError) as error:
-            if isinstance(error, grpc.RpcError) and is_unknown_call(error):
+            reply = server.answer(Call.IDENTITIES, request, pb.IdentitiesReply)
+        except StorageError as error:
+            if is_unknown_call(error.__cause__):
                 raise StorageError(
                     f"{server.name} must say which identities it has, and is older than that call: update it",
                     retryable=False,
                 ) from error
-            raise storage_error(error, Call.IDENTITIES, server) from error
+            raise
         if not reply.manifests:
             return
         for manifest in reply.manifests:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import grpc
+from google.protobuf.message import Message
 
 from unified_cache.errors import InputError, StorageError, StorageFullError
 from unified_cache.proto import service_pb2 as pb
@@ -12,7 +13,7 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.common.breaker import CircuitBreaker
 from unified_cache.storage_backends.remote.url import RemoteOptions
-from unified_cache.wire.calls import REASON, REASON_HELLO, Call, parsed
+from unified_cache.wire.calls import REASON, REASON_HELLO, Call, Parsed, parsed
 
 __all__ = ["STREAM_BYTES_MAX", "Server", "is_passing", "is_unknown_call", "storage_error", "wants_hello"]
 
@@ -120,6 +121,33 @@ class Server:
         begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel().unary_unary(call.path)
         return begin.future(message, self._timeout_s if timeout_s is None else timeout_s, self._metadata).result
 
+    def answer(
+        self, call: Call, request: Message, kind: type[Parsed], manifests: Mapping[bytes, Manifest] | None = None
+    ) -> Parsed:
+        """Make a call of one message each way, to this server and no other, and wait for its answer.
+
+        With ``manifests`` Hello goes before it where that is due. The call is then made again where the server wants to
+        hear Hello first, and so has done nothing; else never.
+
+        Raises:
+            StorageError: not reached, or refused, or the answer is none.
+        """
+        message = request.SerializeToString()
+        try:
+            if manifests is None:
+                return parsed(kind, self.ask(call, message)())
+            self.greet(manifests)
+            try:
+                return parsed(kind, self.ask(call, message)())
+            except grpc.RpcError as error:
+                if not wants_hello(error):
+                    raise
+            self.forget_greetings()
+            self.greet(manifests)
+            return parsed(kind, self.ask(call, message)())
+        except (grpc.RpcError, InputError) as error:
+            raise storage_error(error, call, self) from error
+
     def receive(self, call: Call, message: bytes, timeout_s: float) -> Iterable[bytes]:
         """Begin a call that answers with a stream.
 
@@ -154,7 +182,7 @@ def is_passing(error: grpc.RpcError) -> bool:
     return isinstance(error, grpc.Call) and error.code() in PASSING
 
 
-def is_unknown_call(error: grpc.RpcError) -> bool:
+def is_unknown_call(error: BaseException | None) -> bool:
     """Tell whether the server is older than the call."""
     return isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED
 

@@ -18,7 +18,6 @@ from contextlib import ExitStack, closing
 from itertools import zip_longest
 
 import grpc
-from google.protobuf.message import Message
 
 from unified_cache.errors import ConfigError, InputError, StorageError
 from unified_cache.proto import service_pb2 as pb
@@ -50,7 +49,7 @@ from unified_cache.storage_backends.remote.server import (
     wants_hello,
 )
 from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
-from unified_cache.wire.calls import Call, Parsed, parsed
+from unified_cache.wire.calls import Call, parsed
 from unified_cache.wire.names import labels_in, named_runs
 from unified_cache.wire.parts import decoded
 
@@ -249,8 +248,8 @@ class RemoteStorage:
                 for start in range(0, len(known), PAGES_PER_CALL):
                     some = known[start : start + PAGES_PER_CALL]
                     request = pb.RemoveRequest(tenant=server.tenant, runs=named_runs(some))
-                    identities = {label.identity for label in some}
-                    reply = self._send_once(server, Call.REMOVE, request, identities, pb.RemoveReply)
+                    manifests = {label.identity: self._manifests[label.identity] for label in some}
+                    reply = server.answer(Call.REMOVE, request, pb.RemoveReply, manifests)
                     removed_count += reply.removed_count
             return removed_count if len(self._servers) == 1 else present.count(Answer.HIT)
 
@@ -262,14 +261,15 @@ class RemoteStorage:
             StorageError: a server does not answer; the others are cleared. It may bring pages back when it returns.
         """
         with self._calls:
-            if identity not in self._manifests:
+            manifest = self._manifests.get(identity)
+            if manifest is None:
                 raise InputError(f"register identity {identity.hex()} before it is cleared")
             removed_count = 0
             failed: list[StorageError] = []
             for server in self._servers:
                 request = pb.ClearRequest(tenant=server.tenant, identity=identity)
                 try:
-                    reply = self._send_once(server, Call.CLEAR, request, {identity}, pb.ClearReply)
+                    reply = server.answer(Call.CLEAR, request, pb.ClearReply, {identity: manifest})
                 except StorageError as error:
                     failed.append(error)
                     continue
@@ -291,7 +291,8 @@ class RemoteStorage:
             StorageError: a server does not answer.
         """
         with self._calls:
-            if identity not in self._manifests:
+            manifest = self._manifests.get(identity)
+            if manifest is None:
                 return Scan([], "")
             number_text, _, rest = cursor.partition(":") if cursor else ("0", "", "")
             if not number_text.isdecimal() or int(number_text) >= len(self._servers):
@@ -299,7 +300,7 @@ class RemoteStorage:
             number = int(number_text)
             server = self._servers[number]
             request = pb.ScanRequest(tenant=server.tenant, identity=identity, cursor=rest)
-            reply = self._send_once(server, Call.SCAN, request, {identity}, pb.ScanReply)
+            reply = server.answer(Call.SCAN, request, pb.ScanReply, {identity: manifest})
             try:
                 named = [(label, run.object_bytes) for run in reply.runs for label in labels_in(run)]
             except InputError as error:
@@ -505,25 +506,6 @@ class RemoteStorage:
             return failed
         assert server.agreed is not None, "a server that was greeted has said what it is"
         return server.agreed
-
-    def _send_once(
-        self, server: Server, call: Call, request: Message, identities: Iterable[bytes], kind: type[Parsed]
-    ) -> Parsed:
-        """Ask a server, and no other; again only where it wants to hear Hello first, and so has done nothing."""
-        manifests = {identity: self._manifests[identity] for identity in identities}
-        message = request.SerializeToString()
-        try:
-            server.greet(manifests)
-            try:
-                return parsed(kind, server.ask(call, message)())
-            except grpc.RpcError as error:
-                if not wants_hello(error):
-                    raise
-            server.forget_greetings()
-            server.greet(manifests)
-            return parsed(kind, server.ask(call, message)())
-        except (grpc.RpcError, InputError) as error:
-            raise storage_error(error, call, server) from error
 
 
 def _complete(answers: Sequence[Answer | None]) -> list[Answer]:
