@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import grpc
@@ -237,10 +238,7 @@ def _metrics_listener(settings: ServiceSettings, metrics: ServiceMetrics, access
     context = None
     own_ca = settings.metrics.client_ca
     if tls is not None:
-        client_ca = own_ca or tls.client_ca
-        files = [path for path in (tls.certificate, tls.key, client_ca) if path is not None]
-        made = partial(metrics_context, tls, client_ca)
-        context = Reloaded(files, made, _pace_of(tls), time.monotonic, metrics, audit_metrics).latest
+        context = _http_context(tls, own_ca or tls.client_ca, metrics).latest
     clients = access.clients if own_ca is None else None
     readers = MetricsAccess(context, clients, settings.metrics.request_s_max, time.monotonic)
     return MetricsListener.open(address, metrics.registry, readers)
@@ -264,16 +262,21 @@ def _live_server(
     live = import_with_extra("unified_cache.live.server", "live", "the live page")
     context = None
     if tls is not None:
-        made = partial(metrics_context, tls, None)
-        files = [tls.certificate, tls.key]
-        contexts = Reloaded(files, made, _pace_of(tls), time.monotonic, metrics, audit_metrics)
-        context = made()
+        contexts = _http_context(tls, None, metrics)
+        context = metrics_context(tls, None)
         context.sni_callback = lambda connection, _name, _first: _use_context(connection, contexts.latest())
     door = ServiceDoor(access.tokens, _local_caller(settings))
     opened: LiveServer = live.LiveServer.open(
         figures, live.LiveAddress(address.host, address.port, settings.live.every_s, context), door
     )
     return opened
+
+
+def _http_context(tls: TlsSettings, client_ca: Path | None, metrics: ServiceMetrics) -> Reloaded[ssl.SSLContext]:
+    """Return the TLS of what is served over HTTP, read again when its files change."""
+    files = [path for path in (tls.certificate, tls.key, client_ca) if path is not None]
+    made = partial(metrics_context, tls, client_ca)
+    return Reloaded(files, made, _pace_of(tls), time.monotonic, metrics, audit_metrics)
 
 
 def _use_context(connection: ssl.SSLObject, context: ssl.SSLContext) -> None:

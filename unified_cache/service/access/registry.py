@@ -47,15 +47,14 @@ class Registration:
     vocabulary: int
     """One more than the largest token id that a lookup may name; 0 for no bound."""
 
-    def scoped(self, label: Label) -> Label:
-        """Return what the store calls a page.
+    def check_pool(self, pool: str) -> None:
+        """Check that pages of a pool can be stored.
 
         Raises:
             InputError: the layout has no such pool, or no objects in it.
         """
-        if label.pool not in self.object_bytes:
-            raise InputError(f"a pool is one of {', '.join(self.object_bytes)}, found {label.pool!r}")
-        return label._replace(identity=self.stored.identity)
+        if pool not in self.object_bytes:
+            raise InputError(f"a pool is one of {', '.join(self.object_bytes)}, found {pool!r}")
 
     def plain(self, label: Label) -> Label:
         """Return what the client calls a page that the store lists."""

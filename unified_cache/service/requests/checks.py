@@ -125,7 +125,7 @@ def named(
             raise InputError(f"a request names 1 to {limits.pages_max} pages, and a run at least one")
         labels = labels_in(run)
         registration = registry.find(tenant, run.identity)
-        registration.scoped(labels[0])
+        registration.check_pool(run.pool)
         found.append(NamedRun(registration, run.pool, labels, list(run.parents), run.object_bytes))
     return found
 
