@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import groupby
 
 import grpc
 import numpy as np
@@ -33,10 +34,10 @@ from unified_cache.service.store.tenants import TenantStore
 from unified_cache.settings.access import Role
 from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.common.lru import page_bytes
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StoredObject
 from unified_cache.storage_backends.remote.reasons import reason_of, reasons_of
 from unified_cache.wire.calls import SERVICE, Call, parsed
-from unified_cache.wire.names import check_digests, named_runs
+from unified_cache.wire.names import check_digests
 from unified_cache.wire.parts import decoded, mark, parts_of
 
 __all__ = ["CacheService"]
@@ -231,14 +232,9 @@ class CacheService:
         registration = self._registry.find(call.tenant, request.identity)
         listed = self._store.scan(registration.stored.identity, cursor)
         reply = pb.ScanReply(cursor=listed.cursor)
-        for label, object_bytes in listed.objects:
-            (run,) = named_runs([registration.plain(label)])
-            last = reply.runs[-1] if reply.runs else None
-            if last is not None and (last.pool, last.object_bytes) == (run.pool, object_bytes):
-                last.keys.append(label.key)
-            else:
-                run.object_bytes = object_bytes
-                reply.runs.append(run)
+        for (pool, object_bytes), objects in groupby(listed.objects, _pool_and_bytes):
+            keys = [label.key for label, _ in objects]
+            reply.runs.append(pb.PageRun(identity=request.identity, pool=pool, keys=keys, object_bytes=object_bytes))
         return reply
 
     def _identities(self, call: AdmittedCall, request: pb.IdentitiesRequest) -> pb.IdentitiesReply:
@@ -281,6 +277,10 @@ class CacheService:
 
     def _named(self, tenant: str, runs: Sequence[pb.PageRun]) -> list[NamedRun]:
         return named(runs, tenant, self._registry, self._limits)
+
+
+def _pool_and_bytes(stored: StoredObject) -> tuple[str, int]:
+    return stored.label.pool, stored.object_bytes
 
 
 def _put_reply(answers: Sequence[Answer]) -> pb.PutReply:

@@ -14,7 +14,7 @@ import grpc
 from unified_cache.errors import InputError, StorageError
 from unified_cache.pool import ModelLayout
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import FORMAT_VERSION, HEADER_BYTES, Label
+from unified_cache.seal import FORMAT_VERSION, HEADER_BYTES
 from unified_cache.service.access.callers import Caller, Role
 from unified_cache.service.access.errors import Refused
 from unified_cache.settings.limits import LimitSettings
@@ -55,10 +55,6 @@ class Registration:
         """
         if pool not in self.object_bytes:
             raise InputError(f"a pool is one of {', '.join(self.object_bytes)}, found {pool!r}")
-
-    def plain(self, label: Label) -> Label:
-        """Return what the client calls a page that the store lists."""
-        return label._replace(identity=self.manifest.identity)
 
 
 class Registry:
