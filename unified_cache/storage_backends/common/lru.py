@@ -5,18 +5,28 @@ import itertools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Container, Iterable, Sequence
 from operator import attrgetter
+from typing import Protocol
 
 from unified_cache.errors import ConfigError
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.chains import Chains, Link, LinkedPage
-from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Scan, StoredObject
 
-__all__ = ["SCAN_OBJECTS_MAX", "StoreLru", "page_bytes"]
+__all__ = ["SCAN_OBJECTS_MAX", "SizedPage", "StoreLru", "page_bytes"]
 
 _NBYTES = attrgetter("nbytes")
 
 SCAN_OBJECTS_MAX = 1000
 """Objects in one answer of a scan; a listing of that size fits one message of any transport."""
+
+
+class SizedPage(LinkedPage, Protocol):
+    """A page that lies in memory, its header included."""
+
+    @property
+    def buffers(self) -> tuple[memoryview, ...]:
+        """Memory of the page, in order."""
+        ...
 
 
 class StoreLru:
@@ -73,6 +83,14 @@ class StoreLru:
     def oldest(self, count: int) -> list[Label]:
         """Return the least recently used objects, whatever needs them."""
         return list(itertools.islice(self._objects, count))
+
+    def use(self, pages: Sequence[LinkedPage]) -> None:
+        """Make known objects the most recent ones, the first page most of all, and what stands before them."""
+        labels = [page.label for page in pages]
+        self.touch(reversed(labels))
+        if self.bytes_max is not None:
+            self.link(page for page in pages if page.label in self._objects)
+            self.touch_before(labels)
 
     def touch_before(self, labels: Sequence[Label]) -> None:
         """Make what stands before pages recent too: a caller who has the head elsewhere asks for the tail alone."""
@@ -214,7 +232,7 @@ class StoreLru:
         return Scan(objects, first[-1][0] if len(first) == SCAN_OBJECTS_MAX else "")
 
 
-def page_bytes(page: PageIO) -> int:
+def page_bytes(page: SizedPage) -> int:
     """Sum up the buffers of a page."""
     buffers = page.buffers
     return buffers[0].nbytes if len(buffers) == 1 else sum(map(_NBYTES, buffers))

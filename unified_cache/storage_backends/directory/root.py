@@ -75,7 +75,7 @@ class StoreRoot:
         self.fd = fd
         self.restored_count = 0
         """How often something of ours was found to be removed, and made anew."""
-        self._format = expected
+        self.format = expected
         self._new_writer = new_writer
         self._writer = writer
         self._removed: list[_Writer] = []
@@ -126,7 +126,7 @@ class StoreRoot:
             if self._is_remade and not self.disk.fstat(self.fd).st_nlink:
                 self._remake()
             if not self.disk.access(_MARKER_NAME, os.F_OK, dir_fd=self.fd):
-                _write_marker(self.disk, self.fd, self._format, f"{_MARKER_NAME}.{self._new_writer()}")
+                _write_marker(self.disk, self.fd, self.format, f"{_MARKER_NAME}.{self._new_writer()}")
                 self.disk.fsync(self.fd)
                 self.restored_count += 1
             if not self.disk.fstat(self._writer.fd).st_nlink:
@@ -139,7 +139,7 @@ class StoreRoot:
         fd = _make_root(self.disk, self._place)
         try:
             _check_owner(self.path, self.disk.fstat(fd))
-            _claim_root(self.disk, self.path, fd, self._format, self._new_writer())
+            _claim_root(self.disk, self.path, fd, self.format, self._new_writer())
             self.disk.dup2(fd, self.fd, inheritable=False)
         finally:
             close_quietly(self.disk, fd)

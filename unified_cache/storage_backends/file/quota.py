@@ -8,7 +8,7 @@ from threading import Lock
 
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
-from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
+from unified_cache.storage_backends.common.lru import SizedPage, StoreLru, page_bytes
 from unified_cache.storage_backends.directory.descriptors import missing_bytes, missing_inodes, size_of
 from unified_cache.storage_backends.directory.layout import identities_in
 from unified_cache.storage_backends.directory.root import StoreRoot
@@ -16,7 +16,6 @@ from unified_cache.storage_backends.directory.stamps import Stamps
 from unified_cache.storage_backends.file.fan_directories import OpenDirectories
 from unified_cache.storage_backends.file.layout import ListedObject, objects_in, place_of
 from unified_cache.storage_backends.file.visits import Visits
-from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import Answer, PageIO, StoredObject
 from unified_cache.storage_backends.removals import RemovalBuffer
 
@@ -92,7 +91,10 @@ class FileQuota:
         self.bytes_max = bytes_max
         """Cap of the store; None if there is none."""
         self.removed = RemovalBuffer()
-        """What has gone, as far as this process knows, for whoever wants to know."""
+        """What has gone, as far as this process knows, for whoever wants to know.
+
+        What other processes removed is told once a sweep of this one has missed it; without a cap there is none.
+        """
         self._root = root
         self._lru = StoreLru(bytes_max)
         self._directories = directories
@@ -199,8 +201,8 @@ class FileQuota:
             self._forget(victim.label for victim in victims)
         return len(self._evict(victims)) < len(victims)
 
-    def record(self, pages: Sequence[PageIO], hits: Sequence[Answer | bool]) -> None:
-        """Make hits recent, the first page most of all; count those that another process stored.
+    def record(self, pages: Sequence[SizedPage], hits: Sequence[Answer | bool]) -> None:
+        """Make hits recent, the first page most of all; count those that another process stored. Waits for no file.
 
         A miss changes nothing: the page may be another process's, about to be there.
         """
@@ -208,26 +210,16 @@ class FileQuota:
             return
         found = pages if all(hits) else [page for page, hit in zip(pages, hits, strict=True) if hit]
         with self._guard:
-            unknown = set(self._lru.touch([page.label for page in reversed(found)]))
-            if unknown:
-                self._add([StoredObject(page.label, page_bytes(page)) for page in found if page.label in unknown])
-            self._lru.link(found)
-            self._lru.touch_before([page.label for page in found])
+            self._add([StoredObject(page.label, page_bytes(page)) for page in found if page.label not in self._lru])
+            self._lru.use(found)
 
-    def use(self, pages: Sequence[RowsTarget]) -> None:
-        """Make pages recent that were read, the first one most of all; waits for no file."""
-        if self.bytes_max is None:
-            return
-        labels = [page.label for page in pages]
-        with self._guard:
-            self._lru.touch(reversed(labels))
-            self._lru.link([page for page in pages if page.label in self._lru])
-            self._lru.touch_before(labels)
+    def touch(self, labels: Sequence[Label]) -> Sequence[Label]:
+        """Make objects recent, the first most of all; count those that are there and were not known, by a stat each.
 
-    def touch(self, labels: Sequence[Label]) -> None:
-        """Make objects recent, the first most of all; count those that are there and were not known."""
+        Return all of them: without a cap nobody knows which are there.
+        """
         if self.bytes_max is None:
-            return
+            return labels
         with self._guard:
             unknown = self._lru.touch(reversed(labels))
             self._lru.touch_before(labels)
@@ -235,6 +227,7 @@ class FileQuota:
         met = [StoredObject(label, object_bytes) for label, object_bytes in sizes if object_bytes is not None]
         with self._guard:
             self._add(met[::-1])
+        return labels
 
     def forget(self, labels: Sequence[Label]) -> None:
         """Note that objects are about to be removed."""

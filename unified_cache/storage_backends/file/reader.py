@@ -4,14 +4,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import UsedBetween
-from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.directory.descriptors import Directory
 from unified_cache.storage_backends.directory.direct import CALL_BYTES
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.manifests import read_manifests
+from unified_cache.storage_backends.directory.front import DirectoryReader
 from unified_cache.storage_backends.directory.root import open_root_to_read
 from unified_cache.storage_backends.file.fan_directories import OpenDirectories
 from unified_cache.storage_backends.file.page_reader import PageReader
@@ -21,19 +19,17 @@ from unified_cache.storage_backends.protocol import Answer, Capability, PageIO, 
 __all__ = ["FileReader"]
 
 
-class FileReader:
+class FileReader(DirectoryReader):
     """Reads a file store and changes nothing in it: no temp directory, no visit, no time of use, nothing removed.
 
     Engines may use the store meanwhile: an object is whole under its name or not there. Thread-safe.
     """
 
     def __init__(self, disk: Disk, path: Path, root: Directory) -> None:
-        self._disk = disk
-        self._path = path
+        super().__init__(disk, path, root.fd, FORMAT, ", opened to be read,")
         self._root = root
         self._directories = OpenDirectories(disk, root.fd, DIRECTORIES_OPEN_MAX)
         self._pages = PageReader(disk, path, root.fd, self._directories, _leave)
-        self._calls = CallsInFlight(f"the file store in {path}, opened to be read,")
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, disk: Disk | None = None) -> "FileReader":
@@ -69,15 +65,6 @@ class FileReader:
         with self._calls:
             return self._pages.scan(identity, cursor)
 
-    def manifests(self) -> dict[bytes, Manifest | None]:
-        """Return the manifest of every identity, by its digest; None where there is none that can be read.
-
-        Raises:
-            StorageError: the directory cannot be listed.
-        """
-        with self._calls:
-            return read_manifests(self._disk, self._path, self._root.fd)
-
     def used_between(self, identity: bytes) -> UsedBetween | None:
         """Compare modification times; None without objects. Linear in objects.
 
@@ -87,11 +74,9 @@ class FileReader:
         with self._calls:
             return self._pages.used_between(identity)
 
-    def close(self) -> None:
-        """Wait for calls in flight and let go of every descriptor."""
-        if self._calls.close():
-            self._directories.close()
-            self._root.close()
+    def _let_go(self) -> None:
+        self._directories.close()
+        self._root.close()
 
 
 def _leave(directory: Directory, name: str, object_bytes: int) -> None:

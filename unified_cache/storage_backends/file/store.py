@@ -15,17 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from unified_cache.errors import StorageError
-from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import UsedBetween
-from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, check_limits, parse_address
 from unified_cache.storage_backends.directory.descriptors import storage_error
 from unified_cache.storage_backends.directory.direct import CALL_BYTES
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import ForeignFiles
-from unified_cache.storage_backends.directory.manifests import read_manifests, write_manifest
+from unified_cache.storage_backends.directory.front import DirectoryStorage
 from unified_cache.storage_backends.directory.root import StoreFormat, StoreRoot, open_root
 from unified_cache.storage_backends.directory.stamps import Clock, Stamps
 from unified_cache.storage_backends.file.fan_directories import OpenDirectories
@@ -36,7 +33,6 @@ from unified_cache.storage_backends.file.quota import FileQuota
 from unified_cache.storage_backends.file.visits import Visits
 from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan
-from unified_cache.storage_backends.removals import RemovalFeed
 
 __all__ = ["FileCounts", "FileStorage", "open_url"]
 
@@ -63,7 +59,7 @@ class FileCounts:
     """Objects that were there and could not be read: misses until they are put again."""
 
 
-class FileStorage:
+class FileStorage(DirectoryStorage):
     """Keep sealed pages in files under one directory, with an optional cap and the least recently used going first.
 
     Several processes may open one directory; each finds what the others stored, and a page that another
@@ -79,15 +75,12 @@ class FileStorage:
     """
 
     def __init__(self, root: StoreRoot, directories: OpenDirectories, quota: FileQuota, stamps: Stamps) -> None:
-        self._root = root
-        self._disk = root.disk
+        super().__init__(root, quota, stamps)
         self._directories = directories
         self._foreign = ForeignFiles(root)
         self._quota = quota
         self._page_reader = PageReader(root.disk, root.path, root.fd, directories, self._foreign.clear)
         self._page_writer = PageWriter(root, directories, quota, self._foreign)
-        self._stamps = stamps
-        self._calls = CallsInFlight(f"the file store in {root.path}")
 
     @classmethod
     def open(
@@ -136,11 +129,6 @@ class FileStorage:
         return storage
 
     @property
-    def path(self) -> Path:
-        """Directory of the store."""
-        return self._root.path
-
-    @property
     def bytes_used(self) -> int:
         """Bytes of the objects in the store, whoever stored them, summed up now. Linear in objects.
 
@@ -151,7 +139,7 @@ class FileStorage:
             try:
                 return self._quota.bytes_used()
             except OSError as error:
-                raise storage_error(error, f"cannot list the file store in {self._root.path}") from error
+                raise storage_error(error, f"cannot list the file store in {self._path}") from error
 
     @property
     def counts(self) -> FileCounts:
@@ -169,17 +157,6 @@ class FileStorage:
         """Say what this backend can do."""
         with self._calls:
             return Capability("file", durable=True, bytes_max=self._quota.bytes_max, call_bytes=CALL_BYTES)
-
-    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        """Write the manifest beside the pages, durably, unless it is there and sound. The slabs are not needed.
-
-        Raises:
-            InputError: the identity in the manifest is not a digest.
-            StorageError: the manifest that is there has this digest and says something else, or a fault.
-        """
-        with self._calls:
-            write_manifest(self._root, manifest)
-            self._quota.learn(manifest)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Tell for each label whether a file of that name is there. No access; one stat each."""
@@ -203,19 +180,6 @@ class FileStorage:
         with self._calls:
             return self._page_reader.know(labels)
 
-    def read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:
-        """Read pages that the system has in memory into their rows; a page that came becomes recent.
-
-        A call at which times of use are due is left to ``get``, which writes them.
-        """
-        with self._calls:
-            if self._stamps.are_due():
-                return [False] * len(targets)
-            came = self._page_reader.read_memory(targets)
-            self._quota.use([target for target, is_there in zip(targets, came, strict=True) if is_there])
-            self._stamps.keep(targets, came)
-            return came
-
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Write pages in their order, as far as there is room under the cap and on the file system.
 
@@ -230,15 +194,6 @@ class FileStorage:
         with self._calls:
             stored = self._page_writer.store(pages, self._stamps.new(len(pages)), durable=level is Level.DURABLE)
             return Answer.of_puts(stored)
-
-    def touch(self, labels: Sequence[Label]) -> None:
-        """Make pages recent, in memory; their files are stamped as those of reads are, many together.
-
-        With a cap, one stat for each page that another process stored and that this one has not met.
-        """
-        with self._calls:
-            self._quota.touch(labels)
-            self._stamp(self._stamps.touch(labels))
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; return how many there were. Not synced: a crash may bring them back."""
@@ -275,7 +230,7 @@ class FileStorage:
             try:
                 self._directories.sync_all(identity)
             except OSError as error:
-                raise storage_error(error, f"cannot sync {self._root.path}/{identity.hex()}") from error
+                raise storage_error(error, f"cannot sync {self._path}/{identity.hex()}") from error
             return removed_count
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
@@ -287,15 +242,6 @@ class FileStorage:
         with self._calls:
             return self._page_reader.scan(identity, cursor)
 
-    def manifests(self) -> dict[bytes, Manifest | None]:
-        """Return the manifest of every identity, by its digest; None where there is none that can be read.
-
-        Raises:
-            StorageError: the directory cannot be listed.
-        """
-        with self._calls:
-            return read_manifests(self._root.disk, self._root.path, self._root.fd)
-
     def used_between(self, identity: bytes) -> UsedBetween | None:
         """Compare modification times, which are the recency of this store; None without objects. Linear in objects.
 
@@ -305,30 +251,13 @@ class FileStorage:
         with self._calls:
             return self._page_reader.used_between(identity)
 
-    def removals(self) -> RemovalFeed:
-        """Begin to tell a subscriber what goes.
+    def _read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:
+        return self._page_reader.read_memory(targets)
 
-        What other processes removed is told once a sweep of this one has missed it, see ``FileQuota``; without a cap
-        there is none.
-        """
-        with self._calls:
-            return self._quota.removed.subscribe()
-
-    def close(self) -> None:
-        """Wait for calls in flight, remove this process's temp directory, let go of every descriptor."""
-        if self._calls.close():
-            self._stamp(self._stamps.take())
-            self._directories.close()
-            self._root.close()
-
-    def _cannot(self, do: str, label: Label, error: OSError) -> StorageError:
-        return storage_error(error, f"cannot {do} {self._root.path}/{label.object_name}")
+    def _let_go(self) -> None:
+        self._directories.close()
 
     def _stamp(self, stamps: Mapping[Label, int]) -> None:
-        """Stamp files that were read and had not been used later.
-
-        After a time that cannot be set the LRU order of a restart is wrong; no page is lost.
-        """
         for label, stamp in stamps.items():
             fan, name = place_of(label)
             with suppress(OSError):

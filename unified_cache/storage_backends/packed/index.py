@@ -6,7 +6,7 @@ from threading import Lock
 
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
-from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
+from unified_cache.storage_backends.common.lru import SizedPage, StoreLru, page_bytes
 from unified_cache.storage_backends.common.names import check_label
 from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.packed.segment import SegmentKey, SegmentSlot
@@ -53,7 +53,7 @@ class PageIndex:
 
     def __init__(self, lru: StoreLru) -> None:
         self.removed = RemovalBuffer()
-        """What has gone, for whoever wants to know."""
+        """What has gone, for whoever wants to know; a page that cannot be read has, until it is put again."""
         self._lru = lru
         self._slots: dict[Label, SegmentSlot] = {}
         self._unreadable: dict[Label, list[SegmentSlot]] = {}
@@ -218,10 +218,7 @@ class PageIndex:
                     answers.append(Answer.FLAWED)
                     slot = None
                 slots.append(slot)
-            self._lru.touch([page.label for page in reversed(found)])
-            if self._lru.bytes_max is not None:
-                self._lru.link(found)
-                self._lru.touch_before([page.label for page in found])
+            self._lru.use(found)
             return slots, answers, self._take_out(misfits) if misfits else []
 
     def slots_of(self, targets: Sequence[RowsTarget]) -> list[SegmentSlot | None]:
@@ -232,14 +229,10 @@ class PageIndex:
             for slot, target in zip(found, targets, strict=True)
         ]
 
-    def use(self, pages: Sequence[RowsTarget]) -> None:
-        """Make pages recent that were read, the first one most of all; one that went meanwhile stays gone."""
-        labels = [page.label for page in pages]
+    def record(self, pages: Sequence[SizedPage], hits: Sequence[Answer | bool]) -> None:
+        """Make hits recent, the first page most of all; one that went meanwhile stays gone."""
         with self._guard:
-            self._lru.touch(reversed(labels))
-            if self._lru.bytes_max is not None:
-                self._lru.link([page for page in pages if page.label in self._lru])
-                self._lru.touch_before(labels)
+            self._lru.use([page for page, hit in zip(pages, hits, strict=True) if hit])
 
     def touch(self, labels: Sequence[Label]) -> list[Label]:
         """Make the objects among these recent, the first one most of all; return them.

@@ -14,10 +14,8 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import UsedBetween
-from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, page_bytes
 from unified_cache.storage_backends.common.names import check_label, check_scan
 from unified_cache.storage_backends.directory.descriptors import (
@@ -29,7 +27,7 @@ from unified_cache.storage_backends.directory.descriptors import (
 from unified_cache.storage_backends.directory.direct import CALL_BYTES
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE
-from unified_cache.storage_backends.directory.manifests import read_manifests
+from unified_cache.storage_backends.directory.front import DirectoryReader
 from unified_cache.storage_backends.directory.root import open_root_to_read
 from unified_cache.storage_backends.packed.segment import Segment, SegmentSlot, parse_file_name
 from unified_cache.storage_backends.packed.store import FORMAT
@@ -52,7 +50,7 @@ class _Listing(NamedTuple):
     used: UsedBetween | None
 
 
-class PackedReader:
+class PackedReader(DirectoryReader):
     """Reads a packed store and changes nothing in it: no lock, no time of use, no room given back.
 
     Its owner may have it open meanwhile. The tables of an identity are read when a listing of it begins, and when it is
@@ -60,12 +58,10 @@ class PackedReader:
     """
 
     def __init__(self, disk: Disk, path: Path, root: Directory) -> None:
-        self._disk = disk
-        self._path = path
+        super().__init__(disk, path, root.fd, FORMAT, ", opened to be read,")
         self._root = root
         self._listings: dict[bytes, _Listing] = {}
         self._guard = Lock()
-        self._calls = CallsInFlight(f"the packed store in {path}, opened to be read,")
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, disk: Disk | None = None) -> "PackedReader":
@@ -115,15 +111,6 @@ class PackedReader:
             objects = [StoredObject(label, listing.slots[label].segment.object_bytes) for label in labels]
             return Scan(objects, labels[-1].page_name if start + len(labels) < len(listing.names) else "")
 
-    def manifests(self) -> dict[bytes, Manifest | None]:
-        """Return the manifest of every identity, by its digest; None where there is none that can be read.
-
-        Raises:
-            StorageError: the directory cannot be listed.
-        """
-        with self._calls:
-            return read_manifests(self._disk, self._path, self._root.fd)
-
     def used_between(self, identity: bytes) -> UsedBetween | None:
         """Compare times of use; None without objects.
 
@@ -133,14 +120,12 @@ class PackedReader:
         with self._calls:
             return self._listing(identity).used
 
-    def close(self) -> None:
-        """Wait for calls in flight and let go of every descriptor."""
-        if self._calls.close():
-            for listing in self._listings.values():
-                for segment in {slot.segment for slot in listing.slots.values()}:
-                    segment.close()
-            self._listings.clear()
-            self._root.close()
+    def _let_go(self) -> None:
+        for listing in self._listings.values():
+            for segment in {slot.segment for slot in listing.slots.values()}:
+                segment.close()
+        self._listings.clear()
+        self._root.close()
 
     def _read(self, page: PageIO) -> Answer:
         slot = self._find(page.label)
@@ -161,7 +146,7 @@ class PackedReader:
                 before = after
         except OSError as error:
             if error.errno not in UNREADABLE:
-                raise storage_error(error, f"cannot read {self._path}/{page.label.object_name}") from error
+                raise self._cannot("read", page.label, error) from error
         return Answer.UNAVAILABLE
 
     def _find(self, label: Label) -> SegmentSlot | None:
@@ -174,7 +159,7 @@ class PackedReader:
 
     def _list_anew(self, identity: bytes) -> _Listing:
         try:
-            listing = _listing_of(self._disk, self._root.fd, identity)
+            listing = _listing_of(self._disk, self._root_fd, identity)
         except OSError as error:
             raise storage_error(error, f"cannot read the tables in {self._path}/{identity.hex()}") from error
         with self._guard:

@@ -19,10 +19,8 @@ from functools import partial
 from pathlib import Path
 
 from unified_cache.errors import StorageError
-from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label, verify_buffers
 from unified_cache.storage_backends.catalog import UsedBetween
-from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.common.names import check_scan
 from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN, check_limits, parse_address
@@ -35,7 +33,7 @@ from unified_cache.storage_backends.directory.direct import (
 )
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.foreign import UNREADABLE
-from unified_cache.storage_backends.directory.manifests import read_manifests, write_manifest
+from unified_cache.storage_backends.directory.front import DirectoryStorage
 from unified_cache.storage_backends.directory.page_reads import PageReads
 from unified_cache.storage_backends.directory.root import StoreFormat, StoreRoot, open_root
 from unified_cache.storage_backends.directory.stamps import Clock, Stamps
@@ -50,7 +48,6 @@ from unified_cache.storage_backends.packed.segment import (
 )
 from unified_cache.storage_backends.packed.segments import SegmentFiles
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan
-from unified_cache.storage_backends.removals import RemovalFeed
 
 __all__ = ["PackedCounts", "PackedStorage", "open_url"]
 
@@ -74,7 +71,7 @@ class PackedCounts:
     """Files that could not be read when the store was opened: their pages are misses until the next time."""
 
 
-class PackedStorage:
+class PackedStorage(DirectoryStorage):
     """Keep sealed pages in slots under one directory, with an optional cap and the least recently used going first.
 
     One process at a time: the directory is locked, and a second one is refused. The cap counts lengths of objects;
@@ -90,14 +87,12 @@ class PackedStorage:
         self, root: StoreRoot, segments: SegmentFiles, index: PageIndex, stamps: Stamps, free_bytes_min: int
     ) -> None:
         """``segments`` are those of ``root``, ``index`` knows what is in them."""
-        self._root = root
+        super().__init__(root, index, stamps)
         self._segments = segments
         self._index = index
-        self._stamps = stamps
         self._reads = PageReads(root.disk)
         self._direct_writes = DirectWrites(root.disk)
         self._free_bytes_min = free_bytes_min
-        self._calls = CallsInFlight(f"the packed store in {root.path}")
 
     @classmethod
     def open(
@@ -147,11 +142,6 @@ class PackedStorage:
         return storage
 
     @property
-    def path(self) -> Path:
-        """Directory of the store."""
-        return self._root.path
-
-    @property
     def bytes_used(self) -> int:
         """Bytes of the objects in the store, and of those that are being written."""
         with self._calls:
@@ -178,17 +168,6 @@ class PackedStorage:
                 call_bytes=CALL_BYTES,
                 exists_costs_io=False,
             )
-
-    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        """Write the manifest beside the pages, durably, unless it is there and sound. The slabs are not needed.
-
-        Raises:
-            InputError: the identity in the manifest is not a digest.
-            StorageError: the manifest that is there has this digest and says something else, or a fault.
-        """
-        with self._calls:
-            write_manifest(self._root, manifest)
-            self._index.learn(manifest)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Tell for each label whether it has a slot. No access, no call on the disk."""
@@ -231,21 +210,6 @@ class PackedStorage:
         with self._calls:
             return [self._index.find(label) is not None for label in labels]
 
-    def read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:
-        """Read pages that the system has in memory into their rows; a page that came becomes recent.
-
-        A call at which times of use are due is left to ``get``, which writes them.
-        """
-        with self._calls:
-            slots = self._index.slots_of(targets)
-            if self._stamps.are_due() or not any(slots):
-                return [False] * len(targets)
-            came = self._reads.read_memory(targets, PlacedSlots(slots))
-            # One that went while it was read may be another page by now; its seal says which it was, and that counts.
-            self._index.use([target for target, is_there in zip(targets, came, strict=True) if is_there])
-            self._stamps.keep(targets, came)
-            return came
-
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Write pages in their order, as far as there is room under the cap and on the file system.
 
@@ -267,30 +231,19 @@ class PackedStorage:
             except BaseException as error:
                 self._abandon(batch)
                 if isinstance(error, OSError):
-                    raise storage_error(error, f"cannot store pages in {self._root.path}") from error
+                    raise storage_error(error, f"cannot store pages in {self._path}") from error
                 raise
             spare = self._index.commit(batch)
             try:
                 if spare and level is Level.DURABLE:
                     self._sync_others(batch, ())
             except OSError as error:
-                raise storage_error(error, f"cannot store pages in {self._root.path}") from error
+                raise storage_error(error, f"cannot store pages in {self._path}") from error
             finally:
                 self._free_quietly(spare)
             if len(batch.fresh) < len(pages):
                 self._stamp(self._stamps.note(pages, batch.refreshed(), batch.stamp))
             return Answer.of_puts(batch.stored)
-
-    def touch(self, labels: Sequence[Label]) -> None:
-        """Make pages recent, in memory; their times of use are written as those of reads are, many together.
-
-        Raises:
-            InputError: a label names no object. Nothing was changed.
-        """
-        with self._calls:
-            due = self._stamps.touch(self._index.touch(labels))
-            if due:
-                self._stamp(due)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; return how many there were. Not synced: a crash may bring them back.
@@ -306,7 +259,7 @@ class PackedStorage:
                 self._segments.clear(unreadable)
                 self._segments.free(gone)
             except OSError as error:
-                raise storage_error(error, f"cannot remove objects from {self._root.path}") from error
+                raise storage_error(error, f"cannot remove objects from {self._path}") from error
             return count
 
     def clear(self, identity: bytes) -> int:
@@ -321,7 +274,7 @@ class PackedStorage:
             try:
                 self._segments.remove_all(identity)
             except OSError as error:
-                raise storage_error(error, f"cannot clear {self._root.path}/{identity.hex()}") from error
+                raise storage_error(error, f"cannot clear {self._path}/{identity.hex()}") from error
             return count
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
@@ -334,15 +287,6 @@ class PackedStorage:
             check_scan(identity, cursor)
             return self._index.scan(identity, cursor)
 
-    def manifests(self) -> dict[bytes, Manifest | None]:
-        """Return the manifest of every identity, by its digest; None where there is none that can be read.
-
-        Raises:
-            StorageError: the directory cannot be listed.
-        """
-        with self._calls:
-            return read_manifests(self._root.disk, self._root.path, self._root.fd)
-
     def used_between(self, identity: bytes) -> UsedBetween | None:
         """Compare times of use; None without objects. Linear in objects.
 
@@ -354,23 +298,18 @@ class PackedStorage:
             try:
                 times = self._segments.used_ns(identity)
             except OSError as error:
-                raise storage_error(error, f"cannot read the tables in {self._root.path}") from error
+                raise storage_error(error, f"cannot read the tables in {self._path}") from error
             return UsedBetween(min(times), max(times)) if times else None
 
-    def removals(self) -> RemovalFeed:
-        """Begin to tell a subscriber what goes. A page that cannot be read has gone, until it is put again."""
-        with self._calls:
-            return self._index.removed.subscribe()
+    def _read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:
+        slots = self._index.slots_of(targets)
+        return self._reads.read_memory(targets, PlacedSlots(slots)) if any(slots) else [False] * len(targets)
 
-    def close(self) -> None:
-        """Wait for calls in flight, write times of use, give free room back, let go of every descriptor."""
-        if self._calls.close():
-            self._stamp(self._stamps.take())
-            self._segments.close()
-            with suppress(OSError):
-                # A child that was forked has the descriptor too, and would keep the lock.
-                self._root.disk.flock(self._root.fd, fcntl.LOCK_UN)
-            self._root.close()
+    def _let_go(self) -> None:
+        self._segments.close()
+        with suppress(OSError):
+            # A child that was forked has the descriptor too, and would keep the lock.
+            self._disk.flock(self._root.fd, fcntl.LOCK_UN)
 
     def _read_cold(self, pages: Sequence[PageIO], slots: Sequence[SegmentSlot | None]) -> Set[int]:
         """Read the pages that the system does not have in memory, if it lacks the first; return which came."""
@@ -403,11 +342,11 @@ class PackedStorage:
             return
         segment_keys = {label: batch.segment_key_of(label) for label in batch.fresh}
         most_bytes = sum([segment_key.slot_bytes for segment_key in segment_keys.values()])
-        if missing_bytes(self._root.disk, self._root.fd, most_bytes + self._free_bytes_min) <= 0:
+        if missing_bytes(self._disk, self._root.fd, most_bytes + self._free_bytes_min) <= 0:
             return
         wanted = Counter(segment_keys.values())
         new_bytes = self._segments.new_bytes(wanted)
-        short_bytes = missing_bytes(self._root.disk, self._root.fd, new_bytes + self._free_bytes_min)
+        short_bytes = missing_bytes(self._disk, self._root.fd, new_bytes + self._free_bytes_min)
         declined: list[Label] = []
         for label in reversed(segment_keys):
             if short_bytes <= 0:
@@ -480,15 +419,11 @@ class PackedStorage:
                 self._segments.free(slots)
 
     def _stamp(self, stamps: Mapping[Label, int]) -> None:
-        """Write when pages were read; where that fails, the LRU order after a restart is wrong, and no page is lost."""
         for label, stamp in stamps.items():
             slot = self._index.find(label)
             if slot is not None:
                 with suppress(OSError):
                     slot.segment.use(slot.number, stamp)
-
-    def _cannot(self, do: str, label: Label, error: OSError) -> StorageError:
-        return storage_error(error, f"cannot {do} {self._root.path}/{label.object_name}")
 
 
 def _is_sound(slot: SegmentSlot, label: Label) -> bool:
