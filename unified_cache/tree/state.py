@@ -112,7 +112,7 @@ class TreeState:
             self.roots[parent.key] = parent
         child = Node(key, start, start + len(key) // self.page_key_bytes, parent, self.components_count)
         parent.children[child.page_tokens(self.page_size)] = child
-        if self.forgotten is not None:  # now, while the processor's caches hold the tokens; see decision 54
+        if self.forgotten is not None:  # now, while the processor's caches hold the tokens
             child.digests = chained_digests(parent.digests or root_digest(parent.key), key, self.page_key_bytes)
         return child
 
