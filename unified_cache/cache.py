@@ -32,7 +32,7 @@ from unified_cache.explain.cached import explain
 from unified_cache.explain.explanation import Explanation
 from unified_cache.forgotten import ForgottenPages
 from unified_cache.gone import method_instead
-from unified_cache.ledger import Ledger
+from unified_cache.ledger import Ledger, VictimSaver
 from unified_cache.loads import Loads
 from unified_cache.memory import ComputeStreams, DevicePool, PageMemory, TieredMemory
 from unified_cache.named_parts import identity_of, storage_of
@@ -145,7 +145,8 @@ class UnifiedCache:
         self._memory = memory
         self._storage: StorageTier | None = None
         forgotten = ForgottenPages(config.forgotten_pages_max) if config.forgotten_pages_max else None
-        self._ledger = Ledger(layout, (config.device_pages, config.host_pages), config.eviction, forgotten, clock)
+        capacity = (config.device_pages, config.host_pages)
+        self._ledger = Ledger(layout, capacity, config.eviction, forgotten, clock, self._saver)
         self.changes = self._ledger.changes
         """Pages that enter and leave the tiers, for one watcher: a publisher of KV events."""
         self._ranks = ranks
@@ -157,7 +158,6 @@ class UnifiedCache:
         self._prefetches = Prefetches(self._ledger, memory, prefetch_max, ranks, self._traffic, self._speeds)
         self._backups = Backups(self._ledger, memory, identity.owners(layout), ranks, self._traffic)
         self._scheduler = BackupScheduler(config, self._backups, self._controller, ranks, clock)
-        self._ledger.saver = self._backups if self._scheduler.writes_inserted else None
         self._locks: set[Lock] = set()
         self._owner = threading.get_ident()
         self._closed = False
@@ -618,7 +618,6 @@ class UnifiedCache:
         self._enter()
         config = replace(self.config, write=policy)
         self._scheduler.follow(config)
-        self._ledger.saver = self._backups if self._scheduler.writes_inserted else None
         self.config = config
         self._scheduler.start_due(self._storage)
 
@@ -735,6 +734,10 @@ class UnifiedCache:
             raise OwnerThreadError("a cache may be called only from the thread that opened it")
         if self._closed:
             raise ClosedError("the cache is closed")
+
+    def _saver(self) -> VictimSaver | None:
+        """Return what saves the pages that the device evicts, where the write policy backs all of them up."""
+        return self._backups if self._scheduler.writes_inserted else None
 
     def _count(self) -> Stats:
         return Stats.of(

@@ -41,11 +41,11 @@ class Ledger:
     __slots__ = (
         "_allocators",
         "_evicted_pages",
+        "_saver",
         "changes",
         "fates",
         "layout",
         "paired",
-        "saver",
         "stored",
         "stored_device",
         "tree",
@@ -58,8 +58,11 @@ class Ledger:
         eviction: EvictionConfig = EvictionConfig(),
         forgotten: ForgottenPages | None = None,
         clock: Callable[[], float] = time.monotonic,
+        saver: Callable[[], VictimSaver | None] = lambda: None,
     ) -> None:
         """Take ``capacity[tier][component]`` pages; ``forgotten`` remembers what becomes of pages that are not kept.
+
+        ``saver`` returns what saves pages that the device evicts and the host lacks; None where they are lost.
 
         Raises:
             ConfigError: not one capacity per component.
@@ -76,8 +79,7 @@ class Ledger:
         self.stored_device = StoredSlots(capacity[Tier.DEVICE])
         """Device slots whose page went to storage without staying on the host, or came from there so."""
         self.changes = PageChanges(self.tree, self.stored, forgotten)
-        self.saver: VictimSaver | None = None
-        """Saves what the device evicts and the host lacks; None where that is lost."""
+        self._saver = saver
         self._evicted_pages = [[0 for _ in tier] for tier in capacity]
         device = self._allocators[Tier.DEVICE]
         self.paired = None if layout.mapped is None else PairedAllocator(device[0], device[layout.mapped])
@@ -132,9 +134,10 @@ class Ledger:
         """
         if any(count > self.available_pages(tier, component) for component, count in counts):
             return None
-        if tier is Tier.DEVICE and self.saver is not None:
+        saver = self._saver() if tier is Tier.DEVICE else None
+        if saver is not None:
             for component, count in counts:
-                self._make_room_saving(self.saver, component, count, may_wait=may_wait)
+                self._make_room_saving(saver, component, count, may_wait=may_wait)
         if not all(self._make_room(tier, component, count) for component, count in counts):
             return None
         allocated: list[Slots] = []
@@ -180,7 +183,7 @@ class Ledger:
             self._take_evicted(self.tree.evict(tier, component, short))
         return count <= allocator.free_count
 
-    def _make_room_saving(self, saver: "VictimSaver", component: int, count: int, *, may_wait: bool) -> None:
+    def _make_room_saving(self, saver: VictimSaver, component: int, count: int, *, may_wait: bool) -> None:
         """Evict what is short of ``count`` free device slots, and have the host get first what it lacks of it.
 
         Where the caller should not wait for that, what the host has goes first.
