@@ -198,8 +198,8 @@ def test_a_flood_of_hellos_and_refusals_is_counted_and_what_clears_or_ends_is_al
 
 
 def test_a_line_is_on_its_file_whole_whatever_is_in_it(tmp_path: Path) -> None:
-    file = AuditFile(tmp_path / "audit.log")
-    assert JsonLines(file, lambda: 0.0).write("audit", {"kind": "odd\n\u202e\x9b"})
+    file = AuditFile(tmp_path / "audit.log", lambda: 0.0)
+    assert file.write("audit", {"kind": "odd\n\u202e\x9b"})
     (line,) = (tmp_path / "audit.log").read_bytes().splitlines()
     assert line.isascii()
     file.close()

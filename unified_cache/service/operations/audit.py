@@ -6,6 +6,7 @@ is opened anew with the next line.
 """
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
@@ -22,48 +23,31 @@ _LEVEL = "audit"
 _OK = "OK"
 
 
-class AuditFile:
-    """A file that is written at its end, and opened anew once there is another, or none, at its path."""
+class AuditFile(JsonLines):
+    """Lines at the end of a file, which is opened anew once there is another, or none, at its path."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, wall_clock: Callable[[], float]) -> None:
         """Open the file, made with mode 0600 if absent.
 
         Raises:
             OSError: it cannot be opened, or is a link.
         """
+        super().__init__(_opened(path), wall_clock)
         self._path = path
-        self._file = self._opened()
-
-    def write(self, text: str) -> int:
-        """Write a text at the end.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        if not self._is_current():
-            self._file.close()
-            self._file = self._opened()
-        return self._file.write(text)
-
-    def flush(self) -> None:
-        """Hand what was written over to the system.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        self._file.flush()
 
     def close(self) -> None:
         """Let the file go."""
-        self._file.close()
+        self._stream.close()
 
-    def _opened(self) -> TextIO:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        return os.fdopen(os.open(self._path, flags, 0o600), "a", encoding="utf-8")
+    def _current_stream(self) -> TextIO:
+        if not self._is_current():
+            self._stream.close()
+            self._stream = _opened(self._path)
+        return self._stream
 
     def _is_current(self) -> bool:
         try:
-            return not self._file.closed and os.path.samestat(os.fstat(self._file.fileno()), self._path.lstat())
+            return not self._stream.closed and os.path.samestat(os.fstat(self._stream.fileno()), self._path.lstat())
         except FileNotFoundError:
             return False
 
@@ -106,8 +90,13 @@ def open_audit(settings: AuditSettings, log: Log, pace: LogRateLimit, opened: Ex
     if settings.file is None:
         return AuditLog(log.lines, pace)
     try:
-        file = AuditFile(settings.file)
+        file = AuditFile(settings.file, log.lines.wall_clock)
     except OSError as error:
         raise ConfigError(f"audit.file {settings.file} must be a file that can be written: {error.strerror}") from error
     opened.callback(file.close)
-    return AuditLog(log.lines.to(file), pace)
+    return AuditLog(file, pace)
+
+
+def _opened(path: Path) -> TextIO:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o600), "a", encoding="utf-8")

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from threading import Lock
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from unified_cache.settings.observing import LogSettings
 
-__all__ = ["JsonLines", "LineStream", "Log", "LogRateLimit", "log_to"]
+__all__ = ["JsonLines", "Log", "LogRateLimit", "log_to"]
 
 KINDS_MAX = 256
 """Kinds paced by themselves; any further ones are paced together."""
@@ -53,50 +53,39 @@ class LogRateLimit:
             return left_out_count
 
 
-class LineStream(Protocol):
-    """Destination of lines."""
-
-    def write(self, text: str, /) -> int:
-        """Take a text."""
-        ...
-
-    def flush(self) -> None:
-        """Pass on what was taken."""
-        ...
-
-
 class JsonLines:
     """Lines of JSON on a stream, each with its ``time`` and ``level``. Thread-safe, and never raises.
 
     A stream that is gone is no reason to stop serving. ``wall_clock`` gives seconds since the epoch.
     """
 
-    def __init__(self, stream: LineStream, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, stream: TextIO, wall_clock: Callable[[], float]) -> None:
+        self.wall_clock = wall_clock
         self._stream = stream
-        self._wall_clock = wall_clock
         self._guard = Lock()
-
-    def to(self, stream: LineStream) -> "JsonLines":
-        """Return lines of the same clock on another stream."""
-        return JsonLines(stream, self._wall_clock)
 
     def write(self, level: str, fields: Mapping[str, object]) -> bool:
         """Write one line; False where it could not be."""
-        now = datetime.fromtimestamp(self._wall_clock(), UTC)
+        now = datetime.fromtimestamp(self.wall_clock(), UTC)
         line = {"time": now.isoformat(timespec="milliseconds"), "level": level, **fields}
         try:
             with self._guard:
-                self._stream.write(json.dumps(line) + "\n")
-                self._stream.flush()
+                stream = self._current_stream()
+                stream.write(json.dumps(line) + "\n")
+                stream.flush()
         except (OSError, ValueError):
             return False
         return True
+
+    def _current_stream(self) -> TextIO:
+        """Return the stream for the next line; the caller holds the guard."""
+        return self._stream
 
 
 class Log:
     """The log of a server: ``time``, ``level``, ``kind``, ``text``, and ``left_out`` where lines were. Thread-safe."""
 
-    def __init__(self, stream: LineStream, pace: LogRateLimit, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, stream: TextIO, pace: LogRateLimit, wall_clock: Callable[[], float]) -> None:
         self.lines = JsonLines(stream, wall_clock)
         """Lines as the log writes them, for others to write among its own."""
         self._pace = pace
