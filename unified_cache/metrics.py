@@ -6,10 +6,10 @@ REGISTRY.register(CacheCollector(cache))
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from unified_cache.extras import needs_extra
-from unified_cache.stats import Stats
+from unified_cache.stats import Stats, StatsSource
 
 with needs_extra("metrics", "unified_cache.metrics"):
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -20,14 +20,6 @@ PREFIX = "unified_cache"
 
 Samples: TypeAlias = Iterator[tuple[tuple[str, ...], float]]
 """Values, each with those of its labels that come after the name of the cache."""
-
-
-class StatsSource(Protocol):
-    """A cache, or whoever else has its figures."""
-
-    def published_stats(self) -> Stats:
-        """Return figures that are no longer than a moment old, from any thread."""
-        ...
 
 
 class CacheCollector:

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from unified_cache.backup_scheduler import BackupCounts
 from unified_cache.config import CacheConfig, WritePolicy
@@ -23,7 +24,7 @@ from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.method import Method
 from unified_cache.traffic import Traffic, TrafficCounts
 
-__all__ = ["AttachedStore", "LookupCounts", "Occupancy", "PublishedStats", "Stats"]
+__all__ = ["AttachedStore", "LookupCounts", "Occupancy", "PublishedStats", "Stats", "StatsSource"]
 
 STATS_EVERY_S = 1.0
 """Between two publications of figures while the owner polls; making them takes some tens of microseconds."""
@@ -211,3 +212,11 @@ class PublishedStats:
         """Publish the figures of this moment where those published last are older than ``STATS_EVERY_S``."""
         if time.monotonic() >= self._published_at_s + STATS_EVERY_S:
             self.publish()
+
+
+class StatsSource(Protocol):
+    """A cache, or anything else that publishes its figures for other threads."""
+
+    def published_stats(self) -> Stats:
+        """Return the figures published last, no longer than a moment old, from any thread."""
+        ...

@@ -1,7 +1,5 @@
 """Figures of a cache that an engine embeds: those that its owner has published last."""
 
-from typing import Protocol
-
 from unified_cache.controller import TransferKind
 from unified_cache.live.figures import (
     FoundPages,
@@ -14,17 +12,9 @@ from unified_cache.live.figures import (
     SourceKind,
     StoreFigures,
 )
-from unified_cache.stats import AttachedStore, Stats
+from unified_cache.stats import AttachedStore, Stats, StatsSource
 
-__all__ = ["CacheFigures", "StatsPublisher", "figures_of"]
-
-
-class StatsPublisher(Protocol):
-    """A cache, or whoever else publishes its figures for other threads."""
-
-    def published_stats(self) -> Stats:
-        """Return the figures published last, from any thread."""
-        ...
+__all__ = ["CacheFigures", "figures_of"]
 
 
 class CacheFigures:
@@ -32,7 +22,7 @@ class CacheFigures:
 
     __slots__ = ("_latest", "_name", "_publisher")
 
-    def __init__(self, name: str, publisher: StatsPublisher) -> None:
+    def __init__(self, name: str, publisher: StatsSource) -> None:
         self._name = name
         self._publisher = publisher
         self._latest: tuple[Stats, LiveFigures] | None = None

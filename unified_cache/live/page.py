@@ -5,9 +5,10 @@ with LivePage.start(cache, port=8765) as page:
     ...
 """
 
-from unified_cache.live.cache_figures import CacheFigures, StatsPublisher
+from unified_cache.live.cache_figures import CacheFigures
 from unified_cache.live.door import OpenDoor, TokenDoor
 from unified_cache.live.server import LiveAddress, LiveServer
+from unified_cache.stats import StatsSource
 
 __all__ = ["LivePage"]
 
@@ -28,7 +29,7 @@ class LivePage:
     @classmethod
     def start(
         cls,
-        cache: StatsPublisher,
+        cache: StatsSource,
         *,
         port: int = 0,
         host: str = "127.0.0.1",
