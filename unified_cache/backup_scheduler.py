@@ -22,8 +22,7 @@ from typing import Protocol
 
 import numpy as np
 
-from unified_cache.backup_request import BackupRequest
-from unified_cache.backups import Backups
+from unified_cache.backup import BackupRequest, Backups
 from unified_cache.config import CacheConfig, WritePolicy
 from unified_cache.controller import (
     Controller,

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Never, Self
 
 from unified_cache.arguments import check_kind, check_text
+from unified_cache.backup import Backups
 from unified_cache.backup_scheduler import BackupScheduler
-from unified_cache.backups import Backups
 from unified_cache.config import CacheConfig, WritePolicy
 from unified_cache.controller import (
     Controller,

@@ -10,7 +10,7 @@ READS = ("tests/unit/core/test_deadline_reads.py",)
 TRANSFERS_MUTANTS = [
     Mutant(
         "pages that a backup left out are not counted",
-        "backups.py",
+        "backup.py",
         "run.tally.leave_out(reason, pages)",
         "run.tally.asked -= pages",
         LOST,
@@ -45,14 +45,14 @@ TRANSFERS_MUTANTS = [
     ),
     Mutant(
         "a prompt that the host is too small for is not put in pieces",
-        "backups.py",
+        "backup.py",
         "yield from self._put_in_pieces(run, run.storage)",
         "pass",
         LOST,
     ),
     Mutant(
         "the device evicts a piece while it is copied",
-        "backups.py",
+        "backup.py",
         "with ledger.pinned(ledger.tree.peek(prompt), held_end, Tier.DEVICE):",
         "with ledger.pinned(ledger.tree.peek(prompt), 0, Tier.DEVICE):",
         ("tests/sim/test_simulation.py",),

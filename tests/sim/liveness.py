@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from tests.support.store_calls import WatchedStorage
-from unified_cache.backup_request import BackupRequest
+from unified_cache.backup import BackupRequest
 from unified_cache.cache import UnifiedCache
 from unified_cache.controller import Operation, PageTally
 from unified_cache.page import PageKey, Prompt

@@ -1,9 +1,14 @@
-"""Backups: what the device has of a prompt, copied to the host, and what the host has of it, put into storage.
+"""Backup: what the device has of a prompt, copied to the host, and what the host has of it, put into storage.
 
                  0                          other ends            longest end      pages_count
     Full         |------------- copied where the host lacks it ---------|== in pieces ==|
     windows               |- w -|     |- w -|                    |- w --|         |= w =|
                  each with the end that it was kept for, for the resumes that begin there
+
+    ask        for the pages that are to be backed up; what is where it should be is taken off
+    copy       for each end, the longest first: pin, allocate, copy to the host and seal, publish
+    put        what the host has of it, while it is pinned; storage answers page by page
+    in pieces  what the host is too small for
 
 A prompt that the host is too small for goes on to storage in pieces: each is copied into host slots of its own, put,
 and given up before the next one, in the order of the prompt. As the ``buffer_only`` host of SGLang.
@@ -13,13 +18,13 @@ the policy backs up everything, pages that the device evicts before are copied t
 """
 
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from unified_cache.backup_request import BackupRequest
 from unified_cache.controller import LeftOut, Operation, PageTally, StorageTier, TransferKind
 from unified_cache.controller.jobs import BackupJob, ClearJob, StoreJob, batch_pages
 from unified_cache.controller.operation import Job
@@ -37,10 +42,14 @@ from unified_cache.traffic import TrafficCounts
 from unified_cache.tree import Match
 from unified_cache.window import restorable_ends, window
 
-__all__ = ["Backups"]
+__all__ = ["BackupRequest", "Backups"]
 
 HEARD_PARTS = 32
 """Storage hears of a page in use once for so many pages that it is given: the host's, divided by this."""
+
+_REASONS = tuple(LeftOut)
+_UNTRIED = 1
+_FIRST_REASON = 2
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +57,83 @@ Moving = AbstractContextManager[TierTransfer | None]
 
 JobSteps = Generator[Job, Operation, int]
 """Steps that wait for jobs of their own alone."""
+
+
+class BackupRequest:
+    """Pages of one prompt, by component, that still have to be backed up, and why the last backup left each out.
+
+    A write policy makes it when it asks for the backup. A backup takes off what has arrived; what it left out is asked
+    for again by the next one.
+    """
+
+    __slots__ = ("_states", "_was_tried", "attempts_count", "has_lost", "prompt")
+
+    def __init__(self, prompt: Prompt, wanted: Sequence[Pages]) -> None:
+        """Ask for the pages of each component for which ``wanted[component]``, shape (pages_count,), is True."""
+        self.prompt = prompt
+        self._states: list[npt.NDArray[np.int8]] = [pages.astype(np.int8) for pages in wanted]
+        """By component and page: 0 for nothing to do, 1 for a page not tried, else the reason that left it out."""
+        self._was_tried = False
+        self.attempts_count = 0
+        """Backups in a row that brought none of these pages any further."""
+        self.has_lost = False
+        """Whether pages of it were given up."""
+
+    @property
+    def pages_count(self) -> int:
+        """Pages that still have to be backed up."""
+        return sum([int(np.count_nonzero(states)) for states in self._states])
+
+    def waiting(self, component: int) -> Pages:
+        """Return a mask of the pages of a component that still have to be backed up."""
+        mask: Pages = self._states[component] > 0
+        return mask
+
+    def untried(self, component: int) -> Pages:
+        """Return a mask of those that the backup under way has not left out yet."""
+        mask: Pages = self._states[component] == _UNTRIED
+        return mask
+
+    def begin(self) -> None:
+        """Mark all pages as untried, for the next backup."""
+        if self._was_tried:
+            for states in self._states:
+                np.minimum(states, _UNTRIED, out=states)
+
+    def take_off(self, component: int, pages: PageNumbers | Pages | slice) -> int:
+        """Take pages off, which have arrived or cannot any more; return how many of them were to be backed up."""
+        states = self._states[component]
+        count = int(np.count_nonzero(states[pages]))
+        states[pages] = 0
+        return count
+
+    def leave_out(self, component: int, pages: PageNumbers | Pages, reason: LeftOut) -> None:
+        """Record the reason that left pages out, of those that still have to be backed up."""
+        self._was_tried = True
+        states = self._states[component]
+        states[pages] = np.where(states[pages] > 0, _FIRST_REASON + _REASONS.index(reason), 0)
+
+    def leave_untried(self, reason: LeftOut) -> None:
+        """Record the reason that left all untried pages out."""
+        self._was_tried = True
+        for states in self._states:
+            states[states == _UNTRIED] = _FIRST_REASON + _REASONS.index(reason)
+
+    def left_out(self) -> Iterator[tuple[LeftOut, int]]:
+        """Yield each reason for which pages were left out, and how many."""
+        counts = sum(np.bincount(states, minlength=_FIRST_REASON + len(_REASONS)) for states in self._states)
+        for reason, count in zip(_REASONS, np.asarray(counts).tolist()[_FIRST_REASON:], strict=True):
+            if count:
+                yield reason, count
+
+    def merge(self, earlier: "BackupRequest") -> int:
+        """Ask for the pages of an earlier request for the same prompt, too; return how many both ask for."""
+        both_count = 0
+        for component, states in enumerate(self._states):
+            waiting = earlier.waiting(component)
+            both_count += int(np.count_nonzero(waiting & (states > 0)))
+            states[waiting & (states == 0)] = _UNTRIED
+        return both_count
 
 
 @dataclass(slots=True)
@@ -129,42 +215,6 @@ class Backups:
                 pages[: len(ends)] = kept_before[np.minimum(ends + span, found.host_end)] > kept_before[ends]
                 wanted.append(pages)
         return BackupRequest(found.prompt, wanted)
-
-    def note_use(self, found: Match, storage: StorageTier) -> None:
-        """Have storage hear, before it is given more, of the pages in memory that a request asks for.
-
-        Handed out or computed again, and the windows of all ends on the way, where other prompts part from this one. Of
-        these only what storage has and has not heard of for long, and only where it evicts. What the host does not hold
-        is not known to be in storage: the next backup offers it.
-        """
-        if storage.touches is None:
-            return
-        ledger = self._ledger
-        given_pages = -(-ledger.capacity(Tier.HOST, 0) // HEARD_PARTS)
-        pages: list[PageNumbers] = []
-        for component in range(len(ledger.layout.components)):
-            slots = ledger.tree.slots(found, Tier.HOST, component, 0, found.tree_end)
-            unheard_of = numbers_of(ledger.stored.unheard_of(component, slots, given_pages))
-            if len(unheard_of):
-                ledger.stored.add(component, slots[unheard_of])
-            pages.append(unheard_of)
-        if any(map(len, pages)):
-            storage.touches.add(UsedPages(found.prompt, tuple(pages)))
-
-    def note_declined(self, prompt: Prompt) -> None:
-        """Note that a backup of a prompt was not started."""
-        self._ledger.fates.note_unbacked(prompt, MissReason.BACKUP_DECLINED)
-
-    def clear(self, storage: StorageTier) -> JobSteps:
-        """Remove from storage what this rank has put there; no backup puts anything meanwhile. Returns objects."""
-        job = ClearJob(storage)
-        try:
-            with storage.clearing.clear():
-                yield job
-        finally:
-            self._ledger.fates.note_storage_cleared()
-            self._ledger.forget_stored()
-        return job.removed_count
 
     def save(self, prompt: Prompt) -> None:
         """Copy what the host lacks of a prompt's device prefix before the device evicts it; return when it is there.
@@ -465,6 +515,44 @@ class Backups:
                 declined = job.declined[number]
                 note(part.component, prompt, part.pages[declined & ~stored], MissReason.STORE_DECLINED)
                 note(part.component, prompt, part.pages[~declined & ~stored], MissReason.STORE_FAILED)
+
+    # ---- beside backups ---------------------------------------------------------------------------------------
+
+    def note_use(self, found: Match, storage: StorageTier) -> None:
+        """Have storage hear, before it is given more, of the pages in memory that a request asks for.
+
+        Handed out or computed again, and the windows of all ends on the way, where other prompts part from this one. Of
+        these only what storage has and has not heard of for long, and only where it evicts. What the host does not hold
+        is not known to be in storage: the next backup offers it.
+        """
+        if storage.touches is None:
+            return
+        ledger = self._ledger
+        given_pages = -(-ledger.capacity(Tier.HOST, 0) // HEARD_PARTS)
+        pages: list[PageNumbers] = []
+        for component in range(len(ledger.layout.components)):
+            slots = ledger.tree.slots(found, Tier.HOST, component, 0, found.tree_end)
+            unheard_of = numbers_of(ledger.stored.unheard_of(component, slots, given_pages))
+            if len(unheard_of):
+                ledger.stored.add(component, slots[unheard_of])
+            pages.append(unheard_of)
+        if any(map(len, pages)):
+            storage.touches.add(UsedPages(found.prompt, tuple(pages)))
+
+    def note_declined(self, prompt: Prompt) -> None:
+        """Note that a backup of a prompt was not started."""
+        self._ledger.fates.note_unbacked(prompt, MissReason.BACKUP_DECLINED)
+
+    def clear(self, storage: StorageTier) -> JobSteps:
+        """Remove from storage what this rank has put there; no backup puts anything meanwhile. Returns objects."""
+        job = ClearJob(storage)
+        try:
+            with storage.clearing.clear():
+                yield job
+        finally:
+            self._ledger.fates.note_storage_cleared()
+            self._ledger.forget_stored()
+        return job.removed_count
 
 
 def _covering_ends(lacking: Sequence[tuple[int, Pages]], resumable: Pages) -> set[int]:
