@@ -159,7 +159,7 @@ def print_plan(stream: TextIO, result: PlanResult) -> None:
             rows.append(
                 (
                     size_text(size),
-                    *(f"{ratio:.2%}" for ratio in (*point.tier_ratios, point.hit_ratio, point.bound_ratio)),
+                    *(f"{ratio:.2%}" for ratio in (*point.tier_ratios.values(), point.hit_ratio, point.bound_ratio)),
                     f"{costs.ttft_p50_s:,.2f} s",
                     f"{costs.ttft_p99_s:,.2f} s",
                     f"{costs.cost_per_million_tokens:.4f}",

@@ -1,6 +1,7 @@
 """Evaluates combinations of tier sizes, and what no policy could beat with as much memory."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -32,8 +33,8 @@ class PlanPoint:
     """One combination of sizes, and what it brings. Ratios are shares of all tokens of all prompts."""
 
     sizes: TierBytes
-    tier_ratios: tuple[float, float, float]
-    """Handed back from the device, from host memory and from storage."""
+    tier_ratios: Mapping[str, float]
+    """Handed back from each tier, the device first."""
     error: float
     """Standard error of the whole ratio, from ten parts of the trace."""
     open_ratio: float
@@ -45,7 +46,7 @@ class PlanPoint:
     @property
     def hit_ratio(self) -> float:
         """Share of the tokens handed back from anywhere."""
-        return sum(self.tier_ratios)
+        return sum(self.tier_ratios.values())
 
     @property
     def uncertainty(self) -> float:
@@ -107,7 +108,7 @@ class Evaluator:
         total_bytes = (on_devices + sizes.host) * model.engines + sizes.storage
         return PlanPoint(
             sizes=sizes,
-            tier_ratios=(device, host - device, storage - host),
+            tier_ratios={"device": device, "host": host - device, "storage": storage - host},
             error=_error(trace, ends),
             open_ratio=trace.token_ratio(ends.at_most) - storage,
             bound_ratio=self._bound.ratio(total_bytes),

@@ -1,13 +1,10 @@
 """A plan as a page: hit ratio over host memory and storage, curves by tier, and bars. Needs the extra ``report``."""
 
-from collections.abc import Sequence
-
 from unified_cache.byte_sizes import bytes_text
-from unified_cache.plan.evaluate import PlanPoint
 from unified_cache.plan.hardware import GIB
 from unified_cache.plan.result import TIERS, PlanResult
 from unified_cache.plan.summary import plan_notes, setting_pairs, step_table
-from unified_cache.report.charts import BandChart, BarChart, Chart, HeatMap, Hue, Series, Unit
+from unified_cache.report.charts import BandChart, BarChart, Chart, HeatMap, Hue, Series, Unit, tier_series
 from unified_cache.report.page import Page
 
 __all__ = ["page_of"]
@@ -87,7 +84,7 @@ def _curve(result: PlanResult, tier: str) -> BandChart:
         position_name=_named(tier),
         positions=[size / GIB for size in sizes],
         position_notes=marks,
-        bands=_by_tier(curve),
+        bands=tier_series(TIERS, [point.tier_ratios for point in curve]),
         bound=Series("clairvoyant", Hue.PLAIN, [point.bound_ratio for point in curve]),
         position_labels=[bytes_text(size) for size in sizes],
         marked=[number for number, mark in enumerate(marks) if mark],
@@ -102,14 +99,8 @@ def _bars(result: PlanResult) -> BarChart:
         "Share of the tokens by tier: the best, and those next in cost per token (device + host + storage)",
         Unit.RATIO,
         names,
-        _by_tier(shown),
+        tier_series(TIERS, [point.tier_ratios for point in shown]),
     )
-
-
-def _by_tier(points: Sequence[PlanPoint]) -> list[Series]:
-    return [
-        Series(tier, Hue(tier), [point.tier_ratios[number] for point in points]) for number, tier in enumerate(TIERS)
-    ]
 
 
 def _named(tier: str) -> str:

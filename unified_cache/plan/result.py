@@ -202,11 +202,10 @@ def knee(sizes: Sequence[int], ratios: Sequence[float]) -> int:
 
 def point_as_json(point: PlanPoint) -> dict[str, object]:
     """Return a point under stable names."""
-    ratios = dict(zip(TIERS, point.tier_ratios, strict=True))
     return {
         **_sizes_as_json(point.sizes),
         "token_hit_ratio": point.hit_ratio,
-        "by_tier": ratios,
+        "by_tier": dict(point.tier_ratios),
         "standard_error": point.error,
         "open_ratio": point.open_ratio,
         "clairvoyant_ratio": point.bound_ratio,

@@ -20,7 +20,7 @@ from unified_cache.replay.summary import (
     tier_table,
     verdict,
 )
-from unified_cache.report.charts import BandChart, BarChart, Chart, Hue, Series, Unit
+from unified_cache.report.charts import BandChart, BarChart, Chart, Hue, Series, Unit, tier_series
 from unified_cache.report.page import Page
 
 __all__ = ["page_of"]
@@ -63,23 +63,12 @@ def _charts(result: ReplayResult) -> list[Chart]:
     if len(result.engines) > 1:
         ratios = [engine.tokens.ratios() for engine in result.engines]
         names = [f"engine {number}" for number in range(len(ratios))]
-        charts.append(
-            BarChart(
-                "Share of the tokens handed back, by engine",
-                Unit.RATIO,
-                names,
-                [Series(tier, Hue(tier), [each[tier] for each in ratios]) for tier in tiers],
-            )
-        )
+        series = tier_series(tiers, ratios)
+        charts.append(BarChart("Share of the tokens handed back, by engine", Unit.RATIO, names, series))
     if len(result.components) > 1:
-        charts.append(
-            BarChart(
-                "Bytes handed back, by component",
-                Unit.BYTES,
-                [component.name for component in result.components],
-                [Series(tier, Hue(tier), [each.hit_bytes()[tier] for each in result.components]) for tier in tiers],
-            )
-        )
+        names = [component.name for component in result.components]
+        series = tier_series(tiers, [component.hit_bytes() for component in result.components])
+        charts.append(BarChart("Bytes handed back, by component", Unit.BYTES, names, series))
     moved = {kind: count for kind, count in result.bytes_moved.items() if count}
     if moved:
         charts.append(

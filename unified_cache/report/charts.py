@@ -1,11 +1,11 @@
 """Charts as values: what is shown, in which unit; how it is drawn is the page's affair."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import ClassVar
 
-__all__ = ["BandChart", "BarChart", "Chart", "HeatMap", "Hue", "Series", "Unit"]
+__all__ = ["BandChart", "BarChart", "Chart", "HeatMap", "Hue", "Series", "Unit", "tier_series"]
 
 
 class Unit(Enum):
@@ -43,6 +43,11 @@ class Series:
     name: str
     hue: Hue
     values: Sequence[float]
+
+
+def tier_series(tiers: Iterable[str], values: Sequence[Mapping[str, float]]) -> list[Series]:
+    """Return a series of each tier in its colour; ``values`` has one of each tier for each position or category."""
+    return [Series(tier, Hue(tier), [each[tier] for each in values]) for tier in tiers]
 
 
 @dataclass(frozen=True, slots=True)
