@@ -112,8 +112,8 @@ class DeadlineStorage(StorageLayer):
     def _call(self, method: Method, work: Callable[[], Result]) -> Result:
         running = current_call()
         if running is not None and not running.is_in_store:
-            return self._make_step(running, method, work)
-        handed_over = self._threads.submit(partial(self._call, method, work))
+            return self._make_step(method, work)
+        handed_over = self._threads.submit(partial(self._make_step, method, work))
         if not handed_over.settle(self.deadline_s):
             self._threads.leave(handed_over)
         if handed_over.state is CallState.WITHDRAWN:
@@ -121,8 +121,10 @@ class DeadlineStorage(StorageLayer):
                 raise self._not_started(method)
         return handed_over.result()
 
-    def _make_step(self, call: BoundedCall[object], method: Method, work: Callable[[], Result]) -> Result:
-        """Make a call of the store on this thread, which runs ``call``."""
+    def _make_step(self, method: Method, work: Callable[[], Result]) -> Result:
+        """Make a call of the store as a step of the ``BoundedCall`` that this thread runs."""
+        call = current_call()
+        assert call is not None
         with StoreStep(call, method.value, self._clock(), self.deadline_s, self._note_late) as step:
             with self._changed:
                 self._wait_for_place(method)
