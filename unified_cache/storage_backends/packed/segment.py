@@ -97,7 +97,6 @@ class Segment:
     __slots__ = (
         "__weakref__",
         "_direct_fd",
-        "_direct_write_fd",
         "_disk",
         "_fd",
         "_pages_offset",
@@ -114,9 +113,7 @@ class Segment:
         self._disk = disk
         self._fd = fd
         self._direct_fd = -1
-        """Of the same file, for direct reads; opened with the first of them."""
-        self._direct_write_fd = -1
-        """And for direct writes."""
+        """Of the same file, for direct reads and writes; opened with the first of them."""
         self.slot_bytes = key.slot_bytes
         self._pages_offset = -(-key.slots_count * _ENTRY.size // BLOCK_BYTES) * BLOCK_BYTES
         self._syncing = Lock()
@@ -141,12 +138,12 @@ class Segment:
         """Return the place of a page in this file, which is open as long as somebody refers to the segment."""
         return self._fd, self._pages_offset + slot * self.slot_bytes
 
-    def direct_fd(self, reads: DirectReads) -> int:
-        """Return a descriptor of the same file that reads directly; -1 where there is none to be had."""
+    def direct_fd(self, user: DirectReads | DirectWrites) -> int:
+        """Return a descriptor of the same file that passes by the system's memory; -1 where there is none to be had."""
         with self._syncing:
-            if self._direct_fd < 0:
-                self._direct_fd = self._opened_directly(os.O_RDONLY, reads)
-            return self._direct_fd
+            if self._direct_fd < 0 and not user.is_refused:
+                self._direct_fd = self._opened_directly(user)
+            return -1 if user.is_refused else self._direct_fd
 
     def write(self, slot: int, buffers: Sequence[memoryview]) -> None:
         """Write a page of ``object_bytes``."""
@@ -155,7 +152,7 @@ class Segment:
     def write_directly(self, writes: DirectWrites, slot: int, page: memoryview) -> None:
         """Write a page of ``object_bytes`` that begins on a block, its whole blocks past the system's memory."""
         offset = self._pages_offset + slot * self.slot_bytes
-        fd = self._direct_write_descriptor(writes)
+        fd = self.direct_fd(writes)
         count = writes.write_blocks(fd, page, offset) if fd >= 0 else 0
         write_at(self._disk, self._fd, [page[count:]], offset + count)
 
@@ -231,28 +228,21 @@ class Segment:
 
     def close(self) -> None:
         """Close the descriptor now; nobody may be using it."""
-        for fd in (self._fd, self._direct_fd, self._direct_write_fd):
+        for fd in (self._fd, self._direct_fd):
             if fd >= 0:
                 close_quietly(self._disk, fd)
-        self._fd = self._direct_fd = self._direct_write_fd = -1
+        self._fd = self._direct_fd = -1
 
     def __del__(self) -> None:
         self.close()
 
-    def _direct_write_descriptor(self, writes: DirectWrites) -> int:
-        """Return a descriptor of the same file that writes directly; -1 where there is none to be had."""
-        with self._syncing:
-            if self._direct_write_fd < 0 and not writes.is_refused:
-                self._direct_write_fd = self._opened_directly(os.O_WRONLY, writes)
-            return -1 if writes.is_refused else self._direct_write_fd
-
-    def _opened_directly(self, access: int, refusing: DirectReads | DirectWrites) -> int:
+    def _opened_directly(self, user: DirectReads | DirectWrites) -> int:
         try:
             # By the descriptor: whatever is under its name now, this is the file that is meant.
-            fd = self._disk.open(f"/proc/self/fd/{self._fd}", access | os.O_CLOEXEC)
+            fd = self._disk.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return -1
-        if refusing.begin(fd):
+        if user.begin(fd):
             return fd
         close_quietly(self._disk, fd)
         return -1
