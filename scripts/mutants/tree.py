@@ -155,6 +155,18 @@ TREE_MUTANTS = [
         "            slots = self.allocate(tier, component, count)\n",
     ),
     Mutant(
+        "pages are evicted for an allocation that is declined",
+        "ledger.py",
+        "if any(count > self.available_pages(tier, component) for component, count in counts):",
+        "if not counts:",
+    ),
+    Mutant(
+        "windows that a touch left out are queued by their stamp alone",
+        "tree/eviction_queues.py",
+        "if node.history is None and not self._is_by_priority[lane]:",
+        "if node.history is None:",
+    ),
+    Mutant(
         "a fork is the tree's own state",
         "ledger.py",
         "memory.duplicate(pool, sources[number], slots)",
