@@ -46,7 +46,8 @@ class VerifiedStorage(StorageLayer):
         A page asked for without buffers brings no bytes, so there is nothing to verify.
         """
         hits: list[Answer] = []
-        for part, asked_bytes in self._parts(pages):
+        parts = ((pages, page_bytes(pages[0])),) if len(pages) == 1 else self._parts(pages)
+        for part, asked_bytes in parts:
             is_summed = asked_bytes >= SUMMED_BYTES_MIN
             asked = summed(part) if is_summed else part
             answers = self._backend.get(asked)
@@ -56,8 +57,6 @@ class VerifiedStorage(StorageLayer):
 
     def _parts(self, pages: Sequence[PageIO]) -> Sequence[tuple[Sequence[PageIO], int]]:
         """Cut a batch into the calls that the wrapped backend likes best; each comes with its bytes."""
-        if len(pages) == 1:
-            return ((pages, page_bytes(pages[0])),)
         parts: list[tuple[Sequence[PageIO], int]] = []
         if self._call_bytes is None:
             self._call_bytes = self._backend.capability().call_bytes

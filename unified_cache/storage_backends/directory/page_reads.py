@@ -80,8 +80,8 @@ class PlacedPages(Protocol):
         """Return a descriptor of the file of an open page that reads directly; -1 where there is none to be had."""
         ...
 
-    def close(self, number: int) -> None:
-        """Let go of the file of a page, if it is open."""
+    def close(self, numbers: Iterable[int]) -> None:
+        """Let go of the files of pages, those that are open."""
         ...
 
 
@@ -115,11 +115,9 @@ class PageReads:
                     ended = range(run.number, run.number + len(run.pages))
                     if is_whole:
                         came.update(ended)
-                    for number in ended:
-                        places.close(number)
+                    places.close(ended)
         finally:
-            for number in numbers:
-                places.close(number)
+            places.close(numbers)
         return came
 
     def read_ahead(self, pages: Sequence[PageIO], opened: Mapping[int, Place]) -> Set[int]:
@@ -169,8 +167,7 @@ class PageReads:
                         end = _run_end(targets[first], first, stride_bytes, opened)
                         came[first:end] = self._read_run(targets[first:end], place, stride_bytes)
             finally:
-                for number in opened:
-                    places.close(number)
+                places.close(opened)
         return came
 
     def _direct_runs(self, pages: Sequence[PageIO], places: PlacedPages, numbers: Sequence[int]) -> Iterator[DirectRun]:
@@ -188,7 +185,7 @@ class PageReads:
             is_direct = is_cold and _is_direct(pages[first], stride_bytes)
             fd = places.direct_fd(first, self._direct) if is_direct else -1
             if fd < 0:
-                places.close(first)
+                places.close((first,))
             elif stride_bytes:
                 number = _direct_end(pages, places, first, last, stride_bytes)
                 yield DirectRun(first, fd, place[1], page_bytes(pages[first]), stride_bytes, pages[first:number], False)

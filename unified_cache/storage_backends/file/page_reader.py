@@ -1,7 +1,7 @@
 """Read side of a file store: pages straight into the buffers of who asks, and the listing of those there are."""
 
 import itertools
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -128,8 +128,7 @@ class PageReader:
                         answers[number] = Answer.HIT if number in came else self._read_file(pages[number], fd)
                     numbers = numbers[FILES_OPEN_MAX:]
             finally:
-                for number in few:
-                    files.close(number)
+                files.close(few)
         return answers
 
     def read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:
@@ -267,9 +266,10 @@ class _OpenFiles:
         fd = self._fds[number]
         return fd if reads.begin(fd) else -1
 
-    def close(self, number: int) -> None:
-        """Close the file of a page, if it is open."""
-        fd = self._fds.get(number, -1)
-        if fd >= 0:
-            del self._fds[number]
-            close_quietly(self._disk, fd)
+    def close(self, numbers: Iterable[int]) -> None:
+        """Close the files of pages, those that are open."""
+        for number in numbers:
+            fd = self._fds.get(number, -1)
+            if fd >= 0:
+                del self._fds[number]
+                close_quietly(self._disk, fd)

@@ -284,8 +284,8 @@ class PlacedSlots:
         slot = self._slots[number]
         return -1 if slot is None else slot.segment.direct_fd(reads)
 
-    def close(self, number: int) -> None:
-        """Leave the file open."""
+    def close(self, numbers: Iterable[int]) -> None:
+        """Leave the files open."""
 
 
 def by_segment(slots: Iterable[SegmentSlot]) -> dict[Segment, list[SegmentSlot]]:
