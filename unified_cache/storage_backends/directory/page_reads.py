@@ -228,13 +228,13 @@ class PageReads:
 
 def _run_end(target: RowsTarget, first: int, stride_bytes: int, opened: Mapping[int, Place]) -> int:
     """Return the end of the run of neighbours that one read from memory takes, from a page on."""
-    end = first + 1
-    if stride_bytes and target.object_bytes < 2 * PIECE_BYTES:
-        fd, offset = opened[first]
-        by_buffers = BUFFERS_MAX // (len(target.buffers) + 1)
-        end_max = first + max(min(RUN_BYTES_MAX // target.object_bytes, by_buffers), 1)
-        while end < end_max and opened.get(end) == (fd, offset + (end - first) * stride_bytes):
-            end += 1
+    end, (fd, offset) = first + 1, opened[first]
+    if target.object_bytes >= 2 * PIECE_BYTES or opened.get(end) != (fd, offset + stride_bytes):
+        return end
+    by_buffers = BUFFERS_MAX // (len(target.buffers) + 1)
+    end_max = first + max(min(RUN_BYTES_MAX // target.object_bytes, by_buffers), 1)
+    while end < end_max and opened.get(end) == (fd, offset + (end - first) * stride_bytes):
+        end += 1
     return end
 
 
