@@ -275,6 +275,7 @@ def test_a_call_beside_a_flood_waits_for_few_of_its_calls_however_many_wait(tmp_
     assert turns <= TURNS_MAX, f"a quiet call took {turns:.1f} turns of {turn_s * 1000:.2f} ms"
 
 
+@pytest.mark.threat("starving other tenants")
 @pytest.mark.long
 def test_the_flood_of_one_tenant_moves_the_p99_of_another_at_most_twofold(tmp_path: Path, tenants: Tenants) -> None:
     load = os.getloadavg()[0] / (os.cpu_count() or 1)

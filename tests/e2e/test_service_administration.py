@@ -84,6 +84,7 @@ def test_a_store_that_serves_no_client_any_more_is_listed_by_a_server_that_never
         assert list(listing(client, kept.digest))
 
 
+@pytest.mark.threat("reading other tenants' pages")
 def test_what_another_tenant_or_an_engine_stored_beside_is_named_to_nobody(tmp_path: Path) -> None:
     own, tokens = tmp_path / "own", tmp_path / "tokens"
     secrets = {tenant: token_of(tokens, tenant, "writer", tmp_path) for tenant in ("acme", "zeta")}
@@ -108,6 +109,7 @@ def token_of(tokens: Path, tenant: str, role: str, path: Path) -> Path:
     return secret
 
 
+@pytest.mark.threat("more than its role")
 def test_a_reader_may_look_and_copy_and_a_writer_may_remove(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     urls: dict[str, str] = {}

@@ -234,6 +234,7 @@ def test_a_packed_store_that_is_open_elsewhere_is_read_and_fails_what_would_chan
     assert ask("storage", "scrub", url)[0] == 0
 
 
+@pytest.mark.threat("escapes on a terminal")
 def test_names_in_a_manifest_do_not_reach_the_terminal_as_commands(ask: Ask, tmp_path: Path) -> None:
     layout = LAYOUTS["full"]
     hostile = Identity(

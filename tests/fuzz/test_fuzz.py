@@ -21,6 +21,7 @@ GROWTH_MIB_MAX = 2048
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris has no wheel here")
 
 
+@pytest.mark.threat("bad input")
 @pytest.mark.parametrize("target", ["requests", "pages"])
 def test_no_bytes_cause_an_error_without_a_type(target: str, tmp_path: Path) -> None:
     # A child begins with its parent's peak as its own, and the peak is what libFuzzer goes by.

@@ -123,6 +123,7 @@ def event(answer: http.client.HTTPResponse) -> tuple[str, object]:
     return kind, value
 
 
+@pytest.mark.threat("reading the live page")
 @pytest.mark.parametrize("path", ["/", "/live.css", "/live.js", "/live.svg", "/figures.json", "/nothing"])
 def test_every_answer_forbids_what_the_page_does_not_need(server: LiveServer, path: str) -> None:
     answer = asked(server, path)
@@ -213,6 +214,7 @@ def test_a_form_with_the_token_begins_a_session_that_scripts_cannot_read(locked:
     assert asked(locked, "/figures.json", Cookie="unified_cache_live=made-up").status == 401
 
 
+@pytest.mark.threat("reading the live page")
 def test_a_page_of_elsewhere_whose_name_leads_here_is_refused(server: LiveServer) -> None:
     assert asked(server, "/figures.json", Host="evil.example").status == 403
     assert asked(server, "/", Host="evil.example").status == 403
@@ -240,6 +242,7 @@ def test_open_pages_do_not_keep_a_server_from_closing(server: LiveServer) -> Non
         asked(server, "/figures.json")
 
 
+@pytest.mark.threat("reading the live page")
 def test_other_machines_are_let_in_only_with_a_token() -> None:
     with pytest.raises(ConfigError, match=r"needs a token, found 0\.0\.0\.0 and none"):
         LiveServer.open(StillSource(), LiveAddress("0.0.0.0", 0), OpenDoor())

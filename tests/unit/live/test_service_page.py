@@ -50,6 +50,7 @@ def test_a_service_shows_its_calls_and_store() -> None:
         assert found["slowest"], "calls have ended"
 
 
+@pytest.mark.threat("reading the live page")
 def test_tenants_are_shown_to_administrators_alone(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     admin, reader = (token_of(tokens, "acme", role) for role in ("admin", "reader"))

@@ -46,6 +46,7 @@ def test_a_line_is_of_the_mooncake_format_with_what_that_lacks(tmp_path: Path) -
     assert len(read_trace(path)) == 2
 
 
+@pytest.mark.threat("reading recordings")
 def test_names_are_equal_for_equal_pages_and_say_nothing_of_them_without_the_salt(tmp_path: Path) -> None:
     ids: dict[str, list[list[int]]] = {}
     for name in ("one", "other"):
@@ -114,6 +115,7 @@ def test_a_file_that_cannot_be_written_costs_lines_and_raises_nothing(tmp_path: 
     assert recorder.close() == RecorderCounts(written=0, dropped=0, failed=1)
 
 
+@pytest.mark.threat("reading recordings")
 def test_only_its_owner_can_read_a_recording(tmp_path: Path) -> None:
     path = tmp_path / "trace.gz"
     with TraceRecorder.open(path) as recorder:

@@ -97,6 +97,7 @@ def test_a_flaw_in_a_manifest_is_found(old: str, new: str) -> None:
     assert [flaw for manifest in changed for flaw in flaws(manifest)]
 
 
+@pytest.mark.threat("takeover of the process")
 @pytest.mark.parametrize(("name", "pod"), pods(), ids=lambda each: each if isinstance(each, str) else "")
 def test_a_pod_has_no_more_rights_than_it_needs(name: str, pod: Manifest) -> None:
     account = pod["securityContext"]
@@ -185,6 +186,7 @@ def test_a_program_of_mooncakes_has_the_flags_that_it_is_given(command: list[str
     assert not any(size.endswith("iB") for size in sizes), "Mooncake takes such a size for none"
 
 
+@pytest.mark.threat("takeover of the process")
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
 def test_systemd_takes_a_unit_and_finds_it_confined(path: Path, tmp_path: Path) -> None:
@@ -197,6 +199,7 @@ def test_systemd_takes_a_unit_and_finds_it_confined(path: Path, tmp_path: Path) 
         assert unit.name not in done.stderr
 
 
+@pytest.mark.threat("takeover of the process")
 def test_the_image_runs_as_nobody_and_takes_what_a_release_writes() -> None:
     text = (DEPLOY / "Containerfile").read_text(encoding="utf-8")
     last = text.rpartition("\nFROM ")[2]

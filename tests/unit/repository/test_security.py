@@ -1,72 +1,38 @@
-"""SECURITY.md holds: every threat has an answer, and tests that there are."""
+"""SECURITY.md holds: tests are marked with every threat that it names, and with no other."""
 
-import ast
-import re
-from functools import cache
+from pathlib import Path
 
 import pytest
 
-from tests.sources import ROOT
+from scripts.threats import DOCUMENT, marked_tests, marks_in, table, threats_in
 
-ROW = re.compile(r"^\|(.*)\|$")
-TEST = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
-HEADER = ["threat", "answer", "test"]
-
-
-@cache
-def names_in(path: str) -> frozenset[str]:
-    """Return the names of the tests in a file below ``tests``; none where there is no such file."""
-    file = ROOT / "tests" / path
-    if not file.is_file():
-        return frozenset()
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
+THREATS = threats_in(DOCUMENT.read_text(encoding="utf-8"))
+MARK = "@pytest.mark.threat"
 
 
-def threats_in(text: str) -> list[list[str]]:
-    """Return the rows of the tables of threats."""
-    rows: list[list[str]] = []
-    is_inside = False
-    for line in text.splitlines():
-        found = ROW.match(line)
-        cells = [cell.strip() for cell in found[1].split("|")] if found else []
-        is_rule = all(not cell.strip("-") for cell in cells)
-        if cells == HEADER:
-            is_inside = True
-        elif not found:
-            is_inside = False
-        elif is_inside and not is_rule:
-            rows.append(cells)
-    return rows
+def test_every_threat_has_a_name_of_its_own() -> None:
+    assert len(THREATS) > 20
+    assert len(set(THREATS)) == len(THREATS)
 
 
-def flaws_of(row: list[str]) -> list[str]:
-    """Say what a threat lacks."""
-    if len(row) != len(HEADER) or not all(row):
-        return [f"a threat has an answer and a test, found {row}"]
-    named = TEST.findall(row[2])
-    left = TEST.sub("", row[2]).replace(",", "").strip()
-    flaws = [f"{path}::{name} is not there" for path, name in named if name not in names_in(path)]
-    return flaws + ([f"found {left!r} where tests are named"] if left or not named else [])
+def test_every_threat_has_a_marked_test_and_every_mark_names_a_threat() -> None:
+    assert set(marked_tests()) == set(THREATS)
 
 
-def test_every_threat_has_an_answer_and_tests_that_are_there() -> None:
-    rows = threats_in((ROOT / "SECURITY.md").read_text(encoding="utf-8"))
-    assert len(rows) > 20
-    assert [flaw for row in rows for flaw in flaws_of(row)] == []
+def test_only_an_item_that_begins_with_a_name_and_a_colon_is_a_threat() -> None:
+    text = "**not one**: a\n* **one threat**: held\n* **No threat.** A limit.\n* **another**: too\n"
+    assert threats_in(text) == ["one threat", "another"]
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        "| a | b |",
-        "| a | | `unit/repository/test_security.py::test_every_threat_has_an_answer_and_tests_that_are_there` |",
-        "| a | b | |",
-        "| a | b | by hand |",
-        "| a | b | `unit/repository/test_security.py::test_that_nobody_wrote` |",
-        "| a | b | `unit/nowhere.py::test_that_nobody_wrote` |",
-    ],
-)
-def test_a_threat_without_answer_or_test_is_found(row: str) -> None:
-    (found,) = threats_in(f"| threat | answer | test |\n|---|---|---|\n{row}\n\n| not | one | of them |")
-    assert flaws_of(found)
+def test_marks_are_found_beside_other_decorators(tmp_path: Path) -> None:
+    text = f'{MARK}("a")\n{MARK}("b")\n@pytest.mark.long\ndef test_it(): ...\n\n\ndef test_other(): ...\n'
+    (tmp_path / "test_them.py").write_text(text, encoding="utf-8")
+    found = marked_tests(tmp_path)
+    assert found == {"a": ["test_them.py::test_it"], "b": ["test_them.py::test_it"]}
+    assert table(["a", "c"], found).splitlines()[2:] == ["| a | test_them.py::test_it |", "| c |  |"]
+
+
+@pytest.mark.parametrize("arguments", ["", "()", "(NAME)", '("a", "b")', '(name="a")'])
+def test_a_mark_without_one_name_is_refused(arguments: str) -> None:
+    with pytest.raises(ValueError, match="with one name"):
+        list(marks_in(f"{MARK}{arguments}\ndef test_it(): ...\n"))

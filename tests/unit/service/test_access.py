@@ -66,6 +66,7 @@ def opened(path: Path, clock: ManualClock, now: datetime, anomalies: Notes) -> T
     return Tokens(entries, now.timestamp)
 
 
+@pytest.mark.threat("guessed tokens")
 def test_a_token_speaks_for_its_tenant_in_its_role_and_is_nowhere_kept(path: Path) -> None:
     token = given(path, "acme", Role.READER)
     tokens = opened(path, ManualClock(), datetime.now(UTC), Notes())
@@ -75,6 +76,7 @@ def test_a_token_speaks_for_its_tenant_in_its_role_and_is_nowhere_kept(path: Pat
     assert len(bytes.fromhex(token.split("_")[2])) * 8 == 256
 
 
+@pytest.mark.threat("guessed tokens")
 def test_no_other_token_speaks_for_anybody(path: Path) -> None:
     token = given(path, "acme")
     tokens = opened(path, ManualClock(), datetime.now(UTC), Notes())
@@ -92,6 +94,7 @@ def test_a_token_expires_after_its_last_day(path: Path) -> None:
     assert opened(path, ManualClock(), evening + timedelta(minutes=1), Notes()).caller(token) is None
 
 
+@pytest.mark.threat("revoked tokens")
 def test_tokens_come_and_go_without_a_restart(path: Path) -> None:
     first, clock = given(path, "acme"), ManualClock()
     tokens = opened(path, clock, datetime.now(UTC), Notes())
@@ -139,6 +142,7 @@ def test_a_file_that_others_may_write_or_with_too_many_tokens_is_refused(path: P
         read_tokens(path.parent, 100)
 
 
+@pytest.mark.threat("more than its role")
 def test_each_role_may_do_what_those_before_it_may_and_no_more(path: Path) -> None:
     tokens = {role: given(path, "acme", role) for role in Role}
     with running(access={"tokens": str(path)}) as server, grpc.insecure_channel(server.address) as channel:
@@ -155,6 +159,7 @@ def test_each_role_may_do_what_those_before_it_may_and_no_more(path: Path) -> No
         assert set(server.kinds) == {"permission_denied"}
 
 
+@pytest.mark.threat("a stranger calls")
 def test_no_wrong_expired_or_other_credential_is_let_in_and_all_learn_the_same(path: Path) -> None:
     token = given(path, "acme")
     expired = given(path, "acme", last_day=date(2020, 1, 1))
@@ -178,6 +183,7 @@ def test_no_wrong_expired_or_other_credential_is_let_in_and_all_learn_the_same(p
         assert server.metrics()['unified_cache_service_anomalies_total{kind="unauthenticated"}'] == 8
 
 
+@pytest.mark.threat("calling as another tenant")
 def test_a_request_that_asserts_another_tenant_is_denied(path: Path) -> None:
     token = given(path, "acme")
     given(path, "other")
@@ -213,6 +219,7 @@ def test_the_command_makes_lists_and_revokes_tokens(path: Path, capsys: pytest.C
     assert all(line.startswith("error: ") for line in capsys.readouterr().err.splitlines())
 
 
+@pytest.mark.threat("leaked credentials")
 def test_an_anomaly_says_from_where_and_nothing_of_the_token(path: Path) -> None:
     given(path, "acme")
     with running(access={"tokens": str(path)}) as server, grpc.insecure_channel(server.address) as channel:

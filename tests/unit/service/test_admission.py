@@ -78,6 +78,7 @@ def health_of(channel: grpc.Channel) -> int:
     return int(health_pb2_grpc.HealthStub(channel).Check(request, timeout=CALL_S).status)
 
 
+@pytest.mark.threat("calls without a message")
 @pytest.mark.parametrize("call", [Call.HELLO, Call.EXISTS, Call.GET, Call.PUT, Call.CLEAR])
 def test_calls_of_headers_alone_without_credentials_are_refused_at_once(tenants: TenantTokens, call: Call) -> None:
     with (
@@ -93,6 +94,7 @@ def test_calls_of_headers_alone_without_credentials_are_refused_at_once(tenants:
         assert refusal(channel, Call.HELLO, token=tenants["quiet"]) is None
 
 
+@pytest.mark.threat("calls without a message")
 def test_calls_of_headers_alone_count_in_their_tenants_quota(tenants: TenantTokens) -> None:
     with (
         running(access=tenants.access, quota={"calls_max": 10}, limits={"first_message_s": CALL_S}) as server,
@@ -108,6 +110,7 @@ def test_calls_of_headers_alone_count_in_their_tenants_quota(tenants: TenantToke
         assert refusal(channel, Call.HELLO, token=tenants["flood"]) is None
 
 
+@pytest.mark.threat("calls without a message")
 def test_a_call_without_a_message_is_cut_off_in_time_and_the_log_says_so() -> None:
     with (
         running(limits={"first_message_s": 0.2}) as server,
@@ -124,6 +127,7 @@ def test_a_call_without_a_message_is_cut_off_in_time_and_the_log_says_so() -> No
         }
 
 
+@pytest.mark.threat("calls without a message")
 @pytest.mark.parametrize("path", [CHECK, WATCH, REFLECTION])
 def test_public_calls_of_headers_alone_shut_out_nobody(tenants: TenantTokens, path: str) -> None:
     request = reflection_pb2.ServerReflectionRequest(list_services="")
@@ -166,6 +170,7 @@ def test_a_call_that_its_client_ends_without_a_message_is_an_invalid_argument() 
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.threat("starving other tenants")
 def test_two_tenants_slow_puts_leave_a_third_its_turn(tenants: TenantTokens) -> None:
     stopped = Event()
 
@@ -191,6 +196,7 @@ def test_two_tenants_slow_puts_leave_a_third_its_turn(tenants: TenantTokens) -> 
         assert {each.code() for each in slow} == {grpc.StatusCode.OK}
 
 
+@pytest.mark.threat("idle connections")
 def test_connections_beyond_their_number_are_closed_and_those_that_are_there_go_on() -> None:
     with running(limits={"connections_max": 20}) as server, ExitStack() as opened:
         channel = opened.enter_context(grpc.insecure_channel(server.address))
@@ -212,6 +218,7 @@ def _is_answered(address: str) -> bool:
         return refusal(channel, Call.HELLO) is None
 
 
+@pytest.mark.threat("idle connections")
 def test_a_client_that_is_gone_is_noticed_by_its_silence() -> None:
     with (
         running(limits={"keepalive_s": 0.2, "keepalive_timeout_s": 1.0}) as server,
@@ -224,6 +231,7 @@ def test_a_client_that_is_gone_is_noticed_by_its_silence() -> None:
         assert there.open
 
 
+@pytest.mark.threat("idle connections")
 def test_the_limit_of_descriptors_is_raised_as_far_as_connections_need() -> None:
     asked = (
         "import resource\n"

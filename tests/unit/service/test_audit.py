@@ -48,6 +48,7 @@ def entry(kind: str, tenant: str = "acme", outcome: str = "OK") -> AuditEntry:
     return AuditEntry(kind, Caller(tenant, Role.ADMIN, "none"), "ipv4:127.0.0.1:1", outcome, "")
 
 
+@pytest.mark.threat("unlogged administration")
 def test_hello_clear_and_drain_say_who_asked_by_which_credential_and_for_what(path: Path) -> None:
     token = given(path, "acme", Role.ADMIN)
     who = {"tenant": "acme", "role": "admin", "credential": f"token {id_of(token)}"}
@@ -77,6 +78,7 @@ def test_a_clear_says_how_many_pages_went() -> None:
     server.stop()
 
 
+@pytest.mark.threat("unlogged administration")
 def test_whoever_is_not_admitted_or_not_permitted_is_in_the_log_whatever_was_called(path: Path) -> None:
     reader = given(path, "acme", Role.READER)
     who = {"tenant": "acme", "role": "reader", "credential": f"token {id_of(reader)}"}
@@ -148,6 +150,7 @@ def lines_in(path: Path) -> Sequence[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.threat("unlogged administration")
 def test_a_file_of_its_own_is_opened_anew_once_it_was_moved_away(tmp_path: Path) -> None:
     file = tmp_path / "audit.log"
     with running(audit={"file": str(file)}) as server, grpc.insecure_channel(server.address) as channel:
@@ -181,6 +184,7 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_start_and_an_anomaly_la
     assert len(lines_in(file)) == 1
 
 
+@pytest.mark.threat("endless labels and log lines")
 def test_a_flood_of_hellos_and_refusals_is_counted_and_what_clears_or_ends_is_always_written() -> None:
     written, clock = StringIO(), ManualClock()
     log = AuditLog(JsonLines(written, lambda: 0.0), LogRateLimit(3, 1.0, clock))

@@ -78,12 +78,14 @@ def lookup(pages_count: int, *pools: str, identity: bytes = WIDE_MANIFEST.identi
     return pb.LookupRequest(identity=identity, keys=keys, pools=[pb.RequiredPool(name=name) for name in pools])
 
 
+@pytest.mark.threat("costly requests")
 def test_a_lookup_names_each_pool_once(wire: Wire, store: AskedStorage) -> None:
     with refused(BAD, "names each pool once, found 1 pools named 20000 times"):
         wire.ask(Call.LOOKUP, lookup(1, *["pool_0"] * 20_000))
     assert store.asked_counts == []
 
 
+@pytest.mark.threat("costly requests")
 def test_a_lookup_asks_for_a_bounded_number_of_pages_of_all_its_pools(wire: Wire, store: AskedStorage) -> None:
     most = 2 * PAGES_MAX // POOLS
     with refused(BAD, f"at most {2 * PAGES_MAX} pages of all its pools, found {most + 1} of {POOLS} pools each"):
@@ -103,6 +105,7 @@ def test_a_run_of_too_many_pages_is_refused_before_they_are_named(wire: Wire, st
     assert store.asked_counts == []
 
 
+@pytest.mark.threat("costly requests")
 @pytest.mark.parametrize("call", [Call.EXISTS, Call.LOOKUP])
 def test_a_call_of_one_message_ends_in_time(short: Wire, store: AskedStorage, call: Call) -> None:
     store.is_free.clear()
@@ -113,6 +116,7 @@ def test_a_call_of_one_message_ends_in_time(short: Wire, store: AskedStorage, ca
     wait_for(lambda: short.running.scheduler.in_flight_count == 0)
 
 
+@pytest.mark.threat("costly requests")
 def test_a_lookup_that_was_cut_off_asks_for_nothing_more(short: Wire, store: AskedStorage) -> None:
     store.is_free.clear()
     with refused(grpc.StatusCode.CANCELLED):
@@ -124,6 +128,7 @@ def test_a_lookup_that_was_cut_off_asks_for_nothing_more(short: Wire, store: Ask
     assert "cut_off" in short.running.notes.kinds
 
 
+@pytest.mark.threat("costly requests")
 def test_what_nobody_knows_of_a_manifest_is_not_kept() -> None:
     padded = Manifest.FromString(MANIFEST.SerializeToString() + b"\xfa\x7f\x80\x80\x40" + bytes(1 << 20))
     assert padded.ByteSize() > 1 << 20
@@ -133,6 +138,7 @@ def test_what_nobody_knows_of_a_manifest_is_not_kept() -> None:
     assert registration.stored.ByteSize() < 2 * MANIFEST.ByteSize()
 
 
+@pytest.mark.threat("costly requests")
 def test_a_call_counts_the_largest_page_that_it_names(wire: Wire) -> None:
     large = run(key(0), identity=LARGE_MANIFEST.identity, object_bytes=LARGE_BYTES)
     small = run(key(0), identity=IDENTITY, object_bytes=HEADER_BYTES + 1000)

@@ -94,6 +94,7 @@ def put_durable(wire: Wire, number: int) -> bytes:
     return pb.PutReply.FromString(wire.put([start(number, level=pb.DURABLE), part(page(number))])).stored
 
 
+@pytest.mark.threat("a store that fails or hangs")
 def test_a_store_that_is_down_costs_misses_and_makes_puts_unavailable(store: RaisingStorage, serve: Serve) -> None:
     running, wire = serve()
     store.error = StorageError("/secret/path is down", retryable=True)
@@ -118,6 +119,7 @@ def test_a_touch_of_a_store_that_is_down_is_an_anomaly_and_no_error(store: Raisi
     assert running.notes.kinds == ["store_touch"]
 
 
+@pytest.mark.threat("a store that fails or hangs")
 def test_a_store_that_hangs_is_waited_for_in_bounds(store: RaisingStorage, serve: Serve) -> None:
     _, wire = serve(deadline_s=0.05)
     store.hung.clear()
@@ -173,6 +175,7 @@ def test_a_page_damaged_in_the_store_is_a_miss_and_can_be_put_again(store: Raisi
         assert got(wire, 0) == [0]
 
 
+@pytest.mark.threat("endless streams")
 def test_a_put_on_which_nothing_moves_is_cancelled(serve: Serve) -> None:
     running, wire = serve(limits_with(stream_idle_s=0.1))
     stop = threading.Event()
@@ -189,6 +192,7 @@ def test_a_put_on_which_nothing_moves_is_cancelled(serve: Serve) -> None:
     assert got(wire, 0) == [0]
 
 
+@pytest.mark.threat("endless streams")
 def test_a_reader_that_never_reads_is_cut_off(serve: Serve) -> None:
     running, wire = serve(limits_with(stream_idle_s=0.3, part_bytes=OBJECT_BYTES))
     put(wire, *range(100))
@@ -202,6 +206,7 @@ def test_a_reader_that_never_reads_is_cut_off(serve: Serve) -> None:
     channel.close()
 
 
+@pytest.mark.threat("endless streams")
 def test_a_stream_that_goes_on_for_ever_is_cut_off(serve: Serve) -> None:
     running, wire = serve(limits_with(stream_idle_s=0.2, call_s_max=0.3))
     stop = threading.Event()

@@ -286,6 +286,8 @@ CASES = [
 ]
 
 
+@pytest.mark.threat("bad input")
+@pytest.mark.threat("escapes on a terminal")
 @pytest.mark.parametrize(("code", "send"), CASES)
 def test_a_bad_input_has_its_status_and_changes_nothing(
     server: ServerOverDirectory, code: grpc.StatusCode, send: Send
@@ -421,6 +423,7 @@ DAMAGES: Mapping[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.threat("changed bytes in the store")
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_page_that_was_changed_in_the_store_is_a_miss_that_is_cleared_away_and_counted(
     server: ServerOverDirectory, damage: str
@@ -478,6 +481,7 @@ def test_what_lies_in_the_place_of_a_page_is_a_miss_and_nothing_waits_for_it(
     assert server.got() == b"\x02"
 
 
+@pytest.mark.threat("bad input")
 def test_code_in_every_field_of_bytes_is_refused_and_never_runs(server: ServerOverDirectory) -> None:
     name = PICKLE.ljust(32)[:32]
     with server.unchanged(), refused(BAD):

@@ -52,6 +52,7 @@ def test_beyond_a_burst_one_line_of_a_kind_passes_now_and_then_and_says_how_many
     assert len(lines(stream)) == 4
 
 
+@pytest.mark.threat("endless labels and log lines")
 def test_kinds_are_few_and_lines_are_short() -> None:
     stream = StringIO()
     log = Log(stream, LogRateLimit(1, 10.0, ManualClock()), lambda: 0.0)

@@ -98,6 +98,7 @@ def test_pages_count_by_pool_and_tenant(registry: CollectorRegistry) -> None:
     assert value(f"{PREFIX}_tenant_pages_total", {"tenant": "acme", "result": "hit"}) == 4
 
 
+@pytest.mark.threat("endless labels and log lines")
 def test_tenants_beyond_a_bound_share_one_series(registry: CollectorRegistry) -> None:
     metrics = metrics_in(registry, tenants_max=2)
     for number in range(1_000):
@@ -204,6 +205,7 @@ def test_an_address_in_use_is_refused(listener: MetricsListener, registry: Colle
         MetricsListener.open(ListenAddress.of(f"127.0.0.1:{listener.port}"), registry, ACCESS)
 
 
+@pytest.mark.threat("slow readers of metrics")
 def test_connections_that_trickle_or_say_nothing_hold_up_neither_a_scrape_nor_the_end(
     registry: CollectorRegistry,
 ) -> None:
@@ -229,6 +231,7 @@ def test_connections_that_trickle_or_say_nothing_hold_up_neither_a_scrape_nor_th
         assert late.recv(1) == b""
 
 
+@pytest.mark.threat("slow readers of metrics")
 def test_one_connection_too_many_cuts_the_oldest_off(listener: MetricsListener, registry: CollectorRegistry) -> None:
     metrics_in(registry)
     with ExitStack() as connected:
@@ -240,6 +243,7 @@ def test_one_connection_too_many_cuts_the_oldest_off(listener: MetricsListener, 
         assert silent[0].recv(1) == b""
 
 
+@pytest.mark.threat("endless labels and log lines")
 def test_pools_that_nobody_stored_have_no_series(registry: CollectorRegistry) -> None:
     metrics = metrics_in(registry, pools_max=2)
     for number in range(1_000):

@@ -80,6 +80,7 @@ def test_a_tenant_holds_at_most_its_calls_and_bytes_in_flight() -> None:
     assert set(scheduler.by_tenant()) == {"other"}
 
 
+@pytest.mark.threat("starving other tenants")
 def test_turns_go_to_the_tenant_with_the_fewest_calls_at_work() -> None:
     scheduler = fair(running_max=2, tenant_running_max=2, shared_running_max=4)
     flood = [entered(scheduler, "flood") for _ in range(10)]
@@ -194,6 +195,7 @@ def test_a_call_without_a_message_takes_no_turn_and_counts_in_its_tenants_quota(
     assert set(scheduler.by_tenant()) == {"other"}
 
 
+@pytest.mark.threat("starving other tenants")
 @pytest.mark.parametrize("flooding_count", [1, 2, 4, 8])
 def test_tenants_that_take_all_they_may_leave_places_to_others(flooding_count: int) -> None:
     scheduler = fair(places_max=1024, calls_max=10_000)

@@ -45,6 +45,7 @@ def id_of(token: str) -> str:
     return token.split("_")[1]
 
 
+@pytest.mark.threat("revoked tokens")
 @as_root
 def test_a_token_revoked_by_root_leaves_a_file_that_its_owner_can_read(path: Path) -> None:
     first, second = given(path, "acme"), given(path, "acme")
@@ -57,6 +58,7 @@ def test_a_token_revoked_by_root_leaves_a_file_that_its_owner_can_read(path: Pat
     assert id_of(second) in read_tokens(path, 100)
 
 
+@pytest.mark.threat("revoked tokens")
 def test_revocations_and_new_tokens_at_the_same_time_lose_nothing(path: Path) -> None:
     tokens = [given(path, "acme") for _ in range(40)]
     kept = given(path, "acme")
@@ -115,6 +117,7 @@ def writable_by_others(path: Path) -> None:
     path.chmod(0o622)
 
 
+@pytest.mark.threat("revoked tokens")
 @pytest.mark.parametrize("damage", [spoiled, Path.unlink, writable_by_others])
 def test_tokens_that_cannot_be_read_anew_admit_nobody_after_a_stated_time(
     path: Path, damage: Callable[[Path], None]
@@ -164,6 +167,7 @@ def test_a_file_that_was_made_readable_again_is_read_although_its_content_is_the
     assert anomalies.kinds == ["reload_failed"]
 
 
+@pytest.mark.threat("revoked tokens")
 def test_a_gauge_tells_how_long_the_tokens_have_not_been_read(path: Path) -> None:
     token = given(path, "acme")
     name = 'unified_cache_service_stale_seconds{files="tokens"}'
@@ -211,6 +215,7 @@ def tls(authority: Authority, tmp_path: Path) -> dict[str, str | float]:
     return {**{name: str(file) for name, file in files.items()}, "check_s": 1e-6}
 
 
+@pytest.mark.threat("revoked certificates")
 def test_a_revoked_certificate_is_refused_on_a_connection_that_is_open_already(
     authority: Authority, tls: dict[str, str | float], path: Path, tmp_path: Path
 ) -> None:
@@ -246,6 +251,7 @@ def test_a_revoked_certificate_reads_no_metrics(
         refused.value.close()
 
 
+@pytest.mark.threat("revoked certificates")
 def test_lists_of_revocations_that_prove_nothing_are_refused_at_the_start(
     authority: Authority, tls: dict[str, str | float], tmp_path: Path
 ) -> None:
@@ -263,6 +269,7 @@ def test_lists_of_revocations_that_prove_nothing_are_refused_at_the_start(
             pass
 
 
+@pytest.mark.threat("revoked certificates")
 def test_client_certificates_hold_no_longer_than_their_authorities_and_lists_can_be_read(
     authority: Authority, tls: dict[str, str | float], tmp_path: Path
 ) -> None:
@@ -282,6 +289,7 @@ def test_client_certificates_hold_no_longer_than_their_authorities_and_lists_can
             assert {"reload_failed", "unauthenticated"} == set(server.kinds)
 
 
+@pytest.mark.threat("revoked certificates")
 def test_a_list_of_revocations_that_is_over_admits_nobody(authority: Authority, tls: dict[str, str | float]) -> None:
     clock, anomalies = ManualClock(time.time()), Notes()
     settings = TlsSettings.model_validate(tls)

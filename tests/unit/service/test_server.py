@@ -93,6 +93,7 @@ def test_reflection_tells_the_service_to_a_few_at_a_time() -> None:
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+@pytest.mark.threat("bad input")
 def test_a_message_that_is_no_request_of_reflection_or_health_ends_its_call_and_keeps_nothing() -> None:
     calls_max = 2
     paths = ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "/grpc.health.v1.Health/Watch")
@@ -113,6 +114,7 @@ def test_an_unknown_method_is_unimplemented(channel: grpc.Channel) -> None:
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+@pytest.mark.threat("huge messages")
 @pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
 def test_a_message_over_the_limit_is_refused_also_when_it_arrives_small(
     channel: grpc.Channel, compression: grpc.Compression
@@ -124,6 +126,7 @@ def test_a_message_over_the_limit_is_refused_also_when_it_arrives_small(
     assert refusal(channel, Call.HELLO) is None
 
 
+@pytest.mark.threat("huge messages")
 def test_metadata_over_the_limit_are_refused(channel: grpc.Channel) -> None:
     ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.HELLO.path)
     with pytest.raises(grpc.RpcError) as refused:
@@ -194,6 +197,7 @@ def test_an_address_in_use_is_refused_and_nothing_is_left_open(server: RunningSe
         assert other.address != server.address
 
 
+@pytest.mark.threat("other users of the machine")
 def test_a_socket_of_this_machine_is_for_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with running(listen=f"unix:{path}"), grpc.insecure_channel(f"unix:{path}") as channel:
@@ -201,6 +205,7 @@ def test_a_socket_of_this_machine_is_for_its_owner_alone(tmp_path: Path) -> None
         assert refusal(channel, Call.HELLO) is None
 
 
+@pytest.mark.threat("other users of the machine")
 def test_a_socket_has_one_server_who_goes_on_when_another_one_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     listen = f"unix:{path}"
@@ -234,6 +239,7 @@ def test_a_socket_that_a_killed_server_left_is_taken_and_one_that_another_progra
     assert path.read_text(encoding="utf-8") == "dear"
 
 
+@pytest.mark.threat("idle connections")
 def test_connections_that_say_nothing_are_closed() -> None:
     with running(limits={"handshake_s": 0.2}) as server, grpc.insecure_channel(server.address) as channel:
         idle = [socket.create_connection(("127.0.0.1", server.service.port), timeout=CALL_S) for _ in range(100)]
@@ -244,6 +250,7 @@ def test_connections_that_say_nothing_are_closed() -> None:
                     pass
 
 
+@pytest.mark.threat("open by mistake")
 def test_insecure_is_visible_in_a_metric() -> None:
     with running() as server:
         assert server.metrics()["unified_cache_service_insecure"] == 0

@@ -138,6 +138,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         service_settings(tmp_path / "none.toml", {})
 
 
+@pytest.mark.threat("open by mistake")
 @pytest.mark.parametrize(
     "flags",
     [

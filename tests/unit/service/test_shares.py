@@ -50,6 +50,7 @@ def stored(wire: Wire, *numbers: int) -> list[int]:
     return [number for number, found in zip(numbers, pb.ExistsReply.FromString(reply).found, strict=True) if found]
 
 
+@pytest.mark.threat("filling the store")
 def test_a_neighbours_puts_evict_no_durable_page_below_the_fair_share(shared: LoopbackServer) -> None:
     quiet, flood = tenant(shared, "quiet"), tenant(shared, "flood")
     mine = list(range(10))
@@ -61,6 +62,7 @@ def test_a_neighbours_puts_evict_no_durable_page_below_the_fair_share(shared: Lo
     assert shared.notes.kinds == []
 
 
+@pytest.mark.threat("filling the store")
 def test_puts_of_many_tenants_at_the_same_time_leave_the_store_nothing_to_choose(tmp_path: Path) -> None:
     store = FileStorage.open(tmp_path / "store", bytes_max=CAP_PAGES * OBJECT_BYTES)
     server = LoopbackServer.start(store)
@@ -155,6 +157,7 @@ def test_a_tenant_with_twice_the_quota_has_twice_the_share() -> None:
     assert (usage.held_bytes("large"), usage.held_bytes("small")) == (20, 10)
 
 
+@pytest.mark.threat("filling the store")
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_counted_fits_the_store_and_nobody_below_its_share_pays_for_it(seed: int) -> None:
     rng = random.Random(seed)

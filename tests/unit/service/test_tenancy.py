@@ -77,6 +77,7 @@ def every_answer(wire: Wire, *numbers: int) -> list[object]:
     ]
 
 
+@pytest.mark.threat("reading other tenants' pages")
 def test_what_one_tenant_stored_another_sees_no_trace_of(running: LoopbackServer) -> None:
     owner, other, nobody = tenant(running, "owner"), tenant(running, "other"), tenant(running, "nobody")
     assert put(owner, 0, 1) == b"\x02\x02"
@@ -96,6 +97,7 @@ def test_two_tenants_store_the_same_page_each_for_itself(running: LoopbackServer
     assert answer.content == page(0)
 
 
+@pytest.mark.threat("reading other tenants' pages")
 def test_a_tenant_whose_name_and_model_read_like_anothers_shares_nothing() -> None:
     named = [("a", "model"), ("b", "model"), ("a", "@b/model"), ("b", "@a/model"), ("a", "a/model")]
     registry = Registry(LimitSettings())
@@ -118,6 +120,7 @@ def test_what_lies_in_the_store_can_be_read_by_tools_and_says_whose_it_is(
     with_tools.close()
 
 
+@pytest.mark.threat("filling the store")
 def test_a_tenant_over_its_quota_is_told_when_to_come_back_and_others_go_on(running: LoopbackServer) -> None:
     full, other = tenant(running, "full"), tenant(running, "other")
     put(full, *range(10))
@@ -177,6 +180,7 @@ def test_one_tenant_stores_two_forms_of_one_model_side_by_side(running: Loopback
     assert pb.ExistsReply.FromString(old.ask(Call.EXISTS, pb.ExistsRequest(runs=runs))).found == b"\x01\x01"
 
 
+@pytest.mark.threat("displacing identities")
 def test_a_reader_who_registers_an_identity_first_restricts_nobody(running: LoopbackServer) -> None:
     reader, owner = Wire(running, "acme:reader"), Wire(running, "acme:writer")
     reader.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST, vocabulary=1))
@@ -189,6 +193,7 @@ def test_a_reader_who_registers_an_identity_first_restricts_nobody(running: Loop
     owner.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens(ids=[32_000] * 16)))
 
 
+@pytest.mark.threat("displacing identities")
 def test_readers_that_name_more_than_may_be_known_displace_nothing_that_a_writer_registered() -> None:
     registry = Registry(limits_with(identities_max=3))
     owned = [manifest_of(Identity("model", f"r{number}"), LAYOUT) for number in range(3)]

@@ -89,6 +89,7 @@ def test_with_a_trust_domain_the_tenant_is_a_spiffe_id_of_it_and_nothing_else(
             assert refused[0] in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE), uris
 
 
+@pytest.mark.threat("a stranger calls")
 def test_nobody_without_a_certificate_of_the_authority_gets_through_the_handshake(
     authority: Authority, server: RunningService
 ) -> None:
@@ -196,6 +197,7 @@ def test_metrics_are_read_over_the_same_tls(authority: Authority, server: Runnin
     assert scraped(server, context)
 
 
+@pytest.mark.threat("reading metrics")
 @pytest.mark.parametrize("name", ["acme", "acme/writer", "No Tenant"])
 def test_the_certificate_of_a_tenant_reads_no_metrics(
     authority: Authority, server: RunningService, name: str, tmp_path: Path
@@ -205,6 +207,7 @@ def test_the_certificate_of_a_tenant_reads_no_metrics(
     refused.value.close()
 
 
+@pytest.mark.threat("reading metrics")
 def test_an_authority_of_the_metrics_vouches_for_their_readers_and_for_no_tenant(
     authority: Authority, tls: dict[str, str | float], tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_part_beyond_the_limit_exhausts_a_resource(server: ServerOverMemory) -
         server.wire.put([start(1), part(bytes(LIMITS.message_bytes_max))])
 
 
+@pytest.mark.threat("huge messages")
 def test_a_compressed_bomb_in_a_stream_exhausts_a_resource(server: ServerOverMemory) -> None:
     channel = grpc.insecure_channel(server.running.address, compression=grpc.Compression.Gzip)
     begin: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(Call.PUT.path)

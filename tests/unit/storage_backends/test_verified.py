@@ -89,6 +89,7 @@ def test_a_page_in_several_buffers_is_verified_without_regard_to_its_cuts() -> N
     assert bytes_of(found[0]) == bytes_of(page)
 
 
+@pytest.mark.threat("changed bytes in the store")
 def test_a_bit_that_rots_on_disk_is_found(tmp_path: Path) -> None:
     storage = VerifiedStorage(FileStorage.open(tmp_path / "store"))
     storage.put([sealed_page(label(1))], Level.DURABLE)

@@ -100,6 +100,7 @@ def test_directories_have_mode_0700_and_files_0600(kind: StoreKind, root: Path) 
     assert modes == {(True, 0o700), (False, 0o600)}
 
 
+@pytest.mark.threat("a directory that others write")
 @pytest.mark.parametrize("mode", [0o770, 0o702, 0o777])
 def test_a_directory_that_others_may_write_is_refused(mode: int, kind: StoreKind, root: Path) -> None:
     root.mkdir()

@@ -71,6 +71,7 @@ def test_a_url_that_makes_no_sense_is_a_config_error(rest: str) -> None:
         parse_rest(rest, secure=False)
 
 
+@pytest.mark.threat("leaked credentials")
 def test_a_token_is_read_from_a_file_and_never_shown(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("token") / "token"
     path.write_text("secret\n")
@@ -123,6 +124,7 @@ def test_what_is_no_part_is_an_input_error(message: bytes) -> None:
         decoded(message)
 
 
+@pytest.mark.threat("unasked pages from a server")
 @pytest.mark.parametrize(
     "part",
     [

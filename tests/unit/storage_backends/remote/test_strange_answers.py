@@ -76,12 +76,14 @@ def outcome(ask: Callable[[RemoteStorage], object], call: Call, answer: bytes) -
             storage.close()
 
 
+@pytest.mark.threat("strange answers of a server")
 @pytest.mark.parametrize("call", ASKED, ids=lambda call: call.value)
 def test_an_answer_that_is_no_message_is_a_failure_of_the_store(call: Call) -> None:
     with pytest.raises(StorageError):
         outcome(ASKED[call], call, NO_MESSAGE)
 
 
+@pytest.mark.threat("strange answers of a server")
 @pytest.mark.parametrize(
     ("call", "answer"),
     [
@@ -103,6 +105,7 @@ def test_an_answer_for_other_pages_than_asked_for_is_a_failure_of_the_store(
         outcome(ASKED[call], call, answer.SerializeToString())
 
 
+@pytest.mark.threat("strange answers of a server")
 def test_an_answer_without_an_end_ends_no_call_late() -> None:
     running = LoopbackServer.start(MemoryStorage(), LIMITS)
 
