@@ -166,7 +166,8 @@ def test_a_store_that_does_not_answer_is_not_asked_for_the_rest_of_a_job(
     moving.submit(job(0, Direction.LOAD, *(chunk(number, number) for number in range(5))))
     (end,) = drained(moving)
     assert end.answers == (Answer.UNAVAILABLE,) * 5
-    assert store.calls == [("get", 1)]
+    # Each thread may have had a piece in hand before the first one was answered.
+    assert 1 <= len(store.calls) <= CONFIG.load_threads + CONFIG.store_threads < 5
 
 
 def test_a_drain_that_takes_too_long_drops_what_has_not_begun(moving: Moving, store: DictChunks) -> None:
