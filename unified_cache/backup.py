@@ -519,7 +519,7 @@ class Backups:
     # ---- beside backups ---------------------------------------------------------------------------------------
 
     def note_use(self, found: Match, storage: StorageTier) -> None:
-        """Have storage hear, before it is given more, of the pages in memory that a request asks for.
+        """Give storage a recency hint, before it is given more, for the pages in memory that a request asks for.
 
         Handed out or computed again, and the windows of all ends on the way, where other prompts part from this one. Of
         these only what storage has and has not heard of for long, and only where it evicts. What the host does not hold
@@ -540,7 +540,7 @@ class Backups:
             storage.touches.add(UsedPages(found.prompt, tuple(pages)))
 
     def note_declined(self, prompt: Prompt) -> None:
-        """Note that a backup of a prompt was not started."""
+        """Record that a backup of a prompt was not started."""
         self._ledger.fates.note_unbacked(prompt, MissReason.BACKUP_DECLINED)
 
     def clear(self, storage: StorageTier) -> JobSteps:

@@ -257,7 +257,7 @@ class UnifiedCache:
             self._recorder.released(lock)
 
     def release_windows(self, lock: Lock) -> None:
-        """Let go of the windows and states that a lock pins; Full stays pinned until ``release``.
+        """Unpin the windows and states that a lock pins; Full stays pinned until ``release``.
 
         For a request whose own pages have filled its windows: what it resumed from becomes evictable while it still
         runs. It must not read those pages any more, nor ``fork`` them. Once more changes nothing.
@@ -534,7 +534,7 @@ class UnifiedCache:
     # ---- keeping -------------------------------------------------------------------------------------------
 
     def prefer(self, prompt: Prompt, tier: Tier) -> Preference | None:
-        """Have what ``tier`` holds of a prompt go last, when nothing else is left to evict; give it to ``unprefer``.
+        """Evict what ``tier`` holds of a prompt last, when nothing else is left to evict; give it to ``unprefer``.
 
         For what is sure to come again, such as a system prompt. None, with nothing changed, if nothing is held or if
         preferences would cover more than ``config.eviction.preferred_share`` of what a component can hold there. The

@@ -146,7 +146,7 @@ class DirectReads:
             self._landings.put(landing)
 
     def begin(self, fd: int) -> bool:
-        """Have reads of a descriptor pass by the system's memory; return whether they do."""
+        """Make reads of a descriptor bypass the page cache; return whether they do."""
         try:
             self._disk.begin_direct(fd)
         except OSError:
@@ -247,7 +247,7 @@ class DirectWrites:
         return self._is_refused
 
     def begin(self, fd: int) -> bool:
-        """Have writes of a descriptor pass by the system's memory; return whether they do."""
+        """Make writes of a descriptor bypass the page cache; return whether they do."""
         try:
             self._disk.begin_direct(fd)
         except OSError:
