@@ -1,6 +1,6 @@
-"""Names that earlier versions had, and what to use in their place: the error of whoever still uses one says it.
+"""Names that earlier versions had, and what to use in their place: the text of the error that a use of one raises.
 
-Whoever takes something out adds a row here, and one to docs/migrating.md.
+Whatever is taken out gets a row here and one in docs/migrating.md.
 """
 
 from collections.abc import Sequence
@@ -8,9 +8,17 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import NamedTuple
 
-__all__ = ["GONE", "Gone", "GoneModules", "command_instead", "import_instead", "method_instead", "setting_instead"]
-__all__ = ["GONE", "Gone", "GoneModules", "command_instead", "import_instead", "section_instead", "setting_instead"]
-__all__ = ["GONE", "Gone", "GoneModules", "command_instead", "import_instead", "setting_instead", "value_instead"]
+__all__ = [
+    "GONE",
+    "Gone",
+    "GoneModules",
+    "command_instead",
+    "import_instead",
+    "method_instead",
+    "section_instead",
+    "setting_instead",
+    "value_instead",
+]
 
 
 class Gone(NamedTuple):
@@ -20,7 +28,6 @@ class Gone(NamedTuple):
     """What to use in its place: one sentence, without a full stop."""
     settings: tuple[str, ...] = ()
     """As in a file, without the section; with it, what is still a setting of another section: ``serve.host_bytes``."""
-    """As in a file, without the section."""
     sections: tuple[str, ...] = ()
     """Sections of the file whose settings are all gone."""
     commands: tuple[str, ...] = ()
