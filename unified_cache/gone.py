@@ -130,6 +130,11 @@ GONE: Sequence[Gone] = (
             "unified_cache.estimates.recent",
         ),
     ),
+    Gone(
+        "ping says what stat said; explain --storage URL, backup, prefetch and storage clear take the URL of a service",
+        commands=("stat", "lookup", "get", "put", "clear"),
+        imports=("unified_cache.storage_backends.remote.inquiry",),
+    ),
 )
 
 

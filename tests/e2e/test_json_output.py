@@ -34,8 +34,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "layout": ("gpt-oss-20b",),
     "ping": ("URL",),
-    "stat": ("URL",),
-    "lookup": ("URL", "--tokens", "DIR/prompts"),
     "explain": ("--storage", "STORE", "--tokens", "DIR/prompts"),
     "storage stat": ("STORE",),
     "storage verify": ("STORE",),
@@ -46,7 +44,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "conformance": ("memory:",),
     "token list": ("--tokens", "DIR/tokens"),
     "storage clear": ("file:DIR/copy", "--all", "--yes"),
-    "clear": ("URL", "--all", "--yes"),
 }
 """Arguments of commands; those that remove come last."""
 

@@ -22,7 +22,6 @@ from unified_cache.storage_backends.url import open_storage
 TRACE = ROOT / "traces" / "mooncake_conversation.jsonl.gz"
 SHORT_TRACE = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
 PROMPTS = 8
-LOOKUPS = 20_000
 
 HELD = "tests.support.held_store:held"
 LONG: Mapping[str, tuple[tuple[str, ...], str, str]] = {
@@ -42,7 +41,6 @@ LONG: Mapping[str, tuple[tuple[str, ...], str, str]] = {
         "explain .*[1-9][0-9,]* ",
         "explain had ",
     ),
-    "lookup": (("URL", "--tokens", "DIR/many"), "lookup .*[1-9][0-9,]* ", "lookup had "),
     "conformance": (("tests.support.held_store:third_open",), "conformance .*[1-9][0-9,]* ", "conformance had "),
     "trace info": (("FIFO",), "read .*[1-9][0-9,]* ", "read had "),
     "trace cut": (("FIFO", "DIR/cut.jsonl"), "read .*[1-9][0-9,]* ", "read had "),
@@ -63,7 +61,7 @@ UNTIL_ENDED = frozenset({"serve"})
 SHORT = frozenset(
     {
         *("compare", "layout", "samples", "config check", "config init"),
-        *("ping", "stat", "get", "put", "clear", "drain"),
+        *("ping", "drain"),
         *("token new", "token list", "token revoke"),
     }
 )
@@ -84,7 +82,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         for layout in ("full", "full_swa"):
             fill(open_storage(f"file:{path / name}"), LAYOUTS[layout], prompts)
     (path / "prompts").write_text("\n".join(map(json.dumps, tokens)), encoding="utf-8")
-    (path / "many").write_text("\n".join([json.dumps(tokens[0])] * LOOKUPS), encoding="utf-8")
     found = json.loads(ask("storage", "stat", f"file:{path / 'kept'}", "--json").out)["identities"]
     full = next(each["identity"] for each in found if len(each["pools"]) == 1)
     with running(storage=f"file:{path / 'served'}", access={"local_role": "admin"}) as server:
@@ -159,7 +156,6 @@ QUICK: Mapping[str, tuple[str, ...]] = {
     "backup": ("file:DIR/kept", "file:DIR/whole"),
     "prefetch": ("file:DIR/kept", "--into", "file:DIR/all", "--tokens", "DIR/prompts", "--identity", "FULL"),
     "explain": ("--storage", "file:DIR/kept", "--tokens", "DIR/prompts", "--identity", "FULL"),
-    "lookup": ("URL", "--tokens", "DIR/prompts"),
     "conformance": ("memory:",),
     "trace info": (str(SHORT_TRACE),),
     "trace cut": (str(SHORT_TRACE), "DIR/part.jsonl", "--limit", "20"),

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.support.cluster import CommandResult, ask
-from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, fill, objects_of
-from tests.support.running_service import RunningService, running
-from unified_cache.cli.main import run
+from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, fill
+from tests.support.running_service import RunningService, refusal, running
 from unified_cache.errors import StorageError
 from unified_cache.offline.stores import identities_of
 from unified_cache.page import Prompt
@@ -22,10 +22,13 @@ from unified_cache.storage_backends.manifest import model_of_tenant
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.testing.storage_contract import listing
+from unified_cache.wire.calls import Call
 
 TOKENS = list(range(PAGES * PAGE_SIZE))
 PROMPT = Prompt.of(TOKENS, PAGE_SIZE, whole=True)
 LAYOUT = LAYOUTS["full_swa"]
+
+DENIED = grpc.StatusCode.PERMISSION_DENIED
 
 STORES = ("memory", "file", "packed")
 """Behind the service."""
@@ -123,15 +126,19 @@ def test_a_reader_may_look_and_copy_and_a_writer_may_remove(tmp_path: Path) -> N
         for refused in (
             ask("storage", "clear", urls["reader"], "--all", "--yes"),
             ask("storage", "gc", urls["reader"], "--bytes-max", "1"),
-            ask("clear", urls["reader"], "--model", "toy", "--yes"),
-            ask("clear", urls["writer"], "--all", "--yes"),
             ask("drain", urls["writer"]),
         ):
             assert is_denied(refused)
-        assert json.loads(answered("storage", "stat", urls["reader"]))["objects"] != 0
-        assert ask("clear", urls["writer"], "--model", "toy", "--yes").status == 0
+        with grpc.insecure_channel(server.address) as channel:
+            for role, code in (("reader", DENIED), ("writer", DENIED), ("admin", None)):
+                token = secrets[role].read_text(encoding="utf-8")
+                refused_with = refusal(channel, Call.CLEAR, token=token)
+                assert (None if refused_with is None else refused_with[0]) is code
+                objects = json.loads(answered("storage", "stat", urls["reader"]))["objects"]
+                assert bool(objects) is (code is not None)
+        fill(open_storage(urls["writer"]), LAYOUT, [PROMPT])
+        assert ask("storage", "clear", urls["writer"], "--all", "--yes").status == 0
         assert json.loads(answered("storage", "stat", urls["reader"]))["objects"] == 0
-        assert ask("clear", urls["admin"], "--all", "--yes").status == 0
 
 
 def is_denied(said: CommandResult) -> bool:
@@ -139,31 +146,15 @@ def is_denied(said: CommandResult) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["file", "packed"])
-def test_lookup_needs_no_store_but_the_service(kind: str, tmp_path: Path) -> None:
-    tokens, back = tmp_path / "tokens.json", tmp_path / "back"
+def test_explain_tells_of_a_service_what_it_can_restore(kind: str, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.json"
     tokens.write_text(json.dumps(TOKENS), encoding="utf-8")
     with running(storage=f"{kind}:{tmp_path / 'own'}") as server:
         url = f"grpc://{server.address}"
-        assert "nothing was ever stored there" in ask("lookup", url, "--tokens", tokens).error
+        assert "found: none" in ask("explain", "--storage", url, "--tokens", tokens).error
         fill(open_storage(url), LAYOUT, [PROMPT])
-        assert restorable(ask("lookup", url, "--tokens", tokens, "--json")) == PAGES * PAGE_SIZE
-        fill(open_storage(url), LAYOUTS["full"], [PROMPT])
-        refused = ask("lookup", url, "--tokens", tokens)
-        assert (refused.status, refused.error.count("(toy, pages of 8 tokens)")) == (2, 2)
-        with closing(open_storage(url)) as client:
-            for kept in identities_of(client):
-                named = ["--identity", kept.digest.hex()[:9], "--model", "toy", "--page-size", str(PAGE_SIZE)]
-                assert restorable(ask("lookup", url, "--tokens", tokens, "--json", *named)) == PAGES * PAGE_SIZE
-            (stored, *_) = objects_of(client, LAYOUT)
-        assert run(["get", url, stored.object_name, "--output", str(back)]) == 0
-        assert run(["put", url, stored.object_name, "--input", str(back)]) == 0
-
-
-def restorable(said: CommandResult) -> int:
-    assert said.status == 0, said.err
-    (prompt,) = json.loads(said.out)["prompts"]
-    found: int = prompt["restorable_tokens"]
-    return found
+        (prompt,) = json.loads(answered("explain", "--storage", url, "--tokens", tokens))["prompts"]
+        assert prompt["end"] == prompt["pages"] == PAGES
 
 
 def test_an_object_of_no_pool_goes_by_gc_over_a_service(tmp_path: Path) -> None:

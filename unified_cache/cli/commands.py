@@ -84,20 +84,8 @@ DEFERRED: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "token": ("serve:token_app", "Make and revoke the tokens that tenants of a service show."),
         "ping": (
             "remote:remote_app",
-            "Ask every server of a service whether it answers, whom it takes you for, and how long it takes.",
-        ),
-        "stat": ("remote:remote_app", "Show what each server of a service holds for you."),
-        "lookup": ("remote:remote_app", "Tell how much of each prompt in a file a service can restore, in tokens."),
-        "get": (
-            "remote:remote_app",
-            "Get one object of a service, verified, into a file of its owner alone: header and payload "
-            "as stores keep them.",
-        ),
-        "put": ("remote:remote_app", "Put one object, in a file as get writes it, into a service under its name."),
-        "clear": (
-            "remote:remote_app",
-            "Remove every page of one identity of yours from a service, its memory included. "
-            "Without --yes nothing is removed.",
+            "Ask every server of a service whether it answers, whom it takes you for, what it holds for you, and how "
+            "fast.",
         ),
         "drain": (
             "remote:remote_app",

@@ -14,8 +14,6 @@ from unified_cache.page import Namespace
 
 __all__ = [
     "TOKENS_HELP",
-    "BigramsOption",
-    "CacheSaltOption",
     "ExtraKeyOption",
     "IdentityOption",
     "JsonOptions",

@@ -1,6 +1,6 @@
 """Opens stores for tools, and lists the identities in them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from unified_cache.errors import ConfigError, StorageError
@@ -10,7 +10,7 @@ from unified_cache.storage_backends.directory.address import parse_address
 from unified_cache.storage_backends.directory.descriptors import storage_error
 from unified_cache.storage_backends.file.reader import FileReader
 from unified_cache.storage_backends.file.store import FileStorage
-from unified_cache.storage_backends.manifest import Description, described_by, model_without_tenant
+from unified_cache.storage_backends.manifest import Description, described_by
 from unified_cache.storage_backends.packed.reader import PackedReader
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
@@ -20,7 +20,6 @@ from unified_cache.storage_backends.wrappers import CheckedStorage
 __all__ = [
     "StoredIdentity",
     "Undescribed",
-    "WantedIdentity",
     "choose",
     "has_cap_of_its_own",
     "identities_of",
@@ -144,47 +143,6 @@ def identities_of(storage: StorageReader) -> list[StoredIdentity]:
     return [_kept(digest, manifest) for digest, manifest in sorted(catalog_of(storage).manifests().items())]
 
 
-@dataclass(frozen=True, slots=True)
-class WantedIdentity:
-    """Description by which a person names one identity of a store; what is None leaves it open."""
-
-    digest: str | None = None
-    """The first digits of its digest, in hex."""
-    model: str | None = None
-    """The name of its model, as clients of a service say it."""
-    page_size: int | None = None
-    """Tokens of a page."""
-
-    def matches(self, kept: StoredIdentity) -> bool:
-        """Tell whether an identity is one of those."""
-        if self.digest is not None and not kept.digest.hex().startswith(self.digest.lower()):
-            return False
-        if isinstance(kept.description, Undescribed):
-            return self.model is None and self.page_size is None
-        model = model_without_tenant(kept.name)
-        size = kept.description.layout.page_size
-        return self.model in (None, kept.name, model) and self.page_size in (None, size)
-
-    def choose(self, found: Sequence[StoredIdentity], url: str) -> StoredIdentity:
-        """Return the one identity of a store that this describes.
-
-        Raises:
-            ConfigError: there is none, or more than one; it names them all.
-        """
-        matching = [kept for kept in found if self.matches(kept)]
-        if len(matching) == 1:
-            return matching[0]
-        if not found:
-            raise ConfigError(f"{url} must hold an identity, found none: nothing was ever stored there")
-        told = {"--identity": self.digest, "--model": self.model, "--page-size": self.page_size}
-        wanted = " ".join(f"{name} {value}" for name, value in told.items() if value is not None)
-        listed = ", ".join(map(_summary, matching or found))
-        if not wanted:
-            raise ConfigError(f"{url} must hold one identity unless --model or --identity names one, found: {listed}")
-        count = len(matching) or "none"
-        raise ConfigError(f"{wanted} must name one identity of {url}, it names {count} of: {listed}")
-
-
 def selected(storage: StorageReader, url: str, wanted: str | None) -> list[StoredIdentity]:
     """Return the identities of a store, or the one whose digest begins with ``wanted``.
 
@@ -203,7 +161,7 @@ def choose(storage: StorageReader, url: str, wanted: str | None) -> StoredIdenti
         StorageError: it cannot be listed.
     """
     found = identities_of(storage)
-    matching = [kept for kept in found if WantedIdentity(wanted).matches(kept)]
+    matching = [kept for kept in found if wanted is None or kept.digest.hex().startswith(wanted.lower())]
     if len(matching) == 1:
         return matching[0]
     listed = ", ".join(f"{kept.short_name} ({kept.name})" for kept in found) or "none"
@@ -212,13 +170,6 @@ def choose(storage: StorageReader, url: str, wanted: str | None) -> StoredIdenti
     raise ConfigError(
         f"--identity must begin exactly one digest in {url}, {wanted!r} begins {len(matching)} of: {listed}"
     )
-
-
-def _summary(kept: StoredIdentity) -> str:
-    """Name an identity in a message: its first digits, its model and its page size."""
-    if isinstance(kept.description, Undescribed):
-        return f"{kept.short_name} (no manifest)"
-    return f"{kept.short_name} ({kept.name}, pages of {kept.description.layout.page_size} tokens)"
 
 
 def _kept(digest: bytes, manifest: Manifest | None) -> StoredIdentity:

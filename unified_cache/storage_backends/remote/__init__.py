@@ -8,7 +8,6 @@ A page passes these files in this order:
     server      one server: connections, Hello, breaker
     scatter     a stream of pages into the buffers that they were asked for with
     url         servers, credentials and timeouts of a URL
-    inquiry     questions of people: status, prefix of a prompt, tokens; for the command line
 """
 
 from importlib import import_module

@@ -3,19 +3,28 @@
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import grpc
 from google.protobuf.message import Message
 
-from unified_cache.errors import InputError, StorageError, StorageFullError
+from unified_cache.errors import ConfigError, InputError, StorageError, StorageFullError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.backoff import Backoff
 from unified_cache.storage_backends.common.breaker import CircuitBreaker
-from unified_cache.storage_backends.remote.url import RemoteOptions
+from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
 from unified_cache.wire.calls import REASON, REASON_HELLO, Call, Parsed, parsed
 
-__all__ = ["STREAM_BYTES_MAX", "Server", "is_passing", "is_unknown_call", "storage_error", "wants_hello"]
+__all__ = [
+    "STREAM_BYTES_MAX",
+    "Server",
+    "connected",
+    "is_passing",
+    "is_unknown_call",
+    "storage_error",
+    "wants_hello",
+]
 
 PARTS_AHEAD_BYTES = 8 << 20
 """Bytes of a stream that may be under way to a slow reader."""
@@ -175,6 +184,25 @@ class Server:
 
     def _channel(self) -> grpc.Channel:
         return self._channels[next(self._turn) % len(self._channels)]
+
+
+@contextmanager
+def connected(url: str) -> Iterator[list[Server]]:
+    """Open connections to the servers that a ``grpc:`` or ``grpcs:`` URL names, each to be asked by itself.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    scheme, _, rest = url.partition(":")
+    if scheme not in ("grpc", "grpcs"):
+        raise ConfigError(f"a service is named as grpc://HOST:PORT or grpcs://HOST:PORT, found {url!r}")
+    options = parse_rest(rest, secure=scheme == "grpcs")
+    servers = [Server.connect(name, options) for name in options.servers]
+    try:
+        yield servers
+    finally:
+        for server in servers:
+            server.close()
 
 
 def is_passing(error: grpc.RpcError) -> bool:
