@@ -135,6 +135,12 @@ GONE: Sequence[Gone] = (
         commands=("stat", "lookup", "get", "put", "clear"),
         imports=("unified_cache.storage_backends.remote.inquiry",),
     ),
+    Gone(
+        "opentelemetry-instrument unified-cache serve makes spans of its calls, see docs/service.md",
+        sections=("tracing",),
+        settings=("tracing.exporter", "tracing.spans_waiting_max"),
+        imports=("unified_cache.service.operations.tracing",),
+    ),
 )
 
 

@@ -51,7 +51,6 @@ from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.service.store.tenants import TenantStore
 from unified_cache.settings.access import TlsSettings
 from unified_cache.settings.addresses import ListenAddress
-from unified_cache.settings.observing import TracingExporter
 from unified_cache.settings.service import ServiceSettings
 from unified_cache.wire.calls import SERVICE
 
@@ -121,7 +120,7 @@ class Service:
             scheduler = FairScheduler(settings.quota, settings.limits.calls_max)
             timeouts = CallTimeouts(settings.limits, time.monotonic)
             opened.callback(timeouts.close)
-            gate = _gate(settings, access.authenticator(settings), scheduler, timeouts, metrics, opened)
+            gate = ServiceGate(access.authenticator(settings), scheduler, timeouts, metrics)
             guarded = GuardedStore.open(settings, metrics.registry)
             bytes_max = guarded.guard.breaker.capability().bytes_max
             _warn_of_quotas(settings, access, bytes_max, metrics)
@@ -306,26 +305,6 @@ def _warn_of_quotas(settings: ServiceSettings, access: _Access, bytes_max: int |
             f"{bytes_max}: tenants have shares of the cap by quota, and lose their oldest pages above them"
         )
         metrics.anomaly("quotas_above_cap", text)
-
-
-def _gate(
-    settings: ServiceSettings,
-    callers: Authenticator,
-    scheduler: FairScheduler,
-    timeouts: CallTimeouts,
-    metrics: ServiceMetrics,
-    opened: ExitStack,
-) -> ServiceGate:
-    """Make the gate of a server, one that traces if that is set."""
-    if settings.tracing.exporter is TracingExporter.NONE:
-        return ServiceGate(callers, scheduler, timeouts, metrics)
-    tracing = import_with_extra("unified_cache.service.operations.tracing", "tracing", "tracing")
-    provider = tracing.open_provider(settings.tracing)
-    opened.callback(provider.shutdown)
-    traced: ServiceGate = tracing.TracedGate(
-        callers, scheduler, timeouts, metrics, provider.get_tracer("unified_cache")
-    )
-    return traced
 
 
 def _is_guarded(settings: ServiceSettings) -> bool:

@@ -1,6 +1,5 @@
-"""Settings of what a service tells of itself: metrics, live page, logs, recordings and spans."""
+"""Settings of what a service tells of itself: metrics, live page, logs and recordings."""
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,8 +14,6 @@ __all__ = [
     "LogSettings",
     "MetricsSettings",
     "RecordSettings",
-    "TracingExporter",
-    "TracingSettings",
 ]
 
 
@@ -83,21 +80,3 @@ class RecordSettings(Section):
     """Size at which a file is rotated, compressed."""
     files_max: Count = 8
     """Files kept, the newest included."""
-
-
-class TracingExporter(Enum):
-    """Destination of spans."""
-
-    NONE = "none"
-    CONSOLE = "console"
-    OTLP = "otlp"
-    """Set up by OTEL_EXPORTER_OTLP_ENDPOINT and its like; needs an OTLP exporter of OpenTelemetry."""
-
-
-class TracingSettings(Section):
-    """Spans of OpenTelemetry; needs the extra ``tracing``."""
-
-    exporter: TracingExporter = TracingExporter.NONE
-    """Where spans go."""
-    spans_waiting_max: Count = 2_048
-    """Spans that wait to be sent; more are dropped."""

@@ -15,7 +15,6 @@ from unified_cache.settings.observing import (
     LogSettings,
     MetricsSettings,
     RecordSettings,
-    TracingSettings,
 )
 from unified_cache.settings.section import Bytes, Guard, Seconds, Section, Settings
 
@@ -57,7 +56,6 @@ class ServiceSettings(Settings):
     log: LogSettings = LogSettings()
     audit: AuditSettings = AuditSettings()
     record: RecordSettings = RecordSettings()
-    tracing: TracingSettings = TracingSettings()
     drain: DrainSettings = DrainSettings()
 
     @property

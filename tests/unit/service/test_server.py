@@ -1,6 +1,5 @@
-"""The whole server: what it answers besides the cache, its bounds, how it ends, and its spans."""
+"""The whole server: what it answers besides the cache, its bounds, and how it ends."""
 
-import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -256,28 +255,3 @@ def test_insecure_is_visible_in_a_metric() -> None:
         assert server.metrics()["unified_cache_service_insecure"] == 0
     with running(listen="0.0.0.0:0", insecure=True) as server:
         assert server.metrics()["unified_cache_service_insecure"] == 1
-
-
-def test_every_call_is_a_span_in_the_trace_of_its_client(capsys: pytest.CaptureFixture[str]) -> None:
-    trace_id = "0af7651916cd43dd8448eb211c80319c"
-    with (
-        running(tracing={"exporter": "console"}, access={"local_role": "reader"}) as server,
-        grpc.insecure_channel(server.address) as channel,
-    ):
-        hello: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.HELLO.path)
-        hello(b"", timeout=CALL_S, metadata=(("traceparent", f"00-{trace_id}-b7ad6b7169203331-01"),))
-        refusal(channel, Call.CLEAR)
-    written, decoder, spans = capsys.readouterr().err, json.JSONDecoder(), []
-    while written.strip():
-        span, end = decoder.raw_decode(written := written.lstrip())
-        spans.append(span)
-        written = written[end:]
-    assert [span["name"] for span in spans] == ["Hello", "Clear"]
-    assert spans[0]["context"]["trace_id"] == f"0x{trace_id}"
-    assert spans[0]["attributes"]["unified_cache.tenant"] == "default"
-    assert spans[1]["status"]["status_code"] == "ERROR"
-
-
-def test_an_exporter_that_is_not_installed_is_named() -> None:
-    with pytest.raises(ConfigError, match="needs an exporter"), running(tracing={"exporter": "otlp"}):
-        pass

@@ -2,7 +2,6 @@
 
 metrics     counters for Prometheus; ``metrics_listener`` serves them
 logs        one line of JSON for each event; ``audit``: who asked for what, and the outcome
-tracing     OpenTelemetry spans around calls
 reflection  gRPC reflection, bounded
 drain       the orderly end of a server
 unix_socket a Unix socket, held against other servers
