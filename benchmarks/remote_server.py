@@ -115,7 +115,7 @@ def _listening(bare: BareServicer) -> tuple[int, grpc.Server]:
     gate = ServiceGate(everyone, FairScheduler(quota, limits.calls_max), CallTimeouts(limits, time.monotonic), observer)
     usage = TenantUsage(quota, limits.counted_pages_max, None)
     store = TenantStore(VerifiedStorage(MemoryStorage(STORE_BYTES)), usage, observer)
-    service = CacheService(store, gate, observer, limits, lambda: None)
+    service = CacheService(store, gate, limits, lambda: None)
     server = grpc.server(ThreadPoolExecutor(THREADS), options=limits.channel_options())
     server.add_generic_rpc_handlers((service.rpc_methods(), bare.methods()))
     port = server.add_insecure_port("127.0.0.1:0")

@@ -69,7 +69,7 @@ class Requests:
         usage = TenantUsage(QuotaSettings(stored_bytes_max=1 << 20), limits.counted_pages_max, None)
         store = TenantStore(VerifiedStorage(MemoryStorage(1 << 20)), usage, self._notes)
         gate = ServiceGate(HeaderTenants(), NotedScheduler(), CallTimeouts(limits, time.monotonic), self._notes)
-        self._service = CacheService(store, gate, self._notes, limits, lambda: None)
+        self._service = CacheService(store, gate, limits, lambda: None)
         self._answers = {call: self._answer_of(call) for call in Call}
 
     def take(self, content: bytes) -> None:

@@ -12,8 +12,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from unified_cache.service.access.callers import AuditEntry, Caller
-from unified_cache.service.access.errors import Refused
+from unified_cache.service.access.callers import AuditEntry, Caller, Refused
 from unified_cache.service.access.fairness import FairScheduler, Ticket
 from unified_cache.service.access.gate import Authenticator, ServiceGate
 from unified_cache.service.access.timeouts import CallTimeouts
@@ -140,7 +139,7 @@ class LoopbackServer:
         shared = TenantStore(VerifiedStorage(store), usage, notes)
         gate = ServiceGate(callers, scheduler, timeouts, notes)
         drains: list[None] = []
-        service = CacheService(shared, gate, notes, limits, lambda: drains.append(None), clock)
+        service = CacheService(shared, gate, limits, lambda: drains.append(None))
         server = grpc.server(ThreadPoolExecutor(THREADS), options=limits.channel_options())
         server.add_generic_rpc_handlers((service.rpc_methods(),))
         bound = server.add_insecure_port(f"127.0.0.1:{port}")

@@ -127,7 +127,7 @@ class Service:
             usage = TenantUsage(settings.quota, settings.limits.counted_pages_max, bytes_max)
             store = TenantStore(guarded.guard.breaker, usage, metrics)
             record = _recorder(settings, opened)
-            cache = CacheService(store, gate, metrics, settings.limits, drain.ask, record=record)
+            cache = CacheService(store, gate, settings.limits, drain.ask, record)
             opened.callback(cache.close)
             metrics.registry.register(UsageCollector(scheduler, store, metrics.tenants))
             healthy = HealthService([SERVICE], settings.limits.public_calls_max, timeouts)

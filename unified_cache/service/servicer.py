@@ -6,16 +6,15 @@ from itertools import groupby
 
 import grpc
 import numpy as np
+from google.protobuf.message import Message
 
 from unified_cache.errors import InputError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.recording.note import Hits, KeyedPages, RequestNote
 from unified_cache.seal import FORMAT_VERSION, Label
-from unified_cache.service.access.callers import Observer
 from unified_cache.service.access.gate import AdmittedCall, ServiceGate
 from unified_cache.service.access.registry import Registration, Registry
 from unified_cache.service.requests.assembler import PageAssembler
-from unified_cache.service.requests.calls import CallBoundary
 from unified_cache.service.requests.checks import (
     NamedRun,
     all_stored,
@@ -36,7 +35,7 @@ from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StoredObject
 from unified_cache.storage_backends.remote.reasons import reason_of, reasons_of
-from unified_cache.wire.calls import SERVICE, Call, parsed
+from unified_cache.wire.calls import SERVICE, Call, Parsed, parsed
 from unified_cache.wire.names import check_digests
 from unified_cache.wire.parts import decoded, mark, parts_of
 
@@ -52,24 +51,22 @@ PageAnswer = tuple[bytes, Sequence[memoryview]]
 class CacheService:
     """The request path of a server. Owns the store; closing it closes that. Thread-safe.
 
-    ``ask_drain`` is called when an administrator asks the server to end; ``clock`` gives seconds and never goes back;
-    ``record`` is given a note of every look-up, without waiting; None where nobody asks for them.
+    ``ask_drain`` is called when an administrator asks the server to end; ``record`` is given a note of every look-up,
+    without waiting; None where nobody asks for them.
     """
 
     def __init__(
         self,
         store: TenantStore,
         gate: ServiceGate,
-        observer: Observer,
         limits: LimitSettings,
         ask_drain: Callable[[], object],
-        clock: Callable[[], float] = time.monotonic,
         record: Callable[[RequestNote], None] | None = None,
     ) -> None:
         self._limits = limits
         self._store = store
         self._registry = Registry(limits)
-        self._calls = CallBoundary(gate, observer, clock)
+        self._gate = gate
         self._ask_drain = ask_drain
         self._record = record
 
@@ -79,7 +76,7 @@ class CacheService:
         All are registered as streams of requests, also those of one message, which is the same on the wire: gRPC then
         hands a call over as soon as its headers have come, so it is admitted, counted and timed from there on.
         """
-        unary = self._calls.unary
+        unary = self._unary
         single = {
             Call.HELLO.value: unary(Call.HELLO, Role.READER, pb.HelloRequest, self._hello),
             Call.LOOKUP.value: unary(Call.LOOKUP, Role.READER, pb.LookupRequest, self._lookup),
@@ -102,6 +99,20 @@ class CacheService:
     def close(self) -> None:
         """Close the store."""
         self._store.close()
+
+    def _unary(
+        self, method: Call, needs: Role, kind: type[Parsed], answer: Callable[[AdmittedCall, Parsed], Message]
+    ) -> Callable[[Iterator[bytes], grpc.ServicerContext], bytes]:
+        """Return a method of one message each way."""
+
+        def respond(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+            with self._gate.admitted(method, needs, context) as call:
+                request = checked_request(kind, call.first(messages), call.tenant)
+                reply = answer(call, request).SerializeToString()
+                call.bytes_out = len(reply)
+                return reply
+
+        return respond
 
     def _hello(self, call: AdmittedCall, request: pb.HelloRequest) -> pb.HelloReply:
         if request.HasField("manifest"):
@@ -151,7 +162,7 @@ class CacheService:
         return pb.ExistsReply(found=bytes(answer is Answer.HIT for answer in answers), reasons=reasons_of(answers))
 
     def _get(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Generator[bytes, None, None]:
-        with self._calls.admitted(Call.GET, Role.READER, context) as call:
+        with self._gate.admitted(Call.GET, Role.READER, context) as call:
             request = checked_request(pb.GetRequest, call.first(messages), call.tenant)
             runs = self._named(call.tenant, request.runs)
             call.hold(self._batch_bytes(runs))
@@ -185,7 +196,7 @@ class CacheService:
             yield mark(hit, reason_of(answer)), () if page is None else page.named(label).buffers
 
     def _put(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        with self._calls.admitted(Call.PUT, Role.WRITER, context) as call:
+        with self._gate.admitted(Call.PUT, Role.WRITER, context) as call:
             first = parsed(pb.PutPart, call.first(messages))
             if not first.HasField("start") or first.content:
                 raise InputError("a put begins with its start, alone")

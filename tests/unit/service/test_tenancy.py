@@ -23,8 +23,7 @@ from unified_cache.components import Full, SlidingWindow
 from unified_cache.offline.stores import identities_of
 from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.service.access.callers import Caller, Role
-from unified_cache.service.access.errors import Refused
+from unified_cache.service.access.callers import Caller, Refused, Role
 from unified_cache.service.access.registry import Registry
 from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.file.store import FileStorage

@@ -1,10 +1,13 @@
-"""Callers, and the protocol of what observes their calls.
+"""Callers, the refusal of a call, and the protocol of what observes calls.
 
 The tenant comes from the transport, a client certificate or a token, and never from a field of a request.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+import grpc
 
 from unified_cache.settings.access import Role
 from unified_cache.storage_backends.protocol import Answer
@@ -13,6 +16,7 @@ __all__ = [
     "AuditEntry",
     "Caller",
     "Observer",
+    "Refused",
     "Role",
 ]
 
@@ -41,6 +45,19 @@ class AuditEntry:
     """Name of a status."""
     about: str
     """Object of the call or the change, in words for the operator."""
+
+
+class Refused(Exception):  # noqa: N818  # a refusal is an answer, not a fault
+    """A call that is answered with a status instead of a result; ``message`` is for the client and tells no internals.
+
+    ``trailing`` is metadata that goes with it, for clients that act on refusals.
+    """
+
+    def __init__(self, code: grpc.StatusCode, message: str, trailing: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.trailing = tuple(trailing)
 
 
 class Observer(Protocol):

@@ -1,25 +1,36 @@
-"""The one way into every call: authenticate the caller, check its role, count the call, wait for its turn."""
+"""The one way into every call and out of it: authenticate, check the role, count, wait for a turn; answer, log."""
 
+import secrets
+import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import NoReturn
 
 import grpc
 
-from unified_cache.errors import InputError
-from unified_cache.service.access.callers import Caller, Observer
+from unified_cache.errors import ClosedError, InputError, StorageError
+from unified_cache.service.access.callers import AuditEntry, Caller, Observer, Refused
 from unified_cache.service.access.clients import CertifiedClients
-from unified_cache.service.access.errors import Refused
 from unified_cache.service.access.fairness import FairScheduler, Ticket
 from unified_cache.service.access.timeouts import CallTimeouts, TimedCall
 from unified_cache.service.access.tokens import Tokens
 from unified_cache.settings.access import Role
-from unified_cache.wire.calls import RETRY_AFTER
+from unified_cache.wire.calls import RETRY_AFTER, Call
 
 __all__ = ["RETRY_KEYS", "AdmittedCall", "Authenticator", "ServiceGate"]
 
 RETRY_KEYS = (RETRY_AFTER, "grpc-retry-pushback-ms")
 """Trailing metadata that says when to come back; the second is what gRPC's own retries obey."""
+
+FAULT_ID_BYTES = 6
+"""Length of the random number that names a fault both in the log and in the answer."""
+
+AUDITED = frozenset({Call.HELLO, Call.CLEAR, Call.DRAIN})
+"""Methods whose every call is in the audit log; of others, those that are not admitted or not permitted."""
+
+OK = grpc.StatusCode.OK.name
+DENIED = grpc.StatusCode.PERMISSION_DENIED.name
+CANCELLED = grpc.StatusCode.CANCELLED.name
 
 _AUTHORIZATION = "authorization"
 _BEARER = "bearer "
@@ -29,8 +40,7 @@ class Authenticator:
     """Authentication of a call: by its token if it has one, else by the certificate of its connection.
 
     A call with a wrong token is refused, whatever its certificate, and one over a revoked certificate, whatever its
-    token. With neither ``tokens`` nor ``clients`` every caller
-    is ``local``; None refuses all.
+    token. With neither ``tokens`` nor ``clients`` every caller is ``local``; None refuses all.
     """
 
     def __init__(self, tokens: Tokens | None, clients: CertifiedClients | None, local: Caller | None) -> None:
@@ -48,9 +58,9 @@ class Authenticator:
 
 
 class ServiceGate:
-    """The way into every call, before any message is waited for: authentication, role, and a place in flight.
+    """The way into every call, before any message is waited for, and out of it. Thread-safe.
 
-    Thread-safe.
+    In: authentication, role, a place in flight. Out: figures, the audit log, and statuses that tell no internals.
     """
 
     def __init__(
@@ -71,40 +81,57 @@ class ServiceGate:
         return self._scheduler.wait_idle(timeout_s)
 
     @contextmanager
-    def admitted(self, context: grpc.ServicerContext, needs: Role, *, method: str) -> Iterator["AdmittedCall"]:
-        """Authenticate the caller, check its role, and count the call in flight for the length of the with block.
+    def admitted(self, method: Call, needs: Role, context: grpc.ServicerContext) -> Iterator["AdmittedCall"]:
+        """Admit a call whose headers have come, and count it in flight for the length of the with block.
 
-        Raises:
-            Refused: not authenticated, not allowed, over a quota, or closed. Nothing is held.
+        A refusal, and what the with block raises, becomes the status of the call.
         """
-        if self._closed:
-            raise Refused(grpc.StatusCode.UNAVAILABLE, "this server is draining; another may do")
-        caller = self._callers.caller(context)
-        if caller is None:
-            self._observer.anomaly("unauthenticated", f"{method} from {context.peer()} without valid credentials")
-            raise Refused(grpc.StatusCode.UNAUTHENTICATED, "valid credentials are needed")
-        self.check_role(caller, needs, method)
-        ticket = self._scheduler.enter(caller.tenant)
-        if ticket is None:
-            self.refuse(caller, method, "the tenant has as many calls in flight as it may")
+        started_s = self.timeouts.clock()
+        call: AdmittedCall | None = None
+        caller: Caller | None = None
+        code = CANCELLED
         try:
-            if not context.add_callback(ticket.give_up):
-                raise Refused(grpc.StatusCode.CANCELLED, "the client has gone")
-            call = AdmittedCall(context, self, caller, ticket, method)
-            with self.timeouts.over(call):
+            with ExitStack() as held:
+                caller = self._authenticated(method, context)
+                self.check_role(caller, needs, method)
+                ticket = self._scheduler.enter(caller.tenant)
+                if ticket is None:
+                    self.refuse(caller, method, "the tenant has as many calls in flight as it may")
+                held.callback(ticket.leave)
+                if not context.add_callback(ticket.give_up):
+                    raise Refused(grpc.StatusCode.CANCELLED, "the client has gone")
+                call = AdmittedCall(context, self, caller, ticket, method)
+                held.enter_context(self.timeouts.over(call))
                 yield call
+            code = OK
+        except grpc.RpcError:
+            # The client went away, or the call was cut off: gRPC has answered.
+            raise
+        except Exception as error:
+            refused = self._refusal(method, error)
+            code = refused.code.name
+            context.set_trailing_metadata(refused.trailing)
+            context.abort(refused.code, refused.message)
+            raise
         finally:
-            ticket.leave()
+            tenant, bytes_in, bytes_out = ("", 0, 0) if call is None else (call.tenant, call.bytes_in, call.bytes_out)
+            if call is not None and call.why_cut:
+                self._observer.anomaly("cut_off", f"{method.value} by {tenant}: {call.why_cut}")
+            seconds = self.timeouts.clock() - started_s
+            self._observer.call_ended(method.value, tenant, code, seconds, bytes_in, bytes_out)
+            if call is None or method in AUDITED or code == DENIED:
+                about = "" if call is None else call.about
+                self._observer.audited(AuditEntry(method.value, caller, context.peer(), code, about))
 
-    def check_role(self, caller: Caller, needs: Role, method: str) -> None:
+    def check_role(self, caller: Caller, needs: Role, method: Call) -> None:
         """Check that a caller may do what ``needs`` may.
 
         Raises:
             Refused: it may not.
         """
         if not caller.role.includes(needs):
-            self._observer.anomaly("permission_denied", f"{method} by a {caller.role.value} of {caller.tenant}")
-            raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method} needs the role {needs.value}", (), caller)
+            self._observer.anomaly("permission_denied", f"{method.value} by a {caller.role.value} of {caller.tenant}")
+            raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method.value} needs the role {needs.value}")
 
     def patience_s(self, context: grpc.ServicerContext) -> float:
         """Return how long a call may wait for its turn."""
@@ -112,23 +139,44 @@ class ServiceGate:
         turn_s_max = self._scheduler.quota.turn_s_max
         return turn_s_max if remaining_s is None else min(turn_s_max, remaining_s)
 
-    def refuse(self, caller: Caller, method: str, reason: str) -> NoReturn:
+    def refuse(self, caller: Caller, method: Call, reason: str) -> NoReturn:
         """Refuse a call that is over a quota, and say when to come back.
 
         Raises:
             Refused: always.
         """
-        self._observer.anomaly("over_quota", f"{method} by {caller.tenant}: {reason}")
+        self._observer.anomaly("over_quota", f"{method.value} by {caller.tenant}: {reason}")
         retry_ms = str(round(self._scheduler.quota.retry_s * 1000))
         hints = [(key, retry_ms) for key in RETRY_KEYS]
-        raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{reason}; try again in {retry_ms} ms", hints, caller)
+        raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{reason}; try again in {retry_ms} ms", hints)
+
+    def _authenticated(self, method: Call, context: grpc.ServicerContext) -> Caller:
+        if self._closed:
+            raise Refused(grpc.StatusCode.UNAVAILABLE, "this server is draining; another may do")
+        caller = self._callers.caller(context)
+        if caller is None:
+            self._observer.anomaly("unauthenticated", f"{method.value} from {context.peer()} without valid credentials")
+            raise Refused(grpc.StatusCode.UNAUTHENTICATED, "valid credentials are needed")
+        return caller
+
+    def _refusal(self, method: Call, error: Exception) -> Refused:
+        if isinstance(error, Refused):
+            return error
+        if isinstance(error, InputError):
+            return Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if isinstance(error, StorageError | ClosedError):
+            self._observer.anomaly("store_failed", f"{method.value}: {error}")
+            return Refused(grpc.StatusCode.UNAVAILABLE, "the store does not answer")
+        number = secrets.token_hex(FAULT_ID_BYTES)
+        self._observer.anomaly("internal", f"{method.value} {number}: {''.join(traceback.format_exception(error))}")
+        return Refused(grpc.StatusCode.INTERNAL, f"a fault of the server, in its log as {number}")
 
 
 class AdmittedCall(TimedCall):
     """A call that a gate admitted: whose it is, what it may still take, and what it has moved."""
 
     def __init__(
-        self, context: grpc.ServicerContext, gate: ServiceGate, caller: Caller, ticket: Ticket, method: str
+        self, context: grpc.ServicerContext, gate: ServiceGate, caller: Caller, ticket: Ticket, method: Call
     ) -> None:
         super().__init__(context, gate.timeouts)
         self._gate = gate

@@ -15,8 +15,7 @@ from unified_cache.errors import InputError, StorageError
 from unified_cache.pool import ModelLayout
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import FORMAT_VERSION, HEADER_BYTES
-from unified_cache.service.access.callers import Caller, Role
-from unified_cache.service.access.errors import Refused
+from unified_cache.service.access.callers import Caller, Refused, Role
 from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.manifest import described_by, manifest_of, model_of_tenant
 from unified_cache.wire.calls import REASON, REASON_HELLO

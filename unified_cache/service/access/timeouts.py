@@ -6,7 +6,7 @@ from threading import Event, Lock, Thread
 
 import grpc
 
-from unified_cache.service.access.errors import Refused
+from unified_cache.service.access.callers import Refused
 from unified_cache.settings.limits import LimitSettings
 
 __all__ = ["CallTimeouts", "TimedCall"]

@@ -7,7 +7,7 @@ from threading import Condition
 import grpc
 from grpc_health.v1 import health, health_pb2  # type: ignore[import-untyped]
 
-from unified_cache.service.access.errors import Refused
+from unified_cache.service.access.callers import Refused
 from unified_cache.service.access.timeouts import CallTimeouts, TimedCall
 from unified_cache.service.operations.public_calls import PublicCalls, parsed_request
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from unified_cache.service.access.errors import Refused
+from unified_cache.service.access.callers import Refused
 from unified_cache.service.access.timeouts import CallTimeouts, TimedCall
 
 __all__ = ["PublicCalls", "parsed_request"]

@@ -1,6 +1,5 @@
 """The request path: from the first message of a call to its answer.
 
-calls       the boundary of a call: admitted, measured, its errors turned into statuses
 checks      messages, checked before anything is done
 lookup      longest restorable prefix of a prompt
 assembler   pages put together from the parts of a stream

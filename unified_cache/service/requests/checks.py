@@ -14,7 +14,7 @@ from unified_cache.errors import InputError
 from unified_cache.page import Namespace, PageKey, Prompt
 from unified_cache.proto import service_pb2
 from unified_cache.seal import Label
-from unified_cache.service.access.errors import Refused
+from unified_cache.service.access.callers import Refused
 from unified_cache.service.access.registry import Registration, Registry
 from unified_cache.service.access.tokens import TENANT_NAME
 from unified_cache.service.requests.assembler import AnnouncedPage

@@ -12,8 +12,7 @@ import grpc
 from unified_cache.errors import InputError, StorageError, StorageFullError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
-from unified_cache.service.access.callers import Observer
-from unified_cache.service.access.errors import Refused
+from unified_cache.service.access.callers import Observer, Refused
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.store.pages import HeldPage, blank_page
 from unified_cache.storage_backends.catalog import catalog_in
