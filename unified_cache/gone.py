@@ -141,6 +141,11 @@ GONE: Sequence[Gone] = (
         settings=("tracing.exporter", "tracing.spans_waiting_max"),
         imports=("unified_cache.service.operations.tracing",),
     ),
+    Gone(
+        "the log and the audit log pace lines of one kind by themselves: take the setting out",
+        sections=("log",),
+        settings=("log.burst", "log.every_s", "audit.burst", "audit.every_s"),
+    ),
 )
 
 

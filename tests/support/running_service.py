@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from tests.support.certificates import Authority, Issued
 from unified_cache.drain import Drain
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.service.operations.logs import Log, LogRateLimit
+from unified_cache.service.operations.logs import JsonLines, Log, LogRateLimit
 from unified_cache.service.server import Service
 from unified_cache.settings.loading import service_settings
 from unified_cache.wire.calls import Call
@@ -73,7 +73,7 @@ def running(**settings: object) -> Iterator[RunningService]:
         "metrics": {"listen": "127.0.0.1:0"},
     }
     stream, drain = StringIO(), Drain()
-    log = Log(stream, LogRateLimit(100, 1.0, time.monotonic), time.time)
+    log = Log(JsonLines(stream, time.time), LogRateLimit(100, 1.0, time.monotonic))
     service = Service.open(service_settings(None, {**flags, **settings}), log, drain)
     try:
         yield RunningService(service, stream, drain)

@@ -112,7 +112,7 @@ class ServeCommand:
             sys.stderr.write(INSECURE_WARNING.format(address=settings.listen))
         _service_module("operations.allocator", "serve").keep_freed_memory()
         drain = Drain()
-        log = _service_module("operations.logs", "serve").log_to(sys.stderr, settings.log)
+        log = _service_module("operations.logs", "serve").log_to(sys.stderr)
         with signals_drain(drain):
             service = _service_module("server", "serve").Service.open(settings, log, drain)
             log.event("serving", f"{settings.listen} port {service.port}, metrics port {service.metrics_port}")

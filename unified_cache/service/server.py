@@ -36,15 +36,12 @@ from unified_cache.service.access.tls import (
 )
 from unified_cache.service.access.tokens import Tokens, audit_tokens, read_tokens
 from unified_cache.service.access.usage import TenantUsage, promised_bytes
-from unified_cache.service.operations.audit import open_audit
 from unified_cache.service.operations.descriptors import room_for_connections
-from unified_cache.service.operations.health import HealthService
 from unified_cache.service.operations.live_figures import ServiceDoor, ServiceFigures
-from unified_cache.service.operations.logs import Log, LogRateLimit
+from unified_cache.service.operations.logs import Log, open_audit
 from unified_cache.service.operations.metrics import BoundedLabels, ServiceMetrics, UsageCollector
 from unified_cache.service.operations.metrics_listener import MetricsAccess, MetricsListener
-from unified_cache.service.operations.public_calls import PublicCalls
-from unified_cache.service.operations.reflection import reflection_methods
+from unified_cache.service.operations.public_calls import HealthService, PublicCalls, reflection_methods
 from unified_cache.service.operations.unix_socket import held_socket
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.guarded import GuardedStore
@@ -219,8 +216,7 @@ def _local_caller(settings: ServiceSettings) -> Caller:
 
 
 def _metrics(settings: ServiceSettings, log: Log, opened: ExitStack) -> ServiceMetrics:
-    pace = LogRateLimit(settings.audit.burst, settings.audit.every_s, time.monotonic)
-    audit = open_audit(settings.audit, log, pace, opened)
+    audit = open_audit(settings.audit.file, log, opened)
     tenants, pools = BoundedLabels(settings.metrics.tenants_max), BoundedLabels(settings.metrics.pools_max)
     return ServiceMetrics(CollectorRegistry(), tenants, pools, log, audit)
 

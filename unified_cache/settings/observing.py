@@ -1,4 +1,4 @@
-"""Settings of what a service tells of itself: metrics, live page, logs and recordings."""
+"""Settings of what a service tells of itself: metrics, live page, audit log and recordings."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,6 @@ from unified_cache.settings.section import Bytes, Count, Seconds, Section
 __all__ = [
     "AuditSettings",
     "LiveSettings",
-    "LogSettings",
     "MetricsSettings",
     "RecordSettings",
 ]
@@ -51,24 +50,11 @@ class LiveSettings(Section):
         return None if text is None else checked_address(text)
 
 
-class LogSettings(Section):
-    """Lines of JSON on standard error."""
-
-    burst: Count = 10
-    """Lines of one kind that are written at once."""
-    every_s: Seconds = 10.0
-    """Beyond a burst, one line of a kind in so long; it says how many were left out."""
-
-
-class AuditSettings(LogSettings):
+class AuditSettings(Section):
     """Lines of JSON that say who asked for what, and the outcome."""
 
     file: Path | None = None
     """File of its own, opened anew when it is moved away; without one the lines are among those of the log."""
-    burst: Count = 20
-    """Hellos and refusals of one tenant that are written at once; what clears or ends is always written."""
-    every_s: Seconds = 1.0
-    """Beyond a burst, one of a kind in so long."""
 
 
 class RecordSettings(Section):

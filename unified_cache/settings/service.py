@@ -12,7 +12,6 @@ from unified_cache.settings.limits import LimitSettings, QuotaSettings
 from unified_cache.settings.observing import (
     AuditSettings,
     LiveSettings,
-    LogSettings,
     MetricsSettings,
     RecordSettings,
 )
@@ -53,7 +52,6 @@ class ServiceSettings(Settings):
     guard: Guard = GuardConfig()
     metrics: MetricsSettings = MetricsSettings()
     live: LiveSettings = LiveSettings()
-    log: LogSettings = LogSettings()
     audit: AuditSettings = AuditSettings()
     record: RecordSettings = RecordSettings()
     drain: DrainSettings = DrainSettings()

@@ -21,8 +21,7 @@ from unified_cache.errors import ConfigError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.access.callers import AuditEntry, Caller
 from unified_cache.service.access.tokens import remove_token
-from unified_cache.service.operations.audit import AuditFile, AuditLog
-from unified_cache.service.operations.logs import JsonLines, LogRateLimit
+from unified_cache.service.operations.logs import JsonLines, Log, LogRateLimit, ReopenedFile
 from unified_cache.settings.access import Role
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.wire.calls import Call
@@ -187,13 +186,13 @@ def test_a_file_that_cannot_be_written_is_refused_at_the_start_and_an_anomaly_la
 @pytest.mark.threat("endless labels and log lines")
 def test_a_flood_of_hellos_and_refusals_is_counted_and_what_clears_or_ends_is_always_written() -> None:
     written, clock = StringIO(), ManualClock()
-    log = AuditLog(JsonLines(written, lambda: 0.0), LogRateLimit(3, 1.0, clock))
+    log = Log(JsonLines(written, lambda: 0.0), LogRateLimit(3, 1.0, clock))
     for _ in range(100):
         for each in (entry("Hello"), entry("Stats", outcome="PERMISSION_DENIED"), entry("Clear"), entry("Drain")):
-            assert log.write(each)
-    log.write(entry("Hello", tenant="other"))
+            assert log.audited(each)
+    log.audited(entry("Hello", tenant="other"))
     clock.sleep(1.0)
-    log.write(entry("Hello"))
+    log.audited(entry("Hello"))
     lines = [json.loads(line) for line in written.getvalue().splitlines()]
     counts = {kind: sum(line["kind"] == kind for line in lines) for kind in ("Hello", "Stats", "Clear", "Drain")}
     assert counts == {"Hello": 5, "Stats": 3, "Clear": 100, "Drain": 100}
@@ -202,7 +201,7 @@ def test_a_flood_of_hellos_and_refusals_is_counted_and_what_clears_or_ends_is_al
 
 
 def test_a_line_is_on_its_file_whole_whatever_is_in_it(tmp_path: Path) -> None:
-    file = AuditFile(tmp_path / "audit.log", lambda: 0.0)
+    file = ReopenedFile(tmp_path / "audit.log", lambda: 0.0)
     assert file.write("audit", {"kind": "odd\n\u202e\x9b"})
     (line,) = (tmp_path / "audit.log").read_bytes().splitlines()
     assert line.isascii()

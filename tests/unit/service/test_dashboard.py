@@ -13,8 +13,7 @@ from tests.support.clock import ManualClock
 from unified_cache.errors import StorageError
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.usage import TenantUsage
-from unified_cache.service.operations.audit import AuditLog
-from unified_cache.service.operations.logs import Log, LogRateLimit
+from unified_cache.service.operations.logs import JsonLines, Log, LogRateLimit
 from unified_cache.service.operations.metrics import BoundedLabels, ServiceMetrics, UsageCollector
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.service.store.tenants import TenantStore
@@ -51,8 +50,8 @@ def known() -> Known:
     settings = service_settings(None, {"storage": "memory:"})
     registry, names = CollectorRegistry(), BoundedLabels(10)
     pace = LogRateLimit(1, 1.0, ManualClock())
-    log = Log(StringIO(), pace, lambda: 0.0)
-    metrics = ServiceMetrics(registry, names, names, log, AuditLog(log.lines, pace))
+    log = Log(JsonLines(StringIO(), lambda: 0.0), pace)
+    metrics = ServiceMetrics(registry, names, names, log, log)
     scheduler = FairScheduler(settings.quota, settings.limits.calls_max)
     store = GuardedStore.open(settings, registry)
     usage = TenantUsage(settings.quota, 100, None)

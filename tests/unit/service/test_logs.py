@@ -8,8 +8,7 @@ from io import StringIO
 import pytest
 
 from tests.support.clock import ManualClock
-from unified_cache.service.operations.logs import KINDS_MAX, Log, LogRateLimit, log_to
-from unified_cache.settings.observing import LogSettings
+from unified_cache.service.operations.logs import KINDS_MAX, LINES_AT_ONCE, JsonLines, Log, LogRateLimit, log_to
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def lines(stream: StringIO) -> list[dict[str, object]]:
 
 def test_an_anomaly_is_one_line_of_json_whatever_its_text() -> None:
     stream = StringIO()
-    log = Log(stream, LogRateLimit(5, 1.0, ManualClock()), lambda: 0.0)
+    log = Log(JsonLines(stream, lambda: 0.0), LogRateLimit(5, 1.0, ManualClock()))
     log.anomaly("odd", 'a "quoted"\nsecond line\u2028\x00')
     (line,) = lines(stream)
     assert line == {
@@ -40,7 +39,7 @@ def test_an_anomaly_is_one_line_of_json_whatever_its_text() -> None:
 
 def test_beyond_a_burst_one_line_of_a_kind_passes_now_and_then_and_says_how_many_did_not() -> None:
     stream, clock = StringIO(), ManualClock()
-    log = Log(stream, LogRateLimit(2, 10.0, clock), lambda: 0.0)
+    log = Log(JsonLines(stream, lambda: 0.0), LogRateLimit(2, 10.0, clock))
     for _ in range(100):
         log.anomaly("flood", "x")
     log.anomaly("other", "y")
@@ -55,7 +54,7 @@ def test_beyond_a_burst_one_line_of_a_kind_passes_now_and_then_and_says_how_many
 @pytest.mark.threat("endless labels and log lines")
 def test_kinds_are_few_and_lines_are_short() -> None:
     stream = StringIO()
-    log = Log(stream, LogRateLimit(1, 10.0, ManualClock()), lambda: 0.0)
+    log = Log(JsonLines(stream, lambda: 0.0), LogRateLimit(1, 10.0, ManualClock()))
     for number in range(KINDS_MAX * 2):
         log.anomaly(f"kind {number}", "x" * 1_000_000)
     assert len(lines(stream)) == KINDS_MAX + 1
@@ -64,7 +63,7 @@ def test_kinds_are_few_and_lines_are_short() -> None:
 
 def test_a_stream_that_is_gone_stops_nobody() -> None:
     stream = StringIO()
-    log = Log(stream, LogRateLimit(1, 10.0, ManualClock()), lambda: 0.0)
+    log = Log(JsonLines(stream, lambda: 0.0), LogRateLimit(1, 10.0, ManualClock()))
     stream.close()
     log.anomaly("odd", "x")
     log.event("stopped", "x")
@@ -73,7 +72,7 @@ def test_a_stream_that_is_gone_stops_nobody() -> None:
 @pytest.mark.usefixtures("kept_logging")
 def test_what_libraries_warn_of_is_in_the_log_with_its_traceback_and_paced() -> None:
     stream = StringIO()
-    log_to(stream, LogSettings(burst=3))
+    log_to(stream)
     logger = logging.getLogger("grpc._server")
     for _ in range(50):
         try:
@@ -82,5 +81,5 @@ def test_what_libraries_warn_of_is_in_the_log_with_its_traceback_and_paced() -> 
             logger.exception("Exception calling application")
     logger.info("quiet")
     found = lines(stream)
-    assert [line["kind"] for line in found] == ["log.grpc._server"] * 3
+    assert [line["kind"] for line in found] == ["log.grpc._server"] * LINES_AT_ONCE
     assert "spoiled" in str(found[0]["text"])

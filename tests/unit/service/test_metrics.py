@@ -16,8 +16,7 @@ from tests.support.running_service import CALL_S
 from unified_cache.errors import ConfigError
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.usage import TenantUsage
-from unified_cache.service.operations.audit import AuditLog
-from unified_cache.service.operations.logs import Log, LogRateLimit
+from unified_cache.service.operations.logs import JsonLines, Log, LogRateLimit
 from unified_cache.service.operations.metrics import (
     OTHER,
     BoundedLabels,
@@ -55,9 +54,8 @@ def listener(registry: CollectorRegistry) -> Iterator[MetricsListener]:
 
 def metrics_in(registry: CollectorRegistry, tenants_max: int = 10, pools_max: int = 10) -> ServiceMetrics:
     pace = LogRateLimit(10, 1.0, ManualClock())
-    log = Log(StringIO(), pace, lambda: 0.0)
-    audit = AuditLog(log.lines, pace)
-    return ServiceMetrics(registry, BoundedLabels(tenants_max), BoundedLabels(pools_max), log, audit)
+    log = Log(JsonLines(StringIO(), lambda: 0.0), pace)
+    return ServiceMetrics(registry, BoundedLabels(tenants_max), BoundedLabels(pools_max), log, log)
 
 
 def asked(listener: MetricsListener, request: bytes) -> bytes:

@@ -73,7 +73,7 @@ def test_every_limit_is_finite_and_above_zero() -> None:
         return found
 
     settings = service_settings(None, {})
-    parts = (settings.limits, settings.quota, settings.log, settings.drain)
+    parts = (settings.limits, settings.quota, settings.drain)
     found = [number for part in parts for number in numbers(part)] + list(asdict(settings.guard).values())
     assert all(0 < number < float("inf") for number in found)
 

@@ -1,9 +1,8 @@
-"""Operation of a server: metrics, logs, traces, reflection, drain.
+"""Operation of a server: metrics, logs, health, its end.
 
-metrics     counters for Prometheus; ``metrics_listener`` serves them
-logs        one line of JSON for each event; ``audit``: who asked for what, and the outcome
-reflection  gRPC reflection, bounded
-drain       the orderly end of a server
-unix_socket a Unix socket, held against other servers
-allocator   malloc told to reuse freed memory
+metrics       counters for Prometheus; ``metrics_listener`` serves them, ``live_figures`` shows them on the live page
+logs          one line of JSON for each event, and for who asked for what
+public_calls  health and reflection, which need no credentials
+unix_socket   a Unix socket, held against other servers
+allocator     malloc told to reuse freed memory; ``descriptors``: room for connections
 """

@@ -1,22 +1,37 @@
-"""Log lines in JSON, a bounded number of each kind."""
+"""The log and the audit log: lines of JSON, a bounded number of each kind."""
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from threading import Lock
 from typing import TextIO
 
-from unified_cache.settings.observing import LogSettings
+from unified_cache.errors import ConfigError
+from unified_cache.service.access.callers import AuditEntry
+from unified_cache.wire.calls import Call
 
-__all__ = ["JsonLines", "Log", "LogRateLimit", "log_to"]
+__all__ = ["JsonLines", "Log", "LogRateLimit", "ReopenedFile", "log_to", "open_audit"]
 
 KINDS_MAX = 256
 """Kinds paced by themselves; any further ones are paced together."""
 
 LINE_CHARACTERS_MAX = 2_000
+
+LINES_AT_ONCE = 10
+LINE_EVERY_S = 10.0
+"""Of anomalies of one kind: lines written at once, and then one in so long."""
+
+AUDITS_AT_ONCE = 20
+AUDIT_EVERY_S = 1.0
+"""Of Hellos and refusals of one tenant."""
+
+_OK = "OK"
 
 
 @dataclass(slots=True)
@@ -77,34 +92,80 @@ class JsonLines:
             return False
         return True
 
+    def close(self) -> None:
+        """Let the stream go."""
+        self._stream.close()
+
     def _current_stream(self) -> TextIO:
         """Return the stream for the next line; the caller holds the guard."""
         return self._stream
 
 
-class Log:
-    """The log of a server: ``time``, ``level``, ``kind``, ``text``, and ``left_out`` where lines were. Thread-safe."""
+class ReopenedFile(JsonLines):
+    """Lines at the end of a file, which is opened anew once there is another, or none, at its path."""
 
-    def __init__(self, stream: TextIO, pace: LogRateLimit, wall_clock: Callable[[], float]) -> None:
-        self.lines = JsonLines(stream, wall_clock)
+    def __init__(self, path: Path, wall_clock: Callable[[], float]) -> None:
+        """Open the file, made with mode 0600 if absent.
+
+        Raises:
+            OSError: it cannot be opened, or is a link.
+        """
+        super().__init__(_opened(path), wall_clock)
+        self._path = path
+
+    def _current_stream(self) -> TextIO:
+        try:
+            is_current = os.path.samestat(os.fstat(self._stream.fileno()), self._path.lstat())
+        except (FileNotFoundError, ValueError):
+            is_current = False  # moved away, or closed where the file could not be opened anew
+        if not is_current:
+            self._stream.close()
+            self._stream = _opened(self._path)
+        return self._stream
+
+
+class Log:
+    """Events, anomalies and audit entries of a server, a line each. Thread-safe.
+
+    Whoever can cause many lines has them paced: ``left_out`` then counts those that were not written since the last.
+    """
+
+    def __init__(self, lines: JsonLines, pace: LogRateLimit) -> None:
+        self.lines = lines
         """Lines as the log writes them, for others to write among its own."""
         self._pace = pace
 
     def event(self, kind: str, text: str) -> None:
         """Write what is meant to happen: started, draining, stopped."""
-        self._write("info", kind, text, 0)
+        self.lines.write("info", {"kind": kind, "text": text})
 
     def anomaly(self, kind: str, text: str) -> None:
         """Write what should not happen, unless there was too much of its kind lately."""
-        left_out_count = self._pace.passes(kind)
-        if left_out_count is not None:
-            self._write("warning", kind, text, left_out_count)
+        self._write_paced(kind, "warning", {"kind": kind, "text": text[:LINE_CHARACTERS_MAX]})
 
-    def _write(self, level: str, kind: str, text: str, left_out_count: int) -> None:
-        fields: dict[str, object] = {"kind": kind, "text": text[:LINE_CHARACTERS_MAX]}
-        if left_out_count:
-            fields["left_out"] = left_out_count
-        self.lines.write(level, fields)
+    def audited(self, entry: AuditEntry) -> bool:
+        """Write who asked for what, when, and the outcome; False where the line could not be.
+
+        Hellos and refusals are left out where there were too many of their kind and tenant. What clears, ends the
+        server, or changes who may call is always written.
+        """
+        fields: dict[str, object] = {"kind": entry.kind}
+        tenant = ""
+        if entry.caller is not None:
+            tenant = entry.caller.tenant
+            fields |= {"tenant": tenant, "role": entry.caller.role.value, "credential": entry.caller.credential}
+        if entry.peer:
+            fields["peer"] = entry.peer
+        fields |= {"outcome": entry.outcome, "about": entry.about}
+        if entry.outcome != _OK or entry.kind == Call.HELLO.value:
+            return self._write_paced(f"{entry.kind} {tenant}", "audit", fields)
+        return self.lines.write("audit", fields)
+
+    def _write_paced(self, paced_kind: str, level: str, fields: dict[str, object]) -> bool:
+        left_out_count = self._pace.passes(paced_kind)
+        if left_out_count is None:
+            return True
+        return self.lines.write(level, {**fields, "left_out": left_out_count} if left_out_count else fields)
 
 
 class _Forwarding(logging.Handler):
@@ -120,8 +181,32 @@ class _Forwarding(logging.Handler):
         self._log.anomaly(f"log.{record.name}", self._trace.format(record))
 
 
-def log_to(stream: TextIO, settings: LogSettings) -> Log:
+def log_to(stream: TextIO) -> Log:
     """Make the log of a process and let what libraries log go there too; once for a process."""
-    log = Log(stream, LogRateLimit(settings.burst, settings.every_s, time.monotonic), time.time)
+    log = Log(JsonLines(stream, time.time), LogRateLimit(LINES_AT_ONCE, LINE_EVERY_S, time.monotonic))
     logging.basicConfig(handlers=[_Forwarding(log)], level=logging.WARNING, force=True)
     return log
+
+
+def open_audit(path: Path | None, log: Log, opened: ExitStack) -> Log:
+    """Open the audit log, which ``opened`` closes: a file of its own, or, without a path, lines of the log.
+
+    Rotation is left to tools such as logrotate.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    pace = LogRateLimit(AUDITS_AT_ONCE, AUDIT_EVERY_S, time.monotonic)
+    if path is None:
+        return Log(log.lines, pace)
+    try:
+        file = ReopenedFile(path, log.lines.wall_clock)
+    except OSError as error:
+        raise ConfigError(f"audit.file {path} must be a file that can be written: {error.strerror}") from error
+    opened.callback(file.close)
+    return Log(file, pace)
+
+
+def _opened(path: Path) -> TextIO:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o600), "a", encoding="utf-8")

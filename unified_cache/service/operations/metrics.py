@@ -11,7 +11,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from unified_cache.service.access.callers import AuditEntry
 from unified_cache.service.access.fairness import FairScheduler
-from unified_cache.service.operations.audit import AuditLog
 from unified_cache.service.operations.logs import Log
 from unified_cache.service.store.tenants import TenantStore
 from unified_cache.slowest import Slowest
@@ -69,7 +68,7 @@ class ServiceMetrics:
     """Counters of calls, pages and anomalies in ``registry``, which must not have them yet; an ``Observer``."""
 
     def __init__(
-        self, registry: CollectorRegistry, tenants: BoundedLabels, pools: BoundedLabels, log: Log, audit: AuditLog
+        self, registry: CollectorRegistry, tenants: BoundedLabels, pools: BoundedLabels, log: Log, audit: Log
     ) -> None:
         self.registry = registry
         self.tenants = tenants
@@ -133,7 +132,7 @@ class ServiceMetrics:
 
     def audited(self, entry: AuditEntry) -> None:
         """Write an entry of the audit log; that one cannot be written is an anomaly."""
-        if not self._audit.write(entry):
+        if not self._audit.audited(entry):
             self.anomaly("audit_failed", f"a line about {entry.kind} could not be written")
 
     def anomaly(self, kind: str, text: str) -> None:

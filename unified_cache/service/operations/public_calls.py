@@ -1,20 +1,32 @@
-"""Calls that need no credentials, bounded: everybody may make them, and each takes a thread."""
+"""Health and reflection: calls without credentials, bounded, since everybody may make them and each takes a thread.
+
+gRPC parses no message of theirs: a stream whose message its deserializer cannot read stays open in a server for ever.
+"""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from threading import Lock
-from typing import TypeVar
+from functools import partial
+from threading import Condition, Lock
 
 import grpc
-from google.protobuf.message import DecodeError, Message
+from grpc_health.v1 import health, health_pb2  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection, reflection_pb2  # type: ignore[import-untyped]
 
+from unified_cache.errors import InputError
 from unified_cache.service.access.callers import Refused
 from unified_cache.service.access.timeouts import CallTimeouts, TimedCall
+from unified_cache.wire.calls import parsed
 
-__all__ = ["PublicCalls", "parsed_request"]
+__all__ = ["HealthService", "PublicCalls", "reflection_methods"]
 
-Parsed = TypeVar("Parsed", bound=Message)
+OVERALL = ""
+"""Name of the server as a whole."""
+
+LOOK_S = 30.0
+"""Time between two looks of a watch that nothing has woken."""
+
+_Reply = health_pb2.HealthCheckResponse
 
 
 class PublicCalls:
@@ -43,6 +55,8 @@ class PublicCalls:
                 yield call
             except Refused as error:
                 context.abort(error.code, error.message)
+            except InputError as error:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             finally:
                 with self._guard:
                     self._open.pop(call, None)
@@ -66,18 +80,89 @@ class PublicCalls:
         return max(half_open, key=lambda call: (hosts[_host(call.peer)], connections[call.peer]), default=None)
 
 
-def parsed_request(kind: type[Parsed], message: bytes) -> Parsed:
-    """Read the message of a public call.
+class HealthService:
+    """Health of the server and its services, all the same: SERVING, and from ``stop_serving`` on NOT_SERVING.
 
-    gRPC does not: a stream whose message its deserializer cannot read stays open in the server for ever.
-
-    Raises:
-        Refused: it is no such message.
+    It keeps nothing by the names that clients ask for. Thread-safe.
     """
-    try:
-        return kind.FromString(message)
-    except DecodeError as error:
-        raise Refused(grpc.StatusCode.INVALID_ARGUMENT, f"expected a {kind.DESCRIPTOR.name}") from error
+
+    def __init__(self, services: Iterable[str], calls_max: int, timeouts: CallTimeouts) -> None:
+        self._names = frozenset((OVERALL, *services))
+        self._checks = PublicCalls(calls_max, timeouts)
+        self._watches = PublicCalls(calls_max, timeouts)
+        self._is_serving = True
+        self._changed = Condition()
+
+    def rpc_methods(self) -> grpc.GenericRpcHandler:
+        """Return what a ``grpc.Server`` is given."""
+        methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            "Check": grpc.stream_unary_rpc_method_handler(self._check),
+            "Watch": grpc.stream_stream_rpc_method_handler(self._watch),
+        }
+        return grpc.method_handlers_generic_handler(health.SERVICE_NAME, methods)
+
+    def stop_serving(self) -> None:
+        """Say NOT_SERVING from now on, also to those who watch."""
+        with self._changed:
+            self._is_serving = False
+            self._changed.notify_all()
+
+    def _check(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        with self._checks.admitted(context) as call:
+            status = self._status_of(_service_in(call, messages))
+            if status == _Reply.SERVICE_UNKNOWN:
+                raise Refused(grpc.StatusCode.NOT_FOUND, "no such service")
+        return _encoded(status)
+
+    def _watch(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        with self._watches.admitted(context) as call:
+            name = _service_in(call, messages)
+            context.add_callback(self._wake)
+            told = self._status_of(name)
+            yield _encoded(told)
+            while context.is_active():
+                with self._changed:
+                    self._changed.wait_for(partial(self._has_news, context, name, told), LOOK_S)
+                status = self._status_of(name)
+                if status != told:
+                    told = status
+                    yield _encoded(told)
+
+    def _has_news(self, context: grpc.ServicerContext, name: str, told: int) -> bool:
+        return self._status_of(name) != told or not context.is_active()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _status_of(self, name: str) -> int:
+        if name not in self._names:
+            return int(_Reply.SERVICE_UNKNOWN)
+        return int(_Reply.SERVING if self._is_serving else _Reply.NOT_SERVING)
+
+
+def reflection_methods(places: PublicCalls, *services: str) -> grpc.GenericRpcHandler:
+    """Return what a ``grpc.Server`` is given, to tell about these services and itself."""
+    servicer = reflection.ReflectionServicer((*services, reflection.SERVICE_NAME))
+
+    def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        with places.admitted(context) as call:
+            received = call.received(messages)
+            requests = (parsed(reflection_pb2.ServerReflectionRequest, message) for message in received)
+            for reply in servicer.ServerReflectionInfo(requests, context):
+                yield reply.SerializeToString()
+
+    method: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(answer)
+    return grpc.method_handlers_generic_handler(reflection.SERVICE_NAME, {"ServerReflectionInfo": method})
+
+
+def _service_in(call: TimedCall, messages: Iterator[bytes]) -> str:
+    """Return the service that a call asks about."""
+    return str(parsed(health_pb2.HealthCheckRequest, call.first(messages) or b"").service)
+
+
+def _encoded(status: int) -> bytes:
+    return bytes(_Reply(status=status).SerializeToString())
 
 
 def _host(peer: str) -> str:
