@@ -25,11 +25,10 @@ from unified_cache.service.requests.checks import (
     checked_request,
     named,
     prefix,
-    removable,
 )
 from unified_cache.service.requests.identities import listed_after
 from unified_cache.service.requests.lookup import labels_of_spans, longest_prefix
-from unified_cache.service.store.tenants import TenantStore
+from unified_cache.service.store.tenants import TenantStore, named_page
 from unified_cache.settings.access import Role
 from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.common.lru import page_bytes
@@ -191,9 +190,8 @@ class CacheService:
             return
         stored = run.stored[numbers.start : numbers.stop]
         found = self._store.read(tenant, stored, run.object_bytes)
-        for label, (answer, page) in zip(run.labels[numbers.start : numbers.stop], found, strict=True):
-            hit = ABSENT if page is None else IN_STORE
-            yield mark(hit, reason_of(answer)), () if page is None else page.named(label).buffers
+        for label, (answer, buffers) in zip(run.labels[numbers.start : numbers.stop], found, strict=True):
+            yield mark(IN_STORE if answer else ABSENT, reason_of(answer)), named_page(buffers, label) if answer else ()
 
     def _put(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with self._gate.admitted(Call.PUT, Role.WRITER, context) as call:
@@ -233,8 +231,8 @@ class CacheService:
         return pb.TouchReply()
 
     def _remove(self, call: AdmittedCall, request: pb.RemoveRequest) -> pb.RemoveReply:
-        labels = removable(request.runs, call.tenant, self._registry, self._limits)
-        removed_count = self._store.remove(call.tenant, labels)
+        runs = named(request.runs, call.tenant, self._registry, self._limits, any_pool=True)
+        removed_count = self._store.remove(call.tenant, all_stored(runs))
         return pb.RemoveReply(removed_count=removed_count)
 
     def _scan(self, call: AdmittedCall, request: pb.ScanRequest) -> pb.ScanReply:

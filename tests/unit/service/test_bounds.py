@@ -15,7 +15,7 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.registry import Registry
-from unified_cache.service.store.pages import page_in
+from unified_cache.service.requests.assembler import page_in
 from unified_cache.settings.access import Role
 from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.manifest import manifest_of
@@ -157,6 +157,6 @@ def test_a_small_page_does_not_keep_the_message_alive_that_it_came_in() -> None:
     message = bytes(10_000)
     small = page_in([memoryview(message)[:500]])
     large = page_in([memoryview(message)[:9_000]])
-    assert [piece.obj is message for piece in small.payload] == [False]
-    assert [piece.obj is message for piece in large.payload] == [True]
-    assert sum(map(len, small.buffers)) == 500
+    assert [piece.obj is message for piece in small[1:]] == [False]
+    assert [piece.obj is message for piece in large[1:]] == [True]
+    assert sum(map(len, small)) == 500

@@ -163,7 +163,7 @@ def test_a_read_of_many_pages_is_handed_over_once_and_verified_by_the_mib(
     usage = TenantUsage(QuotaSettings(), 100, None)
     store = TenantStore(guarded.guard.breaker, usage, metrics_in(CollectorRegistry()))
     read = store.read("acme", [page.label for page in pages], 1 << 20)
-    assert [each.answer for each in read] == [Answer.HIT] * 4
+    assert [answer for answer, _ in read] == [Answer.HIT] * 4
     assert handed_over == [4]
     gets = registry.get_sample_value("unified_cache_storage_calls_total", {"store": "memory", "method": "get"})
     assert gets == 4

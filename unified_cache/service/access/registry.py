@@ -4,7 +4,7 @@ The digest of an identity covers the model's name, revision, dtype, shard and th
 bf16 and fp8 pages, or two page sizes, of one model at the same time, as in a rolling upgrade.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -46,14 +46,9 @@ class Registration:
     vocabulary: int
     """One more than the largest token id that a lookup may name; 0 for no bound."""
 
-    def check_pool(self, pool: str) -> None:
-        """Check that pages of a pool can be stored.
 
-        Raises:
-            InputError: the layout has no such pool, or no objects in it.
-        """
-        if pool not in self.object_bytes:
-            raise InputError(f"a pool is one of {', '.join(self.object_bytes)}, found {pool!r}")
+_Recent = OrderedDict[bytes, Registration]
+"""Identities of one tenant by digest, the one unused for longest first."""
 
 
 class Registry:
@@ -65,8 +60,9 @@ class Registry:
     """
 
     def __init__(self, limits: LimitSettings) -> None:
-        self._registered = _RecentIdentities(limits.identities_max)
-        self._known_to_readers = _RecentIdentities(limits.identities_max)
+        self._registered: defaultdict[str, _Recent] = defaultdict(OrderedDict)
+        self._known_to_readers: defaultdict[str, _Recent] = defaultdict(OrderedDict)
+        """Both by tenant."""
         self._limits = limits
         self._guard = Lock()
 
@@ -83,14 +79,14 @@ class Registry:
         tenant = caller.tenant
         said = self._checked(tenant, manifest, vocabulary)
         with self._guard:
-            registered = self._registered.find(tenant, manifest.identity)
+            registered, known = self._registered[tenant], self._known_to_readers[tenant]
+            earlier = registered.get(manifest.identity)
             if caller.role.includes(Role.WRITER):
-                self._known_to_readers.forget(tenant, manifest.identity)
-                return self._registered.keep(tenant, _merged(registered, said))
-            if registered is not None:
-                return registered
-            known = self._known_to_readers.find(tenant, manifest.identity)
-            return self._known_to_readers.keep(tenant, _merged(known, said))
+                known.pop(manifest.identity, None)
+                return self._keep(registered, _merged(earlier, said))
+            if earlier is not None:
+                return self._keep(registered, earlier)
+            return self._keep(known, _merged(known.get(manifest.identity), said))
 
     def find(self, tenant: str, identity: bytes) -> Registration:
         """Return what a tenant's clients named by a digest; it is then the most recently used.
@@ -99,28 +95,36 @@ class Registry:
             Refused: the tenant must say Hello for it, for the first time or again.
         """
         with self._guard:
-            found = self._registered.find(tenant, identity) or self._known_to_readers.find(tenant, identity)
-        if found is None:
-            raise Refused(
-                grpc.StatusCode.FAILED_PRECONDITION, "say Hello for this identity first", [(REASON, REASON_HELLO)]
-            )
-        return found
+            for kept in (self._registered[tenant], self._known_to_readers[tenant]):
+                if identity in kept:
+                    return self._keep(kept, kept[identity])
+        raise Refused(
+            grpc.StatusCode.FAILED_PRECONDITION, "say Hello for this identity first", [(REASON, REASON_HELLO)]
+        )
 
     def of(self, tenant: str) -> list[Registration]:
         """Return all of a tenant, the registered ones first."""
         with self._guard:
-            return [*self._registered.of(tenant), *self._known_to_readers.of(tenant)]
+            return [*self._registered[tenant].values(), *self._known_to_readers[tenant].values()]
 
     def registered(self, tenant: str) -> list[Registration]:
         """Return those that writers of a tenant registered."""
         with self._guard:
-            return self._registered.of(tenant)
+            return list(self._registered[tenant].values())
 
     def forget(self, tenant: str, identity: bytes) -> None:
         """Drop an identity; a client that still uses it is told to say Hello again."""
         with self._guard:
-            self._registered.forget(tenant, identity)
-            self._known_to_readers.forget(tenant, identity)
+            self._registered[tenant].pop(identity, None)
+            self._known_to_readers[tenant].pop(identity, None)
+
+    def _keep(self, kept: _Recent, registration: Registration) -> Registration:
+        """Keep an identity as the most recently used, and drop the one unused for longest where they are too many."""
+        kept[registration.manifest.identity] = registration
+        kept.move_to_end(registration.manifest.identity)
+        if len(kept) > self._limits.identities_max:
+            kept.popitem(last=False)
+        return registration
 
     def _checked(self, tenant: str, manifest: Manifest, vocabulary: int) -> Registration:
         if manifest.format_version != FORMAT_VERSION:
@@ -149,40 +153,6 @@ class Registry:
         plain = manifest_of(described.identity, layout)
         scoped = replace(described.identity, model=model_of_tenant(tenant, described.identity.model))
         return Registration(plain, layout, object_bytes, manifest_of(scoped, layout), vocabulary)
-
-
-class _RecentIdentities:
-    """The identities of each tenant that were used last, a bounded number. Not thread-safe."""
-
-    def __init__(self, identities_max: int) -> None:
-        self._identities_max = identities_max
-        self._kept: dict[str, OrderedDict[bytes, Registration]] = {}
-        """By tenant, the identity that was unused for longest first."""
-
-    def keep(self, tenant: str, registration: Registration) -> Registration:
-        """Keep an identity as the most recently used, and drop the one unused for longest where they are too many."""
-        kept = self._kept.setdefault(tenant, OrderedDict())
-        kept[registration.manifest.identity] = registration
-        kept.move_to_end(registration.manifest.identity)
-        if len(kept) > self._identities_max:
-            kept.popitem(last=False)
-        return registration
-
-    def find(self, tenant: str, identity: bytes) -> Registration | None:
-        """Return an identity, which is then the most recently used; None if it is not kept."""
-        kept = self._kept.get(tenant)
-        if kept is None or identity not in kept:
-            return None
-        kept.move_to_end(identity)
-        return kept[identity]
-
-    def of(self, tenant: str) -> list[Registration]:
-        """Return all of a tenant."""
-        return list(self._kept.get(tenant, {}).values())
-
-    def forget(self, tenant: str, identity: bytes) -> None:
-        """Drop an identity, if it is kept."""
-        self._kept.get(tenant, OrderedDict[bytes, Registration]()).pop(identity, None)
 
 
 def _merged(earlier: Registration | None, said: Registration) -> Registration:

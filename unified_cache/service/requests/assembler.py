@@ -5,12 +5,15 @@ from dataclasses import dataclass
 
 from unified_cache.errors import InputError
 from unified_cache.page import PageKey
-from unified_cache.seal import Label, verify_buffers
-from unified_cache.service.store.pages import page_in
+from unified_cache.seal import HEADER_BYTES, Label, verify_buffers
+from unified_cache.service.store.tenants import named_page
 from unified_cache.storage_backends.protocol import PageIO
 from unified_cache.wire.parts import Chunk
 
-__all__ = ["AnnouncedPage", "PageAssembler"]
+__all__ = ["AnnouncedPage", "PageAssembler", "page_in"]
+
+KEPT_SHARE_MIN = 0.5
+"""Of a message, the part that a page must fill to be kept as a view of it: a smaller one would keep the rest alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +92,26 @@ class PageAssembler:
         flaw = verify_buffers(self._pieces, expected.label)
         if flaw is not None:
             raise InputError(f"page {self._done_count} does not verify: {flaw.value}")
-        page = page_in(self._pieces).named(expected.stored)
+        buffers = named_page(page_in(self._pieces), expected.stored)
         self._pieces = []
         self._held_bytes = 0
         self._done_count += 1
-        return PageIO(expected.stored, expected.parent, page.buffers)
+        return PageIO(expected.stored, expected.parent, buffers)
+
+
+def page_in(pieces: Sequence[memoryview]) -> tuple[memoryview, ...]:
+    """Return the page that lies in pieces of messages, at least a header long, its header apart.
+
+    A view keeps the whole message alive: it is copied where that would keep too much.
+    """
+    header = b"".join(piece[:HEADER_BYTES] for piece in pieces[:HEADER_BYTES])[:HEADER_BYTES]
+    payload: list[memoryview] = []
+    skip = HEADER_BYTES
+    for piece in pieces:
+        if len(piece) > skip:
+            payload.append(piece[skip:])
+        skip = max(0, skip - len(piece))
+    held_bytes = sum(memoryview(message).nbytes for message in {id(piece.obj): piece.obj for piece in pieces}.values())
+    if sum(map(len, payload)) < KEPT_SHARE_MIN * held_bytes:
+        payload = [memoryview(b"".join(payload))] if payload else []
+    return (memoryview(header), *payload)

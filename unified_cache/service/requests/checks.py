@@ -35,7 +35,6 @@ __all__ = [
     "checked_request",
     "named",
     "prefix",
-    "removable",
 ]
 
 CURSOR_CHARS_MAX = 256
@@ -109,12 +108,17 @@ def checked_request(kind: type[Parsed], message: bytes, tenant: str) -> Parsed:
 
 
 def named(
-    runs: Iterable[service_pb2.PageRun], tenant: str, registry: Registry, limits: LimitSettings
+    runs: Iterable[service_pb2.PageRun],
+    tenant: str,
+    registry: Registry,
+    limits: LimitSettings,
+    *,
+    any_pool: bool = False,
 ) -> list[NamedRun]:
-    """Resolve runs of pages.
+    """Resolve runs of pages, with ``any_pool`` also of pools that no layout has.
 
     Raises:
-        InputError: malformed digests, unknown pools, too many pages.
+        InputError: malformed digests, unknown pools, or what can be no name of one, too many pages.
         Refused: an identity for which nobody said Hello.
     """
     found: list[NamedRun] = []
@@ -125,28 +129,11 @@ def named(
             raise InputError(f"a request names 1 to {limits.pages_max} pages, and a run at least one")
         labels = labels_in(run)
         registration = registry.find(tenant, run.identity)
-        registration.check_pool(run.pool)
+        if any_pool:
+            check_label(labels[0])
+        elif run.pool not in registration.object_bytes:
+            raise InputError(f"a pool is one of {', '.join(registration.object_bytes)}, found {run.pool!r}")
         found.append(NamedRun(registration, run.pool, labels, list(run.parents), run.object_bytes))
-    return found
-
-
-def removable(
-    runs: Iterable[service_pb2.PageRun], tenant: str, registry: Registry, limits: LimitSettings
-) -> list[Label]:
-    """Return what the store calls the pages of runs that are to be removed, of pools that no layout has too.
-
-    Raises:
-        InputError: malformed digests, what can be no name of a pool, too many pages.
-        Refused: an identity for which nobody said Hello.
-    """
-    found: list[Label] = []
-    for run in runs:
-        labels = labels_in(run)
-        if not labels or len(found) + len(labels) > limits.pages_max:
-            raise InputError(f"a request names 1 to {limits.pages_max} pages, and a run at least one")
-        stored = registry.find(tenant, run.identity).stored.identity
-        check_label(labels[0])
-        found += [label._replace(identity=stored) for label in labels]
     return found
 
 

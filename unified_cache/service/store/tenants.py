@@ -5,40 +5,32 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import compress
 from operator import itemgetter
 from threading import Lock
-from typing import NamedTuple
 
 import grpc
+import numpy as np
 
 from unified_cache.errors import InputError, StorageError, StorageFullError
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import Label
+from unified_cache.seal import HEADER_BYTES, Label, relabelled
 from unified_cache.service.access.callers import Observer, Refused
 from unified_cache.service.access.usage import TenantUsage
-from unified_cache.service.store.pages import HeldPage, blank_page
 from unified_cache.storage_backends.catalog import catalog_in
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Scan, StorageBackend
 from unified_cache.wire.calls import RETRY_AFTER
 
-__all__ = ["PageRead", "TenantStore"]
+__all__ = ["TenantStore", "named_page"]
 
 RECONCILED_NAMES = 1024
 """Pages asked about where a tenant has no room left: some may have left the store unnoticed."""
 
 RETRY_AFTER_MS = "1000"
 
+Buffers = tuple[memoryview, ...]
 
 _READS = (Answer.HIT, Answer.MISS, Answer.FLAWED, Answer.UNAVAILABLE)
 _PUTS = (Answer.STORED, Answer.DECLINED, Answer.UNAVAILABLE)
 
 _POOL = itemgetter(Label._fields.index("pool"))
-
-
-class PageRead(NamedTuple):
-    """Answer of the store for one page."""
-
-    answer: Answer
-    page: HeldPage | None
-    """None unless the answer is HIT."""
 
 
 class TenantStore:
@@ -72,11 +64,13 @@ class TenantStore:
         self._count(tenant, labels, answers)
         return answers
 
-    def read(self, tenant: str, labels: Sequence[Label], object_bytes: int) -> list[PageRead]:
-        """Return pages of this length. One of another length, or that the store fails to return, is a miss."""
+    def read(self, tenant: str, labels: Sequence[Label], object_bytes: int) -> list[tuple[Answer, Buffers]]:
+        """Return pages of this length, header first. Where the answer is not HIT, the buffers hold anything.
+
+        A page of another length, or that the store fails to return, is a miss.
+        """
         self._usage.touch(tenant, labels)
-        blanks = [blank_page(object_bytes) for _ in labels]
-        pages = [PageIO(label, None, blank.buffers) for label, blank in zip(labels, blanks, strict=True)]
+        pages = [PageIO(label, None, _blank_page(object_bytes)) for label in labels]
         try:
             answers = self._store.get(pages)
         except StorageError as error:
@@ -84,7 +78,7 @@ class TenantStore:
             answers = [Answer.UNAVAILABLE] * len(pages)
         self._count(tenant, labels, answers)
         self._usage.take(tenant, list(compress(pages, answers)))
-        return [PageRead(answer, blank if answer else None) for answer, blank in zip(answers, blanks, strict=True)]
+        return [(answer, page.buffers) for answer, page in zip(answers, pages, strict=True)]
 
     def put(
         self, tenant: str, arrived: Sequence[PageIO], level: Level, manifests: Mapping[bytes, Manifest]
@@ -265,6 +259,19 @@ class TenantStore:
     def _count(self, tenant: str, labels: Sequence[Label], answers: Sequence[Answer]) -> None:
         for pool, answer, count in _by_pool(labels, answers, _READS):
             self._observer.pages_looked_up(tenant, pool, answer, count)
+
+
+def named_page(buffers: Buffers, label: Label) -> Buffers:
+    """Return a page, its header apart, under another label, without a copy of its payload."""
+    header, *payload = buffers
+    return (memoryview(relabelled(bytes(header), label)), *payload)
+
+
+def _blank_page(object_bytes: int) -> Buffers:
+    """Make a page to be filled, its header apart; its payload holds anything."""
+    payload_bytes = object_bytes - HEADER_BYTES
+    payload = (np.empty(payload_bytes, np.uint8).data,) if payload_bytes else ()  # not zeroed, unlike a bytearray
+    return (memoryview(bytearray(HEADER_BYTES)), *payload)
 
 
 def _by_pool(
