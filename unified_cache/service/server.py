@@ -35,7 +35,7 @@ from unified_cache.service.access.tls import (
     server_credentials,
 )
 from unified_cache.service.access.tokens import Tokens, audit_tokens, read_tokens
-from unified_cache.service.access.usage import TenantUsage, promised_bytes
+from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.descriptors import room_for_connections
 from unified_cache.service.operations.live_figures import ServiceDoor, ServiceFigures
 from unified_cache.service.operations.logs import Log, open_audit
@@ -120,7 +120,6 @@ class Service:
             gate = ServiceGate(access.authenticator(settings), scheduler, timeouts, metrics)
             guarded = GuardedStore.open(settings, metrics.registry)
             bytes_max = guarded.guard.breaker.capability().bytes_max
-            _warn_of_quotas(settings, access, bytes_max, metrics)
             usage = TenantUsage(settings.quota, settings.limits.counted_pages_max, bytes_max)
             store = TenantStore(guarded.guard.breaker, usage, metrics)
             record = _recorder(settings, opened)
@@ -236,7 +235,7 @@ def _metrics_listener(settings: ServiceSettings, metrics: ServiceMetrics, access
         context = _http_context(tls, own_ca or tls.client_ca, metrics).latest
     clients = access.clients if own_ca is None else None
     readers = MetricsAccess(context, clients, settings.metrics.request_s_max, time.monotonic)
-    return MetricsListener.open(address, metrics.registry, readers)
+    return MetricsListener(address, metrics.registry, readers)
 
 
 def _recorder(settings: ServiceSettings, opened: ExitStack) -> Callable[[RequestNote], None] | None:
@@ -289,18 +288,6 @@ def _crl_expiry_s(trust: Reloaded[ClientTrust]) -> float:
 
 def _pace_of(tls: TlsSettings) -> ReloadPace:
     return ReloadPace(tls.check_s, tls.stale_s_max)
-
-
-def _warn_of_quotas(settings: ServiceSettings, access: _Access, bytes_max: int | None, metrics: ServiceMetrics) -> None:
-    """Say that tenants may store more than the store holds; then they have shares of it instead of their quotas."""
-    is_shared = access.tokens is not None or access.clients is not None
-    promised = promised_bytes(settings.quota)
-    if is_shared and bytes_max is not None and promised > bytes_max:
-        text = (
-            f"quotas of stored bytes come to {promised} for those named and one more tenant, the store's cap is "
-            f"{bytes_max}: tenants have shares of the cap by quota, and lose their oldest pages above them"
-        )
-        metrics.anomaly("quotas_above_cap", text)
 
 
 def _is_guarded(settings: ServiceSettings) -> bool:

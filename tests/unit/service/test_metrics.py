@@ -46,7 +46,7 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def listener(registry: CollectorRegistry) -> Iterator[MetricsListener]:
-    opened = MetricsListener.open(ListenAddress.of("127.0.0.1:0"), registry, ACCESS)
+    opened = MetricsListener(ListenAddress.of("127.0.0.1:0"), registry, ACCESS)
     opened.start()
     yield opened
     opened.close()
@@ -200,7 +200,7 @@ def test_only_metrics_are_served(listener: MetricsListener, registry: CollectorR
 
 def test_an_address_in_use_is_refused(listener: MetricsListener, registry: CollectorRegistry) -> None:
     with pytest.raises(ConfigError, match=r"metrics cannot be served at .* in use, by another .*METRICS__LISTEN"):
-        MetricsListener.open(ListenAddress.of(f"127.0.0.1:{listener.port}"), registry, ACCESS)
+        MetricsListener(ListenAddress.of(f"127.0.0.1:{listener.port}"), registry, ACCESS)
 
 
 @pytest.mark.threat("slow readers of metrics")
@@ -208,7 +208,7 @@ def test_connections_that_trickle_or_say_nothing_hold_up_neither_a_scrape_nor_th
     registry: CollectorRegistry,
 ) -> None:
     clock = ManualClock()
-    listener = MetricsListener.open(ListenAddress.of("127.0.0.1:0"), registry, replace(ACCESS, clock=clock))
+    listener = MetricsListener(ListenAddress.of("127.0.0.1:0"), registry, replace(ACCESS, clock=clock))
     listener.start()
     metrics_in(registry)
     with ExitStack() as connected:

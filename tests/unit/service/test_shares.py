@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.running_service import running
 from tests.support.service import LoopbackServer, Wire
-from tests.unit.service.test_access import given
 from tests.unit.service.test_requests import IDENTITY, OBJECT_BYTES, key, page, part, run, start
 from tests.unit.service.test_tenancy import put, tenant
 from unified_cache.proto import service_pb2 as pb
@@ -187,16 +185,3 @@ def test_without_a_cap_on_the_store_no_page_is_asked_to_go() -> None:
     for number in range(100):
         usage.take("acme", [paged(number)])
     assert usage.surplus(()) == []
-
-
-@pytest.mark.parametrize(("bytes_max", "kinds"), [(10_000, ["quotas_above_cap"]), (20_000, [])])
-def test_quotas_that_come_to_more_than_the_store_are_told_at_the_start(
-    bytes_max: int, kinds: list[str], tmp_path: Path
-) -> None:
-    given(tmp_path / "tokens", "acme")
-    quota = {"stored_bytes_max": 5_000, "tenants": {"large": {"stored_bytes_max": 15_000}}}
-    access = {"tokens": str(tmp_path / "tokens")}
-    with running(storage_bytes=bytes_max, quota=quota, access=access) as server:
-        assert server.kinds == kinds
-    with running(storage_bytes=bytes_max, quota=quota) as server:
-        assert server.kinds == []

@@ -18,7 +18,7 @@ from unified_cache.settings.limits import QuotaSettings
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.protocol import PageIO
 
-__all__ = ["TenantUsage", "promised_bytes"]
+__all__ = ["TenantUsage"]
 
 
 class TenantUsage:
@@ -156,8 +156,3 @@ class TenantUsage:
         if not len(held):
             del self._held[tenant]
         return gone_bytes
-
-
-def promised_bytes(quota: QuotaSettings) -> int:
-    """Return the bytes that tenants may store together at least: those with quotas of their own, and one more."""
-    return quota.stored_bytes_max + sum(each.stored_bytes_max for each in quota.tenants.values())

@@ -61,30 +61,41 @@ class MetricsAccess:
         return caller is not None and caller.role is Role.ADMIN
 
 
-class MetricsListener:
-    """Listener for ``/metrics``, a few connections at a time, each within a time limit; 404 for any other path."""
+class MetricsListener(ThreadingMixIn, TCPServer):
+    """Listener for ``/metrics``, a few connections at a time, each within a time limit; 404 for any other path.
 
-    def __init__(self, server: "_Listener") -> None:
-        self._server = server
-        self._thread = Thread(target=server.serve_forever, args=(LOOK_S,), name="unified-cache-metrics", daemon=True)
+    Each connection has a thread; the listener's own accepts, cuts off who is late, and waits for nobody.
+    """
 
-    @classmethod
-    def open(cls, address: ListenAddress, registry: CollectorRegistry, access: MetricsAccess) -> "MetricsListener":
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, address: ListenAddress, registry: CollectorRegistry, access: MetricsAccess) -> None:
         """Listen; nothing is served before ``start``.
 
         Raises:
             ConfigError: the address cannot be listened at.
         """
+        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        self.registry = registry
+        self.access = access
+        self._connected: dict[socket.socket, float] = {}
+        """Time at which each connection was accepted, the oldest first."""
+        self._guard = Lock()
+        self._thread = Thread(target=self.serve_forever, args=(LOOK_S,), name="unified-cache-metrics", daemon=True)
         try:
-            return cls(_Listener(address, registry, access))
+            super().__init__((address.host, address.port), _Scrape)
         except OSError as error:
             advice = IN_USE if error.errno == errno.EADDRINUSE else ""
             raise ConfigError(f"metrics cannot be served at {address.text}: {error.strerror}{advice}") from error
+        self.socket.setblocking(False)  # a client that has gone before it was accepted stops nobody
 
     @property
     def port(self) -> int:
         """Port that is listened at."""
-        return int(self._server.server_address[1])
+        return int(self.server_address[1])
 
     def start(self) -> None:
         """Begin to serve."""
@@ -93,50 +104,10 @@ class MetricsListener:
     def close(self) -> None:
         """Stop serving, cut off whoever is connected, and let the address go."""
         if self._thread.is_alive():
-            self._server.shutdown()
+            self.shutdown()
             self._thread.join(CLOSE_S)
-        self._server.server_close()
-        self._server.cut_off(math.inf)
-
-
-class _Scrape(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:  # as the base calls it
-        """Answer one request."""
-        listener = self.server
-        assert isinstance(listener, _Listener)
-        if self.path.partition("?")[0] != "/metrics":
-            self.send_error(404)
-        elif not listener.access.admits(self.connection):
-            self.send_error(403)
-        else:
-            content = generate_latest(listener.registry)
-            self.send_response(200)
-            self.send_header("Content-Type", CONTENT_TYPE_LATEST)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # as in the base
-        """Log nothing: a reader comes every few seconds."""
-
-
-class _Listener(ThreadingMixIn, TCPServer):
-    """A thread for each connection; its own thread accepts, cuts off who is late, and waits for nobody."""
-
-    allow_reuse_address = True
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 64
-
-    def __init__(self, address: ListenAddress, registry: CollectorRegistry, access: MetricsAccess) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        self.registry = registry
-        self.access = access
-        self._connected: dict[socket.socket, float] = {}
-        """Time at which each connection was accepted, the oldest first."""
-        self._guard = Lock()
-        super().__init__((address.host, address.port), _Scrape)
-        self.socket.setblocking(False)  # a client that has gone before it was accepted stops nobody
+        self.server_close()
+        self.cut_off(math.inf)
 
     def get_request(self) -> tuple[socket.socket, object]:
         """Accept a connection and wait for nothing that it says."""
@@ -181,3 +152,24 @@ class _Listener(ThreadingMixIn, TCPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Log nothing: the reader has gone."""
+
+
+class _Scrape(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:  # as the base calls it
+        """Answer one request."""
+        listener = self.server
+        assert isinstance(listener, MetricsListener)
+        if self.path.partition("?")[0] != "/metrics":
+            self.send_error(404)
+        elif not listener.access.admits(self.connection):
+            self.send_error(403)
+        else:
+            content = generate_latest(listener.registry)
+            self.send_response(200)
+            self.send_header("Content-Type", CONTENT_TYPE_LATEST)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # as in the base
+        """Log nothing: a reader comes every few seconds."""
