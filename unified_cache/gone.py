@@ -142,9 +142,14 @@ GONE: Sequence[Gone] = (
         imports=("unified_cache.service.operations.tracing",),
     ),
     Gone(
-        "the log and the audit log pace lines of one kind by themselves: take the setting out",
+        "every server does as the default did: take the setting out",
         sections=("log",),
-        settings=("log.burst", "log.every_s", "audit.burst", "audit.every_s"),
+        settings=(
+            *("log.burst", "log.every_s", "audit.burst", "audit.every_s"),
+            *("limits.message_bytes_max", "limits.metadata_bytes_max", "limits.connection_idle_s"),
+            *("quota.active_s", "quota.retry_s", "access.tokens_max"),
+            *("metrics.request_s_max", "metrics.tenants_max", "metrics.pools_max"),
+        ),
     ),
 )
 

@@ -165,7 +165,7 @@ class TokenListCommand(JsonOptions):
         Raises:
             ConfigError: it is no file of tokens.
         """
-        found = list(_token_module("access.tokens").read_tokens(self.tokens, sys.maxsize).values())
+        found = list(_token_module("access.tokens").read_tokens(self.tokens).values())
         listed = [
             {
                 "id": entry.token_id,

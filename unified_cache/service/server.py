@@ -21,17 +21,20 @@ from unified_cache.extras import import_with_extra
 from unified_cache.recording.note import RequestNote
 from unified_cache.recording.recorder import RecorderSettings, TraceRecorder
 from unified_cache.service.access.callers import Caller
-from unified_cache.service.access.clients import CertifiedClients, ClientTrust, audit_trust, read_trust
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.gate import Authenticator, ServiceGate
 from unified_cache.service.access.reloaded import Reloaded, ReloadPace
 from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.service.access.tls import (
     Certificates,
+    CertifiedClients,
+    ClientTrust,
     audit_certificates,
     audit_metrics,
+    audit_trust,
     metrics_context,
     read_certificates,
+    read_trust,
     server_credentials,
 )
 from unified_cache.service.access.tokens import Tokens, audit_tokens, read_tokens
@@ -64,6 +67,10 @@ REFUSING_THREADS = 16
 
 REFUSALS_MAX = 256
 """Calls that wait for such a thread; beyond, gRPC refuses them itself, whosever they are."""
+
+TENANTS_MAX = 200
+POOLS_MAX = 64
+"""Tenants, and pools, with series of their own in the metrics; all others are ``other``."""
 
 SOCKET_UMASK = 0o177
 """A Unix socket is for its owner alone."""
@@ -180,7 +187,7 @@ class _Access:
         access, tls = settings.access, settings.tls
         tokens = certificates = trust = clients = None
         if access.tokens is not None:
-            read = partial(read_tokens, access.tokens, access.tokens_max)
+            read = partial(read_tokens, access.tokens)
             pace = ReloadPace(access.tokens_check_s, access.tokens_stale_s_max)
             entries = Reloaded([access.tokens], read, pace, time.monotonic, metrics, audit_tokens)
             metrics.stale.labels("tokens").set_function(entries.stale_s)
@@ -216,8 +223,7 @@ def _local_caller(settings: ServiceSettings) -> Caller:
 
 def _metrics(settings: ServiceSettings, log: Log, opened: ExitStack) -> ServiceMetrics:
     audit = open_audit(settings.audit.file, log, opened)
-    tenants, pools = BoundedLabels(settings.metrics.tenants_max), BoundedLabels(settings.metrics.pools_max)
-    return ServiceMetrics(CollectorRegistry(), tenants, pools, log, audit)
+    return ServiceMetrics(CollectorRegistry(), BoundedLabels(TENANTS_MAX), BoundedLabels(POOLS_MAX), log, audit)
 
 
 def _metrics_listener(settings: ServiceSettings, metrics: ServiceMetrics, access: _Access) -> MetricsListener | None:
@@ -234,7 +240,7 @@ def _metrics_listener(settings: ServiceSettings, metrics: ServiceMetrics, access
     if tls is not None:
         context = _http_context(tls, own_ca or tls.client_ca, metrics).latest
     clients = access.clients if own_ca is None else None
-    readers = MetricsAccess(context, clients, settings.metrics.request_s_max, time.monotonic)
+    readers = MetricsAccess(context, clients, time.monotonic)
     return MetricsListener(address, metrics.registry, readers)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from unified_cache.settings.section import TENANT_PATTERN, Count, Seconds, Section
+from unified_cache.settings.section import TENANT_PATTERN, Seconds, Section
 
 __all__ = ["AccessSettings", "Role", "TlsSettings"]
 
@@ -57,8 +57,6 @@ class AccessSettings(Section):
 
     tokens: Path | None = None
     """File of hashed tokens, made by ``unified-cache token new``."""
-    tokens_max: Count = 10_000
-    """Tokens that the file may have."""
     tokens_check_s: Seconds = 1.0
     """Time between two looks whether the file has changed."""
     tokens_stale_s_max: Seconds = 60.0

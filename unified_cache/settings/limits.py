@@ -7,10 +7,19 @@ from pydantic import Field, model_validator
 from unified_cache.settings.section import TENANT_PATTERN, Bytes, Count, Seconds, Section
 from unified_cache.wire.calls import PART_BYTES
 
-__all__ = ["LimitSettings", "QuotaSettings", "TenantQuota"]
+__all__ = ["MESSAGE_BYTES_MAX", "LimitSettings", "QuotaSettings", "TenantQuota"]
+
+MESSAGE_BYTES_MAX = 4 << 20
+"""Largest message that is received."""
 
 _FRAME_BYTES_MAX = 64
 """Bytes around the content of a part in the message that carries it."""
+
+METADATA_BYTES_MAX = 16 << 10
+"""Headers of one call."""
+
+CONNECTION_IDLE_S = 300.0
+"""Time after which a connection without calls is closed."""
 
 
 def _ms(seconds: float) -> int:
@@ -20,14 +29,10 @@ def _ms(seconds: float) -> int:
 class LimitSettings(Section):
     """Bounds of one request, one connection, one tenant and the whole server; larger requests are refused."""
 
-    message_bytes_max: Annotated[Bytes, Field(le=1 << 30)] = 4 << 20
-    """Largest message that is received; it must hold a part and its frame."""
-    part_bytes: Bytes = PART_BYTES
+    part_bytes: Annotated[Bytes, Field(le=MESSAGE_BYTES_MAX - _FRAME_BYTES_MAX)] = PART_BYTES
     """Page content in one message of a stream."""
     batch_bytes: Bytes = (8 << 20) + (64 << 10)
     """Pages read from or written to the store in one call, with their headers: the memory that one stream takes."""
-    metadata_bytes_max: Bytes = 16 << 10
-    """Headers of one call."""
     page_bytes_max: Bytes = 256 << 20
     """One page of one pool, its header included."""
     pages_max: Count = 1 << 14
@@ -50,8 +55,6 @@ class LimitSettings(Section):
     """Longest time of a call, whatever deadline its client set."""
     stream_idle_s: Seconds = 30.0
     """Longest silence within a stream."""
-    connection_idle_s: Seconds = 300.0
-    """Time after which a connection without calls is closed."""
     connection_s_max: Seconds = 3_600.0
     """Longest life of a connection; then the client connects again, with a certificate that is still valid."""
     handshake_s: Seconds = 10.0
@@ -65,20 +68,11 @@ class LimitSettings(Section):
     counted_pages_max: Count = 1 << 20
     """Pages of one tenant whose stored bytes are counted one by one; beyond, the oldest page is no longer counted."""
 
-    @model_validator(mode="after")
-    def _a_part_fits_into_a_message(self) -> "LimitSettings":
-        if self.part_bytes + _FRAME_BYTES_MAX > self.message_bytes_max:
-            raise ValueError(
-                f"message_bytes_max must hold a part of {self.part_bytes} bytes and its frame of {_FRAME_BYTES_MAX}, "
-                f"found {self.message_bytes_max}"
-            )
-        return self
-
     def channel_options(self) -> list[tuple[str, int]]:
         """Return the limits that gRPC itself enforces, as options of a server."""
         return [
             ("grpc.max_concurrent_streams", self.streams_per_connection_max),
-            ("grpc.max_connection_idle_ms", _ms(self.connection_idle_s)),
+            ("grpc.max_connection_idle_ms", _ms(CONNECTION_IDLE_S)),
             ("grpc.max_connection_age_ms", _ms(self.connection_s_max)),
             ("grpc.max_connection_age_grace_ms", _ms(self.call_s_max)),
             ("grpc.server_handshake_timeout_ms", _ms(self.handshake_s)),
@@ -86,9 +80,9 @@ class LimitSettings(Section):
             ("grpc.keepalive_timeout_ms", _ms(self.keepalive_timeout_s)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.ping_timeout_ms", _ms(self.keepalive_timeout_s)),  # the keepalive's own does not close
-            ("grpc.max_receive_message_length", self.message_bytes_max),
-            ("grpc.max_metadata_size", self.metadata_bytes_max),
-            ("grpc.absolute_max_metadata_size", self.metadata_bytes_max),
+            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+            ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+            ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
         ]
 
 
@@ -120,12 +114,8 @@ class QuotaSettings(TenantQuota):
     Python runs one call at a time, so each further one adds its time to that of all others."""
     turn_hold_s: Seconds = 0.05
     """Time after which a call that runs no longer counts as running."""
-    active_s: Seconds = 1.0
-    """Time for which a tenant counts as active after its last call."""
     turn_s_max: Seconds = 5.0
     """Longest wait of a call for its turn; then it is refused."""
-    retry_s: Seconds = 0.25
-    """Time after which a refused client is told to try again."""
 
     def of(self, tenant: str) -> TenantQuota:
         """Return what ``tenant`` may use."""

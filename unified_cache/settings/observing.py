@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from unified_cache.settings.addresses import checked_address
-from unified_cache.settings.section import Bytes, Count, Seconds, Section
+from unified_cache.settings.section import Bytes, Count, Section
 
 __all__ = [
     "AuditSettings",
@@ -23,12 +23,6 @@ class MetricsSettings(Section):
     """Address to listen at, None for no metrics; over TLS if the service itself is."""
     client_ca: Path | None = None
     """Authorities whose certificates may read the metrics of all tenants; if unset, those of an admin may."""
-    request_s_max: Seconds = 5.0
-    """Time from a connection to its end; who is slower is cut off."""
-    tenants_max: Count = 200
-    """Tenants with series of their own; all others together are ``other``."""
-    pools_max: Count = 64
-    """Pools with series of their own, the first of which a page was stored or found; all others are ``other``."""
 
     @field_validator("listen")
     @classmethod

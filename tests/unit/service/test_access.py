@@ -61,7 +61,7 @@ def path(tmp_path: Path) -> Path:
 def opened(path: Path, clock: ManualClock, now: datetime, anomalies: Notes) -> Tokens:
     pace = ReloadPace(1.0, 60.0)
     entries: Reloaded[dict[str, TokenEntry]] = Reloaded(
-        [path], partial(read_tokens, path, 100), pace, clock, anomalies, audit_tokens
+        [path], partial(read_tokens, path), pace, clock, anomalies, audit_tokens
     )
     return Tokens(entries, now.timestamp)
 
@@ -127,19 +127,21 @@ def test_a_line_that_makes_no_sense_is_named(path: Path, line: str) -> None:
     with path.open("a") as file:
         file.write(f"# a remark\n\n{line}\n")
     with pytest.raises(ConfigError, match=rf"{path}:4"):
-        read_tokens(path, 100)
+        read_tokens(path)
 
 
-def test_a_file_that_others_may_write_or_with_too_many_tokens_is_refused(path: Path) -> None:
+def test_a_file_that_others_may_write_or_that_is_too_long_is_refused(path: Path) -> None:
     given(path, "acme")
-    given(path, "acme")
-    with pytest.raises(ConfigError, match="at most 1 tokens"):
-        read_tokens(path, 1)
     path.chmod(0o620)
-    with pytest.raises(ConfigError, match="writable by its owner alone"):
-        read_tokens(path, 100)
-    with pytest.raises(ConfigError, match="must be a file of tokens"):
-        read_tokens(path.parent, 100)
+    with pytest.raises(ConfigError, match="must be kept from others"):
+        read_tokens(path)
+    with pytest.raises(ConfigError, match="must be a file that can be read"):
+        read_tokens(path.parent)
+    path.chmod(0o600)
+    with path.open("ab") as file:
+        file.truncate((16 << 20) + 1)
+    with pytest.raises(ConfigError, match="must have at most 16777216 bytes"):
+        read_tokens(path)
 
 
 @pytest.mark.threat("more than its role")
@@ -212,7 +214,7 @@ def test_the_command_makes_lists_and_revokes_tokens(path: Path, capsys: pytest.C
     token_id = token.split("_")[1]
     assert capsys.readouterr().out.startswith(f"{token_id} acme writer 2")
     assert run(["token", "revoke", *file, token_id]) == 0
-    assert read_tokens(path, 100) == {}
+    assert read_tokens(path) == {}
     for wrong in (["--tenant", "Acme!"], ["--tenant", "acme", "--role", "king"]):
         assert run(["token", "new", *file, *wrong]) == 2
     assert run(["token", "revoke", *file, token_id]) == 2

@@ -23,7 +23,12 @@ from unified_cache.service.operations.metrics import (
     ServiceMetrics,
     UsageCollector,
 )
-from unified_cache.service.operations.metrics_listener import CONNECTIONS_MAX, MetricsAccess, MetricsListener
+from unified_cache.service.operations.metrics_listener import (
+    CONNECTIONS_MAX,
+    REQUEST_S_MAX,
+    MetricsAccess,
+    MetricsListener,
+)
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.service.store.tenants import TenantStore
 from unified_cache.settings.addresses import ListenAddress
@@ -36,7 +41,7 @@ from unified_cache.testing.storage_contract import label, sealed_page
 
 PREFIX = "unified_cache_service"
 SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
-ACCESS = MetricsAccess(None, None, CALL_S, time.monotonic)
+ACCESS = MetricsAccess(None, None, time.monotonic)
 
 
 @pytest.fixture
@@ -220,7 +225,7 @@ def test_connections_that_trickle_or_say_nothing_hold_up_neither_a_scrape_nor_th
         assert asked(listener, SCRAPE).startswith(b"HTTP/1.0 200")
         for connection in slow:
             connection.sendall(b"E")
-        clock.sleep(CALL_S + 1.0)
+        clock.sleep(REQUEST_S_MAX + 1.0)
         assert [connection.recv(1) for connection in slow] == [b""] * len(slow)
         late = connected.enter_context(socket.create_connection(("127.0.0.1", listener.port), CALL_S))
         late.sendall(b"G")

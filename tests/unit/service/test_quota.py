@@ -114,7 +114,7 @@ def test_no_tenant_takes_every_turn() -> None:
 
 def test_a_tenant_alone_has_most_turns_and_every_second_while_another_is_active() -> None:
     clock = ManualClock()
-    scheduler = fair(clock, running_max=8, tenant_running_max=4, shared_running_max=1, active_s=1.0)
+    scheduler = fair(clock, running_max=8, tenant_running_max=4, shared_running_max=1)
     flood = [entered(scheduler, "flood") for _ in range(12)]
     assert sum(ticket.wait(0) for ticket in flood) == 4
     quiet = [entered(scheduler, "quiet") for _ in range(2)]
@@ -135,7 +135,7 @@ def test_a_tenant_alone_has_most_turns_and_every_second_while_another_is_active(
 
 def test_a_call_that_takes_long_keeps_nobody_waiting() -> None:
     clock = ManualClock()
-    scheduler = fair(clock, shared_running_max=1, turn_hold_s=0.1, active_s=1.0)
+    scheduler = fair(clock, shared_running_max=1, turn_hold_s=0.1)
     slow, quiet, fast = (entered(scheduler, tenant) for tenant in ("acme", "quiet", "acme"))
     assert [ticket.wait(0) for ticket in (slow, quiet, fast)] == [True, False, False]
     clock.sleep(0.2)

@@ -15,6 +15,7 @@ from unified_cache.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
+from unified_cache.settings.limits import MESSAGE_BYTES_MAX
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Scan
@@ -28,7 +29,7 @@ LAYOUT = ModelLayout(
 MODEL = Identity("model", "r1", "bf16")
 MANIFEST = manifest_of(MODEL, LAYOUT)
 IDENTITY = MANIFEST.identity
-LIMITS = limits_with(pages_max=100, tokens_max=1000, metadata_bytes_max=8192)
+LIMITS = limits_with(pages_max=100, tokens_max=1000)
 
 BAD = grpc.StatusCode.INVALID_ARGUMENT
 
@@ -132,7 +133,7 @@ def test_an_unknown_method_is_unimplemented(server: ServerOverMemory) -> None:
 
 def test_a_message_beyond_the_limit_exhausts_a_resource(server: ServerOverMemory) -> None:
     with server.unchanged(), refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
-        server.wire.ask(Call.EXISTS, bytes(LIMITS.message_bytes_max + 1))
+        server.wire.ask(Call.EXISTS, bytes(MESSAGE_BYTES_MAX + 1))
     channel = grpc.insecure_channel(server.running.address, compression=grpc.Compression.Gzip)
     begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.EXISTS.path)
     with server.unchanged(), refused(grpc.StatusCode.RESOURCE_EXHAUSTED):

@@ -24,8 +24,8 @@ from tests.support.service import Notes
 from tests.unit.service.test_access import UNAUTHENTICATED, given, opened
 from unified_cache.errors import ConfigError
 from unified_cache.service.access.callers import Caller
-from unified_cache.service.access.clients import CertifiedClients, audit_trust, read_trust
 from unified_cache.service.access.reloaded import Reloaded, ReloadPace
+from unified_cache.service.access.tls import CertifiedClients, audit_trust, read_trust
 from unified_cache.service.access.tokens import add_token, new_token, read_tokens, remove_token
 from unified_cache.settings.access import Role, TlsSettings
 from unified_cache.wire.calls import Call
@@ -55,7 +55,7 @@ def test_a_token_revoked_by_root_leaves_a_file_that_its_owner_can_read(path: Pat
     given(path, "acme")
     status = path.stat()
     assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (NOBODY_UID, NOBODY_UID, 0o640)
-    assert id_of(second) in read_tokens(path, 100)
+    assert id_of(second) in read_tokens(path)
 
 
 @pytest.mark.threat("revoked tokens")
@@ -68,7 +68,7 @@ def test_revocations_and_new_tokens_at_the_same_time_lose_nothing(path: Path) ->
         added = pool.map(lambda entry: add_token(path, entry), fresh)
         assert list(revoked) == [None] * 40
         assert list(added) == [None] * 10
-    assert read_tokens(path, 100).keys() == {id_of(kept), *(entry.token_id for entry in fresh)}
+    assert read_tokens(path).keys() == {id_of(kept), *(entry.token_id for entry in fresh)}
 
 
 def test_a_revocation_waits_for_one_under_way_and_sees_what_that_left(path: Path) -> None:
@@ -83,14 +83,14 @@ def test_a_revocation_waits_for_one_under_way_and_sees_what_that_left(path: Path
         assert waiting.is_alive()
         draft.replace(path)
     waiting.join(10)
-    assert read_tokens(path, 100) == {}
+    assert read_tokens(path) == {}
 
 
 def test_a_file_whose_last_line_was_left_open_takes_a_token_as_a_line_of_its_own(path: Path) -> None:
     first = given(path, "acme")
     path.write_text(path.read_text().rstrip("\n"))
     second = given(path, "acme")
-    assert read_tokens(path, 100).keys() == {id_of(first), id_of(second)}
+    assert read_tokens(path).keys() == {id_of(first), id_of(second)}
 
 
 def test_a_revocation_leaves_remarks_and_finds_a_line_that_a_person_indented(path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_file_that_its_owner_cannot_keep_is_not_touched(path: Path, monkeypatc
     monkeypatch.setattr(os, "fchown", refused)
     with pytest.raises(ConfigError, match="by the user it belongs to"):
         remove_token(path, id_of(token))
-    assert id_of(token) in read_tokens(path, 100)
+    assert id_of(token) in read_tokens(path)
     assert list(path.parent.iterdir()) == [path]
 
 

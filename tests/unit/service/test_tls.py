@@ -15,8 +15,7 @@ from tests.support.certificates import Authority, Issued
 from tests.support.running_service import CALL_S, RunningService, called, credentials, refusal, running
 from unified_cache.errors import ConfigError
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.service.access.clients import read_trust
-from unified_cache.service.access.tls import read_certificates
+from unified_cache.service.access.tls import read_certificates, read_trust
 from unified_cache.settings.access import TlsSettings
 from unified_cache.wire.calls import Call
 

@@ -9,8 +9,9 @@ import grpc
 import pytest
 
 from tests.support.service import refused, wait_for
-from tests.unit.service.test_requests import LIMITS, OBJECT_BYTES, WHOLE, ServerOverMemory, key, part, run, start
+from tests.unit.service.test_requests import OBJECT_BYTES, WHOLE, ServerOverMemory, key, part, run, start
 from unified_cache.proto import service_pb2 as pb
+from unified_cache.settings.limits import MESSAGE_BYTES_MAX
 from unified_cache.wire.calls import Call
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -94,7 +95,7 @@ def test_a_method_of_another_service_is_unimplemented(server: ServerOverMemory) 
 
 def test_a_part_beyond_the_limit_exhausts_a_resource(server: ServerOverMemory) -> None:
     with server.unchanged(), refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
-        server.wire.put([start(1), part(bytes(LIMITS.message_bytes_max))])
+        server.wire.put([start(1), part(bytes(MESSAGE_BYTES_MAX))])
 
 
 @pytest.mark.threat("huge messages")

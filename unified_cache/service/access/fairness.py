@@ -26,6 +26,10 @@ from unified_cache.settings.limits import QuotaSettings
 __all__ = ["FairScheduler", "TenantCalls", "Ticket"]
 
 
+ACTIVE_S = 1.0
+"""Time for which a tenant counts as active after its last call."""
+
+
 class _State(Enum):
     HALF_OPEN = "half open"
     """No message has come."""
@@ -169,7 +173,7 @@ class FairScheduler:
 
     def _fresh_max(self, now_s: float) -> int:
         """Return how many calls may run at a time, those that have run for long aside."""
-        while self._active and next(iter(self._active.values())) < now_s - self.quota.active_s:
+        while self._active and next(iter(self._active.values())) < now_s - ACTIVE_S:
             self._active.popitem(last=False)
         active_count = len(self._tenants.keys() | self._active.keys())
         alone_max, shared_max = self.quota.running_max, self.quota.shared_running_max

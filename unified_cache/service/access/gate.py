@@ -10,9 +10,9 @@ import grpc
 
 from unified_cache.errors import ClosedError, InputError, StorageError
 from unified_cache.service.access.callers import AuditEntry, Caller, Observer, Refused
-from unified_cache.service.access.clients import CertifiedClients
 from unified_cache.service.access.fairness import FairScheduler, Ticket
 from unified_cache.service.access.timeouts import CallTimeouts, TimedCall
+from unified_cache.service.access.tls import CertifiedClients
 from unified_cache.service.access.tokens import Tokens
 from unified_cache.settings.access import Role
 from unified_cache.wire.calls import RETRY_AFTER, Call
@@ -21,6 +21,9 @@ __all__ = ["RETRY_KEYS", "AdmittedCall", "Authenticator", "ServiceGate"]
 
 RETRY_KEYS = (RETRY_AFTER, "grpc-retry-pushback-ms")
 """Trailing metadata that says when to come back; the second is what gRPC's own retries obey."""
+
+RETRY_MS = "250"
+"""Time after which a refused client is told to try again."""
 
 FAULT_ID_BYTES = 6
 """Length of the random number that names a fault both in the log and in the answer."""
@@ -146,9 +149,8 @@ class ServiceGate:
             Refused: always.
         """
         self._observer.anomaly("over_quota", f"{method.value} by {caller.tenant}: {reason}")
-        retry_ms = str(round(self._scheduler.quota.retry_s * 1000))
-        hints = [(key, retry_ms) for key in RETRY_KEYS]
-        raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{reason}; try again in {retry_ms} ms", hints)
+        hints = [(key, RETRY_MS) for key in RETRY_KEYS]
+        raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{reason}; try again in {RETRY_MS} ms", hints)
 
     def _authenticated(self, method: Call, context: grpc.ServicerContext) -> Caller:
         if self._closed:

@@ -1,5 +1,7 @@
 """A value that is read from files, and again when they change, without a restart."""
 
+import os
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +11,12 @@ from typing import Generic, TypeVar
 from unified_cache.errors import ConfigError
 from unified_cache.service.access.callers import Observer
 
-__all__ = ["ReloadPace", "Reloaded"]
+__all__ = ["ReloadPace", "Reloaded", "read_kept"]
 
 Value = TypeVar("Value")
+
+_FILE_BYTES_MAX = 16 << 20
+"""A revocation list of some hundred thousand certificates, or as many tokens."""
 
 _Stamp = tuple[tuple[int, int, int], ...]
 
@@ -103,3 +108,22 @@ class Reloaded(Generic[Value]):
             raise ConfigError(f"{error.filename} must be a file that can be read: {error.strerror}") from error
         # Of a change of owner or mode the time of modification tells nothing; that of the inode's change does.
         return tuple((each.st_ctime_ns, each.st_size, each.st_ino) for each in found)
+
+
+def read_kept(path: Path, forbidden: int = 0) -> bytes:
+    """Read a file whose mode has none of the bits of ``forbidden``.
+
+    Raises:
+        ConfigError: it cannot be read, is open to others, or too long.
+    """
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            found = file.read(_FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} must be a file that can be read: {error.strerror}") from error
+    if mode & forbidden:
+        raise ConfigError(f"{path} must be kept from others, as by chmod 600, found {stat.filemode(mode)}")
+    if len(found) > _FILE_BYTES_MAX:
+        raise ConfigError(f"{path} must have at most {_FILE_BYTES_MAX} bytes")
+    return found

@@ -25,7 +25,7 @@ from pathlib import Path
 from unified_cache.errors import ConfigError
 from unified_cache.files import replace_whole
 from unified_cache.service.access.callers import AuditEntry, Caller, Observer
-from unified_cache.service.access.reloaded import Reloaded
+from unified_cache.service.access.reloaded import Reloaded, read_kept
 from unified_cache.settings.access import Role
 from unified_cache.settings.section import TENANT_PATTERN
 
@@ -46,7 +46,6 @@ TENANT_NAME = re.compile(TENANT_PATTERN)
 _TOKEN = re.compile(r"uc1_([0-9a-f]{16})_[0-9a-f]{64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NEVER = "never"
-_FILE_BYTES_MAX = 16 << 20
 _NOBODY = sha256(b"").digest()
 """Digest that is compared if no token has the ID, so that the answer takes as long."""
 
@@ -107,29 +106,19 @@ def new_token(caller: Caller, last_day: date | None, random_bytes: Callable[[int
     return token, TokenEntry(token_id, sha256(token.encode()).digest(), caller, last_day)
 
 
-def read_tokens(path: Path, entries_max: int) -> dict[str, TokenEntry]:
+def read_tokens(path: Path) -> dict[str, TokenEntry]:
     """Read a file of tokens, by ID.
 
     Raises:
-        ConfigError: it cannot be read, others may write it, it has too many lines, or one makes no sense.
+        ConfigError: it cannot be read, others may write it, it is too long, or a line makes no sense.
     """
-    try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                raise ConfigError(f"{path} must be writable by its owner alone, found {stat.filemode(status.st_mode)}")
-            text = file.read(_FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"{path} must be a file of tokens: {error.strerror}") from error
-    lines = text.decode("utf-8", "replace").splitlines()
-    entries: dict[str, TokenEntry] = {}
-    for number, line in enumerate(lines, 1):
-        if line.strip() and not line.startswith("#"):
-            entry = _entry(line, f"{path}:{number}")
-            entries[entry.token_id] = entry
-        if len(entries) > entries_max or len(text) > _FILE_BYTES_MAX:
-            raise ConfigError(f"{path} must hold at most {entries_max} tokens")
-    return entries
+    lines = read_kept(path, stat.S_IWGRP | stat.S_IWOTH).decode("utf-8", "replace").splitlines()
+    entries = [
+        _entry(line, f"{path}:{number}")
+        for number, line in enumerate(lines, 1)
+        if line.strip() and not line.startswith("#")
+    ]
+    return {entry.token_id: entry for entry in entries}
 
 
 def audit_tokens(observer: Observer, before: Mapping[str, TokenEntry], after: Mapping[str, TokenEntry]) -> None:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from unified_cache.errors import ConfigError
-from unified_cache.service.access.clients import CertifiedClients
+from unified_cache.service.access.tls import CertifiedClients
 from unified_cache.settings.access import Role
 from unified_cache.settings.addresses import ListenAddress
 
@@ -23,6 +23,9 @@ __all__ = ["MetricsAccess", "MetricsListener"]
 
 CONNECTIONS_MAX = 16
 """Connections at a time; one more cuts the oldest off, so that nobody who says nothing keeps a scrape out."""
+
+REQUEST_S_MAX = 5.0
+"""Time from a connection to its end: handshake, request and answer."""
 
 LOOK_S = 0.1
 """Time between two checks for connections that are late, and for the end of the listener."""
@@ -42,13 +45,11 @@ _Connection = socket.socket | tuple[bytes, socket.socket]
 
 @dataclass(frozen=True, slots=True)
 class MetricsAccess:
-    """Access to the metrics, which name every tenant: TLS if any, asked for each connection, and time."""
+    """Access to the metrics, which name every tenant: TLS if any, asked for each connection."""
 
     context: Callable[[], ssl.SSLContext] | None
     clients: CertifiedClients | None
     """Certificates of which those of an admin alone may read; None where everybody may who is connected."""
-    request_s_max: float
-    """Time from a connection to its end: handshake, request and answer."""
     clock: Callable[[], float]
     """Seconds, that never go back."""
 
@@ -112,7 +113,7 @@ class MetricsListener(ThreadingMixIn, TCPServer):
     def get_request(self) -> tuple[socket.socket, object]:
         """Accept a connection and wait for nothing that it says."""
         accepted, peer = super().get_request()
-        accepted.settimeout(self.access.request_s_max)
+        accepted.settimeout(REQUEST_S_MAX)
         if self.access.context is not None:
             accepted = self.access.context().wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
         now_s = self.access.clock()
@@ -139,7 +140,7 @@ class MetricsListener(ThreadingMixIn, TCPServer):
 
     def service_actions(self) -> None:
         """Cut off who is late; called every ``LOOK_S``."""
-        self.cut_off(self.access.clock() - self.access.request_s_max)
+        self.cut_off(self.access.clock() - REQUEST_S_MAX)
 
     def cut_off(self, accepted_s: float) -> None:
         """Cut off the connections that were accepted at a time or before; their threads see their end."""
