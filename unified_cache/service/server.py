@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health  # type: ignore[import-untyped]
@@ -29,15 +29,14 @@ from unified_cache.service.access.tls import (
     Certificates,
     CertifiedClients,
     ClientTrust,
-    audit_certificates,
-    audit_metrics,
-    audit_trust,
+    certificate_changes,
     metrics_context,
     read_certificates,
     read_trust,
     server_credentials,
+    trust_changes,
 )
-from unified_cache.service.access.tokens import Tokens, audit_tokens, read_tokens
+from unified_cache.service.access.tokens import Tokens, read_tokens, token_changes
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.descriptors import room_for_connections
 from unified_cache.service.operations.live_figures import ServiceDoor, ServiceFigures
@@ -57,7 +56,7 @@ from unified_cache.wire.calls import SERVICE
 if TYPE_CHECKING:
     from unified_cache.live.server import LiveServer
 
-__all__ = ["Service", "ServicePorts"]
+__all__ = ["Service"]
 
 STOP_S = 1.0
 """Time that calls have to notice that the grace is over."""
@@ -76,36 +75,21 @@ SOCKET_UMASK = 0o177
 """A Unix socket is for its owner alone."""
 
 
-class ServicePorts(NamedTuple):
-    """Ports that a server listens at."""
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A server that listens, and everything it owns. ``open`` makes one, ``drain`` or ``close`` ends it."""
 
     port: int
-    """0 for a Unix socket."""
+    """Port of the calls; 0 for a Unix socket."""
     metrics_port: int | None
     """None for no metrics."""
     live_port: int | None
     """None for no live page."""
-
-
-class Service:
-    """A server that listens, and everything it owns. ``open`` makes one, ``drain`` or ``close`` ends it."""
-
-    def __init__(
-        self,
-        server: grpc.Server,
-        ports: "ServicePorts",
-        gate: ServiceGate,
-        healthy: HealthService,
-        metrics: ServiceMetrics,
-        opened: ExitStack,
-    ) -> None:
-        self.port, self.metrics_port, self.live_port = ports
-        """See ``ServicePorts``."""
-        self._server = server
-        self._gate = gate
-        self._healthy = healthy
-        self._metrics = metrics
-        self._opened = opened
+    _server: grpc.Server
+    _gate: ServiceGate
+    _healthy: HealthService
+    _metrics: ServiceMetrics
+    _opened: ExitStack
 
     @classmethod
     def open(cls, settings: ServiceSettings, log: Log, drain: Drain) -> "Service":
@@ -152,8 +136,9 @@ class Service:
             live = _live_server(settings, access, figures, metrics)
             if live is not None:
                 opened.callback(live.close)
-            ports = ServicePorts(port, None if listener is None else listener.port, None if live is None else live.port)
-            return cls(server, ports, gate, healthy, metrics, opened.pop_all())
+            metrics_port = None if listener is None else listener.port
+            live_port = None if live is None else live.port
+            return cls(port, metrics_port, live_port, server, gate, healthy, metrics, opened.pop_all())
 
     def drain(self, grace_s: float) -> bool:
         """Refuse what is new, let what is in flight end within ``grace_s``, then close; tell whether all of it did."""
@@ -187,23 +172,23 @@ class _Access:
         access, tls = settings.access, settings.tls
         tokens = certificates = trust = clients = None
         if access.tokens is not None:
-            read = partial(read_tokens, access.tokens)
             pace = ReloadPace(access.tokens_check_s, access.tokens_stale_s_max)
-            entries = Reloaded([access.tokens], read, pace, time.monotonic, metrics, audit_tokens)
+            read = partial(read_tokens, access.tokens)
+            entries = Reloaded([access.tokens], read, pace, time.monotonic, metrics, token_changes)
             metrics.stale.labels("tokens").set_function(entries.stale_s)
             tokens = Tokens(entries, time.time)
         if tls is not None:
             own = partial(read_certificates, tls)
             files = [tls.certificate, tls.key]
-            certificates = Reloaded(files, own, _pace_of(tls), time.monotonic, metrics, audit_certificates)
+            shown = certificates = Reloaded(files, own, _pace_of(tls), time.monotonic, metrics, certificate_changes)
             metrics.stale.labels("certificates").set_function(certificates.stale_s)
-            metrics.certificate_expiry.set_function(partial(_certificate_expiry_s, certificates))
+            metrics.certificate_expiry.set_function(lambda: shown.latest().expires_s)
         if tls is not None and tls.client_ca is not None:
             files = [path for path in (tls.client_ca, tls.client_crl) if path is not None]
             read_clients = partial(read_trust, tls, time.time)
-            trust = Reloaded(files, read_clients, _pace_of(tls), time.monotonic, metrics, audit_trust)
+            trusted = trust = Reloaded(files, read_clients, _pace_of(tls), time.monotonic, metrics, trust_changes)
             metrics.stale.labels("client_ca").set_function(trust.stale_s)
-            metrics.crl_expiry.set_function(partial(_crl_expiry_s, trust))
+            metrics.crl_expiry.set_function(lambda: trusted.latest().expires_s)
             clients = CertifiedClients(trust, tls.trust_domain, access.certificate_role, time.time, metrics)
         return cls(tokens, certificates, trust, clients)
 
@@ -276,20 +261,13 @@ def _http_context(tls: TlsSettings, client_ca: Path | None, metrics: ServiceMetr
     """Return the TLS of what is served over HTTP, read again when its files change."""
     files = [path for path in (tls.certificate, tls.key, client_ca) if path is not None]
     made = partial(metrics_context, tls, client_ca)
-    return Reloaded(files, made, _pace_of(tls), time.monotonic, metrics, audit_metrics)
+    changed = [("metrics_tls_changed", "certificate or authorities of the metrics")]
+    return Reloaded(files, made, _pace_of(tls), time.monotonic, metrics, lambda _before, _after: changed)
 
 
 def _use_context(connection: ssl.SSLObject, context: ssl.SSLContext) -> None:
     """Have a handshake go on with the certificate that is valid now."""
     connection.context = context
-
-
-def _certificate_expiry_s(certificates: Reloaded[Certificates]) -> float:
-    return certificates.latest().expires_s
-
-
-def _crl_expiry_s(trust: Reloaded[ClientTrust]) -> float:
-    return trust.latest().expires_s
 
 
 def _pace_of(tls: TlsSettings) -> ReloadPace:

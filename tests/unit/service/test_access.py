@@ -21,10 +21,10 @@ from unified_cache.service.access.tokens import (
     TokenEntry,
     Tokens,
     add_token,
-    audit_tokens,
     new_token,
     read_tokens,
     remove_token,
+    token_changes,
 )
 from unified_cache.settings.access import Role
 from unified_cache.wire.calls import Call
@@ -61,7 +61,7 @@ def path(tmp_path: Path) -> Path:
 def opened(path: Path, clock: ManualClock, now: datetime, anomalies: Notes) -> Tokens:
     pace = ReloadPace(1.0, 60.0)
     entries: Reloaded[dict[str, TokenEntry]] = Reloaded(
-        [path], partial(read_tokens, path), pace, clock, anomalies, audit_tokens
+        [path], partial(read_tokens, path), pace, clock, anomalies, token_changes
     )
     return Tokens(entries, now.timestamp)
 

@@ -25,7 +25,7 @@ from tests.unit.service.test_access import UNAUTHENTICATED, given, opened
 from unified_cache.errors import ConfigError
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.reloaded import Reloaded, ReloadPace
-from unified_cache.service.access.tls import CertifiedClients, audit_trust, read_trust
+from unified_cache.service.access.tls import CertifiedClients, read_trust, trust_changes
 from unified_cache.service.access.tokens import add_token, new_token, read_tokens, remove_token
 from unified_cache.settings.access import Role, TlsSettings
 from unified_cache.wire.calls import Call
@@ -293,7 +293,7 @@ def test_client_certificates_hold_no_longer_than_their_authorities_and_lists_can
 def test_a_list_of_revocations_that_is_over_admits_nobody(authority: Authority, tls: dict[str, str | float]) -> None:
     clock, anomalies = ManualClock(time.time()), Notes()
     settings = TlsSettings.model_validate(tls)
-    trust = Reloaded([], partial(read_trust, settings, clock), ReloadPace(1.0, 60.0), clock, anomalies, audit_trust)
+    trust = Reloaded([], partial(read_trust, settings, clock), ReloadPace(1.0, 60.0), clock, anomalies, trust_changes)
     clients = CertifiedClients(trust, None, Role.READER, clock, anomalies)
     certificate = authority.issue("acme").chain
     assert clients.named(certificate) == Caller("acme", Role.READER)

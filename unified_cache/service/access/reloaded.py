@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Generic, TypeVar
 
 from unified_cache.errors import ConfigError
-from unified_cache.service.access.callers import Observer
+from unified_cache.service.access.callers import AuditEntry, Observer
 
 __all__ = ["ReloadPace", "Reloaded", "read_kept"]
 
@@ -46,9 +46,9 @@ class Reloaded(Generic[Value]):
         pace: ReloadPace,
         clock: Callable[[], float],
         observer: Observer,
-        audit: Callable[[Observer, Value, Value], None],
+        changes: Callable[[Value, Value], Sequence[tuple[str, str]]],
     ) -> None:
-        """Read the value; ``audit`` is told of every later one, after the one before it.
+        """Read the value; ``changes`` says for the audit log, by kind and in words, in what a later one differs.
 
         Raises:
             ConfigError: it cannot be read, or makes no sense.
@@ -58,7 +58,7 @@ class Reloaded(Generic[Value]):
         self._pace = pace
         self._clock = clock
         self._observer = observer
-        self._audit = audit
+        self._changes = changes
         self._stamp = self._stamp_now()
         self._value = read()
         self._looked_s = self._good_s = clock()
@@ -93,7 +93,8 @@ class Reloaded(Generic[Value]):
                 before, self._value = self._value, self._read()
                 self._stamp = stamp
                 if before != self._value:
-                    self._audit(self._observer, before, self._value)
+                    for kind, about in self._changes(before, self._value):
+                        self._observer.audited(AuditEntry(kind, None, "", "OK", about))
             self._good_s, self._is_failing = now_s, False
         except ConfigError as error:
             self._is_failing = True

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from cryptography.x509.oid import ExtensionOID, NameOID
 
 from unified_cache.errors import ConfigError
-from unified_cache.service.access.callers import AuditEntry, Caller, Observer
+from unified_cache.service.access.callers import Caller, Observer
 from unified_cache.service.access.reloaded import Reloaded, read_kept
 from unified_cache.service.access.tokens import TENANT_NAME
 from unified_cache.settings.access import Role, TlsSettings
@@ -36,13 +36,12 @@ __all__ = [
     "Certificates",
     "CertifiedClients",
     "ClientTrust",
-    "audit_certificates",
-    "audit_metrics",
-    "audit_trust",
+    "certificate_changes",
     "metrics_context",
     "read_certificates",
     "read_trust",
     "server_credentials",
+    "trust_changes",
 ]
 
 _SERVICE_PATH = "unified-cache"
@@ -163,14 +162,13 @@ def read_trust(tls: TlsSettings, wall_clock: Callable[[], float]) -> ClientTrust
     return ClientTrust(authorities, frozenset(revoked), expires_s)
 
 
-def audit_trust(observer: Observer, before: ClientTrust, after: ClientTrust) -> None:
-    """Tell the audit log which certificates were revoked, or are no longer, and that authorities changed."""
+def trust_changes(before: ClientTrust, after: ClientTrust) -> list[tuple[str, str]]:
+    """Say which certificates were revoked, or are no longer, and that authorities changed."""
     changes = [("certificate_revoked", f"{serial:x}") for _, serial in sorted(after.revoked - before.revoked)]
     changes += [("certificate_restored", f"{serial:x}") for _, serial in sorted(before.revoked - after.revoked)]
     if before.authorities != after.authorities:
         changes.append(("client_ca_changed", "authorities of client certificates"))
-    for kind, about in changes:
-        observer.audited(AuditEntry(kind, None, "", "OK", about))
+    return changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,15 +200,10 @@ def read_certificates(tls: TlsSettings) -> Certificates:
     return Certificates(chain, key, certificate.not_valid_after_utc.timestamp())
 
 
-def audit_certificates(observer: Observer, before: Certificates, after: Certificates) -> None:
-    """Tell the audit log that the server shows another certificate."""
+def certificate_changes(before: Certificates, after: Certificates) -> list[tuple[str, str]]:
+    """Say that the server shows another certificate."""
     expires = datetime.fromtimestamp(after.expires_s, UTC).isoformat(timespec="seconds")
-    observer.audited(AuditEntry("certificate_changed", None, "", "OK", f"the server's, good until {expires}"))
-
-
-def audit_metrics(observer: Observer, before: ssl.SSLContext, after: ssl.SSLContext) -> None:
-    """Tell the audit log that the metrics show another certificate, or trust other authorities."""
-    observer.audited(AuditEntry("metrics_tls_changed", None, "", "OK", "certificate or authorities of the metrics"))
+    return [("certificate_changed", f"the server's, good until {expires}")]
 
 
 def server_credentials(

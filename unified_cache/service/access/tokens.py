@@ -24,7 +24,7 @@ from pathlib import Path
 
 from unified_cache.errors import ConfigError
 from unified_cache.files import replace_whole
-from unified_cache.service.access.callers import AuditEntry, Caller, Observer
+from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.reloaded import Reloaded, read_kept
 from unified_cache.settings.access import Role
 from unified_cache.settings.section import TENANT_PATTERN
@@ -34,10 +34,10 @@ __all__ = [
     "TokenEntry",
     "Tokens",
     "add_token",
-    "audit_tokens",
     "new_token",
     "read_tokens",
     "remove_token",
+    "token_changes",
 ]
 
 TENANT_NAME = re.compile(TENANT_PATTERN)
@@ -121,17 +121,18 @@ def read_tokens(path: Path) -> dict[str, TokenEntry]:
     return {entry.token_id: entry for entry in entries}
 
 
-def audit_tokens(observer: Observer, before: Mapping[str, TokenEntry], after: Mapping[str, TokenEntry]) -> None:
-    """Tell the audit log which tokens came and went from one reading of a file to the next."""
+def token_changes(before: Mapping[str, TokenEntry], after: Mapping[str, TokenEntry]) -> list[tuple[str, str]]:
+    """Say which tokens came and went from one reading of a file to the next."""
     changes = (
         ("token_revoked", [entry for token_id, entry in before.items() if token_id not in after]),
         ("token_added", [entry for token_id, entry in after.items() if token_id not in before]),
         ("token_changed", [after[each] for each in before.keys() & after.keys() if before[each] != after[each]]),
     )
-    for kind, entries in changes:
-        for entry in entries:
-            about = f"{entry.token_id} of {entry.caller.tenant}, {entry.caller.role.value}"
-            observer.audited(AuditEntry(kind, None, "", "OK", about))
+    return [
+        (kind, f"{entry.token_id} of {entry.caller.tenant}, {entry.caller.role.value}")
+        for kind, entries in changes
+        for entry in entries
+    ]
 
 
 def add_token(path: Path, entry: TokenEntry) -> None:

@@ -2,9 +2,8 @@
 
 A page passes these files in this order:
 
-    store       ``RemoteStorage``: the protocol's methods, failing over between servers
+    store       ``RemoteStorage``: the protocol's methods, each page at its server, failing over between them
     batches     which pages go in one call, and how long all calls of a request may take
-    rendezvous  which server a page belongs to
     server      one server: connections, Hello, breaker
     scatter     a stream of pages into the buffers that they were asked for with
     url         servers, credentials and timeouts of a URL

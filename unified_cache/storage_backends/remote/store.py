@@ -13,13 +13,15 @@ Bytes are believed as little as any store's: wrap it in ``VerifiedStorage``, as 
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from itertools import zip_longest
 
 import grpc
+from xxhash import xxh3_64_intdigest
 
 from unified_cache.errors import ConfigError, InputError, StorageError
+from unified_cache.page import PageKey
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
@@ -37,9 +39,7 @@ from unified_cache.storage_backends.remote.batches import (
     put_messages,
     sized_runs,
 )
-from unified_cache.storage_backends.remote.listing import listed_identities
 from unified_cache.storage_backends.remote.reasons import put_answers, read_answers
-from unified_cache.storage_backends.remote.rendezvous import RendezvousHash
 from unified_cache.storage_backends.remote.scatter import ScatterReader
 from unified_cache.storage_backends.remote.server import (
     Server,
@@ -53,7 +53,7 @@ from unified_cache.wire.calls import Call, parsed
 from unified_cache.wire.names import labels_in, named_runs
 from unified_cache.wire.parts import decoded
 
-__all__ = ["RemoteStorage", "open_secure_url", "open_url"]
+__all__ = ["RemoteStorage", "RendezvousHash", "open_secure_url", "open_url"]
 
 CALLS_AHEAD = 2
 """Calls of one request under way at a time, for each server."""
@@ -322,7 +322,7 @@ class RemoteStorage:
         with self._calls:
             found: dict[bytes, Manifest | None] = {}
             for server in self._servers:
-                for manifest in listed_identities(server):
+                for manifest in _identities_of(server):
                     found[manifest.identity] = manifest
                     self._manifests.setdefault(manifest.identity, manifest)
             return found
@@ -506,6 +506,49 @@ class RemoteStorage:
             return failed
         assert server.agreed is not None, "a server that was greeted has said what it is"
         return server.agreed
+
+
+class RendezvousHash:
+    """Rank servers by name for each page: every client ranks alike, and a server that goes moves its own pages only."""
+
+    __slots__ = ("_seeds",)
+
+    def __init__(self, servers: Sequence[str]) -> None:
+        self._seeds = [xxh3_64_intdigest(server.encode()) for server in servers]
+
+    def ranked(self, key: PageKey) -> list[int]:
+        """Return the servers by number, the page's own first, then who stands in for it."""
+        seeds = self._seeds
+        if len(seeds) == 1:
+            return [0]
+        return sorted(range(len(seeds)), key=lambda number: xxh3_64_intdigest(key, seeds[number]), reverse=True)
+
+
+def _identities_of(server: Server) -> Iterator[Manifest]:
+    """Yield the manifests of one server in the order of their digests, as clients name them.
+
+    Raises:
+        StorageError: it does not answer, is older than this call, or lists them in no order.
+    """
+    after = b""
+    while True:
+        try:
+            request = pb.IdentitiesRequest(tenant=server.tenant, after=after)
+            reply = server.answer(Call.IDENTITIES, request, pb.IdentitiesReply)
+        except StorageError as error:
+            if is_unknown_call(error.__cause__):
+                raise StorageError(
+                    f"{server.name} must say which identities it has, and is older than that call: update it",
+                    retryable=False,
+                ) from error
+            raise
+        if not reply.manifests:
+            return
+        for manifest in reply.manifests:
+            if manifest.identity <= after:
+                raise StorageError(f"{server.name} must list identities in order, found one twice", retryable=False)
+            after = manifest.identity
+            yield manifest
 
 
 def _complete(answers: Sequence[Answer | None]) -> list[Answer]:
