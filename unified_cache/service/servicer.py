@@ -117,13 +117,14 @@ class CacheService:
         if request.HasField("manifest"):
             registered = self._registry.add(call.caller, request.manifest, request.vocabulary)
             call.about = _described(registered)
+        capability = self._store.capability()
         return pb.HelloReply(
             format_version=FORMAT_VERSION,
             tenant=call.tenant,
-            durable=self._store.is_durable(),
+            durable=capability.durable,
             part_bytes=self._limits.part_bytes,
             pages_max=self._limits.pages_max,
-            store=self._store.name(),
+            store=capability.name,
         )
 
     def _lookup(self, call: AdmittedCall, request: pb.LookupRequest) -> pb.LookupReply:
@@ -266,7 +267,7 @@ class CacheService:
             call.about = _described(chosen[0])
         else:
             call.about = "every identity"
-            call.check_role(Role.ADMIN)
+            self._gate.check_role(call.caller, Role.ADMIN, Call.CLEAR)
             chosen = self._registry.of(call.tenant)
         removed_count = 0
         for registration in chosen:

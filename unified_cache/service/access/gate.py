@@ -70,6 +70,8 @@ class ServiceGate:
         self, callers: Authenticator, scheduler: FairScheduler, timeouts: CallTimeouts, observer: Observer
     ) -> None:
         self.timeouts = timeouts
+        self.turn_s_max = scheduler.quota.turn_s_max
+        """Longest wait of a call for its turn."""
         self._callers = callers
         self._scheduler = scheduler
         self._observer = observer
@@ -135,12 +137,6 @@ class ServiceGate:
         if not caller.role.includes(needs):
             self._observer.anomaly("permission_denied", f"{method.value} by a {caller.role.value} of {caller.tenant}")
             raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method.value} needs the role {needs.value}")
-
-    def patience_s(self, context: grpc.ServicerContext) -> float:
-        """Return how long a call may wait for its turn."""
-        remaining_s = context.time_remaining()
-        turn_s_max = self._scheduler.quota.turn_s_max
-        return turn_s_max if remaining_s is None else min(turn_s_max, remaining_s)
 
     def refuse(self, caller: Caller, method: Call, reason: str) -> NoReturn:
         """Refuse a call that is over a quota, and say when to come back.
@@ -231,16 +227,10 @@ class AdmittedCall(TimedCall):
         if not self._ticket.hold(count_bytes):
             self._gate.refuse(self.caller, self._method, "the tenant has as many bytes in flight as it may")
 
-    def check_role(self, needs: Role) -> None:
-        """Check the caller's role once more, where what a call needs follows from its message.
-
-        Raises:
-            Refused: it is too low.
-        """
-        self._gate.check_role(self.caller, needs, self._method)
-
     def _take_turn(self) -> None:
-        if self._ticket.wait(self._gate.patience_s(self._context)):
+        remaining_s = self._context.time_remaining()
+        turn_s_max = self._gate.turn_s_max
+        if self._ticket.wait(turn_s_max if remaining_s is None else min(turn_s_max, remaining_s)):
             return
         if not self._context.is_active():
             raise Refused(grpc.StatusCode.CANCELLED, "the client has gone")

@@ -1,5 +1,6 @@
 """Metrics of the service for Prometheus; ``metrics_listener`` serves them."""
 
+import collections
 import math
 import time
 from collections.abc import Iterable, Iterator
@@ -26,6 +27,9 @@ _BYTES_BUCKETS = tuple(float(1 << shift) for shift in range(8, 31, 2))
 """256 B to 1 GiB, four times as much each."""
 
 _PREFIX = "unified_cache_service"
+
+Counts = collections.Counter[tuple[str, ...]]
+"""Sums by labels."""
 
 
 class BoundedLabels:
@@ -156,31 +160,20 @@ class UsageCollector:
     def collect(self) -> Iterator[Metric]:
         """Yield gauges of bytes stored and calls in flight by tenant, and the pages removed above shares."""
         stored = GaugeMetricFamily(f"{_PREFIX}_stored_bytes", "Bytes stored, not known to be gone.", None, ["tenant"])
-        for tenant, count_bytes in self._summed(self._store.usage.by_tenant()).items():
-            stored.add_metric([tenant], count_bytes)
-        yield stored
-        calls = self._scheduler.by_tenant()
-        counts = {
-            "half_open": {tenant: each.half_open_count for tenant, each in calls.items()},
-            "running": {tenant: each.running_count for tenant, each in calls.items()},
-            "waiting": {tenant: each.waiting_count for tenant, each in calls.items()},
-        }
         flight = GaugeMetricFamily(f"{_PREFIX}_calls_in_flight", "Calls now, by state.", None, ["tenant", "state"])
-        for state, by_tenant in counts.items():
-            for tenant, count in self._summed(by_tenant).items():
-                flight.add_metric([tenant, state], count)
-        yield flight
         held = GaugeMetricFamily(f"{_PREFIX}_request_bytes_in_flight", "Bytes of requests now.", None, ["tenant"])
-        for tenant, count in self._summed({tenant: each.bytes_in_flight for tenant, each in calls.items()}).items():
-            held.add_metric([tenant], count)
-        yield held
         outgrown = CounterMetricFamily(f"{_PREFIX}_outgrown_pages", "Pages that tenants had above their shares.")
         outgrown.add_metric([], self._store.outgrown_count)
-        yield outgrown
-
-    def _summed(self, by_tenant: dict[str, int]) -> dict[str, int]:
-        summed: dict[str, int] = {}
-        for tenant, count in by_tenant.items():
+        stored_bytes, held_bytes, calls = Counts(), Counts(), Counts()
+        for tenant, count_bytes in self._store.usage.by_tenant().items():
+            stored_bytes[self._tenants.claimed(tenant),] += count_bytes
+        for tenant, each in self._scheduler.by_tenant().items():
             name = self._tenants.claimed(tenant)
-            summed[name] = summed.get(name, 0) + count
-        return summed
+            held_bytes[name,] += each.bytes_in_flight
+            calls[name, "half_open"] += each.half_open_count
+            calls[name, "running"] += each.running_count
+            calls[name, "waiting"] += each.waiting_count
+        for family, sums in ((stored, stored_bytes), (flight, calls), (held, held_bytes)):
+            for labels, value in sums.items():
+                family.add_metric(labels, value)
+        yield from (stored, flight, held, outgrown)

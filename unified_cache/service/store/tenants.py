@@ -15,7 +15,7 @@ from unified_cache.seal import HEADER_BYTES, Label, relabelled
 from unified_cache.service.access.callers import Observer, Refused
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.storage_backends.catalog import catalog_in
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
 from unified_cache.wire.calls import RETRY_AFTER
 
 __all__ = ["TenantStore", "named_page"]
@@ -172,13 +172,9 @@ class TenantStore:
         """Pages removed so far because their tenants had more than their shares of the store."""
         return self._outgrown_count
 
-    def is_durable(self) -> bool:
-        """Tell whether the store honours DURABLE."""
-        return self._store.capability().durable
-
-    def name(self) -> str:
-        """Return the store's name for people."""
-        return self._store.capability().name
+    def capability(self) -> Capability:
+        """Return what the store can do."""
+        return self._store.capability()
 
     def close(self) -> None:
         """Close the store."""

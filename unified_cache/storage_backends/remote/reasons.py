@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from unified_cache.errors import InputError
 from unified_cache.storage_backends.protocol import Answer
 
-__all__ = ["put_answers", "read_answer", "read_answers", "reason_of", "reasons_of"]
+__all__ = ["answer_of", "answers_of", "reason_of", "reasons_of"]
 
 _CODES = {Answer.FLAWED: 1, Answer.UNAVAILABLE: 2}
 _ANSWERS = {code: answer for answer, code in _CODES.items()}
@@ -23,35 +23,18 @@ def reasons_of(answers: Sequence[Answer]) -> bytes:
     return bytes(map(reason_of, answers))
 
 
-def read_answer(code: int) -> Answer:
-    """Return why a page was not read; an unknown code, of a newer server, is a miss."""
-    return _ANSWERS.get(code, Answer.MISS)
+def answer_of(code: int, otherwise: Answer) -> Answer:
+    """Return the answer that a code stands for; ``otherwise`` for 0, and for an unknown one of a newer server."""
+    return _ANSWERS.get(code, otherwise)
 
 
-def read_answers(found: Sequence[int], reasons: bytes, pages_count: int) -> list[Answer]:
-    """Return the answers of a look-up: HIT for each byte that is not 0.
-
-    Raises:
-        InputError: they are not one for each page.
-    """
-    codes = _codes(found, reasons, pages_count)
-    return [Answer.HIT if there else read_answer(code) for there, code in zip(found, codes, strict=True)]
-
-
-def put_answers(stored: Sequence[int], reasons: bytes, pages_count: int) -> list[Answer]:
-    """Return the answers of a put: STORED for each byte that is not 0.
+def answers_of(given: Sequence[int], reasons: bytes, pages_count: int, *, yes: Answer, no: Answer) -> list[Answer]:
+    """Return the answers of a reply: ``yes`` for each byte that is not 0, ``no`` for others without a reason.
 
     Raises:
         InputError: they are not one for each page.
     """
-    codes = _codes(stored, reasons, pages_count)
-    return [
-        Answer.STORED if kept else _ANSWERS.get(code, Answer.DECLINED) for kept, code in zip(stored, codes, strict=True)
-    ]
-
-
-def _codes(answers: Sequence[int], reasons: bytes, pages_count: int) -> bytes:
-    codes = reasons or bytes(len(answers))
-    if not len(answers) == len(codes) == pages_count:
-        raise InputError(f"expected {pages_count} answers, found {len(answers)}, and reasons of {len(codes)}")
-    return codes
+    codes = reasons or bytes(len(given))
+    if not len(given) == len(codes) == pages_count:
+        raise InputError(f"expected {pages_count} answers, found {len(given)}, and reasons of {len(codes)}")
+    return [yes if there else answer_of(code, no) for there, code in zip(given, codes, strict=True)]

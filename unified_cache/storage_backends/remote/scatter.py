@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from unified_cache.errors import InputError
 from unified_cache.storage_backends.protocol import Answer, PageIO
-from unified_cache.storage_backends.remote.reasons import read_answer
+from unified_cache.storage_backends.remote.reasons import answer_of
 from unified_cache.wire.parts import Chunk
 
 __all__ = ["ScatterReader"]
@@ -57,7 +57,7 @@ class ScatterReader:
                     start += len(buffer)
                 self._coming.append(number)
             else:
-                self.hits[number] = read_answer(part.reasons[index] if part.reasons else 0)
+                self.hits[number] = answer_of(part.reasons[index] if part.reasons else 0, Answer.MISS)
         self._copy(part)
 
     def _copy(self, part: Chunk) -> None:

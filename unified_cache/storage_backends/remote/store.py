@@ -39,7 +39,7 @@ from unified_cache.storage_backends.remote.batches import (
     put_messages,
     sized_runs,
 )
-from unified_cache.storage_backends.remote.reasons import put_answers, read_answers
+from unified_cache.storage_backends.remote.reasons import answers_of
 from unified_cache.storage_backends.remote.scatter import ScatterReader
 from unified_cache.storage_backends.remote.server import (
     Server,
@@ -195,7 +195,8 @@ class RemoteStorage:
                 def await_reply() -> None:
                     with sending_goes_on:
                         reply = parsed(pb.PutReply, answer())
-                    kept = put_answers(reply.stored, reply.reasons, len(batch.numbers))
+                    yes, no = Answer.STORED, Answer.DECLINED
+                    kept = answers_of(reply.stored, reply.reasons, len(batch.numbers), yes=yes, no=no)
                     for number, where in zip(batch.numbers, kept, strict=True):
                         stored[number] = where
 
@@ -347,7 +348,8 @@ class RemoteStorage:
 
             def await_reply() -> None:
                 reply = parsed(pb.ExistsReply, answer())
-                answers = read_answers(reply.found, reply.reasons, len(batch.numbers))
+                yes, no = Answer.HIT, Answer.MISS
+                answers = answers_of(reply.found, reply.reasons, len(batch.numbers), yes=yes, no=no)
                 for number, there in zip(batch.numbers, answers, strict=True):
                     found[number] = there
 
