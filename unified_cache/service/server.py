@@ -42,7 +42,7 @@ from unified_cache.service.operations.descriptors import room_for_connections
 from unified_cache.service.operations.live_figures import ServiceDoor, ServiceFigures
 from unified_cache.service.operations.logs import Log, open_audit
 from unified_cache.service.operations.metrics import BoundedLabels, ServiceMetrics, UsageCollector
-from unified_cache.service.operations.metrics_listener import MetricsAccess, MetricsListener
+from unified_cache.service.operations.metrics_listener import MetricsListener
 from unified_cache.service.operations.public_calls import HealthService, PublicCalls, reflection_methods
 from unified_cache.service.operations.unix_socket import held_socket
 from unified_cache.service.servicer import CacheService
@@ -225,8 +225,7 @@ def _metrics_listener(settings: ServiceSettings, metrics: ServiceMetrics, access
     if tls is not None:
         context = _http_context(tls, own_ca or tls.client_ca, metrics).latest
     clients = access.clients if own_ca is None else None
-    readers = MetricsAccess(context, clients, time.monotonic)
-    return MetricsListener(address, metrics.registry, readers)
+    return MetricsListener(address, metrics.registry, clients, context)
 
 
 def _recorder(settings: ServiceSettings, opened: ExitStack) -> Callable[[RequestNote], None] | None:

@@ -1,10 +1,8 @@
 """Metrics of the service, and their listener."""
 
 import socket
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -26,7 +24,6 @@ from unified_cache.service.operations.metrics import (
 from unified_cache.service.operations.metrics_listener import (
     CONNECTIONS_MAX,
     REQUEST_S_MAX,
-    MetricsAccess,
     MetricsListener,
 )
 from unified_cache.service.store.guarded import GuardedStore
@@ -41,7 +38,6 @@ from unified_cache.testing.storage_contract import label, sealed_page
 
 PREFIX = "unified_cache_service"
 SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
-ACCESS = MetricsAccess(None, None, time.monotonic)
 
 
 @pytest.fixture
@@ -51,7 +47,7 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def listener(registry: CollectorRegistry) -> Iterator[MetricsListener]:
-    opened = MetricsListener(ListenAddress.of("127.0.0.1:0"), registry, ACCESS)
+    opened = MetricsListener(ListenAddress.of("127.0.0.1:0"), registry)
     opened.start()
     yield opened
     opened.close()
@@ -205,7 +201,7 @@ def test_only_metrics_are_served(listener: MetricsListener, registry: CollectorR
 
 def test_an_address_in_use_is_refused(listener: MetricsListener, registry: CollectorRegistry) -> None:
     with pytest.raises(ConfigError, match=r"metrics cannot be served at .* in use, by another .*METRICS__LISTEN"):
-        MetricsListener(ListenAddress.of(f"127.0.0.1:{listener.port}"), registry, ACCESS)
+        MetricsListener(ListenAddress.of(f"127.0.0.1:{listener.port}"), registry)
 
 
 @pytest.mark.threat("slow readers of metrics")
@@ -213,7 +209,7 @@ def test_connections_that_trickle_or_say_nothing_hold_up_neither_a_scrape_nor_th
     registry: CollectorRegistry,
 ) -> None:
     clock = ManualClock()
-    listener = MetricsListener(ListenAddress.of("127.0.0.1:0"), registry, replace(ACCESS, clock=clock))
+    listener = MetricsListener(ListenAddress.of("127.0.0.1:0"), registry, clock=clock)
     listener.start()
     metrics_in(registry)
     with ExitStack() as connected:

@@ -4,9 +4,9 @@ import errno
 import math
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
 from threading import Lock, Thread
@@ -19,7 +19,7 @@ from unified_cache.service.access.tls import CertifiedClients
 from unified_cache.settings.access import Role
 from unified_cache.settings.addresses import ListenAddress
 
-__all__ = ["MetricsAccess", "MetricsListener"]
+__all__ = ["MetricsListener"]
 
 CONNECTIONS_MAX = 16
 """Connections at a time; one more cuts the oldest off, so that nobody who says nothing keeps a scrape out."""
@@ -43,25 +43,6 @@ _Connection = socket.socket | tuple[bytes, socket.socket]
 """Connection as the base class has it; the second kind is of datagrams, which nobody sends here."""
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsAccess:
-    """Access to the metrics, which name every tenant: TLS if any, asked for each connection."""
-
-    context: Callable[[], ssl.SSLContext] | None
-    clients: CertifiedClients | None
-    """Certificates of which those of an admin alone may read; None where everybody may who is connected."""
-    clock: Callable[[], float]
-    """Seconds, that never go back."""
-
-    def admits(self, connection: socket.socket) -> bool:
-        """Return whether the client at the other end of a connection may read."""
-        if self.clients is None:
-            return True
-        certificate = connection.getpeercert(binary_form=True) if isinstance(connection, ssl.SSLSocket) else None
-        caller = None if certificate is None else self.clients.named(ssl.DER_cert_to_PEM_cert(certificate).encode())
-        return caller is not None and caller.role is Role.ADMIN
-
-
 class MetricsListener(ThreadingMixIn, TCPServer):
     """Listener for ``/metrics``, a few connections at a time, each within a time limit; 404 for any other path.
 
@@ -73,15 +54,27 @@ class MetricsListener(ThreadingMixIn, TCPServer):
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(self, address: ListenAddress, registry: CollectorRegistry, access: MetricsAccess) -> None:
+    def __init__(
+        self,
+        address: ListenAddress,
+        registry: CollectorRegistry,
+        clients: CertifiedClients | None = None,
+        context: Callable[[], ssl.SSLContext] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Listen; nothing is served before ``start``.
+
+        Metrics name every tenant: of ``clients``, if given, an admin alone may read them. ``context`` gives the TLS of
+        each connection, if any.
 
         Raises:
             ConfigError: the address cannot be listened at.
         """
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self.registry = registry
-        self.access = access
+        self._clients = clients
+        self._context = context
+        self._clock = clock
         self._connected: dict[socket.socket, float] = {}
         """Time at which each connection was accepted, the oldest first."""
         self._guard = Lock()
@@ -97,6 +90,14 @@ class MetricsListener(ThreadingMixIn, TCPServer):
     def port(self) -> int:
         """Port that is listened at."""
         return int(self.server_address[1])
+
+    def admits(self, connection: socket.socket) -> bool:
+        """Return whether the client at the other end of a connection may read."""
+        if self._clients is None:
+            return True
+        certificate = connection.getpeercert(binary_form=True) if isinstance(connection, ssl.SSLSocket) else None
+        caller = None if certificate is None else self._clients.named(ssl.DER_cert_to_PEM_cert(certificate).encode())
+        return caller is not None and caller.role is Role.ADMIN
 
     def start(self) -> None:
         """Begin to serve."""
@@ -114,9 +115,9 @@ class MetricsListener(ThreadingMixIn, TCPServer):
         """Accept a connection and wait for nothing that it says."""
         accepted, peer = super().get_request()
         accepted.settimeout(REQUEST_S_MAX)
-        if self.access.context is not None:
-            accepted = self.access.context().wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
-        now_s = self.access.clock()
+        if self._context is not None:
+            accepted = self._context().wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
+        now_s = self._clock()
         with self._guard:
             self._connected[accepted] = now_s
             surplus_count = max(0, len(self._connected) - CONNECTIONS_MAX)
@@ -140,7 +141,7 @@ class MetricsListener(ThreadingMixIn, TCPServer):
 
     def service_actions(self) -> None:
         """Cut off who is late; called every ``LOOK_S``."""
-        self.cut_off(self.access.clock() - REQUEST_S_MAX)
+        self.cut_off(self._clock() - REQUEST_S_MAX)
 
     def cut_off(self, accepted_s: float) -> None:
         """Cut off the connections that were accepted at a time or before; their threads see their end."""
@@ -162,7 +163,7 @@ class _Scrape(BaseHTTPRequestHandler):
         assert isinstance(listener, MetricsListener)
         if self.path.partition("?")[0] != "/metrics":
             self.send_error(404)
-        elif not listener.access.admits(self.connection):
+        elif not listener.admits(self.connection):
             self.send_error(403)
         else:
             content = generate_latest(listener.registry)
