@@ -142,6 +142,10 @@ GONE: Sequence[Gone] = (
         imports=("unified_cache.service.operations.tracing",),
     ),
     Gone(
+        "files of tokens and of certificates have the same pace: set access.check_s and access.stale_s_max",
+        settings=("access.tokens_check_s", "access.tokens_stale_s_max", "tls.check_s", "tls.stale_s_max"),
+    ),
+    Gone(
         "every server does as the default did: take the setting out",
         sections=("log",),
         settings=(

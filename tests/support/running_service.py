@@ -66,8 +66,11 @@ class RunningService:
 
 @contextmanager
 def running(**settings: object) -> Iterator[RunningService]:
-    """Open a server over memory; ``settings`` go over what it needs."""
+    """Open a server over memory that looks at its files at every call; ``settings`` go over what it needs."""
+    access = settings.pop("access", {})
+    assert isinstance(access, Mapping)
     flags = {
+        "access": {"check_s": 1e-6, **access},
         "listen": "127.0.0.1:0",
         "storage": "memory:",
         "metrics": {"listen": "127.0.0.1:0"},

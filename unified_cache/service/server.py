@@ -23,7 +23,7 @@ from unified_cache.recording.recorder import RecorderSettings, TraceRecorder
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.gate import Authenticator, ServiceGate
-from unified_cache.service.access.reloaded import Reloaded, ReloadPace
+from unified_cache.service.access.reloaded import Reloaded
 from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.service.access.tls import (
     Certificates,
@@ -48,7 +48,7 @@ from unified_cache.service.operations.unix_socket import held_socket
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.service.store.tenants import TenantStore
-from unified_cache.settings.access import TlsSettings
+from unified_cache.settings.access import AccessSettings, TlsSettings
 from unified_cache.settings.addresses import ListenAddress
 from unified_cache.settings.service import ServiceSettings
 from unified_cache.wire.calls import SERVICE
@@ -172,21 +172,20 @@ class _Access:
         access, tls = settings.access, settings.tls
         tokens = certificates = trust = clients = None
         if access.tokens is not None:
-            pace = ReloadPace(access.tokens_check_s, access.tokens_stale_s_max)
             read = partial(read_tokens, access.tokens)
-            entries = Reloaded([access.tokens], read, pace, time.monotonic, metrics, token_changes)
+            entries = Reloaded([access.tokens], read, access, time.monotonic, metrics, token_changes)
             metrics.stale.labels("tokens").set_function(entries.stale_s)
             tokens = Tokens(entries, time.time)
         if tls is not None:
             own = partial(read_certificates, tls)
             files = [tls.certificate, tls.key]
-            shown = certificates = Reloaded(files, own, _pace_of(tls), time.monotonic, metrics, certificate_changes)
+            shown = certificates = Reloaded(files, own, access, time.monotonic, metrics, certificate_changes)
             metrics.stale.labels("certificates").set_function(certificates.stale_s)
             metrics.certificate_expiry.set_function(lambda: shown.latest().expires_s)
         if tls is not None and tls.client_ca is not None:
             files = [path for path in (tls.client_ca, tls.client_crl) if path is not None]
             read_clients = partial(read_trust, tls, time.time)
-            trusted = trust = Reloaded(files, read_clients, _pace_of(tls), time.monotonic, metrics, trust_changes)
+            trusted = trust = Reloaded(files, read_clients, access, time.monotonic, metrics, trust_changes)
             metrics.stale.labels("client_ca").set_function(trust.stale_s)
             metrics.crl_expiry.set_function(lambda: trusted.latest().expires_s)
             clients = CertifiedClients(trust, tls.trust_domain, access.certificate_role, time.time, metrics)
@@ -223,7 +222,7 @@ def _metrics_listener(settings: ServiceSettings, metrics: ServiceMetrics, access
     context = None
     own_ca = settings.metrics.client_ca
     if tls is not None:
-        context = _http_context(tls, own_ca or tls.client_ca, metrics).latest
+        context = _http_context(tls, own_ca or tls.client_ca, settings.access, metrics).latest
     clients = access.clients if own_ca is None else None
     return MetricsListener(address, metrics.registry, clients, context)
 
@@ -246,7 +245,7 @@ def _live_server(
     live = import_with_extra("unified_cache.live.server", "live", "the live page")
     context = None
     if tls is not None:
-        contexts = _http_context(tls, None, metrics)
+        contexts = _http_context(tls, None, settings.access, metrics)
         context = metrics_context(tls, None)
         context.sni_callback = lambda connection, _name, _first: _use_context(connection, contexts.latest())
     door = ServiceDoor(access.tokens, _local_caller(settings))
@@ -256,21 +255,19 @@ def _live_server(
     return opened
 
 
-def _http_context(tls: TlsSettings, client_ca: Path | None, metrics: ServiceMetrics) -> Reloaded[ssl.SSLContext]:
+def _http_context(
+    tls: TlsSettings, client_ca: Path | None, pace: AccessSettings, metrics: ServiceMetrics
+) -> Reloaded[ssl.SSLContext]:
     """Return the TLS of what is served over HTTP, read again when its files change."""
     files = [path for path in (tls.certificate, tls.key, client_ca) if path is not None]
     made = partial(metrics_context, tls, client_ca)
     changed = [("metrics_tls_changed", "certificate or authorities of the metrics")]
-    return Reloaded(files, made, _pace_of(tls), time.monotonic, metrics, lambda _before, _after: changed)
+    return Reloaded(files, made, pace, time.monotonic, metrics, lambda _before, _after: changed)
 
 
 def _use_context(connection: ssl.SSLObject, context: ssl.SSLContext) -> None:
     """Have a handshake go on with the certificate that is valid now."""
     connection.context = context
-
-
-def _pace_of(tls: TlsSettings) -> ReloadPace:
-    return ReloadPace(tls.check_s, tls.stale_s_max)
 
 
 def _is_guarded(settings: ServiceSettings) -> bool:

@@ -40,10 +40,6 @@ class TlsSettings(Section):
     """Lists of the certificates that those authorities have revoked; every call is held against them."""
     trust_domain: str | None = None
     """Domain of the SPIFFE IDs that name tenants; if unset, common names do."""
-    check_s: Seconds = 5.0
-    """Time between two checks of the files."""
-    stale_s_max: Seconds = 60.0
-    """Time for which client certificates are accepted by files that cannot be read any more."""
 
     @model_validator(mode="after")
     def _lists_have_authorities(self) -> "TlsSettings":
@@ -57,10 +53,10 @@ class AccessSettings(Section):
 
     tokens: Path | None = None
     """File of hashed tokens, made by ``unified-cache token new``."""
-    tokens_check_s: Seconds = 1.0
-    """Time between two looks whether the file has changed."""
-    tokens_stale_s_max: Seconds = 60.0
-    """Time for which tokens hold whose file cannot be read any more; then all are refused until it can."""
+    check_s: Seconds = 1.0
+    """Time between two looks whether files of tokens and certificates have changed."""
+    stale_s_max: Seconds = 60.0
+    """Time for which tokens and client certificates hold whose files cannot be read any more; then all are refused."""
     certificate_role: Role = Role.READER
     """Role of a certificate that names none."""
     local_tenant: Annotated[str, Field(pattern=TENANT_PATTERN)] = "default"

@@ -16,7 +16,7 @@ from unified_cache.cli.main import run
 from unified_cache.errors import ConfigError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.access.callers import Caller
-from unified_cache.service.access.reloaded import Reloaded, ReloadPace
+from unified_cache.service.access.reloaded import Reloaded
 from unified_cache.service.access.tokens import (
     TokenEntry,
     Tokens,
@@ -26,7 +26,7 @@ from unified_cache.service.access.tokens import (
     remove_token,
     token_changes,
 )
-from unified_cache.settings.access import Role
+from unified_cache.settings.access import AccessSettings, Role
 from unified_cache.wire.calls import Call
 
 UNAUTHENTICATED = (grpc.StatusCode.UNAUTHENTICATED, "valid credentials are needed")
@@ -59,7 +59,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def opened(path: Path, clock: ManualClock, now: datetime, anomalies: Notes) -> Tokens:
-    pace = ReloadPace(1.0, 60.0)
+    pace = AccessSettings()
     entries: Reloaded[dict[str, TokenEntry]] = Reloaded(
         [path], partial(read_tokens, path), pace, clock, anomalies, token_changes
     )

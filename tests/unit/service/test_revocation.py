@@ -24,10 +24,10 @@ from tests.support.service import Notes
 from tests.unit.service.test_access import UNAUTHENTICATED, given, opened
 from unified_cache.errors import ConfigError
 from unified_cache.service.access.callers import Caller
-from unified_cache.service.access.reloaded import Reloaded, ReloadPace
+from unified_cache.service.access.reloaded import Reloaded
 from unified_cache.service.access.tls import CertifiedClients, read_trust, trust_changes
 from unified_cache.service.access.tokens import add_token, new_token, read_tokens, remove_token
-from unified_cache.settings.access import Role, TlsSettings
+from unified_cache.settings.access import AccessSettings, Role, TlsSettings
 from unified_cache.wire.calls import Call
 
 NOBODY_UID = 65534
@@ -171,7 +171,7 @@ def test_a_file_that_was_made_readable_again_is_read_although_its_content_is_the
 def test_a_gauge_tells_how_long_the_tokens_have_not_been_read(path: Path) -> None:
     token = given(path, "acme")
     name = 'unified_cache_service_stale_seconds{files="tokens"}'
-    access = {"tokens": str(path), "tokens_check_s": 1e-6, "tokens_stale_s_max": 1e-6}
+    access = {"tokens": str(path), "stale_s_max": 1e-6}
     with running(access=access) as server, grpc.insecure_channel(server.address) as channel:
         assert server.metrics()[name] == 0
         assert refusal(channel, Call.HELLO, token=token) is None
@@ -202,7 +202,7 @@ def authority() -> Authority:
 
 
 @pytest.fixture
-def tls(authority: Authority, tmp_path: Path) -> dict[str, str | float]:
+def tls(authority: Authority, tmp_path: Path) -> dict[str, str]:
     certificate, key = authority.issue("server").write(tmp_path, "server")
     (tmp_path / "ca.pem").write_bytes(authority.pem)
     (tmp_path / "crl.pem").write_bytes(authority.revoked())
@@ -212,12 +212,12 @@ def tls(authority: Authority, tmp_path: Path) -> dict[str, str | float]:
         "client_ca": tmp_path / "ca.pem",
         "client_crl": tmp_path / "crl.pem",
     }
-    return {**{name: str(file) for name, file in files.items()}, "check_s": 1e-6}
+    return {name: str(file) for name, file in files.items()}
 
 
 @pytest.mark.threat("revoked certificates")
 def test_a_revoked_certificate_is_refused_on_a_connection_that_is_open_already(
-    authority: Authority, tls: dict[str, str | float], path: Path, tmp_path: Path
+    authority: Authority, tls: dict[str, str], path: Path, tmp_path: Path
 ) -> None:
     issued, other = authority.issue("acme"), authority.issue("acme")
     token = given(path, "acme")
@@ -235,9 +235,7 @@ def test_a_revoked_certificate_is_refused_on_a_connection_that_is_open_already(
         assert "revoked" in server.kinds
 
 
-def test_a_revoked_certificate_reads_no_metrics(
-    authority: Authority, tls: dict[str, str | float], tmp_path: Path
-) -> None:
+def test_a_revoked_certificate_reads_no_metrics(authority: Authority, tls: dict[str, str], tmp_path: Path) -> None:
     admin = authority.issue("prometheus/admin")
     context = ssl.create_default_context(cadata=authority.pem.decode())
     context.load_cert_chain(*admin.write(tmp_path, "client"))
@@ -253,7 +251,7 @@ def test_a_revoked_certificate_reads_no_metrics(
 
 @pytest.mark.threat("revoked certificates")
 def test_lists_of_revocations_that_prove_nothing_are_refused_at_the_start(
-    authority: Authority, tls: dict[str, str | float], tmp_path: Path
+    authority: Authority, tls: dict[str, str], tmp_path: Path
 ) -> None:
     foreign = Authority("foreign")
     same_name = Authority()
@@ -271,14 +269,14 @@ def test_lists_of_revocations_that_prove_nothing_are_refused_at_the_start(
 
 @pytest.mark.threat("revoked certificates")
 def test_client_certificates_hold_no_longer_than_their_authorities_and_lists_can_be_read(
-    authority: Authority, tls: dict[str, str | float], tmp_path: Path
+    authority: Authority, tls: dict[str, str], tmp_path: Path
 ) -> None:
     issued = authority.issue("acme")
     for damaged in ("ca.pem", "crl.pem"):
         file = tmp_path / damaged
         before = file.read_bytes()
         with (
-            running(tls={**tls, "stale_s_max": 1e-6}) as server,
+            running(tls=tls, access={"stale_s_max": 1e-6}) as server,
             grpc.secure_channel(server.address, credentials(authority, issued)) as channel,
         ):
             assert refusal(channel, Call.HELLO) is None
@@ -290,10 +288,10 @@ def test_client_certificates_hold_no_longer_than_their_authorities_and_lists_can
 
 
 @pytest.mark.threat("revoked certificates")
-def test_a_list_of_revocations_that_is_over_admits_nobody(authority: Authority, tls: dict[str, str | float]) -> None:
+def test_a_list_of_revocations_that_is_over_admits_nobody(authority: Authority, tls: dict[str, str]) -> None:
     clock, anomalies = ManualClock(time.time()), Notes()
     settings = TlsSettings.model_validate(tls)
-    trust = Reloaded([], partial(read_trust, settings, clock), ReloadPace(1.0, 60.0), clock, anomalies, trust_changes)
+    trust = Reloaded([], partial(read_trust, settings, clock), AccessSettings(), clock, anomalies, trust_changes)
     clients = CertifiedClients(trust, None, Role.READER, clock, anomalies)
     certificate = authority.issue("acme").chain
     assert clients.named(certificate) == Caller("acme", Role.READER)

@@ -28,15 +28,15 @@ def authority() -> Authority:
 
 
 @pytest.fixture
-def tls(authority: Authority, tmp_path: Path) -> dict[str, str | float]:
+def tls(authority: Authority, tmp_path: Path) -> dict[str, str]:
     certificate, key = authority.issue("server").write(tmp_path, "server")
     ca = tmp_path / "ca.pem"
     ca.write_bytes(authority.pem)
-    return {"certificate": str(certificate), "key": str(key), "client_ca": str(ca), "check_s": 1e-6}
+    return {"certificate": str(certificate), "key": str(key), "client_ca": str(ca)}
 
 
 @pytest.fixture
-def server(tls: dict[str, str | float]) -> Iterator[RunningService]:
+def server(tls: dict[str, str]) -> Iterator[RunningService]:
     with running(tls=tls) as server:
         yield server
 
@@ -64,7 +64,7 @@ def test_a_name_that_is_no_tenant_is_nobody(authority: Authority, server: Runnin
 
 
 def test_with_a_trust_domain_the_tenant_is_a_spiffe_id_of_it_and_nothing_else(
-    authority: Authority, tls: dict[str, str | float]
+    authority: Authority, tls: dict[str, str]
 ) -> None:
     good = f"spiffe://{DOMAIN}/unified-cache/acme/writer"
     with running(tls={**tls, "trust_domain": DOMAIN}) as server:
@@ -124,7 +124,7 @@ def test_a_token_over_a_certificate_says_who_calls_and_a_wrong_one_is_not_made_u
 
 
 def test_a_new_certificate_and_a_new_authority_hold_without_a_restart(
-    authority: Authority, server: RunningService, tls: dict[str, str | float], tmp_path: Path
+    authority: Authority, server: RunningService, tls: dict[str, str], tmp_path: Path
 ) -> None:
     assert hello(server, credentials(authority, authority.issue("acme"))).tenant == "acme"
     later = Authority("later")
@@ -148,7 +148,7 @@ def test_spoiled_files_keep_the_certificates_there_were(
 
 
 def test_files_that_make_no_sense_are_refused_at_the_start(
-    authority: Authority, tls: dict[str, str | float], tmp_path: Path
+    authority: Authority, tls: dict[str, str], tmp_path: Path
 ) -> None:
     settings = TlsSettings.model_validate(tls)
     key = tmp_path / "server.key"
@@ -208,7 +208,7 @@ def test_the_certificate_of_a_tenant_reads_no_metrics(
 
 @pytest.mark.threat("reading metrics")
 def test_an_authority_of_the_metrics_vouches_for_their_readers_and_for_no_tenant(
-    authority: Authority, tls: dict[str, str | float], tmp_path: Path
+    authority: Authority, tls: dict[str, str], tmp_path: Path
 ) -> None:
     readers = Authority("readers")
     (tmp_path / "readers.pem").write_bytes(readers.pem)

@@ -3,15 +3,15 @@
 import os
 import stat
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Generic, TypeVar
 
 from unified_cache.errors import ConfigError
 from unified_cache.service.access.callers import AuditEntry, Observer
+from unified_cache.settings.access import AccessSettings
 
-__all__ = ["ReloadPace", "Reloaded", "read_kept"]
+__all__ = ["Reloaded", "read_kept"]
 
 Value = TypeVar("Value")
 
@@ -19,16 +19,6 @@ _FILE_BYTES_MAX = 16 << 20
 """A revocation list of some hundred thousand certificates, or as many tokens."""
 
 _Stamp = tuple[tuple[int, int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReloadPace:
-    """Times of a value that is read from files."""
-
-    check_s: float
-    """Time between two looks at the files."""
-    stale_s_max: float
-    """Time for which a value holds that cannot be read anew."""
 
 
 class Reloaded(Generic[Value]):
@@ -43,7 +33,7 @@ class Reloaded(Generic[Value]):
         self,
         paths: Sequence[Path],
         read: Callable[[], Value],
-        pace: ReloadPace,
+        pace: AccessSettings,
         clock: Callable[[], float],
         observer: Observer,
         changes: Callable[[Value, Value], Sequence[tuple[str, str]]],
