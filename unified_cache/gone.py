@@ -151,7 +151,7 @@ GONE: Sequence[Gone] = (
         settings=(
             *("log.burst", "log.every_s", "audit.burst", "audit.every_s"),
             *("limits.message_bytes_max", "limits.metadata_bytes_max", "limits.connection_idle_s"),
-            *("quota.active_s", "quota.retry_s", "access.tokens_max"),
+            *("quota.active_s", "quota.retry_s", "quota.running_max", "access.tokens_max"),
             *("metrics.request_s_max", "metrics.tenants_max", "metrics.pools_max"),
         ),
     ),

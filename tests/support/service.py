@@ -53,9 +53,7 @@ class NotedScheduler(FairScheduler):
     """Let every call run at once, and keep what calls said to hold."""
 
     def __init__(self) -> None:
-        quota = QuotaSettings(
-            calls_max=THREADS, running_max=THREADS, tenant_running_max=THREADS, shared_running_max=THREADS
-        )
+        quota = QuotaSettings(calls_max=THREADS, tenant_running_max=THREADS, shared_running_max=THREADS)
         super().__init__(quota, 2 * THREADS)
         self.held: list[int] = []
         """Bytes that calls said to hold, one by one."""

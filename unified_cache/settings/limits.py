@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from unified_cache.settings.section import TENANT_PATTERN, Bytes, Count, Seconds, Section
 from unified_cache.wire.calls import PART_BYTES
@@ -104,11 +104,8 @@ class QuotaSettings(TenantQuota):
     """Tenants with quotas of their own."""
     tenants_max: Count = 10_000
     """Tenants counted; others are refused what counts."""
-    running_max: Count = 16
-    """Calls that run at the same time, those longer than ``turn_hold_s`` not counted; the rest wait for their turn,
-    tenant by tenant."""
     tenant_running_max: Count = 8
-    """Running calls of one tenant, long ones too, so that another finds room at once."""
+    """Calls of one tenant that run at the same time, long ones too; the rest wait for their turn."""
     shared_running_max: Count = 1
     """Running calls of all tenants while more than one is active; calls longer than ``turn_hold_s`` are not counted.
     Python runs one call at a time, so each further one adds its time to that of all others."""
@@ -120,10 +117,3 @@ class QuotaSettings(TenantQuota):
     def of(self, tenant: str) -> TenantQuota:
         """Return what ``tenant`` may use."""
         return self.tenants.get(tenant, self)
-
-    @model_validator(mode="after")
-    def _shares(self) -> "QuotaSettings":
-        if self.tenant_running_max > self.running_max:
-            found = f"{self.tenant_running_max} and {self.running_max}"
-            raise ValueError(f"tenant_running_max must be at most running_max, found {found}")
-        return self

@@ -110,7 +110,7 @@ def test_tenants_beyond_a_bound_share_one_series(registry: CollectorRegistry) ->
 
 
 def test_what_tenants_use_is_told_at_the_moment_of_asking(registry: CollectorRegistry) -> None:
-    quota = service_settings(None, {"quota": {"running_max": 1, "tenant_running_max": 1}}).quota
+    quota = service_settings(None, {"quota": {"tenant_running_max": 1}}).quota
     scheduler, usage = FairScheduler(quota, 128), TenantUsage(quota, 100, None)
     store = TenantStore(MemoryStorage(), usage, metrics_in(CollectorRegistry()))
     registry.register(UsageCollector(scheduler, store, BoundedLabels(1)))

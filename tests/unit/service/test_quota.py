@@ -82,7 +82,7 @@ def test_a_tenant_holds_at_most_its_calls_and_bytes_in_flight() -> None:
 
 @pytest.mark.threat("starving other tenants")
 def test_turns_go_to_the_tenant_with_the_fewest_calls_at_work() -> None:
-    scheduler = fair(running_max=2, tenant_running_max=2, shared_running_max=4)
+    scheduler = fair(tenant_running_max=2, shared_running_max=2)
     flood = [entered(scheduler, "flood") for _ in range(10)]
     assert [ticket.wait(0) for ticket in flood] == [True] * 2 + [False] * 8
     late = entered(scheduler, "late")
@@ -95,7 +95,7 @@ def test_turns_go_to_the_tenant_with_the_fewest_calls_at_work() -> None:
 
 
 def test_among_equals_the_tenant_served_longest_ago_is_next() -> None:
-    scheduler = fair(running_max=1, tenant_running_max=1, shared_running_max=9)
+    scheduler = fair(tenant_running_max=1, shared_running_max=1)
     tickets = {name: [entered(scheduler, name) for _ in range(2)] for name in ("a", "b", "c")}
     served: list[str] = []
     while len(served) < 6:
@@ -106,7 +106,7 @@ def test_among_equals_the_tenant_served_longest_ago_is_next() -> None:
 
 
 def test_no_tenant_takes_every_turn() -> None:
-    scheduler = fair(running_max=4, tenant_running_max=3, shared_running_max=9)
+    scheduler = fair(tenant_running_max=3, shared_running_max=4)
     flood = [entered(scheduler, "flood") for _ in range(8)]
     assert sum(ticket.wait(0) for ticket in flood) == 3
     assert entered(scheduler, "other").wait(0)
@@ -114,7 +114,7 @@ def test_no_tenant_takes_every_turn() -> None:
 
 def test_a_tenant_alone_has_most_turns_and_every_second_while_another_is_active() -> None:
     clock = ManualClock()
-    scheduler = fair(clock, running_max=8, tenant_running_max=4, shared_running_max=1)
+    scheduler = fair(clock, tenant_running_max=4, shared_running_max=1)
     flood = [entered(scheduler, "flood") for _ in range(12)]
     assert sum(ticket.wait(0) for ticket in flood) == 4
     quiet = [entered(scheduler, "quiet") for _ in range(2)]
@@ -146,7 +146,7 @@ def test_a_call_that_takes_long_keeps_nobody_waiting() -> None:
 
 
 def test_a_call_that_gives_up_waiting_frees_its_place_and_one_at_work_goes_on() -> None:
-    scheduler = fair(running_max=1, tenant_running_max=1, shared_running_max=9)
+    scheduler = fair(tenant_running_max=1)
     running, waiting = entered(scheduler, "acme"), entered(scheduler, "acme")
     running.give_up()
     assert running.wait(0)
@@ -183,7 +183,7 @@ def test_calls_that_have_outlived_their_turn_hold_no_place() -> None:
 
 
 def test_a_call_without_a_message_takes_no_turn_and_counts_in_its_tenants_quota() -> None:
-    scheduler = fair(calls_max=2, running_max=1, tenant_running_max=1)
+    scheduler = fair(calls_max=2, tenant_running_max=1)
     half_open = [scheduler.enter("acme") for _ in range(2)]
     assert None not in half_open
     assert scheduler.enter("acme") is None
@@ -211,9 +211,7 @@ def test_tenants_that_take_all_they_may_leave_places_to_others(flooding_count: i
 @pytest.mark.parametrize("seed", range(20))
 def test_places_and_turns_are_never_lost(seed: int) -> None:
     rng = random.Random(seed)
-    settings = quota(
-        calls_max=5, running_max=4, tenant_running_max=rng.randint(1, 4), bytes_in_flight_max=50, shared_running_max=100
-    )
+    settings = quota(calls_max=5, tenant_running_max=rng.randint(1, 4), bytes_in_flight_max=50, shared_running_max=4)
     scheduler = FairScheduler(settings, 12, ManualClock())
     half_open: list[Ticket] = []
     queued: list[Ticket] = []
@@ -237,7 +235,7 @@ def test_places_and_turns_are_never_lost(seed: int) -> None:
         assert sum(ticket.wait(0) for ticket in queued) == running_count
         assert sum(calls.half_open_count for calls in by_tenant.values()) == len(half_open)
         assert len(half_open) + len(queued) < 12
-        assert running_count <= settings.running_max
+        assert running_count <= settings.shared_running_max
         for calls in by_tenant.values():
             assert calls.running_count <= settings.tenant_running_max
             assert calls.half_open_count + calls.running_count + calls.waiting_count <= settings.calls_max

@@ -148,7 +148,7 @@ def test_a_tenant_with_as_many_calls_as_it_may_is_refused_with_a_time_to_come_ba
 
 
 def test_a_call_whose_turn_does_not_come_is_refused() -> None:
-    quota = {"running_max": 1, "tenant_running_max": 1, "turn_s_max": 0.05}
+    quota = {"tenant_running_max": 1, "turn_s_max": 0.05}
     with running(quota=quota) as server, grpc.insecure_channel(server.address) as channel:
         under_way = OpenPut(server, channel)
         refused = refusal(channel, Call.HELLO)

@@ -109,7 +109,6 @@ def test_the_store_of_a_service_is_guarded_as_that_of_a_cache(tmp_path: Path) ->
         ("[guard]\ncalls_max = 0\n", "calls_max must be positive"),
         ("[guard]\nretry_rounds_max = 11\n", "retry_rounds_max must be at most 10"),
         ("[guard]\nbreaker_pause_s = 9\n", "breaker_pause_s must be at most breaker_pause_s_max"),
-        ("[quota]\nrunning_max = 2\ntenant_running_max = 3\n", "tenant_running_max must be at most running_max"),
         ("listen = \n", "service.toml:1: expected TOML"),
         ("listen = 3\n", "listen"),
     ],

@@ -176,8 +176,7 @@ class FairScheduler:
         while self._active and next(iter(self._active.values())) < now_s - ACTIVE_S:
             self._active.popitem(last=False)
         active_count = len(self._tenants.keys() | self._active.keys())
-        alone_max, shared_max = self.quota.running_max, self.quota.shared_running_max
-        return alone_max if active_count <= 1 else min(alone_max, shared_max)
+        return self.quota.tenant_running_max if active_count <= 1 else self.quota.shared_running_max
 
     def _start_waiting(self) -> None:
         """Start the calls whose turn it is, as many as may run."""
