@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from unified_cache.service.access.callers import AuditEntry
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.operations.logs import Log
+from unified_cache.service.store.guarded import metric
 from unified_cache.service.store.tenants import TenantStore
 from unified_cache.slowest import Slowest
 from unified_cache.storage_backends.protocol import Answer
@@ -159,11 +160,6 @@ class UsageCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield gauges of bytes stored and calls in flight by tenant, and the pages removed above shares."""
-        stored = GaugeMetricFamily(f"{_PREFIX}_stored_bytes", "Bytes stored, not known to be gone.", None, ["tenant"])
-        flight = GaugeMetricFamily(f"{_PREFIX}_calls_in_flight", "Calls now, by state.", None, ["tenant", "state"])
-        held = GaugeMetricFamily(f"{_PREFIX}_request_bytes_in_flight", "Bytes of requests now.", None, ["tenant"])
-        outgrown = CounterMetricFamily(f"{_PREFIX}_outgrown_pages", "Pages that tenants had above their shares.")
-        outgrown.add_metric([], self._store.outgrown_count)
         stored_bytes, held_bytes, calls = Counts(), Counts(), Counts()
         for tenant, count_bytes in self._store.usage.by_tenant().items():
             stored_bytes[self._tenants.claimed(tenant),] += count_bytes
@@ -173,7 +169,8 @@ class UsageCollector:
             calls[name, "half_open"] += each.half_open_count
             calls[name, "running"] += each.running_count
             calls[name, "waiting"] += each.waiting_count
-        for family, sums in ((stored, stored_bytes), (flight, calls), (held, held_bytes)):
-            for labels, value in sums.items():
-                family.add_metric(labels, value)
-        yield from (stored, flight, held, outgrown)
+        outgrown, gauge = [((), self._store.outgrown_count)], GaugeMetricFamily
+        yield metric(gauge, "stored_bytes", "Bytes stored, not known to be gone.", stored_bytes.items(), "tenant")
+        yield metric(gauge, "calls_in_flight", "Calls now, by state.", calls.items(), "tenant", "state")
+        yield metric(gauge, "request_bytes_in_flight", "Bytes of requests now.", held_bytes.items(), "tenant")
+        yield metric(CounterMetricFamily, "outgrown_pages", "Pages that tenants had above their shares.", outgrown)

@@ -1,6 +1,6 @@
 """The store behind the service, opened and guarded, and counts of what the guard did, for Prometheus."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
@@ -17,9 +17,7 @@ from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard, declared_capability
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
 
-__all__ = ["GuardedStore"]
-
-_PREFIX = "unified_cache_service_store"
+__all__ = ["GuardedStore", "metric"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,33 +53,34 @@ class GuardedStore:
 
     def collect(self) -> Iterator[Metric]:
         """Yield what the wrappers count, and what a file store or a packed one does."""
-        state = GaugeMetricFamily(f"{_PREFIX}_breaker", "1 for the state the breaker is in.", None, ["state"])
-        for each in BreakerState:
-            state.add_metric([each.value], float(self.guard.breaker.state is each))
-        yield state
-        yield _count("breaker_refused", "Calls answered without the store.", self.guard.breaker.refused_count)
-        yield _count("retries", "Calls made again.", self.guard.retry.retries_count)
-        yield _count("abandoned_pages", "Pages without an answer in the end.", self.guard.retry.abandoned_pages_count)
-        stuck = GaugeMetricFamily(f"{_PREFIX}_stuck_calls", "Calls that the store has not returned from in time.")
-        stuck.add_metric([], len(self.guard.deadline.stuck_calls()))
-        yield stuck
-        evictions = CounterMetricFamily(f"{_PREFIX}_evictions", "Pages that went without being asked.", None, ["cause"])
-        declined = CounterMetricFamily(f"{_PREFIX}_declined", "Pages that had no room.")
-        if isinstance(self.backend, FileStorage | PackedStorage):
-            counts = self.backend.counts
-            evictions.add_metric(["room"], counts.evicted_count)
-            evictions.add_metric(["intruder"], counts.foreign_count)
-            declined.add_metric([], counts.declined_count)
-        yield evictions
-        yield declined
-        flawed = CounterMetricFamily("unified_cache_service_flawed_pages", "Pages that did not verify.", None, ["flaw"])
-        counts_by_flaw = self.verified.flaws_count
-        for flaw in Flaw:
-            flawed.add_metric([flaw.name.lower()], counts_by_flaw.get(flaw, 0))
-        yield flawed
+        guard, counter, gauge = self.guard, CounterMetricFamily, GaugeMetricFamily
+        states = [((each.value,), float(guard.breaker.state is each)) for each in BreakerState]
+        yield metric(gauge, "store_breaker", "1 for the state the breaker is in.", states, "state")
+        refused = [((), guard.breaker.refused_count)]
+        yield metric(counter, "store_breaker_refused", "Calls answered without the store.", refused)
+        yield metric(counter, "store_retries", "Calls made again.", [((), guard.retry.retries_count)])
+        abandoned = [((), guard.retry.abandoned_pages_count)]
+        yield metric(counter, "store_abandoned_pages", "Pages without an answer in the end.", abandoned)
+        stuck = [((), len(guard.deadline.stuck_calls()))]
+        yield metric(gauge, "store_stuck_calls", "Calls that the store has not returned from in time.", stuck)
+        counts = self.backend.counts if isinstance(self.backend, FileStorage | PackedStorage) else None
+        evicted = [] if counts is None else [(("room",), counts.evicted_count), (("intruder",), counts.foreign_count)]
+        yield metric(counter, "store_evictions", "Pages that went without being asked.", evicted, "cause")
+        declined = [] if counts is None else [((), counts.declined_count)]
+        yield metric(counter, "store_declined", "Pages that had no room.", declined)
+        flaws = [((flaw.name.lower(),), self.verified.flaws_count.get(flaw, 0)) for flaw in Flaw]
+        yield metric(counter, "flawed_pages", "Pages that did not verify.", flaws, "flaw")
 
 
-def _count(name: str, text: str, count: int) -> CounterMetricFamily:
-    family = CounterMetricFamily(f"{_PREFIX}_{name}", text)
-    family.add_metric([], count)
-    return family
+def metric(
+    family: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    name: str,
+    text: str,
+    values: Iterable[tuple[Sequence[str], float]],
+    *labels: str,
+) -> Metric:
+    """Return a metric of the service with values by their labels."""
+    made = family(f"unified_cache_service_{name}", text, labels=labels)
+    for each, value in values:
+        made.add_metric(each, value)
+    return made
