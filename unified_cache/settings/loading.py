@@ -34,7 +34,7 @@ from unified_cache.settings.names import (
     section_of,
     variable_name,
 )
-from unified_cache.settings.section import Settings, read_text
+from unified_cache.settings.section import Section, Settings, read_text
 from unified_cache.settings.service import ServiceSettings
 from unified_cache.settings.toml import SettingPath, TomlFile, flattened, read_toml
 
@@ -46,6 +46,7 @@ __all__ = [
     "cache_settings",
     "merged",
     "read_settings",
+    "read_table",
     "service_settings",
     "table_of",
 ]
@@ -71,6 +72,7 @@ _OF_SEVERAL = ("value_error", "library")
 """Flaws of settings that contradict each other: the sentence begins with the name of one of them."""
 
 _S = TypeVar("_S", bound=Settings)
+_T = TypeVar("_T", bound=Section)
 
 
 class SettingSource(Enum):
@@ -162,6 +164,22 @@ def read_settings(
     except ValidationError as error:
         raise ConfigError("; ".join(_sentences(error, given))) from error
     return LoadedSettings(settings, path, given)
+
+
+def read_table(model: type[_T], values: Mapping[str, object], place: str) -> _T:
+    """Read one table of settings that an engine hands over; ``place`` says in errors where its user wrote it.
+
+    Raises:
+        ConfigError: a name is unknown, or a value makes no sense; one line says what was expected and what was found.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        given = [GivenValues(SettingSource.FILE, values, lambda _: place)]
+        known = ", ".join(model.model_fields)
+        unknown = [".".join(map(str, flaw["loc"])) for flaw in error.errors() if flaw["type"] == "extra_forbidden"]
+        flaws = [f"{place} may have {known}, found {', '.join(unknown)}"] if unknown else _sentences(error, given)
+        raise ConfigError("; ".join(flaws)) from error
 
 
 def _find_file(named: Path | None, environment: Mapping[str, str]) -> Path | None:

@@ -109,7 +109,7 @@ BytesOrNone = Annotated[int, _SIZE, Field(ge=0, le=BYTES_MAX, json_schema_extra=
 """A size that may be 0: there is to be none."""
 Count = Annotated[int, _FINITE, Field(gt=0, le=1 << 31)]
 Seconds = Annotated[
-    float, _FINITE, Field(gt=0, le=86_400 * 365, allow_inf_nan=False, json_schema_extra={"format": "seconds"})
+    float, _FINITE, Field(gt=0.0, le=86_400 * 365, allow_inf_nan=False, json_schema_extra={"format": "seconds"})
 ]
 _PAGES = BeforeValidator(_listed), Field(min_length=1, json_schema_extra={"format": "pages"})
 PageCounts = Annotated[tuple[Annotated[int, _FINITE, Field(gt=0, le=PAGES_MAX)], ...], *_PAGES]

@@ -11,7 +11,6 @@
     host_pools  pages of SGLang's host pools
     naming      facts of an engine as identities
     settings    what the extra configuration says
-    engine      the objects of SGLang that these use, as protocols
 
 Importing this package imports no SGLang; asking it for ``UnifiedCacheHiCache`` does.
 """

@@ -10,7 +10,7 @@ with the configuration is refused in the constructor, where SGLang expects it.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from sglang.srt.arg_groups.overrides import resolution_result
@@ -28,12 +28,14 @@ from sglang.srt.observability.metrics_collector import StorageMetrics
 from sglang.srt.runtime_context import get_server_args
 
 from unified_cache.integrations.engine_store import EngineStore, EngineStoreCounts
-from unified_cache.integrations.sglang.engine import EngineHostPool
 from unified_cache.integrations.sglang.failures import FailureLog
 from unified_cache.integrations.sglang.naming import EngineFacts
 from unified_cache.integrations.sglang.pool_calls import ANCHOR_POOL, PoolCalls
 from unified_cache.integrations.sglang.settings import HiCacheSettings
 from unified_cache.integrations.weights import weights_digest
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.pool_host.base import HostKVCache
 
 __all__ = ["UnifiedCacheHiCache"]
 
@@ -79,19 +81,19 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
         arguments = _server_arguments()
         facts = EngineFacts.of(storage_config, settings, arguments, _weights(settings))
         self._is_replicated = bool(storage_config.is_mla_model)
-        self._store = EngineStore.open(settings.url, settings.external, bytes_max=settings.bytes_max)
+        self._store = EngineStore.open(settings.url, settings.store_config, bytes_max=settings.bytes_max)
         self._calls = PoolCalls(self._store, facts)
         self._failures = FailureLog()
         self._url = settings.url
 
     # ---- pools ---------------------------------------------------------------------------------------------------
 
-    def register_mem_pool_host(self, mem_pool_host: EngineHostPool) -> None:
+    def register_mem_pool_host(self, mem_pool_host: "HostKVCache") -> None:
         """Take the anchor pool."""
         super().register_mem_pool_host(mem_pool_host)
         self._add(ANCHOR_POOL, mem_pool_host)
 
-    def register_mem_host_pool_v2(self, host_pool: EngineHostPool, host_pool_name: str) -> None:
+    def register_mem_host_pool_v2(self, host_pool: "HostKVCache", host_pool_name: str) -> None:
         """Take any pool by its name, when the engine starts or later."""
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         self._add(str(host_pool_name), host_pool)
@@ -111,7 +113,7 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
                 page_tokens,
             )
 
-    def _add(self, name: str, pool: EngineHostPool) -> None:
+    def _add(self, name: str, pool: "HostKVCache") -> None:
         is_rank_own = (
             not self._is_replicated or name == PoolName.MAMBA or isinstance(pool, MHATokenToKVPoolHost | MambaPoolHost)
         )

@@ -1,17 +1,20 @@
 """Pages of SGLang's host pools, in its own memory where it tells their addresses, else as copies that it makes."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from unified_cache.errors import InputError
 from unified_cache.integrations.engine_store.pools import AffineRows, AskedRows, PageRows, Rows
-from unified_cache.integrations.sglang.engine import EngineHostPool
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.pool_host.base import HostKVCache  # pyright: ignore[reportMissingImports]
 
 __all__ = ["CopiedRows", "rows_of_pool"]
 
 
-def rows_of_pool(pool: EngineHostPool) -> PageRows | None:
+def rows_of_pool(pool: "HostKVCache") -> PageRows | None:
     """Return the pages of a pool, reached in the fastest way that it allows; None for one that has no bytes.
 
     Raises:
@@ -36,13 +39,13 @@ class CopiedRows:
 
     __slots__ = ("_dtype", "_page_bytes", "_pool")
 
-    def __init__(self, pool: EngineHostPool, dtype: torch.dtype, page_bytes: int) -> None:
+    def __init__(self, pool: "HostKVCache", dtype: torch.dtype, page_bytes: int) -> None:
         self._pool = pool
         self._dtype = dtype
         self._page_bytes = page_bytes
 
     @classmethod
-    def of(cls, pool: EngineHostPool) -> "CopiedRows":
+    def of(cls, pool: "HostKVCache") -> "CopiedRows":
         """Take a pool after a look at a page of it.
 
         Raises:
@@ -88,7 +91,7 @@ class CopiedRows:
 class _PageAddresses:
     """Addresses of pages by slot, as a pool tells them by index."""
 
-    def __init__(self, pool: EngineHostPool) -> None:
+    def __init__(self, pool: "HostKVCache") -> None:
         self._pool = pool
 
     def __call__(self, slots: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
@@ -100,4 +103,6 @@ class _PageAddresses:
     def ask(self, slots: Sequence[int]) -> tuple[list[int], list[int]] | None:
         """Ask the pool; None if it has no bytes."""
         starts = torch.tensor(slots, dtype=torch.int64) * self._pool.page_size
-        return self._pool.get_page_buffer_meta((starts[:, None] + torch.arange(self._pool.page_size)).reshape(-1))
+        indices = (starts[:, None] + torch.arange(self._pool.page_size)).reshape(-1)
+        located: tuple[list[int], list[int]] | None = self._pool.get_page_buffer_meta(indices)
+        return located

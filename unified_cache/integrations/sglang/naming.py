@@ -2,13 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from unified_cache.integrations.engine_store.pools import BundleName
-from unified_cache.integrations.sglang.engine import EngineHostPool, StorageConfig
 from unified_cache.integrations.sglang.settings import HiCacheSettings
 from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec, facts_of
 from unified_cache.shards import NamedShard
 from unified_cache.window import SPAN_ALL, SPAN_UNTOLD
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig  # pyright: ignore[reportMissingImports]
+    from sglang.srt.mem_cache.pool_host.base import HostKVCache  # pyright: ignore[reportMissingImports]
 
 __all__ = ["BundleNames", "EngineFacts", "PoolFacts"]
 
@@ -36,7 +40,7 @@ class EngineFacts:
 
     @classmethod
     def of(
-        cls, config: StorageConfig, settings: HiCacheSettings, arguments: Mapping[str, str], weights: str
+        cls, config: "HiCacheStorageConfig", settings: HiCacheSettings, arguments: Mapping[str, str], weights: str
     ) -> "EngineFacts":
         """Take what the engine says of itself."""
         parts = [
@@ -72,7 +76,7 @@ class PoolFacts:
     """Whether each tensor-parallel rank has pages of its own, and not all the same."""
 
     @classmethod
-    def of(cls, pool: EngineHostPool, buffers_bytes: tuple[int, ...], *, is_rank_own: bool) -> "PoolFacts":
+    def of(cls, pool: "HostKVCache", buffers_bytes: tuple[int, ...], *, is_rank_own: bool) -> "PoolFacts":
         """Look at a host pool whose pages have buffers of these sizes, none for one without bytes."""
         dtype = str(pool.dtype).removeprefix("torch.")
         return cls(type(pool).__name__, pool.layout, dtype, pool.page_size, buffers_bytes, is_rank_own)

@@ -10,17 +10,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from unified_cache.errors import InputError
 from unified_cache.integrations.engine_store.pools import BundlePages, EnginePools, PageStore, PoolNeed
-from unified_cache.integrations.sglang.engine import EngineHostPool, EngineTransfer, ExtraInfo
 from unified_cache.integrations.sglang.host_pools import rows_of_pool
 from unified_cache.integrations.sglang.naming import BundleNames, EngineFacts, PoolFacts
 from unified_cache.page import PAGE_KEY_BYTES, PageKey
 from unified_cache.window import SPAN_ALL
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo, PoolTransfer  # pyright: ignore[reportMissingImports]
+    from sglang.srt.mem_cache.pool_host.base import HostKVCache  # pyright: ignore[reportMissingImports]
 
 __all__ = ["ANCHOR_POOL", "PoolCalls", "PoolVerdict", "TransferRates"]
 
@@ -53,7 +56,7 @@ class TransferRates(NamedTuple):
 
 
 class _PoolPlace(NamedTuple):
-    pool: EngineHostPool
+    pool: "HostKVCache"
     """Kept alive, since the tier has views of its memory."""
     page_size: int
     page_bytes: int
@@ -85,7 +88,7 @@ class PoolCalls:
         self._guard = Lock()
         self._read, self._written = _Rates(), _Rates()
 
-    def add(self, name: str, pool: EngineHostPool, *, is_rank_own: bool) -> None:
+    def add(self, name: str, pool: "HostKVCache", *, is_rank_own: bool) -> None:
         """Take a pool, or another one of the same name. A pool that cannot be stored is one that nothing is found of.
 
         Raises:
@@ -121,7 +124,7 @@ class PoolCalls:
         found = self._tier.restorable(_page_keys(keys), [PoolNeed((ANCHOR_POOL,), SPAN_ALL)])
         return found.ends[-1] if found.ends else 0
 
-    def verdict(self, keys: Sequence[str], transfers: Iterable[EngineTransfer]) -> PoolVerdict:
+    def verdict(self, keys: Sequence[str], transfers: Iterable["PoolTransfer"]) -> PoolVerdict:
         """Tell which prefixes of a chain all pools together can restore."""
         needs: dict[tuple[str, int, int, bool], list[str]] = {}
         anchor = self._places.get(ANCHOR_POOL)
@@ -144,21 +147,25 @@ class PoolCalls:
         reach = {pool: pages for pool, pages in found.reach.items() if pages}
         return PoolVerdict(found.ends[-1] if found.ends else 0, reach, found.ends)
 
-    def get(self, keys: Sequence[str], indices: torch.Tensor, extra: ExtraInfo | None) -> list[bool]:
+    def get(self, keys: Sequence[str], indices: torch.Tensor, extra: "HiCacheStorageExtraInfo | None") -> list[bool]:
         """Fill pages of the anchor pool."""
         (done,) = self._move([_Pages((ANCHOR_POOL,), keys, indices)], extra, self._tier.get, self._read)
         return done
 
-    def put(self, keys: Sequence[str], indices: torch.Tensor, extra: ExtraInfo | None) -> list[bool]:
+    def put(self, keys: Sequence[str], indices: torch.Tensor, extra: "HiCacheStorageExtraInfo | None") -> list[bool]:
         """Store pages of the anchor pool."""
         (done,) = self._move([_Pages((ANCHOR_POOL,), keys, indices)], extra, self._tier.put, self._written)
         return done
 
-    def get_pools(self, transfers: Sequence[EngineTransfer], extra: ExtraInfo | None) -> dict[str, list[bool]]:
+    def get_pools(
+        self, transfers: Sequence["PoolTransfer"], extra: "HiCacheStorageExtraInfo | None"
+    ) -> dict[str, list[bool]]:
         """Fill pages of several pools; by pool, whether each page is there."""
         return self._move_pools(transfers, extra, self._tier.get, self._read)
 
-    def put_pools(self, transfers: Sequence[EngineTransfer], extra: ExtraInfo | None) -> dict[str, list[bool]]:
+    def put_pools(
+        self, transfers: Sequence["PoolTransfer"], extra: "HiCacheStorageExtraInfo | None"
+    ) -> dict[str, list[bool]]:
         """Store pages of several pools; by pool, whether each is stored."""
         return self._move_pools(transfers, extra, self._tier.put, self._written)
 
@@ -171,9 +178,9 @@ class PoolCalls:
         return self._read.take(), self._written.take()
 
     def _move_pools(
-        self, transfers: Sequence[EngineTransfer], extra: ExtraInfo | None, move: "_Move", rates: _Rates
+        self, transfers: Sequence["PoolTransfer"], extra: "HiCacheStorageExtraInfo | None", move: "_Move", rates: _Rates
     ) -> dict[str, list[bool]]:
-        bundles: list[tuple[list[EngineTransfer], _Pages]] = []
+        bundles: list[tuple[list[PoolTransfer], _Pages]] = []
         results = {transfer.name: [False] * len(transfer.keys or ()) for transfer in transfers}
         for transfer in transfers:
             if transfer.host_indices is None or not transfer.keys:
@@ -198,7 +205,7 @@ class PoolCalls:
         return results
 
     def _move(
-        self, parts: "Sequence[_Pages]", extra: ExtraInfo | None, move: "_Move", rates: _Rates
+        self, parts: "Sequence[_Pages]", extra: "HiCacheStorageExtraInfo | None", move: "_Move", rates: _Rates
     ) -> list[list[bool]]:
         started_s = self._clock()
         parent = _parent(extra)
@@ -257,6 +264,6 @@ def _page_keys(hashes: Sequence[str]) -> list[PageKey]:
     return keys
 
 
-def _parent(extra: ExtraInfo | None) -> PageKey | None:
+def _parent(extra: "HiCacheStorageExtraInfo | None") -> PageKey | None:
     """Return the key of the page before a call's pages, where the engine tells it."""
     return bytes.fromhex(extra.prefix_keys[-1]) if extra is not None and extra.prefix_keys else None

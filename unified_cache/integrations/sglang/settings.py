@@ -1,13 +1,17 @@
 """Settings of the adapter, from the extra configuration that SGLang hands over."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
-from unified_cache.byte_sizes import parse_bytes
+from pydantic import Field, model_validator
+
 from unified_cache.config import GuardConfig
 from unified_cache.errors import ConfigError
 from unified_cache.integrations.engine_store import EngineStoreConfig
-from unified_cache.integrations.sglang.engine import StorageConfig
+from unified_cache.settings.loading import read_table
+from unified_cache.settings.section import Bytes, Seconds, Section
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig  # pyright: ignore[reportMissingImports]
 
 __all__ = ["HiCacheSettings"]
 
@@ -26,87 +30,48 @@ ENGINE_KEYS = frozenset(
 )
 """Keys of the extra configuration that SGLang itself reads."""
 
-OWN_KEYS = ("url", "revision", "generation", "bytes_max", "deadline_s", "landing_bytes")
 
-DEADLINE_S = 2.0
-"""A prefetch keeps its request waiting: as long as SGLang waits for 4096 tokens by its own default."""
+class HiCacheSettings(Section):
+    """Settings of one adapter. The names are the keys in the extra configuration."""
 
-
-@dataclass(frozen=True, slots=True)
-class HiCacheSettings:
-    """Settings of one adapter."""
-
-    url: str
+    url: str = ""
     """The store, see ``storage_backends.url``."""
-    revision: str | None
+    revision: str | None = None
     """Name of the weights; None to take the digest of the checkpoint."""
-    generation: int
+    generation: Annotated[int, Field(ge=0, strict=True)] = 0
     """Raised by the operator when weights change under a running engine."""
-    bytes_max: int | None
+    bytes_max: Bytes | None = None
     """Cap on what the store keeps."""
-    external: EngineStoreConfig
-    """Deadline and bounce buffers."""
+    deadline_s: Seconds = 2.0
+    """Longest wait for one call of the store. A prefetch keeps its request waiting: as long as SGLang waits for 4096
+    tokens by its own default."""
+    landing_bytes: Bytes = EngineStoreConfig().landing_bytes
+    """Bounce buffers, at most."""
+
+    @model_validator(mode="after")
+    def _names_a_store(self) -> "HiCacheSettings":
+        if not self.url:
+            raise ValueError('url must name the store, such as "url": "packed:/var/cache/kv", found none')
+        return self
 
     @classmethod
-    def of(cls, config: StorageConfig) -> "HiCacheSettings":
+    def of(cls, config: "HiCacheStorageConfig") -> "HiCacheSettings":
         """Read the extra configuration, and refuse what the adapter does not do.
 
         Raises:
             ConfigError: a setting is missing, unknown or wrong, or the engine is set up in a way that is not supported.
         """
         extra = config.extra_config or {}
-        unknown = sorted(set(extra) - ENGINE_KEYS - set(OWN_KEYS))
-        if unknown:
-            raise ConfigError(f"the extra config may have {', '.join(OWN_KEYS)}, found {', '.join(unknown)}")
+        settings = read_table(cls, {key: extra[key] for key in extra if key not in ENGINE_KEYS}, "the extra config")
         if not extra.get("interface_v1"):
             raise ConfigError('the extra config must say "interface_v1": 1, without it SGLang copies page by page')
         if config.should_split_heads:
             raise ConfigError("tp_lcm_size is not supported: remove it from the extra config")
         if config.dcp_size != 1:
             raise ConfigError(f"decode context parallelism is not supported, found dcp_size {config.dcp_size}")
-        external = EngineStoreConfig(guard=replace(GuardConfig(), deadline_s=_seconds(extra, "deadline_s", DEADLINE_S)))
-        landing_bytes = _size(extra, "landing_bytes")
-        if landing_bytes is not None:
-            external = replace(external, landing_bytes=landing_bytes)
-        return cls(
-            url=_url(extra),
-            revision=_text(extra, "revision"),
-            generation=_count(extra, "generation"),
-            bytes_max=_size(extra, "bytes_max"),
-            external=external,
-        )
+        return settings
 
-
-def _url(extra: Mapping[str, object]) -> str:
-    url = _text(extra, "url")
-    if not url:
-        raise ConfigError('the extra config must name the store, such as "url": "packed:/var/cache/kv", found none')
-    return url
-
-
-def _text(extra: Mapping[str, object], key: str) -> str | None:
-    value = extra.get(key)
-    if value is not None and not isinstance(value, str):
-        raise ConfigError(f"{key} in the extra config must be text, found {value!r}")
-    return value
-
-
-def _count(extra: Mapping[str, object], key: str) -> int:
-    value = extra.get(key, 0)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ConfigError(f"{key} in the extra config must be a whole number from 0 on, found {value!r}")
-    return value
-
-
-def _seconds(extra: Mapping[str, object], key: str, default_s: float) -> float:
-    value = extra.get(key, default_s)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ConfigError(f"{key} in the extra config must be a number of seconds, found {value!r}")
-    return float(value)
-
-
-def _size(extra: Mapping[str, object], key: str) -> int | None:
-    value = extra.get(key)
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-        return value
-    return parse_bytes(f"{key} in the extra config", str(value))
+    @property
+    def store_config(self) -> EngineStoreConfig:
+        """Deadline and bounce buffers of the engine's store."""
+        return EngineStoreConfig(guard=GuardConfig(deadline_s=self.deadline_s), landing_bytes=self.landing_bytes)

@@ -9,7 +9,6 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from unified_cache.config import GuardConfig
 from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig, EngineStoreCounts
@@ -17,7 +16,6 @@ from unified_cache.integrations.vllm.changes import ChunkChanges, ChunksRemoved,
 from unified_cache.integrations.vllm.lookups import ChunkAnswer, Lookups
 from unified_cache.integrations.vllm.moving import (
     ChunkJob,
-    ChunkStore,
     Direction,
     HostRows,
     JobEnd,
@@ -28,12 +26,9 @@ from unified_cache.integrations.vllm.moving import (
 from unified_cache.integrations.vllm.names import ChunkNames, RowShape, VllmFacts, group_of, is_stable_key, page_key
 from unified_cache.integrations.vllm.settings import OnReset, TierSettings
 from unified_cache.page import PageKey
-from unified_cache.pool import Identity, ModelLayout
-from unified_cache.seal import Label
 from unified_cache.storage_backends.protocol import Answer
-from unified_cache.storage_backends.removals import Removals
 
-__all__ = ["ChunkTier", "TierCounts", "TierStore"]
+__all__ = ["ChunkTier", "TierCounts"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,34 +40,6 @@ LANDED_ROWS_MIN = 4
 
 CLOSE_S = 5.0
 """Longest wait for the store to close, after the threads have ended."""
-
-
-class TierStore(ChunkStore, Protocol):
-    """The store under the tier: as much of ``EngineStore`` as the tier needs."""
-
-    def register(self, identity: Identity, layout: ModelLayout) -> None:
-        """Announce an identity; made up for later where the store is away."""
-        ...
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Tell for each label whether a get would find it; never raises, and returns by its deadline."""
-        ...
-
-    def exists_at_once(self, labels: Sequence[Label]) -> list[Answer]:
-        """Tell for each label whether memory alone says that a get would find it; never raises, waits for nothing."""
-        ...
-
-    def counts(self) -> EngineStoreCounts:
-        """Return what the store counted."""
-        ...
-
-    def take_removals(self) -> Removals | None:
-        """Return what the store has let go since the last call; None if it does not tell, or is not there."""
-        ...
-
-    def close(self, timeout_s: float | None = None) -> None:
-        """Let everything go within ``timeout_s``."""
-        ...
 
 
 @dataclass(slots=True)
@@ -94,7 +61,7 @@ class ChunkTier:
     """Chunks of one engine in one store."""
 
     def __init__(
-        self, store: TierStore, facts: VllmFacts, names: ChunkNames, rows: HostRows, settings: TierSettings
+        self, store: EngineStore, facts: VllmFacts, names: ChunkNames, rows: HostRows, settings: TierSettings
     ) -> None:
         self._store = store
         self._steps = {group.number: group.tokens_per_chunk for group in facts.groups}

@@ -1,7 +1,7 @@
 """Facts about a vLLM engine that the bytes of its KV depend on, read from its configuration.
 
 The connector sees all of them; a bare tier sees what ``OffloadingConfig`` has, and is told the revision by the user.
-The protocols below name the fields of vLLM's classes that are read, as they are in vLLM 0.32.
+vLLM's classes are named, not imported: fields as in vLLM 0.32.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from unified_cache.errors import ConfigError
 from unified_cache.integrations.vllm.names import GroupFacts, RowShape, VllmFacts
@@ -18,15 +18,14 @@ from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.integrations.weights import weights_digest
 from unified_cache.window import SPAN_UNTOLD
 
-__all__ = [
-    "OffloadedGroup",
-    "OffloadingConfigLike",
-    "OffloadingSpecLike",
-    "VllmConfigLike",
-    "engine_facts",
-    "row_shape",
-    "spec_facts",
-]
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+    from vllm.config import ModelConfig, VllmConfig  # pyright: ignore[reportMissingImports]
+    from vllm.v1.kv_cache_interface import KVCacheGroupSpec  # pyright: ignore[reportMissingImports]
+    from vllm.v1.kv_offload.config import OffloadingConfig  # pyright: ignore[reportMissingImports]
+    from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec  # pyright: ignore[reportMissingImports]
+
+__all__ = ["OffloadedGroup", "engine_facts", "row_shape", "spec_facts"]
 
 STABLE_HASHES = frozenset({"sha256", "sha256_cbor"})
 """Algorithms of vLLM whose hashes are 32 bytes and the same in every process."""
@@ -41,143 +40,18 @@ VOLATILE_KEYS = frozenset({"_name_or_path", "_commit_hash", "transformers_versio
 """Keys of a model's configuration that say nothing about its KV."""
 
 
-class GroupConfigLike(Protocol):
-    """OffloadingGroupConfig of vLLM."""
-
-    group_id: int
-    tokens_per_block: int
-    layer_names: tuple[str, ...]
-
-
-class NamedModelLike(Protocol):
-    """OffloadingModelConfig of vLLM."""
-
-    name: str
-    dtype: str
-
-
-class ChunkSizesLike(Protocol):
-    """OffloadingCacheConfig of vLLM."""
-
-    tokens_per_hash: int
-    blocks_per_chunk: int
-
-
-class ParallelLike(Protocol):
-    """OffloadingParallelConfig of vLLM."""
-
-    world_size: int
-    tp_size: int
-    pp_size: int
-    pcp_size: int
-    dcp_size: int
-
-
-class OffloadingConfigLike(Protocol):
-    """OffloadingConfig of vLLM."""
-
-    groups: Sequence[GroupConfigLike]
-    model: NamedModelLike
-    cache: ChunkSizesLike
-    parallel: ParallelLike
-    replicated_layout: bool
-    canonical_layout: bool
-    kv_cache_layout: str | None
-
-
-class OffloadingSpecLike(Protocol):
-    """CPUOffloadingSpec of vLLM, which its tiering spec is."""
-
-    config: OffloadingConfigLike
-    replicated_layout: bool
-    cpu_page_size_per_worker: int
-
-
-class KVCacheSpecLike(Protocol):
-    """KVCacheSpec of vLLM: a dataclass, with fields of its own for each kind of state."""
-
-    block_size: int
-
-    @property
-    def page_size_bytes(self) -> int:
-        """Bytes of one block of one layer."""
-        ...
-
-
-class CacheGroupLike(Protocol):
-    """KVCacheGroupSpec of vLLM."""
-
-    layer_names: Sequence[str]
-    kv_cache_spec: KVCacheSpecLike
-
-
-class HFConfigLike(Protocol):
-    """Configuration of a model as transformers has it, overrides of the user's included."""
-
-    def to_dict(self) -> dict[str, object]:
-        """Return it as plain values."""
-        ...
-
-
-class ModelConfigLike(Protocol):
-    """ModelConfig of vLLM."""
-
-    model: str
-    revision: str | None
-    dtype: object
-    quantization: object
-    seed: int
-    hf_config: HFConfigLike
-
-
-class CacheConfigLike(Protocol):
-    """CacheConfig of vLLM."""
-
-    cache_dtype: str
-    prefix_caching_hash_algo: str
-
-
-class LoadConfigLike(Protocol):
-    """LoadConfig of vLLM."""
-
-    load_format: object
-
-
-class AttentionConfigLike(Protocol):
-    """AttentionConfig of vLLM."""
-
-    backend: object
-
-
-class SpeculativeConfigLike(Protocol):
-    """SpeculativeConfig of vLLM."""
-
-    method: object
-    draft_model_config: ModelConfigLike | None
-
-
-class VllmConfigLike(Protocol):
-    """VllmConfig of vLLM."""
-
-    model_config: ModelConfigLike
-    cache_config: CacheConfigLike
-    load_config: LoadConfigLike
-    attention_config: AttentionConfigLike
-    speculative_config: SpeculativeConfigLike | None
-
-
 class OffloadedGroup(NamedTuple):
     """A group of layers that vLLM offloads, as its KV cache configuration has it."""
 
     number: int
-    group: CacheGroupLike
+    group: "KVCacheGroupSpec"
     span: int
     """Chunks that a resume needs of it; ``SPAN_ALL`` for all."""
 
 
 def engine_facts(
-    config: VllmConfigLike,
-    offloading: OffloadingConfigLike,
+    config: "VllmConfig",
+    offloading: "OffloadingConfig",
     groups: Sequence[OffloadedGroup],
     machine: Mapping[str, str],
     settings: TierSettings,
@@ -224,7 +98,7 @@ def engine_facts(
     )
 
 
-def spec_facts(offloading: OffloadingConfigLike, settings: TierSettings) -> VllmFacts:
+def spec_facts(offloading: "OffloadingConfig", settings: TierSettings) -> VllmFacts:
     """Return what a bare tier knows: without revision, quantization, hash, kinds and windows of groups."""
     tokens = _chunk_tokens(offloading)
     return VllmFacts(
@@ -241,13 +115,13 @@ def spec_facts(offloading: OffloadingConfigLike, settings: TierSettings) -> Vllm
     )
 
 
-def row_shape(spec: OffloadingSpecLike, stride_bytes: int) -> RowShape:
+def row_shape(spec: "CPUOffloadingSpec", stride_bytes: int) -> RowShape:
     """Return the shape of a row of vLLM's host memory, as its spec lays it out: all workers, then alignment."""
     copies = 1 if spec.replicated_layout else spec.config.parallel.world_size
     return RowShape(stride_bytes, min(spec.cpu_page_size_per_worker * copies, stride_bytes))
 
 
-def _shared_facts(offloading: OffloadingConfigLike) -> dict[str, str]:
+def _shared_facts(offloading: "OffloadingConfig") -> dict[str, str]:
     """Return the facts that a bare tier knows, too."""
     parallel = offloading.parallel
     sizes = f"tp {parallel.tp_size} pp {parallel.pp_size} pcp {parallel.pcp_size} dcp {parallel.dcp_size}"
@@ -263,15 +137,15 @@ def _shared_facts(offloading: OffloadingConfigLike) -> dict[str, str]:
     }
 
 
-def _chunk_tokens(offloading: OffloadingConfigLike) -> dict[int, int]:
+def _chunk_tokens(offloading: "OffloadingConfig") -> dict[int, int]:
     return {group.group_id: group.tokens_per_block * offloading.cache.blocks_per_chunk for group in offloading.groups}
 
 
-def _is_dummy(config: VllmConfigLike) -> bool:
+def _is_dummy(config: "VllmConfig") -> bool:
     return _text(config.load_config.load_format, "") == "dummy"
 
 
-def _revision(model: ModelConfigLike) -> str:
+def _revision(model: "ModelConfig") -> str:
     """Return what tells these weights from any others."""
     path = Path(model.model)
     if path.is_dir():
@@ -281,7 +155,7 @@ def _revision(model: ModelConfigLike) -> str:
     return f"commit {model.revision}" if model.revision and COMMIT.fullmatch(model.revision) else ""
 
 
-def _kind(group: CacheGroupLike) -> str:
+def _kind(group: "KVCacheGroupSpec") -> str:
     """Return kind, sizes and windows of a group's layers, and a digest of all that its spec says."""
     spec = group.kv_cache_spec
     told = [f"{len(group.layer_names)} layers", f"{spec.block_size} tokens", f"{spec.page_size_bytes} bytes"]
@@ -292,7 +166,7 @@ def _kind(group: CacheGroupLike) -> str:
     return f"{type(spec).__name__}: {', '.join(told)}, {_digest(f'{list(group.layer_names)} {spec!r}')}"
 
 
-def _config_digest(config: HFConfigLike) -> str:
+def _config_digest(config: "PretrainedConfig") -> str:
     values = config.to_dict()
     return _digest(repr(sorted((key, repr(value)) for key, value in values.items() if key not in VOLATILE_KEYS)))
 

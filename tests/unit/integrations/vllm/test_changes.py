@@ -67,7 +67,7 @@ def memory() -> HostMemory:
 
 
 def watched(memory: HostMemory, url: str, on_reset: OnReset = OnReset.KEEP, bytes_max: int | None = None) -> ChunkTier:
-    tier = ChunkTier.open(TierSettings(url, on_reset=on_reset, bytes_max=bytes_max), FACTS, memory.view, ROW)
+    tier = ChunkTier.open(TierSettings(url=url, on_reset=on_reset, bytes_max=bytes_max), FACTS, memory.view, ROW)
     tier.watch()
     assert tier.changes() == []
     return tier
@@ -161,7 +161,7 @@ def test_a_damaged_chunk_that_was_found_out_is_told_as_gone(memory: HostMemory, 
 
 
 def test_who_does_not_watch_is_told_nothing(memory: HostMemory, tmp_path: Path) -> None:
-    tier = ChunkTier.open(TierSettings(f"file:{tmp_path}"), FACTS, memory.view, ROW)
+    tier = ChunkTier.open(TierSettings(url=f"file:{tmp_path}"), FACTS, memory.view, ROW)
     store(tier, memory, 1, range(4))
     tier.ended()
     assert tier.changes() == []

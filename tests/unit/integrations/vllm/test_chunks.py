@@ -24,7 +24,7 @@ def memory() -> Iterator[HostMemory]:
 
 
 def opened(memory: HostMemory, url: str, on_reset: OnReset = OnReset.KEEP) -> ChunkTier:
-    return ChunkTier.open(TierSettings(url, on_reset=on_reset), FACTS, memory.view, ROW)
+    return ChunkTier.open(TierSettings(url=url, on_reset=on_reset), FACTS, memory.view, ROW)
 
 
 def found(tier: ChunkTier, request: str) -> list[ChunkAnswer]:
@@ -149,7 +149,7 @@ def read(tier: ChunkTier, figures: TierFigures) -> list[Reading]:
 @pytest.mark.parametrize("scheme", ["file", "packed"])
 def test_the_calls_of_a_real_engine_are_answered_as_they_were(path: Path, scheme: str, tmp_path: Path) -> None:
     lines = iter([line.split() for line in path.read_text().splitlines()])
-    engine = RecordedEngine.open(lines, TierSettings(f"{scheme}:{tmp_path}", on_reset=OnReset.KEEP))
+    engine = RecordedEngine.open(lines, TierSettings(url=f"{scheme}:{tmp_path}", on_reset=OnReset.KEEP))
     engine.play(lines)
     assert engine.hits_count > 0
     assert engine.loaded_count > 0

@@ -5,24 +5,7 @@ from pathlib import Path
 import pytest
 
 from unified_cache.errors import ConfigError
-from unified_cache.integrations.vllm.facts import (
-    AttentionConfigLike,
-    CacheConfigLike,
-    ChunkSizesLike,
-    GroupConfigLike,
-    HFConfigLike,
-    KVCacheSpecLike,
-    LoadConfigLike,
-    ModelConfigLike,
-    NamedModelLike,
-    OffloadedGroup,
-    OffloadingConfigLike,
-    ParallelLike,
-    SpeculativeConfigLike,
-    engine_facts,
-    row_shape,
-    spec_facts,
-)
+from unified_cache.integrations.vllm.facts import OffloadedGroup, engine_facts, row_shape, spec_facts
 from unified_cache.integrations.vllm.names import VllmFacts
 from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.integrations.weights import weights_digest
@@ -46,9 +29,7 @@ class ModelConfig:
     dtype: object = "torch.bfloat16"
     quantization: object = None
     seed: int = 0
-    hf_config: HFConfigLike = field(
-        default_factory=lambda: HFConfig({"rope_theta": 10_000, "_name_or_path": "org/model"})
-    )
+    hf_config: HFConfig = field(default_factory=lambda: HFConfig({"rope_theta": 10_000, "_name_or_path": "org/model"}))
 
 
 @dataclass
@@ -70,16 +51,16 @@ class AttentionSettings:
 @dataclass
 class SpeculativeSettings:
     method: object = "eagle"
-    draft_model_config: ModelConfigLike | None = None
+    draft_model_config: ModelConfig | None = None
 
 
 @dataclass
 class VllmSettings:
-    model_config: ModelConfigLike = field(default_factory=ModelConfig)
-    cache_config: CacheConfigLike = field(default_factory=CacheSettings)
-    load_config: LoadConfigLike = field(default_factory=LoadSettings)
-    attention_config: AttentionConfigLike = field(default_factory=AttentionSettings)
-    speculative_config: SpeculativeConfigLike | None = None
+    model_config: ModelConfig = field(default_factory=ModelConfig)
+    cache_config: CacheSettings = field(default_factory=CacheSettings)
+    load_config: LoadSettings = field(default_factory=LoadSettings)
+    attention_config: AttentionSettings = field(default_factory=AttentionSettings)
+    speculative_config: SpeculativeSettings | None = None
 
 
 @dataclass
@@ -96,7 +77,7 @@ class WindowSpec:
 @dataclass
 class CacheGroup:
     layer_names: Sequence[str] = ("layers.0", "layers.2")
-    kv_cache_spec: KVCacheSpecLike = field(default_factory=WindowSpec)
+    kv_cache_spec: WindowSpec = field(default_factory=WindowSpec)
 
 
 @dataclass
@@ -129,10 +110,10 @@ class Parallel:
 
 @dataclass
 class Offloading:
-    groups: Sequence[GroupConfigLike] = (GroupConfig(),)
-    model: NamedModelLike = field(default_factory=NamedModel)
-    cache: ChunkSizesLike = field(default_factory=ChunkSizes)
-    parallel: ParallelLike = field(default_factory=Parallel)
+    groups: Sequence[GroupConfig] = (GroupConfig(),)
+    model: NamedModel = field(default_factory=NamedModel)
+    cache: ChunkSizes = field(default_factory=ChunkSizes)
+    parallel: Parallel = field(default_factory=Parallel)
     replicated_layout: bool = False
     canonical_layout: bool = False
     kv_cache_layout: str | None = "LBHNC"
@@ -140,12 +121,12 @@ class Offloading:
 
 @dataclass
 class OffloadingSpec:
-    config: OffloadingConfigLike = field(default_factory=Offloading)
+    config: Offloading = field(default_factory=Offloading)
     replicated_layout: bool = False
     cpu_page_size_per_worker: int = 3000
 
 
-URL = TierSettings("file:/kv")
+URL = TierSettings(url="file:/kv")
 
 
 def facts(
@@ -186,8 +167,8 @@ def test_a_person_can_read_what_the_bytes_depend_on() -> None:
         facts(group=CacheGroup(kv_cache_spec=WindowSpec(sliding_window=128))),
         facts(group=CacheGroup(kv_cache_spec=WindowSpec(heads=4))),
         facts(group=CacheGroup(layer_names=("layers.1", "layers.3"))),
-        facts(settings=TierSettings("file:/kv", revision="my own")),
-        facts(settings=TierSettings("file:/kv", model="my own")),
+        facts(settings=TierSettings(url="file:/kv", revision="my own")),
+        facts(settings=TierSettings(url="file:/kv", model="my own")),
     ],
 )
 def test_what_changes_the_bytes_changes_the_facts(other: VllmFacts) -> None:
@@ -214,7 +195,7 @@ def test_weights_that_the_engine_draws_have_no_revision_of_their_own(tmp_path: P
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     dummy = VllmSettings(ModelConfig(str(tmp_path)), load_config=LoadSettings("dummy"))
     assert facts(dummy).revision == ""
-    assert facts(dummy, settings=TierSettings("file:/kv", revision="drawn")).revision == "drawn"
+    assert facts(dummy, settings=TierSettings(url="file:/kv", revision="drawn")).revision == "drawn"
 
 
 def test_local_weights_are_told_apart_by_their_bytes(tmp_path: Path) -> None:
@@ -247,7 +228,7 @@ def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_bare_tier_knows_what_vllm_tells_it() -> None:
-    found = spec_facts(Offloading(), TierSettings("file:/kv", revision="1"))
+    found = spec_facts(Offloading(), TierSettings(url="file:/kv", revision="1"))
     assert (found.model, found.revision, found.groups[0].span) == ("org/model", "1", SPAN_UNTOLD)
     assert found.others.keys() < facts().others.keys()
 

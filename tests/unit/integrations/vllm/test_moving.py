@@ -126,7 +126,7 @@ def test_by_default_a_large_store_goes_on_while_a_part_of_it_waits_for_the_disk(
     memory: HostMemory, store: DictChunks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PIECE_BYTES_MAX", 2 * ROW.payload_bytes)
-    rows, settings = memory.rows(), TierSettings("file:/kv")
+    rows, settings = memory.rows(), TierSettings(url="file:/kv")
     config = MovingConfig(settings.load_threads, settings.store_threads, ROWS, 8, Level.CACHED)
     storing = Moving.start(store, rows, config)
     store.gate.clear()
