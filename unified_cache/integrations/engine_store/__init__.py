@@ -3,7 +3,7 @@
     store        ``EngineStore``: never raises on a page, answers why, returns by its deadline
     interface    its settings, pages, reasons and counts
     tasks        what one call asks of a store, part by part, and the two paths of a page: buffered, zero-copy
-    buffers      bounce buffers, where a store that is late may still write; the engine's rows until they are revoked
+    buffers      bounce buffers, where a store that is late may still write
     away         a store that is away: opened later, told later what was registered, left to rest after a failure
     pools        several pools over one store: how long a prefix can be restored, and their pages there and back
 

@@ -1,4 +1,4 @@
-"""Memory that pages of an engine's store lie in: bounce buffers, and the engine's rows until they are revoked.
+"""Bounce buffers: memory of ours that pages of an engine's store lie in while a store may be late.
 
     one mapping of our own, page-aligned      [ buffer | buffer | free    | buffer in quarantine | free ... ]
 
@@ -10,14 +10,14 @@ calls at a time use little memory, and use it while it is in the processor's cac
 import mmap as system_mmap
 import time
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, PAGESIZE, mmap
 from threading import Condition, Lock
 
 from unified_cache.errors import CallInFlight, ConfigError
 
-__all__ = ["BounceBuffer", "BounceMemory", "RevocableBuffers"]
+__all__ = ["BounceBuffer", "BounceMemory"]
 
 
 class BounceBuffer:
@@ -173,36 +173,6 @@ class BounceMemory:
             start, end = min(start, gap[0]), max(end, gap[1])
         insort(self._free, (start, end))
         self._changed.notify_all()
-
-
-class RevocableBuffers:
-    """The engine's rows of all pages of one call, until they are revoked.
-
-    Thread-safe: the call runs on one thread, and the owner revokes on another.
-    """
-
-    __slots__ = ("_rows", "guard")
-
-    def __init__(self, rows: Sequence[tuple[memoryview, ...]]) -> None:
-        """``rows`` are those of each page, payload alone, writable where they are to be filled."""
-        self._rows: Sequence[tuple[memoryview, ...]] | None = rows
-        self.guard = Lock()
-        """Held while rows are used."""
-
-    @property
-    def is_revoked(self) -> bool:
-        """Whether the rows are the owner's again; a no holds while the guard is held."""
-        return self._rows is None
-
-    def rows_of(self, number: int) -> tuple[memoryview, ...]:
-        """Return the rows of a page; to be used under the guard, where they are not revoked."""
-        assert self._rows is not None
-        return self._rows[number]
-
-    def revoke(self) -> None:
-        """Take the rows away for good; wait for a copy under way. No view of the rows is left here."""
-        with self.guard:
-            self._rows = None
 
 
 def _rounded(size_bytes: int) -> int:

@@ -16,11 +16,13 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from threading import Condition, Lock, get_ident
 from traceback import format_exception
 from types import TracebackType
 
 from unified_cache.errors import CacheError, CallInFlight, ConfigError, StorageTimeoutError
+from unified_cache.integrations.engine_store import tasks
 from unified_cache.integrations.engine_store.away import OpenedStore, Registrations, StoreOpening
 from unified_cache.integrations.engine_store.buffers import BounceBuffer, BounceMemory
 from unified_cache.integrations.engine_store.interface import (
@@ -35,16 +37,8 @@ from unified_cache.integrations.engine_store.interface import (
 from unified_cache.integrations.engine_store.tasks import (
     AT_ONCE_BYTES_MAX,
     BufferedPath,
-    ClearTask,
     CopyPath,
-    GetTask,
-    LookupTask,
-    MemoryReadTask,
-    Piece,
-    PutMissingTask,
-    PutTask,
     Task,
-    TouchTask,
     ZeroCopyPath,
     pieces_of,
 )
@@ -169,7 +163,7 @@ class EngineStore:
         started_s = self._clock()
         opened = self._reached(identities)
         if opened is not None:
-            self._call(opened, identities, LookupTask((), opened.guard.breaker.exists), started_s)
+            self._call(opened, identities, Task(partial(tasks.look_up, opened.guard.breaker, ())), started_s)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Tell for each label whether a get would, as far as is known without reading, find it: HIT if so."""
@@ -180,10 +174,10 @@ class EngineStore:
         opened = self._reached(identities)
         if opened is None:
             return self._answered(Method.EXISTS, [], len(labels), self._absence(), started_s)
-        task = LookupTask(labels, opened.guard.breaker.exists)
+        task = Task(partial(tasks.look_up, opened.guard.breaker, labels))
         asks_nobody = not opened.capability.exists_costs_io and self._registrations.are_taken(identities)
         if asks_nobody or self._may_be_in_place(opened, identities):
-            reason = self._call_here(opened, task, started_s)
+            reason = self._call_here(task, started_s)
         else:
             reason = self._call(opened, identities, task, started_s)
         return self._answered(Method.EXISTS, task.answers, len(labels), reason, started_s)
@@ -225,27 +219,28 @@ class EngineStore:
         opened, identities = self._opening.store, {page.label.identity for page in pages}
         if opened is None or opened.memory is None or self._closed or not self._registrations.are_taken(identities):
             return [Answer.UNAVAILABLE] * len(pages)
-        task = MemoryReadTask(opened.memory, pages)
-        self._call_here(opened, task, started_s)
-        if task.hits_count:
-            self._counts.add_bytes(Method.GET, task.read_bytes)
-            self._counts.add(Method.GET, [Answer.HIT] * task.hits_count, self._clock() - started_s)
+        task = Task(partial(tasks.read_memory, opened.memory, pages))
+        self._call_here(task, started_s)
+        hits = [page for page, answer in zip(pages, task.answers, strict=False) if answer]
+        if hits:
+            self._counts.add_bytes(Method.GET, sum(map(tasks.payload_bytes, hits)))
+            self._counts.add(Method.GET, [Answer.HIT] * len(hits), self._clock() - started_s)
         return task.answers + [Answer.UNAVAILABLE] * (len(pages) - len(task.answers))
 
     def get_by_deadline(self, pages: Sequence[EnginePage]) -> list[Answer]:
         """Fill the rows of each page as ``get`` does, by way of a bounce buffer and a thread of ours."""
-        return self._transfer(Method.GET, pages, GetTask, Level.CACHED)
+        return self._transfer(Method.GET, pages, Level.CACHED)
 
     def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED) -> list[Answer]:
         """Store pages as their rows hold them now; STORED where the page is in the store, at that level."""
-        return self._transfer(Method.PUT, pages, lambda pieces, path: PutTask(pieces, path, level), level)
+        return self._transfer(Method.PUT, pages, level)
 
     def put_missing(self, pages: Sequence[EnginePage], level: Level = Level.CACHED) -> list[Answer]:
         """Store the pages that the store does not have, as ``put`` does; STORED also where it says that it has a page.
 
         The pages that it has are neither read nor made recent, and the look-up is not counted: nobody wanted them.
         """
-        return self._transfer(Method.PUT, pages, lambda pieces, path: PutMissingTask(pages, pieces, path, level), level)
+        return self._transfer(Method.PUT, pages, level, asked=[page.label for page in pages])
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Have pages count as used now, the first most of all; a touch that the store does not take is lost."""
@@ -257,12 +252,12 @@ class EngineStore:
         reason: Unavailable | None = self._absence()
         touched = 0
         if opened is not None:
-            task = TouchTask(labels, opened.guard.breaker.touch)
+            task = Task(partial(tasks.touch, opened.guard.breaker, labels))
             if self._may_be_in_place(opened, identities):
-                reason = self._call_here(opened, task, started_s)
+                reason = self._call_here(task, started_s)
             else:
                 reason = self._call(opened, identities, task, started_s)
-            touched = task.touched_count
+            touched = len(task.answers)
         if reason is not None:
             self._counts.add_reason(Method.TOUCH, reason, len(labels) - touched)
         self._counts.add(Method.TOUCH, [], self._clock() - started_s)
@@ -273,8 +268,8 @@ class EngineStore:
         opened = self._reached(())
         if opened is None:
             return False
-        task = ClearTask(lambda: opened.guard.breaker.clear(identity))
-        return self._call(opened, (), task, started_s) is None and task.is_cleared
+        task = Task(partial(tasks.clear, opened.guard.breaker, identity))
+        return self._call(opened, (), task, started_s) is None and bool(task.answers)
 
     def take_removals(self) -> Removals | None:
         """Return what the store has let go since the last call; None if it does not tell, or is not there.
@@ -361,7 +356,10 @@ class EngineStore:
             return Unavailable.CLOSED
         return Unavailable.AWAY if self._opening.store is None else Unavailable.UNREGISTERED
 
-    def _transfer(self, method: Method, pages: Sequence[EnginePage], make: "_MakeTask", level: Level) -> list[Answer]:
+    def _transfer(
+        self, method: Method, pages: Sequence[EnginePage], level: Level, asked: Sequence[Label] = ()
+    ) -> list[Answer]:
+        """Get or put pages; of those to be put, ``asked`` are asked for first."""
         started_s = self._clock()
         if not pages:
             return []
@@ -369,21 +367,25 @@ class EngineStore:
         opened = self._reached(identities)
         if opened is None:
             return self._answered(method, [], len(pages), self._absence(), started_s)
+        store = opened.guard.breaker
+        move = partial(tasks.get, store) if method is Method.GET else partial(tasks.put, store, level, asked)
+        path: CopyPath
         if self._may_be_in_place(opened, identities):
             # The store cuts them itself, and has several calls under way.
             is_cut = self._config.piece_bytes is not None
-            piece_bytes = self._piece_bytes(opened, method, level) if is_cut else AT_ONCE_BYTES_MAX
-            direct = make(pieces_of(pages, piece_bytes), ZeroCopyPath(pages))
-            reason = self._call_here(opened, direct, started_s)
-            self._counts.add_bytes(method, direct.copied_bytes)
-            return self._answered(method, direct.answers, len(pages), reason, started_s)
-        pieces = pieces_of(pages, self._piece_bytes(opened, method, level))
-        buffer = self._bounce.reserve(max(piece.buffer_bytes for piece in pieces), opened.guard.deadline.deadline_s)
-        if buffer is None:
-            return self._answered(method, [], len(pages), Unavailable.NO_LANDING, started_s)
-        task = make(pieces, BufferedPath(pages, buffer))
-        reason = self._call(opened, identities, task, started_s, buffer)
-        self._counts.add_bytes(method, task.copied_bytes)
+            pieces = pieces_of(pages, self._piece_bytes(opened, method, level) if is_cut else AT_ONCE_BYTES_MAX)
+            path = ZeroCopyPath(pages)
+            task = Task(partial(move, pieces, path), path)
+            reason = self._call_here(task, started_s)
+        else:
+            pieces = pieces_of(pages, self._piece_bytes(opened, method, level))
+            buffer = self._bounce.reserve(max(piece.buffer_bytes for piece in pieces), opened.guard.deadline.deadline_s)
+            if buffer is None:
+                return self._answered(method, [], len(pages), Unavailable.NO_LANDING, started_s)
+            path = BufferedPath(pages, buffer)
+            task = Task(partial(move, pieces, path), path)
+            reason = self._call(opened, identities, task, started_s, buffer)
+        self._counts.add_bytes(method, path.copied_bytes)
         return self._answered(method, task.answers, len(pages), reason, started_s)
 
     def _call(
@@ -402,7 +404,7 @@ class EngineStore:
 
         def register_and_run() -> None:
             self._registrations.announce(store, identities, self._bounce.whole)
-            task.run(store, started_s + self._config.call_timeout_s, clock)
+            task.run(started_s + self._config.call_timeout_s, clock)
 
         with self._callers:
             call = self._threads.submit(register_and_run)
@@ -418,13 +420,13 @@ class EngineStore:
             return Unavailable.UNREGISTERED
         return reason
 
-    def _call_here(self, opened: OpenedStore, task: Task, started_s: float) -> Unavailable | None:
+    def _call_here(self, task: Task, started_s: float) -> Unavailable | None:
         """Run a task on the caller's thread, by a store that returns by itself; no thread and no buffer of ours."""
         until_s = started_s + self._config.call_timeout_s
         with self._callers:
             if self._closed:
                 return Unavailable.CLOSED
-            return self._outcome(run_here(lambda: task.run(opened.guard.breaker, until_s, self._clock)))[0]
+            return self._outcome(run_here(lambda: task.run(until_s, self._clock)))[0]
 
     def _outcome(self, call: BoundedCall[None]) -> tuple[Unavailable | None, CallInFlight]:
         """Return why a settled call did not come to its end, None if it did, and the call that may use its pages.
@@ -473,6 +475,3 @@ class EngineStore:
         told += [Answer.UNAVAILABLE] * (count - len(told))
         self._counts.add(method, told, self._clock() - started_s)
         return told
-
-
-_MakeTask = Callable[[Sequence[Piece], CopyPath], GetTask | PutTask]
