@@ -261,6 +261,11 @@ class Restorable(NamedTuple):
     reach: dict[str, int]
     """By pool the longest prefix, in pages, that the pool alone can restore, as far as it was looked at."""
 
+    @property
+    def longest(self) -> int:
+        """Pages of the longest of these prefixes; 0 if there is none."""
+        return self.ends[-1] if self.ends else 0
+
 
 class _Bundle(NamedTuple):
     digest: bytes

@@ -7,7 +7,6 @@
 
     hicache     ``UnifiedCacheHiCache``, the class that SGLang loads for its storage; needs the engine
     pool_calls  SGLang's calls as moves of pages of an ``EnginePools``
-    failures    log of what raised where nothing may raise
     host_pools  pages of SGLang's host pools
     naming      facts of an engine as identities
     settings    what the extra configuration says

@@ -8,6 +8,7 @@ with the configuration is refused in the constructor, where SGLang expects it.
 # pyright: reportMissingImports=false
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -28,7 +29,7 @@ from sglang.srt.observability.metrics_collector import StorageMetrics
 from sglang.srt.runtime_context import get_server_args
 
 from unified_cache.integrations.engine_store import EngineStore, EngineStoreCounts
-from unified_cache.integrations.sglang.failures import FailureLog
+from unified_cache.integrations.engine_store.pools import Restorable
 from unified_cache.integrations.sglang.naming import EngineFacts
 from unified_cache.integrations.sglang.pool_calls import ANCHOR_POOL, PoolCalls
 from unified_cache.integrations.sglang.settings import HiCacheSettings
@@ -62,6 +63,9 @@ PAGE_TOKENS_USEFUL_MIN = 16
 CLOSE_TIMEOUT_S = 5.0
 """Longest wait for calls under way when SGLang detaches the store; it waits 10 s for its own threads before."""
 
+FAILURE_PAUSE_S = 10.0
+"""Time between two lines about failures of one type, however often they happen."""
+
 _T = TypeVar("_T")
 
 
@@ -83,7 +87,7 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
         self._is_replicated = bool(storage_config.is_mla_model)
         self._store = EngineStore.open(settings.url, settings.store_config, bytes_max=settings.bytes_max)
         self._calls = PoolCalls(self._store, facts)
-        self._failures = FailureLog()
+        self._quiet_until_s: dict[type[Exception], float] = {}
         self._url = settings.url
 
     # ---- pools ---------------------------------------------------------------------------------------------------
@@ -128,10 +132,9 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
         """Tell which prefixes of a chain all pools together can restore."""
-        verdict = self._safely(lambda: self._calls.verdict(keys, pool_transfers or ()), None)
-        if verdict is None:
-            return PoolTransferResult(0, {}, [])
-        return PoolTransferResult(verdict.pages, dict(verdict.reach), list(verdict.restorable))
+        found = self._safely(lambda: self._calls.restorable(keys, pool_transfers or ()), Restorable([], {}))
+        reach = {pool: pages for pool, pages in found.reach.items() if pages}
+        return PoolTransferResult(found.longest, reach, found.ends)
 
     def batch_get_v2(
         self, transfers: Sequence[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
@@ -155,7 +158,7 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
 
     def batch_exists(self, keys: Sequence[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
         """Return how many pages from the start the anchor pool has."""
-        return self._safely(lambda: self._calls.run(keys), 0)
+        return self._safely(lambda: self._calls.restorable(keys).longest, 0)
 
     def batch_get_v1(
         self, keys: Sequence[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
@@ -203,12 +206,14 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
 
     def get_stats(self) -> StorageMetrics:
         """Return pages and GB/s of the calls since the last time that SGLang asked."""
-        read, written = self._calls.take_rates()
+        read, written = (
+            [rates.popleft() for _ in range(len(rates))] for rates in (self._calls.read_rates, self._calls.write_rates)
+        )
         return StorageMetrics(
-            prefetch_pgs=read.pages,
-            backup_pgs=written.pages,
-            prefetch_bandwidth=read.gigabytes_per_second,
-            backup_bandwidth=written.gigabytes_per_second,
+            prefetch_pgs=[pages for pages, _ in read],
+            backup_pgs=[pages for pages, _ in written],
+            prefetch_bandwidth=[rate for _, rate in read],
+            backup_bandwidth=[rate for _, rate in written],
         )
 
     def counts(self) -> EngineStoreCounts:
@@ -222,11 +227,14 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
         self._safely(lambda: self._store.close(CLOSE_TIMEOUT_S), None)
 
     def _safely(self, call: Callable[[], _T], otherwise: _T) -> _T:
-        """Return what a call returns, or ``otherwise`` and a line in the log if it raises."""
+        """Return what a call returns, or ``otherwise`` and, now and then, a line in the log if it raises."""
         try:
             return call()
         except Exception as error:
-            self._failures.add(error)
+            kind, now_s = type(error), time.monotonic()
+            if now_s >= self._quiet_until_s.get(kind, now_s):
+                self._quiet_until_s[kind] = now_s + FAILURE_PAUSE_S
+                logger.error("a storage call failed and counts as a miss", exc_info=error)
             return otherwise
 
 

@@ -1,6 +1,6 @@
 """Facts of an engine as identities: pages that another model, format or rank would misread are never found."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig  # pyright: ignore[reportMissingImports]
     from sglang.srt.mem_cache.pool_host.base import HostKVCache  # pyright: ignore[reportMissingImports]
 
-__all__ = ["BundleNames", "EngineFacts", "PoolFacts"]
+__all__ = ["EngineFacts", "PoolFacts", "name_bundle"]
 
 BUNDLE_NAME_MAX = 20
 """Letters of its first pool's name that a bundle's name begins with."""
@@ -82,6 +82,11 @@ class PoolFacts:
         return cls(type(pool).__name__, pool.layout, dtype, pool.page_size, buffers_bytes, is_rank_own)
 
     @property
+    def page_bytes(self) -> int:
+        """Bytes of a page; 0 for a pool without."""
+        return sum(self.buffers_bytes)
+
+    @property
     def text(self) -> str:
         """All of it, for people and for the digest."""
         sizes = dict.fromkeys(self.buffers_bytes)
@@ -89,38 +94,28 @@ class PoolFacts:
         return f"{self.kind} {self.layout} {self.dtype}, {self.page_size} indices, {buffers} bytes"
 
 
-class BundleNames:
-    """Names of bundles in a store: for each an identity of its own, of facts that are the same after a restart."""
+def name_bundle(
+    engine: EngineFacts, pools: Mapping[str, PoolFacts], anchor: str, bundle: tuple[str, ...]
+) -> BundleName:
+    """Name the bundle of some of an engine's pools, by facts that are the same after a restart.
 
-    def __init__(self, engine: EngineFacts, anchor: str) -> None:
-        """``anchor`` is the pool whose pages are of tokens; others may count them otherwise."""
-        self._engine = engine
-        self._anchor = anchor
-        self._pools: dict[str, PoolFacts] = {}
-
-    def add(self, pool: str, facts: PoolFacts) -> None:
-        """Add a pool, or replace it."""
-        self._pools[pool] = facts
-
-    def __call__(self, pools: tuple[str, ...], pages_bytes: Sequence[int]) -> BundleName:
-        """Name the bundle of these pools, whose pages have so many bytes."""
-        engine = self._engine
-        is_rank_own = any(self._pools[pool].is_rank_own for pool in pools)
-        facts = {**dict(engine.settings), "page_hash": PAGE_HASH}
-        facts |= {f"pool {pool}": self._pools[pool].text for pool in pools}
-        identity = Identity(
-            engine.model,
-            revision=engine.weights,
-            dtype=self._pools[pools[0]].dtype,
-            shard=NamedShard(engine.rank if is_rank_own else engine.stage),
-            generation=engine.generation,
-            facts=facts_of(facts),
-        )
-        name = _bundle_name(pools)
-        span = SPAN_ALL if pools == (self._anchor,) else SPAN_UNTOLD
-        component = Component(name, span, (PoolSpec(name, sum(pages_bytes)),))
-        page_tokens = self._pools.get(self._anchor, self._pools[pools[0]]).page_size
-        return BundleName(identity, ModelLayout(page_tokens, (component,)))
+    ``anchor`` is the pool whose pages are of tokens; others may count them otherwise.
+    """
+    facts = {**dict(engine.settings), "page_hash": PAGE_HASH}
+    facts |= {f"pool {pool}": pools[pool].text for pool in bundle}
+    identity = Identity(
+        engine.model,
+        revision=engine.weights,
+        dtype=pools[bundle[0]].dtype,
+        shard=NamedShard(engine.rank if any(pools[pool].is_rank_own for pool in bundle) else engine.stage),
+        generation=engine.generation,
+        facts=facts_of(facts),
+    )
+    name = _bundle_name(bundle)
+    span = SPAN_ALL if bundle == (anchor,) else SPAN_UNTOLD
+    component = Component(name, span, (PoolSpec(name, sum(pools[pool].page_bytes for pool in bundle)),))
+    page_tokens = pools.get(anchor, pools[bundle[0]]).page_size
+    return BundleName(identity, ModelLayout(page_tokens, (component,)))
 
 
 def _bundle_name(pools: tuple[str, ...]) -> str:
