@@ -12,11 +12,11 @@ import grpc
 from google.protobuf.message import Message
 
 from tests.support.certificates import Authority, Issued
+from tests.support.service_settings import service_settings
 from unified_cache.drain import Drain
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.service.operations.logs import JsonLines, Log, LogRateLimit
 from unified_cache.service.server import Service
-from unified_cache.settings.loading import service_settings
 from unified_cache.wire.calls import Call
 
 __all__ = ["CALL_S", "REQUESTS", "RunningService", "called", "credentials", "refusal", "running"]

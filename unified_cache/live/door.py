@@ -1,7 +1,6 @@
 """The way in to the live page: who may look, and whether tenants are shown."""
 
 import hmac
-import ipaddress
 import secrets
 from collections import OrderedDict
 from enum import Enum
@@ -10,7 +9,7 @@ from typing import Protocol
 
 from unified_cache.errors import ConfigError
 
-__all__ = ["LiveDoor", "OpenDoor", "Sessions", "TokenDoor", "View", "is_loopback"]
+__all__ = ["LiveDoor", "OpenDoor", "Sessions", "TokenDoor", "View"]
 
 TOKEN_CHARACTERS_MIN = 16
 """Shorter ones could be guessed."""
@@ -103,13 +102,3 @@ class Sessions:
     def token(self, name: str) -> str | None:
         """Return the token of a session; None if there is no such session."""
         return self._tokens.get(name)
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether no other machine can reach an address; a name other than localhost counts as reachable."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -136,8 +136,7 @@ class StoreFigures(NamedTuple):
         return {**self._asdict(), "answers": answers}
 
 
-@dataclass(frozen=True, slots=True)
-class TenantFigures:
+class TenantFigures(NamedTuple):
     """Calls and bytes of one tenant of a service."""
 
     tenant: str
@@ -145,16 +144,6 @@ class TenantFigures:
     waiting_calls: int
     bytes_in_flight: int
     stored_bytes: int
-
-    def as_json(self) -> dict[str, object]:
-        """Return the fields by name."""
-        return {
-            "tenant": self.tenant,
-            "running_calls": self.running_calls,
-            "waiting_calls": self.waiting_calls,
-            "bytes_in_flight": self.bytes_in_flight,
-            "stored_bytes": self.stored_bytes,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +179,7 @@ class LiveFigures:
             "operations": [each._asdict() for each in self.operations],
             "slowest": [each.as_json() for each in self.slowest],
             "store": None if self.store is None else self.store.as_json(),
-            "tenants": None if tenants is None else [each.as_json() for each in tenants],
+            "tenants": None if tenants is None else [each._asdict() for each in tenants],
         }
 
 

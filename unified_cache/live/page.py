@@ -13,18 +13,12 @@ from unified_cache.stats import StatsSource
 __all__ = ["LivePage"]
 
 
-class LivePage:
+class LivePage(LiveServer):
     """A page that shows what a cache holds and does, for as long as it is open. For any thread.
 
     Its thread reads what the cache's owner publishes in ``poll``, ``wait_all`` and ``close``; it never waits for the
     owner.
     """
-
-    __slots__ = ("_server",)
-
-    def __init__(self, server: LiveServer) -> None:
-        """Take a server; ``LivePage.start`` makes one."""
-        self._server = server
 
     @classmethod
     def start(
@@ -48,24 +42,4 @@ class LivePage:
             MissingExtraError: the extra ``live`` is not installed.
         """
         door = OpenDoor() if token is None else TokenDoor(token)
-        return cls(LiveServer.open(CacheFigures(name, cache), LiveAddress(host, port, every_s), door))
-
-    @property
-    def url(self) -> str:
-        """Address of the page."""
-        return self._server.url
-
-    @property
-    def port(self) -> int:
-        """Port that it listens at."""
-        return self._server.port
-
-    def close(self) -> None:
-        """Stop serving; the cache goes on. Once more does nothing."""
-        self._server.close()
-
-    def __enter__(self) -> "LivePage":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return cls.open(CacheFigures(name, cache), LiveAddress(host, port, every_s), door)

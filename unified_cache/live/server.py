@@ -10,13 +10,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
+from typing import Self
 
 from unified_cache.errors import ConfigError
 from unified_cache.extras import needs_extra
-from unified_cache.live.door import LiveDoor, Sessions, View, is_loopback
+from unified_cache.live.door import LiveDoor, Sessions, View
 from unified_cache.live.figures import LiveSource
 from unified_cache.live.readers import UNREAD_S_MAX, EventReader, EventReaders, event_bytes
 from unified_cache.live.updates import LiveUpdates
+from unified_cache.settings.addresses import is_local
 
 with needs_extra("live", "the live page"):
     from aiohttp import web
@@ -95,13 +97,13 @@ class LiveServer:
         self._thread = thread
 
     @classmethod
-    def open(cls, source: LiveSource, address: LiveAddress, door: LiveDoor) -> "LiveServer":
+    def open(cls, source: LiveSource, address: LiveAddress, door: LiveDoor) -> Self:
         """Listen, and serve the figures of ``source`` from now on.
 
         Raises:
             ConfigError: the address cannot be listened at, or other machines could reach it and need no token.
         """
-        if not door.needs_token and not is_loopback(address.host):
+        if not door.needs_token and not is_local(address.host):
             raise ConfigError(
                 f"a live page that other machines can reach needs a token, found {address.host} and none; "
                 f"give it one, or listen at 127.0.0.1"
@@ -125,7 +127,7 @@ class LiveServer:
         self._stop()
         self._thread.join(CLOSE_S)
 
-    def __enter__(self) -> "LiveServer":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -286,7 +288,7 @@ class _Site:
         if self._door.needs_token:
             return
         host = request.url.host or ""
-        if not is_loopback(host):
+        if not is_local(host):
             raise web.HTTPForbidden(text="this page is served to this machine alone, under the name localhost\n")
 
 

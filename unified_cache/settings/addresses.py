@@ -6,7 +6,7 @@ from pathlib import Path
 
 from unified_cache.errors import ConfigError
 
-__all__ = ["ListenAddress", "checked_address"]
+__all__ = ["ListenAddress", "checked_address", "is_local"]
 
 _UNIX = "unix:"
 _PORT_MAX = 65535
@@ -47,12 +47,17 @@ class ListenAddress:
     @property
     def is_local(self) -> bool:
         """True if no other machine can reach it; a name other than localhost counts as reachable."""
-        if self.socket is not None or self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return self.socket is not None or is_local(self.host)
+
+
+def is_local(host: str) -> bool:
+    """Return whether no other machine can reach a host; a name other than localhost counts as reachable."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def checked_address(text: str) -> str:

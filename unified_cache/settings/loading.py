@@ -35,7 +35,6 @@ from unified_cache.settings.names import (
     variable_name,
 )
 from unified_cache.settings.section import Section, Settings, read_text
-from unified_cache.settings.service import ServiceSettings
 from unified_cache.settings.toml import SettingPath, TomlFile, flattened, read_toml
 
 __all__ = [
@@ -47,7 +46,6 @@ __all__ = [
     "merged",
     "read_settings",
     "read_table",
-    "service_settings",
     "table_of",
 ]
 
@@ -189,15 +187,6 @@ def _find_file(named: Path | None, environment: Mapping[str, str]) -> Path | Non
     if environment.get(FILE_VARIABLE):
         return Path(environment[FILE_VARIABLE])
     return Path(FILE_NAME) if Path(FILE_NAME).exists() else None
-
-
-def service_settings(file: Path | None, flags: Mapping[str, object]) -> ServiceSettings:
-    """Return the settings of a service.
-
-    Raises:
-        ConfigError: as ``read_settings``.
-    """
-    return read_settings(ServiceSettings, file, flags).settings
 
 
 def cache_settings(file: Path | None = None) -> EmbeddedSettings:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.sources import ROOT
 from unified_cache.errors import ConfigError
-from unified_cache.live.door import OpenDoor, TokenDoor, View, is_loopback
+from unified_cache.live.door import OpenDoor, TokenDoor, View
 from unified_cache.live.figures import (
     FoundPages,
     LaneFigures,
@@ -26,6 +26,7 @@ from unified_cache.live.figures import (
     TenantFigures,
 )
 from unified_cache.live.server import HEADERS, STREAMS_MAX, LiveAddress, LiveServer
+from unified_cache.settings.addresses import is_local
 
 ANSWER_S = 20.0
 TOKEN = "a token that is long enough"
@@ -136,7 +137,7 @@ def test_the_figures_are_json_with_the_last_minute(server: LiveServer) -> None:
     found = json.loads(asked(server, "/figures.json").read())
     assert (found["format"], found["name"], found["found"]["host"]) == (2, "server", 2)
     assert found["last_minute"]["lookups_per_s"] == 0
-    assert found["tenants"] == [TENANT.as_json()]
+    assert found["tenants"] == [TENANT._asdict()]
 
 
 def test_the_figures_have_the_fields_of_the_document() -> None:
@@ -268,6 +269,6 @@ def test_an_address_makes_sense_or_is_refused(values: tuple[int, float], match: 
 
 
 def test_loopback_is_this_machine_alone() -> None:
-    assert [is_loopback(host) for host in ("localhost", "127.0.0.9", "::1", "[::1]")] == [True] * 4
-    assert [is_loopback(host) for host in ("0.0.0.0", "10.0.0.1", "cache.example", "")] == [False] * 4
+    assert [is_local(host) for host in ("localhost", "127.0.0.9", "::1", "[::1]")] == [True] * 4
+    assert [is_local(host) for host in ("0.0.0.0", "10.0.0.1", "cache.example", "")] == [False] * 4
     assert urlsplit("http://[::1]:1/").hostname == "::1"

@@ -15,8 +15,8 @@ from jsonschema import Draft202012Validator
 from scripts.release import LISTS
 from tests.sources import ROOT
 from tests.support.mooncake_needed import needs_mooncake
+from tests.support.service_settings import service_settings
 from unified_cache.cli.main import run
-from unified_cache.settings.loading import service_settings
 from unified_cache.storage_backends.mooncake.native import usable_wheel
 
 DEPLOY = ROOT / "deploy"

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.sources import ROOT
 from tests.support.clock import ManualClock
+from tests.support.service_settings import service_settings
 from unified_cache.errors import StorageError
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.usage import TenantUsage
@@ -17,7 +18,6 @@ from unified_cache.service.operations.logs import JsonLines, Log, LogRateLimit
 from unified_cache.service.operations.metrics import BoundedLabels, ServiceMetrics, UsageCollector
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.service.store.tenants import TenantStore
-from unified_cache.settings.loading import service_settings
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.testing.storage_contract import label, sealed_page
 

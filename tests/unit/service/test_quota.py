@@ -6,10 +6,10 @@ from threading import Thread
 import pytest
 
 from tests.support.clock import ManualClock
+from tests.support.service_settings import service_settings
 from unified_cache.service.access.fairness import FairScheduler, Ticket
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.settings.limits import QuotaSettings
-from unified_cache.settings.loading import service_settings
 from unified_cache.storage_backends.protocol import PageIO
 from unified_cache.testing.storage_contract import label
 

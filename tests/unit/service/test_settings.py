@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from tests.support.service_settings import service_settings
 from unified_cache.config import CacheConfig, GuardConfig
 from unified_cache.errors import ConfigError
 from unified_cache.settings.addresses import ListenAddress
-from unified_cache.settings.loading import service_settings
 from unified_cache.settings.section import PREFIX
 from unified_cache.settings.service import ServiceSettings
 from unified_cache.settings.toml import as_toml

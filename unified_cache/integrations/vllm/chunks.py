@@ -21,7 +21,6 @@ from unified_cache.integrations.vllm.moving import (
     JobEnd,
     MovedChunk,
     Moving,
-    MovingConfig,
 )
 from unified_cache.integrations.vllm.names import ChunkNames, RowShape, VllmFacts, group_of, is_stable_key, page_key
 from unified_cache.integrations.vllm.settings import OnReset, TierSettings
@@ -69,15 +68,8 @@ class ChunkTier:
         self._names = names
         self._rows = rows
         self._settings = settings
-        self._lookups = Lookups.start(self._ask, self._is_known)
-        config = MovingConfig(
-            settings.load_threads,
-            settings.store_threads,
-            load_rows_max=rows.rows_count,
-            store_rows_max=max(int(rows.rows_count * settings.store_share), 1),
-            level=settings.level,
-        )
-        self._moving = Moving.start(store, rows, config)
+        self._lookups = Lookups(self._ask, self._is_known)
+        self._moving = Moving(store, rows, settings)
         self._counts = TierCounts(self._lookups.answered)
         self._changes: ChunkChanges | None = None
         self._tells_removals = False

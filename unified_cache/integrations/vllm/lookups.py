@@ -68,7 +68,8 @@ _Answers = list[tuple[_Asked, bool]]
 class Lookups:
     """Look-ups of one tier. All methods belong to the scheduler's thread; another one asks."""
 
-    def __init__(self, ask: AskStore, is_known: IsKnown) -> None:
+    def __init__(self, ask: AskStore, is_known: IsKnown = lambda key: False) -> None:
+        """Start look-ups that are answered by ``ask``, and at once where ``is_known``."""
         self._ask = ask
         self._is_known = is_known
         self._known_left = KNOWN_KEYS_MAX
@@ -85,11 +86,6 @@ class Lookups:
         self._threads = CallThreads("unified-cache-lookups", 1)
         self.answered: Counter[ChunkAnswer] = Counter()
         """Keys that the store was asked for, by its answer; LATER for those it was not, since too many waited."""
-
-    @classmethod
-    def start(cls, ask: AskStore, is_known: IsKnown = lambda key: False) -> "Lookups":
-        """Start look-ups that are answered by ``ask``, and at once where ``is_known``."""
-        return cls(ask, is_known)
 
     def answer(self, key: bytes, request: str) -> ChunkAnswer:
         """Return what is known of a key, and note that ``request`` asked.

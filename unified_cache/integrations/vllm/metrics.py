@@ -4,32 +4,24 @@ vLLM asks for what came since the last time, and adds it up in its front end, wh
 """
 
 from collections.abc import Iterator, Mapping
-from enum import Enum
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from unified_cache.integrations.engine_store import EngineStoreCounts
 from unified_cache.integrations.vllm.chunks import TierCounts
 from unified_cache.storage_backends.common.breaker import BreakerState
 
-__all__ = ["FIGURES", "Reading", "TierFigure", "TierFigureKind", "TierFigures"]
+__all__ = ["FIGURES", "Reading", "TierFigure", "TierFigures"]
 
 PREFIX = "vllm:unified_cache"
 
 
-class TierFigureKind(Enum):
-    """Kind of a metric, in Prometheus's words."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-
-
 class TierFigure(NamedTuple):
-    """One metric, as vLLM wants to know it at its start."""
+    """One metric, as vLLM wants to know it at its start: a counter, unless it is a gauge."""
 
     name: str
-    kind: TierFigureKind
     documentation: str
     labels: tuple[str, ...] = ()
+    is_gauge: bool = False
 
 
 class Reading(NamedTuple):
@@ -40,59 +32,34 @@ class Reading(NamedTuple):
     value: float
 
 
-LOOKED_UP = TierFigure(
-    f"{PREFIX}_lookup_chunks",
-    TierFigureKind.COUNTER,
-    "Chunks that the store was asked for, by answer; later: not asked, since too many waited.",
-    ("answer",),
-)
-LOADED = TierFigure(
-    f"{PREFIX}_load_chunks",
-    TierFigureKind.COUNTER,
-    "Chunks that were to be loaded from the store, by answer: hit was verified and loaded, all others are recomputed.",
-    ("answer",),
-)
-STORED = TierFigure(
-    f"{PREFIX}_store_chunks",
-    TierFigureKind.COUNTER,
-    "Chunks that were to be stored, by answer: stored is there now, or was before.",
-    ("answer",),
-)
-LOADED_BYTES = TierFigure(f"{PREFIX}_load_bytes", TierFigureKind.COUNTER, "Bytes of KV loaded from the store.")
-STORED_BYTES = TierFigure(f"{PREFIX}_store_bytes", TierFigureKind.COUNTER, "Bytes of KV stored, or found in the store.")
-FLAWED = TierFigure(
-    f"{PREFIX}_flawed_chunks",
-    TierFigureKind.COUNTER,
-    "Chunks that the store returned and that did not verify, by flaw: never used.",
-    ("flaw",),
-)
-UNAVAILABLE = TierFigure(
-    f"{PREFIX}_unavailable_chunks",
-    TierFigureKind.COUNTER,
-    "Chunks that the store did not answer for, by method and reason.",
-    ("method", "reason"),
-)
-UNSTABLE = TierFigure(
-    f"{PREFIX}_unstable_keys",
-    TierFigureKind.COUNTER,
-    "Look-ups under a key that no other process finds: run vLLM with a SHA-256 prefix hash.",
-)
-QUARANTINED = TierFigure(
-    f"{PREFIX}_quarantined_bytes", TierFigureKind.GAUGE, "Bounce buffers that calls which are late may still write."
-)
-BREAKER_OPEN = TierFigure(
-    f"{PREFIX}_breaker_open",
-    TierFigureKind.GAUGE,
-    "1 while the store is left alone after failures, or is away; else 0.",
-)
-REGISTERED = TierFigure(
-    f"{PREFIX}_registered", TierFigureKind.GAUGE, "1 once the store knows this engine's identity; else 0."
-)
+_COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "lookup_chunks": (
+        "Chunks that the store was asked for, by answer; later: not asked, since too many waited.",
+        ("answer",),
+    ),
+    "load_chunks": (
+        "Chunks that were to be loaded from the store, by answer: hit was verified and loaded, all others recomputed.",
+        ("answer",),
+    ),
+    "store_chunks": ("Chunks that were to be stored, by answer: stored is there now, or was before.", ("answer",)),
+    "load_bytes": ("Bytes of KV loaded from the store.", ()),
+    "store_bytes": ("Bytes of KV stored, or found in the store.", ()),
+    "flawed_chunks": ("Chunks that the store returned and that did not verify, by flaw: never used.", ("flaw",)),
+    "unavailable_chunks": ("Chunks that the store did not answer for, by method and reason.", ("method", "reason")),
+    "unstable_keys": ("Look-ups under a key that no other process finds: run vLLM with a SHA-256 prefix hash.", ()),
+}
+_GAUGES: Mapping[str, str] = {
+    "quarantined_bytes": "Bounce buffers that calls which are late may still write.",
+    "breaker_open": "1 while the store is left alone after failures, or is away; else 0.",
+    "registered": "1 once the store knows this engine's identity; else 0.",
+}
 
-FIGURES = (
-    LOOKED_UP, LOADED, STORED, LOADED_BYTES, STORED_BYTES, FLAWED, UNAVAILABLE, UNSTABLE, QUARANTINED, BREAKER_OPEN,
-    REGISTERED,
-)  # fmt: skip
+_FIGURES = {
+    **{name: TierFigure(f"{PREFIX}_{name}", text, labels) for name, (text, labels) in _COUNTERS.items()},
+    **{name: TierFigure(f"{PREFIX}_{name}", text, is_gauge=True) for name, text in _GAUGES.items()},
+}
+
+FIGURES = tuple(_FIGURES.values())
 """Every metric of the tier."""
 
 
@@ -107,32 +74,29 @@ class TierFigures:
         changed: list[Reading] = []
         for figure, labels, value in _totals(tier, store):
             before = self._read.get((figure.name, labels), 0.0)
-            if value == before and (figure.kind is TierFigureKind.COUNTER or (figure.name, labels) in self._read):
+            if value == before and (not figure.is_gauge or (figure.name, labels) in self._read):
                 continue
             self._read[figure.name, labels] = value
-            changed.append(Reading(figure, labels, value - before if figure.kind is TierFigureKind.COUNTER else value))
+            changed.append(Reading(figure, labels, value if figure.is_gauge else value - before))
         return changed
 
 
 def _totals(tier: TierCounts, store: EngineStoreCounts) -> Iterator[Reading]:
-    yield from _by_value(LOOKED_UP, tier.looked_up)
-    yield from _by_value(LOADED, tier.loaded)
-    yield from _by_value(STORED, tier.stored)
-    yield Reading(LOADED_BYTES, (), tier.loaded_bytes)
-    yield Reading(STORED_BYTES, (), tier.stored_bytes)
-    yield Reading(UNSTABLE, (), tier.unstable_count)
-    for flaw, count in store.flaws.items():
-        yield Reading(FLAWED, (flaw.name.lower(),), count)
-    for (method, reason), count in store.unavailable.items():
-        yield Reading(UNAVAILABLE, (method.value, reason.name.lower()), count)
-    yield Reading(QUARANTINED, (), store.quarantined_bytes)
-    yield Reading(BREAKER_OPEN, (), float(store.breaker is not BreakerState.CLOSED))
-    yield Reading(REGISTERED, (), float(store.is_registered))
-
-
-_Told = TypeVar("_Told", bound=Enum)
-
-
-def _by_value(figure: TierFigure, counts: Mapping[_Told, int]) -> Iterator[Reading]:
-    for answer, count in list(counts.items()):
-        yield Reading(figure, (str(answer.value),), count)
+    counted: dict[str, Mapping[tuple[str, ...], float]] = {
+        "lookup_chunks": {(answer.value,): count for answer, count in list(tier.looked_up.items())},
+        "load_chunks": {(str(answer.value),): count for answer, count in tier.loaded.items()},
+        "store_chunks": {(str(answer.value),): count for answer, count in tier.stored.items()},
+        "load_bytes": {(): tier.loaded_bytes},
+        "store_bytes": {(): tier.stored_bytes},
+        "flawed_chunks": {(flaw.name.lower(),): count for flaw, count in store.flaws.items()},
+        "unavailable_chunks": {
+            (method.value, reason.name.lower()): count for (method, reason), count in store.unavailable.items()
+        },
+        "unstable_keys": {(): tier.unstable_count},
+        "quarantined_bytes": {(): store.quarantined_bytes},
+        "breaker_open": {(): store.breaker is not BreakerState.CLOSED},
+        "registered": {(): store.is_registered},
+    }
+    for name, values in counted.items():
+        for labels, value in values.items():
+            yield Reading(_FIGURES[name], labels, float(value))

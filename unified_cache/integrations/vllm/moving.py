@@ -22,13 +22,14 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from unified_cache.integrations.engine_store import EnginePage
+from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.page import PageKey
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.bounded_call import BoundedCall
 from unified_cache.storage_backends.common.call_threads import CallThreads
 from unified_cache.storage_backends.protocol import Answer, Level
 
-__all__ = ["ChunkJob", "ChunkStore", "Direction", "HostRows", "JobEnd", "MovedChunk", "Moving", "MovingConfig"]
+__all__ = ["ChunkJob", "ChunkStore", "Direction", "HostRows", "JobEnd", "MovedChunk", "Moving"]
 
 PIECE_BYTES_MAX = 8 << 20
 """Bytes of one call, so that a store that goes on for long makes room for a load soon."""
@@ -126,18 +127,6 @@ class JobEnd:
         return tuple(chunk.key for chunk, answer in zip(self.job.chunks, self.answers, strict=True) if not answer)
 
 
-@dataclass(frozen=True, slots=True)
-class MovingConfig:
-    """Bounds of moving."""
-
-    load_threads: int
-    store_threads: int
-    load_rows_max: int
-    """Rows that wait to be loaded, or are."""
-    store_rows_max: int
-    level: Level
-
-
 @dataclass(slots=True, eq=False)
 class _Run:
     """A job under way. Under the lock of moving."""
@@ -163,12 +152,18 @@ class Moving:
     """Jobs of one tier. ``submit``, ``ended``, ``drain`` and ``close`` belong to the scheduler's thread."""
 
     def __init__(
-        self, store: ChunkStore, rows: HostRows, config: MovingConfig, clock: Callable[[], float] = time.monotonic
+        self, store: ChunkStore, rows: HostRows, settings: TierSettings, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        """Start moving between ``store`` and ``rows``; the caller closes it before either of them."""
         self._store = store
         self._rows = rows
-        self._config = config
+        self._level = settings.level
         self._clock = clock
+        self._rows_max = {
+            Direction.LOAD: rows.rows_count,
+            Direction.STORE: max(int(rows.rows_count * settings.store_share), 1),
+        }
+        """Rows of jobs that have not ended, at most."""
         self._rows_out = dict.fromkeys(Direction, 0)
         """Rows of jobs that have not ended."""
         self._jobs_count = 0
@@ -177,17 +172,10 @@ class Moving:
         self._ended: deque[JobEnd] = deque()
         self._touches_count = 0
         """Calls of touch that have not ended."""
-        self._threads_count = config.load_threads + config.store_threads
+        self._threads_count = settings.load_threads + settings.store_threads
         self._threads = CallThreads(
-            "unified-cache-moving", self._threads_count, deferrable_max=config.store_threads, clock=clock
+            "unified-cache-moving", self._threads_count, deferrable_max=settings.store_threads, clock=clock
         )
-
-    @classmethod
-    def start(
-        cls, store: ChunkStore, rows: HostRows, config: MovingConfig, clock: Callable[[], float] = time.monotonic
-    ) -> "Moving":
-        """Start moving between ``store`` and ``rows``; the caller closes it before either of them."""
-        return cls(store, rows, config, clock)
 
     def submit(self, job: ChunkJob) -> None:
         """Take a job; where it would be one too many for the rows that may wait it ends at once, with nothing moved.
@@ -197,7 +185,7 @@ class Moving:
         run = _Run(job, [Answer.UNAVAILABLE] * len(job.chunks), self._clock(), 0)
         with self._changed:
             rows_out = self._rows_out[job.direction] + len(job.chunks)
-            is_too_many = rows_out > max(self._rows_max(job.direction), len(job.chunks))
+            is_too_many = rows_out > max(self._rows_max[job.direction], len(job.chunks))
             if self._closed or not job.chunks or is_too_many:
                 self._ended.append(JobEnd(job, tuple(run.answers), 0.0))
                 return
@@ -261,12 +249,9 @@ class Moving:
         self._threads.withdraw_waiting()
         return not self._threads.close(max(until_s - self._clock(), 0) + timeout_s)
 
-    def _rows_max(self, direction: Direction) -> int:
-        return self._config.load_rows_max if direction is Direction.LOAD else self._config.store_rows_max
-
     def _pieces(self, run: _Run) -> list[_Piece]:
         is_load = run.job.direction is Direction.LOAD
-        is_durable = not is_load and self._config.level is Level.DURABLE
+        is_durable = not is_load and self._level is Level.DURABLE
         piece_bytes = DURABLE_BYTES_MAX if is_durable else PIECE_BYTES_MAX
         if is_load:
             share_bytes = -(-len(run.answers) // self._threads_count) * self._rows.payload_bytes
@@ -283,7 +268,7 @@ class Moving:
         try:
             if piece.run.job.direction is Direction.LOAD:
                 return self._store.get(pages)
-            return self._store.put_missing(pages, self._config.level)
+            return self._store.put_missing(pages, self._level)
         finally:
             for page in pages:
                 for row in page.rows:

@@ -43,7 +43,7 @@ from unified_cache.integrations.vllm.chunks import ChunkTier
 from unified_cache.integrations.vllm.facts import row_shape, spec_facts
 from unified_cache.integrations.vllm.logs import show_logs_with
 from unified_cache.integrations.vllm.lookups import ChunkAnswer
-from unified_cache.integrations.vllm.metrics import FIGURES, TierFigureKind, TierFigures
+from unified_cache.integrations.vllm.metrics import FIGURES, TierFigures
 from unified_cache.integrations.vllm.moving import Direction
 from unified_cache.integrations.vllm.names import VllmFacts
 from unified_cache.integrations.vllm.settings import TierSettings
@@ -183,9 +183,10 @@ class UnifiedCacheTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's, u
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, object]) -> dict[str, OffloadingMetricMetadata]:
         """Tell vLLM's front end which metrics there are."""
-        kinds = {TierFigureKind.COUNTER: OffloadingCounterMetadata, TierFigureKind.GAUGE: OffloadingGaugeMetadata}
         return {
-            figure.name: kinds[figure.kind](documentation=figure.documentation, labelnames=figure.labels)
+            figure.name: (OffloadingGaugeMetadata if figure.is_gauge else OffloadingCounterMetadata)(
+                documentation=figure.documentation, labelnames=figure.labels
+            )
             for figure in FIGURES
         }
 
@@ -196,8 +197,8 @@ class UnifiedCacheTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's, u
             return None
         stats = OffloadingConnectorStats()
         for reading in readings:
-            if reading.figure.kind is TierFigureKind.COUNTER:
-                stats.increase_counter(reading.figure.name, reading.value, reading.labels)
-            else:
+            if reading.figure.is_gauge:
                 stats.set_gauge(reading.figure.name, reading.value, reading.labels)
+            else:
+                stats.increase_counter(reading.figure.name, reading.value, reading.labels)
         return stats

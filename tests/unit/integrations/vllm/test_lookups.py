@@ -32,7 +32,7 @@ def store() -> AskedStore:
 
 @pytest.fixture
 def lookups(store: AskedStore) -> Iterator[Lookups]:
-    running = Lookups.start(store)
+    running = Lookups(store)
     yield running
     store.gate.set()
     assert running.close(TIMEOUT_S)
@@ -86,7 +86,7 @@ def memory(store: AskedStore) -> KnownKeys:
 
 @pytest.fixture
 def quick(store: AskedStore, memory: KnownKeys) -> Iterator[Lookups]:
-    running = Lookups.start(store, memory)
+    running = Lookups(store, memory)
     yield running
     store.gate.set()
     assert running.close(TIMEOUT_S)

@@ -7,7 +7,7 @@ from tests.support.vllm_tier import FACTS, ROW, TIMEOUT_S, DictChunks, HostMemor
 from tests.support.waiting import wait_until
 from unified_cache.integrations.engine_store import EngineStore
 from unified_cache.integrations.vllm import moving as module
-from unified_cache.integrations.vllm.moving import ChunkJob, Direction, JobEnd, MovedChunk, Moving, MovingConfig
+from unified_cache.integrations.vllm.moving import ChunkJob, Direction, JobEnd, MovedChunk, Moving
 from unified_cache.integrations.vllm.names import ChunkNames
 from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -16,7 +16,7 @@ from unified_cache.storage_backends.wrappers import Method
 
 ROWS = 16
 NAMES = ChunkNames.of(FACTS, ROW)
-CONFIG = MovingConfig(load_threads=1, store_threads=1, load_rows_max=ROWS, store_rows_max=8, level=Level.CACHED)
+CONFIG = TierSettings(url="memory:", load_threads=1, store_threads=1, store_share=8 / ROWS)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def store() -> DictChunks:
 @pytest.fixture
 def moving(memory: HostMemory, store: DictChunks) -> Iterator[Moving]:
     rows = memory.rows()
-    running = Moving.start(store, rows, CONFIG)
+    running = Moving(store, rows, CONFIG)
     yield running
     store.gate.set()
     assert running.close(TIMEOUT_S)
@@ -84,7 +84,7 @@ def test_a_page_that_the_store_has_is_neither_copied_nor_put_again(memory: HostM
     rows = memory.rows()
     with EngineStore.opened_by(MemoryStorage) as external:
         external.register(NAMES.identity, NAMES.layout)
-        moving = Moving.start(external, rows, CONFIG)
+        moving = Moving(external, rows, CONFIG)
         stored(memory, moving, 1)
         stored(memory, moving, 1, 2)
         counts = external.counts()
@@ -100,7 +100,7 @@ def test_a_load_overtakes_stores_between_two_pieces(
     monkeypatch.setattr(module, "PIECE_BYTES_MAX", ROW.payload_bytes)
     rows = memory.rows()
     # One thread that stores, and would be alone with both.
-    alone = Moving.start(store, rows, MovingConfig(0, 1, ROWS, 8, Level.CACHED))
+    alone = Moving(store, rows, CONFIG.model_copy(update={"load_threads": 0}))
     store.gate.clear()
     alone.submit(job(0, Direction.STORE, chunk(1, 0), chunk(2, 1), chunk(3, 2)))
     assert store.begun.acquire(timeout=TIMEOUT_S)
@@ -126,9 +126,8 @@ def test_by_default_a_large_store_goes_on_while_a_part_of_it_waits_for_the_disk(
     memory: HostMemory, store: DictChunks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PIECE_BYTES_MAX", 2 * ROW.payload_bytes)
-    rows, settings = memory.rows(), TierSettings(url="file:/kv")
-    config = MovingConfig(settings.load_threads, settings.store_threads, ROWS, 8, Level.CACHED)
-    storing = Moving.start(store, rows, config)
+    rows, settings = memory.rows(), TierSettings(url="file:/kv", store_share=8 / ROWS)
+    storing = Moving(store, rows, settings)
     store.gate.clear()
     storing.submit(job(0, Direction.STORE, *(chunk(number, number) for number in range(8))))
     for _ in range(2):
@@ -187,7 +186,7 @@ def test_a_drain_that_takes_too_long_drops_what_has_not_begun(moving: Moving, st
 
 def test_every_job_ends_when_moving_is_closed(memory: HostMemory, store: DictChunks) -> None:
     rows = memory.rows()
-    running = Moving.start(store, rows, CONFIG)
+    running = Moving(store, rows, CONFIG)
     running.submit(job(0, Direction.STORE, chunk(1, 1)))
     assert running.close(TIMEOUT_S)
     running.submit(job(1, Direction.LOAD, chunk(1, 2)))
@@ -227,7 +226,7 @@ def test_a_durable_put_takes_more_chunks_than_another_one(
     for level, calls in ((Level.CACHED, [1, 1, 1]), (Level.DURABLE, [3])):
         store.calls.clear()
         rows = memory.rows()
-        alone = Moving.start(store, rows, MovingConfig(1, 1, ROWS, 8, level))
+        alone = Moving(store, rows, CONFIG.model_copy(update={"level": level}))
         first = 10 * len(calls)
         alone.submit(job(0, Direction.STORE, *(chunk(first + number, number) for number in range(3))))
         drained(alone)

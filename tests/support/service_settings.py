@@ -1,0 +1,14 @@
+"""Settings of a service, as its command reads them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from unified_cache.settings.loading import read_settings
+from unified_cache.settings.service import ServiceSettings
+
+__all__ = ["service_settings"]
+
+
+def service_settings(file: Path | None, flags: Mapping[str, object]) -> ServiceSettings:
+    """Return the settings of a service that a file and flags give."""
+    return read_settings(ServiceSettings, file, flags).settings
