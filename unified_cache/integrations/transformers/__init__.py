@@ -17,9 +17,7 @@ with needs_extra("transformers", "unified_cache.integrations.transformers"):
     from unified_cache.integrations.transformers.layer_rows import LayerRows, LayerState, layer_state
     from unified_cache.integrations.transformers.model import Completion, Generation, PrefixCachedModel, greedy
     from unified_cache.integrations.transformers.pages import DevicePages, KeptState, Strand
-    from unified_cache.integrations.transformers.prefix import PrefixRestore, Reused
-    from unified_cache.integrations.transformers.sequence import Sequence
-    from unified_cache.integrations.transformers.stage import Stage
+    from unified_cache.integrations.transformers.sequence import PrefixRestore, Reused, Sequence, Stage
 
 __all__ = [
     "Completion",

@@ -11,9 +11,7 @@ from transformers import PreTrainedModel
 from unified_cache.cache import UnifiedCache
 from unified_cache.errors import ConfigError, InputError
 from unified_cache.integrations.transformers.pages import DevicePages
-from unified_cache.integrations.transformers.prefix import Reused
-from unified_cache.integrations.transformers.sequence import Sequence
-from unified_cache.integrations.transformers.stage import Stage
+from unified_cache.integrations.transformers.sequence import Reused, Sequence, Stage
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace, TokensLike, encode_tokens
 
 __all__ = ["Completion", "Generation", "PrefixCachedModel", "greedy"]
