@@ -21,7 +21,10 @@ from unified_cache.page import PAGE_KEY_BYTES, PageKey
 from unified_cache.window import SPAN_ALL
 
 if TYPE_CHECKING:
-    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo, PoolTransfer  # pyright: ignore[reportMissingImports]
+    from sglang.srt.mem_cache.hicache_storage import (  # pyright: ignore[reportMissingImports]
+        HiCacheStorageExtraInfo,
+        PoolTransfer,
+    )
     from sglang.srt.mem_cache.pool_host.base import HostKVCache  # pyright: ignore[reportMissingImports]
 
 __all__ = ["ANCHOR_POOL", "PoolCalls"]
