@@ -69,19 +69,6 @@ OTHERS: Mapping[str, Mapping[str, object]] = {
         "num_key_value_heads": 32,
         "architectures": ["MistralLarge3ForCausalLM"],
     },
-    "plamo3": {
-        **HEADS,
-        "head_dim": 128,
-        "interleaved_sliding_window": [*[2048] * 7, None],
-        "architectures": ["Plamo3ForCausalLM"],
-    },
-    "rnj1": {
-        **HEADS,
-        "head_dim": 128,
-        "sliding_window": 32768,
-        "layer_types": [*["chunked_attention"] * 3, "full_attention"] * 2,
-        "architectures": ["Rnj1ForCausalLM"],
-    },
     "step3_text": {
         "num_hidden_layers": 8,
         "num_attention_heads": 32,
@@ -131,8 +118,6 @@ OTHERS: Mapping[str, Mapping[str, object]] = {
 
 TYPES_HERE: Mapping[str, str] = {
     "mistral_large_3": "deepseek_v3",
-    "plamo3": "llama",
-    "rnj1": "llama",
 }
 """``model_type`` that the engine is given where its own comes with code of the checkpoint, which is not here."""
 

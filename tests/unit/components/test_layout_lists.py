@@ -19,19 +19,6 @@ ROW = 2 * 4 * 64 * 2
 """K and V of one token in one layer, bf16."""
 LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 LATENT_ROW = (512 + 64) * 2
-MAMBA_2 = {"mamba_num_heads": 32, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8, "conv_kernel": 4}
-PUZZLE = {
-    **HEADS,
-    **MAMBA_2,
-    "num_hidden_layers": 3,
-    "hybrid_override_pattern": "M*E",
-    "model_type": "nemotron_h_puzzle",
-}
-
-
-def mamba_2_bytes(state_size: int) -> int:
-    """Inputs of the convolution in bf16, and the state in fp32, of one layer."""
-    return 3 * (32 * 64 + 2 * 8 * state_size) * 2 + 32 * 64 * state_size * 4
 
 
 def blocks(*groups: int | None) -> list[dict[str, object]]:
@@ -57,58 +44,7 @@ def blocks(*groups: int | None) -> list[dict[str, object]]:
             {"kv": 2 * ROW},
             512,
         ),
-        (
-            "rnj1",
-            {"layer_types": ["chunked_attention", "full_attention"] * 4, "sliding_window": 512},
-            {"kv": 4, "swa": 4},
-            {"kv": 4 * ROW, "swa": 4 * ROW},
-            512,
-        ),
-        (
-            "plamo3",
-            {"interleaved_sliding_window": [*[256] * 7, None]},
-            {"kv": 1, "swa": 7},
-            {"kv": ROW, "swa": 7 * ROW},
-            256,
-        ),
-        (
-            "pangu_pro_moe_v2",
-            {
-                "head_dim": None,
-                "param_sink_number": 128,
-                "qk_nope_dim": 128,
-                "qk_rope_dim": 64,
-                "v_channels": 128,
-                "interleaved_sliding_window": [None, 512],
-            },
-            {"kv": 4, "swa": 4},
-            {"kv": 4 * 4 * (192 + 128) * 2, "swa": 4 * 4 * (192 + 128) * 2},
-            512,
-        ),
-        ("pangu_pro_moe_v2", {**LATENT}, {"kv": 8}, {"kv": 8 * LATENT_ROW}, None),
         ("step3_text", {"num_key_value_heads": None, "head_dim": 256}, {"kv": 8}, {"kv": 8 * 2 * 256 * 2}, None),
-        (
-            "iquest_loop_coder",
-            {"loop_num": 3, "loop_window_size": 128},
-            {"kv": 8, "swa": 16},
-            {"kv": 8 * ROW, "swa": 16 * ROW},
-            128,
-        ),
-        ("iquest_loop_coder", {"loop_num": 1}, {"kv": 8}, {"kv": 8 * ROW}, None),
-        (
-            "hrm_text",
-            {"prefix_lm": False, "H_cycles": 2, "L_cycles": 3, "num_hidden_layers": 2},
-            {"kv": 16},
-            {"kv": 16 * ROW},
-            None,
-        ),
-        (
-            "hrm_text",
-            {"prefix_lm": False, "H_cycles": 2, "L_cycles": 3, "num_hidden_layers": 16, "num_layers_per_stack": 2},
-            {"kv": 16},
-            {"kv": 16 * ROW},
-            None,
-        ),
         (
             "nemotron-nas",
             {"num_hidden_layers": 3, "num_key_value_heads": None, "block_configs": blocks(4, None, 8)},
@@ -172,31 +108,14 @@ def test_a_configuration_that_lists_its_layers_is_laid_out_by_its_rule(
     assert not sized.notes
 
 
-def test_a_pruned_nemotron_keeps_what_each_block_says() -> None:
-    plain = size_hf_config(
-        {**PUZZLE, "block_configs": [{"block_type": "mamba"}, {}, {"n_routed_experts": 8}]}, page_size=1
-    )
-    assert plain.layout == size_hf_config({**PUZZLE, "model_type": "nemotron_h"}, page_size=1).layout
-    blocks = [{"ssm_state_size": 64}, {"num_key_value_heads": 2}, {}]
-    pruned = size_hf_config({**PUZZLE, "block_configs": blocks}, page_size=1)
-    found = {pool.name: pool.page_bytes for pool in pruned.layout.pools}
-    assert found == {"kv": ROW // 2, "mamba": mamba_2_bytes(64)}
-    with pytest.raises(LayoutError, match=r"block_configs\[1\].block_type must be"):
-        size_hf_config({**PUZZLE, "block_configs": [{}, {"block_type": "moe"}, {}]})
-
-
 @pytest.mark.parametrize(
     ("model_type", "change", "said"),
     [
-        ("hrm_text", {}, "prefix_lm must be false, since a prefix of a model that looks ahead cannot be cached"),
-        ("plamo3", {"interleaved_sliding_window": [256, 512] * 4}, "interleaved_sliding_window must be a window, or"),
-        ("plamo3", {"interleaved_sliding_window": [256]}, "interleaved_sliding_window must have 8 entries"),
         ("nemotron-nas", {"block_configs": blocks(*[3] * 8)}, "n_heads_in_group must be a divisor of"),
         ("nemotron-nas", {"block_configs": blocks(*[None] * 8)}, "must have a layer with attention, found none"),
         ("zamba2", {"n_mamba_heads": 8}, "layers_block_type must be a list with the kind of each layer"),
         ("cohere2_moe", {"first_k_dense_replace": 9}, "first_k_dense_replace must be at most num_hidden_layers 8"),
         ("hy_v4", {**LATENT, "layer_types": ["full_attention"] * 8}, "layer_types must hold nothing but"),
-        ("rnj1", {"sliding_window": 512}, "layer_types must be a list"),
     ],
 )
 def test_a_list_that_makes_no_sense_is_refused_by_its_name(
@@ -219,10 +138,6 @@ def test_a_sparse_model_of_the_fourth_hunyuan_is_indexed() -> None:
         ("ChatGLMModel", "chatglm"),
         ("DeciLMForCausalLM", "decilm"),
         ("HCXVisionV2ForCausalLM", "hyperclovax_vision_v2"),
-        ("HrmTextForCausalLM", "hrm_text"),
-        ("IQuestLoopCoderForCausalLM", "iquest_loop_coder"),
-        ("NemotronHPuzzleForCausalLM", "nemotron_h_puzzle"),
-        ("PanguProMoEV2ForCausalLM", "pangu_pro_moe_v2"),
         ("Step3TextForCausalLM", "step3_text"),
     ],
 )

@@ -1,7 +1,6 @@
 """Layouts of models: from their Hugging Face configuration, or of published ones by name."""
 
-from unified_cache.components.layouts.by_hand import size_by_hand
-from unified_cache.components.layouts.hf_config import LayoutWarning, from_hf_config, size_hf_config
+from unified_cache.components.layouts.hf_config import LayoutWarning, from_hf_config, size_by_hand, size_hf_config
 from unified_cache.components.layouts.presets import (
     PRESET_ALIASES,
     PRESETS,

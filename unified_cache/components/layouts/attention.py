@@ -21,6 +21,7 @@ __all__ = [
     "Rule",
     "after_dense",
     "alternating",
+    "decilm",
     "exaone_pattern",
     "from_the_last",
     "gemma4",
@@ -36,6 +37,7 @@ __all__ = [
     "one_window",
     "periodic",
     "plain",
+    "step3_text",
     "step3p5",
     "where_named",
     "windowed",
@@ -107,13 +109,12 @@ def layer_types(fields: Fields, layers: int, *, window: str = SLIDING, drafts: i
     return found[:layers]
 
 
-def periodic(name: str, default: int, *, last_is_full: bool = False) -> LayersWithWindow:
-    """Have each ``name``-th layer be full and the others with a window."""
+def periodic(name: str, default: int, other: str = SLIDING) -> LayersWithWindow:
+    """Have each ``name``-th layer be full and the others of another kind, with a window if none is named."""
 
     def kinds(fields: Fields, layers: int) -> list[str]:
         period = fields.count(name, default=default)
-        found = [SLIDING if (number + 1) % period else FULL for number in range(layers)]
-        return [*found[:-1], FULL] if last_is_full else found
+        return [other if (number + 1) % period else FULL for number in range(layers)]
 
     return kinds
 
@@ -337,3 +338,47 @@ def step3p5(fields: Fields, choice: Choice) -> SizedLayout:
     }
     row = kv_row_bytes(other.with_values(sliding), choice)
     return hybrid(known, choice, kinds, window_tokens, lambda _: row)
+
+
+def step3_text(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read Step3TextConfig: full attention, with one head of K and V for all (MFA)."""
+    fields.count("head_dim")
+    return plain(fields.with_values({"num_key_value_heads": 1}), choice)
+
+
+def decilm(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read DeciLMConfig of Nemotron-NAS: each block has heads of its own number, or no attention.
+
+    The first DeciLM lists heads alone, in ``num_key_value_heads_per_layer``.
+    """
+    layers = layer_count(fields)
+    query_heads = fields.count("num_attention_heads")
+    known = with_heads(fields.with_values({"num_key_value_heads": query_heads}))
+    heads = _heads_of_blocks(fields, layers, query_heads)
+    rows = [
+        {"kv": kv_row_bytes(known.with_values({"num_key_value_heads": count}), choice)} if count else {}
+        for count in heads
+    ]
+    if not any(heads):
+        raise LayoutError(f"{fields.text('model_type')} must have a layer with attention, found none")
+    return LayerBytes(rows).sized(fields.text("model_type"), choice.page(PAGE_SIZE), None)
+
+
+def _heads_of_blocks(fields: Fields, layers: int, query_heads: int) -> list[int]:
+    """Return the heads of K and V of each layer; 0 for one without attention."""
+    if "block_configs" not in fields:
+        name = "num_key_value_heads_per_layer"
+        fields.of_layers(name, layers)
+        return fields.numbers(name, range(1, query_heads + 1))
+    found: list[int] = []
+    fields.of_layers("block_configs", layers)
+    for block in fields.objects("block_configs"):
+        attention = block.inner("attention")
+        if attention.flag("no_op") or attention.flag("replace_with_linear"):
+            found.append(0)
+            continue
+        group = attention.count("n_heads_in_group")
+        if query_heads % group:
+            raise attention.error("n_heads_in_group", f"a divisor of num_attention_heads {query_heads}")
+        found.append(query_heads // group)
+    return found

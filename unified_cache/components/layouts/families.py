@@ -9,7 +9,7 @@ windowed(...)                 full and sliding-window layers                    
 gemma4, llama4, mimo, step3p5 windows, with heads or chunks of their own          attention.py
 latent, longcat, indexed      one latent row per token (MLA), maybe an indexer    deepseek.py
 deepseek_v4, deepseek_v41     windows and compressed rows                         deepseek.py
-decilm, looped, plamo3, ...   attention that differs by layer or by pass          listed.py
+decilm, step3_text            heads that differ by layer, or one for all          attention.py
 delta_net, lightning, ...     recurrent state between or beside attention         recurrent.py
 """
 
@@ -21,6 +21,7 @@ from unified_cache.components.layouts.attention import (
     Rule,
     after_dense,
     alternating,
+    decilm,
     exaone_pattern,
     from_the_last,
     gemma4,
@@ -32,21 +33,13 @@ from unified_cache.components.layouts.attention import (
     no_layer,
     periodic,
     plain,
+    step3_text,
     step3p5,
     where_named,
     windowed,
 )
 from unified_cache.components.layouts.deepseek import deepseek_v4, deepseek_v41, hy_v4, indexed, latent, longcat
 from unified_cache.components.layouts.fields import Fields
-from unified_cache.components.layouts.listed import (
-    chunked,
-    decilm,
-    hrm_text,
-    looped,
-    pangu_v2,
-    plamo3,
-    step3_text,
-)
 from unified_cache.components.layouts.recurrent import (
     bailing_v2_5,
     bailing_v3,
@@ -58,7 +51,6 @@ from unified_cache.components.layouts.recurrent import (
     mamba,
     mamba2,
     nemotron_h,
-    nemotron_h_puzzle,
     numbered,
     olmo_hybrid,
     short_convolution,
@@ -138,12 +130,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(llama4, "llama4_text"),
     Family(mimo, "mimo_v2 mimo_v2_flash"),
     Family(step3p5, "step3p5"),
-    Family(chunked, "rnj1"),
     Family(decilm, "deci decilm nemotron-nas"),
-    Family(hrm_text, "hrm_text"),
-    Family(looped, "iquest_loop_coder"),
-    Family(pangu_v2, "pangu_pro_moe_v2"),
-    Family(plamo3, "plamo3"),
     Family(step3_text, "step3_text"),
     Family(
         latent,
@@ -163,7 +150,6 @@ FAMILIES: tuple[Family, ...] = (
     Family(bailing_v2_5, "bailing_moe_v2_5"),
     Family(bailing_v3, "bailing_moe_v3"),
     Family(nemotron_h, "nemotron_h"),
-    Family(nemotron_h_puzzle, "nemotron_h_puzzle"),
     Family(with_mamba2(numbered("attn_layer_indices")), "bamba granitemoehybrid"),
     Family(zamba2, "zamba2"),
     Family(falcon_h1, "falcon_h1"),
@@ -208,7 +194,6 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
 _OTHER_CLASSES = {
     "ChatGLMModel": "chatglm",
     "HCXVisionV2ForCausalLM": "hyperclovax_vision_v2",
-    "HrmTextForCausalLM": "hrm_text",
     "Step3TextForCausalLM": "step3_text",
 }
 """Classes that are not named as their type is."""

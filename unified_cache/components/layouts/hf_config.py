@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from unified_cache.components.layouts.attention import plain
 from unified_cache.components.layouts.families import RULES, SYNONYMS, WRAPPERS, class_of
 from unified_cache.components.layouts.fields import Fields, read_config
 from unified_cache.components.layouts.sizes import AUTO, DTYPE_DEFAULT, Choice, SizedLayout
 from unified_cache.components.layouts.unknown import check_decoder, rule_of_fields, what_is_assumed
 from unified_cache.pool import ModelLayout
 
-__all__ = ["LayoutWarning", "from_hf_config", "size_hf_config"]
+__all__ = ["LayoutWarning", "from_hf_config", "size_by_hand", "size_hf_config"]
 
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 """Where a multimodal model has the configuration of its text model; the first that is there."""
@@ -79,6 +80,21 @@ def size_hf_config(
         sized = rule_of_fields(known)(known, choice)
         sized = replace(sized, notes=(what_is_assumed(known, sized, (*RULES, *WRAPPERS)),))
     return replace(sized, left_out=_left_out(text, sized))
+
+
+def size_by_hand(
+    layers: int, heads: int, head_dim: int, *, page_size: int | None = None, dtype: str | None = None
+) -> SizedLayout:
+    """Return the layout of full attention in ``layers`` layers, each with ``heads`` of K and V of ``head_dim`` values.
+
+    ``page_size`` is in tokens, None for 64; ``dtype`` is what K and V are kept in, None for bfloat16.
+
+    Raises:
+        LayoutError: a number that is not positive, or a dtype that is not known.
+    """
+    fields = {"num_hidden_layers": layers, "num_key_value_heads": heads, "head_dim": head_dim}
+    choice = Choice(page_size, None if dtype == AUTO else dtype)
+    return plain(Fields({**fields, "model_type": "plain attention"}), choice)
 
 
 def _left_out(fields: Fields, sized: SizedLayout) -> tuple[str, ...]:

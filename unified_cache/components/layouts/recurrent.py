@@ -4,9 +4,18 @@ A recurrent layer keeps the last inputs of its convolution, in the model's dtype
 configuration says otherwise, as ``mamba_utils.py`` of SGLang 0.5.23 and of vLLM 0.32 count them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from unified_cache.components.layouts.attention import PAGE_SIZE, Rule, kv_row_bytes, layer_count, with_heads
+from unified_cache.components.layouts.attention import (
+    FULL,
+    PAGE_SIZE,
+    LayersWithWindow,
+    Rule,
+    kv_row_bytes,
+    layer_count,
+    periodic,
+    with_heads,
+)
 from unified_cache.components.layouts.fields import LAYERS_MAX, Fields
 from unified_cache.components.layouts.sizes import Choice, LayerBytes, SizedLayout, value_bytes
 from unified_cache.errors import LayoutError
@@ -22,7 +31,6 @@ __all__ = [
     "mamba",
     "mamba2",
     "nemotron_h",
-    "nemotron_h_puzzle",
     "numbered",
     "olmo_hybrid",
     "short_convolution",
@@ -30,7 +38,6 @@ __all__ = [
     "zamba2",
 ]
 
-FULL = "full_attention"
 LINEAR = "linear_attention"
 BOTH = "hybrid"
 """A layer with attention and a recurrent part side by side."""
@@ -50,9 +57,6 @@ SPELLINGS: Mapping[str, str] = {
 NEMOTRON_LETTERS = {"M": LINEAR, "*": FULL, "E": "moe", "-": "mlp"}
 """``hybrid_override_pattern``; configuration_nemotron_h.py."""
 
-LayersWithState = Callable[[Fields, int], list[str]]
-"""Kinds of the layers of a model whose configuration does not list them."""
-
 
 def state_value_bytes(fields: Fields, name: str) -> int:
     """Return the bytes of one value of recurrent state."""
@@ -64,7 +68,7 @@ def convolution_bytes(channels: int, kernel: int, value_size: int) -> int:
     return channels * (kernel - 1) * value_size
 
 
-def layer_kinds(fields: Fields, kinds_of: LayersWithState) -> list[str]:
+def layer_kinds(fields: Fields, kinds_of: LayersWithWindow) -> list[str]:
     """Return the kinds of all layers: as ``layer_types`` or ``layers_block_type`` lists them, else ``kinds_of``."""
     layers = layer_count(fields)
     name = fields.one_of(("layer_types", "layers_block_type"))
@@ -74,22 +78,12 @@ def layer_kinds(fields: Fields, kinds_of: LayersWithState) -> list[str]:
     return [SPELLINGS[each] for each in fields.texts(name, SPELLINGS)]
 
 
-def periodic(name: str, default: int) -> LayersWithState:
-    """Have each ``name``-th layer be full and the others recurrent."""
-
-    def kinds(fields: Fields, layers: int) -> list[str]:
-        period = fields.count(name, default=default)
-        return [LINEAR if (number + 1) % period else FULL for number in range(layers)]
-
-    return kinds
-
-
 def all_linear(fields: Fields, layers: int) -> list[str]:
     """Have all layers be recurrent."""
     return [LINEAR] * layers
 
 
-def numbered(name: str) -> LayersWithState:
+def numbered(name: str) -> LayersWithWindow:
     """Have the layers whose numbers ``name`` lists be full, the others recurrent."""
 
     def kinds(fields: Fields, layers: int) -> list[str]:
@@ -101,7 +95,7 @@ def numbered(name: str) -> LayersWithState:
 
 def delta_net(fields: Fields, choice: Choice) -> SizedLayout:
     """Read Qwen3NextConfig or Qwen3_5(Moe)TextConfig: every fourth layer is full, the others a gated delta net."""
-    kinds = layer_kinds(fields, periodic("full_attention_interval", 4))
+    kinds = layer_kinds(fields, periodic("full_attention_interval", 4, LINEAR))
     key_heads, value_heads = fields.count("linear_num_key_heads"), fields.count("linear_num_value_heads")
     key_dim, value_dim = fields.count("linear_key_head_dim"), fields.count("linear_value_head_dim")
     if value_heads % key_heads:
@@ -125,7 +119,7 @@ def lightning(fields: Fields, choice: Choice) -> SizedLayout:
         fields.of_layers(name, layer_count(fields))
         kinds = [FULL if each else LINEAR for each in fields.numbers(name, (0, 1))]
     else:
-        kinds = layer_kinds(fields, _every_other)
+        kinds = layer_kinds(fields, lambda _, layers: [LINEAR if number % 2 else FULL for number in range(layers)])
     known = with_heads(fields)
     heads, head_dim = known.count("num_attention_heads"), known.count("head_dim")
     # In the model's dtype: as linear_attention_state_dtype of vLLM 0.32.
@@ -136,7 +130,7 @@ def kimi_linear(fields: Fields, choice: Choice) -> SizedLayout:
     """Read KimiLinearConfig: Kimi delta attention, with one latent row per token in the full layers."""
     layers = layer_count(fields)
     known = fields
-    kinds_of: LayersWithState = periodic("full_attention_interval", 4)
+    kinds_of: LayersWithWindow = periodic("full_attention_interval", 4, LINEAR)
     if "linear_attn_config" in fields:  # as published
         linear = fields.inner("linear_attn_config")
         known = fields.with_defaults(
@@ -161,7 +155,7 @@ def delta_bytes(fields: Fields, choice: Choice, heads: int, head_dim: int, kerne
 
 def bailing_v2_5(fields: Fields, choice: Choice) -> SizedLayout:
     """Read the configuration of Bailing MoE v2.5: lightning attention, latent rows in each last layer of a group."""
-    kinds = periodic("layer_group_size", 1)(fields, layer_count(fields))
+    kinds = periodic("layer_group_size", 1, LINEAR)(fields, layer_count(fields))
     known = with_heads(fields)
     heads, head_dim = known.count("num_attention_heads"), known.count("head_dim")
     # In the model's dtype, as of ``lightning``.
@@ -175,7 +169,7 @@ def bailing_v3(fields: Fields, choice: Choice) -> SizedLayout:
     """
     layers, group = layer_count(fields), fields.count("layer_group_size")
     whole = layers // group * group
-    kinds = periodic("layer_group_size", 1)(fields, whole) + [FULL] * (layers - whole)
+    kinds = periodic("layer_group_size", 1, LINEAR)(fields, whole) + [FULL] * (layers - whole)
     heads, head_dim = fields.count("num_attention_heads"), fields.count("head_dim")
     return _latent_between(
         fields, choice, kinds, delta_bytes(fields, choice, heads, head_dim, "short_conv_kernel_size")
@@ -223,27 +217,6 @@ def nemotron_h(fields: Fields, choice: Choice) -> SizedLayout:
     return _recurrent(known, choice, kinds, mamba2_bytes(fields, choice, heads, head_dim))
 
 
-PUZZLE_BLOCKS = {"mamba": LINEAR, "attention": FULL, "moe": "moe", "mlp": "mlp"}
-
-
-def nemotron_h_puzzle(fields: Fields, choice: Choice) -> SizedLayout:
-    """Read the configuration of a Nemotron-H whose layers were pruned: ``block_configs`` says what differs in each."""
-    if "block_configs" not in fields:
-        return nemotron_h(fields, choice)
-    kinds = nemotron_kinds(fields)
-    fields.of_layers("block_configs", len(kinds))
-    known = fields.with_defaults({"head_dim": fields.count(fields.one_of(("head_dim", "attention_head_dim")))})
-    rows: list[Mapping[str, int]] = []
-    for kind, block in zip(kinds, fields.objects("block_configs"), strict=True):
-        if "block_type" in block and PUZZLE_BLOCKS.get(block.text("block_type")) != kind:
-            raise block.error("block_type", f"{kind}, as the list of layers says")
-        layer = known.with_values(block.values)
-        heads = (layer.count("mamba_num_heads"), layer.count("mamba_head_dim")) if kind == LINEAR else (0, 0)
-        state = {"mamba": mamba2_bytes(layer, choice, *heads)} if kind == LINEAR else {}
-        rows.append({"kv": kv_row_bytes(layer, choice)} if kind == FULL else state)
-    return LayerBytes(rows).sized(fields.text("model_type"), choice.page(PAGE_SIZE), None)
-
-
 def mamba2_bytes(fields: Fields, choice: Choice, heads: int, head_dim: int) -> int:
     """Return the bytes that a Mamba 2 layer keeps."""
     state_size = fields.count(fields.one_of(("ssm_state_size", "mamba_d_state", "state_size")))
@@ -271,7 +244,7 @@ def mamba2_heads(fields: Fields) -> tuple[int, int]:
     return heads, fields.count(name)
 
 
-def with_mamba2(kinds_of: LayersWithState) -> Rule:
+def with_mamba2(kinds_of: LayersWithWindow) -> Rule:
     """Make the rule of models whose layers are Mamba 2, attention, or both side by side, as their kinds say."""
 
     def rule(fields: Fields, choice: Choice) -> SizedLayout:
@@ -329,10 +302,6 @@ def mamba2(fields: Fields, choice: Choice) -> SizedLayout:
     """Read Mamba2Config: recurrent layers alone."""
     layer_bytes = mamba2_bytes(fields, choice, fields.count("num_heads"), fields.count("head_dim"))
     return _stateful(fields, choice, all_linear(fields, layer_count(fields)), {}, layer_bytes)
-
-
-def _every_other(fields: Fields, layers: int) -> list[str]:
-    return [FULL if (number + 1) % 2 else LINEAR for number in range(layers)]
 
 
 def _recurrent(fields: Fields, choice: Choice, kinds: Sequence[str], layer_bytes: int) -> SizedLayout:

@@ -13,7 +13,8 @@ from unified_cache.errors import LayoutError
 __all__ = ["check_decoder", "rule_of_fields", "what_is_assumed"]
 
 OTHER_STATE = re.compile(
-    r".*(mamba|ssm|rwkv|lightning|recurrent|time_mix|state_size|compress|conv|cross_attention|cycles|sparse_attention)"
+    r".*(mamba|ssm|rwkv|lightning|recurrent|time_mix|state_size|compress|conv|cross_attention|sparse_attention)"
+    r"|.*(cycles|loop_num|param_sink).*"
     r"|(linear_|attn_layer_|index_|hybrid_|wkv).*"
     r"|(full_attn_idxs|attn_type_list|block_configs|layers_block_type|num_kv_shared_layers|expand)$"
 )
