@@ -3,9 +3,9 @@
 Its server runs on a thread of its own, and reads figures that were published for any thread; it never calls a cache.
 Needs the extra ``live``. From the figures to the browser:
 
-    figures        values of one moment, and their JSON; torch is not needed
-    history        the last minutes of them
+    figures        values of one moment; torch is not needed
     door           who may look, and at what
+    updates        their JSON, and totals of the last minutes
     readers        open pages that listen, of whom a slow one keeps nobody waiting
     server         the HTTP server: page, JSON, and server-sent events
     cache_figures  figures of a cache that an engine embeds

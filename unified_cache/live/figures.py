@@ -22,7 +22,7 @@ __all__ = [
     "TenantFigures",
 ]
 
-FIGURES_FORMAT = 2
+FIGURES_FORMAT = 3
 """Version of the JSON; raised when a field means something else or goes away."""
 
 
@@ -69,11 +69,6 @@ class FoundPages(NamedTuple):
     storage: int
     """Pages that storage itself had, for a service."""
     missed: int
-
-    @property
-    def asked(self) -> int:
-        """Pages asked for."""
-        return self.device + self.host + self.storage + self.missed
 
 
 class LegFigures(NamedTuple):

@@ -4,6 +4,7 @@
 
 const POINTS_MAX = 600;
 const RATIO_SPAN_S = 10; // a point of the chart is the ratio of the ten seconds before it
+const MINUTE_S = 60;
 const STALE_S = 5;
 const WIDTH = 600;
 const HEIGHT = 200;
@@ -153,14 +154,25 @@ function addPoint(point) {
   return true;
 }
 
-// Ratios by tier in the seconds before a point; null where nothing was looked up.
-function ratiosAt(at) {
+// What came in the seconds before a point, field by field: seconds first.
+function cameBefore(at, span) {
   let from = at;
-  while (from > 0 && points[at][0] - points[from][0] < RATIO_SPAN_S) from -= 1;
-  const [, , device, host, prefetched, storage, missed] = points[at].map((total, number) => total - points[from][number]);
+  while (from > 0 && points[at][0] - points[from][0] < span) from -= 1;
+  return points[at].map((total, number) => total - points[from][number]);
+}
+
+// Ratios by tier in the seconds before a point; null where nothing was looked up.
+function ratiosAt(at, span = RATIO_SPAN_S) {
+  const [, , device, host, prefetched, storage, missed] = cameBefore(at, span);
   const asked = device + host + storage + missed;
   const own = Math.max(0, host - prefetched);
   return asked > 0 ? [device / asked, own / asked, (host - own + storage) / asked] : null;
+}
+
+// Look-ups and bytes of each leg per second, over the last minute or what there is of it.
+function ratesInTheLastMinute() {
+  const [passed, lookups, , , , , , ...legs] = cameBefore(points.length - 1, MINUTE_S);
+  return { lookups: passed > 0 ? lookups / passed : 0, legs: legs.map((each) => (passed > 0 ? each / passed : 0)) };
 }
 
 function drawHits() {
@@ -219,18 +231,16 @@ function showHistory() {
 
 // ---- everything else ---------------------------------------------------------------------------------------------
 
-function showTiles(figures) {
-  const minute = figures.last_minute;
-  const moved = minute.bytes_per_s.reduce((sum, each) => sum + each, 0);
-  const ratio = minute.device_ratio + minute.host_ratio + minute.storage_ratio;
+function showTiles(figures, perS) {
+  const ratios = ratiosAt(points.length - 1, MINUTE_S) || [0, 0, 0];
   const store = figures.store === null ? "none" : figures.store.breaker || "attached";
   const tiles = [
-    ["hit ratio", percent(ratio)],
-    ["from the device", percent(minute.device_ratio)],
-    ["from the host", percent(minute.host_ratio)],
-    ["from storage", percent(minute.storage_ratio)],
-    ["look-ups per second", minute.lookups_per_s.toFixed(1)],
-    ["moved per second", bytes(moved)],
+    ["hit ratio", percent(ratios[0] + ratios[1] + ratios[2])],
+    ["from the device", percent(ratios[0])],
+    ["from the host", percent(ratios[1])],
+    ["from storage", percent(ratios[2])],
+    ["look-ups per second", perS.lookups.toFixed(1)],
+    ["moved per second", bytes(perS.legs.reduce((sum, each) => sum + each, 0))],
     ["under way", count(figures.operations_live)],
     ["store", store],
   ];
@@ -273,11 +283,12 @@ function show(figures) {
   if (document.title !== title) document.title = title;
   say(byId("moment"), "figures of " + clock(figures.counted_at_s));
   byId("moment").dataset.countedAt = figures.counted_at_s;
-  showTiles(figures);
+  const perS = ratesInTheLastMinute();
+  showTiles(figures, perS);
   showLanes(figures.lanes);
   table("legs", ["way", "pages", "bytes", "last minute"], figures.legs.map((leg, number) => [leg.name, [
     leg.name, ["legs." + leg.name + ".pages", leg.pages, leg.pages === null ? "" : count(leg.pages)], ["legs." + leg.name + ".bytes", leg.bytes, bytes(leg.bytes)],
-    bytes(figures.last_minute.bytes_per_s[number]) + "/s",
+    bytes(perS.legs[number]) + "/s",
   ]]), "Nothing was moved.");
   const found = figures.found;
   table("found", ["found", "pages"], [

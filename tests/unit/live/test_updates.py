@@ -3,9 +3,10 @@
 import json
 from dataclasses import replace
 
+from tests.support.clock import ManualClock
 from unified_cache.live.door import View
 from unified_cache.live.figures import FoundPages, LiveFigures, SlowFigures, SourceKind
-from unified_cache.live.updates import LiveUpdates
+from unified_cache.live.updates import POINTS_MAX, LiveUpdates
 
 SLOW = SlowFigures("load", "done", 5, 0.25, 1.0)
 FIGURES = LiveFigures(
@@ -32,7 +33,20 @@ def test_an_update_says_what_its_figures_say() -> None:
         told = json.loads(updates.latest.text(View.EVERYTHING))
         assert told["operations_live"] == live
         assert told["slowest"] == [each.as_json() for each in slowest]
-        assert (told["found"]["missed"], told["last_minute"]["lookups_per_s"]) == (3, 0)
+        assert told["found"]["missed"] == 3
+
+
+def test_a_history_keeps_one_point_a_second_of_the_last_ten_minutes() -> None:
+    clock = ManualClock()
+    updates = LiveUpdates(GivenSource(), clock)
+    made = [updates.latest.point]
+    for tenth in range(1, 10_000):
+        clock.now_s = tenth / 10
+        updates.read()
+        made.append(updates.latest.point)
+    assert sum(point is not None for point in made) == 1_000
+    assert len(updates.points) == POINTS_MAX
+    assert updates.points[-1] == [999.0, *FIGURES.found]
 
 
 def test_what_was_not_published_anew_is_no_news() -> None:

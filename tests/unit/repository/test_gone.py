@@ -58,6 +58,8 @@ WORDS = (
     "lfu_half_life_touches",
     # The journal of a file store.
     *("SharedQuota", "NoQuota", "JournalLine", "StoreListing", "unrecorded_count"),
+    # Layouts of models that nobody serves; rates that the live page's server counted beside its points.
+    *("rnj1", "plamo3", "pangu_pro_moe_v2", "iquest_loop_coder", "nemotron_h_puzzle", "last_minute", "LiveHistory"),
 )
 """Words of what is gone, beside those of ``GONE``; in this order a comment says of what."""
 
