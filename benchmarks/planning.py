@@ -26,13 +26,13 @@ from benchmarks.report import write_json
 from unified_cache.components.layouts import size_preset
 from unified_cache.config import Retention
 from unified_cache.plan.costs import PricedSystem
-from unified_cache.plan.evaluate import Evaluator
 from unified_cache.plan.hardware import HARDWARE
+from unified_cache.plan.planner import Evaluator
 from unified_cache.plan.sweep import PlannedModel, combinations, parse_sweeps
 from unified_cache.plan.tier_hits import LruHits
 from unified_cache.replay.clairvoyant import FutureUses
 from unified_cache.replay.lru_stack import LruStack
-from unified_cache.replay.policies import ReplayPolicies
+from unified_cache.replay.plan import ReplayPolicies
 from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest, iterate_trace
 from unified_cache.replay.trace_pages import TracePages
 

@@ -25,11 +25,9 @@ from benchmarks.report import keep_rows
 from benchmarks.window_bytes import MODELS, PAGE_TOKENS
 from unified_cache.components.layouts import size_preset
 from unified_cache.config import EvictionPolicy, Retention, WritePolicy
-from unified_cache.replay.model_settings import ModelSettings
-from unified_cache.replay.plan import PlannedSettings
-from unified_cache.replay.policies import ReplayPolicies
+from unified_cache.replay.plan import ReplayPolicies
 from unified_cache.replay.runner import replay
-from unified_cache.replay.settings import ReplaySettings
+from unified_cache.replay.settings import ModelSettings, PlannedSettings, ReplaySettings
 from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest, iterate_trace
 from unified_cache.replay.trace_pages import TracePages
 from unified_cache.seal import HEADER_BYTES

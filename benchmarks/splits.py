@@ -20,9 +20,8 @@ from benchmarks.report import keep_rows
 from benchmarks.window_bytes import DEVICES_GIB, MODELS, PAGE_TOKENS, REQUESTS, TRACE, token_ratio
 from unified_cache.components.layouts import size_preset
 from unified_cache.config import EvictionPolicy, Retention
-from unified_cache.replay.model_settings import ModelSettings
-from unified_cache.replay.plan import component_bytes
-from unified_cache.replay.policies import ReplayPolicies
+from unified_cache.replay.plan import ReplayPolicies, component_bytes
+from unified_cache.replay.settings import ModelSettings
 from unified_cache.replay.trace import TraceRequest, iterate_trace
 
 KEPT = Path(__file__).resolve().parent / "results" / "splits.json"

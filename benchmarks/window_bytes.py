@@ -19,10 +19,9 @@ from benchmarks.machine import machine
 from benchmarks.report import keep_rows
 from unified_cache.components.layouts import size_preset
 from unified_cache.config import EvictionPolicy, Retention
-from unified_cache.replay.model_settings import ModelSettings
-from unified_cache.replay.plan import ReplayPlan, component_bytes
-from unified_cache.replay.policies import ReplayPolicies
-from unified_cache.replay.runner import replay
+from unified_cache.replay.plan import ReplayPlan, ReplayPolicies, component_bytes
+from unified_cache.replay.runner import served_hits
+from unified_cache.replay.settings import ModelSettings
 from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest, iterate_trace
 
 ROOT = Path(__file__).resolve().parent
@@ -35,22 +34,6 @@ PAGE_TOKENS = 256
 RULES = {"end, branches": Retention(), "end, branches, tail": Retention(tail_tokens=BLOCK_TOKENS)}
 SHARE = 0.6
 """Part of the best fixed rule's windows that adaptive eviction is given."""
-
-
-@dataclass(frozen=True, slots=True)
-class WindowedRun:
-    """A plan whose windows were set by hand, as a replay takes it."""
-
-    plan: ReplayPlan
-    storage_bytes: None = None
-
-    def as_json(self) -> dict[str, object]:
-        """Return the pages of the device."""
-        return {"device_pages": self.plan.device_pages}
-
-    def rows(self) -> list[tuple[str, str]]:
-        """Return the same in words."""
-        return [("device", f"{self.plan.device_pages} pages")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +82,9 @@ def compared(model: str, device_gib: int, requests: list[TraceRequest]) -> Compa
 
 def token_ratio(plan: ReplayPlan, requests: list[TraceRequest]) -> float:
     """Replay requests; return the part of their tokens that was found."""
-    return replay("conversation", requests, WindowedRun(plan)).token_hit_ratio
+    served = zip(served_hits(plan, requests), requests, strict=True)
+    found = sum(hits.tokens(plan.layout.page_size, request.input_length).total for hits, request in served)
+    return found / sum(request.input_length for request in requests)
 
 
 def _window_bytes(plan: ReplayPlan) -> int:

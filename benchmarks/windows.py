@@ -8,7 +8,7 @@ device alone. So only windows decide how far a prompt can be resumed. Blocks han
 
 import argparse
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.machine import machine
@@ -16,9 +16,8 @@ from benchmarks.report import write_json
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.config import EvictionPolicy, Retention
 from unified_cache.pool import ModelLayout, PoolSpec
-from unified_cache.replay.plan import ReplayPlan
-from unified_cache.replay.policies import ReplayPolicies
-from unified_cache.replay.runner import replay
+from unified_cache.replay.plan import ReplayPlan, ReplayPolicies
+from unified_cache.replay.runner import served_hits
 from unified_cache.replay.trace import BLOCK_TOKENS, read_trace
 
 TRACE = Path(__file__).resolve().parent.parent / "traces" / "mooncake_conversation.jsonl.gz"
@@ -29,40 +28,23 @@ FULL_PAGES = 200_000
 POLICIES = (EvictionPolicy.LRU, EvictionPolicy.ADAPTIVE)
 
 
-@dataclass(frozen=True, slots=True)
-class WindowRun:
-    """One size of the windows' lane, and what goes first."""
-
-    windows: int
-    policy: EvictionPolicy
-    storage_bytes: None = None
-
-    @property
-    def plan(self) -> ReplayPlan:
-        """Plan of the run: prompts padded to whole blocks."""
-        full, swa = PoolSpec("full", 1), PoolSpec("swa", 1)
-        layout = ModelLayout(BLOCK_TOKENS, (Full((full,)), SlidingWindow(BLOCK_TOKENS, BLOCK_TOKENS, (swa,))))
-        return ReplayPlan(
-            subject="benchmarks.windows",
-            layout=layout,
-            true_layout=layout,
-            device_pages=(FULL_PAGES, self.windows),
-            host_pages=(0, 0),
-            storage=None,
-            storage_bytes=None,
-            retention=Retention(tail_tokens=2 * BLOCK_TOKENS),
-            padded=True,
-            with_bytes=False,
-            policies=ReplayPolicies(device=self.policy),
-        )
-
-    def as_json(self) -> dict[str, object]:
-        """Return size and policy."""
-        return {"windows": self.windows, "policy": self.policy.value}
-
-    def rows(self) -> list[tuple[str, str]]:
-        """Return the same in words."""
-        return [("windows", f"{self.windows:,}"), ("policy", self.policy.value)]
+def plan_of(windows: int, policy: EvictionPolicy) -> ReplayPlan:
+    """Return the plan of one size of the windows' lane, prompts padded to whole blocks, and what goes first."""
+    full, swa = PoolSpec("full", 1), PoolSpec("swa", 1)
+    layout = ModelLayout(BLOCK_TOKENS, (Full((full,)), SlidingWindow(BLOCK_TOKENS, BLOCK_TOKENS, (swa,))))
+    return ReplayPlan(
+        subject="benchmarks.windows",
+        layout=layout,
+        true_layout=layout,
+        device_pages=(FULL_PAGES, windows),
+        host_pages=(0, 0),
+        storage=None,
+        storage_bytes=None,
+        retention=Retention(tail_tokens=2 * BLOCK_TOKENS),
+        padded=True,
+        with_bytes=False,
+        policies=ReplayPolicies(device=policy),
+    )
 
 
 def main() -> None:
@@ -75,8 +57,9 @@ def main() -> None:
     for windows in WINDOWS:
         row: dict[str, object] = {"windows": windows}
         for policy in POLICIES:
-            result = replay(trace.name, requests, WindowRun(windows, policy))
-            row[policy.value] = round(result.hits.total / result.pages, 4)
+            plan = plan_of(windows, policy)
+            hit_pages = sum(hits.total for hits in served_hits(plan, requests))
+            row[policy.value] = round(hit_pages / sum(map(plan.pages_of, requests)), 4)
         rows.append(row)
         sys.stdout.write("  ".join(f"{name} {value}" for name, value in row.items()) + "\n")
     write_json({"trace": trace.name, "requests": len(requests), "machine": asdict(machine()), "rows": rows}, RESULTS)

@@ -14,8 +14,8 @@ from unified_cache.components.layouts import size_preset
 from unified_cache.config import Retention
 from unified_cache.errors import ConfigError
 from unified_cache.replay.engine import OracleEngine
-from unified_cache.replay.model_settings import ModelSettings
 from unified_cache.replay.player import Player
+from unified_cache.replay.settings import ModelSettings
 from unified_cache.replay.trace import TraceRequest, read_trace
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.tier_sizes import SizedTiers, prompt_bytes

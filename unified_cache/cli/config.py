@@ -15,7 +15,7 @@ from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.text import console_on, example
 from unified_cache.components.layouts import SizedLayout
 from unified_cache.errors import CacheError, ConfigError
-from unified_cache.replay.model_settings import DEVICE_BYTES, HOST_BYTES
+from unified_cache.replay.settings import DEVICE_BYTES, HOST_BYTES
 from unified_cache.settings.advice import warnings_about
 from unified_cache.settings.cache import EmbeddedSettings
 from unified_cache.settings.describe import ANY_NAME, Setting, settings_of

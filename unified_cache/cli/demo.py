@@ -69,14 +69,15 @@ class DemoCommand(JsonOptions):
             OSError: page or JSON file cannot be written.
         """
         demo = import_with_extra("unified_cache.demo.run", "transformers", "the demo")
-        write_page = page_writer(self.report, "unified_cache.demo.report")
+        page_of = import_with_extra("unified_cache.demo.report", "transformers", "the demo").page_of
+        write_page = page_writer(self.report)
         self.check_json_file()
         settings = demo.DemoSettings(model=self.model, storage=self.storage, users=self.users)
         with watched(sys.stderr, "demo", settings.requests_count, "requests") as tell:
             result: DemoResult = demo.run_demo(settings, tell)
         if not self.shown_as_json("demo", result.as_json()):
             print_demo(sys.stdout, result)
-        write_page(result)
+        write_page(page_of(result))
         if result.different:
             raise CacheError(result.verdict())
 

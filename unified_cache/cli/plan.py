@@ -3,29 +3,25 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 
-from unified_cache.byte_sizes import size_text
 from unified_cache.cli.layout import size_named
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import watched
-from unified_cache.cli.report_page import page_writer
+from unified_cache.cli.report_page import page_writer, print_page
 from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOption, given_flags
-from unified_cache.cli.text import console_on, printable
 from unified_cache.cli.traces import read_watched
 from unified_cache.config import EvictionPolicy
 from unified_cache.errors import ConfigError
 from unified_cache.extras import import_with_extra
 from unified_cache.plan.hardware import Hardware, hardware_named, read_hardware
 from unified_cache.plan.planner import Planner
-from unified_cache.plan.policy_hits import ServePlan
-from unified_cache.plan.result import TIERS, PlanResult
-from unified_cache.plan.summary import plan_notes, step_notes
+from unified_cache.plan.report import page_of
 from unified_cache.plan.sweep import PlannedModel, combinations, parse_sweeps
-from unified_cache.replay.plan import ReplayPlan
-from unified_cache.replay.policies import ReplayPolicies
+from unified_cache.plan.tier_hits import ServePlan
+from unified_cache.replay.plan import ReplayPlan, ReplayPolicies
 from unified_cache.replay.result import Hits
 from unified_cache.settings.loading import read_settings
 from unified_cache.settings.programs import PlanChoices
@@ -45,21 +41,15 @@ PLAN_EPILOG = """**Examples**
 
 plan_app = typer.Typer(rich_markup_mode="markdown")
 
-WIDTH_MIN = 100
-"""Columns assumed where the output is no terminal; the tables fit."""
-
-CURVE_COLUMNS = ("device", "host", "storage", "all", "at most", "TTFT p50", "p99", "cost/M tokens", "")
-"""Columns of a curve after the size of its tier."""
-
 
 @dataclass(frozen=True, slots=True)
 class PlanCommand(JsonOptions):
     """Say what to buy: the hit ratio of a trace for every combination of tier sizes, and what it brings.
 
-    Distances in the LRU stack tell all sizes apart in a few passes over the trace; for other policies some sizes of
-    memory are replayed, and what that leaves open about the others is said. Beside the hit ratio stands what no
-    policy could exceed with as many bytes. The hardware turns hits into time to the first token, prefill saved, money
-    and wear; what is recommended costs least for a token and keeps up with the trace.
+    Distances in the LRU stack tell all sizes apart in a few passes over the trace; for other policies each size of
+    memory is replayed. Beside the hit ratio stands what no policy could exceed with as many bytes. The hardware turns
+    hits into time to the first token, prefill saved, money and wear; what is recommended costs least for a token and
+    keeps up with the trace.
     """
 
     trace: Annotated[Path, typer.Argument(help="Request trace in the Mooncake format, plain or .gz.")]
@@ -111,25 +101,26 @@ class PlanCommand(JsonOptions):
         sweep = combinations(parse_sweeps(choices.sweep))
         for sizes in sweep:
             _ = model.settings(sizes)  # what does not fit is refused before the trace is read
-        write_page = page_writer(choices.report, "unified_cache.plan.report")
+        write_page = page_writer(choices.report)
         self.check_json_file()
         serve = self._served(choices) if choices.check or not model.has_stack else None
         with watched(sys.stderr, "plan", len(sweep) + choices.check, "combinations") as tell:
             result = Planner(self.trace, choices.limit, model, hardware).plan(sweep, tell, choices.check, serve)
+        page = page_of(result)
         if not self.shown_as_json("plan", result.as_json()):
-            print_plan(sys.stdout, result)
-        write_page(result)
+            print_page(page)
+        write_page(page)
         if not result.is_complete:
             raise KeyboardInterrupt(f"plan had {len(result.points):,} of {len(sweep):,} combinations, shown above")
 
     def _served(self, choices: PlanChoices) -> ServePlan:
         """Return what replays the trace."""
         purpose = "--check, and a plan for other policies than lru"
-        fleet = import_with_extra("unified_cache.replay.fleet", "engine", purpose)
+        runner = import_with_extra("unified_cache.replay.runner", "engine", purpose)
         requests = read_watched(self.trace, choices.limit)
 
         def serve(plan: ReplayPlan) -> list[Hits]:
-            hits: list[Hits] = fleet.served_hits(plan, requests)
+            hits: list[Hits] = runner.served_hits(plan, requests)
             return hits
 
         return serve
@@ -140,35 +131,6 @@ def _hardware(choices: PlanChoices) -> Hardware:
     if path.suffix == ".toml" or path.is_file():
         return read_hardware(path, choices.active_parameters)
     return hardware_named(choices.hardware, choices.active_parameters)
-
-
-def print_plan(stream: TextIO, result: PlanResult) -> None:
-    """Print the recommendation, the combinations that differ from it in one tier, and what the next step brings."""
-    console = console_on(stream, WIDTH_MIN)
-    console.print(printable(result.sentence), style="bold")
-    knees = result.knees()
-    for tier in TIERS:
-        curve = result.curve(tier)
-        if len(curve) < 2:
-            continue
-        rows: list[tuple[str, ...]] = []
-        for point in curve:
-            size = point.sizes.by_tier()[tier]
-            marks = [*(["best"] if point is result.best else []), *(["knee"] if size == knees[tier] else [])]
-            costs = point.costs
-            rows.append(
-                (
-                    size_text(size),
-                    *(f"{ratio:.2%}" for ratio in (*point.tier_ratios.values(), point.hit_ratio, point.bound_ratio)),
-                    f"{costs.ttft_p50_s:,.2f} s",
-                    f"{costs.ttft_p99_s:,.2f} s",
-                    f"{costs.cost_per_million_tokens:.4f}",
-                    ", ".join(marks),
-                )
-            )
-        console.print_table((tier, *CURVE_COLUMNS), rows)
-    for line in (*plan_notes(result), *step_notes(result)):
-        console.print_line(line)
 
 
 plan_app.command("plan", epilog=PLAN_EPILOG)(PlanCommand)

@@ -1,35 +1,25 @@
 """``unified-cache replay``: from options to settings, the run, and its output.
 
-The runner and the report are imported when a run begins: they bring torch and jinja2, and neither help nor a
-refused option should wait for those.
+The runner is imported when a run begins: it brings torch, and neither help nor a refused option should wait for that.
 """
 
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import watched
 from unified_cache.cli.replay_settings import replay_settings
-from unified_cache.cli.report_page import page_writer
+from unified_cache.cli.report_page import page_writer, print_page
 from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOption, given_flags
-from unified_cache.cli.text import console_on, printable
 from unified_cache.cli.traces import read_watched
 from unified_cache.config import EvictionPolicy, WritePolicy
 from unified_cache.errors import CacheError
 from unified_cache.extras import import_with_extra
-from unified_cache.replay.summary import (
-    component_table,
-    headline,
-    miss_table,
-    prefix_table,
-    regret_table,
-    tier_table,
-    verdict,
-)
+from unified_cache.replay.report import page_of
 from unified_cache.settings.loading import read_settings
 from unified_cache.settings.programs import ReplayChoices
 
@@ -48,7 +38,7 @@ Three tiers, every byte verified, and a page to look at:
 
     unified-cache replay trace.jsonl.gz --storage file:/tmp/kv --report out
 
-Why are hits as short as they are? Missed tokens by reason, and the prefixes that cost most:
+Why are hits as short as they are? Missed tokens by reason:
 
     unified-cache replay trace.jsonl.gz --host-pages 5000 --no-bytes --explain
 
@@ -60,7 +50,7 @@ All pools of a model, tiers in the bytes they would take:
 replay_app = typer.Typer(rich_markup_mode="markdown")
 
 WIDTH_MIN = 80
-"""Columns assumed where the output is no terminal; the table fits."""
+"""Columns assumed where the output is no terminal; the tables fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,37 +112,20 @@ class ReplayCommand(JsonOptions):
         settings = replace(replay_settings(loaded), explains=directory is not None if explain is None else explain)
         requests = read_watched(self.trace, loaded.settings.limit)
         runner = import_with_extra("unified_cache.replay.runner", "engine", "replay")
-        write_page = page_writer(directory, "unified_cache.replay.report")
+        write_page = page_writer(directory)
         self.check_json_file()
         total = len(requests) * (2 if settings.plan.compares_private_stores else 1)
         with watched(sys.stderr, "replay", total, "requests") as tell:
             result: ReplayResult = runner.replay(self.trace.name, requests, settings, tell)
-        self._show(result)
-        write_page(result)
+        page = page_of(result)
+        if not self.shown_as_json("replay", {"headline": page.headline, **result.as_json()}):
+            print_page(page, WIDTH_MIN)
+        write_page(page)
         if result.wrong_pages or result.leaked_slots:
             raise CacheError(
                 f"{result.wrong_pages} of {result.pages_verified} pages handed back held wrong bytes, "
                 f"{result.leaked_slots} slots leaked; this is a bug, please report it"
             )
-
-    def _show(self, result: "ReplayResult") -> None:
-        value = {"headline": headline(result), **result.as_json()}
-        if not self.shown_as_json("replay", value):
-            print_result(sys.stdout, result)
-
-
-def print_result(stream: TextIO, result: "ReplayResult") -> None:
-    """Print what it found in a sentence, the table by tier, what was missed and why, then the verdict."""
-    console = console_on(stream, WIDTH_MIN)
-    console.print(printable(headline(result)), style="bold")
-    tiers = tier_table(result)
-    console.print_table(tiers.columns, tiers.rows, has_total=True)
-    for table_of in (component_table, miss_table, prefix_table, regret_table):
-        section = table_of(result)
-        if section is not None:
-            console.print_table(section.columns, section.rows, left=section.text_columns)
-    for line in verdict(result):
-        console.print_line(line)
 
 
 replay_app.command("replay", epilog=REPLAY_EPILOG)(ReplayCommand)

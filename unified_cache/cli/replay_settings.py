@@ -6,9 +6,8 @@ from typing import TypeVar
 from unified_cache.cli.layout import size_named
 from unified_cache.config import Prefetching
 from unified_cache.errors import ConfigError
-from unified_cache.replay.model_settings import DEVICE_BYTES, HOST_BYTES, SCALE, STORAGE_BYTES, ModelSettings
-from unified_cache.replay.policies import ReplayPolicies
-from unified_cache.replay.settings import ReplaySettings
+from unified_cache.replay.plan import ReplayPolicies
+from unified_cache.replay.settings import DEVICE_BYTES, HOST_BYTES, SCALE, STORAGE_BYTES, ModelSettings, ReplaySettings
 from unified_cache.settings.loading import LoadedSettings, SettingSource
 from unified_cache.settings.names import flag_name
 from unified_cache.settings.programs import ReplayChoices

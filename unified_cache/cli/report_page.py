@@ -1,31 +1,45 @@
-"""Pages that commands write with ``--report``: the directory is made and tried before a run, not after it."""
+"""Results as commands show them: on a terminal, and with ``--report`` as a page."""
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from unified_cache.cli.text import console_on, printable
 from unified_cache.extras import import_with_extra
 from unified_cache.files import check_writable
+from unified_cache.report.page import Page
 
-__all__ = ["page_writer"]
+__all__ = ["page_writer", "print_page"]
+
+WIDTH_MIN = 100
+"""Columns assumed where the output is no terminal; the tables fit."""
 
 
-def page_writer(directory: Path | None, module: str) -> Callable[..., None]:
-    """Return what writes the page that ``module`` makes of a result, and names it; nothing for no directory.
+def print_page(page: Page, width_min: int = WIDTH_MIN) -> None:
+    """Print all of a page but its charts and what was run; ``width_min`` is for an output that is no terminal."""
+    console = console_on(sys.stdout, width_min)
+    console.print(printable(page.headline), style="bold")
+    for table in page.tables:
+        console.print_table(table.columns, table.rows, left=table.text_columns, has_total=table.has_total)
+    for line in (page.lead, *page.notes, page.alarm):
+        if line:
+            console.print_line(line)
 
-    The module is imported here, since a page needs the extra ``report``; its ``page_of`` takes what is written.
+
+def page_writer(directory: Path | None) -> Callable[[Page], None]:
+    """Return a function that writes a page there and names it; nothing for no directory, which is tried before a run.
 
     Raises:
-        MissingExtraError: the extra is not installed.
+        MissingExtraError: the extra ``report`` is not installed.
         OSError: the directory cannot be made or written.
     """
     if directory is None:
-        return lambda *_: None
-    page_of = import_with_extra(module, "report", "--report").page_of
+        return lambda _page: None
+    write_html = import_with_extra("unified_cache.report.html", "report", "--report").write_html
     directory.mkdir(parents=True, exist_ok=True)
     check_writable(directory)
 
-    def write(*result: object) -> None:
-        sys.stderr.write(f"report: {page_of(*result).write(directory)}\n")
+    def write(page: Page) -> None:
+        sys.stderr.write(f"report: {write_html(page, directory)}\n")
 
     return write

@@ -4,7 +4,7 @@ import gzip
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,16 +12,16 @@ import typer
 
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import watched
-from unified_cache.cli.report_page import page_writer
-from unified_cache.cli.text import console_on, example
-from unified_cache.cli.trace_pictures import print_pictures
+from unified_cache.cli.report_page import page_writer, print_page
+from unified_cache.cli.text import example
 from unified_cache.cli.traces import read_watched
 from unified_cache.errors import ConfigError
 from unified_cache.extras import import_with_extra
 from unified_cache.files import check_writable, write_whole
 from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest, is_of_lmcache
-from unified_cache.replay.trace_figures import TraceFigures
+from unified_cache.replay.trace_figures import TraceFigures, page_of
 from unified_cache.replay.trace_sessions import cut_sessions, in_blocks_of
+from unified_cache.report.page import TableSection
 
 if TYPE_CHECKING:
     from unified_cache.replay.lmcache_trace import LmcacheTrace
@@ -69,16 +69,14 @@ class TraceInfoCommand(JsonOptions):
             OSError: report or JSON file cannot be written.
         """
         self.check_json_file()
-        write_page = page_writer(self.report, "unified_cache.replay.trace_report")
+        write_page = page_writer(self.report)
         requests = read_watched(self.trace)
         with watched(sys.stderr, "count", sum(len(each.hash_ids) for each in requests), "blocks") as tell:
             figures = TraceFigures.of(requests, tell)
+        page = page_of(self.trace.name, figures)
         if not self.shown_as_json("trace info", figures.as_json()):
-            console = console_on(sys.stdout)
-            console.print_line(figures.headline)
-            console.print_table(("", self.trace.name), figures.rows())
-            print_pictures(console, figures)
-        write_page(self.trace.name, figures)
+            print_page(replace(page, tables=[TableSection("", ("", self.trace.name), page.settings), *page.tables]))
+        write_page(page)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,4 @@
-"""A demo as a page: time to first token and computed tokens, by the tier that a prompt was served from.
-
-Needs the extra ``report``.
-"""
+"""A demo as a page: time to first token and computed tokens, by the tier that a prompt was served from."""
 
 from unified_cache.demo.result import DemoResult
 from unified_cache.report.charts import BarChart, Hue, Series, Unit

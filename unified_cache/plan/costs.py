@@ -7,7 +7,7 @@ Each is a queue that serves one prompt after the other in the order in which the
 tier only what comes from there sooner than it would be computed, with nobody before it.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -54,10 +54,6 @@ class Costs:
     """Bytes a day, at the rate of the trace."""
     drive_life_years: float | None
     """Until the drives have been written as often as they are rated for; None without storage, or if never."""
-
-    def as_json(self) -> dict[str, object]:
-        """Return the fields."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,11 @@ import numpy as np
 from unified_cache.arguments import did_you_mean
 from unified_cache.byte_sizes import parse_bytes
 from unified_cache.errors import ConfigError
+from unified_cache.gone import setting_instead
 from unified_cache.nesting import parse_toml
 from unified_cache.replay.trace_pages import Counts, Floats
 
-__all__ = ["ACTIVE_PARAMETERS", "HARDWARE", "Hardware", "hardware_named", "read_hardware"]
+__all__ = ["HARDWARE", "Hardware", "hardware_named", "read_hardware"]
 
 ACTIVE_PARAMETERS = 13e9
 """Parameters that a token passes through, where nobody says: those of a mixture of experts of medium size."""
@@ -33,7 +34,7 @@ MONTH_HOURS = 730.0
 
 GIB = float(1 << 30)
 
-BYTES_KEYS = ("device_bytes_per_s", "storage_read_bytes_per_s", "storage_write_bytes_per_s")
+BYTES_KEYS = ("device_bytes_per_s", "storage_read_bytes_per_s")
 """Settings that may be written as sizes, as in "50GB"."""
 
 PREFILL_KEY = "prefill_tokens_per_s"
@@ -54,7 +55,6 @@ class Hardware:
     """From host memory to one device."""
     storage_read_bytes_per_s: float
     """From storage to host memory."""
-    storage_write_bytes_per_s: float
     device_price_per_hour: float
     """One device with its share of the machine, without what is planned here."""
     host_price_per_gib_month: float
@@ -87,7 +87,7 @@ def _accelerator(name: str, peak_flops: float, price_per_hour: float) -> Hardwar
     """Return a data-centre device behind PCIe 5.0, with two drives of its own.
 
     PCIe 5.0 x16 has 64 GB/s a direction, of which copies of pinned memory reach some 50. A drive for data centres at
-    PCIe 4.0 reads at about 6.5 and writes at 3 GB/s, and is rated for one write of itself a day over five years. Memory
+    PCIe 4.0 reads at about 6.5 GB/s, and is rated for one write of itself a day over five years. Memory
     at 4 and drives at 0.12 US dollars a GiB, over 36 months.
     """
     speed = MODEL_FLOPS_SHARE * peak_flops / (2 * ACTIVE_PARAMETERS)
@@ -96,7 +96,6 @@ def _accelerator(name: str, peak_flops: float, price_per_hour: float) -> Hardwar
         prefill_tokens_per_s=((1, speed),),
         device_bytes_per_s=50e9,
         storage_read_bytes_per_s=13e9,
-        storage_write_bytes_per_s=6e9,
         device_price_per_hour=price_per_hour,
         host_price_per_gib_month=4 / 36,
         storage_price_per_gib_month=0.12 / 36,
@@ -114,7 +113,6 @@ HARDWARE: Mapping[str, Hardware] = {
         prefill_tokens_per_s=((1, 0.4 * 1e12 / (2 * ACTIVE_PARAMETERS)),),
         device_bytes_per_s=10e9,
         storage_read_bytes_per_s=3e9,
-        storage_write_bytes_per_s=1.5e9,
         device_price_per_hour=0.05,
         host_price_per_gib_month=4 / 36,
         storage_price_per_gib_month=0.12 / 36,
@@ -164,7 +162,9 @@ def read_hardware(path: Path, active_parameters: float | None = None) -> Hardwar
     values = {**base.as_json(), "name": path.stem}
     for key, value in found.items():
         if key not in values:
-            raise ConfigError(f"{path}: {key} is no setting of hardware{did_you_mean(key, values)}")
+            raise ConfigError(
+                f"{path}: {key} is no setting of hardware{setting_instead(key) or did_you_mean(key, values)}"
+            )
         values[key] = value
     return Hardware(
         name=str(values["name"]),

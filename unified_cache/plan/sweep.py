@@ -8,10 +8,12 @@ from unified_cache.byte_sizes import parse_bytes
 from unified_cache.components.layouts import SizedLayout
 from unified_cache.config import EvictionPolicy, Retention
 from unified_cache.errors import ConfigError
-from unified_cache.replay.model_settings import ModelSettings
-from unified_cache.replay.policies import ReplayPolicies
+from unified_cache.replay.plan import ReplayPolicies
+from unified_cache.replay.settings import ModelSettings
 
-__all__ = ["COMBINATIONS_MAX", "DEFAULT_SWEEPS", "PlannedModel", "TierBytes", "combinations", "parse_sweeps"]
+__all__ = ["TIERS", "PlannedModel", "TierBytes", "combinations", "parse_sweeps"]
+
+TIERS = ("device", "host", "storage")
 
 COMBINATIONS_MAX = 100_000
 """Combinations of one sweep: a thousand are evaluated in some seconds, and nobody looks at more."""
@@ -38,6 +40,10 @@ class TierBytes:
     def by_tier(self) -> dict[str, int]:
         """Return the sizes under the tiers' names, fastest first."""
         return asdict(self)
+
+    def as_json(self) -> dict[str, object]:
+        """Return the sizes under stable names."""
+        return {f"{tier}_bytes": size for tier, size in self.by_tier().items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ class PlannedModel:
 
     @property
     def has_stack(self) -> bool:
-        """Whether distances in a stack tell the hits of all sizes; else some of them are replayed."""
+        """Whether distances in a stack tell the hits of all sizes; else each is replayed."""
         return {self.policies.device, self.policies.host} == {EvictionPolicy.LRU}
 
     def settings(self, sizes: TierBytes) -> ModelSettings:

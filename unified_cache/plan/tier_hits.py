@@ -1,7 +1,7 @@
 """Hits of one combination of tier sizes: for each request how far its prompt could be resumed, tier by tier."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,19 +11,19 @@ from unified_cache.errors import ConfigError
 from unified_cache.plan.resume_points import NEVER, ResumePoints, StoreFootprint
 from unified_cache.recording.note import Hits
 from unified_cache.replay.lru_stack import LruStack
-from unified_cache.replay.plan import ReplayPlan, component_bytes
+from unified_cache.replay.plan import ReplayPlan, ReplayPolicies, component_bytes
 from unified_cache.replay.trace_pages import Counts, TracePages
 
-__all__ = ["BATCH_OBJECTS", "LruHits", "Moved", "TierEnds", "TierHits"]
+__all__ = ["BATCH_OBJECTS", "LruHits", "Moved", "PolicyHits", "ServePlan", "TierEnds"]
 
 BATCH_OBJECTS = 128
 """Objects in one call to a store, as ``unified_cache.controller.jobs`` puts them."""
 
-EVERYWHERE = NEVER + 1
-"""Pages of a memory that knows every place where prompts have parted."""
-
 PASSES_MAX = 8
 """Passes kept: each holds some 100 bytes for every run of pages asked for again."""
+
+ServePlan = Callable[[ReplayPlan], Sequence[Hits]]
+"""Serves the trace by a cache of a plan; returns the pages handed back of each request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,6 @@ class TierEnds:
     device: Counts
     host: Counts
     storage: Counts
-    at_most: Counts
-    """What may be handed back in all where sizes are told from others beside them; else as ``storage``."""
     moved: Moved
 
     def hits(self) -> Hits:
@@ -66,23 +64,6 @@ class TracePass:
     stack: LruStack
     points: ResumePoints | None
     """None for full attention alone, which can be resumed anywhere."""
-
-
-class TierHits(Protocol):
-    """Hits of a trace in tiers of any sizes."""
-
-    @property
-    def trace(self) -> TracePages:
-        """The trace, in pages of the size that the plans have which are asked about."""
-        ...
-
-    def ends(self, plan: ReplayPlan) -> TierEnds:
-        """Return the hits under a plan.
-
-        Raises:
-            ConfigError: the plan cannot be told.
-        """
-        ...
 
 
 class LruHits:
@@ -120,7 +101,7 @@ class LruHits:
         if resumed is None:
             device_ends, memory_ends = seen.stack.ends(device[0]), seen.stack.ends(memory[0])
         else:
-            alive = _alive(resumed, memory, self._store_bytes(plan), memory[0])
+            alive = _alive(resumed, memory, self._store_bytes(plan))
             device_ends = _last(resumed, alive & _in_memory(resumed, device))
             memory_ends = np.maximum(device_ends, _last(resumed, alive & _in_memory(resumed, memory)))
         return self.with_storage(plan, device_ends, memory_ends)
@@ -142,9 +123,9 @@ class LruHits:
         """Return the hits of device and memory with what storage adds; ``full`` is as for ``_moved``."""
         total_ends = memory_ends[1]
         if plan.storage is not None:
-            total_ends = np.maximum(total_ends, self._stored_ends(plan, _memory_pages(plan)[0]))
+            total_ends = np.maximum(total_ends, self._stored_ends(plan))
         ends = (*memory_ends, total_ends)
-        return TierEnds(*ends, total_ends, self._moved(plan, ends, full))
+        return TierEnds(*ends, self._moved(plan, ends, full))
 
     def _several_ends(self, plan: ReplayPlan) -> TierEnds:
         """Return the hits of full attention in engines that take the requests in turn, over one store.
@@ -161,13 +142,6 @@ class LruHits:
             ends = share.ends(alone)
             device_ends[number::count], memory_ends[number::count] = ends.device, ends.host
         return self._with_storage(plan, (device_ends, memory_ends), (device_ends, memory_ends))
-
-    def stored_at_most(self, plan: ReplayPlan) -> Counts:
-        """Return how far prompts could be resumed from storage if memory knew every place where prompts have parted.
-
-        Windows are made at places that memory still knows, and that is what its policy says.
-        """
-        return self._stored_ends(plan, EVERYWHERE)
 
     def check_trace(self, plan: ReplayPlan) -> None:
         """Refuse a plan that this trace does not answer for, whatever it evicts.
@@ -196,12 +170,10 @@ class LruHits:
                 f"distances in a stack are those of lru, found {policies.device.value} and {policies.host.value}"
             )
 
-    def _stored_ends(self, plan: ReplayPlan, known_pages: int) -> Counts:
+    def _stored_ends(self, plan: ReplayPlan) -> Counts:
         """Return how far prompts could be resumed with what storage has, as far as the device or the host can take it.
 
         A prompt longer than the host goes to storage, and from there to the device, in pieces.
-
-        Places are known to a memory of ``known_pages`` of Full.
         """
         seen, memory = self._pass(plan, plan.device_pages[0]), _memory_pages(plan)
         store_bytes = self._store_bytes(plan)
@@ -212,7 +184,7 @@ class LruHits:
             return fetched
         points = seen.points
         full = (points.full < memory[0]) | (points.store_full <= store_bytes)
-        ok = full & _alive(points, memory, store_bytes, known_pages) & (points.end <= memory[0])
+        ok = full & _alive(points, memory, store_bytes) & (points.end <= memory[0])
         for lane, pages in enumerate(memory[1:]):
             in_memory = (points.lanes[lane] < pages) & (points.full_since < memory[0])
             ok &= in_memory | (points.store_lanes[lane] < store_bytes)
@@ -270,6 +242,42 @@ class LruHits:
         return self._passes[cut]
 
 
+class PolicyHits(LruHits):
+    """Hits under policies that have no stack: each size of device and host memory is replayed, once.
+
+    What storage adds follows from the prompts, since a store evicts the least recently used under every plan. Windows
+    are taken to be made where they would be under lru.
+    """
+
+    def __init__(self, trace: TracePages, serve: ServePlan) -> None:
+        """``serve`` replays the requests of ``trace``."""
+        super().__init__(trace)
+        self._serve = serve
+        self._replayed: dict[tuple[tuple[int, ...], ...], Sequence[Hits]] = {}
+        """By the pages of the device and of the host."""
+
+    @property
+    def replays_count(self) -> int:
+        """Replays so far."""
+        return len(self._replayed)
+
+    def ends(self, plan: ReplayPlan) -> TierEnds:
+        """Return the hits under a plan.
+
+        Raises:
+            ConfigError: the plan has other pages than the trace, writes by another rule, or has several engines.
+        """
+        self.check_trace(plan)
+        if plan.engines > 1:
+            raise ConfigError(f"a plan for policies without a stack is that of one engine, found {plan.engines}")
+        memory = (plan.device_pages, plan.host_pages)
+        if memory not in self._replayed:
+            self._replayed[memory] = self._serve(replace(plan, storage=None, storage_bytes=None))
+        device_ends = np.array([hit.device for hit in self._replayed[memory]], np.int64)
+        memory_ends = np.array([hit.total for hit in self._replayed[memory]], np.int64)
+        return self.with_storage(replace(plan, policies=ReplayPolicies()), device_ends, memory_ends)
+
+
 def _memory_pages(plan: ReplayPlan) -> tuple[int, ...]:
     """Return by component the pages of device and host memory together: the larger has what the other has."""
     return tuple(max(pair) for pair in zip(plan.device_pages, plan.host_pages, strict=True))
@@ -281,12 +289,12 @@ def _batch_pages(plan: ReplayPlan) -> int:
     return min(pages, plan.host_pages[0] or pages)
 
 
-def _alive(points: ResumePoints, memory: tuple[int, ...], store_bytes: int, known_pages: int) -> npt.NDArray[np.bool_]:
-    """Tell of each point whether its windows were made, where a memory of ``known_pages`` knew of it, and stayed."""
+def _alive(points: ResumePoints, memory: tuple[int, ...], store_bytes: int) -> npt.NDArray[np.bool_]:
+    """Return for each point whether its windows were made, where memory knew of it, and stayed."""
     alive = points.full_ever < memory[0]
     for lane, pages in enumerate(memory[1:]):
         alive &= points.lanes_ever[lane] < pages
-    return (points.full_made < known_pages) & (alive | (points.store_ever < store_bytes))
+    return (points.full_made < memory[0]) & (alive | (points.store_ever < store_bytes))
 
 
 def _in_memory(points: ResumePoints, pages: tuple[int, ...]) -> npt.NDArray[np.bool_]:

@@ -1,21 +1,19 @@
-"""Plan of a replay: its pools, the pages of each tier, and the true sizes that pages stand for."""
+"""Plan of a replay: its pools and policies, the pages of each tier, and the true sizes that pages stand for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from unified_cache.byte_sizes import bytes_text
-from unified_cache.config import CacheConfig, Retention
+from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy, Prefetching, Retention, WritePolicy
 from unified_cache.errors import ConfigError
 from unified_cache.forgotten import FORGOTTEN_PAGE_BYTES
 from unified_cache.pool import ModelLayout, PoolSpec
 from unified_cache.replay.machine import memory_bytes
-from unified_cache.replay.policies import ReplayPolicies
 from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
 from unified_cache.seal import HEADER_BYTES
 from unified_cache.tier_sizes import component_bytes
 
-__all__ = ["SEAL_BYTES", "PlannedSettings", "ReplayPlan", "component_bytes"]
+__all__ = ["SEAL_BYTES", "ReplayPlan", "ReplayPolicies", "component_bytes"]
 
 SLOT_BYTES = 9
 """Memory of the cache for each slot, used or not: free list, state and scratch of ``SlotAllocator``."""
@@ -28,6 +26,52 @@ REMEMBERED_PAGES = 1 << 22
 
 PAGES_MAX = 2**31 - 2
 """Slots are int32, and slot 0 is the padding sink."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPolicies:
+    """Policies of the caches of a replay. A patience in seconds is none of them: a run must not depend on time."""
+
+    device: EvictionPolicy = EvictionPolicy.LRU
+    """Order of eviction on the device, of every component."""
+    host: EvictionPolicy = EvictionPolicy.LRU
+    """Order of eviction in host memory, of every component."""
+    write: WritePolicy = WritePolicy.ON_CALL
+    """Time of the backup; on call, the engine of a replay backs up every prompt that it has served."""
+    prefetching: Prefetching = field(default_factory=Prefetching)
+    """Bounds on prefetches."""
+
+    @classmethod
+    def evicting(cls, eviction: EvictionConfig) -> "ReplayPolicies":
+        """Take the policies of a cache's configuration; those of a replay are the same for all components of a tier.
+
+        Raises:
+            ConfigError: components of a tier have different policies.
+        """
+        return cls(_one_policy("device", eviction.device), _one_policy("host", eviction.host))
+
+    def check(self, *, has_host: bool) -> None:
+        """Refuse a write policy where there is nothing to write to.
+
+        Raises:
+            ConfigError: there is no host tier.
+        """
+        if self.write is not WritePolicy.ON_CALL and not has_host:
+            raise ConfigError(f"the write policy {self.write.value} needs host memory, found none")
+
+    def eviction(self, components_count: int) -> EvictionConfig:
+        """Return the same policies, component by component."""
+        return EvictionConfig(device=(self.device,) * components_count, host=(self.host,) * components_count)
+
+    def as_json(self) -> dict[str, object]:
+        """Return them as values that JSON has."""
+        return {
+            "evict_device": self.device.value,
+            "evict_host": self.host.value,
+            "write": self.write.value,
+            "prefetch_min_tokens": self.prefetching.threshold_tokens,
+            "prefetch_host_share": self.prefetching.host_share,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,23 +199,8 @@ def _payload_bytes(pools: Sequence[PoolSpec], device_pages: int, host_pages: int
     return on_device + (host_pages + 1) * sum(pool.page_bytes + SEAL_BYTES for pool in pools if pool.page_bytes)
 
 
-class PlannedSettings(Protocol):
-    """Settings of a replay, of either kind, and the plan that follows from them."""
-
-    @property
-    def storage_bytes(self) -> int | None:
-        """Cap on the store in the bytes that were asked for, whatever moves in the run; None for no cap."""
-        ...
-
-    @property
-    def plan(self) -> ReplayPlan:
-        """Plan of the run."""
-        ...
-
-    def as_json(self) -> dict[str, object]:
-        """Return what was asked for, under stable names."""
-        ...
-
-    def rows(self) -> list[tuple[str, str]]:
-        """Return what was asked for, in words: names and values."""
-        ...
+def _one_policy(tier: str, policies: tuple[EvictionPolicy, ...]) -> EvictionPolicy:
+    if len(set(policies)) > 1:
+        found = ", ".join(each.value for each in policies)
+        raise ConfigError(f"eviction.{tier} must be one policy for all components of a replay, found {found}")
+    return policies[0] if policies else EvictionPolicy.LRU

@@ -1,5 +1,6 @@
 """One engine of a replay: a cache, the engine that computes its pages, and the counts of the requests served."""
 
+from collections import Counter
 from types import TracebackType
 from typing import Self
 
@@ -11,10 +12,10 @@ from unified_cache.controller import InlineWorkers, Operation, TransferKind
 from unified_cache.memory import NoBytes
 from unified_cache.page import Prompt
 from unified_cache.pool import Identity
+from unified_cache.recording.note import Hits
 from unified_cache.replay.engine import OracleEngine
-from unified_cache.replay.missed import MissCounter
+from unified_cache.replay.missed import MissedTokens, missed_tokens
 from unified_cache.replay.plan import ReplayPlan
-from unified_cache.replay.result import Hits
 from unified_cache.replay.trace import TraceRequest
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.tree import Lock
@@ -29,27 +30,26 @@ SETTLE_TIMEOUT_S = 600.0
 class Player:
     """A cache, the engine over it, and the counts so far. Use it in a ``with`` block."""
 
-    def __init__(
-        self, plan: ReplayPlan, cache: UnifiedCache, engine: OracleEngine | None, misses: MissCounter | None = None
-    ) -> None:
-        """Take parts that fit each other; ``Player.open`` puts them together. ``misses`` counts missed tokens.
+    def __init__(self, plan: ReplayPlan, cache: UnifiedCache, engine: OracleEngine | None) -> None:
+        """Take parts that fit each other; ``Player.open`` puts them together.
 
         Without an engine nothing is computed and compared: there are no bytes.
         """
         self.plan = plan
         self.cache = cache
         self._engine = engine
-        self._misses = misses
         self._pending: Operation | None = None
         self._backs_up_itself = plan.policies.write is WritePolicy.ON_CALL
+        self.missed: MissedTokens | None = Counter() if plan.explains else None
+        """Missed tokens by reason."""
         self.wrong_pages = 0
         self.pages_verified = 0
         self.component_hits = [Hits() for _ in plan.layout.components]
         """Hit pages of each component, by the tier that they came from."""
 
     @classmethod
-    def open(cls, plan: ReplayPlan, storage: StorageBackend | None, misses: MissCounter | None = None) -> Self:
-        """Allocate the tiers of one engine over a store, which the player closes; ``misses`` counts missed tokens.
+    def open(cls, plan: ReplayPlan, storage: StorageBackend | None) -> Self:
+        """Allocate the tiers of one engine over a store, which the player closes.
 
         Raises:
             ConfigError: memory does not suffice.
@@ -59,10 +59,10 @@ class Player:
         identity = Identity(plan.subject, dtype="uint8")
         if not plan.with_bytes:
             cache = UnifiedCache.assemble(layout, config, NoBytes(), InlineWorkers(), identity, storage)
-            return cls(plan, cache, None, misses)
+            return cls(plan, cache, None)
         engine = OracleEngine.allocate(layout, plan.device_pages)
         cache = UnifiedCache.open(layout, config, engine.pools, identity=identity, storage=storage)
-        return cls(plan, cache, engine, misses)
+        return cls(plan, cache, engine)
 
     def __enter__(self) -> Self:
         return self
@@ -100,10 +100,15 @@ class Player:
             arrived = arrived or self._moved()
             self.wait_all(cache.load(prompt))
             found = cache.match(prompt)
-        if self._misses is not None:
-            is_cut = prompt.pages_count < self.plan.pages_of(request)
-            explanation = cache.explain(prompt, seeks_near=False)
-            self._misses.count(prompt, request.input_length, found.device_end, explanation, is_cut=is_cut)
+        if self.missed is not None:
+            self.missed += missed_tokens(
+                prompt,
+                request.input_length,
+                found.device_end,
+                cache.explain(prompt, seeks_near=False),
+                full=self.plan.layout.components[0].name,
+                is_cut=prompt.pages_count < self.plan.pages_of(request),
+            )
         ends = cache.checkpoint_ends(found)
         lock = cache.lock(found)
         self._count(lock, prompt, arrived)

@@ -1,44 +1,35 @@
-"""A replay as a page: the hit ratio over the run, by engine and by component. Needs the extra ``report``."""
+"""A replay for people: what came from which tier, by component, what was missed and why, and the run as a chart."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.replay.missed import ComponentMiss, MissedTokens
-from unified_cache.replay.references import References
+from unified_cache.byte_sizes import bytes_text
+from unified_cache.replay.compared import flat
+from unified_cache.replay.machine import PLAIN_CORE
 from unified_cache.replay.result import ReplayResult
-from unified_cache.replay.summary import (
-    component_table,
-    headline,
-    miss_table,
-    prefix_table,
-    present_tiers,
-    regret_table,
-    setting_rows,
-    tier_table,
-    verdict,
-)
+from unified_cache.replay.trace import BLOCK_TOKENS
 from unified_cache.report.charts import BandChart, BarChart, Chart, Hue, Series, Unit, tier_series
-from unified_cache.report.page import Page
+from unified_cache.report.page import Page, TableSection
 
-__all__ = ["page_of"]
+__all__ = ["component_table", "headline", "miss_table", "page_of", "tier_table", "verdict"]
 
 SMOOTH_WINDOWS = 3
 """Windows averaged into one point: single windows of a trace jump with the luck of a few long prompts."""
-
-_MISS_HUES = (Hue.FIRST, Hue.SECOND, Hue.THIRD, Hue.FOURTH, Hue.FIFTH)
-"""Colours of the reasons that cost most."""
 
 _Floats = npt.NDArray[np.float64]
 
 
 def page_of(result: ReplayResult) -> Page:
-    """Return what the page of a replay says."""
+    """Return what a replay says."""
     wrong = result.wrong_pages or result.leaked_slots
     first, *notes = verdict(result)
-    tables = (table_of(result) for table_of in (tier_table, component_table, miss_table, regret_table, prefix_table))
+    tables = (tier_table(result), component_table(result), miss_table(result))
+    run = [
+        (name, bytes_text(int(value)) if name.endswith("_bytes") and value.isdigit() else value)
+        for name, value in flat({"trace": result.trace, **result.settings.as_json(), **result.environment})
+    ]
     return Page(
         title=f"Replay of {result.trace}",
         headline=headline(result),
@@ -49,17 +40,155 @@ def page_of(result: ReplayResult) -> Page:
         charts=list(_charts(result)),
         tables=[table for table in tables if table is not None],
         notes=notes,
-        settings=setting_rows(result),
+        settings=run,
     )
 
 
+def headline(result: ReplayResult) -> str:
+    """Say in one sentence what share of the tokens came from where, of how much at most, and what brought nothing."""
+    hit, seen = f"{result.token_hit_ratio:.2%}", f"{result.tokens.seen_ratio:.2%}"
+    most = "all that had been asked for before" if hit == seen else f"{seen} had been asked for before"
+    ratios = {tier: result.tokens.ratios()[tier] for tier in _present_tiers(result)}
+    said = f"{hit} of the tokens asked for were handed back; {most}."
+    if len(ratios) > 1:
+        tiers = ", ".join(f"{tier} {ratio:.2%}" for tier, ratio in ratios.items())
+        said = f"{hit} of the tokens asked for were handed back ({tiers}); {most}."
+    idle = " and ".join(tier for tier, ratio in ratios.items() if not ratio)
+    if idle:
+        said = f"{said.removesuffix('.')}; {idle} brought nothing."
+    return said
+
+
+def tier_table(result: ReplayResult) -> TableSection:
+    """Return a row for each tier there is, fastest first, and one for all together."""
+    plan, moved = result.settings.plan, result.bytes_moved
+    device_pages, host_pages = (pages[0] * plan.engines for pages in (plan.device_pages, plan.host_pages))
+    cap_bytes = result.settings.storage_bytes
+    capacity = "no cap" if cap_bytes is None else bytes_text(cap_bytes)
+    tiers = {
+        "device": (f"{device_pages:,}", moved["load"], moved["backup"]),
+        "host": (f"{host_pages:,}", moved["backup"] + moved["prefetch"], moved["load"] + moved["store"]),
+        "storage": (capacity, moved["store"], moved["prefetch"]),
+    }
+    hits, ratios = result.tokens.hits, result.tokens.ratios()
+    rows: list[tuple[str, ...]] = []
+    for tier in _present_tiers(result):
+        pages, in_bytes, out_bytes = tiers[tier]
+        tokens = hits.by_tier()[tier]
+        share = tokens / hits.total if hits.total else 0.0
+        cells = (f"{tokens:,}", f"{ratios[tier]:.2%}", f"{share:.1%}")
+        rows.append((tier, pages, *cells, bytes_text(in_bytes), bytes_text(out_bytes)))
+    total = (f"{hits.total:,}", f"{result.token_hit_ratio:.2%}")
+    rows.append(("all", "", *total, f"{min(1, hits.total):.1%}", "", ""))
+    columns = ("tier", "pages or cap", "hit tokens", "hit ratio", "share", "bytes in", "bytes out")
+    return TableSection("By tier", columns, rows, has_total=True)
+
+
+def component_table(result: ReplayResult) -> TableSection | None:
+    """Return a row for each tier and component; None for a model of one component, where they say nothing new."""
+    if len(result.components) == 1:
+        return None
+    rows: list[tuple[str, ...]] = []
+    for tier in _present_tiers(result):
+        for component in result.components:
+            pages = component.capacity_pages.get(tier)
+            sizes = ("", "") if pages is None else (f"{pages:,}", bytes_text(pages * component.page_bytes))
+            hit_pages = component.hits.by_tier()[tier]
+            share = hit_pages / component.hits.total if component.hits.total else 0.0
+            cells = (f"{hit_pages:,}", bytes_text(component.hit_bytes()[tier]), f"{share:.1%}")
+            rows.append((tier, component.name, *sizes, *cells))
+    columns = ("tier", "component", "pages", "bytes", "hit pages", "hit bytes", "share")
+    return TableSection("By component", columns, rows, text_columns=2)
+
+
+def miss_table(result: ReplayResult) -> TableSection | None:
+    """Return a row for each reason that tokens were missed for, and one for all; None where nobody asked for that."""
+    if not result.missed:
+        return None
+    total = sum(result.missed.values())
+    counts = [(why.text, component, tokens) for (component, why), tokens in result.missed.items()]
+    rows = [
+        (text, component, f"{count:,}", f"{count / total:.1%}", f"{count / result.tokens.asked:.2%}")
+        for text, component, count in [*counts, ("all", "", total)]
+    ]
+    columns = ("missed because", "component", "tokens", "of missed", "of asked")
+    return TableSection("Missed tokens, by reason", columns, rows, text_columns=2, has_total=True)
+
+
+def verdict(result: ReplayResult) -> list[str]:
+    """Say in a few lines how much was asked for, how fast it went, and whether every byte was right."""
+    lines = [
+        f"{result.requests:,} requests, {result.tokens.asked:,} tokens in {result.seconds:.1f} s: "
+        f"{result.requests_per_s:,.0f} requests/s",
+        f"{result.block_hit_ratio:.2%} of {_number(result.blocks)} blocks of {BLOCK_TOKENS} tokens; "
+        f"a cache that never evicts: {result.seen_ratio:.2%}",
+    ]
+    lines += _reference_lines(result)
+    if result.apart is not None:
+        lines.append(
+            f"{result.settings.plan.engines} engines over one store: hit ratio {result.token_hit_ratio:.2%}; "
+            f"over private stores of the same total size: {result.apart.token_hit_ratio:.2%}"
+        )
+    if result.settings.plan.with_bytes:
+        lines.append(
+            f"{result.pages_verified:,} pages verified, {result.wrong_pages:,} wrong, "
+            f"{result.leaked_slots:,} slots leaked"
+        )
+    else:
+        lines.append(f"no payload moved: bytes are what would have; {result.leaked_slots:,} slots leaked")
+    moved = [component.moved_pages for component in result.components]
+    unstored = sum(pages["backup"] - pages["store"] for pages in moved)
+    if result.settings.plan.storage is not None and unstored:
+        lines.append(f"{unstored:,} pages were backed up and not stored: the store had no room for them")
+    lines += _spare_lines(result)
+    if result.flawed_pages:
+        lines.append(f"{result.flawed_pages:,} pages came damaged from storage, and were refused")
+    if result.environment.get("core") == PLAIN_CORE:
+        lines.append("the core ran in plain Python; a wheel built with a C compiler holds it compiled")
+    return lines
+
+
+def _reference_lines(result: ReplayResult) -> list[str]:
+    """Say what the references would have handed back, and with how much memory; empty where there are none."""
+    if result.references is None or not result.pages:
+        return []
+    each = " of each engine" if len(result.engines) > 1 else ""
+    whole = " of full attention" if len(result.components) > 1 else ""
+    shown = (("lru", "lru", "the largest tier"), ("clairvoyant", "at best", "all tiers"))
+    return [
+        f"{name} with {result.references[key].capacity_pages:,} pages{whole} ({tiers}{each}): "
+        f"{result.references[key].hit_pages / result.pages:.2%} of the blocks"
+        for key, name, tiers in shown
+    ]
+
+
+def _spare_lines(result: ReplayResult) -> list[str]:
+    """Say of each memory tier that was never full how much of it was used."""
+    lines: list[str] = []
+    for tier in _present_tiers(result):
+        filled = [component.filled_pages.get(tier) for component in result.components]
+        used = sum(
+            (pages or 0) * component.page_bytes for pages, component in zip(filled, result.components, strict=True)
+        )
+        held = sum(component.capacity_pages.get(tier, 0) * component.page_bytes for component in result.components)
+        if held and None not in filled:
+            lines.append(f"{tier} was never full: {bytes_text(used)} of {bytes_text(held)} were used")
+    return lines
+
+
+def _present_tiers(result: ReplayResult) -> list[str]:
+    """Return the tiers that the run had, fastest first."""
+    plan = result.settings.plan
+    return ["device", *(["host"] if plan.has_host else []), *(["storage"] if plan.storage is not None else [])]
+
+
+def _number(count: float) -> str:
+    return f"{count:,.1f}" if count % 1 else f"{count:,.0f}"
+
+
 def _charts(result: ReplayResult) -> list[Chart]:
-    tiers = present_tiers(result)
+    tiers = _present_tiers(result)
     charts: list[Chart] = [_over_the_run(result, tiers)]
-    if result.references is not None:
-        charts.append(_beside_references(result, result.references))
-    if result.missed is not None and result.missed.total:
-        charts.append(_missed_over_the_run(result, result.missed))
     if len(result.engines) > 1:
         ratios = [engine.tokens.ratios() for engine in result.engines]
         names = [f"engine {number}" for number in range(len(ratios))]
@@ -78,64 +207,22 @@ def _charts(result: ReplayResult) -> list[Chart]:
 
 
 def _over_the_run(result: ReplayResult, tiers: Sequence[str]) -> BandChart:
-    """Return the smoothed ratios over the run: by tier, and of what had been asked for before."""
+    """Return the smoothed ratios over the run, to both ends: by tier, and of what had been asked for before."""
     series = result.series
     asked = [window.tokens.asked for window in series]
-    bands = [
-        Series(tier, Hue(tier), _ratios([window.tokens.hits.by_tier()[tier] for window in series], asked))
-        for tier in tiers
-    ]
-    bound = Series("asked for before", Hue.PLAIN, _ratios([window.tokens.seen for window in series], asked))
-    return _run_chart("Share of the tokens handed back, over the run", result, bands, bound)
-
-
-def _beside_references(result: ReplayResult, references: References) -> BandChart:
-    """Return the smoothed share of the blocks that was handed back, and would have been by each reference."""
-    series = result.series
-    asked = [window.pages for window in series]
-    lru, best = references.lru, references.clairvoyant
-    ran = Series("handed back", Hue.FIRST, _ratios([window.hits.total for window in series], asked))
-    bound = Series(f"best possible with {best.capacity_pages:,} pages", Hue.PLAIN, _ratios(best.series, asked))
-    chart = _run_chart("Share of the blocks handed back, beside lru and the best policy", result, [ran], bound)
-    return replace(
-        chart, lines=[Series(f"lru with {lru.capacity_pages:,} pages", Hue.SECOND, _ratios(lru.series, asked))]
-    )
-
-
-def _missed_over_the_run(result: ReplayResult, missed: MissedTokens) -> BandChart:
-    """Return the smoothed share of the tokens that was missed, by reason and component, those that cost most first."""
-    reasons = list(missed.by_reason)
-    shown, rest = reasons[: len(_MISS_HUES)], reasons[len(_MISS_HUES) :]
-    several = len(result.components) > 1
-
-    def band(name: str, hue: Hue, summed: Sequence[ComponentMiss]) -> Series:
-        counts = [sum(window.get(reason, 0) for reason in summed) for window in missed.series]
-        return Series(name, hue, _ratios(counts, missed.asked))
-
-    bands = [
-        band(f"{reason.component}: {reason.text}" if several else reason.text, hue, [reason])
-        for reason, hue in zip(shown, _MISS_HUES, strict=False)
-    ]
-    if rest:
-        bands.append(band("all others", Hue.REST, rest))
-    bound = Series(
-        "all missed", Hue.PLAIN, [sum(values) for values in zip(*(each.values for each in bands), strict=True)]
-    )
-    return _run_chart("Share of the tokens missed, by reason, over the run", result, bands, bound)
-
-
-def _run_chart(title: str, result: ReplayResult, bands: Sequence[Series], bound: Series) -> BandChart:
-    """Return a chart over the requests of a run, to both ends, so that nothing seems to be missing there."""
-    series = result.series
     times = [window.timestamp_ms for window in series]
+    times = [times[0], *times, times[-1]] if times and times[-1] > 0 else []
     return BandChart(
-        title=title,
+        title="Share of the tokens handed back, over the run",
         unit=Unit.RATIO,
         position_name="request",
         positions=[0.0, *((window.start + window.end) / 2 for window in series), float(result.requests)],
-        position_notes=_minutes([times[0], *times, times[-1]]) if times and times[-1] > 0 else (),
-        bands=bands,
-        bound=bound,
+        position_notes=[f"minute {time_ms / 60_000:,.1f} of the trace" for time_ms in times],
+        bands=[
+            Series(tier, Hue(tier), _ratios([window.tokens.hits.by_tier()[tier] for window in series], asked))
+            for tier in tiers
+        ],
+        bound=Series("asked for before", Hue.PLAIN, _ratios([window.tokens.seen for window in series], asked)),
     )
 
 
@@ -145,10 +232,6 @@ def _ratios(counts: Sequence[int], asked: Sequence[int]) -> list[float]:
     whole[whole == 0] = 1
     smooth: list[float] = np.pad(_smooth(counts) / whole, 1, mode="edge").tolist()
     return smooth
-
-
-def _minutes(times_ms: Sequence[float]) -> list[str]:
-    return [f"minute {time_ms / 60_000:,.1f} of the trace" for time_ms in times_ms]
 
 
 def _smooth(counts: Sequence[int]) -> _Floats:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from unified_cache.recording.note import Hits
-from unified_cache.replay.missed import MissedTokens
-from unified_cache.replay.plan import PlannedSettings
-from unified_cache.replay.references import References
+from unified_cache.replay.missed import ComponentMiss
+from unified_cache.replay.references import ReferenceHits
+from unified_cache.replay.settings import PlannedSettings
 
 __all__ = ["ComponentUse", "Hits", "ReplayResult", "ServedRequests", "TimeSeriesPoint", "TokenUse"]
 
@@ -137,9 +137,9 @@ class ReplayResult(ServedRequests):
     engines: tuple[ServedRequests, ...]
     """What each engine has served."""
     components: tuple[ComponentUse, ...]
-    missed: MissedTokens | None
-    """Missed tokens by reason; None where nobody asked for that."""
-    references: References | None
+    missed: Mapping[ComponentMiss, int] | None
+    """Missed tokens by reason and component, most first; None where nobody asked for that."""
+    references: Mapping[str, ReferenceHits] | None
     """Hits of lru and of the clairvoyant policy; None where nobody asked for reasons, and as ``references_of`` says."""
     pages_verified: int
     """Pages handed back whose every byte was compared with the oracle."""
@@ -191,12 +191,16 @@ class ReplayResult(ServedRequests):
             "leaked_slots": self.leaked_slots,
             "flawed_pages": self.flawed_pages,
             "bytes_moved": self.bytes_moved,
-            "missed": None if self.missed is None else self.missed.as_json(),
+            "missed": self._missed_as_json(),
             "references": None
             if self.references is None
             else {
-                "lru": self.references.lru.as_json(self._blocks),
-                "clairvoyant": self.references.clairvoyant.as_json(self._blocks),
+                name: {
+                    "capacity_pages": each.capacity_pages,
+                    "hit_blocks": self._blocks(each.hit_pages),
+                    "hit_tokens": each.hit_tokens,
+                }
+                for name, each in self.references.items()
             },
             "engines": [
                 {
@@ -234,6 +238,22 @@ class ReplayResult(ServedRequests):
                 for window in self.series
             ],
         }
+
+    def _missed_as_json(self) -> dict[str, object] | None:
+        if self.missed is None:
+            return None
+        total = sum(self.missed.values())
+        by_reason = [
+            {
+                "component": component,
+                "why": why.key,
+                "text": why.text,
+                "tokens": tokens,
+                "share": tokens / total,
+            }
+            for (component, why), tokens in self.missed.items()
+        ]
+        return {"tokens": total, "by_reason": by_reason}
 
     def _blocks(self, pages: int) -> float:
         blocks = self.settings.plan.blocks_of(pages)

@@ -7,23 +7,29 @@ is dropped for being late.
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 
 import numpy as np
 import torch
 
 from unified_cache.byte_sizes import bytes_text
 from unified_cache.pool import Tier
-from unified_cache.replay.fleet import Fleet
 from unified_cache.replay.machine import PLAIN_CORE, cpu_name, memory_bytes, own_version
-from unified_cache.replay.plan import PlannedSettings, ReplayPlan, component_bytes
+from unified_cache.replay.missed import MissedTokens
+from unified_cache.replay.plan import ReplayPlan, component_bytes
 from unified_cache.replay.player import Player
 from unified_cache.replay.references import references_of
 from unified_cache.replay.result import ComponentUse, Hits, ReplayResult, ServedRequests, TimeSeriesPoint, TokenUse
+from unified_cache.replay.settings import PlannedSettings
 from unified_cache.replay.trace import Tell, TraceRequest, untold
+from unified_cache.storage_backends.memory import keys_only_storage
+from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.url import check_storage_url, open_storage
 from unified_cache.tree import compiled
 
-__all__ = ["replay"]
+__all__ = ["replay", "served_hits"]
 
 WINDOWS_MAX = 120
 """Points of the time series: as many as a picture can show."""
@@ -43,29 +49,27 @@ def replay(
 
     """
     plan = settings.plan
-    with Fleet.sharing(plan) as fleet:
-        started_s = time.perf_counter()
-        served = _serve(fleet, plan, requests, tell)
-        seconds = time.perf_counter() - started_s
-        if plan.with_bytes:
-            for player in fleet.players:
-                player.cache.check()
-        stats = [player.cache.stats() for player in fleet.players]
-        components = _components(plan, fleet.players)
-        verified = sum(player.pages_verified for player in fleet.players)
-        wrong = sum(player.wrong_pages for player in fleet.players)
-        store_bytes = fleet.store_bytes
-        misses = fleet.misses
+    with _shared_store(plan) as store:
+        store_bytes = None if store is None else store.capability().bytes_max
+        with _opened(plan, [store] * plan.engines) as players:
+            started_s = time.perf_counter()
+            served = _serve(players, plan, requests, tell)
+            seconds = time.perf_counter() - started_s
+            if plan.with_bytes:
+                for player in players:
+                    player.cache.check()
+            stats = [player.cache.stats() for player in players]
+            components = _components(plan, players)
     total = _summed(served)
-    step = _window_requests(requests)
-    references = None
-    if misses is not None:
-        hit_tokens = [each.tokens.hits.total for each in served]
-        references = references_of(requests, plan, store_bytes, hit_tokens, misses, step)
+    missed: MissedTokens = sum((player.missed for player in players if player.missed), Counter())
     apart = None
     if plan.compares_private_stores:
-        with Fleet.private(plan, store_bytes) as rivals:
-            apart = _summed(_serve(rivals, plan, requests, lambda done, note: tell(len(requests) + done, note)))
+        # Hits without bytes are the same as with bytes.
+        part = None if store_bytes is None else store_bytes // plan.engines
+        stores = [keys_only_storage(part, plan.objects()) for _ in range(plan.engines)]
+        alone = plan.without_bytes()
+        with _opened(alone, stores) as rivals:
+            apart = _summed(_serve(rivals, alone, requests, lambda done, note: tell(len(requests) + done, note)))
     return ReplayResult(
         trace=trace,
         settings=settings,
@@ -77,10 +81,10 @@ def replay(
         apart=apart,
         engines=tuple(_summed(served[number :: plan.engines]) for number in range(plan.engines)),
         components=components,
-        missed=None if misses is None else misses.missed(step),
-        references=references,
-        pages_verified=verified,
-        wrong_pages=wrong,
+        missed=dict(missed.most_common()) if plan.explains else None,
+        references=references_of(requests, plan, store_bytes) if plan.explains else None,
+        pages_verified=sum(player.pages_verified for player in players),
+        wrong_pages=sum(player.wrong_pages for player in players),
         leaked_slots=sum(occupancy.out for each in stats for occupancy in each.occupancy),
         flawed_pages=sum(each.flawed_pages for each in stats),
         seconds=seconds,
@@ -89,14 +93,61 @@ def replay(
     )
 
 
-def _serve(fleet: Fleet, plan: ReplayPlan, requests: Sequence[TraceRequest], tell: Tell) -> list[ServedRequests]:
-    """Serve every request; return what each asked for and was handed back."""
+def served_hits(plan: ReplayPlan, requests: Sequence[TraceRequest]) -> list[Hits]:
+    """Serve requests by the caches of a plan; return the pages handed back of each.
+
+    Raises:
+        ConfigError: memory does not suffice, or the storage URL names nothing.
+        StorageError, CopyError: a transfer failed.
+
+    """
+    with _shared_store(plan) as store, _opened(plan, [store] * plan.engines) as players:
+        return [each.hits for each in _serve(players, plan, requests, untold)]
+
+
+@contextmanager
+def _shared_store(plan: ReplayPlan) -> Iterator[StorageBackend | None]:
+    """Open the store of ``plan``; for a run without bytes check its URL and open a keys-only store of the same cap.
+
+    Raises:
+        ConfigError: the URL names nothing.
+        StorageError: the store cannot be opened.
+
+    """
+    if plan.storage is None:
+        yield None
+        return
+    if plan.with_bytes:
+        store = open_storage(plan.storage, bytes_max=plan.storage_bytes)
+    else:
+        check_storage_url(plan.storage)
+        store = keys_only_storage(plan.storage_bytes, plan.objects())
+    with closing(store):
+        yield store
+
+
+@contextmanager
+def _opened(plan: ReplayPlan, stores: Sequence[StorageBackend | None]) -> Iterator[list[Player]]:
+    """Open an engine over each of these stores."""
+    with ExitStack() as players:
+        yield [players.enter_context(Player.open(plan, store)) for store in stores]
+
+
+def _serve(
+    players: Sequence[Player], plan: ReplayPlan, requests: Sequence[TraceRequest], tell: Tell
+) -> list[ServedRequests]:
+    """Serve requests by engines in turn (round robin), as from a load balancer that does not know their caches.
+
+    Return what each request asked for and was handed back. An engine serves after every transfer of the one before it
+    has ended.
+    """
     served: list[ServedRequests] = []
     seen: set[int] = set()
     asked = handed = 0
     page_size = plan.layout.page_size
-    for request in requests:
-        hits = fleet.serve(request)
+    for number, request in enumerate(requests):
+        players[number % len(players) - 1].wait_all()
+        hits = players[number % len(players)].serve(request)
         pages, length = plan.pages_of(request), request.input_length
         seen_pages = min(plan.whole_pages(_blocks_seen(request, seen) * request.block_tokens), pages)
         tokens = TokenUse(length, min(seen_pages * page_size, length), hits.tokens(page_size, length))
@@ -104,7 +155,8 @@ def _serve(fleet: Fleet, plan: ReplayPlan, requests: Sequence[TraceRequest], tel
         asked += tokens.asked
         handed += tokens.hits.total
         tell(len(served), f"hit ratio {handed / asked if asked else 0.0:.2%}")
-    fleet.wait_all()
+    for player in players:
+        player.wait_all()
     return served
 
 

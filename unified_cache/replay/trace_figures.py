@@ -2,14 +2,16 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from unified_cache.replay.lru_stack import Fenwick
 from unified_cache.replay.trace import Tell, TraceRequest, untold
 from unified_cache.replay.trace_sessions import sessions_of
+from unified_cache.report.charts import BarChart, Hue, Series, Unit
+from unified_cache.report.page import Page, TableSection
 
-__all__ = ["TraceFigures", "power_text"]
+__all__ = ["TraceFigures", "page_of"]
 
 TOLD_BLOCKS = 65_536
 """Blocks between two times that whoever watches is told."""
@@ -44,32 +46,6 @@ class TraceFigures:
     def sessions(self) -> int:
         """Number of sessions."""
         return sum(self.session_requests)
-
-    @property
-    def headline(self) -> str:
-        """How much of the trace repeats, in a sentence."""
-        return (
-            f"{self.seen_ratio:.2%} of {self.blocks:,} blocks had been asked for before, "
-            f"in {self.sessions:,} sessions of {self.requests:,} requests."
-        )
-
-    def lru_ratios(self) -> list[float]:
-        """Return the share of all blocks that an LRU cache hits which holds as many as each reuse distance's span."""
-        return [hits / self.blocks for hits in accumulate(self.reuse_distances)]
-
-    def rows(self) -> list[tuple[str, str]]:
-        """Return the figures in words: names and values."""
-        return [
-            ("requests", f"{self.requests:,}"),
-            ("sessions", f"{self.sessions:,}"),
-            ("time", f"{self.seconds / 60:,.1f} minutes"),
-            ("input tokens", f"{self.input_tokens:,}"),
-            ("output tokens", f"{self.output_tokens:,}"),
-            ("tokens of a block", f"{self.block_tokens:,}"),
-            ("blocks", f"{self.blocks:,}"),
-            ("different blocks", f"{self.different_blocks:,}"),
-            ("asked for before", f"{self.seen_ratio:.2%}"),
-        ]
 
     @classmethod
     def of(cls, requests: Sequence[TraceRequest], tell: Tell = untold) -> "TraceFigures":
@@ -111,10 +87,53 @@ class TraceFigures:
         }
 
 
-def power_text(power: int) -> str:
-    """Say what a histogram counts at a power of two: 1, 2 to 3, 4 to 7."""
-    first, last = 1 << power, (1 << power + 1) - 1
-    return f"{first:,}" if first == last else f"{first:,} to {last:,}"
+def page_of(name: str, figures: TraceFigures) -> Page:
+    """Return what the figures of a trace say: how soon blocks are used again, how often, how long sessions are."""
+    lru = [f"{hits / figures.blocks:.2%}" for hits in accumulate(figures.reuse_distances)]
+    histograms = {
+        "Uses again, by the blocks used meanwhile (reuse distance)": ("uses again", figures.reuse_distances),
+        "Uses, by how often their block is used (popularity)": ("uses", figures.popularity),
+        "Sessions, by their requests": ("sessions", figures.session_requests),
+    }
+    distances, *tables = [
+        TableSection(title, (title, counted), _rows(counts)) for title, (counted, counts) in histograms.items()
+    ]
+    distances = replace(
+        distances,
+        columns=(*distances.columns, "an LRU cache hits"),
+        rows=[(*row, share) for row, share in zip(distances.rows, lru, strict=True)],
+    )
+    return Page(
+        title=f"Trace {name}",
+        headline=f"{figures.seen_ratio:.2%} of {figures.blocks:,} blocks had been asked for before, "
+        f"in {figures.sessions:,} sessions of {figures.requests:,} requests.",
+        lead="An LRU cache of so many blocks has what is used again at a smaller distance.",
+        alarm="",
+        charts=[
+            BarChart(title, Unit.COUNT, [text for text, _ in _rows(counts)], [Series(counted, Hue.PLAIN, counts)])
+            for title, (counted, counts) in histograms.items()
+            if counts
+        ],
+        tables=[distances, *tables],
+        notes=[],
+        settings=[
+            ("requests", f"{figures.requests:,}"),
+            ("sessions", f"{figures.sessions:,}"),
+            ("time", f"{figures.seconds / 60:,.1f} minutes"),
+            ("input tokens", f"{figures.input_tokens:,}"),
+            ("output tokens", f"{figures.output_tokens:,}"),
+            ("tokens of a block", f"{figures.block_tokens:,}"),
+            ("blocks", f"{figures.blocks:,}"),
+            ("different blocks", f"{figures.different_blocks:,}"),
+        ],
+    )
+
+
+def _rows(counts: Sequence[int]) -> list[tuple[str, str]]:
+    """Return a row for each power of two: 1, 2 to 3, 4 to 7, and its count."""
+    spans = ((1 << power, (1 << power + 1) - 1) for power in range(len(counts)))
+    texts = [f"{first:,}" if first == last else f"{first:,} to {last:,}" for first, last in spans]
+    return [(text, f"{count:,}") for text, count in zip(texts, counts, strict=True)]
 
 
 def _distances(uses: Sequence[int], tell: Tell) -> list[int]:

@@ -26,14 +26,6 @@ class Hue(Enum):
     STORAGE = "storage"
     PLAIN = "plain"
     """No tier."""
-    FIRST = "first"
-    """Of what has no colour of its own: the largest, and then by size."""
-    SECOND = "second"
-    THIRD = "third"
-    FOURTH = "fourth"
-    FIFTH = "fifth"
-    REST = "rest"
-    """All that is smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +44,7 @@ def tier_series(tiers: Iterable[str], values: Sequence[Mapping[str, float]]) -> 
 
 @dataclass(frozen=True, slots=True)
 class BandChart:
-    """Bands stacked over positions along a line, a line above them that they cannot pass, and others across them."""
+    """Bands stacked over positions along a line, and a line above them that they cannot pass."""
 
     title: str
     unit: Unit
@@ -68,8 +60,6 @@ class BandChart:
     """Written under the positions in the place of their numbers, and at equal distances; one for each, or none."""
     marked: Sequence[int] = ()
     """Numbers of the positions that have a point on the uppermost band, whose note is written in the page."""
-    lines: Sequence[Series] = ()
-    """Drawn across the bands, to be held against them."""
 
     KIND: ClassVar = "bands"
 

@@ -27,7 +27,7 @@ function colour(name) {
 }
 
 function allSeries(chart) {
-  return chart.kind === "bands" ? [...chart.bands, ...chart.lines, chart.bound] : chart.parts;
+  return chart.kind === "bands" ? [...chart.bands, chart.bound] : chart.parts;
 }
 
 function placesOf(chart) {
@@ -51,16 +51,6 @@ function datasetsOf(chart) {
     fill: number ? "-1" : "origin",
     stack: "bands",
   }));
-  const lines = chart.lines.map((line) => ({
-    label: line.name,
-    data: placesOf(chart).map((x, at) => ({ x, y: line.values[at] })),
-    borderColor: colour(line.hue),
-    borderWidth: 2,
-    pointRadius: 0,
-    fill: false,
-    stack: line.name,
-    order: -1, // above the bands
-  }));
   const bound = {
     label: chart.bound.name,
     data: placesOf(chart).map((x, at) => ({ x, y: chart.bound.values[at] })),
@@ -71,7 +61,7 @@ function datasetsOf(chart) {
     fill: false,
     stack: "bound",
   };
-  return [...bands, ...lines, bound];
+  return [...bands, bound];
 }
 
 // Ticks of bytes lie at powers of two, or people read 4.77 MiB where 5 million was meant.
@@ -157,10 +147,8 @@ function addLegend(section, chart, drawn) {
     const button = document.createElement("button");
     const mark = document.createElement("i");
     const isBound = chart.kind === "bands" && series === chart.bound;
-    const isAcross = chart.kind === "bands" && chart.lines.includes(series);
-    mark.className = isBound ? "line" : isAcross ? "line across" : "";
-    if (isAcross) mark.style.borderTopColor = "var(--" + series.hue + ")";
-    else if (!isBound) mark.style.background = "var(--" + series.hue + ")";
+    mark.className = isBound ? "line" : "";
+    if (!isBound) mark.style.background = "var(--" + series.hue + ")";
     button.type = "button";
     button.setAttribute("aria-pressed", "true");
     button.append(mark, series.name);

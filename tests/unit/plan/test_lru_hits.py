@@ -16,11 +16,10 @@ from unified_cache.plan.resume_points import NEVER
 from unified_cache.plan.tier_hits import BATCH_OBJECTS, LruHits
 from unified_cache.replay.clairvoyant import FutureUses
 from unified_cache.replay.lru_stack import LruStack
-from unified_cache.replay.model_settings import ModelSettings
-from unified_cache.replay.policies import ReplayPolicies
+from unified_cache.replay.plan import ReplayPolicies
 from unified_cache.replay.result import Hits
 from unified_cache.replay.runner import replay
-from unified_cache.replay.settings import ReplaySettings
+from unified_cache.replay.settings import ModelSettings, ReplaySettings
 from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest, read_trace
 from unified_cache.replay.trace_pages import TracePages
 from unified_cache.seal import HEADER_BYTES

@@ -10,12 +10,11 @@ from unified_cache.components.layouts import size_preset
 from unified_cache.config import Retention
 from unified_cache.errors import ConfigError
 from unified_cache.plan.costs import PricedSystem, queue_ends
-from unified_cache.plan.evaluate import Evaluator
 from unified_cache.plan.hardware import HARDWARE, hardware_named, read_hardware
-from unified_cache.plan.result import knee, next_steps, recommended
+from unified_cache.plan.planner import Evaluator, knee, next_steps, recommended
 from unified_cache.plan.sweep import PlannedModel, TierBytes, combinations, parse_sweeps
 from unified_cache.plan.tier_hits import LruHits
-from unified_cache.replay.policies import ReplayPolicies
+from unified_cache.replay.plan import ReplayPolicies
 from unified_cache.replay.trace_pages import TracePages
 
 GIB = 1 << 30

@@ -2,22 +2,19 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from unified_cache.config import WritePolicy
 from unified_cache.miss_reason import MissReason
-from unified_cache.replay.missed import MissedTokens
-from unified_cache.replay.plan import ReplayPlan
-from unified_cache.replay.policies import ReplayPolicies
-from unified_cache.replay.report import page_of
+from unified_cache.replay.missed import ComponentMiss
+from unified_cache.replay.plan import ReplayPlan, ReplayPolicies
+from unified_cache.replay.report import miss_table, page_of
 from unified_cache.replay.result import ReplayResult
 from unified_cache.replay.runner import replay
 from unified_cache.replay.settings import ReplaySettings
-from unified_cache.replay.summary import miss_table, prefix_table
 from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
-from unified_cache.report.charts import BandChart
 
 ROOMY = ReplaySettings(device_pages=60, host_pages=0, page_bytes=64, with_bytes=False, explains=True)
 
@@ -41,13 +38,13 @@ def run(requests: Sequence[TraceRequest], settings: ReplaySettings) -> ReplayRes
     return replay("test", requests, settings)
 
 
-def missed_of(result: ReplayResult) -> MissedTokens:
+def missed_of(result: ReplayResult) -> Mapping[ComponentMiss, int]:
     assert result.missed is not None
     return result.missed
 
 
 def by_why(result: ReplayResult) -> dict[MissReason, int]:
-    return {reason.why: tokens for reason, tokens in missed_of(result).by_reason.items()}
+    return {reason.why: tokens for reason, tokens in missed_of(result).items()}
 
 
 STORED = dataclasses.replace(ROOMY, device_pages=40, host_pages=80, storage="memory:")
@@ -70,31 +67,23 @@ def test_every_missed_token_is_counted_once_and_hits_stay_as_they_are(settings: 
     requests = sessions(12, 4)
     result = run(requests, settings)
     missed = missed_of(result)
-    assert missed.total == result.tokens.asked - result.tokens.hits.total
-    assert len(missed.series) == len(missed.asked) == len(result.series)
-    assert sum(missed.asked) == result.tokens.asked
-    for reason, tokens in missed.by_reason.items():
-        assert tokens == sum(window.get(reason, 0) for window in missed.series) > 0
+    assert sum(missed.values()) == result.tokens.asked - result.tokens.hits.total
+    assert min(missed.values()) > 0
     assert run(requests, dataclasses.replace(settings, explains=False)).hits == result.hits
 
 
 def test_a_prompt_that_comes_first_was_never_computed() -> None:
     result = run([asking(1, 2, 3, tokens=1_300), asking(4, 5)], ROOMY)
     assert by_why(result) == {MissReason.NEVER_COMPUTED: 1_300 + 2 * BLOCK_TOKENS}
-    assert missed_of(result).prefixes == []
 
 
-def test_a_prefix_that_the_device_evicts_again_and_again_costs_most() -> None:
+def test_a_prefix_that_the_device_evicts_again_and_again_is_missed_for_that() -> None:
     shared = tuple(range(20))
     others = [asking(*range(100 * number, 100 * number + 55)) for number in range(1, 4)]
     requests = [asking(*shared)]
     for number, other in enumerate(others):
         requests += [other, asking(*shared, 9_000 + number)]
-    result = run(requests, ROOMY)
-    first, *rest = missed_of(result).prefixes
-    assert (first.pages, first.times, first.reason.why) == (20, 3, MissReason.EVICTED)
-    assert first.tokens > max([0, *(prefix.tokens for prefix in rest)])
-    assert by_why(result)[MissReason.EVICTED] == sum(prefix.tokens for prefix in (first, *rest))
+    assert by_why(run(requests, ROOMY))[MissReason.EVICTED] >= 3 * 20 * BLOCK_TOKENS // 2
 
 
 def test_what_the_store_evicts_is_blamed_on_the_store() -> None:
@@ -119,27 +108,19 @@ def test_what_fills_no_page_is_missed_for_that() -> None:
     }
 
 
-def test_table_page_and_json_tell_of_the_same_tokens() -> None:
+def test_table_page_and_json_say_the_same_tokens() -> None:
     result = run(sessions(12, 4), SIZES["device"])
-    missed = missed_of(result)
-    told = json.loads(json.dumps(result.as_json()))["missed"]
-    assert told["tokens"] == missed.total == sum(each["tokens"] for each in told["by_reason"])
-    assert [sum(window) for window in told["series"]] == [sum(window.values()) for window in missed.series]
-    reasons, prefixes = miss_table(result), prefix_table(result)
+    total = sum(missed_of(result).values())
+    said = json.loads(json.dumps(result.as_json()))["missed"]
+    assert said["tokens"] == total == sum(each["tokens"] for each in said["by_reason"])
+    reasons = miss_table(result)
     assert reasons is not None
-    assert prefixes is not None
-    assert [each["digest"] for each in told["prefixes"]] == [row[0] for row in prefixes.rows]
-    assert reasons.rows[-1][:3] == ("all", "", f"{missed.total:,}")
-    page = page_of(result)
-    chart = page.charts[2]
-    assert isinstance(chart, BandChart)
-    summed = [sum(values) for values in zip(*(each.values for each in chart.bands), strict=True)]
-    assert chart.bound.values == pytest.approx(summed)
-    assert {"Missed tokens, by reason", "Prefixes whose loss cost most tokens"} <= {each.title for each in page.tables}
+    assert reasons.rows[-1][:3] == ("all", "", f"{total:,}")
+    assert reasons in page_of(result).tables
 
 
 def test_a_replay_that_nobody_asks_for_reasons_remembers_nothing() -> None:
     plan: ReplayPlan = dataclasses.replace(ROOMY, explains=False).plan
     assert plan.config.forgotten_pages_max == 0
     result = run(sessions(2, 2), dataclasses.replace(ROOMY, explains=False))
-    assert (result.missed, miss_table(result), prefix_table(result)) == (None, None, None)
+    assert (result.missed, miss_table(result)) == (None, None)

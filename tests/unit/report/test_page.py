@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from unified_cache.report.charts import BandChart, BarChart, Hue, Series, Unit
+from unified_cache.report.html import html_of
 from unified_cache.report.page import Page, TableSection
 
 HOSTILE = "</script><script>alert(1)</script>"
@@ -57,7 +58,7 @@ def in_browser(path: Path, width: int) -> tuple[str, str]:
 
 
 def test_a_page_holds_its_figures_and_asks_for_nothing_from_elsewhere() -> None:
-    text = page().render()
+    text = html_of(page())
     found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)
     assert found is not None
     bands, bars, sizes = json.loads(found[1])
@@ -71,14 +72,14 @@ def test_a_page_holds_its_figures_and_asks_for_nothing_from_elsewhere() -> None:
 
 
 def test_nothing_that_a_result_says_becomes_code() -> None:
-    text = page().render()
+    text = html_of(page())
     assert "alert(1)</script>" not in text
     assert unescape(text).count(HOSTILE) == 3  # title, subject, setting; in the chart its angle brackets are escapes
 
 
 def test_what_is_wrong_stands_at_the_top() -> None:
-    assert 'role="alert"' not in page().render()
-    wrong = Page("t", "headline", "lead", "2 pages held wrong bytes", [], [], [], []).render()
+    assert 'role="alert"' not in html_of(page())
+    wrong = html_of(Page("t", "headline", "lead", "2 pages held wrong bytes", [], [], [], []))
     assert '<p class="alarm" role="alert">2 pages held wrong bytes</p>' in wrong
 
 
@@ -87,7 +88,7 @@ def test_what_is_wrong_stands_at_the_top() -> None:
 def test_a_browser_draws_every_chart_and_nothing_is_wider_than_the_window(tmp_path: Path, width: int) -> None:
     probe = "<script>document.body.dataset.widest = document.documentElement.scrollWidth;</script></body>"
     path = tmp_path / "index.html"
-    path.write_text(page().render().replace("</body>", probe), encoding="utf-8")
+    path.write_text(html_of(page()).replace("</body>", probe), encoding="utf-8")
     dom, logged = in_browser(path, width)
     assert logged == ""
     assert dom.count('data-is-drawn="true"') == 3
