@@ -6,7 +6,7 @@ Beside the hits of a combination stands what no policy could beat with as much m
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -26,17 +26,7 @@ from unified_cache.replay.plan import component_bytes
 from unified_cache.replay.trace import Tell, iterate_trace
 from unified_cache.replay.trace_pages import TracePages
 
-__all__ = [
-    "Checked",
-    "Evaluator",
-    "NextStep",
-    "PlanPoint",
-    "PlanResult",
-    "Planner",
-    "knee",
-    "next_steps",
-    "recommended",
-]
+__all__ = ["Checked", "Evaluator", "PlanPoint", "PlanResult", "Planner", "knee", "recommended"]
 
 BOUND_SIZES = 24
 """Sizes at which the clairvoyant bound is computed; between two of them that of the larger holds."""
@@ -49,9 +39,6 @@ BLOCKS = 10
 
 CHECK_SEED = 17
 """Chooses the combinations that are replayed: the same ones every time."""
-
-STEP_BYTES = 64 << 30
-"""The next step whose worth is told."""
 
 BUSY_SHARE_MAX = 0.9
 """Queues that are busy for more of the time are no plan to buy."""
@@ -98,18 +85,6 @@ class PlanPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class NextStep:
-    """Worth of 64 GiB more in one tier, the others as recommended."""
-
-    tier: str
-    hit_ratio_gain: float
-    prefill_hours_saved: float
-    """Over the trace."""
-    cost_change: float
-    """Of a million tokens of prompts."""
-
-
-@dataclass(frozen=True, slots=True)
 class Checked:
     """A combination replayed in full, beside what the plan says of it."""
 
@@ -132,7 +107,6 @@ class PlanResult:
     points: Sequence[PlanPoint]
     """In the order of their sizes."""
     best: PlanPoint
-    steps: Sequence[NextStep]
     replays: int
     """Sizes of device and host memory that were replayed; 0 for ``lru``, whose distances tell all of them."""
     checked: Sequence[Checked]
@@ -170,9 +144,6 @@ class PlanResult:
 
     def as_json(self) -> dict[str, object]:
         """Return everything under stable names, for ``json.dump``."""
-        steps = {step.tier: asdict(step) for step in self.steps}
-        for step in steps.values():
-            del step["tier"]
         return {
             "sentence": self.sentence,
             "trace": self.trace,
@@ -188,7 +159,6 @@ class PlanResult:
             "replays": self.replays,
             "complete": self.is_complete,
             "best": self.best.as_json(),
-            "next_64gib": steps,
             "knees": self.knees(),
             "combinations": [point.as_json() for point in self.points],
             "checked": [
@@ -300,7 +270,6 @@ class Planner:
             is_complete = True
         if not points:
             raise KeyboardInterrupt
-        best = recommended(points)
         return PlanResult(
             trace=self.trace.name,
             model=self.model,
@@ -309,8 +278,7 @@ class Planner:
             input_tokens=int(pages.input_tokens.sum()),
             seen_ratio=evaluator.seen_ratio,
             points=points,
-            best=best,
-            steps=next_steps(best, evaluator.point),
+            best=recommended(points),
             replays=hits.replays_count if isinstance(hits, PolicyHits) else 0,
             checked=checked,
             is_complete=is_complete,
@@ -334,25 +302,6 @@ def recommended(points: Sequence[PlanPoint]) -> PlanPoint:
     if not able:
         return min(points, key=lambda point: (point.costs.prefill_share, point.costs.price_per_hour))
     return min(able, key=lambda point: (point.costs.cost_per_million_tokens, point.sizes))
-
-
-def next_steps(best: PlanPoint, at: Callable[[TierBytes], PlanPoint]) -> list[NextStep]:
-    """Return what 64 GiB more would bring in each tier that can have them; ``at`` evaluates a combination."""
-    steps: list[NextStep] = []
-    for tier in TIERS:
-        sizes = replace(best.sizes, **{tier: best.sizes.by_tier()[tier] + STEP_BYTES})
-        if sizes.storage and not sizes.host:
-            continue
-        point = at(sizes)
-        steps.append(
-            NextStep(
-                tier,
-                point.hit_ratio - best.hit_ratio,
-                point.costs.prefill_hours_saved - best.costs.prefill_hours_saved,
-                point.costs.cost_per_million_tokens - best.costs.cost_per_million_tokens,
-            )
-        )
-    return steps
 
 
 def knee(sizes: Sequence[int], ratios: Sequence[float]) -> int:

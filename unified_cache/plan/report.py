@@ -4,16 +4,10 @@ from unified_cache.byte_sizes import bytes_text, size_text
 from unified_cache.plan.hardware import GIB
 from unified_cache.plan.planner import PlanResult
 from unified_cache.plan.sweep import TIERS
-from unified_cache.report.charts import BandChart, BarChart, Chart, HeatMap, Hue, Series, Unit, tier_series
+from unified_cache.report.charts import BandChart, Hue, Series, Unit, tier_series
 from unified_cache.report.page import Page, TableSection
 
 __all__ = ["page_of"]
-
-PRICE_LEVELS = 6
-"""Bands of price between the cheapest and the dearest cell of a heat map."""
-
-BARS_MAX = 8
-"""Combinations shown as bars, the cheapest per token first."""
 
 CURVE_COLUMNS = ("device", "host", "storage", "all", "at most", "TTFT p50", "p99", "cost/M tokens", "")
 """Columns of a curve after the size of its tier."""
@@ -24,15 +18,14 @@ NAMES = {"device": "each device", "host": "host memory", "storage": "storage"}
 def page_of(result: PlanResult) -> Page:
     """Return what a plan says."""
     curved = [tier for tier in TIERS if len(result.curve(tier)) > 1]
-    charts: list[Chart] = [_heat_map(result), *(_curve(result, tier) for tier in curved), _bars(result)]
     return Page(
         title=f"Plan for {result.model.name} and {result.trace}",
         headline=result.sentence,
         lead=f"{result.requests:,} requests, {result.input_tokens:,} tokens, {len(result.points):,} combinations in "
         f"{result.seconds:.1f} s; {result.seen_ratio:.2%} of the tokens had been asked for before.",
         alarm="" if result.is_complete else "The plan was interrupted: not all combinations were evaluated.",
-        charts=charts,
-        tables=[*(_curve_table(result, tier) for tier in curved), _step_table(result)],
+        charts=[_curve(result, tier) for tier in curved],
+        tables=[*(_curve_table(result, tier) for tier in curved), _size_table(result)],
         notes=_notes(result),
         settings=_settings(result),
     )
@@ -88,19 +81,23 @@ def _curve_table(result: PlanResult, tier: str) -> TableSection:
     return TableSection(f"By size of {NAMES[tier]}", (tier, *CURVE_COLUMNS), rows)
 
 
-def _step_table(result: PlanResult) -> TableSection:
-    """Return a row for each tier that can have 64 GiB more."""
-    rows = [
-        (
-            step.tier,
-            f"{step.hit_ratio_gain * 100:+.2f} points",
-            f"{step.prefill_hours_saved:+.3f}",
-            f"{step.cost_change:+.4f}",
-        )
-        for step in result.steps
-    ]
-    columns = ("64 GiB more", "tokens handed back", "hours of prefill saved", "cost per million tokens")
-    return TableSection("64 GiB more", columns, rows)
+def _size_table(result: PlanResult) -> TableSection:
+    """Return the share of the tokens handed back by host memory and storage, with the device of the best."""
+    best = result.best.sizes
+    points = {(each.sizes.host, each.sizes.storage): each for each in result.points if each.sizes.device == best.device}
+    hosts, stores = (sorted({pair[part] for pair in points}) for part in (0, 1))
+
+    def cell(host: int, storage: int) -> str:
+        point = points.get((host, storage))
+        if point is None:
+            return ""
+        return f"{point.hit_ratio:.1%}" + (" best" if point is result.best else "")
+
+    return TableSection(
+        f"Share of the tokens handed back, by host memory and storage, with {bytes_text(best.device)} of each device",
+        ("host memory", *map(bytes_text, stores)),
+        [(bytes_text(host), *(cell(host, storage) for storage in stores)) for host in hosts],
+    )
 
 
 def _settings(result: PlanResult) -> list[tuple[str, str]]:
@@ -122,35 +119,6 @@ def _settings(result: PlanResult) -> list[tuple[str, str]]:
         ("bus", f"{bytes_text(int(hardware.device_bytes_per_s))}/s to one device"),
         ("storage", f"{bytes_text(int(hardware.storage_read_bytes_per_s))}/s read"),
     ]
-
-
-def _heat_map(result: PlanResult) -> HeatMap:
-    best = result.best.sizes
-    points = {(each.sizes.host, each.sizes.storage): each for each in result.points if each.sizes.device == best.device}
-    hosts, stores = (sorted({pair[part] for pair in points}) for part in (0, 1))
-    prices = [point.costs.price_per_hour for point in points.values()]
-    step = (max(prices) - min(prices)) / PRICE_LEVELS or 1.0
-
-    def level(host: int, storage: int) -> int:
-        point = points.get((host, storage))
-        return -1 if point is None else int((point.costs.price_per_hour - min(prices)) / step)
-
-    def ratio(host: int, storage: int) -> float | None:
-        point = points.get((host, storage))
-        return None if point is None else point.hit_ratio
-
-    return HeatMap(
-        title=f"Share of the tokens handed back, with {bytes_text(best.device)} of each device",
-        unit=Unit.RATIO,
-        row_name="host memory",
-        rows=[bytes_text(host) for host in hosts],
-        column_name="storage",
-        columns=[bytes_text(storage) for storage in stores],
-        values=[[ratio(host, storage) for storage in stores] for host in hosts],
-        levels=[[level(host, storage) for storage in stores] for host in hosts],
-        levels_name=f"a line is {step:.3g} more an hour",
-        best=(hosts.index(best.host), stores.index(best.storage)),
-    )
 
 
 def _curve(result: PlanResult, tier: str) -> BandChart:
@@ -178,16 +146,4 @@ def _curve(result: PlanResult, tier: str) -> BandChart:
         bound=Series("clairvoyant", Hue.PLAIN, [point.bound_ratio for point in curve]),
         position_labels=[bytes_text(size) for size in sizes],
         marked=[number for number, mark in enumerate(marks) if mark],
-    )
-
-
-def _bars(result: PlanResult) -> BarChart:
-    cheapest = sorted(result.points, key=lambda point: (point is not result.best, point.costs.cost_per_million_tokens))
-    shown = cheapest[:BARS_MAX]
-    names = [" + ".join(bytes_text(size) for size in point.sizes.by_tier().values() if size) for point in shown]
-    return BarChart(
-        "Share of the tokens by tier: the best, and those next in cost per token (device + host + storage)",
-        Unit.RATIO,
-        names,
-        tier_series(TIERS, [point.tier_ratios for point in shown]),
     )

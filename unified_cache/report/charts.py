@@ -2,13 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import Enum
-from typing import ClassVar
+from enum import StrEnum
 
-__all__ = ["BandChart", "BarChart", "Chart", "HeatMap", "Hue", "Series", "Unit", "tier_series"]
+__all__ = ["BandChart", "BarChart", "Chart", "Hue", "Series", "Unit", "tier_series"]
 
 
-class Unit(Enum):
+class Unit(StrEnum):
     """Unit of a chart's values."""
 
     RATIO = "ratio"
@@ -18,7 +17,7 @@ class Unit(Enum):
     MILLISECONDS = "milliseconds"
 
 
-class Hue(Enum):
+class Hue(StrEnum):
     """Meaning of a series, and so its colour, the same in every chart; the colours are in ``page.css``."""
 
     DEVICE = "device"
@@ -61,11 +60,9 @@ class BandChart:
     marked: Sequence[int] = ()
     """Numbers of the positions that have a point on the uppermost band, whose note is written in the page."""
 
-    KIND: ClassVar = "bands"
-
     def as_json(self) -> dict[str, object]:
         """Return what ``page.js`` draws."""
-        return _plain(self, self.KIND)
+        return {"kind": "bands", **asdict(self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,63 +74,9 @@ class BarChart:
     categories: Sequence[str]
     parts: Sequence[Series]
 
-    KIND: ClassVar = "bars"
-
     def as_json(self) -> dict[str, object]:
         """Return what ``page.js`` draws."""
-        return _plain(self, self.KIND)
+        return {"kind": "bars", **asdict(self)}
 
 
-@dataclass(frozen=True, slots=True)
-class HeatMap:
-    """A value for each row and column, the darker the larger, with lines where a second quantity passes a step.
-
-    It is a table, so that it can be read without colours and without a script.
-    """
-
-    title: str
-    unit: Unit
-    row_name: str
-    rows: Sequence[str]
-    column_name: str
-    columns: Sequence[str]
-    values: Sequence[Sequence[float | None]]
-    """By row and column; None where there is nothing to show."""
-    levels: Sequence[Sequence[int]]
-    """Level of the second quantity, by row and column: a line is drawn between cells of different levels."""
-    levels_name: str
-    """What the lines are, as "lines: 1 more an hour"."""
-    best: tuple[int, int]
-    """Row and column of the cell to be pointed out."""
-
-    KIND: ClassVar = "heat"
-
-    def as_json(self) -> dict[str, object]:
-        """Return what ``page.html`` shows; its cells have the value's share of the largest, and the lines around."""
-        largest = max((value for row in self.values for value in row if value is not None), default=0.0) or 1.0
-        cells = [
-            [
-                {
-                    "text": "" if value is None else f"{value:.1%}" if self.unit is Unit.RATIO else f"{value:,.2f}",
-                    "share": 0.0 if value is None else round(value / largest, 3),
-                    "line_above": row > 0 and self.levels[row][column] != self.levels[row - 1][column],
-                    "line_left": column > 0 and self.levels[row][column] != self.levels[row][column - 1],
-                    "is_best": (row, column) == self.best,
-                }
-                for column, value in enumerate(values)
-            ]
-            for row, values in enumerate(self.values)
-        ]
-        return {**_plain(self, self.KIND), "cells": cells}
-
-
-Chart = BandChart | BarChart | HeatMap
-
-
-def _plain(chart: Chart, kind: str) -> dict[str, object]:
-    values: dict[str, object] = asdict(chart, dict_factory=_plain_fields)
-    return {"kind": kind, **values}
-
-
-def _plain_fields(fields: list[tuple[str, object]]) -> dict[str, object]:
-    return {name: value.value if isinstance(value, Enum) else value for name, value in fields}
+Chart = BandChart | BarChart

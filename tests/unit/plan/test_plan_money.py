@@ -11,7 +11,7 @@ from unified_cache.config import Retention
 from unified_cache.errors import ConfigError
 from unified_cache.plan.costs import PricedSystem, queue_ends
 from unified_cache.plan.hardware import HARDWARE, hardware_named, read_hardware
-from unified_cache.plan.planner import Evaluator, knee, next_steps, recommended
+from unified_cache.plan.planner import Evaluator, knee, recommended
 from unified_cache.plan.sweep import PlannedModel, TierBytes, combinations, parse_sweeps
 from unified_cache.plan.tier_hits import LruHits
 from unified_cache.replay.plan import ReplayPolicies
@@ -111,9 +111,6 @@ def test_more_memory_hits_more_and_the_cheapest_that_keeps_up_is_recommended() -
     assert points[-1].hit_ratio == pytest.approx(evaluator.seen_ratio, abs=0.02)
     best = recommended(points)
     assert best.costs.cost_per_million_tokens == min(point.costs.cost_per_million_tokens for point in points)
-    steps = next_steps(best, evaluator.point)
-    assert [step.tier for step in steps] == ["device", "host", "storage"][: len(steps)]
-    assert all(step.hit_ratio_gain >= -1e-9 for step in steps)
     cold, warm = points[0].costs, points[-1].costs
     assert warm.prefill_hours_saved > cold.prefill_hours_saved
     assert warm.ttft_p50_s <= cold.ttft_p50_s

@@ -57,7 +57,7 @@ WORDS = (
     *("EvictionPolicy.LFU", "EvictionPolicy.SLRU", "EvictionPolicy.FIFO", "ttl_s", "slru_protected_share"),
     "lfu_half_life_touches",
     # Prefixes and regret of a replay, and sizes told from others beside them.
-    *("MissedPrefix", "regret_tokens", "gained_tokens", "stored_at_most", "open_ratio", "ToldByReplays"),
+    *("MissedPrefix", "regret_tokens", "gained_tokens", "stored_at_most", "open_ratio", "ToldByReplays", "next_64gib"),
     # The journal of a file store.
     *("SharedQuota", "NoQuota", "JournalLine", "StoreListing", "unrecorded_count"),
     # Layouts of models that nobody serves; rates that the live page's server counted beside its points.
