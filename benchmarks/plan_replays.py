@@ -24,7 +24,7 @@ from unified_cache.components.layouts import size_preset
 from unified_cache.config import Retention
 from unified_cache.plan.sweep import TIERS, PlannedModel, TierBytes, combinations, parse_sweeps
 from unified_cache.plan.tier_hits import LruHits
-from unified_cache.recording.note import Hits
+from unified_cache.recording.requests import Hits
 from unified_cache.replay.plan import ReplayPolicies
 from unified_cache.replay.runner import replay
 from unified_cache.replay.trace import read_trace

@@ -9,8 +9,7 @@ import pytest
 from tests.sources import ROOT
 from unified_cache.errors import ConfigError, StorageError
 from unified_cache.replay.engine import OracleEngine
-from unified_cache.replay.machine import memory_bytes
-from unified_cache.replay.plan import SEAL_BYTES
+from unified_cache.replay.plan import SEAL_BYTES, memory_bytes
 from unified_cache.replay.player import Player
 from unified_cache.replay.result import Hits, ReplayResult, TokenUse
 from unified_cache.replay.runner import replay

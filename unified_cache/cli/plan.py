@@ -9,10 +9,9 @@ import typer
 
 from unified_cache.cli.layout import size_named
 from unified_cache.cli.options import JsonOptions
-from unified_cache.cli.progress import watched
+from unified_cache.cli.progress import read_watched, watched
 from unified_cache.cli.report_page import page_writer, print_page
 from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOption, given_flags
-from unified_cache.cli.traces import read_watched
 from unified_cache.config import EvictionPolicy
 from unified_cache.errors import ConfigError
 from unified_cache.extras import import_with_extra

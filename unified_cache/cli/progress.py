@@ -3,19 +3,21 @@
 A command is within ``watched`` while it does what may take long; a test walks over all commands and holds them to it.
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from unified_cache.byte_sizes import size_text
-from unified_cache.replay.trace import Tell
+from unified_cache.replay.trace import Tell, TraceRequest, read_trace
 
-__all__ = ["objects_watched", "watched"]
+__all__ = ["objects_watched", "read_watched", "watched"]
 
 REFRESH_S = 0.1
 """Interval between two updates of the bar; showing progress must cost little beside the run itself."""
@@ -107,3 +109,14 @@ def objects_watched(stream: TextIO, verb: str, total: int | None) -> Iterator[Ca
             tell(objects_done, size_text(bytes_done))
 
         yield add
+
+
+def read_watched(path: Path, limit: int | None = None) -> list[TraceRequest]:
+    """Read a trace, or its first ``limit`` requests, and show how far it is.
+
+    Raises:
+        TraceError: it is no trace.
+        ConfigError: the limit is not positive.
+    """
+    with watched(sys.stderr, "read", limit, "requests") as tell:
+        return read_trace(path, limit, tell)

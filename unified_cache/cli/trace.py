@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unified_cache.cli.options import JsonOptions
-from unified_cache.cli.progress import watched
+from unified_cache.cli.progress import read_watched, watched
 from unified_cache.cli.report_page import page_writer, print_page
 from unified_cache.cli.text import example
-from unified_cache.cli.traces import read_watched
 from unified_cache.errors import ConfigError
 from unified_cache.extras import import_with_extra
 from unified_cache.files import check_writable, write_whole

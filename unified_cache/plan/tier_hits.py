@@ -9,7 +9,7 @@ import numpy.typing as npt
 from unified_cache.config import EvictionPolicy, WritePolicy
 from unified_cache.errors import ConfigError
 from unified_cache.plan.resume_points import NEVER, ResumePoints, StoreFootprint
-from unified_cache.recording.note import Hits
+from unified_cache.recording.requests import Hits
 from unified_cache.replay.lru_stack import LruStack
 from unified_cache.replay.plan import ReplayPlan, ReplayPolicies, component_bytes
 from unified_cache.replay.trace_pages import Counts, TracePages

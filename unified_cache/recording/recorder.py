@@ -6,6 +6,7 @@ cache.record_to(recorder.requests_of(cache.layout))
 recorder.close()
 """
 
+import gzip
 import json
 import logging
 import os
@@ -15,17 +16,15 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 from unified_cache.errors import ConfigError
-from unified_cache.page import Prompt
+from unified_cache.page import PageKey, Prompt
 from unified_cache.pool import ModelLayout
-from unified_cache.recording.file import OWNER_ALONE, RotatedFile
-from unified_cache.recording.names import SALT_BYTES, TraceNames
-from unified_cache.recording.note import KeyedPages, RequestNote
-from unified_cache.recording.requests import RequestWatcher
+from unified_cache.recording.requests import KeyedPages, RequestNote, RequestWatcher
 
-__all__ = ["RecorderCounts", "RecorderSettings", "TraceRecorder"]
+__all__ = ["SALT_BYTES", "RecorderCounts", "RecorderSettings", "TraceNames", "TraceRecorder"]
 
 WRITE_EVERY_S = 1.0
 """Longest time for which a note waits before it is written: what a crash can lose."""
@@ -35,6 +34,16 @@ BATCH_NOTES_MAX = 1_000
 
 CLOSE_S = 10.0
 """Longest wait for the thread."""
+
+OWNER_ALONE = 0o600
+"""Mode of a file."""
+
+SALT_BYTES = 32
+"""Length of a salt; as many as a key has."""
+
+_NAME_BYTES = 8
+_SHIFT = 1
+"""Names are 63 bits, non-negative in an int64: among ten million pages two share one with a probability of 5e-6."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +75,102 @@ class RecorderCounts:
     """Not written, because too many waited."""
     failed: int = 0
     """Not written, because the file could not be."""
+
+
+class TraceNames:
+    """Names of one recording: the same page has the same name in it, and nobody can tell which page that is.
+
+    A name is a digest of the page's key under a secret salt. Keys alone would not do: whoever guesses a prompt can
+    compute its keys. The salt is made at random and never written, so that two recordings cannot be held against each
+    other either, unless they are given the same one. For any thread.
+    """
+
+    __slots__ = ("_salt",)
+
+    def __init__(self, salt: bytes) -> None:
+        """Take a secret salt.
+
+        Raises:
+            ConfigError: it is not of its length.
+        """
+        if len(salt) != SALT_BYTES:
+            raise ConfigError(f"the salt of a recording has {SALT_BYTES} bytes, found {len(salt)}")
+        self._salt = salt
+
+    def pages(self, keys: Sequence[PageKey]) -> list[int]:
+        """Return the name of each page."""
+        salt = self._salt
+        return [
+            int.from_bytes(blake2b(key, digest_size=_NAME_BYTES, key=salt).digest(), "little") >> _SHIFT for key in keys
+        ]
+
+    def namespace(self, seed: bytes) -> str:
+        """Return the name of a namespace, in hex digits; empty for the default one."""
+        return blake2b(seed, digest_size=_NAME_BYTES, key=self._salt, person=b"namespace").hexdigest() if seed else ""
+
+
+class RotatedFile:
+    """A file of gzip members, one for each append, so that it is whole after each. For one thread.
+
+    ``trace.jsonl.gz`` becomes ``trace.1.jsonl.gz`` once it has ``file_bytes_max``, that one ``trace.2.jsonl.gz``, and
+    so on; of ``files_max`` files the last one is removed.
+    """
+
+    __slots__ = ("_file_bytes_max", "_files_max", "_path")
+
+    def __init__(self, path: Path, file_bytes_max: int, files_max: int) -> None:
+        """Take the newest file's place; nothing is written yet.
+
+        Raises:
+            ConfigError: the name does not end in .gz, a bound is not positive, or there is no such directory.
+        """
+        if path.suffix != ".gz":
+            raise ConfigError(f"a recording is a file NAME.gz, as in trace.jsonl.gz, found {path.name}")
+        if file_bytes_max < 1 or files_max < 1:
+            raise ConfigError(
+                f"a recording needs at least one file of at least one byte, found {files_max} of {file_bytes_max}"
+            )
+        if not path.parent.is_dir():
+            raise ConfigError(f"a recording needs a directory that is there, found none at {path.parent}")
+        self._path = path
+        self._file_bytes_max = file_bytes_max
+        self._files_max = files_max
+
+    def append(self, lines: bytes) -> None:
+        """Write lines, and rotate once the file is large enough.
+
+        Raises:
+            OSError: they cannot be written; what was written before stays readable.
+        """
+        member = gzip.compress(lines, mtime=0, compresslevel=6)
+        with os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWNER_ALONE), "ab") as file:
+            start = os.fstat(file.fileno()).st_size
+            try:
+                file.write(member)
+                file.flush()
+            except OSError:
+                file.truncate(start)
+                raise
+            end = os.fstat(file.fileno()).st_size
+        if end >= self._file_bytes_max:
+            self._rotate()
+
+    def files(self) -> list[Path]:
+        """Return the files that there are, the newest first."""
+        return [path for path in (self._numbered(number) for number in range(self._files_max)) if path.exists()]
+
+    def _rotate(self) -> None:
+        self._numbered(self._files_max - 1).unlink(missing_ok=True)
+        for number in reversed(range(self._files_max - 1)):
+            path = self._numbered(number)
+            if path.exists():
+                path.replace(self._numbered(number + 1))
+
+    def _numbered(self, number: int) -> Path:
+        if not number:
+            return self._path
+        stem, dot, suffixes = self._path.name.partition(".")
+        return self._path.with_name(f"{stem}.{number}{dot}{suffixes}")
 
 
 class TraceRecorder:

@@ -1,6 +1,7 @@
 """Engines of a replay: they fill device pages as a forward pass would, and verify the pages that hits return."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +16,12 @@ from unified_cache.replay.oracle import Oracle
 __all__ = ["OracleEngine"]
 
 
+@dataclass(frozen=True, slots=True)
 class OraclePool:
     """One device pool of two layers, as K and V are, whose bytes the oracle knows."""
 
-    __slots__ = ("_oracle", "_rows", "pool")
-
-    def __init__(self, pool: DevicePool) -> None:
-        self.pool = pool
-        self._oracle = Oracle(pool.spec)
-        self._rows: list[npt.NDArray[np.uint8]] = [layer.numpy() for layer in pool.layers]
+    pool: DevicePool
+    oracle: Oracle
 
     @classmethod
     def allocate(cls, spec: PoolSpec, pages: int) -> "OraclePool":
@@ -38,27 +36,16 @@ class OraclePool:
             layers = [torch.zeros((pages + 1, half), dtype=torch.uint8) for half in halves]
         except RuntimeError as error:
             raise ConfigError(f"{pages} device pages of {spec.page_bytes} bytes cannot be allocated") from error
-        return cls(DevicePool(spec, layers))
+        return cls(DevicePool(spec, layers), Oracle(spec))
 
-    def fill(self, keys: Sequence[PageKey], slots: Slots) -> None:
-        """Write the oracle's bytes, each layer its part."""
-        made = self._oracle.payloads(keys)
+    def expected(self, keys: Sequence[PageKey]) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]]:
+        """Yield for each layer its rows, and the oracle's bytes of the pages of ``keys``."""
+        made = self.oracle.payloads(keys)
         start = 0
-        for rows in self._rows:
-            end = start + rows.shape[1]
-            rows[slots] = made[:, start:end]
-            start = end
-
-    def wrong(self, keys: Sequence[PageKey], slots: Slots) -> npt.NDArray[np.bool_]:
-        """Tell for each page whether any byte differs from the oracle's."""
-        expected = self._oracle.payloads(keys)
-        wrong = np.zeros(len(keys), np.bool_)
-        start = 0
-        for rows in self._rows:
-            end = start + rows.shape[1]
-            wrong |= (rows[slots] != expected[:, start:end]).any(axis=1)
-            start = end
-        return wrong
+        for layer in self.pool.layers:
+            rows: npt.NDArray[np.uint8] = layer.numpy()
+            yield rows, made[:, start : start + rows.shape[1]]
+            start += rows.shape[1]
 
 
 class OracleEngine:
@@ -93,11 +80,13 @@ class OracleEngine:
     def compute(self, component: int, keys: Sequence[PageKey], slots: Slots) -> None:
         """Fill device pages of a component with the bytes that their keys demand, in every pool."""
         for pool in self._components[component]:
-            pool.fill(keys, slots)
+            for rows, made in pool.expected(keys):
+                rows[slots] = made
 
     def count_wrong(self, component: int, keys: Sequence[PageKey], slots: Slots) -> int:
         """Count the device pages of a component that hold other bytes than their keys demand, in any pool."""
         wrong = np.zeros(len(keys), np.bool_)
         for pool in self._components[component]:
-            wrong |= pool.wrong(keys, slots)
+            for rows, made in pool.expected(keys):
+                wrong |= (rows[slots] != made).any(axis=1)
         return int(np.count_nonzero(wrong))

@@ -1,19 +1,23 @@
 """Plan of a replay: its pools and policies, the pages of each tier, and the true sizes that pages stand for."""
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from unified_cache.byte_sizes import bytes_text
 from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy, Prefetching, Retention, WritePolicy
 from unified_cache.errors import ConfigError
 from unified_cache.forgotten import FORGOTTEN_PAGE_BYTES
 from unified_cache.pool import ModelLayout, PoolSpec
-from unified_cache.replay.machine import memory_bytes
 from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
 from unified_cache.seal import HEADER_BYTES
 from unified_cache.tier_sizes import component_bytes
 
-__all__ = ["SEAL_BYTES", "ReplayPlan", "ReplayPolicies", "component_bytes"]
+__all__ = ["SEAL_BYTES", "ReplayPlan", "ReplayPolicies", "component_bytes", "memory_bytes"]
+
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 SLOT_BYTES = 9
 """Memory of the cache for each slot, used or not: free list, state and scratch of ``SlotAllocator``."""
@@ -192,6 +196,15 @@ class ReplayPlan:
                 f"the tiers need {bytes_text(need)} of memory, found {bytes_text(have)} on this machine"
                 + (f"; {less}" if self.with_bytes else "")
             )
+
+
+def memory_bytes() -> int:
+    """Return the memory that this process may use: physical memory, or the limit of its control group if less."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in _CGROUP_LIMITS:
+        with suppress(OSError, ValueError):  # no such limit, or the word "max"
+            memory = min(memory, int(path.read_text(encoding="ascii")))
+    return memory
 
 
 def _payload_bytes(pools: Sequence[PoolSpec], device_pages: int, host_pages: int) -> int:

@@ -12,7 +12,7 @@ from unified_cache.controller import InlineWorkers, Operation, TransferKind
 from unified_cache.memory import NoBytes
 from unified_cache.page import Prompt
 from unified_cache.pool import Identity
-from unified_cache.recording.note import Hits
+from unified_cache.recording.requests import Hits
 from unified_cache.replay.engine import OracleEngine
 from unified_cache.replay.missed import MissedTokens, missed_tokens
 from unified_cache.replay.plan import ReplayPlan

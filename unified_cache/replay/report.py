@@ -7,8 +7,7 @@ import numpy.typing as npt
 
 from unified_cache.byte_sizes import bytes_text
 from unified_cache.replay.compared import flat
-from unified_cache.replay.machine import PLAIN_CORE
-from unified_cache.replay.result import ReplayResult
+from unified_cache.replay.result import PLAIN_CORE, ReplayResult
 from unified_cache.replay.trace import BLOCK_TOKENS
 from unified_cache.report.charts import BandChart, BarChart, Chart, Hue, Series, Unit, tier_series
 from unified_cache.report.page import Page, TableSection

@@ -4,12 +4,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from unified_cache.recording.note import Hits
+from unified_cache.recording.requests import Hits
 from unified_cache.replay.missed import ComponentMiss
 from unified_cache.replay.references import ReferenceHits
 from unified_cache.replay.settings import PlannedSettings
 
-__all__ = ["ComponentUse", "Hits", "ReplayResult", "ServedRequests", "TimeSeriesPoint", "TokenUse"]
+__all__ = ["PLAIN_CORE", "ComponentUse", "Hits", "ReplayResult", "ServedRequests", "TimeSeriesPoint", "TokenUse"]
+
+PLAIN_CORE = "plain Python"
+"""How the core of a result ran that was not compiled."""
 
 
 @dataclass(frozen=True, slots=True)

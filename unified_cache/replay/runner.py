@@ -10,18 +10,27 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from unified_cache.byte_sizes import bytes_text
 from unified_cache.pool import Tier
-from unified_cache.replay.machine import PLAIN_CORE, cpu_name, memory_bytes, own_version
 from unified_cache.replay.missed import MissedTokens
-from unified_cache.replay.plan import ReplayPlan, component_bytes
+from unified_cache.replay.plan import ReplayPlan, component_bytes, memory_bytes
 from unified_cache.replay.player import Player
 from unified_cache.replay.references import references_of
-from unified_cache.replay.result import ComponentUse, Hits, ReplayResult, ServedRequests, TimeSeriesPoint, TokenUse
+from unified_cache.replay.result import (
+    PLAIN_CORE,
+    ComponentUse,
+    Hits,
+    ReplayResult,
+    ServedRequests,
+    TimeSeriesPoint,
+    TokenUse,
+)
 from unified_cache.replay.settings import PlannedSettings
 from unified_cache.replay.trace import Tell, TraceRequest, untold
 from unified_cache.storage_backends.memory import keys_only_storage
@@ -227,12 +236,30 @@ def _series(requests: Sequence[TraceRequest], served: Sequence[ServedRequests]) 
 def _environment() -> dict[str, str]:
     """Say which versions ran on which machine."""
     return {
-        "unified_cache": own_version(),
+        "unified_cache": _own_version(),
         "core": "compiled" if compiled else PLAIN_CORE,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "system": f"{platform.system()} {platform.release()}",
-        "cpu": f"{os.cpu_count()} x {cpu_name()}",
+        "cpu": f"{os.cpu_count()} x {_cpu_name()}",
         "memory": bytes_text(memory_bytes()),
     }
+
+
+def _own_version() -> str:
+    """Return the version of this package."""
+    try:
+        return version("unified-cache")
+    except PackageNotFoundError:  # run from a source tree
+        return "unknown"
+
+
+def _cpu_name() -> str:
+    """Return the model name of the CPU."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

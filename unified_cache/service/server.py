@@ -18,8 +18,8 @@ from prometheus_client import CollectorRegistry
 from unified_cache.drain import Drain
 from unified_cache.errors import ConfigError
 from unified_cache.extras import import_with_extra
-from unified_cache.recording.note import RequestNote
 from unified_cache.recording.recorder import RecorderSettings, TraceRecorder
+from unified_cache.recording.requests import RequestNote
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.gate import Authenticator, ServiceGate

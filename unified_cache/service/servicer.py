@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from unified_cache.errors import InputError
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.recording.note import Hits, KeyedPages, RequestNote
+from unified_cache.recording.requests import Hits, KeyedPages, RequestNote
 from unified_cache.seal import FORMAT_VERSION, Label
 from unified_cache.service.access.gate import AdmittedCall, ServiceGate
 from unified_cache.service.access.registry import Registration, Registry

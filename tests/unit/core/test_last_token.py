@@ -14,8 +14,7 @@ from unified_cache.config import EvictionConfig, EvictionPolicy, Prefetching, Re
 from unified_cache.controller import InlineWorkers, Operation, TransferKind
 from unified_cache.page import Namespace, Prompt
 from unified_cache.pool import ModelLayout, Tier
-from unified_cache.recording.note import RequestNote
-from unified_cache.recording.requests import RequestWatcher
+from unified_cache.recording.requests import RequestNote, RequestWatcher
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.window import SPAN_ALL
 

@@ -9,7 +9,7 @@ from tests.unit.plan.traces import conversations
 from unified_cache.config import EvictionPolicy, WritePolicy
 from unified_cache.errors import ConfigError
 from unified_cache.plan.tier_hits import LruHits, PolicyHits
-from unified_cache.recording.note import Hits
+from unified_cache.recording.requests import Hits
 from unified_cache.replay.plan import ReplayPlan, ReplayPolicies
 from unified_cache.replay.runner import served_hits
 from unified_cache.replay.settings import ReplaySettings

@@ -10,9 +10,8 @@ import pytest
 
 from unified_cache.errors import ConfigError
 from unified_cache.page import Namespace, Prompt
-from unified_cache.recording.names import SALT_BYTES, TraceNames
-from unified_cache.recording.note import Hits, KeyedPages, RequestNote
-from unified_cache.recording.recorder import RecorderCounts, RecorderSettings, TraceRecorder
+from unified_cache.recording.recorder import SALT_BYTES, RecorderCounts, RecorderSettings, TraceNames, TraceRecorder
+from unified_cache.recording.requests import Hits, KeyedPages, RequestNote
 from unified_cache.replay.trace import read_trace
 
 PAGE_SIZE = 4
