@@ -23,8 +23,7 @@ from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved,
 from benchmarks.plan import BenchmarkPlan
 from tests.support.mooncake import LocalCluster
 from unified_cache.errors import ConfigError
-from unified_cache.storage_backends.mooncake.buffers import batches, object_buffers
-from unified_cache.storage_backends.mooncake.client import MooncakeClient
+from unified_cache.storage_backends.mooncake.client import MooncakeClient, batches, object_buffers
 from unified_cache.storage_backends.mooncake.native import new_put_config, usable_wheel
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage, open_url
 from unified_cache.storage_backends.protocol import Level, PageIO

@@ -28,8 +28,8 @@ from tests.support.mooncake import LocalCluster, MasterSettings
 from unified_cache.replay.trace import TraceRequest, read_trace
 from unified_cache.seal import Label
 from unified_cache.storage_backends.mooncake.client import MooncakeClient
+from unified_cache.storage_backends.mooncake.endpoints import NodeChoice
 from unified_cache.storage_backends.mooncake.native import PutConfig
-from unified_cache.storage_backends.mooncake.placement import NodeChoice
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage, open_url
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 

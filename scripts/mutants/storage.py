@@ -24,21 +24,21 @@ STORAGE_MUTANTS = [
     ),
     Mutant(
         "a thread that was replaced goes on when its store returns",
-        "storage_backends/common/call_threads.py",
+        "storage_backends/common/bounded_call.py",
         "is_needed = self._threads_count - len(self._lost) <= self._threads_max",
         "is_needed = True",
         CALLS_TESTS,
     ),
     Mutant(
         "a deferrable call that hangs keeps its place among the deferrable ones",
-        "storage_backends/common/call_threads.py",
+        "storage_backends/common/bounded_call.py",
         "            self._lost.add(call)\n            self._deferred.discard(call)\n",
         "            self._lost.add(call)\n",
         CALLS_TESTS,
     ),
     Mutant(
         "what waits for threads that are all lost waits on",
-        "storage_backends/common/call_threads.py",
+        "storage_backends/common/bounded_call.py",
         "return self._dropped() if self._threads_count == len(self._lost) else []",
         "return []",
         CALLS_TESTS,
@@ -86,7 +86,7 @@ STORAGE_MUTANTS = [
     ),
     Mutant(
         "a span that is not told needs nothing",
-        "offline/prefix.py",
+        "offline/copying.py",
         "needed[bits, :end] = (self.in_source | self.in_target)[bits, :end]",
         "needed[bits, :end] = False",
         ("tests/unit/offline/test_untold.py",),
@@ -100,7 +100,7 @@ STORAGE_MUTANTS = [
     ),
     Mutant(
         "who came into a directory and went is not noticed",
-        "storage_backends/file/visits.py",
+        "storage_backends/file/quota.py",
         "return before == (self._count, True) and self.is_alone",
         "return self.is_alone",
         tests=("tests/unit/storage_backends/file/test_sharing.py",),

@@ -9,8 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.support.clock import ManualClock
 from tests.support.wrappers import PATIENCE_S
-from unified_cache.storage_backends.common.backoff import Backoff
-from unified_cache.storage_backends.common.breaker import CircuitBreaker
+from unified_cache.storage_backends.common.breaker import Backoff, CircuitBreaker
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import StorageBackend

@@ -20,8 +20,7 @@ from unified_cache.controller import Operation, OperationState, TransferKind
 from unified_cache.page import Prompt
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.wrappers import StorageGuard
-from unified_cache.storage_backends.wrappers.layer import StorageLayer
-from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 from unified_cache.window import SPAN_ALL
 
 pytestmark = needs_mooncake

@@ -17,8 +17,7 @@ from tests.support.mooncake_needed import needs_mooncake
 from tests.support.waiting import wait_until
 from unified_cache.errors import StorageError
 from unified_cache.seal import Flaw
-from unified_cache.storage_backends.mooncake.buffers import pointer_to
-from unified_cache.storage_backends.mooncake.client import AGED_OBJECTS
+from unified_cache.storage_backends.mooncake.client import AGED_OBJECTS, pointer_to
 from unified_cache.storage_backends.mooncake.native import ResultCode
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage
 from unified_cache.storage_backends.protocol import Answer, Level

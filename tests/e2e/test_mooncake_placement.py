@@ -8,7 +8,7 @@ from tests.support.clock import ManualClock
 from tests.support.mooncake import LocalCluster, small_cluster
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.waiting import wait_until
-from unified_cache.storage_backends.mooncake.placement import STAY_S, NodeChoice
+from unified_cache.storage_backends.mooncake.endpoints import STAY_S, NodeChoice
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage, open_url
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.testing.storage_contract import label, open_for_contract, sealed_page

@@ -17,8 +17,8 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 from tests.support.budget import PHASES, examples
 from unified_cache.seal import Label
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.stamps import STAMP_GRAIN_NS
-from unified_cache.storage_backends.packed.free_slots import FreeSlots
+from unified_cache.storage_backends.directory.front import STAMP_GRAIN_NS
+from unified_cache.storage_backends.packed.segments import FreeSlots
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StoredObject
 from unified_cache.testing.storage_contract import OTHER_MODEL, blank_page, bytes_of, label, listing

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
-from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.storage_backends.wrappers.layer import Method
 from unified_cache.testing.faulty_storage import SeededFaults, StorageFault
 
 RATES: Mapping[StorageFault, float] = {

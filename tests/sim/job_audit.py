@@ -13,7 +13,7 @@ from unified_cache.page import PageKey, Prompt
 from unified_cache.pool import ModelLayout, PageCopies, PoolSpec
 from unified_cache.seal import Label, verify
 from unified_cache.storage_backends.protocol import Answer
-from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.storage_backends.wrappers.layer import Method
 
 METHOD_OF = {StoreJob: Method.PUT, FetchJob: Method.GET, ProbeJob: Method.EXISTS}
 """What each job that names objects asks of the store."""

@@ -10,7 +10,7 @@ from tests.support.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.errors import StorageError
 from unified_cache.seal import verify_buffers
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.stamps import STAMP_GRAIN_NS
+from unified_cache.storage_backends.directory.front import STAMP_GRAIN_NS
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.testing.storage_contract import (

@@ -12,7 +12,7 @@ from urllib.request import urlopen
 
 from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
-from unified_cache.storage_backends.mooncake.admin import MasterAdmin
+from unified_cache.storage_backends.mooncake.client import MasterAdmin
 from unified_cache.storage_backends.mooncake.native import METADATA, usable_wheel
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage
 from unified_cache.storage_backends.url import open_storage

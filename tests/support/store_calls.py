@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 from unified_cache.seal import Label
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
-from unified_cache.storage_backends.wrappers.layer import StorageLayer
-from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
 
 class StoreCall(NamedTuple):

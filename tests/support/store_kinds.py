@@ -6,9 +6,8 @@ from enum import Enum
 from pathlib import Path
 
 from tests.support.files import bytes_in
-from unified_cache.storage_backends.directory.address import FREE_BYTES_MIN
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.stamps import Clock
+from unified_cache.storage_backends.directory.front import FREE_BYTES_MIN, Clock
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.packed.segment import BLOCK_BYTES, parse_file_name
 from unified_cache.storage_backends.packed.store import PackedStorage

@@ -25,8 +25,16 @@ from unified_cache.cli.progress import objects_watched
 from unified_cache.cli.storage_tables import finding_as_json, print_findings
 from unified_cache.cli.text import console_on
 from unified_cache.errors import CacheError, ConfigError
-from unified_cache.offline.copying import CopyResult, copy_identity, plan_identity
-from unified_cache.offline.prefix import Prefetched, backup_prefixes, plan_backup, plan_prefetch, prefetch_prefixes
+from unified_cache.offline.copying import (
+    CopyResult,
+    Prefetched,
+    backup_prefixes,
+    copy_identity,
+    plan_backup,
+    plan_identity,
+    plan_prefetch,
+    prefetch_prefixes,
+)
 from unified_cache.offline.prompts import read_prompts
 from unified_cache.offline.stores import StoredIdentity, choose, open_to_read, open_to_write, selected
 from unified_cache.page import Namespace

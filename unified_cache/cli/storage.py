@@ -25,8 +25,7 @@ from unified_cache.cli.storage_tables import (
 )
 from unified_cache.cli.text import console_on, example
 from unified_cache.errors import CacheError, ConfigError
-from unified_cache.offline.listing import ObjectCount, count_objects, total_of
-from unified_cache.offline.reading import ReadOutcome
+from unified_cache.offline.listing import ObjectCount, ReadOutcome, count_objects, total_of
 from unified_cache.offline.stores import (
     StoredIdentity,
     Undescribed,

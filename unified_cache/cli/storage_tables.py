@@ -6,8 +6,7 @@ from typing import TextIO
 
 from unified_cache.byte_sizes import size_text
 from unified_cache.cli.text import LineConsole, console_on
-from unified_cache.offline.listing import ObjectCount, total_of
-from unified_cache.offline.reading import FlawedObject, ReadOutcome
+from unified_cache.offline.listing import FlawedObject, ObjectCount, ReadOutcome, total_of
 from unified_cache.offline.stores import StoredIdentity, Undescribed
 from unified_cache.offline.upkeep import Garbage, Verification
 from unified_cache.pool import Component, ModelLayout

@@ -16,7 +16,7 @@ from unified_cache.pool import ModelLayout, PageCopies, Pages, PoolSpec, Tier, a
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
-from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.storage_backends.wrappers.layer import Method
 
 __all__ = ["BackupJob", "ClearJob", "FetchJob", "LoadJob", "ProbeJob", "StoreJob", "calls_of"]
 

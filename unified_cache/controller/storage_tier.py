@@ -15,12 +15,12 @@ from unified_cache.memory import PageMemory
 from unified_cache.page import PageKey, Prompt
 from unified_cache.pool import Identity, ModelLayout, PageCopies, PoolSpec, all_pages
 from unified_cache.seal import Label
-from unified_cache.storage_backends.common.call_threads import call_within
+from unified_cache.storage_backends.common.bounded_call import call_within
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard, declared_capability
-from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.storage_backends.wrappers.layer import Method
 
 __all__ = ["PoolOrder", "StorageTier"]
 

@@ -8,8 +8,7 @@ from typing import Protocol
 
 from unified_cache.controller.operation import Job, JobQueue, Operation
 from unified_cache.errors import CacheError, CopyError, StorageError, StorageTimeoutError
-from unified_cache.storage_backends.common.bounded_call import AGAIN, Again, BoundedCall
-from unified_cache.storage_backends.common.call_threads import LOOK_S, CallThreads
+from unified_cache.storage_backends.common.bounded_call import AGAIN, LOOK_S, Again, BoundedCall, CallThreads
 
 __all__ = ["Finished", "InlineWorkers", "ThreadWorkers", "Workers"]
 

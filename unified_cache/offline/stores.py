@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from unified_cache.errors import ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.catalog import catalog_of
-from unified_cache.storage_backends.directory.address import parse_address
-from unified_cache.storage_backends.directory.descriptors import storage_error
-from unified_cache.storage_backends.file.reader import FileReader
-from unified_cache.storage_backends.file.store import FileStorage
+from unified_cache.storage_backends.directory.disk import storage_error
+from unified_cache.storage_backends.directory.front import parse_address
+from unified_cache.storage_backends.file.store import FileReader, FileStorage
 from unified_cache.storage_backends.manifest import Description, described_by
-from unified_cache.storage_backends.packed.reader import PackedReader
-from unified_cache.storage_backends.packed.store import PackedStorage
+from unified_cache.storage_backends.packed.store import PackedReader, PackedStorage
 from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import CheckedStorage

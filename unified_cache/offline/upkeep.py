@@ -9,8 +9,20 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from unified_cache.offline.listing import ObjectCount, ObjectPools, Watch, batches, listed, take_inventory, unwatched
-from unified_cache.offline.reading import FlawedObject, ReadObject, ReadOutcome, empty_page, read_verified
+from unified_cache.offline.listing import (
+    FlawedObject,
+    ObjectCount,
+    ObjectPools,
+    ReadObject,
+    ReadOutcome,
+    Watch,
+    batches,
+    empty_page,
+    listed,
+    read_verified,
+    take_inventory,
+    unwatched,
+)
 from unified_cache.offline.stores import StoredIdentity, Undescribed
 from unified_cache.page import PageKey
 from unified_cache.pool import ModelLayout

@@ -10,7 +10,7 @@ from tests.engines.sglang.bench import CORES, STACKS, STACKS_BY_TURNS, Bench, Ou
 from tests.engines.sglang.faults import doomed_url, faulty_url
 from tests.engines.sglang.outcome import EngineJob
 from tests.support.ports import free_ports
-from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.storage_backends.wrappers.layer import Method
 from unified_cache.testing.faulty_storage import StorageFault
 
 __all__ = ["away", "damage", "faults", "loss"]

@@ -18,7 +18,7 @@ from unified_cache.memory import DevicePool, NoBytes
 from unified_cache.page import Namespace, Prompt
 from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec, Slots, Tier
 from unified_cache.shards import Extent, Shard
-from unified_cache.storage_backends.directory.address import parse_address
+from unified_cache.storage_backends.directory.front import parse_address
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.tree import Lock

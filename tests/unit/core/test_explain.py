@@ -23,7 +23,7 @@ from unified_cache.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, StorageBackend
 from unified_cache.storage_backends.removals import SUBSCRIBERS_MAX, removals_of
-from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.storage_backends.wrappers.layer import Method
 from unified_cache.testing.faulty_storage import FaultyStorage, StorageFault
 from unified_cache.window import SPAN_ALL
 

@@ -18,7 +18,7 @@ from unified_cache.pool import Tier
 from unified_cache.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer
-from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.storage_backends.wrappers.layer import Method
 
 
 class UnreachableStorage(MemoryStorage):

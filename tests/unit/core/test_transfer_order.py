@@ -14,7 +14,7 @@ from unified_cache.page import Prompt
 from unified_cache.pool import ModelLayout, PoolSpec, Slots, Tier
 from unified_cache.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.storage_backends.wrappers.layer import Method
 
 PAGES = 6
 SLOTS = 40

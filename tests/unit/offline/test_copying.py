@@ -22,7 +22,7 @@ from tests.support.offline import (
 )
 from unified_cache.errors import StorageError
 from unified_cache.offline.copying import CopyResult, copy_identity, plan_identity
-from unified_cache.offline.reading import ReadOutcome
+from unified_cache.offline.listing import ReadOutcome
 from unified_cache.offline.upkeep import Watch
 from unified_cache.pool import ModelLayout
 from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend, StoredObject

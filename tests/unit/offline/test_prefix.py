@@ -22,8 +22,14 @@ from tests.support.offline import (
     restored_pages,
     unwatched,
 )
-from unified_cache.offline.copying import CopyResult
-from unified_cache.offline.prefix import Prefetched, backup_prefixes, plan_backup, plan_prefetch, prefetch_prefixes
+from unified_cache.offline.copying import (
+    CopyResult,
+    Prefetched,
+    backup_prefixes,
+    plan_backup,
+    plan_prefetch,
+    prefetch_prefixes,
+)
 from unified_cache.page import Namespace, PageKey, Prompt
 from unified_cache.pool import ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES, Label

@@ -8,8 +8,8 @@ import pytest
 from tests.support.offline import PAGE_SIZE, PAGES, TOY, ListedMemory, description_of, objects_of, prompt_of, unwatched
 from unified_cache.cli.storage_tables import print_stat, stat_as_json
 from unified_cache.errors import LayoutError
+from unified_cache.offline.copying import Prefetched, backup_prefixes, plan_backup, plan_prefetch, prefetch_prefixes
 from unified_cache.offline.listing import ObjectCount
-from unified_cache.offline.prefix import Prefetched, backup_prefixes, plan_backup, plan_prefetch, prefetch_prefixes
 from unified_cache.offline.stores import StoredIdentity
 from unified_cache.offline.upkeep import find_garbage, verify
 from unified_cache.pool import Component, ModelLayout, PoolSpec

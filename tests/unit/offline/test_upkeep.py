@@ -22,9 +22,8 @@ from tests.support.offline import (
     url_of,
 )
 from unified_cache.errors import ConfigError, StorageError, TokenError
-from unified_cache.offline.listing import count_objects, listed, total_of
+from unified_cache.offline.listing import ReadOutcome, count_objects, listed, total_of
 from unified_cache.offline.prompts import read_prompts
-from unified_cache.offline.reading import ReadOutcome
 from unified_cache.offline.stores import StoredIdentity, Undescribed, choose, identities_of, open_existing, open_to_read
 from unified_cache.offline.upkeep import clear, collect, find_garbage, scrub, shrink, verify
 from unified_cache.page import Namespace, Prompt

@@ -27,8 +27,7 @@ from unified_cache.integrations.engine_store.interface import EnginePage
 from unified_cache.page import PageKey
 from unified_cache.pool import Identity, ModelLayout
 from unified_cache.seal import Label
-from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallState
-from unified_cache.storage_backends.common.call_threads import LOOK_S, CallThreads
+from unified_cache.storage_backends.common.bounded_call import LOOK_S, BoundedCall, CallState, CallThreads
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.window import SPAN_ALL, restorable_ends
 

@@ -44,9 +44,15 @@ from unified_cache.integrations.engine_store.tasks import (
 )
 from unified_cache.pool import Identity, ModelLayout
 from unified_cache.seal import HEADER_BYTES, Label
-from unified_cache.storage_backends.common.backoff import Backoff
-from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallState
-from unified_cache.storage_backends.common.call_threads import LOOK_S, CallThreads, call_within, run_here
+from unified_cache.storage_backends.common.bounded_call import (
+    LOOK_S,
+    BoundedCall,
+    CallState,
+    CallThreads,
+    call_within,
+    run_here,
+)
+from unified_cache.storage_backends.common.breaker import Backoff
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.storage_backends.removals import RemovalFeed, Removals, removals_of
 from unified_cache.storage_backends.url import check_storage_url, open_storage

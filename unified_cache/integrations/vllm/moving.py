@@ -25,8 +25,7 @@ from unified_cache.integrations.engine_store import EnginePage
 from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.page import PageKey
 from unified_cache.seal import Label
-from unified_cache.storage_backends.common.bounded_call import BoundedCall
-from unified_cache.storage_backends.common.call_threads import CallThreads
+from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallThreads
 from unified_cache.storage_backends.protocol import Answer, Level
 
 __all__ = ["ChunkJob", "ChunkStore", "Direction", "HostRows", "JobEnd", "MovedChunk", "Moving"]

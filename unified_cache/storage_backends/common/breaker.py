@@ -1,19 +1,39 @@
 """A circuit breaker: leaves alone for a while what keeps failing, and finds out with one call whether it is back.
 
-The one breaker of this package. ``BreakerStorage`` puts it around a whole store; the clients of several nodes or
-servers keep one for each of them.
+The one breaker of this package. ``StorageGuard`` puts it around a whole store; the clients of several nodes or
+servers keep one for each of them. ``Backoff`` says how long its pauses are.
 """
 
 import logging
 import time
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from enum import Enum
 from threading import Lock
 
 from unified_cache.errors import ConfigError
-from unified_cache.storage_backends.common.backoff import Backoff
 
-__all__ = ["Admission", "BreakerState", "CircuitBreaker"]
+__all__ = ["Admission", "Backoff", "BreakerState", "CircuitBreaker"]
+
+_DOUBLINGS_MAX = 60
+"""A second doubled so often outlasts every machine; more would overflow a float."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Pauses that double from ``first_s`` to ``max_s``, in seconds."""
+
+    first_s: float
+    max_s: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first_s <= self.max_s:
+            raise ConfigError(f"a backoff needs 0 <= first_s <= max_s, found {self.first_s} and {self.max_s}")
+
+    def pause_s(self, failures_count: int) -> float:
+        """Return the pause after so many failures in a row; the first failure is 1."""
+        return min(self.max_s, self.first_s * 2.0 ** min(failures_count - 1, _DOUBLINGS_MAX))
+
 
 logger = logging.getLogger(__name__)
 

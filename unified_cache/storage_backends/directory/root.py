@@ -1,10 +1,20 @@
-"""Root of a store in a directory: its format marker, its owner, and the temp directories of the processes in it."""
+"""Root of a store in a directory: its marker, its owner, the processes in it, its manifests, foreign files in it.
+
+    store.json                  format and its version; a directory without it is not ours
+    tmp/<writer>/               files in the making of one process, gone when it closes
+    tmp/<writer>/lock           held by flock while that process lives
+    <identity>/manifest.json    what the pages of one identity are: protobuf as JSON, so that people can read it too
+
+Identities are hex digests; nothing a client sent ever becomes a name. How the pages of an identity lie beside its
+manifest is the store's: see ``file.page_reader`` and ``packed.segment``.
+"""
 
 import errno
 import fcntl
 import itertools
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,20 +22,48 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
+from google.protobuf.json_format import MessageToJson, Parse, ParseError
+
 from unified_cache.errors import ConfigError, StorageError
 from unified_cache.nesting import parse_json
-from unified_cache.storage_backends.directory.descriptors import (
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.storage_backends.common.names import check_identity
+from unified_cache.storage_backends.directory.disk import (
     DIRECTORY_FLAGS,
     READ_FLAGS,
     WRITE_FLAGS,
     Directory,
+    Disk,
     close_quietly,
     storage_error,
     write_at,
 )
-from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.manifest import described_by
 
-__all__ = ["StoreFormat", "StoreRoot", "open_root", "open_root_to_read"]
+__all__ = [
+    "MANIFEST_NAME",
+    "NOT_A_FILE",
+    "UNREADABLE",
+    "ForeignFiles",
+    "StoreFormat",
+    "StoreRoot",
+    "identities_in",
+    "is_whole",
+    "open_root",
+    "open_root_to_read",
+    "read_manifests",
+    "write_manifest",
+]
+
+MANIFEST_NAME = "manifest.json"
+
+_IDENTITY_NAME = re.compile(r"[0-9a-f]{64}")
+
+
+def identities_in(disk: Disk, root_fd: int) -> list[bytes]:
+    """List the identities that have a directory."""
+    return [bytes.fromhex(name) for name in disk.listdir(root_fd) if _IDENTITY_NAME.fullmatch(name)]
+
 
 WRITER_ATTEMPTS_MAX = 16
 """Tries to get a temp directory of our own; one is lost each time another process sweeps it half-made."""
@@ -427,3 +465,167 @@ def _clear(disk: Disk, writer_fd: int, names: Sequence[str]) -> None:
             disk.unlink(name, dir_fd=writer_fd)
         except (IsADirectoryError, PermissionError):
             disk.rmtree(name, ignore_errors=True, dir_fd=writer_fd)
+
+
+NOT_A_FILE = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EISDIR})
+"""Errors of ``open`` for a link, a socket or a device without driver."""
+
+UNREADABLE = frozenset(
+    number for number, name in errno.errorcode.items() if name in {"EIO", "EACCES", "EPERM", "EUCLEAN", "EBADMSG"}
+)
+"""Errors that say that one object cannot be read, not that none can: a bad block, a wrong owner. By name, for Linux
+alone has EUCLEAN."""
+
+
+class ForeignFiles:
+    """Clears away links, FIFOs, directories and files of another length. Thread-safe."""
+
+    def __init__(self, root: StoreRoot) -> None:
+        self._root = root
+        self._count = 0
+        self._guard = Lock()
+
+    @property
+    def count(self) -> int:
+        """Intruders found so far."""
+        return self._count
+
+    def note(self) -> None:
+        """Count one that the next put replaces as it is."""
+        with self._guard:
+            self._count += 1
+
+    def clear(self, directory: Directory, name: str, object_bytes: int) -> None:
+        """Take away what stands under a name unless it is an object of that length after all.
+
+        It is moved aside first, so whoever puts the object meanwhile loses nothing: what was moved is looked at again,
+        and a whole object goes back.
+        """
+        self.note()
+        disk, aside = self._root.disk, self._root.new_temp()
+        try:
+            disk.rename(name, aside, src_dir_fd=directory.fd, dst_dir_fd=self._root.writer_fd)
+        except OSError:
+            return  # It is gone, or it stays: a put says so.
+        with suppress(OSError):
+            status = disk.stat(aside, dir_fd=self._root.writer_fd, follow_symlinks=False)
+            if is_whole(status.st_mode, status.st_size, object_bytes):
+                disk.rename(aside, name, src_dir_fd=self._root.writer_fd, dst_dir_fd=directory.fd)
+                return
+        try:
+            disk.unlink(aside, dir_fd=self._root.writer_fd)
+        except OSError:
+            disk.rmtree(aside, ignore_errors=True, dir_fd=self._root.writer_fd)
+
+
+def is_whole(mode: int, size_bytes: int, object_bytes: int) -> bool:
+    """Tell whether a status is that of an object of a length."""
+    return stat.S_ISREG(mode) and size_bytes == object_bytes
+
+
+MANIFEST_BYTES_MAX = 1 << 20
+"""A larger manifest is not one of ours."""
+
+_IN_ITS_PLACE = NOT_A_FILE | UNREADABLE | {errno.ENOENT}
+"""Errors that say of one file that it is not there, is none or cannot be read."""
+
+
+def write_manifest(root: StoreRoot, manifest: Manifest) -> None:
+    """Write a manifest beside its pages, durably, unless the same is there; what is damaged is written anew.
+
+    Raises:
+        InputError: the identity in the manifest is not a digest.
+        StorageError: what is there has this digest and says something else, or a fault.
+    """
+    check_identity(manifest.identity)
+    identity_name = manifest.identity.hex()
+    path = root.path / identity_name / MANIFEST_NAME
+    try:
+        root.restore()
+        root.make_directory(manifest.identity)
+        identity_fd = root.disk.open(identity_name, DIRECTORY_FLAGS, dir_fd=root.fd)
+        try:
+            found = _read(root.disk, identity_fd)
+            if found == manifest:
+                return
+            if found is None or not _is_sound(found, manifest.identity):
+                _write(root, identity_fd, manifest, root.new_temp())
+                return
+        finally:
+            close_quietly(root.disk, identity_fd)
+    except OSError as error:
+        raise storage_error(error, f"cannot keep {path}") from error
+    raise StorageError(f"{path} describes another identity or layout under the same digest", retryable=False)
+
+
+def read_manifests(disk: Disk, path: Path, root_fd: int) -> dict[bytes, Manifest | None]:
+    """Read the manifest of every identity in the store in ``path``, None where there is none that can be read.
+
+    Raises:
+        StorageError: the store cannot be listed.
+    """
+    try:
+        return _read_manifests(disk, root_fd)
+    except OSError as error:
+        raise storage_error(error, f"cannot list the identities in {path}") from error
+
+
+def _read_manifests(disk: Disk, root_fd: int) -> dict[bytes, Manifest | None]:
+    found: dict[bytes, Manifest | None] = {}
+    for identity in identities_in(disk, root_fd):
+        try:
+            identity_fd = disk.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=root_fd)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        found[identity] = None
+        try:
+            found[identity] = _read(disk, identity_fd)
+        except OSError:
+            continue  # Nobody knows whose pages these are.
+        finally:
+            close_quietly(disk, identity_fd)
+    return found
+
+
+def _read(disk: Disk, identity_fd: int) -> Manifest | None:
+    """Read what stands under the name of a manifest, None where it is none or cannot be read."""
+    try:
+        fd = disk.open(MANIFEST_NAME, READ_FLAGS, dir_fd=identity_fd)
+        try:
+            return Parse(disk.read(fd, MANIFEST_BYTES_MAX), Manifest())
+        finally:
+            close_quietly(disk, fd)
+    except (ParseError, UnicodeDecodeError, RecursionError):
+        return None
+    except OSError as error:
+        if error.errno not in _IN_ITS_PLACE:
+            raise
+        return None
+
+
+def _is_sound(found: Manifest, identity: bytes) -> bool:
+    """Tell whether a manifest describes what has the digest under which it stands."""
+    try:
+        return found.identity == identity and described_by(found) is not None
+    except StorageError:
+        return False
+
+
+def _write(root: StoreRoot, identity_fd: int, manifest: Manifest, temp: str) -> None:
+    disk = root.disk
+    placed = False
+    try:
+        fd = disk.open(temp, WRITE_FLAGS, 0o600, dir_fd=root.writer_fd)
+        try:
+            write_at(disk, fd, [memoryview(MessageToJson(manifest).encode())], 0)
+            disk.fsync(fd)
+        finally:
+            disk.close(fd)
+        disk.rename(temp, MANIFEST_NAME, src_dir_fd=root.writer_fd, dst_dir_fd=identity_fd)
+        placed = True
+        disk.fsync(identity_fd)
+        disk.fsync(root.fd)
+    finally:
+        if not placed:
+            with suppress(OSError):
+                disk.unlink(temp, dir_fd=root.writer_fd)

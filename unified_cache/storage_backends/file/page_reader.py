@@ -1,35 +1,213 @@
-"""Read side of a file store: pages straight into the buffers of who asks, and the listing of those there are."""
+"""Read side of a file store: pages straight into the buffers of who asks, and the listing of those there are.
 
+    visits                                          a byte for each time that the store was opened
+    <identity>/<first digit of key>/<key>.<pool>    one object
+
+Keys are hex digests. Sixteen directories for one identity keep each of them short enough, and a durable batch of any
+size has no more than these to sync.
+"""
+
+import errno
 import itertools
-from collections.abc import Callable, Iterable, Sequence, Set
-from contextlib import closing
+import os
+import re
+import stat
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 
 from unified_cache.errors import StorageError
 from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, page_bytes
-from unified_cache.storage_backends.common.names import check_scan
-from unified_cache.storage_backends.directory.descriptors import (
+from unified_cache.storage_backends.common.names import check_label, check_scan, parse_page_name
+from unified_cache.storage_backends.directory.disk import (
+    DIRECTORY_FLAGS,
     READ_FLAGS,
     Directory,
+    Disk,
     close_quietly,
+    distrust,
     read_all,
     size_of,
     storage_error,
+    sync_or_distrust,
 )
-from unified_cache.storage_backends.directory.direct import DirectReads
-from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.foreign import NOT_A_FILE, UNREADABLE, is_whole
-from unified_cache.storage_backends.directory.page_reads import PageReads, Place
-from unified_cache.storage_backends.file.fan_directories import OpenDirectories
-from unified_cache.storage_backends.file.layout import objects_in, place_of
+from unified_cache.storage_backends.directory.page_reads import DirectReads, PageReads, Place
+from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE, StoreRoot, is_whole
+from unified_cache.storage_backends.directory.syncs import BatchSyncs
 from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
 
-__all__ = ["FILES_OPEN_MAX", "PageReader"]
+__all__ = ["FANS", "FILES_OPEN_MAX", "ListedObject", "OpenDirectories", "PageReader", "objects_in", "place_of"]
+
+_FAN_DIGITS = 1
+"""Leading digits of a key that name its directory."""
+
+FANS = tuple(f"{number:0{_FAN_DIGITS}x}" for number in range(16**_FAN_DIGITS))
+"""Names of all directories that an identity may have."""
+
+_FAN_NAME = re.compile(rf"[0-9a-f]{{{_FAN_DIGITS}}}")
+
+
+class ListedObject(NamedTuple):
+    """One object as a listing of its directory shows it."""
+
+    label: Label
+    name: str
+    object_bytes: int
+    mtime_ns: int
+
+
+def place_of(label: Label) -> tuple[str, str]:
+    """Name the fan-out directory and the file of an object.
+
+    Raises:
+        InputError: the label names no object.
+    """
+    check_label(label)
+    name = label.page_name
+    return name[:_FAN_DIGITS], name
+
+
+def objects_in(disk: Disk, root_fd: int, identity: bytes, after: str = "") -> Generator[ListedObject, None, None]:
+    """List the objects of one identity in the order of their names, after one name; foreign names are passed over.
+
+    An object is looked at only when it is asked for, so whoever wants a few pays for a few.
+    """
+    for fan in _names_in(disk, root_fd, identity.hex()):
+        if _FAN_NAME.fullmatch(fan) and fan >= after[:_FAN_DIGITS]:
+            yield from _objects_in_fan(disk, root_fd, identity, fan, after)
+
+
+def _objects_in_fan(disk: Disk, root_fd: int, identity: bytes, fan: str, after: str) -> Iterator[ListedObject]:
+    path = f"{identity.hex()}/{fan}"
+    for name in _names_in(disk, root_fd, path):
+        label = parse_page_name(identity, name) if name > after and name.startswith(fan) else None
+        if label is None:
+            continue
+        with suppress(FileNotFoundError, NotADirectoryError):
+            status = disk.stat(f"{path}/{name}", dir_fd=root_fd, follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode):
+                yield ListedObject(label, name, status.st_size, status.st_mtime_ns)
+
+
+def _names_in(disk: Disk, root_fd: int, path: str) -> list[str]:
+    """List a directory in the order of names; nothing where there is none."""
+    try:
+        fd = disk.open(path, DIRECTORY_FLAGS, dir_fd=root_fd)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    try:
+        return sorted(disk.listdir(fd))
+    finally:
+        close_quietly(disk, fd)
+
+
+class OpenDirectories:
+    """The fan-out directories of a store, kept open up to a number, the first opened closed first.
+
+    Thread-safe; a directory in use outlives its place here. Finding an open one takes no guard and moves nothing:
+    it is on the path of every read, and digests spread over all directories alike anyway.
+    """
+
+    def __init__(self, disk: Disk, root_fd: int, open_max: int) -> None:
+        self._disk = disk
+        self._root_fd = root_fd
+        self._open_max = open_max
+        self._syncs = BatchSyncs(disk)
+        self._open: dict[tuple[bytes, str], Directory] = {}
+        self._guard = Lock()
+
+    def kept(self, identity: bytes, fan: str) -> Directory | None:
+        """Return a directory that is open already."""
+        return self._open.get((identity, fan))
+
+    def find(self, identity: bytes, fan: str) -> Directory | None:
+        """Return a directory, None where there is none."""
+        key = (identity, fan)
+        found = self._open.get(key)
+        if found is not None:
+            return found
+        try:
+            fd = self._disk.open(f"{identity.hex()}/{fan}", DIRECTORY_FLAGS, dir_fd=self._root_fd)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return None
+            raise
+        directory = Directory(self._disk, fd)
+        with self._guard:
+            self._open[key] = directory
+            closed = self._open.pop(next(iter(self._open))) if len(self._open) > self._open_max else None
+        del closed  # its descriptor is closed here, outside the guard
+        return directory
+
+    def make(self, root: StoreRoot, identity: bytes, fan: str) -> Directory:
+        """Return a directory, made if absent.
+
+        Raises:
+            StorageError: other processes undid it all the time.
+            OSError: it cannot be made.
+        """
+        directory = self.find(identity, fan)
+        if directory is not None:
+            return directory
+        path = f"{identity.hex()}/{fan}"
+        try:
+            with suppress(FileExistsError):
+                self._disk.mkdir(path, 0o700, dir_fd=self._root_fd)
+        except FileNotFoundError:
+            root.make_directory(identity)
+            with suppress(FileExistsError):
+                self._disk.mkdir(path, 0o700, dir_fd=self._root_fd)
+        directory = self.find(identity, fan)
+        if directory is None:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        return directory
+
+    def drop_all(self) -> None:
+        """Open each directory anew when it is next asked for: those kept may have been removed under their names."""
+        with self._guard:
+            self._open.clear()
+
+    def sync(self, touched: Mapping[Directory, bytes]) -> None:
+        """Make the names in directories survive a crash, and theirs too; each comes with its identity."""
+        faults = self._syncs.sync([directory.fd for directory in touched])
+        failed = [(directory, fault) for directory, fault in zip(touched, faults, strict=True) if fault is not None]
+        for directory, _ in failed:
+            distrust(self._disk, directory.fd)
+        for _, fault in failed:
+            raise fault
+        for identity in {identity for directory, identity in touched.items() if not directory.anchored}:
+            fd = self._disk.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=self._root_fd)
+            try:
+                self._disk.fsync(fd)
+            finally:
+                close_quietly(self._disk, fd)
+            self._disk.fsync(self._root_fd)
+        for directory in touched:
+            directory.anchored = True
+
+    def sync_all(self, identity: bytes) -> None:
+        """Make the names in every directory of one identity, and those that are gone from it, survive a crash."""
+        for fan in FANS:
+            directory = self.find(identity, fan)
+            if directory is not None:
+                sync_or_distrust(self._disk, directory.fd)
+
+    def close(self) -> None:
+        """Close every directory; no call may be in flight."""
+        with self._guard:
+            # A traceback that somebody keeps may refer to a directory; its descriptor must not live as long.
+            for directory in self._open.values():
+                directory.close()
+            self._open.clear()
+
 
 FILES_OPEN_MAX = 16
 """Objects of one call open at a time. Taking 16 through each step together, not one through all steps, makes 1 MiB

@@ -1,5 +1,6 @@
 """Byte cap of a file store, and the eviction of files for it."""
 
+import os
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
@@ -9,17 +10,14 @@ from threading import Lock
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import SizedPage, StoreLru, page_bytes
-from unified_cache.storage_backends.directory.descriptors import missing_bytes, missing_inodes, size_of
-from unified_cache.storage_backends.directory.layout import identities_in
-from unified_cache.storage_backends.directory.root import StoreRoot
-from unified_cache.storage_backends.directory.stamps import Stamps
-from unified_cache.storage_backends.file.fan_directories import OpenDirectories
-from unified_cache.storage_backends.file.layout import ListedObject, objects_in, place_of
-from unified_cache.storage_backends.file.visits import Visits
+from unified_cache.storage_backends.directory.disk import close_quietly, missing_bytes, missing_inodes, size_of
+from unified_cache.storage_backends.directory.front import Stamps
+from unified_cache.storage_backends.directory.root import StoreRoot, identities_in
+from unified_cache.storage_backends.file.page_reader import ListedObject, OpenDirectories, objects_in, place_of
 from unified_cache.storage_backends.protocol import Answer, PageIO, StoredObject
 from unified_cache.storage_backends.removals import RemovalBuffer
 
-__all__ = ["LOW_SHARE", "SWEEP_SHARE", "UNREMOVABLE_MAX", "FileQuota"]
+__all__ = ["LOW_SHARE", "SWEEP_SHARE", "UNREMOVABLE_MAX", "FileQuota", "Visits"]
 
 SWEEP_SHARE = 16
 """A process begins a sweep whenever it has stored the cap divided by this, and ends it within as much more."""
@@ -35,6 +33,57 @@ UNREMOVABLE_MAX = 16
 
 INODES_SPARE = 64
 """Files that an eviction for want of inodes makes room for beyond the batch: directories, manifests, a restart."""
+
+
+_NAME = "visits"
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Visits:
+    """A file that grows by a byte whenever the store is opened, so that one who came and went is noticed.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, root: StoreRoot) -> None:
+        self._root = root
+        self._count = -1
+        self.is_alone = False
+        """Whether no other process was in the store at the last look."""
+
+    @classmethod
+    def enter(cls, root: StoreRoot) -> "Visits":
+        """Count this process as a visitor.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        fd = root.disk.open(_NAME, _FLAGS, 0o600, dir_fd=root.fd)
+        try:
+            root.disk.write(fd, b"\n")
+        finally:
+            close_quietly(root.disk, fd)
+        return cls(root)
+
+    def forget(self) -> None:
+        """Let the next look find others."""
+        self.is_alone = False
+
+    def look(self) -> bool:
+        """Return whether no other process has been in the store since the last look.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        before = (self._count, self.is_alone)
+        try:
+            # The count first: who enters after this is in the store, or counted the next time.
+            self._count = self._root.disk.stat(_NAME, dir_fd=self._root.fd, follow_symlinks=False).st_size
+        except FileNotFoundError:
+            self._count = -1
+        self._root.remove_dead()
+        self.is_alone = self._root.is_alone()
+        return before == (self._count, True) and self.is_alone
 
 
 class _Sweep:

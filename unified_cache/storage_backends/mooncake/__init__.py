@@ -2,12 +2,10 @@
 
 A page passes these files in this order:
 
-    store      ``MooncakeStorage``: the protocol's methods
+    store      ``MooncakeStorage``: the protocol's methods; manifests of identities, kept as objects
     transfer   batched puts and gets, past nodes that fail
-    buffers    pages as pointers and sizes
-    endpoints  which node holds an object, and which nodes fail at the moment; ``placement``: which one is put on
-    client     this process's one client of a cluster
+    endpoints  which node holds an object, which nodes fail at the moment, and which one is put on
+    client     this process's one client of a cluster, the master's HTTP side, pages as pointers and sizes
     native     the Mooncake library, loaded when it is first needed
-    manifests  manifests of identities, kept as objects
-    admin      the master's HTTP side; ``address`` and ``hosts``: where the cluster is
+    address    where the cluster is
 """

@@ -8,15 +8,23 @@ the name under which other nodes reach this one; ``segment_bytes`` is memory of 
 none by default. ``place`` says whether the pages of a prompt are put on one node, or each on any.
 """
 
+import socket
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
-from unified_cache.errors import ConfigError
-from unified_cache.storage_backends.mooncake.hosts import check_resolves, source_host
+from unified_cache.errors import ConfigError, StorageError
+from unified_cache.storage_backends.mooncake.endpoints import Placement
 from unified_cache.storage_backends.mooncake.native import SEGMENT_BYTES_MIN
-from unified_cache.storage_backends.mooncake.placement import Placement
 
-__all__ = ["ADMIN_PORT", "MooncakeAddress", "address_of_url"]
+__all__ = [
+    "ADMIN_PORT",
+    "KNOCK_TIMEOUT_S",
+    "MooncakeAddress",
+    "address_of_url",
+    "check_resolves",
+    "knock",
+    "source_host",
+]
 
 ADMIN_PORT = 9003
 """Of the HTTP side of ``mooncake_master``, unless it is told another."""
@@ -103,3 +111,46 @@ def address_of_url(rest: str) -> MooncakeAddress:
         segment_bytes=segment_bytes,
         placement=placement,
     )
+
+
+KNOCK_TIMEOUT_S = 1.0
+"""For a connection to a master that lives: a round trip, and some patience."""
+
+
+def check_resolves(option: str, host: str) -> None:
+    """Look ``host`` up.
+
+    Raises:
+        ConfigError: nobody knows it; the message names ``option``.
+    """
+    try:
+        socket.getaddrinfo(host, None, socket.AF_INET)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{option} must be a host that all machines resolve, found {host!r}: {error}") from error
+
+
+def source_host(host: str, port: int) -> str:
+    """Return the address of this machine's interface that leads to a host. Sends nothing.
+
+    Raises:
+        ConfigError: no interface does.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, port))
+        except OSError as error:
+            raise ConfigError(f"cannot reach {host}:{port}: {error.strerror or error}") from error
+        found: str = probe.getsockname()[0]
+    return found
+
+
+def knock(host: str, port: int) -> None:
+    """Connect to a master and hang up.
+
+    Raises:
+        StorageError: nobody is there.
+    """
+    try:
+        socket.create_connection((host, port), KNOCK_TIMEOUT_S).close()
+    except OSError as error:
+        raise StorageError(f"no Mooncake master answers at {host}:{port}: {error}", retryable=True) from error

@@ -8,17 +8,26 @@ memory.
 """
 
 import atexit
+import ctypes
+import http.client
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Condition, Lock
 from types import TracebackType
+from typing import NamedTuple, TypeVar
+
+import numpy as np
 
 from unified_cache.errors import StateError, StorageError
-from unified_cache.storage_backends.mooncake.address import MooncakeAddress
-from unified_cache.storage_backends.mooncake.admin import MasterAdmin
-from unified_cache.storage_backends.mooncake.buffers import pointer_to
-from unified_cache.storage_backends.mooncake.endpoints import Endpoints, LocationCache, ReplicaLocation
-from unified_cache.storage_backends.mooncake.hosts import knock
+from unified_cache.seal import HEADER_BYTES
+from unified_cache.storage_backends.mooncake.address import KNOCK_TIMEOUT_S, MooncakeAddress, knock
+from unified_cache.storage_backends.mooncake.endpoints import (
+    Endpoints,
+    LocationCache,
+    NodeChoice,
+    Placement,
+    ReplicaLocation,
+)
 from unified_cache.storage_backends.mooncake.native import (
     METADATA,
     NativeStore,
@@ -28,9 +37,9 @@ from unified_cache.storage_backends.mooncake.native import (
     load_store,
     new_put_config,
 )
-from unified_cache.storage_backends.mooncake.placement import NodeChoice, Placement
+from unified_cache.storage_backends.protocol import PageIO
 
-__all__ = ["MooncakeClient", "client_of"]
+__all__ = ["MasterAdmin", "MooncakeClient", "ObjectBuffers", "batches", "client_of", "object_buffers", "pointer_to"]
 
 EXIT_WAIT_S = 8.0
 """Wait for calls in flight when the process ends: each ends by itself within the settings' timeouts."""
@@ -296,3 +305,154 @@ def client_of(address: MooncakeAddress) -> MooncakeClient:
         ConfigError, StorageError: see ``MooncakeClient.connect``.
     """
     return _REGISTRY.of(address)
+
+
+CAPACITY = b"master_total_capacity_bytes "
+"""Begins the line among the metrics that says how much memory all nodes give."""
+
+LISTING_TIMEOUT_S = 30.0
+"""Between two pieces of a listing of all keys, which the master builds before it answers."""
+
+AdminReply = TypeVar("AdminReply")
+
+
+class MasterAdmin:
+    """Asks the master over HTTP; a connection per question. Thread-safe."""
+
+    __slots__ = ("_host", "_port")
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+
+    def check_serves(self) -> None:
+        """Have the master say that it serves, if its HTTP side is there at all.
+
+        Raises:
+            StorageError: it is there, and does not say so within ``KNOCK_TIMEOUT_S``.
+        """
+        try:
+            knock(self._host, self._port)
+        except StorageError:
+            return  # the admin port is needed for listings alone
+        self._ask("/health", KNOCK_TIMEOUT_S, _text)
+
+    def segments(self) -> frozenset[str]:
+        """Return which nodes the master counts on, by their addresses; none where it does not answer."""
+        try:
+            return frozenset(self._ask("/get_all_segments", KNOCK_TIMEOUT_S, _text).split())
+        except StorageError:
+            return frozenset()
+
+    def capacity_bytes(self) -> int | None:
+        """Return how much memory all nodes give together; None where the master does not say so."""
+        try:
+            lines = self._ask("/metrics", KNOCK_TIMEOUT_S, lambda answer: answer.read().splitlines())
+        except StorageError:
+            return None
+        said = next((line.removeprefix(CAPACITY) for line in lines if line.startswith(CAPACITY)), b"")
+        return int(said) if said.isdigit() else None
+
+    def keys(self, wanted: Callable[[str], bool]) -> list[str]:
+        """List the keys of the whole cluster that are ``wanted``, in no order. Linear in all keys there are.
+
+        Raises:
+            StorageError: the master does not answer.
+        """
+        return self._ask("/get_all_keys", LISTING_TIMEOUT_S, lambda answer: _wanted_lines(answer, wanted))
+
+    def _ask(self, path: str, timeout_s: float, read: Callable[[http.client.HTTPResponse], AdminReply]) -> AdminReply:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            if answer.status != http.HTTPStatus.OK:
+                raise StorageError(f"{self._name(path)} answers {answer.status} {answer.reason}", retryable=True)
+            return read(answer)
+        except (OSError, http.client.HTTPException) as error:
+            raise StorageError(
+                f"{self._name(path)} does not answer: {error}; the port of the master's HTTP side is option admin",
+                retryable=True,
+            ) from error
+        finally:
+            connection.close()
+
+    def _name(self, path: str) -> str:
+        return f"http://{self._host}:{self._port}{path}"
+
+
+def _text(answer: http.client.HTTPResponse) -> str:
+    return answer.read().decode(errors="replace")
+
+
+def _wanted_lines(lines: Iterable[bytes], wanted: Callable[[str], bool]) -> list[str]:
+    names = (line.rstrip(b"\n").decode(errors="replace") for line in lines)
+    return [name for name in names if wanted(name)]
+
+
+BATCH_BYTES = (2 << 20) + 16 * HEADER_BYTES
+"""In flight in one call, headers beside payloads: more leaves the receiver's processor caches, and runs at half the
+speed over TCP."""
+
+BATCH_OBJECTS = 16
+"""In one call: a node that stalls holds it up for a second per four objects, and a call has a deadline."""
+
+_address_of = ctypes.addressof
+_char_in = ctypes.c_char.from_buffer
+
+
+class ObjectBuffers(NamedTuple):
+    """One object to move."""
+
+    number: int
+    """Of the page in its call."""
+    name: str
+    object_bytes: int
+    pointers: list[int]
+    sizes: list[int]
+    """Of each pointer; no empty ones."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it lies in one buffer."""
+        return len(self.pointers) == 1
+
+
+def pointer_to(memory: memoryview) -> int:
+    """Return where memory lies; the caller keeps it alive."""
+    if memory.readonly:
+        return int(np.frombuffer(memory, np.uint8).ctypes.data)
+    return _address_of(_char_in(memory))
+
+
+def object_buffers(number: int, page: PageIO) -> ObjectBuffers:
+    """Point to the buffers of a page; its owner keeps them alive."""
+    buffers = page.buffers
+    if len(buffers) == 1 and (size := buffers[0].nbytes):
+        return ObjectBuffers(number, page.label.object_name, size, [pointer_to(buffers[0])], [size])
+    filled = [buffer for buffer in buffers if buffer.nbytes]
+    sizes = [buffer.nbytes for buffer in filled]
+    return ObjectBuffers(number, page.label.object_name, sum(sizes), [pointer_to(buffer) for buffer in filled], sizes)
+
+
+def batches(objects: Sequence[ObjectBuffers]) -> Iterator[Sequence[ObjectBuffers]]:
+    """Cut a run of objects into calls, of objects in one buffer each or of objects in several; a large one goes alone.
+
+    No call names an object twice: of two buffers for one key the client fills the last, and says it filled both.
+    """
+    start = taken_bytes = 0
+    names: set[str] = set()
+    for end, item in enumerate(objects):
+        taken_bytes += item.object_bytes
+        if end > start and (
+            taken_bytes > BATCH_BYTES
+            or end - start >= BATCH_OBJECTS
+            or item.name in names
+            or item.is_whole is not objects[start].is_whole
+        ):
+            yield objects[start:end]
+            start, taken_bytes = end, item.object_bytes
+            names.clear()
+        names.add(item.name)
+    if objects:
+        yield objects[start:]

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from unified_cache.errors import StorageError
-from unified_cache.storage_backends.mooncake.buffers import ObjectBuffers, batches
-from unified_cache.storage_backends.mooncake.client import MooncakeClient
+from unified_cache.storage_backends.mooncake.client import MooncakeClient, ObjectBuffers, batches
 from unified_cache.storage_backends.mooncake.endpoints import ReplicaLocation
 from unified_cache.storage_backends.mooncake.native import ResultCode
 from unified_cache.storage_backends.protocol import Answer

@@ -2,10 +2,8 @@
 
 A put passes these files in this order, a get ``store``, ``index`` and ``segment``:
 
-    store       ``PackedStorage``: the protocol's methods
+    store       ``PackedStorage``: the protocol's methods; ``PackedReader``: the store opened to be read alone
     index       which page is in which slot, LRU order, the slots of one batch
     segments    the files on the disk: found, made, emptied, given back
-    free_slots  slots without a page, and those of them that still take room on the disk
     segment     one file of equal slots: a table of entries, then the pages
-    reader      ``PackedReader``: the store opened to be read alone, beside the process that has it
 """

@@ -21,10 +21,8 @@ from xxhash import xxh3_64_intdigest
 
 from unified_cache.page import PAGE_KEY_BYTES, PageKey
 from unified_cache.seal import PageChecksum
-from unified_cache.storage_backends.directory.descriptors import close_quietly, distrust, read_at, write_at
-from unified_cache.storage_backends.directory.direct import DirectReads, DirectWrites
-from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.page_reads import Place
+from unified_cache.storage_backends.directory.disk import Disk, close_quietly, distrust, read_at, write_at
+from unified_cache.storage_backends.directory.page_reads import DirectReads, DirectWrites, Place
 
 __all__ = ["PlacedSlots", "Segment", "SegmentKey", "SegmentSlot", "TableEntry", "by_segment", "parse_file_name"]
 

@@ -11,8 +11,7 @@ from google.protobuf.message import Message
 from unified_cache.errors import ConfigError, InputError, StorageError, StorageFullError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.common.backoff import Backoff
-from unified_cache.storage_backends.common.breaker import CircuitBreaker
+from unified_cache.storage_backends.common.breaker import Backoff, CircuitBreaker
 from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
 from unified_cache.wire.calls import REASON, REASON_HELLO, Call, Parsed, parsed
 

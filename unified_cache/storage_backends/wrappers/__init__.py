@@ -19,7 +19,7 @@ from unified_cache.storage_backends.wrappers.breaker import BreakerStorage
 from unified_cache.storage_backends.wrappers.checked import CheckedStorage
 from unified_cache.storage_backends.wrappers.deadline import DeadlineStorage, StuckCall
 from unified_cache.storage_backends.wrappers.guard import StorageGuard, declared_capability
-from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.storage_backends.wrappers.layer import Method
 from unified_cache.storage_backends.wrappers.retry import RetryStorage
 
 __all__ = [

@@ -9,8 +9,7 @@ from unified_cache.errors import CacheError, ClosedError, StorageError, StorageF
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.breaker import Admission, BreakerState, CircuitBreaker
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, StorageBackend
-from unified_cache.storage_backends.wrappers.layer import StorageLayer
-from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
 __all__ = ["BreakerStorage"]
 

@@ -17,8 +17,7 @@ from unified_cache.storage_backends.protocol import (
     Scan,
     StoredObject,
 )
-from unified_cache.storage_backends.wrappers.layer import StorageLayer
-from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
 __all__ = ["CheckedStorage"]
 

@@ -12,11 +12,15 @@ from threading import Condition, Lock
 from typing import TypeVar
 
 from unified_cache.errors import ClosedError, ConfigError, StorageError, StorageTimeoutError
-from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallState, StoreStep, current_call
-from unified_cache.storage_backends.common.call_threads import CallThreads
+from unified_cache.storage_backends.common.bounded_call import (
+    BoundedCall,
+    CallState,
+    CallThreads,
+    StoreStep,
+    current_call,
+)
 from unified_cache.storage_backends.protocol import Capability, StorageBackend
-from unified_cache.storage_backends.wrappers.layer import StorageLayer
-from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
 __all__ = ["DeadlineStorage", "StuckCall"]
 

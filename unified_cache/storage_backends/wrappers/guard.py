@@ -18,13 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from unified_cache.config import GuardConfig
-from unified_cache.storage_backends.common.backoff import Backoff
-from unified_cache.storage_backends.common.breaker import CircuitBreaker
-from unified_cache.storage_backends.common.call_threads import call_within
+from unified_cache.storage_backends.common.bounded_call import call_within
+from unified_cache.storage_backends.common.breaker import Backoff, CircuitBreaker
 from unified_cache.storage_backends.protocol import Capability, StorageBackend
 from unified_cache.storage_backends.wrappers.breaker import BreakerStorage
 from unified_cache.storage_backends.wrappers.deadline import DeadlineStorage
-from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.storage_backends.wrappers.layer import Method
 from unified_cache.storage_backends.wrappers.retry import RetryStorage
 
 __all__ = ["StorageGuard", "declared_capability"]

@@ -1,20 +1,77 @@
 """A store around another: it passes every call on, and a layer overrides what it changes. As the layers of OpenDAL."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
-from unified_cache.storage_backends.catalog import Catalog
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.catalog import Catalog, UsedBetween, catalog_in
+from unified_cache.storage_backends.protocol import (
+    Answer,
+    Capability,
+    Level,
+    PageIO,
+    Scan,
+    StorageBackend,
+    StorageReader,
+)
 from unified_cache.storage_backends.removals import RemovalFeed, removals_of
-from unified_cache.storage_backends.wrappers.method import Method
-from unified_cache.storage_backends.wrappers.wrapped_catalog import WrappedCatalog
 
-__all__ = ["StorageLayer"]
+__all__ = ["Method", "StorageLayer", "WrappedCatalog"]
 
 Result = TypeVar("Result")
+
+
+class Method(Enum):
+    """A method of ``StorageBackend`` or of ``Catalog``: what a wrapper counts, times, delays or names in a message."""
+
+    CAPABILITY = "capability"
+    REGISTER = "register"
+    EXISTS = "exists"
+    GET = "get"
+    PUT = "put"
+    TOUCH = "touch"
+    REMOVE = "remove"
+    CLEAR = "clear"
+    SCAN = "scan"
+    MANIFESTS = "manifests"
+    USED_BETWEEN = "used_between"
+    CLOSE = "close"
+
+    __hash__ = object.__hash__  # see Answer
+
+
+class CatalogPassage(Protocol):
+    """The way of a wrapper to make one call of the store that it wraps."""
+
+    def __call__(self, method: Method, work: Callable[[], Result], /) -> Result:
+        """Make the call, and return or raise what it does."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WrappedCatalog:
+    """The catalog of a wrapped store; ``passage`` makes each of its calls. A ``Catalog``."""
+
+    catalog: Catalog
+    passage: CatalogPassage
+
+    @classmethod
+    def of(cls, storage: StorageReader, passage: CatalogPassage) -> "WrappedCatalog | None":
+        """Return the catalog of a store as its wrapper asks it; None where the store has none."""
+        catalog = catalog_in(storage)
+        return None if catalog is None else cls(catalog, passage)
+
+    def manifests(self) -> dict[bytes, Manifest | None]:
+        """Return the manifest of every identity of the wrapped store, by its digest."""
+        return self.passage(Method.MANIFESTS, self.catalog.manifests)
+
+    def used_between(self, identity: bytes) -> UsedBetween | None:
+        """Ask the wrapped store when objects of an identity were used."""
+        return self.passage(Method.USED_BETWEEN, lambda: self.catalog.used_between(identity))
 
 
 class StorageLayer:

@@ -11,8 +11,7 @@ from unified_cache.extras import needs_extra
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
-from unified_cache.storage_backends.wrappers.layer import StorageLayer
-from unified_cache.storage_backends.wrappers.method import Method
+from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
 with needs_extra("metrics", "MeteredStorage"):
     from prometheus_client import CollectorRegistry, Counter, Histogram

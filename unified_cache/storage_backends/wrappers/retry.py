@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from unified_cache.errors import ConfigError, StorageError, StorageTimeoutError
 from unified_cache.seal import Label
-from unified_cache.storage_backends.common.backoff import Backoff
+from unified_cache.storage_backends.common.breaker import Backoff
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.wrappers.layer import StorageLayer
 

@@ -23,8 +23,7 @@ from unified_cache.integrations.engine_store import EngineStore, EngineStoreConf
 from unified_cache.integrations.engine_store.away import Retries
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import HEADER_BYTES, Flaw, seal
-from unified_cache.storage_backends.common.backoff import Backoff
-from unified_cache.storage_backends.common.breaker import BreakerState
+from unified_cache.storage_backends.common.breaker import Backoff, BreakerState
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.url import open_storage

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.store_kinds import StoreKind
-from unified_cache.storage_backends.directory.stamps import STAMP_GRAIN_NS, Clock
+from unified_cache.storage_backends.directory.front import STAMP_GRAIN_NS, Clock
 
 CLOCK_START_NS = 1_700_000_000_000_000_000
 

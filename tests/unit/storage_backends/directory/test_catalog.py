@@ -11,7 +11,7 @@ from tests.support.files import FaultyDisk, put
 from tests.support.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.errors import ClosedError, ConfigError, StorageError
 from unified_cache.storage_backends.catalog import UsedBetween, catalog_of
-from unified_cache.storage_backends.directory.stamps import STAMP_GRAIN_NS
+from unified_cache.storage_backends.directory.front import STAMP_GRAIN_NS
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import keys_only_storage
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, OTHER_MODEL, blank_page, label

@@ -13,7 +13,7 @@ from tests.support.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.pool import ModelLayout, PoolSpec
 from unified_cache.seal import HEADER_BYTES
-from unified_cache.storage_backends.directory.stamps import Clock
+from unified_cache.storage_backends.directory.front import Clock
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.testing.storage_contract import MODEL, PAGE_BYTES, blank_page, label, sealed_page

@@ -15,7 +15,7 @@ from unified_cache.page import PageKey
 from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.directory import page_reads
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.stamps import PAGES_WAITING_MAX, STAMP_GRAIN_NS
+from unified_cache.storage_backends.directory.front import PAGES_WAITING_MAX, STAMP_GRAIN_NS
 from unified_cache.storage_backends.memory_reads import targets_of
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO

@@ -11,8 +11,8 @@ import pytest
 
 from unified_cache.storage_backends.directory import disk as disk_module
 from unified_cache.storage_backends.directory import read_queue
-from unified_cache.storage_backends.directory.direct import DIRECT_BLOCK_BYTES
 from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.directory.page_reads import DIRECT_BLOCK_BYTES
 from unified_cache.storage_backends.directory.read_queue import QUEUE_READS_MAX, FileRead, ReadQueues
 
 FILES_COUNT = 5

@@ -16,8 +16,8 @@ from tests.support.files import DiskFault, FaultyDisk
 from tests.support.store_kinds import StoreKind
 from unified_cache.seal import HEADER_BYTES, Flaw, PageChecksum, verify_buffers
 from unified_cache.storage_backends import verified
-from unified_cache.storage_backends.common.backoff import Backoff
-from unified_cache.storage_backends.directory import descriptors
+from unified_cache.storage_backends.common.breaker import Backoff
+from unified_cache.storage_backends.directory import disk as disk_module
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -40,9 +40,9 @@ EDGES = sorted(
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read in small pieces what is small, which takes no time."""
     monkeypatch.setattr(verified, "SUMMED_BYTES_MIN", PAGE_BYTES)
-    monkeypatch.setattr(descriptors, "PIECE_BYTES", PIECE_BYTES)
-    monkeypatch.setattr(descriptors, "LED_BYTES_MIN", PAGE_BYTES)
-    monkeypatch.setattr(descriptors, "LEAD_BYTES", LEAD_BYTES)
+    monkeypatch.setattr(disk_module, "PIECE_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(disk_module, "LED_BYTES_MIN", PAGE_BYTES)
+    monkeypatch.setattr(disk_module, "LEAD_BYTES", LEAD_BYTES)
 
 
 def sealed(number: int, cuts: Sequence[int] = ()) -> PageIO:

@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 from tests.support.files import FaultyDisk, put
-from unified_cache.storage_backends.directory.stamps import PAGES_WAITING_MAX
+from unified_cache.storage_backends.directory.front import PAGES_WAITING_MAX
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, label, listing, sealed_page

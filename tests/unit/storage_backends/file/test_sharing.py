@@ -16,7 +16,7 @@ import pytest
 from tests.support.budget import examples
 from tests.support.files import FaultyDisk, bytes_in, held, object_paths, path_of, put
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.stamps import STAMP_GRAIN_NS
+from unified_cache.storage_backends.directory.front import STAMP_GRAIN_NS
 from unified_cache.storage_backends.file.quota import LISTED_MIN, SWEEP_SHARE
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Answer, Level

@@ -3,7 +3,7 @@
 import pytest
 
 from unified_cache.errors import ConfigError
-from unified_cache.storage_backends.mooncake.hosts import check_resolves, source_host
+from unified_cache.storage_backends.mooncake.address import check_resolves, source_host
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 70, "."])

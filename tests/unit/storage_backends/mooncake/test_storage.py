@@ -7,25 +7,23 @@ import pytest
 from tests.support.clock import ManualClock
 from unified_cache.errors import ConfigError, StorageError
 from unified_cache.storage_backends.mooncake.address import MooncakeAddress, address_of_url
-from unified_cache.storage_backends.mooncake.buffers import BATCH_BYTES, BATCH_OBJECTS, ObjectBuffers, batches
+from unified_cache.storage_backends.mooncake.client import BATCH_BYTES, BATCH_OBJECTS, ObjectBuffers, batches
 from unified_cache.storage_backends.mooncake.endpoints import (
     ABSENT_S,
+    AVOIDED_S,
     FORGET_S,
+    LISTING_FRESH_S,
+    LISTING_PAUSE_S,
     LOCATION_FRESH_S,
     LOCATIONS_MAX,
     PATIENCE_S,
     REST,
+    STAY_S,
     Endpoints,
     LocationCache,
-    ReplicaLocation,
-)
-from unified_cache.storage_backends.mooncake.placement import (
-    AVOIDED_S,
-    LISTING_FRESH_S,
-    LISTING_PAUSE_S,
-    STAY_S,
     NodeChoice,
     Placement,
+    ReplicaLocation,
 )
 from unified_cache.storage_backends.url import open_storage
 

@@ -11,9 +11,8 @@ import pytest
 
 from tests.support.files import FaultyDisk, descriptors, held, put
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.packed.free_slots import FreeSlots
 from unified_cache.storage_backends.packed.segment import BLOCK_BYTES, Segment, SegmentKey, SegmentSlot, parse_file_name
-from unified_cache.storage_backends.packed.segments import IDLE_BYTES_MAX
+from unified_cache.storage_backends.packed.segments import IDLE_BYTES_MAX, FreeSlots
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, label, sealed_page

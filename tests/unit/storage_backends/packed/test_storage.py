@@ -15,7 +15,7 @@ from tests.support.files import FaultyDisk, descriptors, held, put
 from unified_cache.errors import InputError, StorageError
 from unified_cache.seal import Label, verify_buffers
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.stamps import STAMP_GRAIN_NS, Clock
+from unified_cache.storage_backends.directory.front import STAMP_GRAIN_NS, Clock
 from unified_cache.storage_backends.packed.store import PackedStorage, open_url
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.testing.storage_contract import (

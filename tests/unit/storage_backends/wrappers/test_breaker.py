@@ -12,8 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.support.clock import ManualClock
 from tests.support.wrappers import PATIENCE_S, blank, scripted, sealed
 from unified_cache.errors import ClosedError, ConfigError, InputError, StorageError, StorageFullError
-from unified_cache.storage_backends.common.backoff import Backoff
-from unified_cache.storage_backends.common.breaker import BreakerState, CircuitBreaker
+from unified_cache.storage_backends.common.breaker import Backoff, BreakerState, CircuitBreaker
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Scan

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.clock import ManualClock
 from tests.support.wrappers import blank, scripted, sealed
 from unified_cache.errors import ConfigError, StorageError, StorageTimeoutError
-from unified_cache.storage_backends.common.backoff import Backoff
+from unified_cache.storage_backends.common.breaker import Backoff
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
