@@ -33,16 +33,16 @@ def guard_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     """Get one page, and ask for one, in a directory that is gone afterwards."""
     path = Path(tempfile.mkdtemp(prefix="unified-cache-bench-", dir=plan.storage_dir))
     bare = FileStorage.open(path / "file")
-    guard = StorageGuard.around(bare, bare.capability(), GuardConfig())
+    guard = StorageGuard(bare, bare.capability(), GuardConfig())
     try:
         pages = announced_pages(bare, PAGE_KIB, 1)
         bare.put(pages, Level.CACHED)
-        stores: tuple[StorageBackend, ...] = (bare, VerifiedStorage(bare), VerifiedStorage(guard.breaker))
+        stores: tuple[StorageBackend, ...] = (bare, VerifiedStorage(bare), VerifiedStorage(guard))
         labels = [page.label for page in pages]
         yield from _figures("get", [partial(store.get, pages) for store in stores], plan)
         yield from _figures("exists", [partial(store.exists, labels) for store in stores], plan)
     finally:
-        guard.breaker.close()
+        guard.close()
         shutil.rmtree(path)
 
 

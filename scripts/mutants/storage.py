@@ -45,9 +45,9 @@ STORAGE_MUTANTS = [
     ),
     Mutant(
         "a call that hangs does not count for the breaker until it returns",
-        "storage_backends/wrappers/deadline.py",
-        "            self._changed.notify_all()\n        self._on_late(thread_id)\n",
-        "            self._changed.notify_all()\n",
+        "storage_backends/wrappers/guard.py",
+        "            self._breaker.record_outcome(admission, failed=True)\n",
+        "            pass\n",
         ("tests/unit/core/test_late_calls.py",),
     ),
     Mutant(

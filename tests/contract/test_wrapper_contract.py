@@ -7,19 +7,13 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.support.clock import ManualClock
 from tests.support.wrappers import PATIENCE_S
-from unified_cache.storage_backends.common.breaker import Backoff, CircuitBreaker
+from unified_cache.config import GuardConfig
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
-from unified_cache.storage_backends.wrappers import (
-    BreakerStorage,
-    CheckedStorage,
-    DeadlineStorage,
-    RetryStorage,
-)
+from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
 from unified_cache.testing.faulty_storage import FaultyStorage, ScriptedFaults
 from unified_cache.testing.storage_contract import ROOM_BYTES_MAX, StorageContract
@@ -32,16 +26,9 @@ def metered(backend: StorageBackend) -> StorageBackend:
     return MeteredStorage(backend, StorageMetrics(CollectorRegistry()), "contract")
 
 
-def deadline(backend: StorageBackend) -> StorageBackend:
-    return DeadlineStorage(backend, PATIENCE_S, THREADS_MAX)
-
-
-def retry(backend: StorageBackend) -> StorageBackend:
-    return RetryStorage(backend, 3, Backoff(0.1, 1.0), random.Random(1), ManualClock().sleep)
-
-
-def breaker(backend: StorageBackend) -> StorageBackend:
-    return BreakerStorage(backend, CircuitBreaker(5, Backoff(1.0, 8.0), ManualClock()))
+def guarded(backend: StorageBackend) -> StorageBackend:
+    config = GuardConfig(deadline_s=PATIENCE_S, calls_max=THREADS_MAX)
+    return StorageGuard(backend, backend.capability(), config)
 
 
 def faulty(backend: StorageBackend) -> StorageBackend:
@@ -49,10 +36,10 @@ def faulty(backend: StorageBackend) -> StorageBackend:
 
 
 def stacked(backend: StorageBackend) -> StorageBackend:
-    return VerifiedStorage(breaker(retry(deadline(metered(CheckedStorage(faulty(backend)))))))
+    return VerifiedStorage(guarded(metered(CheckedStorage(faulty(backend)))))
 
 
-WRAPPERS = (CheckedStorage, metered, deadline, retry, breaker, faulty, stacked)
+WRAPPERS = (CheckedStorage, metered, guarded, faulty, stacked)
 
 
 def in_memory(path: Path) -> StorageBackend:

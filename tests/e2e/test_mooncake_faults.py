@@ -136,11 +136,9 @@ class MooncakeLoad:
 def work_over(cluster: LocalCluster) -> Iterator[MooncakeLoad]:
     store = open_mooncake(cluster)
     storage = CountedStorage(store)
-    guard = StorageGuard.around(storage, store.capability(), GUARD)
+    guard = StorageGuard(storage, store.capability(), GUARD)
     layout = toy_layout((SPAN_ALL, 3), PAGE_SIZE)
-    work = MooncakeLoad(
-        storage, ToyEngine(layout, (HOST_PAGES, HOST_PAGES), (HOST_PAGES, HOST_PAGES), guard.breaker, None)
-    )
+    work = MooncakeLoad(storage, ToyEngine(layout, (HOST_PAGES, HOST_PAGES), (HOST_PAGES, HOST_PAGES), guard, None))
     yield work
     assert work.toy.cache.close() == []
 

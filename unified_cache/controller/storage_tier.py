@@ -100,8 +100,8 @@ class StorageTier:
             raise ConfigError(f"storage needs a pool with bytes in {first.name}, found none")
         store = CheckedStorage(store)
         capability = declared_capability(store)
-        guard = None if config is None else StorageGuard.around(store, capability, config)
-        backend = VerifiedStorage(store if guard is None else guard.breaker)
+        guard = None if config is None else StorageGuard(store, capability, config)
+        backend = VerifiedStorage(store if guard is None else guard)
         for part in identity.parts(layout):
             backend.register(manifest_of(part.identity, part.layout), memory.slabs())
         reads = tuple((component, pool) for component, pool in layout.transfer_order if pool.page_bytes)

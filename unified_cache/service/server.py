@@ -110,9 +110,9 @@ class Service:
             opened.callback(timeouts.close)
             gate = ServiceGate(access.authenticator(settings), scheduler, timeouts, metrics)
             guarded = GuardedStore.open(settings, metrics.registry)
-            bytes_max = guarded.guard.breaker.capability().bytes_max
+            bytes_max = guarded.guard.capability().bytes_max
             usage = TenantUsage(settings.quota, settings.limits.counted_pages_max, bytes_max)
-            store = TenantStore(guarded.guard.breaker, usage, metrics)
+            store = TenantStore(guarded.guard, usage, metrics)
             record = _recorder(settings, opened)
             cache = CacheService(store, gate, settings.limits, drain.ask, record)
             opened.callback(cache.close)

@@ -55,7 +55,7 @@ def known() -> Known:
     scheduler = FairScheduler(settings.quota, settings.limits.calls_max)
     store = GuardedStore.open(settings, registry)
     usage = TenantUsage(settings.quota, 100, None)
-    shared = TenantStore(store.guard.breaker, usage, metrics)
+    shared = TenantStore(store.guard, usage, metrics)
     registry.register(UsageCollector(scheduler, shared, names))
     metrics.call_ended("Get", "acme", "OK", 0.1, 1, 1)
     metrics.pages_looked_up("acme", "kv", Answer.HIT, 1)
@@ -65,9 +65,9 @@ def known() -> Known:
     metrics.stale.labels("tokens").set(0)
     usage.take("acme", [sealed_page(label(1))])
     assert scheduler.enter("acme") is not None
-    store.guard.breaker.put([sealed_page(label(1))], Level.CACHED)
+    store.guard.put([sealed_page(label(1))], Level.CACHED)
     with pytest.raises(StorageError):
-        store.guard.breaker.put([sealed_page(label(1))], Level.DURABLE)
+        store.guard.put([sealed_page(label(1))], Level.DURABLE)
     found: Known = {}
     for family in registry.collect():
         found.setdefault(family.name + "_total" * (family.type == "counter"), set())

@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from tests.support.service import LoopbackServer, Wire, limits_with, refused, wait_for
+from tests.support.wrappers import bounded
 from tests.unit.service.test_requests import MANIFEST, OBJECT_BYTES, key, page, part, run, start
 from tests.unit.service.test_tenancy import put
 from unified_cache.errors import StorageError, StorageFullError
@@ -15,7 +16,6 @@ from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO
-from unified_cache.storage_backends.wrappers import DeadlineStorage
 from unified_cache.wire.calls import Call
 
 
@@ -66,7 +66,7 @@ def serve(store: RaisingStorage) -> Iterator[Serve]:
     opened: list[tuple[LoopbackServer, Wire]] = []
 
     def serve(limits: LimitSettings | None = None, *, deadline_s: float = 0.0) -> tuple[LoopbackServer, Wire]:
-        backend = DeadlineStorage(store, deadline_s, 4) if deadline_s else store
+        backend = bounded(store, deadline_s, 4) if deadline_s else store
         running = LoopbackServer.start(backend, limits)
         wire = Wire(running)
         wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))

@@ -33,7 +33,7 @@ from unified_cache.settings.addresses import ListenAddress
 from unified_cache.settings.limits import QuotaSettings
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
-from unified_cache.storage_backends.wrappers import DeadlineStorage
+from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.testing.storage_contract import label, sealed_page
 
 PREFIX = "unified_cache_service"
@@ -140,11 +140,11 @@ def test_what_tenants_use_is_told_at_the_moment_of_asking(registry: CollectorReg
 def test_a_guarded_store_counts_its_calls_and_tells_its_breaker(registry: CollectorRegistry) -> None:
     settings = service_settings(None, {"storage": "memory:", "guard": {"breaker_failures_max": 1}})
     guarded = GuardedStore.open(settings, registry)
-    assert guarded.guard.breaker.put([sealed_page(label(1))], Level.CACHED) == [Answer.STORED]
+    assert guarded.guard.put([sealed_page(label(1))], Level.CACHED) == [Answer.STORED]
     value = registry.get_sample_value
     assert value("unified_cache_storage_calls_total", {"store": "memory", "method": "put"}) == 1
     assert value(f"{PREFIX}_store_breaker", {"state": "closed"}) == 1
-    guarded.guard.breaker.close()
+    guarded.guard.close()
 
 
 def test_a_read_of_many_pages_is_handed_over_once_and_verified_by_the_mib(
@@ -152,17 +152,17 @@ def test_a_read_of_many_pages_is_handed_over_once_and_verified_by_the_mib(
 ) -> None:
     guarded = GuardedStore.open(service_settings(None, {"storage": "memory:"}), registry)
     pages = [sealed_page(label(number), 1 << 20) for number in range(4)]
-    assert guarded.guard.breaker.put(pages, Level.CACHED) == [Answer.STORED] * 4
+    assert guarded.guard.put(pages, Level.CACHED) == [Answer.STORED] * 4
     handed_over: list[int] = []
-    get = DeadlineStorage.get
+    get = StorageGuard.get
 
-    def counted(storage: DeadlineStorage, asked: Sequence[PageIO]) -> list[Answer]:
+    def counted(storage: StorageGuard, asked: Sequence[PageIO]) -> list[Answer]:
         handed_over.append(len(asked))
         return get(storage, asked)
 
-    monkeypatch.setattr(DeadlineStorage, "get", counted)
+    monkeypatch.setattr(StorageGuard, "get", counted)
     usage = TenantUsage(QuotaSettings(), 100, None)
-    store = TenantStore(guarded.guard.breaker, usage, metrics_in(CollectorRegistry()))
+    store = TenantStore(guarded.guard, usage, metrics_in(CollectorRegistry()))
     read = store.read("acme", [page.label for page in pages], 1 << 20)
     assert [answer for answer, _ in read] == [Answer.HIT] * 4
     assert handed_over == [4]
@@ -179,13 +179,13 @@ def test_a_store_of_files_tells_what_made_room_and_what_found_none(
     page_bytes = one.buffers[0].nbytes
     settings = service_settings(None, {"storage": f"{kind}:{tmp_path / 'store'}", "storage_bytes": page_bytes})
     guarded = GuardedStore.open(settings, registry)
-    assert guarded.guard.breaker.put([one], Level.CACHED) == [Answer.STORED]
-    assert guarded.guard.breaker.put([two, three], Level.CACHED) == [Answer.STORED, Answer.DECLINED]
+    assert guarded.guard.put([one], Level.CACHED) == [Answer.STORED]
+    assert guarded.guard.put([two, three], Level.CACHED) == [Answer.STORED, Answer.DECLINED]
     value = registry.get_sample_value
     assert value(f"{PREFIX}_store_evictions_total", {"cause": "room"}) == 1
     assert value(f"{PREFIX}_store_evictions_total", {"cause": "intruder"}) == 0
     assert value(f"{PREFIX}_store_declined_total") == 1
-    guarded.guard.breaker.close()
+    guarded.guard.close()
 
 
 def test_only_metrics_are_served(listener: MetricsListener, registry: CollectorRegistry) -> None:

@@ -9,7 +9,7 @@ from unified_cache.config import GuardConfig
 from unified_cache.storage_backends.memory import MemoryStorage, keys_only_storage
 from unified_cache.storage_backends.protocol import StorageReader
 from unified_cache.storage_backends.verified import VerifiedStorage
-from unified_cache.storage_backends.wrappers import DeadlineStorage, StorageGuard
+from unified_cache.storage_backends.wrappers import StorageGuard
 
 
 def waiting(storage: StorageReader) -> tuple[bool, bool]:
@@ -28,11 +28,8 @@ def test_memory_waits_for_nothing_and_a_disk_may_hold_any_call(tmp_path: Path) -
 
 def test_wrappers_say_what_their_store_says_but_where_a_call_runs_on_or_is_made_again() -> None:
     store = MemoryStorage()
-    guard = StorageGuard.around(store, store.capability(), GuardConfig())
+    guard = StorageGuard(store, store.capability(), GuardConfig())
     assert waiting(VerifiedStorage(store)) == (False, True)
-    assert waiting(guard.retry) == waiting(guard.breaker) == (False, False)
+    assert waiting(guard) == (False, False)
     assert waiting(scripted({})) == (True, False)  # any of its calls may hang
-    deadline = DeadlineStorage(store, 1.0, 1)
-    assert waiting(deadline) == (False, False)
-    deadline.close()
-    guard.breaker.close()
+    guard.close()

@@ -165,7 +165,7 @@ def test_what_there_is_no_room_for_is_lost_and_the_next_answer_says_so() -> None
 def test_wrappers_tell_what_their_store_tells(tmp_path: Path) -> None:
     store = PackedStorage.open(tmp_path / "store")
     metered = MeteredStorage(scripted({}, store), StorageMetrics(CollectorRegistry()), "packed")
-    with closing(VerifiedStorage(StorageGuard.around(metered, store.capability(), GuardConfig()).breaker)) as storage:
+    with closing(VerifiedStorage(StorageGuard(metered, store.capability(), GuardConfig()))) as storage:
         feed = subscribed(storage)
         put(storage, [1])
         storage.remove([label(1)])

@@ -109,7 +109,7 @@ class OpenedStore:
         checked = CheckedStorage(backend)
         capability = checked.capability()
         verified = VerifiedStorage(checked)
-        guard = StorageGuard.around(verified, capability, config, clock)
+        guard = StorageGuard(verified, capability, config, clock)
         return cls(verified, guard, capability, memory_reader_in(backend))
 
 
@@ -185,7 +185,7 @@ class StoreOpening:
                 self._retries.record_success()
                 self._threads.close(0)  # this one ends
         if store is not None:
-            store.guard.breaker.close()
+            store.guard.close()
 
 
 class _Registration:

@@ -105,7 +105,7 @@ class EngineStore:
         self._bounce = bounce
         self._config = config
         self._clock = clock
-        self._registrations = Registrations(Backoff(guard.breaker_pause_s, guard.breaker_pause_s_max), clock)
+        self._registrations = Registrations(Backoff(guard_pause_s, guard_pause_s_max), clock)
         self._counts = CallCounts()
         self._threads = CallThreads("engine-store", guard.calls_max, total_max=guard.calls_max, clock=clock)
         self._callers = _Callers()
@@ -140,7 +140,7 @@ class EngineStore:
             ConfigError: ``make`` raised it.
         """
         config = EngineStoreConfig() if config is None else config
-        pauses = Backoff(config.guard.breaker_pause_s, config.guard.breaker_pause_s_max)
+        pauses = Backoff(config.guard_pause_s, config.guard_pause_s_max)
         opening = StoreOpening(lambda: OpenedStore.around(make(), config.guard, clock), pauses, clock)
         store = cls(opening, BounceMemory.allocate(config.landing_bytes, clock), config, clock)
         opening.reach(config.guard.deadline_s)
@@ -169,7 +169,7 @@ class EngineStore:
         started_s = self._clock()
         opened = self._reached(identities)
         if opened is not None:
-            self._call(opened, identities, Task(partial(tasks.look_up, opened.guard.breaker, ())), started_s)
+            self._call(opened, identities, Task(partial(tasks.look_up, opened.guard, ())), started_s)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Tell for each label whether a get would, as far as is known without reading, find it: HIT if so."""
@@ -180,7 +180,7 @@ class EngineStore:
         opened = self._reached(identities)
         if opened is None:
             return self._answered(Method.EXISTS, [], len(labels), self._absence(), started_s)
-        task = Task(partial(tasks.look_up, opened.guard.breaker, labels))
+        task = Task(partial(tasks.look_up, opened.guard, labels))
         asks_nobody = not opened.capability.exists_costs_io and self._registrations.are_taken(identities)
         if asks_nobody or self._may_be_in_place(opened, identities):
             reason = self._call_here(task, started_s)
@@ -258,7 +258,7 @@ class EngineStore:
         reason: Unavailable | None = self._absence()
         touched = 0
         if opened is not None:
-            task = Task(partial(tasks.touch, opened.guard.breaker, labels))
+            task = Task(partial(tasks.touch, opened.guard, labels))
             if self._may_be_in_place(opened, identities):
                 reason = self._call_here(task, started_s)
             else:
@@ -274,7 +274,7 @@ class EngineStore:
         opened = self._reached(())
         if opened is None:
             return False
-        task = Task(partial(tasks.clear, opened.guard.breaker, identity))
+        task = Task(partial(tasks.clear, opened.guard, identity))
         return self._call(opened, (), task, started_s) is None and bool(task.answers)
 
     def take_removals(self) -> Removals | None:
@@ -285,7 +285,7 @@ class EngineStore:
         with self._subscribing:
             opened = self._opening.store
             if self._feed is None and opened is not None and not self._closed:
-                self._feed = removals_of(opened.guard.breaker)
+                self._feed = removals_of(opened.guard)
             return None if self._feed is None else self._feed.take()
 
     def counts(self) -> EngineStoreCounts:
@@ -306,7 +306,7 @@ class EngineStore:
         return replace(
             counts,
             flaws=opened.verified.flaws_count,
-            breaker=opened.guard.breaker.state,
+            breaker=opened.guard.state,
             store_name=opened.capability.name,
         )
 
@@ -338,7 +338,7 @@ class EngineStore:
             if opened is not None:
                 left_s = max(until_s - self._clock(), CLOSE_S_MIN)
                 try:
-                    call_within(left_s, Method.CLOSE.value, opened.guard.breaker.close, self._clock)
+                    call_within(left_s, Method.CLOSE.value, opened.guard.close, self._clock)
                 except CacheError as error:
                     logger.warning("a store was left before it was closed: %s", error)
             self._bounce.close()
@@ -373,7 +373,7 @@ class EngineStore:
         opened = self._reached(identities)
         if opened is None:
             return self._answered(method, [], len(pages), self._absence(), started_s)
-        store = opened.guard.breaker
+        store = opened.guard
         move = partial(tasks.get, store) if method is Method.GET else partial(tasks.put, store, level, asked)
         path: CopyPath
         if self._may_be_in_place(opened, identities):
@@ -385,7 +385,7 @@ class EngineStore:
             reason = self._call_here(task, started_s)
         else:
             pieces = pieces_of(pages, self._piece_bytes(opened, method, level))
-            buffer = self._bounce.reserve(max(piece.buffer_bytes for piece in pieces), opened.guard.deadline.deadline_s)
+            buffer = self._bounce.reserve(max(piece.buffer_bytes for piece in pieces), opened.guard.deadline_s)
             if buffer is None:
                 return self._answered(method, [], len(pages), Unavailable.NO_LANDING, started_s)
             path = BufferedPath(pages, buffer)
@@ -406,7 +406,7 @@ class EngineStore:
 
         The identities are registered first. Releases the buffer that the task's pages lie in.
         """
-        store, clock = opened.guard.breaker, self._clock
+        store, clock = opened.guard, self._clock
 
         def register_and_run() -> None:
             self._registrations.announce(store, identities, self._bounce.whole)
@@ -416,7 +416,7 @@ class EngineStore:
             call = self._threads.submit(register_and_run)
             user: CallInFlight = call
             try:
-                self._threads.wait(call, max(0.0, started_s + opened.guard.deadline.deadline_s - clock()))
+                self._threads.wait(call, max(0.0, started_s + opened.guard.deadline_s - clock()))
                 reason, user = self._outcome(call)
             finally:
                 task.revoke()

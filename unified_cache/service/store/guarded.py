@@ -22,7 +22,7 @@ __all__ = ["GuardedStore", "metric"]
 
 @dataclass(frozen=True, slots=True)
 class GuardedStore:
-    """A store, verified and guarded; closing ``guard.breaker`` closes it. A collector of what all of them count.
+    """A store, verified and guarded; closing ``guard`` closes it. A collector of what all of them count.
 
     Innermost first: the store, the check of its answers, its counts, verification, the guard. A store may ask for gets
     of a MiB, so that pages are verified while they are in the caches; the guard hands all of them over to another
@@ -46,7 +46,7 @@ class GuardedStore:
         capability = declared_capability(checked)
         metered = MeteredStorage(checked, StorageMetrics(registry), capability.name)
         verified = VerifiedStorage(metered)
-        guard = StorageGuard.around(verified, capability, settings.guard)
+        guard = StorageGuard(verified, capability, settings.guard)
         guarded = cls(backend, verified, guard)
         registry.register(guarded)
         return guarded
@@ -54,14 +54,14 @@ class GuardedStore:
     def collect(self) -> Iterator[Metric]:
         """Yield what the wrappers count, and what a file store or a packed one does."""
         guard, counter, gauge = self.guard, CounterMetricFamily, GaugeMetricFamily
-        states = [((each.value,), float(guard.breaker.state is each)) for each in BreakerState]
+        states = [((each.value,), float(guard.state is each)) for each in BreakerState]
         yield metric(gauge, "store_breaker", "1 for the state the breaker is in.", states, "state")
-        refused = [((), guard.breaker.refused_count)]
+        refused = [((), guard.refused_count)]
         yield metric(counter, "store_breaker_refused", "Calls answered without the store.", refused)
-        yield metric(counter, "store_retries", "Calls made again.", [((), guard.retry.retries_count)])
-        abandoned = [((), guard.retry.abandoned_pages_count)]
+        yield metric(counter, "store_retries", "Calls made again.", [((), guard.retries_count)])
+        abandoned = [((), guard.abandoned_pages_count)]
         yield metric(counter, "store_abandoned_pages", "Pages without an answer in the end.", abandoned)
-        stuck = [((), len(guard.deadline.stuck_calls()))]
+        stuck = [((), guard.stuck_count)]
         yield metric(gauge, "store_stuck_calls", "Calls that the store has not returned from in time.", stuck)
         counts = self.backend.counts if isinstance(self.backend, FileStorage | PackedStorage) else None
         evicted = [] if counts is None else [(("room",), counts.evicted_count), (("intruder",), counts.foreign_count)]

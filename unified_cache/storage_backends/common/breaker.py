@@ -10,8 +10,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import Enum
 from threading import Lock
+from types import TracebackType
 
-from unified_cache.errors import ConfigError
+from unified_cache.errors import CacheError, ConfigError, StorageError, StorageFullError
 
 __all__ = ["Admission", "Backoff", "BreakerState", "CircuitBreaker"]
 
@@ -50,15 +51,25 @@ class BreakerState(Enum):
 
 
 class Admission:
-    """One call that a breaker has let through; its outcome counts once, and only while the state is the same."""
+    """One call that a breaker has let through; its outcome counts once, and only while the state is the same.
 
-    __slots__ = ("changes_count", "is_recorded", "kind")
+    ``with admission:`` around the call records how it ends.
+    """
 
-    def __init__(self, kind: Hashable, changes_count: int) -> None:
+    __slots__ = ("_breaker", "changes_count", "is_recorded", "kind")
+
+    def __init__(self, breaker: "CircuitBreaker", kind: Hashable, changes_count: int) -> None:
+        self._breaker = breaker
         self.kind = kind
         self.changes_count = changes_count
         """State changes of the breaker until then."""
         self.is_recorded = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._breaker.record_outcome(self, failed=error is not None and _is_failure(error))
 
 
 class CircuitBreaker:
@@ -146,10 +157,10 @@ class CircuitBreaker:
         """Let a call through, or return None; whoever is let through owes a ``record_outcome``."""
         with self._guard:
             if self._state is BreakerState.CLOSED:
-                return Admission(kind, self._changes_count)
+                return Admission(self, kind, self._changes_count)
             if self._state is BreakerState.OPEN and self._clock() >= self._probe_at_s:
                 self._enter(BreakerState.HALF_OPEN)
-                return Admission(kind, self._changes_count)
+                return Admission(self, kind, self._changes_count)
             self._refused_count += 1
             return None
 
@@ -204,3 +215,10 @@ class CircuitBreaker:
     def _enter(self, state: BreakerState) -> None:
         self._state = state
         self._changes_count += 1
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Return whether an exception speaks against the store, and not against the call."""
+    if isinstance(error, StorageError):
+        return not isinstance(error, StorageFullError)
+    return not isinstance(error, CacheError)

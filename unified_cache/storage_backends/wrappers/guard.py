@@ -1,35 +1,46 @@
 """The guard between a cache or a service and its store: deadline, retries and circuit breaker, in the one right order.
 
-Innermost first::
-
-    DeadlineStorage   bounds every single try
-    RetryStorage      tries again what failed in a way that may pass
-    BreakerStorage    counts what is left of failures, and leaves a store alone that keeps failing
+    get ──> breaker ──> retries ──> deadline ──> store
 
 The deadline is inside of the retries, so that it bounds a try and not all of them together with their pauses, and so
 that a try that hangs is never made again over buffers that are still in use; the same reason as OpenDAL gives for a
 TimeoutLayer below its RetryLayer. The breaker is outside of both: a fault that a second try cures is none, and a store
 that is left alone is not tried three times.
+
+On most threads a call is handed over to a thread of the guard's own, and the caller waits for it. On a thread that
+runs a ``BoundedCall``, which somebody else waits for anyway, it runs in place, as a ``StoreStep`` of that.
 """
 
 import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from threading import Condition, Lock
+from typing import TypeVar
 
 from unified_cache.config import GuardConfig
-from unified_cache.storage_backends.common.bounded_call import call_within
-from unified_cache.storage_backends.common.breaker import Backoff, CircuitBreaker
-from unified_cache.storage_backends.protocol import Capability, StorageBackend
-from unified_cache.storage_backends.wrappers.breaker import BreakerStorage
-from unified_cache.storage_backends.wrappers.deadline import DeadlineStorage
-from unified_cache.storage_backends.wrappers.layer import Method
-from unified_cache.storage_backends.wrappers.retry import RetryStorage
+from unified_cache.errors import ClosedError, StorageError, StorageTimeoutError
+from unified_cache.seal import Label
+from unified_cache.storage_backends.common.bounded_call import (
+    BoundedCall,
+    CallState,
+    CallThreads,
+    StoreStep,
+    call_within,
+    current_call,
+)
+from unified_cache.storage_backends.common.breaker import Admission, Backoff, BreakerState, CircuitBreaker
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
 __all__ = ["StorageGuard", "declared_capability"]
 
 DECLARATION_S = 60.0
 """Longest wait for a store to say what it can do, and with it how long its other calls may take."""
+
+Item = TypeVar("Item", Label, PageIO)
+Result = TypeVar("Result", covariant=True)
 
 
 def declared_capability(backend: StorageBackend, clock: Callable[[], float] = time.monotonic) -> Capability:
@@ -41,33 +52,271 @@ def declared_capability(backend: StorageBackend, clock: Callable[[], float] = ti
     return call_within(DECLARATION_S, Method.CAPABILITY.value, backend.capability, clock)
 
 
-@dataclass(frozen=True, slots=True)
-class StorageGuard:
-    """The wrappers around one store. ``breaker`` is the outermost: calls go to it, and closing it closes all."""
+class StorageGuard(StorageLayer):
+    """A store that answers in time, is asked again where a fault may pass, and is left alone where it keeps failing.
 
-    deadline: DeadlineStorage
-    retry: RetryStorage
-    breaker: BreakerStorage
+    **Deadline.** A try waits at most ``deadline_s``, the wait for a free place among ``calls_max`` included. One that
+    misses it raises StorageTimeoutError, goes on, and may still read or fill its buffers: the error carries the call,
+    which tells when it has returned. At most ``calls_max`` calls are in flight, stuck ones included. Once all of them
+    are stuck, further calls raise StorageError at once and are not started: their buffers are free.
 
-    @classmethod
-    def around(
-        cls,
+    **Retries.** ``exists``, ``get`` and ``put`` are tried again, after a pause, when they fail in a way that may pass.
+    Each round asks for the pages that have no answer yet, every batch that failed cut in half, so that one bad page
+    does not fail its neighbours for long: at most ``2 ** retry_rounds_max - 1`` calls. A pause is shortened by up to a
+    half at random, so that callers do not come back together. Pages without an answer in the end are UNAVAILABLE where
+    others of their batch were answered; where none was, the last error is raised. A declined put, a miss, an error that
+    is not retryable and a timeout, whose buffers are still in use, are never tried again.
+
+    **Breaker.** Failures are counted by method, after the retries: any exception but those that a working store raises,
+    a store that is full or closed, and wrong input. While it is open, every page and every put is UNAVAILABLE, and
+    nothing is touched or removed; ``register``, ``clear`` and ``scan``, which have no such answer, raise StorageError.
+
+    It owns the wrapped backend. Thread-safe. ``clock`` gives seconds, for ages and deadlines; waiting is real.
+    """
+
+    def __init__(
+        self,
         backend: StorageBackend,
         capability: Capability,
         config: GuardConfig,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-    ) -> "StorageGuard":
-        """Put the guard around a store; a call that may take longer by the store's own word has a longer deadline."""
-        deadline_s = max(config.deadline_s, capability.call_s_max)
+        rng: random.Random | None = None,
+    ) -> None:
+        """A call that may take longer by the store's own word, its ``capability``, has a longer deadline."""
+        super().__init__(backend)
+        self.deadline_s = max(config.deadline_s, capability.call_s_max)
+        self._calls_max = config.calls_max
+        self._rounds_max = config.retry_rounds_max
+        self._pauses = Backoff(config.retry_pause_s, config.retry_pause_s * 2**config.retry_rounds_max)
+        self._breaker = CircuitBreaker(
+            config.breaker_failures_max, Backoff(config.breaker_pause_s, config.breaker_pause_s_max), clock
+        )
+        self._clock = clock
+        self._sleep = sleep
+        self._rng = rng or random.Random()  # noqa: S311  # it keeps the pauses of several callers from falling together
+        self._threads = CallThreads("storage-call", config.calls_max, total_max=config.calls_max, clock=clock)
+        self._in_flight: list[StoreStep] = []
+        """Calls that the store has not returned from; nobody waits for those of them that are stuck."""
+        self._changed = Condition(Lock())
+        self._closed = False
+        self._closing: BoundedCall[None] | None = None
+        self._retries_count = 0
+        self._abandoned_pages_count = 0
 
-        def count_late(thread_id: int) -> None:
-            breaker.give_up(thread_id)
+    @property
+    def state(self) -> BreakerState:
+        """State of the breaker."""
+        return self._breaker.state
 
-        deadline = DeadlineStorage(backend, deadline_s, config.calls_max, clock, count_late)
-        pauses = Backoff(config.retry_pause_s, config.retry_pause_s * 2**config.retry_rounds_max)
-        rng = random.Random()  # noqa: S311  # it only keeps the pauses of several callers from falling together
-        retry = RetryStorage(deadline, config.retry_rounds_max, pauses, rng, sleep)
-        rests = Backoff(config.breaker_pause_s, config.breaker_pause_s_max)
-        breaker = BreakerStorage(retry, CircuitBreaker(config.breaker_failures_max, rests, clock))
-        return cls(deadline, retry, breaker)
+    @property
+    def changes_count(self) -> int:
+        """State changes of the breaker so far."""
+        return self._breaker.changes_count
+
+    @property
+    def refused_count(self) -> int:
+        """Calls answered without asking the store so far."""
+        return self._breaker.refused_count
+
+    @property
+    def retries_count(self) -> int:
+        """Calls to the store beyond the first of each batch so far."""
+        return self._retries_count
+
+    @property
+    def abandoned_pages_count(self) -> int:
+        """Pages that had no answer after the last round so far."""
+        return self._abandoned_pages_count
+
+    @property
+    def stuck_count(self) -> int:
+        """Calls that have outlived their deadline and have not returned."""
+        with self._changed:
+            return sum(step.is_stuck for step in self._in_flight)
+
+    def capability(self) -> Capability:
+        """Return what the wrapped backend can do, in any state; a call that is given up goes on using its buffers."""
+        capability = self._within_deadline(Method.CAPABILITY, self._backend.capability, None)
+        return replace(capability, bounded=False)
+
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        """Ask the wrapped backend, again if need be."""
+        return self._in_rounds(Method.EXISTS, labels, self._backend.exists)
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        """Fill each page's buffers, in several calls if need be."""
+        return self._in_rounds(Method.GET, pages, self._backend.get)
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        """Store pages, in several calls if need be. A page that was stored by a call that failed is put once more."""
+        return self._in_rounds(Method.PUT, pages, lambda part: self._backend.put(part, level))
+
+    def touch(self, labels: Sequence[Label]) -> None:
+        """Make pages recent; none while the breaker is open."""
+        admission = self._admit(Method.TOUCH)
+        if admission is not None:
+            with admission:
+                self._within_deadline(Method.TOUCH, partial(self._backend.touch, labels), admission)
+
+    def remove(self, labels: Sequence[Label]) -> int:
+        """Remove objects; none while the breaker is open."""
+        admission = self._admit(Method.REMOVE)
+        if admission is None:
+            return 0
+        with admission:
+            return self._within_deadline(Method.REMOVE, partial(self._backend.remove, labels), admission)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Refuse calls, let those in flight return, close the wrapped backend; wait at most ``timeout_s`` in all.
+
+        ``timeout_s`` is the deadline unless given. The backend is closed once no call is in flight, if need be by the
+        thread of the last one, long after this has raised. Calling it again waits again.
+
+        Raises:
+            StorageTimeoutError: calls still hang; the message names them all, ``call`` is the oldest.
+        """
+        bound_s = self.deadline_s if timeout_s is None else timeout_s
+        until_s = time.monotonic() + bound_s
+        with self._changed:
+            self._closed = True
+            self._close_when_idle()
+            self._changed.notify_all()
+        self._threads.withdraw_waiting()
+        self._threads.close(0)
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._closing is not None, bound_s):
+                message = f"the store was not closed within {bound_s} s: {self._named(self._in_flight)}"
+                raise StorageTimeoutError(message, self._in_flight[0].call)
+        assert self._closing is not None
+        left_s = max(until_s - time.monotonic(), 0.0)
+        if not self._closing.settle(left_s):
+            message = f"the store was not closed within {bound_s} s: {Method.CLOSE.value} for {left_s:.1f} s"
+            raise StorageTimeoutError(message, self._closing)
+        error = self._closing.take_error()
+        if error is not None:
+            raise error
+
+    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
+        admission = self._admit(method)
+        if admission is None:
+            message = f"the store is left alone after {self._breaker.failures_max} failures"
+            raise StorageError(message, retryable=True)
+        with admission:
+            return self._within_deadline(method, work, admission)
+
+    def _admit(self, method: Method) -> Admission | None:
+        if self._closed:
+            raise ClosedError("this guarded store was closed")
+        return self._breaker.admit(method)
+
+    def _in_rounds(
+        self, method: Method, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Answer]]
+    ) -> list[Answer]:
+        """Ask for all items, then in each round for those without an answer."""
+        answers = [Answer.UNAVAILABLE] * len(items)
+        admission = self._admit(method)
+        if admission is None:
+            return answers
+        parts = [range(len(items))]
+        failed: dict[range, StorageError] = {}
+        try:
+            with admission:
+                for failures_count in range(self._rounds_max):
+                    if failures_count:
+                        self._sleep(self._pauses.pause_s(failures_count) * self._rng.uniform(0.5, 1.0))
+                        parts = [half for part in failed for half in _halves(part)]
+                        failed = {}
+                    for part in parts:
+                        if failures_count:
+                            with self._changed:
+                                self._retries_count += 1
+                        try:
+                            work = partial(ask, items[part.start : part.stop])
+                            answers[part.start : part.stop] = self._within_deadline(method, work, admission)
+                        except StorageError as error:
+                            if not error.retryable or isinstance(error, StorageTimeoutError):
+                                raise
+                            failed[part] = error
+                    if not failed:
+                        break
+                else:
+                    self._abandon(failed, len(items))
+                return answers
+        finally:
+            failed.clear()  # tracebacks hold this frame, which would hold them, and with them the caller's pages
+
+    def _abandon(self, failed: Mapping[range, StorageError], asked_count: int) -> None:
+        """Count the items that have no answer after the last round; raise where none has one."""
+        abandoned_count = sum(map(len, failed))
+        with self._changed:
+            self._abandoned_pages_count += abandoned_count
+        if abandoned_count == asked_count:
+            raise list(failed.values())[-1]
+
+    def _within_deadline(self, method: Method, work: Callable[[], Result], admission: Admission | None) -> Result:
+        """Make one call of the store, as a step of the ``BoundedCall`` that this thread runs or of one of ours."""
+        call = current_call()
+        if call is None or call.is_in_store:
+            return self._hand_over(method, work, admission)
+        on_late = partial(self._note_late, admission)
+        with StoreStep(call, method.value, self._clock(), self.deadline_s, on_late) as step:
+            with self._changed:
+                if len(self._in_flight) >= self._calls_max:
+                    self._changed.wait_for(self._may_start, self.deadline_s)
+                if self._closed or len(self._in_flight) >= self._calls_max:
+                    raise self._not_started(method)
+                call.check()
+                self._in_flight.append(step)
+            try:
+                return work()
+            finally:
+                with self._changed:
+                    self._in_flight.remove(step)
+                    if self._closed:
+                        self._close_when_idle()
+                    self._changed.notify_all()
+
+    def _hand_over(self, method: Method, work: Callable[[], Result], admission: Admission | None) -> Result:
+        """Have a thread of the guard's own make a call of the store, and wait for it."""
+        call = self._threads.submit(partial(self._within_deadline, method, work, admission))
+        if not call.settle(self.deadline_s):
+            self._threads.leave(call)
+        if call.state is CallState.WITHDRAWN:
+            with self._changed:
+                raise self._not_started(method)
+        return call.result()
+
+    def _may_start(self) -> bool:
+        """Return whether waiting is over: for a place that is free, or because none will be."""
+        return self._closed or len(self._in_flight) < self._calls_max or all(step.is_stuck for step in self._in_flight)
+
+    def _not_started(self, method: Method) -> StorageError | ClosedError:
+        if self._closed:
+            return ClosedError("this guarded store was closed")
+        calls = self._named(self._in_flight)
+        return StorageError(f"{method.value} was not started, no thread is free: {calls}", retryable=True)
+
+    def _close_when_idle(self) -> None:
+        """Once closed and idle, close the backend on a thread of its own."""
+        if not self._in_flight and self._closing is None:
+            threads = CallThreads("storage-close", 1, clock=self._clock)
+            self._closing = threads.submit(self._backend.close, name=Method.CLOSE.value)
+            threads.close(0)
+
+    def _note_late(self, admission: Admission | None, thread_id: int) -> None:
+        """Count a call that is given up as a failure now; how it ends, if ever, counts for nothing."""
+        with self._changed:
+            self._changed.notify_all()
+        if admission is not None:
+            self._breaker.record_outcome(admission, failed=True)
+
+    def _named(self, calls: Iterable[StoreStep]) -> str:
+        now_s = self._clock()
+        return ", ".join(f"{call.name} for {now_s - call.started_s:.1f} s" for call in calls)
+
+
+def _halves(part: range) -> list[range]:
+    """Cut a range in two; one of a single page, or none, stays whole."""
+    middle = len(part) // 2
+    return [part[:middle], part[middle:]] if middle else [part]

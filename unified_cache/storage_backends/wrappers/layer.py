@@ -1,14 +1,13 @@
 """A store around another: it passes every call on, and a layer overrides what it changes. As the layers of OpenDAL."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
-from unified_cache.storage_backends.catalog import Catalog, UsedBetween, catalog_in
+from unified_cache.storage_backends.catalog import Catalog, UsedBetween, catalog_in, catalog_of
 from unified_cache.storage_backends.protocol import (
     Answer,
     Capability,
@@ -16,11 +15,10 @@ from unified_cache.storage_backends.protocol import (
     PageIO,
     Scan,
     StorageBackend,
-    StorageReader,
 )
 from unified_cache.storage_backends.removals import RemovalFeed, removals_of
 
-__all__ = ["Method", "StorageLayer", "WrappedCatalog"]
+__all__ = ["Method", "StorageLayer"]
 
 Result = TypeVar("Result")
 
@@ -42,36 +40,6 @@ class Method(Enum):
     CLOSE = "close"
 
     __hash__ = object.__hash__  # see Answer
-
-
-class CatalogPassage(Protocol):
-    """The way of a wrapper to make one call of the store that it wraps."""
-
-    def __call__(self, method: Method, work: Callable[[], Result], /) -> Result:
-        """Make the call, and return or raise what it does."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class WrappedCatalog:
-    """The catalog of a wrapped store; ``passage`` makes each of its calls. A ``Catalog``."""
-
-    catalog: Catalog
-    passage: CatalogPassage
-
-    @classmethod
-    def of(cls, storage: StorageReader, passage: CatalogPassage) -> "WrappedCatalog | None":
-        """Return the catalog of a store as its wrapper asks it; None where the store has none."""
-        catalog = catalog_in(storage)
-        return None if catalog is None else cls(catalog, passage)
-
-    def manifests(self) -> dict[bytes, Manifest | None]:
-        """Return the manifest of every identity of the wrapped store, by its digest."""
-        return self.passage(Method.MANIFESTS, self.catalog.manifests)
-
-    def used_between(self, identity: bytes) -> UsedBetween | None:
-        """Ask the wrapped store when objects of an identity were used."""
-        return self.passage(Method.USED_BETWEEN, lambda: self.catalog.used_between(identity))
 
 
 class StorageLayer:
@@ -128,8 +96,16 @@ class StorageLayer:
         return removals_of(self._backend)
 
     def catalog(self) -> Catalog | None:
-        """Return the catalog of the wrapped backend, each call made as the others."""
-        return WrappedCatalog.of(self._backend, self._call)
+        """Return this layer, each call made as the others; None where the wrapped backend has no catalog."""
+        return None if catalog_in(self._backend) is None else self
+
+    def manifests(self) -> dict[bytes, Manifest | None]:
+        """Return the manifest of every identity of the wrapped backend, by its digest."""
+        return self._call(Method.MANIFESTS, catalog_of(self._backend).manifests)
+
+    def used_between(self, identity: bytes) -> UsedBetween | None:
+        """Ask the wrapped backend when objects of an identity were used."""
+        return self._call(Method.USED_BETWEEN, partial(catalog_of(self._backend).used_between, identity))
 
     def close(self) -> None:
         """Close the wrapped backend."""

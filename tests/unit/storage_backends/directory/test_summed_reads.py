@@ -11,17 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.budget import PHASES, examples
-from tests.support.clock import ManualClock
 from tests.support.files import DiskFault, FaultyDisk
 from tests.support.store_kinds import StoreKind
+from tests.support.wrappers import retrying
 from unified_cache.seal import HEADER_BYTES, Flaw, PageChecksum, verify_buffers
 from unified_cache.storage_backends import verified
-from unified_cache.storage_backends.common.breaker import Backoff
 from unified_cache.storage_backends.directory import disk as disk_module
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.verified import VerifiedStorage
-from unified_cache.storage_backends.wrappers import RetryStorage
 from unified_cache.testing.faulty_storage import FaultyStorage, ScriptedFaults, StorageFault
 from unified_cache.testing.storage_contract import blank_page, bytes_of, label, sealed_page
 
@@ -149,7 +147,7 @@ def test_reads_that_fall_short_are_carried_on_and_added(kind: StoreKind, root: P
 
 def test_a_page_that_is_read_again_after_a_fault_is_added_anew(kind: StoreKind, root: Path) -> None:
     disk = FaultyDisk(DiskFault.EMFILE, only="preadv")
-    again = RetryStorage(kind.open(root, disk=disk), 2, Backoff(0.1, 1.0), random.Random(1), ManualClock().sleep)
+    again = retrying(kind.open(root, disk=disk), 2)
     with closing(VerifiedStorage(again)) as storage:
         storage.put([sealed(1)], Level.CACHED)
         for number in range(PAGE_BYTES // PIECE_BYTES):

@@ -58,6 +58,6 @@ def test_the_guard_waits_as_long_as_the_client_says_that_a_call_may_take(address
     storage = RemoteStorage.open(RemoteOptions(addresses, timeout_s=TIMEOUT_S, retries=0))
     capability = storage.capability()
     assert capability.call_s_max == 2 * TIMEOUT_S
-    guard = StorageGuard.around(storage, capability, GUARD)
-    assert guard.deadline.deadline_s == 2 * TIMEOUT_S
-    guard.breaker.close()
+    guard = StorageGuard(storage, capability, GUARD)
+    assert guard.deadline_s == 2 * TIMEOUT_S
+    guard.close()

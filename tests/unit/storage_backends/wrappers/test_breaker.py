@@ -10,24 +10,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.support.clock import ManualClock
-from tests.support.wrappers import PATIENCE_S, blank, scripted, sealed
+from tests.support.wrappers import PATIENCE_S, blank, breaking, scripted, sealed
 from unified_cache.errors import ClosedError, ConfigError, InputError, StorageError, StorageFullError
 from unified_cache.storage_backends.common.breaker import Backoff, BreakerState, CircuitBreaker
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Scan
-from unified_cache.storage_backends.wrappers import (
-    BreakerStorage,
-    DeadlineStorage,
-    Method,
-)
+from unified_cache.storage_backends.wrappers import Method, StorageGuard
 from unified_cache.testing.faulty_storage import FaultyStorage, StorageFault
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, label
 
 PAUSES = Backoff(10.0, 35.0)
 
 
-def failing(breaker: BreakerStorage, times: int) -> None:
+def failing(breaker: StorageGuard, times: int) -> None:
     for _ in range(times):
         with pytest.raises(StorageError):
             breaker.exists([label(1)])
@@ -37,7 +33,7 @@ def test_after_failures_in_a_row_the_store_is_absent() -> None:
     backend = MemoryStorage()
     backend.put(sealed([1]), Level.CACHED)
     faulty = scripted({0: StorageFault.FAIL, 2: StorageFault.FAIL, 3: StorageFault.FAIL}, backend)
-    breaker = BreakerStorage(faulty, CircuitBreaker(2, PAUSES, ManualClock()))
+    breaker = breaking(faulty, 2, ManualClock())
     failing(breaker, 1)
     assert breaker.exists([label(1)]) == [Answer.HIT]
     failing(breaker, 2)
@@ -58,7 +54,7 @@ def test_after_failures_in_a_row_the_store_is_absent() -> None:
 def test_the_pause_doubles_with_every_probe_that_fails_up_to_its_bound_and_starts_anew_after_success() -> None:
     clock = ManualClock()
     faulty = scripted(dict.fromkeys([0, 1, 2, 3, 5], StorageFault.FAIL))
-    breaker = BreakerStorage(faulty, CircuitBreaker(1, PAUSES, clock))
+    breaker = breaking(faulty, 1, clock)
     failing(breaker, 1)
     for pause_s in (10.0, 20.0, 35.0):
         clock.sleep(pause_s - 0.5)
@@ -78,7 +74,7 @@ def test_the_pause_doubles_with_every_probe_that_fails_up_to_its_bound_and_start
 def test_while_open_nothing_is_touched_and_a_touch_that_fails_counts() -> None:
     clock = ManualClock()
     faulty = scripted({0: StorageFault.FAIL})
-    breaker = BreakerStorage(faulty, CircuitBreaker(1, PAUSES, clock))
+    breaker = breaking(faulty, 1, clock)
     with pytest.raises(StorageError, match="on purpose"):
         breaker.touch([label(1)])
     breaker.touch([label(1)])
@@ -93,7 +89,7 @@ def test_while_the_probe_is_out_every_other_call_finds_the_store_absent() -> Non
     backend.put(sealed([1]), Level.CACHED)
     clock = ManualClock()
     faulty = scripted({0: StorageFault.FAIL, 1: StorageFault.HANG}, backend)
-    breaker = BreakerStorage(faulty, CircuitBreaker(1, PAUSES, clock))
+    breaker = breaking(faulty, 1, clock)
     failing(breaker, 1)
     clock.sleep(10.0)
     with ThreadPoolExecutor(1) as caller:
@@ -116,7 +112,7 @@ def test_what_began_before_the_breaker_opened_neither_closes_it_nor_counts_again
     clock = ManualClock()
     backend = MemoryStorage()
     faulty = scripted({0: StorageFault.HANG, 1: StorageFault.FAIL}, backend)
-    breaker = BreakerStorage(faulty, CircuitBreaker(1, PAUSES, clock))
+    breaker = breaking(faulty, 1, clock)
     with ThreadPoolExecutor(1) as caller:
         slow = caller.submit(breaker.put, sealed([1]), Level.DURABLE if late else Level.CACHED)
         assert faulty.wait_until_hung(1, PATIENCE_S)
@@ -146,7 +142,7 @@ def test_look_ups_that_succeed_do_not_keep_it_closed_while_every_read_fails() ->
     store = ReadsFail()
     store.put(sealed([1]), Level.CACHED)
     clock = ManualClock()
-    breaker = BreakerStorage(store, CircuitBreaker(3, PAUSES, clock))
+    breaker = breaking(store, 3, clock)
     for _ in range(3):
         assert breaker.exists([label(1)]) == [Answer.HIT]
         with pytest.raises(StorageError, match="cannot read"):
@@ -212,14 +208,13 @@ def test_who_has_others_to_ask_lets_one_rest_longer_each_time_and_once_for_calls
 
 def test_timeouts_open_it_and_then_nobody_waits_for_the_deadline() -> None:
     faulty = scripted({0: StorageFault.HANG, 1: StorageFault.HANG})
-    deadline = DeadlineStorage(faulty, 0.02, calls_max=4)
-    breaker = BreakerStorage(deadline, CircuitBreaker(2, PAUSES, ManualClock()))
+    breaker = breaking(faulty, 2, ManualClock(), deadline_s=0.02)
     failing(breaker, 2)
     assert breaker.exists([label(1)]) == [Answer.UNAVAILABLE]
     assert faulty.wait_until_hung(2, PATIENCE_S)
     assert faulty.calls_count == 2
     faulty.release()
-    deadline.close(PATIENCE_S)
+    breaker.close(PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -237,14 +232,14 @@ def test_only_what_speaks_against_the_store_is_a_failure(error: BaseException, i
         def scan(self, identity: bytes, cursor: str = "") -> Scan:
             raise error
 
-    breaker = BreakerStorage(Raising(), CircuitBreaker(1, PAUSES, ManualClock()))
+    breaker = breaking(Raising(), 1, ManualClock())
     with pytest.raises(type(error)):
         breaker.scan(label(1).identity)
     assert (breaker.state is BreakerState.OPEN) == is_failure
 
 
 def test_a_closed_store_is_closed_in_every_state() -> None:
-    breaker = BreakerStorage(scripted({0: StorageFault.FAIL}), CircuitBreaker(1, PAUSES, ManualClock()))
+    breaker = breaking(scripted({0: StorageFault.FAIL}), 1, ManualClock())
     failing(breaker, 1)
     breaker.close()
     with pytest.raises(ClosedError):
@@ -286,10 +281,13 @@ class BreakerMachine(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.plan = Switched()
         self.faulty = FaultyStorage(MemoryStorage(), self.plan, random.Random(0))
-        self.breaker = BreakerStorage(self.faulty, CircuitBreaker(failures_max, PAUSES, self.clock))
+        self.breaker = breaking(self.faulty, failures_max, self.clock)
         self.failures_max = failures_max
         self.failures = self.openings = self.asked = self.refused = self.changes = 0
         self.probe_at_s: float | None = None
+
+    def teardown(self) -> None:
+        self.breaker.close()
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 9.0, 10.0, 20.0, 35.0]))
     def time_passes(self, seconds: float) -> None:

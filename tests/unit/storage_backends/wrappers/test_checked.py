@@ -147,7 +147,7 @@ def test_a_store_that_answers_wrongly_is_not_asked_again_and_is_left_alone_as_on
     backend = Bools()
     checked = CheckedStorage(backend)
     config = GuardConfig(breaker_failures_max=3)
-    guarded = StorageGuard.around(checked, declared_capability(checked), config).breaker
+    guarded = StorageGuard(checked, declared_capability(checked), config)
     for _ in range(3):
         with pytest.raises(StorageError, match=r"Bools\.exists must return"):
             guarded.exists(LABELS)
@@ -168,7 +168,7 @@ REFUSED = r"Bools\.exists must return a list of 2 answers"
 
 def test_a_service_checks_what_its_store_answers() -> None:
     settings = ServiceSettings(storage=BOOLS)
-    with closing(GuardedStore.open(settings, CollectorRegistry()).guard.breaker) as store:
+    with closing(GuardedStore.open(settings, CollectorRegistry()).guard) as store:
         store.register(MANIFEST, {})
         with pytest.raises(StorageError, match=REFUSED):
             store.exists(LABELS)

@@ -9,11 +9,11 @@ from threading import Event
 import pytest
 
 from tests.support.clock import ManualClock
-from tests.support.wrappers import PATIENCE_S, scripted, sealed
-from unified_cache.errors import ClosedError, ConfigError, StorageError, StorageTimeoutError
+from tests.support.wrappers import PATIENCE_S, bounded, scripted, sealed
+from unified_cache.errors import ClosedError, StorageError, StorageTimeoutError
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
-from unified_cache.storage_backends.wrappers import DeadlineStorage, Method, StuckCall
+from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.testing.faulty_storage import FaultyStorage, StorageFault
 from unified_cache.testing.storage_contract import blank_page, bytes_of, label, sealed_page
 
@@ -40,7 +40,7 @@ def filled(backend: MemoryStorage) -> MemoryStorage:
     return backend
 
 
-def timed_out(storage: DeadlineStorage, page: PageIO) -> StorageTimeoutError:
+def timed_out(storage: StorageGuard, page: PageIO) -> StorageTimeoutError:
     with pytest.raises(StorageTimeoutError) as raised:
         storage.get([page])
     return raised.value
@@ -53,12 +53,12 @@ def let_go(faulty: FaultyStorage, calls_count: int) -> None:
 
 
 def test_an_answer_in_time_is_the_stores_and_so_is_an_error() -> None:
-    storage = DeadlineStorage(filled(MemoryStorage()), PATIENCE_S, calls_max=1)
+    storage = bounded(filled(MemoryStorage()), PATIENCE_S, calls_max=1)
     assert storage.exists([label(1), label(7)]) == [Answer.HIT, Answer.MISS]
     with pytest.raises(StorageError, match="DURABLE") as raised:
         storage.put(sealed([4]), Level.DURABLE)
     assert not raised.value.retryable
-    assert storage.stuck_calls() == []
+    assert storage.stuck_count == 0
     storage.close()
 
 
@@ -66,7 +66,7 @@ def test_the_buffers_of_a_call_that_timed_out_are_written_later_and_its_call_say
     faulty = scripted({0: StorageFault.HANG}, filled(MemoryStorage()))
     clock = ManualClock()
     clock.now_s = 100.0
-    storage = DeadlineStorage(faulty, SHORT_S, calls_max=2, clock=clock)
+    storage = bounded(faulty, SHORT_S, calls_max=2, clock=clock)
     page = blank_page(label(1))
     error = timed_out(storage, page)
     assert error.retryable
@@ -84,13 +84,13 @@ def test_the_buffers_of_a_call_that_timed_out_are_written_later_and_its_call_say
 def test_once_every_thread_is_stuck_calls_raise_at_once_and_are_not_started() -> None:
     faulty = scripted({0: StorageFault.HANG, 1: StorageFault.HANG}, filled(MemoryStorage()))
     clock = ManualClock()
-    storage = DeadlineStorage(faulty, SHORT_S, calls_max=2, clock=clock)
+    storage = bounded(faulty, SHORT_S, calls_max=2, clock=clock)
     page = blank_page(label(1))
     calls = [timed_out(storage, page).call]
     clock.now_s = 5.0
     calls.append(timed_out(storage, page).call)
     clock.now_s = 6.0
-    assert storage.stuck_calls() == [StuckCall(Method.GET, 6.0), StuckCall(Method.GET, 1.0)]
+    assert storage.stuck_count == 2
     assert faulty.wait_until_hung(2, PATIENCE_S)
     with pytest.raises(StorageError, match=r"exists was not started.*get for 6\.0 s, get for 1\.0 s") as raised:
         storage.exists([label(1)])
@@ -99,13 +99,13 @@ def test_once_every_thread_is_stuck_calls_raise_at_once_and_are_not_started() ->
     assert faulty.calls_count == 2
     let_go(faulty, 2)
     assert all(call.wait(PATIENCE_S) for call in calls)
-    assert storage.stuck_calls() == []
+    assert storage.stuck_count == 0
     storage.close(PATIENCE_S)
 
 
 def test_a_thread_is_free_again_once_its_call_has_returned() -> None:
     faulty = scripted(dict.fromkeys(range(10), StorageFault.HANG), filled(MemoryStorage()))
-    storage = DeadlineStorage(faulty, SHORT_S, calls_max=1)
+    storage = bounded(faulty, SHORT_S, calls_max=1)
     for started_count in range(1, 4):
         error = timed_out(storage, blank_page(label(1)))
         let_go(faulty, 1)
@@ -117,18 +117,18 @@ def test_a_thread_is_free_again_once_its_call_has_returned() -> None:
 def test_a_late_error_reaches_nobody() -> None:
     backend = filled(MemoryStorage())
     faulty = scripted({0: StorageFault.HANG}, backend)
-    storage = DeadlineStorage(faulty, SHORT_S, calls_max=1)
+    storage = bounded(faulty, SHORT_S, calls_max=1)
     error = timed_out(storage, blank_page(label(1)))
     backend.close()
     let_go(faulty, 1)
     assert error.call.wait(PATIENCE_S)
-    assert storage.stuck_calls() == []
+    assert storage.stuck_count == 0
     storage.close(PATIENCE_S)
 
 
 def test_callers_beyond_the_threads_wait_for_one_that_is_free() -> None:
     faulty = scripted({0: StorageFault.HANG}, filled(MemoryStorage()))
-    storage = DeadlineStorage(faulty, PATIENCE_S, calls_max=1)
+    storage = bounded(faulty, PATIENCE_S, calls_max=1)
     with ThreadPoolExecutor(4) as callers:
         first = callers.submit(storage.exists, [label(1)])
         assert faulty.wait_until_hung(1, PATIENCE_S)
@@ -141,7 +141,7 @@ def test_callers_beyond_the_threads_wait_for_one_that_is_free() -> None:
 
 def test_a_caller_that_waits_for_a_thread_is_told_when_the_last_one_gets_stuck() -> None:
     faulty = scripted({0: StorageFault.HANG}, filled(MemoryStorage()))
-    storage = DeadlineStorage(faulty, SHORT_S, calls_max=1)
+    storage = bounded(faulty, SHORT_S, calls_max=1)
     with ThreadPoolExecutor(2) as callers:
         first = callers.submit(storage.exists, [label(1)])
         assert faulty.wait_until_hung(1, PATIENCE_S)
@@ -157,7 +157,7 @@ def test_closing_over_a_call_that_hangs_ends_names_it_and_leaves_the_store_open_
     backend = SlowToClose()
     backend.may_close.set()
     faulty = scripted({0: StorageFault.HANG}, filled(backend))
-    storage = DeadlineStorage(faulty, SHORT_S, calls_max=1)
+    storage = bounded(faulty, SHORT_S, calls_max=1)
     error = timed_out(storage, blank_page(label(1)))
     for _ in range(2):
         with pytest.raises(StorageTimeoutError, match="not closed within 0 s: get for ") as raised:
@@ -175,7 +175,7 @@ def test_closing_over_a_call_that_hangs_ends_names_it_and_leaves_the_store_open_
 
 def test_a_store_that_hangs_in_close_is_named_too() -> None:
     backend = SlowToClose()
-    storage = DeadlineStorage(backend, SHORT_S, calls_max=1)
+    storage = bounded(backend, SHORT_S, calls_max=1)
     with pytest.raises(StorageTimeoutError, match="close for ") as raised:
         storage.close()
     assert raised.value.call.name == "close"
@@ -190,7 +190,7 @@ def test_an_error_of_close_is_raised_once() -> None:
         def close(self) -> None:
             raise StorageError("the disk is gone", retryable=False)
 
-    storage = DeadlineStorage(UnclosableStorage(), PATIENCE_S, calls_max=1)
+    storage = bounded(UnclosableStorage(), PATIENCE_S, calls_max=1)
     with pytest.raises(StorageError, match="gone"):
         storage.close()
     storage.close()
@@ -198,7 +198,7 @@ def test_an_error_of_close_is_raised_once() -> None:
 
 def test_a_caller_that_waits_for_a_thread_finds_the_store_closed() -> None:
     faulty = scripted({0: StorageFault.HANG}, filled(MemoryStorage()))
-    storage = DeadlineStorage(faulty, PATIENCE_S, calls_max=1)
+    storage = bounded(faulty, PATIENCE_S, calls_max=1)
     with ThreadPoolExecutor(2) as callers:
         first = callers.submit(storage.exists, [label(1)])
         assert faulty.wait_until_hung(1, PATIENCE_S)
@@ -218,7 +218,7 @@ def test_threads_are_daemons_no_more_than_allowed_and_end_with_the_store() -> No
         return {each for each in set(threading.enumerate()) - before if each.name.startswith("storage-call")}
 
     faulty = scripted(dict.fromkeys(range(3), StorageFault.HANG), filled(MemoryStorage()))
-    storage = DeadlineStorage(faulty, PATIENCE_S, calls_max=3)
+    storage = bounded(faulty, PATIENCE_S, calls_max=3)
     with ThreadPoolExecutor(5) as callers:
         calls = [callers.submit(storage.exists, [label(1)]) for _ in range(5)]
         let_go(faulty, 3)
@@ -234,7 +234,7 @@ def test_threads_are_daemons_no_more_than_allowed_and_end_with_the_store() -> No
 
 @pytest.mark.parametrize("level", [Level.CACHED, Level.DURABLE])
 def test_nothing_of_a_call_is_kept_once_it_has_been_answered(level: Level) -> None:
-    storage = DeadlineStorage(MemoryStorage(), PATIENCE_S, calls_max=1)
+    storage = bounded(MemoryStorage(), PATIENCE_S, calls_max=1)
     view = memoryview(bytearray(bytes_of(sealed_page(label(1)))))
     seen = weakref.ref(view)
     gc.disable()
@@ -247,9 +247,3 @@ def test_nothing_of_a_call_is_kept_once_it_has_been_answered(level: Level) -> No
     del view
     assert seen() is None
     storage.close()
-
-
-@pytest.mark.parametrize(("deadline_s", "calls_max"), [(0.0, 1), (1.0, 0)])
-def test_a_deadline_needs_time_and_a_thread(deadline_s: float, calls_max: int) -> None:
-    with pytest.raises(ConfigError, match="deadline_s > 0 and calls_max >= 1"):
-        DeadlineStorage(MemoryStorage(), deadline_s, calls_max)

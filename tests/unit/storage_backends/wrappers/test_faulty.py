@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from tests.support.clock import ManualClock
-from tests.support.wrappers import PATIENCE_S, blank, scripted, sealed
+from tests.support.wrappers import PATIENCE_S, blank, bounded, scripted, sealed
 from unified_cache.errors import ConfigError, StorageError
 from unified_cache.seal import Flaw, verify_buffers
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
-from unified_cache.storage_backends.wrappers import DeadlineStorage, Method
+from unified_cache.storage_backends.wrappers import Method
 from unified_cache.testing.faulty_storage import POISON, FaultyStorage, SeededFaults, StorageFault
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, sealed_page
 
@@ -57,13 +57,13 @@ def test_a_delayed_call_sleeps_and_goes_on() -> None:
 
 def test_a_call_hangs_until_it_is_released_and_then_goes_on() -> None:
     faulty = scripted({0: StorageFault.HANG, 1: StorageFault.HANG}, filled(range(2)))
-    storage = DeadlineStorage(faulty, 0.01, calls_max=3)
+    storage = bounded(faulty, 0.01, calls_max=3)
     assert not faulty.wait_until_hung(1, 0.0)
     for _ in range(2):
         with pytest.raises(StorageError):
             storage.get(blank([0]))
     assert faulty.wait_until_hung(2, PATIENCE_S)
-    assert len(storage.stuck_calls()) == 2
+    assert storage.stuck_count == 2
     faulty.release()
     storage.close(PATIENCE_S)
     assert faulty.fired_count == {StorageFault.HANG: 2}

@@ -7,17 +7,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.support.clock import ManualClock
-from tests.support.wrappers import PATIENCE_S
+from tests.support.wrappers import OF_ANY_SPEED, PATIENCE_S
+from unified_cache.config import GuardConfig
 from unified_cache.errors import StorageError, StorageTimeoutError
-from unified_cache.storage_backends.common.breaker import Backoff, BreakerState, CircuitBreaker
+from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
-from unified_cache.storage_backends.wrappers import (
-    BreakerStorage,
-    DeadlineStorage,
-    RetryStorage,
-)
+from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
 from unified_cache.testing.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, sealed_page
@@ -76,10 +73,16 @@ def verified(store: StorageBackend, clock: ManualClock) -> StorageBackend:
 
 def stacked(store: StorageBackend, clock: ManualClock) -> StorageBackend:
     metered = MeteredStorage(store, StorageMetrics(CollectorRegistry()), "faulty", clock)
-    deadline = DeadlineStorage(metered, PATIENCE_S, calls_max=2)
-    retry = RetryStorage(deadline, 2, Backoff(0.1, 1.0), random.Random(9), clock.sleep)
-    breaker = BreakerStorage(retry, CircuitBreaker(2, Backoff(2.0, 8.0), clock))
-    return VerifiedStorage(breaker)
+    config = GuardConfig(
+        deadline_s=PATIENCE_S,
+        calls_max=2,
+        retry_rounds_max=2,
+        retry_pause_s=0.1,
+        breaker_failures_max=2,
+        breaker_pause_s=2.0,
+        breaker_pause_s_max=8.0,
+    )
+    return VerifiedStorage(StorageGuard(metered, OF_ANY_SPEED, config, clock, clock.sleep, random.Random(9)))
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -108,10 +111,9 @@ def test_a_store_that_hangs_costs_two_deadlines_and_is_a_miss_from_then_on() -> 
     backend = MemoryStorage()
     backend.put(SEALED[:2], Level.CACHED)
     store = FaultyStorage(backend, SeededFaults({StorageFault.HANG: 1.0}, random.Random(0)), random.Random(0))
-    deadline = DeadlineStorage(store, 0.05, calls_max=3)
-    retry = RetryStorage(deadline, 3, Backoff(0.1, 1.0), random.Random(0), clock.sleep)
-    breaker = BreakerStorage(retry, CircuitBreaker(2, Backoff(1.0, 1.0), clock))
-    storage = VerifiedStorage(breaker)
+    config = GuardConfig(deadline_s=0.05, calls_max=3, retry_pause_s=0.1, breaker_failures_max=2)
+    guard = StorageGuard(store, OF_ANY_SPEED, config, clock, clock.sleep)
+    storage = VerifiedStorage(guard)
     quarantined = [blank_page(label(1)) for _ in range(2)]
     for page in quarantined:
         with pytest.raises(StorageTimeoutError):
@@ -119,9 +121,9 @@ def test_a_store_that_hangs_costs_two_deadlines_and_is_a_miss_from_then_on() -> 
     for _ in range(50):
         assert storage.get([blank_page(label(1))]) == [Answer.UNAVAILABLE]
     assert store.wait_until_hung(2, PATIENCE_S)
-    assert (breaker.state, store.calls_count, len(deadline.stuck_calls())) == (BreakerState.OPEN, 2, 2)
+    assert (guard.state, store.calls_count, guard.stuck_count) == (BreakerState.OPEN, 2, 2)
     with pytest.raises(StorageTimeoutError, match=r"get for .*, get for "):
-        deadline.close(0)
+        guard.close(0)
     store.release()
-    deadline.close(PATIENCE_S)
+    guard.close(PATIENCE_S)
     assert [bytes_of(page) for page in quarantined] == [CONTENTS[1]] * 2
