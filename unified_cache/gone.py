@@ -154,6 +154,8 @@ GONE: Sequence[Gone] = (
             *("quota.active_s", "quota.retry_s", "quota.running_max", "access.tokens_max"),
             *("metrics.request_s_max", "metrics.tenants_max", "metrics.pools_max"),
         ),
+    ),
+    Gone(
         "no figure of a plan came from the speed of writes to storage: take it out of the hardware file",
         settings=("storage_write_bytes_per_s",),
     ),

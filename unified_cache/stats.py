@@ -111,7 +111,7 @@ class AttachedStore:
         guard = storage.guard
         if guard is None:
             return cls(None)
-        return cls(guard.state, guard.refused_count, guard.retries_count)
+        return cls(guard.breaker.state, guard.breaker.refused_count, guard.retries_count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ class EngineStore:
         self._bounce = bounce
         self._config = config
         self._clock = clock
-        self._registrations = Registrations(Backoff(guard_pause_s, guard_pause_s_max), clock)
+        self._registrations = Registrations(Backoff(guard.breaker_pause_s, guard.breaker_pause_s_max), clock)
         self._counts = CallCounts()
         self._threads = CallThreads("engine-store", guard.calls_max, total_max=guard.calls_max, clock=clock)
         self._callers = _Callers()
@@ -140,7 +140,7 @@ class EngineStore:
             ConfigError: ``make`` raised it.
         """
         config = EngineStoreConfig() if config is None else config
-        pauses = Backoff(config.guard_pause_s, config.guard_pause_s_max)
+        pauses = Backoff(config.guard.breaker_pause_s, config.guard.breaker_pause_s_max)
         opening = StoreOpening(lambda: OpenedStore.around(make(), config.guard, clock), pauses, clock)
         store = cls(opening, BounceMemory.allocate(config.landing_bytes, clock), config, clock)
         opening.reach(config.guard.deadline_s)
@@ -306,7 +306,7 @@ class EngineStore:
         return replace(
             counts,
             flaws=opened.verified.flaws_count,
-            breaker=opened.guard.state,
+            breaker=opened.guard.breaker.state,
             store_name=opened.capability.name,
         )
 

@@ -113,8 +113,8 @@ class ServiceFigures:
         counts = _summed(self.metrics.pages, "result")
         puts = _summed(self.metrics.put_pages, "result")
         return StoreFigures(
-            breaker=guard.state.value,
-            refused_calls=guard.refused_count,
+            breaker=guard.breaker.state.value,
+            refused_calls=guard.breaker.refused_count,
             retried_calls=guard.retries_count,
             stuck_calls=guard.stuck_count,
             flawed_pages=sum(self.guarded.verified.flaws_count.values()),

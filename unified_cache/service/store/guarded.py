@@ -54,9 +54,9 @@ class GuardedStore:
     def collect(self) -> Iterator[Metric]:
         """Yield what the wrappers count, and what a file store or a packed one does."""
         guard, counter, gauge = self.guard, CounterMetricFamily, GaugeMetricFamily
-        states = [((each.value,), float(guard.state is each)) for each in BreakerState]
+        states = [((each.value,), float(guard.breaker.state is each)) for each in BreakerState]
         yield metric(gauge, "store_breaker", "1 for the state the breaker is in.", states, "state")
-        refused = [((), guard.refused_count)]
+        refused = [((), guard.breaker.refused_count)]
         yield metric(counter, "store_breaker_refused", "Calls answered without the store.", refused)
         yield metric(counter, "store_retries", "Calls made again.", [((), guard.retries_count)])
         abandoned = [((), guard.abandoned_pages_count)]

@@ -87,56 +87,41 @@ class CircuitBreaker:
     """
 
     __slots__ = (
-        "_changes_count",
         "_clock",
         "_failures_count",
-        "_failures_max",
         "_guard",
         "_openings_count",
         "_pauses",
-        "_probe_at_s",
-        "_refused_count",
-        "_state",
         "_successes_count",
+        "changes_count",
+        "failures_max",
+        "refused_count",
+        "rests_until_s",
+        "state",
     )
 
     def __init__(self, failures_max: int, pauses: Backoff, clock: Callable[[], float] = time.monotonic) -> None:
         if failures_max < 1:
             raise ConfigError(f"a breaker needs failures_max >= 1, found {failures_max}")
-        self._failures_max = failures_max
+        self.failures_max = failures_max
+        """Failures after which it opens."""
         self._pauses = pauses
         self._clock = clock
-        self._state = BreakerState.CLOSED
-        self._changes_count = 0
+        self.state = BreakerState.CLOSED
+        """State now; it stays OPEN after its pause until a call comes to be the probe."""
+        self.changes_count = 0
+        """State changes so far."""
         self._failures_count: dict[Hashable, int] = {}
         """By kind, since its last success."""
         self._successes_count = 0
         """Of probes since it opened."""
         self._openings_count = 0
         """Since it was closed last."""
-        self._probe_at_s = 0.0
-        self._refused_count = 0
-        self._guard = Lock()
-
-    @property
-    def failures_max(self) -> int:
-        """Failures after which it opens."""
-        return self._failures_max
-
-    @property
-    def state(self) -> BreakerState:
-        """State now; it stays OPEN after its pause until a call comes to be the probe."""
-        return self._state
-
-    @property
-    def changes_count(self) -> int:
-        """State changes so far."""
-        return self._changes_count
-
-    @property
-    def refused_count(self) -> int:
+        self.rests_until_s = 0.0
+        """End of the last pause, by the clock."""
+        self.refused_count = 0
         """Calls that ``admit`` refused so far."""
-        return self._refused_count
+        self._guard = Lock()
 
     @property
     def has_failures(self) -> bool:
@@ -144,30 +129,25 @@ class CircuitBreaker:
         return bool(self._failures_count)
 
     @property
-    def rests_until_s(self) -> float:
-        """End of the last pause, by the clock."""
-        return self._probe_at_s
-
-    @property
     def is_resting(self) -> bool:
         """Whether it is open and its pause is not over."""
-        return self._state is BreakerState.OPEN and self._clock() < self._probe_at_s
+        return self.state is BreakerState.OPEN and self._clock() < self.rests_until_s
 
     def admit(self, kind: Hashable = None) -> Admission | None:
         """Let a call through, or return None; whoever is let through owes a ``record_outcome``."""
         with self._guard:
-            if self._state is BreakerState.CLOSED:
-                return Admission(self, kind, self._changes_count)
-            if self._state is BreakerState.OPEN and self._clock() >= self._probe_at_s:
+            if self.state is BreakerState.CLOSED:
+                return Admission(self, kind, self.changes_count)
+            if self.state is BreakerState.OPEN and self._clock() >= self.rests_until_s:
                 self._enter(BreakerState.HALF_OPEN)
-                return Admission(self, kind, self._changes_count)
-            self._refused_count += 1
+                return Admission(self, kind, self.changes_count)
+            self.refused_count += 1
             return None
 
     def record_outcome(self, admission: Admission, *, failed: bool) -> None:
         """Count how an admitted call ended; a second time, or in another state than it began in, change nothing."""
         with self._guard:
-            if admission.is_recorded or admission.changes_count != self._changes_count:
+            if admission.is_recorded or admission.changes_count != self.changes_count:
                 return
             admission.is_recorded = True
             if failed:
@@ -190,21 +170,21 @@ class CircuitBreaker:
 
     def _fail(self, kind: Hashable) -> None:
         self._failures_count[kind] = self._failures_count.get(kind, 0) + 1
-        if self._state is not BreakerState.CLOSED or sum(self._failures_count.values()) >= self._failures_max:
-            if self._state is BreakerState.CLOSED:
+        if self.state is not BreakerState.CLOSED or sum(self._failures_count.values()) >= self.failures_max:
+            if self.state is BreakerState.CLOSED:
                 logger.warning("a breaker opens after %d failures", sum(self._failures_count.values()))
             self._openings_count += 1
             self._successes_count = 0
-            self._probe_at_s = self._clock() + self._pauses.pause_s(self._openings_count)
+            self.rests_until_s = self._clock() + self._pauses.pause_s(self._openings_count)
             self._enter(BreakerState.OPEN)
 
     def _succeed(self, kind: Hashable) -> None:
         self._failures_count.pop(kind, None)
-        if self._state is BreakerState.CLOSED:
+        if self.state is BreakerState.CLOSED:
             return
         self._successes_count += 1
-        if self._failures_count and self._successes_count < self._failures_max:
-            self._probe_at_s = self._clock()
+        if self._failures_count and self._successes_count < self.failures_max:
+            self.rests_until_s = self._clock()
             self._enter(BreakerState.OPEN)
         else:
             self._failures_count.clear()
@@ -213,8 +193,8 @@ class CircuitBreaker:
             self._enter(BreakerState.CLOSED)
 
     def _enter(self, state: BreakerState) -> None:
-        self._state = state
-        self._changes_count += 1
+        self.state = state
+        self.changes_count += 1
 
 
 def _is_failure(error: BaseException) -> bool:

@@ -31,6 +31,7 @@ __all__ = [
     "PIECE_BYTES",
     "READ_FLAGS",
     "WRITE_FLAGS",
+    "BatchSyncs",
     "BuffersLeft",
     "Directory",
     "Disk",
@@ -192,11 +193,7 @@ class Disk:
         outcomes: list[OSError | None] = [unknown] * len(fds)
 
         def sync(number: int) -> None:
-            try:
-                self.fsync(fds[number])
-                outcomes[number] = None
-            except OSError as error:
-                outcomes[number] = error
+            outcomes[number] = sync_outcome(self, fds[number])
 
         threads: list[Thread] = []
         for number in range(1, len(fds)):
@@ -332,6 +329,38 @@ class Disk:
         if fallocate(fd, _PUNCH_HOLE, start, count):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
+
+
+class BatchSyncs:
+    """Syncs of a batch: all at a time where each waits for a disk, one after the other where there is none.
+
+    Those that wait together wait for one commit of the file system's journal, and each needs a thread for it. On a file
+    system without a disk a thread costs several times what a page does. All files of one store lie on one file system.
+    """
+
+    __slots__ = ("_disk", "_is_memory")
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._is_memory: bool | None = None
+        """None until it was asked, by the first batch of several."""
+
+    def sync(self, fds: Sequence[int]) -> list[OSError | None]:
+        """Sync files and directories; return what went wrong with each."""
+        if len(fds) > 1 and self._is_memory is None:
+            self._is_memory = self._disk.file_system_of(fds[0]) in IN_MEMORY
+        if len(fds) > 1 and not self._is_memory:
+            return self._disk.fsync_each(fds)
+        return [sync_outcome(self._disk, fd) for fd in fds]
+
+
+def sync_outcome(disk: Disk, fd: int) -> OSError | None:
+    """Sync one file or directory; return what went wrong."""
+    try:
+        disk.fsync(fd)
+    except OSError as error:
+        return error
+    return None
 
 
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

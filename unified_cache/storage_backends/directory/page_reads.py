@@ -50,9 +50,8 @@ __all__ = [
     "DIRECT_BLOCK_BYTES",
     "DIRECT_WRITE_BYTES_MIN",
     "LANDING_SLOTS",
-    "DirectReads",
+    "DirectIo",
     "DirectRun",
-    "DirectWrites",
     "PageReads",
     "Place",
     "PlacedPages",
@@ -69,11 +68,11 @@ BLOCK_BYTES = 4096
 class SystemMemory:
     """The system's memory, as far as the system can tell what it has there. Thread-safe."""
 
-    __slots__ = ("_disk", "_is_memory", "_tells_blocks", "_tells_reads")
+    __slots__ = ("_disk", "_is_memory", "_tells_reads", "tells_blocks")
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._tells_blocks = True
+        self.tells_blocks = True
         """Whether it is believed to tell whether a block is there."""
         self._tells_reads = True
         """Whether it is believed to read what is there, and nothing else."""
@@ -85,22 +84,17 @@ class SystemMemory:
         """Whether reads of what is there can be told from others; found out by the first of them."""
         return self._tells_reads or self._is_memory
 
-    @property
-    def tells_blocks(self) -> bool:
-        """Whether it is worth to ask ``is_cold``."""
-        return self._tells_blocks
-
     def is_cold(self, fd: int, offset: int) -> bool:
         """Return whether the system lacks the block at an offset, as far as it can say.
 
         A read of it from memory would come to nothing, and have the system begin to read what is better read directly.
         """
-        if self._is_memory or not self._tells_blocks:
+        if self._is_memory or not self.tells_blocks:
             return False
         try:
             return not self._disk.has_cached(fd, offset, BLOCK_BYTES)
         except OSError:
-            self._tells_blocks = False
+            self.tells_blocks = False
             return False
 
     def read(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
@@ -178,8 +172,8 @@ class _RunProgress:
         """Whether all that has come came whole."""
 
 
-class DirectReads:
-    """Direct reads of one store. Thread-safe.
+class DirectIo:
+    """Direct reads and writes of one store. Thread-safe.
 
     A read that did not bring everything, for whatever reason, counts as none: an ordinary one follows, which tells
     what is wrong.
@@ -189,12 +183,8 @@ class DirectReads:
         self._disk = disk
         self._landings: SimpleQueue[mmap] = SimpleQueue()
         """Of calls that have returned: as many as there were calls at a time."""
-        self._is_refused = False
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether the file system takes no direct reads."""
-        return self._is_refused
+        self.is_refused = False
+        """Whether the file system takes no direct reads and writes."""
 
     def read(self, runs: Iterable[DirectRun]) -> Generator[tuple[DirectRun, bool], None, None]:
         """Fill the pages of runs; yield each run when it has ended, with whether all of it came.
@@ -230,12 +220,42 @@ class DirectReads:
             self._landings.put(landing)
 
     def begin(self, fd: int) -> bool:
-        """Make reads of a descriptor bypass the page cache; return whether they do."""
+        """Make reads and writes of a descriptor bypass the page cache; return whether they do."""
         try:
             self._disk.begin_direct(fd)
         except OSError:
-            self._is_refused = True
-        return not self._is_refused
+            self.is_refused = True
+        return not self.is_refused
+
+    def write_blocks(self, fd: int, page: memoryview, offset: int) -> int:
+        """Write the whole blocks of a page that begins on a block, at a block of a file; return how many bytes went.
+
+        ``fd`` writes directly. It may be any part of them, none too, and where the file system takes no direct writes
+        always is: what is left is written from there on in the ordinary way.
+
+        Raises:
+            OSError: they could not be written.
+        """
+        try:
+            return self._disk.pwritev(fd, [page[: len(page) // DIRECT_BLOCK_BYTES * DIRECT_BLOCK_BYTES]], offset)
+        except OSError as error:
+            if error.errno not in _REFUSED:
+                raise
+            self.is_refused = True
+            return 0
+
+    def write_front(self, fd: int, page: memoryview) -> int:
+        """Write as ``write_blocks`` at the start of a file, whose ``fd`` is open for ordinary writes before and after.
+
+        Raises:
+            OSError: they could not be written.
+        """
+        if self.is_refused or not self.begin(fd):
+            return 0
+        try:
+            return self.write_blocks(fd, page, 0)
+        finally:
+            self._disk.end_direct(fd)
 
     def _end(self, piece: _DirectPiece, outcome: int | OSError) -> _RunProgress:
         """Put what came of a piece where it belongs."""
@@ -243,7 +263,7 @@ class DirectReads:
         run = progress.run
         progress.left_count -= 1
         if isinstance(outcome, OSError):
-            self._is_refused = self._is_refused or outcome.errno in _REFUSED
+            self.is_refused = self.is_refused or outcome.errno in _REFUSED
             progress.is_whole = False
         elif outcome == wanted_bytes or (outcome > wanted_bytes and not run.is_file):
             for target, source in copies:
@@ -318,59 +338,6 @@ def _landed(progress: _RunProgress, start: int, slot: memoryview) -> tuple[tuple
     return (slot[: end - start],), _DirectPiece(progress, wanted_bytes, copies)
 
 
-class DirectWrites:
-    """Direct writes of one store. Thread-safe."""
-
-    def __init__(self, disk: Disk) -> None:
-        self._disk = disk
-        self._is_refused = False
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether the file system takes no direct writes."""
-        return self._is_refused
-
-    def begin(self, fd: int) -> bool:
-        """Make writes of a descriptor bypass the page cache; return whether they do."""
-        try:
-            self._disk.begin_direct(fd)
-        except OSError:
-            self._is_refused = True
-        return not self._is_refused
-
-    def write_blocks(self, fd: int, page: memoryview, offset: int) -> int:
-        """Write the whole blocks of a page that begins on a block, at a block of a file; return how many bytes went.
-
-        ``fd`` writes directly. As for ``write_front``, it may be any part of them.
-
-        Raises:
-            OSError: they could not be written.
-        """
-        try:
-            return self._disk.pwritev(fd, [page[: len(page) // DIRECT_BLOCK_BYTES * DIRECT_BLOCK_BYTES]], offset)
-        except OSError as error:
-            if error.errno not in _REFUSED:
-                raise
-            self._is_refused = True
-            return 0
-
-    def write_front(self, fd: int, page: memoryview) -> int:
-        """Write the whole blocks of a page that begins on a block, at the start of a file; return how many bytes went.
-
-        It may be any part of them, none too, and where the file system takes no direct writes always is: what is left
-        is written from there on in the ordinary way, which ``fd`` is open for again.
-
-        Raises:
-            OSError: they could not be written.
-        """
-        if self._is_refused or not self.begin(fd):
-            return 0
-        try:
-            return self.write_blocks(fd, page, 0)
-        finally:
-            self._disk.end_direct(fd)
-
-
 DIRECT_FILE_BYTES_MIN = 32 << 10
 """Smaller files are left to the system's memory, where the next reader finds them: what is copied is little."""
 
@@ -408,7 +375,7 @@ class PlacedPages(Protocol):
         """Return the bytes from an open page to its neighbour; 0 where it is all of its file, and may not be longer."""
         ...
 
-    def direct_fd(self, number: int, reads: DirectReads) -> int:
+    def direct_fd(self, number: int, direct: DirectIo) -> int:
         """Return a descriptor of the file of an open page that reads directly; -1 where there is none to be had."""
         ...
 
@@ -422,11 +389,11 @@ class PageReads:
 
     def __init__(self, disk: Disk) -> None:
         self._memory = SystemMemory(disk)
-        self._direct = DirectReads(disk)
+        self.direct = DirectIo(disk)
 
     def may_be_direct(self, pages: Sequence[PageIO]) -> bool:
         """Return whether to look where pages are: a small one alone comes sooner than the answer."""
-        if self._direct.is_refused or not self._memory.tells_blocks or not pages:
+        if self.direct.is_refused or not self._memory.tells_blocks or not pages:
             return False
         return len(pages) > 1 or page_bytes(pages[0]) >= ALONE_BYTES_MIN or begins_on_block(pages[0])
 
@@ -442,7 +409,7 @@ class PageReads:
         """Fill pages past the system's memory, as far as it lacks them; return which came. Closes all of them."""
         came: set[int] = set()
         try:
-            with closing(self._direct.read(self._direct_runs(pages, places, numbers))) as runs:
+            with closing(self.direct.read(self._direct_runs(pages, places, numbers))) as runs:
                 for run, is_whole in runs:
                     ended = range(run.number, run.number + len(run.pages))
                     if is_whole:
@@ -506,7 +473,7 @@ class PageReads:
         """Open pages as they can be read, and yield neighbours together."""
         is_cold, asked_number = True, numbers[0]
         number, last = numbers[0], numbers[-1]
-        while number <= last and not self._direct.is_refused:
+        while number <= last and not self.direct.is_refused:
             first, number = number, number + 1
             place = places.open(first)
             if place is None:
@@ -515,7 +482,7 @@ class PageReads:
                 is_cold, asked_number = self._memory.is_cold(*place), first
             stride_bytes = places.stride_bytes(first)
             is_direct = is_cold and _is_direct(pages[first], stride_bytes)
-            fd = places.direct_fd(first, self._direct) if is_direct else -1
+            fd = places.direct_fd(first, self.direct) if is_direct else -1
             if fd < 0:
                 places.close((first,))
             elif stride_bytes:

@@ -482,18 +482,14 @@ class ForeignFiles:
 
     def __init__(self, root: StoreRoot) -> None:
         self._root = root
-        self._count = 0
-        self._guard = Lock()
-
-    @property
-    def count(self) -> int:
+        self.count = 0
         """Intruders found so far."""
-        return self._count
+        self._guard = Lock()
 
     def note(self) -> None:
         """Count one that the next put replaces as it is."""
         with self._guard:
-            self._count += 1
+            self.count += 1
 
     def clear(self, directory: Directory, name: str, object_bytes: int) -> None:
         """Take away what stands under a name unless it is an object of that length after all.

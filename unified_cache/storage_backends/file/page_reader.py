@@ -27,6 +27,7 @@ from unified_cache.storage_backends.common.names import check_label, check_scan,
 from unified_cache.storage_backends.directory.disk import (
     DIRECTORY_FLAGS,
     READ_FLAGS,
+    BatchSyncs,
     Directory,
     Disk,
     close_quietly,
@@ -36,9 +37,8 @@ from unified_cache.storage_backends.directory.disk import (
     storage_error,
     sync_or_distrust,
 )
-from unified_cache.storage_backends.directory.page_reads import DirectReads, PageReads, Place
+from unified_cache.storage_backends.directory.page_reads import DirectIo, PageReads, Place
 from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE, StoreRoot, is_whole
-from unified_cache.storage_backends.directory.syncs import BatchSyncs
 from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
 
@@ -118,7 +118,7 @@ class OpenDirectories:
         self._disk = disk
         self._root_fd = root_fd
         self._open_max = open_max
-        self._syncs = BatchSyncs(disk)
+        self.syncs = BatchSyncs(disk)
         self._open: dict[tuple[bytes, str], Directory] = {}
         self._guard = Lock()
 
@@ -177,7 +177,7 @@ class OpenDirectories:
 
     def sync(self, touched: Mapping[Directory, bytes]) -> None:
         """Make the names in directories survive a crash, and theirs too; each comes with its identity."""
-        faults = self._syncs.sync([directory.fd for directory in touched])
+        faults = self.syncs.sync([directory.fd for directory in touched])
         failed = [(directory, fault) for directory, fault in zip(touched, faults, strict=True) if fault is not None]
         for directory, _ in failed:
             distrust(self._disk, directory.fd)
@@ -234,13 +234,10 @@ class PageReader:
         self._directories = directories
         self._clear_foreign = clear_foreign
         self._reads = PageReads(disk)
-        self._unreadable_count = 0
-        self._guard = Lock()
-
-    @property
-    def unreadable_count(self) -> int:
+        self.direct = self._reads.direct
+        self.unreadable_count = 0
         """Objects that were there and could not be read, so far."""
-        return self._unreadable_count
+        self._guard = Lock()
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Tell for each label whether a file of that name is there; one stat each."""
@@ -286,7 +283,13 @@ class PageReader:
         """
         may_be_direct = self._reads.may_be_direct(pages)
         if len(pages) == 1 and not may_be_direct:
-            return [self._read_one(pages[0])]
+            opened_alone = self._open_object(pages[0])
+            if isinstance(opened_alone, Answer):
+                return [opened_alone]
+            try:
+                return [self._read_file(pages[0], opened_alone)]
+            finally:
+                close_quietly(self._disk, opened_alone)
         answers = [Answer.MISS] * len(pages)
         files = _OpenFiles(self._disk, partial(self._opened, pages, answers))
         numbers: Sequence[int] = range(len(pages))
@@ -323,16 +326,6 @@ class PageReader:
                 close_quietly(self._disk, fd)
             known.append(fd >= 0)
         return known
-
-    def _read_one(self, page: PageIO) -> Answer:
-        """Read a page that comes alone."""
-        opened = self._open_object(page)
-        if isinstance(opened, Answer):
-            return opened
-        try:
-            return self._read_file(page, opened)
-        finally:
-            close_quietly(self._disk, opened)
 
     def _opened(self, pages: Sequence[PageIO], answers: list[Answer], number: int) -> int:
         """Return a descriptor of what stands in the place of an object; -1, and the answer, where it cannot be read."""
@@ -371,7 +364,7 @@ class PageReader:
         if error.errno not in UNREADABLE:
             raise self._cannot("read", page.label, error) from error
         with self._guard:
-            self._unreadable_count += 1
+            self.unreadable_count += 1
         return Answer.UNAVAILABLE
 
     def _open_object(self, page: PageIO) -> int | Answer:
@@ -439,10 +432,10 @@ class _OpenFiles:
         """Return 0: a page has no neighbours."""
         return 0
 
-    def direct_fd(self, number: int, reads: DirectReads) -> int:
+    def direct_fd(self, number: int, direct: DirectIo) -> int:
         """Have reads of the file pass by the system's memory."""
         fd = self._fds[number]
-        return fd if reads.begin(fd) else -1
+        return fd if direct.begin(fd) else -1
 
     def close(self, numbers: Iterable[int]) -> None:
         """Close the files of pages, those that are open."""

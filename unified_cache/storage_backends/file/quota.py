@@ -152,9 +152,12 @@ class FileQuota:
         self._free_bytes_min = free_bytes_min
         self._sweep_bytes = (bytes_max or 0) // SWEEP_SHARE
         self._restored_count = 0
-        self._evicted_count = 0
-        self._declined_count = 0
-        self._unremovable_count = 0
+        self.evicted_count = 0
+        """Objects that this process evicted."""
+        self.declined_count = 0
+        """Pages that found no room."""
+        self.unremovable_count = 0
+        """Objects that should have been evicted and could not be removed."""
         self._unswept_bytes = 0
         """Granted since the last sweep began."""
         self._under_way: Counter[StoredObject] = Counter()
@@ -164,21 +167,6 @@ class FileQuota:
         """Held by the one thread that goes on with the sweep; taken before ``_guard``."""
         self._guard = Lock()
         """Guards the LRU order and the counts; never held while a file is waited for."""
-
-    @property
-    def evicted_count(self) -> int:
-        """Objects that this process evicted."""
-        return self._evicted_count
-
-    @property
-    def declined_count(self) -> int:
-        """Pages that found no room."""
-        return self._declined_count
-
-    @property
-    def unremovable_count(self) -> int:
-        """Objects that should have been evicted and could not be removed."""
-        return self._unremovable_count
 
     def fill(self) -> int:
         """Take stock of the directories; evict what exceeds the cap. Return when the most recent object was used.
@@ -223,7 +211,7 @@ class FileQuota:
             self._evict_for(granted, batch)
         if len(granted) < len(fresh):
             with self._guard:
-                self._declined_count += len(fresh) - len(granted)
+                self.declined_count += len(fresh) - len(granted)
         self.removed.restored(each.label for each in granted)
         return {each.label for each in granted}
 
@@ -346,8 +334,8 @@ class FileQuota:
             except OSError:
                 stuck.append(victim)
         with self._guard:
-            self._evicted_count += len(victims) - len(stuck)
-            self._unremovable_count += len(stuck)
+            self.evicted_count += len(victims) - len(stuck)
+            self.unremovable_count += len(stuck)
             self._add(stuck)
         self.removed.note(victim.label for victim in victims if victim not in stuck)
         return stuck

@@ -45,7 +45,7 @@ from unified_cache.storage_backends.directory.front import (
 from unified_cache.storage_backends.directory.page_reads import (
     CALL_BYTES,
     DIRECT_WRITE_BYTES_MIN,
-    DirectWrites,
+    DirectIo,
     is_block_aligned,
 )
 from unified_cache.storage_backends.directory.root import (
@@ -58,7 +58,6 @@ from unified_cache.storage_backends.directory.root import (
     open_root,
     open_root_to_read,
 )
-from unified_cache.storage_backends.directory.syncs import BatchSyncs
 from unified_cache.storage_backends.file.page_reader import FILES_OPEN_MAX, OpenDirectories, PageReader, place_of
 from unified_cache.storage_backends.file.quota import FileQuota, Visits
 from unified_cache.storage_backends.memory_reads import RowsTarget
@@ -110,7 +109,7 @@ class FileStorage(DirectoryStorage):
         self._foreign = ForeignFiles(root)
         self._quota = quota
         self._page_reader = PageReader(root.disk, root.path, root.fd, directories, self._foreign.clear)
-        self._page_writer = PageWriter(root, directories, quota, self._foreign)
+        self._page_writer = PageWriter(root, directories, quota, self._foreign, self._page_reader.direct)
 
     @classmethod
     def open(
@@ -339,14 +338,15 @@ class _WriteBatch:
 class PageWriter:
     """Writes pages into the store of one process. Thread-safe."""
 
-    def __init__(self, root: StoreRoot, directories: OpenDirectories, quota: FileQuota, foreign: ForeignFiles) -> None:
+    def __init__(
+        self, root: StoreRoot, directories: OpenDirectories, quota: FileQuota, foreign: ForeignFiles, direct: DirectIo
+    ) -> None:
         self._root = root
         self._disk = root.disk
         self._directories = directories
         self._quota = quota
         self._foreign = foreign
-        self._direct = DirectWrites(root.disk)
-        self._syncs = BatchSyncs(root.disk)
+        self._direct = direct
 
     def store(self, pages: Sequence[PageIO], stamp: int, *, durable: bool) -> list[bool]:
         """Store pages, the first with the modification time ``stamp``, each other one a nanosecond earlier.
@@ -514,7 +514,7 @@ class PageWriter:
             for draft in drafts:
                 self._disk.utime(draft.fd, ns=(draft.stamp, draft.stamp))
             if batch.durable and drafts:
-                faults = self._syncs.sync([draft.fd for draft in drafts])
+                faults = self._directories.syncs.sync([draft.fd for draft in drafts])
             for draft, fault in zip(drafts, faults, strict=True):
                 if fault is not None:
                     raise fault

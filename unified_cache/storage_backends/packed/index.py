@@ -58,9 +58,12 @@ class PageIndex:
         self._slots: dict[Label, SegmentSlot] = {}
         self._unreadable: dict[Label, list[SegmentSlot]] = {}
         """Slots of pages that could not be read: misses until the store is opened, or they are put, again."""
-        self._unreadable_count = 0
-        self._evicted_count = 0
-        self._declined_count = 0
+        self.unreadable_count = 0
+        """Objects that were there and could not be read."""
+        self.evicted_count = 0
+        """Objects that made room."""
+        self.declined_count = 0
+        """Pages that found no room."""
         self._guard = Lock()
 
     @property
@@ -72,21 +75,6 @@ class PageIndex:
     def bytes_used(self) -> int:
         """Bytes of the objects in the store, and of those that are being written."""
         return self._lru.bytes_used
-
-    @property
-    def evicted_count(self) -> int:
-        """Objects that made room."""
-        return self._evicted_count
-
-    @property
-    def declined_count(self) -> int:
-        """Pages that found no room."""
-        return self._declined_count
-
-    @property
-    def unreadable_count(self) -> int:
-        """Objects that were there and could not be read."""
-        return self._unreadable_count
 
     def find(self, label: Label) -> SegmentSlot | None:
         """Return the slot of an object, None if it is not there.
@@ -115,7 +103,7 @@ class PageIndex:
                 self._slots[label] = slot
             self._lru.replace(StoredObject(label, slot.segment.object_bytes) for label, slot in self._slots.items())
             victims, _ = self._lru.victims(0, ())
-            self._evicted_count += len(victims)
+            self.evicted_count += len(victims)
             return gone + self._take_out([victim.label for victim in victims])
 
     def begin(self, pages: Sequence[PageIO], stamp: int, untrusted: Mapping[Label, SegmentSlot]) -> PutBatch:
@@ -149,8 +137,8 @@ class PageIndex:
                     batch.fresh.setdefault(label, number)
                 elif label not in self._lru:
                     self._lru.chains.unlink(label)
-            self._evicted_count += len(evicted)
-            self._declined_count += stored.count(False)
+            self.evicted_count += len(evicted)
+            self.declined_count += stored.count(False)
         return batch
 
     def decline(self, batch: PutBatch, labels: Sequence[Label]) -> None:
@@ -160,7 +148,7 @@ class PageIndex:
             for label in declined:
                 if label not in batch.replaced:
                     self._lru.forget(label)
-            self._declined_count += len(declined)
+            self.declined_count += len(declined)
         for label in labels:
             del batch.fresh[label]
         batch.decline(declined)
@@ -271,7 +259,7 @@ class PageIndex:
                 if self._slots.get(label) is slot:
                     self._take_out((label,))
                     self._unreadable.setdefault(label, []).append(slot)
-                    self._unreadable_count += 1
+                    self.unreadable_count += 1
 
     def scan(self, identity: bytes, cursor: str) -> Scan:
         """List objects of one identity in the order of their names, after the name in ``cursor``. Linear in all."""

@@ -22,7 +22,7 @@ from xxhash import xxh3_64_intdigest
 from unified_cache.page import PAGE_KEY_BYTES, PageKey
 from unified_cache.seal import PageChecksum
 from unified_cache.storage_backends.directory.disk import Disk, close_quietly, distrust, read_at, write_at
-from unified_cache.storage_backends.directory.page_reads import DirectReads, DirectWrites, Place
+from unified_cache.storage_backends.directory.page_reads import DirectIo, Place
 
 __all__ = ["PlacedSlots", "Segment", "SegmentKey", "SegmentSlot", "TableEntry", "by_segment", "parse_file_name"]
 
@@ -136,22 +136,22 @@ class Segment:
         """Return the place of a page in this file, which is open as long as somebody refers to the segment."""
         return self._fd, self._pages_offset + slot * self.slot_bytes
 
-    def direct_fd(self, user: DirectReads | DirectWrites) -> int:
+    def direct_fd(self, direct: DirectIo) -> int:
         """Return a descriptor of the same file that passes by the system's memory; -1 where there is none to be had."""
         with self._syncing:
-            if self._direct_fd < 0 and not user.is_refused:
-                self._direct_fd = self._opened_directly(user)
-            return -1 if user.is_refused else self._direct_fd
+            if self._direct_fd < 0 and not direct.is_refused:
+                self._direct_fd = self._opened_directly(direct)
+            return -1 if direct.is_refused else self._direct_fd
 
     def write(self, slot: int, buffers: Sequence[memoryview]) -> None:
         """Write a page of ``object_bytes``."""
         write_at(self._disk, self._fd, buffers, self._pages_offset + slot * self.slot_bytes)
 
-    def write_directly(self, writes: DirectWrites, slot: int, page: memoryview) -> None:
+    def write_directly(self, direct: DirectIo, slot: int, page: memoryview) -> None:
         """Write a page of ``object_bytes`` that begins on a block, its whole blocks past the system's memory."""
         offset = self._pages_offset + slot * self.slot_bytes
-        fd = self.direct_fd(writes)
-        count = writes.write_blocks(fd, page, offset) if fd >= 0 else 0
+        fd = self.direct_fd(direct)
+        count = direct.write_blocks(fd, page, offset) if fd >= 0 else 0
         write_at(self._disk, self._fd, [page[count:]], offset + count)
 
     def enter(self, entries: Sequence[TableEntry]) -> None:
@@ -234,13 +234,13 @@ class Segment:
     def __del__(self) -> None:
         self.close()
 
-    def _opened_directly(self, user: DirectReads | DirectWrites) -> int:
+    def _opened_directly(self, direct: DirectIo) -> int:
         try:
             # By the descriptor: whatever is under its name now, this is the file that is meant.
             fd = self._disk.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return -1
-        if user.begin(fd):
+        if direct.begin(fd):
             return fd
         close_quietly(self._disk, fd)
         return -1
@@ -277,10 +277,10 @@ class PlacedSlots:
         slot = self._slots[number]
         return 0 if slot is None else slot.segment.slot_bytes
 
-    def direct_fd(self, number: int, reads: DirectReads) -> int:
+    def direct_fd(self, number: int, direct: DirectIo) -> int:
         """Return the descriptor of the page's file that reads directly."""
         slot = self._slots[number]
-        return -1 if slot is None else slot.segment.direct_fd(reads)
+        return -1 if slot is None else slot.segment.direct_fd(direct)
 
     def close(self, numbers: Iterable[int]) -> None:
         """Leave the files open."""

@@ -47,7 +47,6 @@ from unified_cache.storage_backends.directory.front import (
 from unified_cache.storage_backends.directory.page_reads import (
     CALL_BYTES,
     DIRECT_WRITE_BYTES_MIN,
-    DirectWrites,
     PageReads,
     is_block_aligned,
 )
@@ -114,7 +113,6 @@ class PackedStorage(DirectoryStorage):
         self._segments = segments
         self._index = index
         self._reads = PageReads(root.disk)
-        self._direct_writes = DirectWrites(root.disk)
         self._free_bytes_min = free_bytes_min
 
     @classmethod
@@ -408,7 +406,7 @@ class PackedStorage(DirectoryStorage):
         segment = slot.segment
         is_large = segment.object_bytes >= DIRECT_WRITE_BYTES_MIN and segment.has_blocks
         if durable and is_large and len(buffers) == 1 and is_block_aligned(buffers[0]):
-            segment.write_directly(self._direct_writes, slot.number, buffers[0])
+            segment.write_directly(self._reads.direct, slot.number, buffers[0])
         else:
             segment.write(slot.number, buffers)
 

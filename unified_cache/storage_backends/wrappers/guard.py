@@ -30,7 +30,7 @@ from unified_cache.storage_backends.common.bounded_call import (
     call_within,
     current_call,
 )
-from unified_cache.storage_backends.common.breaker import Admission, Backoff, BreakerState, CircuitBreaker
+from unified_cache.storage_backends.common.breaker import Admission, Backoff, CircuitBreaker
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
@@ -89,7 +89,7 @@ class StorageGuard(StorageLayer):
         self._calls_max = config.calls_max
         self._rounds_max = config.retry_rounds_max
         self._pauses = Backoff(config.retry_pause_s, config.retry_pause_s * 2**config.retry_rounds_max)
-        self._breaker = CircuitBreaker(
+        self.breaker = CircuitBreaker(
             config.breaker_failures_max, Backoff(config.breaker_pause_s, config.breaker_pause_s_max), clock
         )
         self._clock = clock
@@ -101,33 +101,10 @@ class StorageGuard(StorageLayer):
         self._changed = Condition(Lock())
         self._closed = False
         self._closing: BoundedCall[None] | None = None
-        self._retries_count = 0
-        self._abandoned_pages_count = 0
-
-    @property
-    def state(self) -> BreakerState:
-        """State of the breaker."""
-        return self._breaker.state
-
-    @property
-    def changes_count(self) -> int:
-        """State changes of the breaker so far."""
-        return self._breaker.changes_count
-
-    @property
-    def refused_count(self) -> int:
-        """Calls answered without asking the store so far."""
-        return self._breaker.refused_count
-
-    @property
-    def retries_count(self) -> int:
+        self.retries_count = 0
         """Calls to the store beyond the first of each batch so far."""
-        return self._retries_count
-
-    @property
-    def abandoned_pages_count(self) -> int:
+        self.abandoned_pages_count = 0
         """Pages that had no answer after the last round so far."""
-        return self._abandoned_pages_count
 
     @property
     def stuck_count(self) -> int:
@@ -200,7 +177,7 @@ class StorageGuard(StorageLayer):
     def _call(self, method: Method, work: Callable[[], Result]) -> Result:
         admission = self._admit(method)
         if admission is None:
-            message = f"the store is left alone after {self._breaker.failures_max} failures"
+            message = f"the store is left alone after {self.breaker.failures_max} failures"
             raise StorageError(message, retryable=True)
         with admission:
             return self._within_deadline(method, work, admission)
@@ -208,7 +185,7 @@ class StorageGuard(StorageLayer):
     def _admit(self, method: Method) -> Admission | None:
         if self._closed:
             raise ClosedError("this guarded store was closed")
-        return self._breaker.admit(method)
+        return self.breaker.admit(method)
 
     def _in_rounds(
         self, method: Method, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Answer]]
@@ -230,7 +207,7 @@ class StorageGuard(StorageLayer):
                     for part in parts:
                         if failures_count:
                             with self._changed:
-                                self._retries_count += 1
+                                self.retries_count += 1
                         try:
                             work = partial(ask, items[part.start : part.stop])
                             answers[part.start : part.stop] = self._within_deadline(method, work, admission)
@@ -250,7 +227,7 @@ class StorageGuard(StorageLayer):
         """Count the items that have no answer after the last round; raise where none has one."""
         abandoned_count = sum(map(len, failed))
         with self._changed:
-            self._abandoned_pages_count += abandoned_count
+            self.abandoned_pages_count += abandoned_count
         if abandoned_count == asked_count:
             raise list(failed.values())[-1]
 
@@ -309,7 +286,7 @@ class StorageGuard(StorageLayer):
         with self._changed:
             self._changed.notify_all()
         if admission is not None:
-            self._breaker.record_outcome(admission, failed=True)
+            self.breaker.record_outcome(admission, failed=True)
 
     def _named(self, calls: Iterable[StoreStep]) -> str:
         now_s = self._clock()

@@ -9,8 +9,7 @@ from threading import get_ident
 import pytest
 
 from unified_cache.seal import HEADER_BYTES, seal
-from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.syncs import BatchSyncs
+from unified_cache.storage_backends.directory.disk import BatchSyncs, Disk
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.testing.storage_contract import label

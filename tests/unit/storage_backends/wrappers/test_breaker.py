@@ -23,65 +23,65 @@ from unified_cache.testing.storage_contract import LAYOUT, MODEL, label
 PAUSES = Backoff(10.0, 35.0)
 
 
-def failing(breaker: StorageGuard, times: int) -> None:
+def failing(storage: StorageGuard, times: int) -> None:
     for _ in range(times):
         with pytest.raises(StorageError):
-            breaker.exists([label(1)])
+            storage.exists([label(1)])
 
 
 def test_after_failures_in_a_row_the_store_is_absent() -> None:
     backend = MemoryStorage()
     backend.put(sealed([1]), Level.CACHED)
     faulty = scripted({0: StorageFault.FAIL, 2: StorageFault.FAIL, 3: StorageFault.FAIL}, backend)
-    breaker = breaking(faulty, 2, ManualClock())
-    failing(breaker, 1)
-    assert breaker.exists([label(1)]) == [Answer.HIT]
-    failing(breaker, 2)
-    assert breaker.state is BreakerState.OPEN
-    assert breaker.exists([label(1), label(2)]) == [Answer.UNAVAILABLE, Answer.UNAVAILABLE]
-    assert breaker.get(blank([1])) == [Answer.UNAVAILABLE]
-    assert breaker.put(sealed([1, 2]), Level.CACHED) == [Answer.UNAVAILABLE, Answer.UNAVAILABLE]
-    assert breaker.remove([label(1)]) == 0
+    storage = breaking(faulty, 2, ManualClock())
+    failing(storage, 1)
+    assert storage.exists([label(1)]) == [Answer.HIT]
+    failing(storage, 2)
+    assert storage.breaker.state is BreakerState.OPEN
+    assert storage.exists([label(1), label(2)]) == [Answer.UNAVAILABLE, Answer.UNAVAILABLE]
+    assert storage.get(blank([1])) == [Answer.UNAVAILABLE]
+    assert storage.put(sealed([1, 2]), Level.CACHED) == [Answer.UNAVAILABLE, Answer.UNAVAILABLE]
+    assert storage.remove([label(1)]) == 0
     with pytest.raises(StorageError, match="left alone after 2 failures") as raised:
-        breaker.scan(label(1).identity)
+        storage.scan(label(1).identity)
     assert raised.value.retryable
     with pytest.raises(StorageError, match="left alone"):
-        breaker.register(manifest_of(MODEL, LAYOUT), {})
-    assert breaker.capability().name == "memory"
-    assert (faulty.calls_count, breaker.refused_count, breaker.changes_count) == (4, 6, 1)
+        storage.register(manifest_of(MODEL, LAYOUT), {})
+    assert storage.capability().name == "memory"
+    assert (faulty.calls_count, storage.breaker.refused_count, storage.breaker.changes_count) == (4, 6, 1)
 
 
 def test_the_pause_doubles_with_every_probe_that_fails_up_to_its_bound_and_starts_anew_after_success() -> None:
     clock = ManualClock()
     faulty = scripted(dict.fromkeys([0, 1, 2, 3, 5], StorageFault.FAIL))
-    breaker = breaking(faulty, 1, clock)
-    failing(breaker, 1)
+    storage = breaking(faulty, 1, clock)
+    failing(storage, 1)
     for pause_s in (10.0, 20.0, 35.0):
         clock.sleep(pause_s - 0.5)
-        assert breaker.exists([label(1)]) == [Answer.UNAVAILABLE]
-        assert breaker.state is BreakerState.OPEN
+        assert storage.exists([label(1)]) == [Answer.UNAVAILABLE]
+        assert storage.breaker.state is BreakerState.OPEN
         clock.sleep(0.5)
-        failing(breaker, 1)
+        failing(storage, 1)
     clock.sleep(35.0)
-    assert breaker.exists([label(1)]) == [Answer.MISS]
-    assert (breaker.state, faulty.calls_count) == (BreakerState.CLOSED, 5)
-    failing(breaker, 1)
+    assert storage.exists([label(1)]) == [Answer.MISS]
+    assert (storage.breaker.state, faulty.calls_count) == (BreakerState.CLOSED, 5)
+    failing(storage, 1)
     clock.sleep(10.0)
-    assert breaker.remove([]) == 0
-    assert breaker.state is BreakerState.CLOSED
+    assert storage.remove([]) == 0
+    assert storage.breaker.state is BreakerState.CLOSED
 
 
 def test_while_open_nothing_is_touched_and_a_touch_that_fails_counts() -> None:
     clock = ManualClock()
     faulty = scripted({0: StorageFault.FAIL})
-    breaker = breaking(faulty, 1, clock)
+    storage = breaking(faulty, 1, clock)
     with pytest.raises(StorageError, match="on purpose"):
-        breaker.touch([label(1)])
-    breaker.touch([label(1)])
-    assert (breaker.state, faulty.calls_count) == (BreakerState.OPEN, 1)
+        storage.touch([label(1)])
+    storage.touch([label(1)])
+    assert (storage.breaker.state, faulty.calls_count) == (BreakerState.OPEN, 1)
     clock.sleep(10.0)
-    breaker.touch([label(1)])
-    assert (breaker.state, faulty.calls_count) == (BreakerState.CLOSED, 2)
+    storage.touch([label(1)])
+    assert (storage.breaker.state, faulty.calls_count) == (BreakerState.CLOSED, 2)
 
 
 def test_while_the_probe_is_out_every_other_call_finds_the_store_absent() -> None:
@@ -89,19 +89,19 @@ def test_while_the_probe_is_out_every_other_call_finds_the_store_absent() -> Non
     backend.put(sealed([1]), Level.CACHED)
     clock = ManualClock()
     faulty = scripted({0: StorageFault.FAIL, 1: StorageFault.HANG}, backend)
-    breaker = breaking(faulty, 1, clock)
-    failing(breaker, 1)
+    storage = breaking(faulty, 1, clock)
+    failing(storage, 1)
     clock.sleep(10.0)
     with ThreadPoolExecutor(1) as caller:
-        probe = caller.submit(breaker.exists, [label(1)])
+        probe = caller.submit(storage.exists, [label(1)])
         assert faulty.wait_until_hung(1, PATIENCE_S)
-        during = breaker.state
+        during = storage.breaker.state
         clock.sleep(1000.0)
-        assert breaker.exists([label(1)]) == [Answer.UNAVAILABLE]
+        assert storage.exists([label(1)]) == [Answer.UNAVAILABLE]
         faulty.release()
         assert probe.result(PATIENCE_S) == [Answer.HIT]
-    assert (during, breaker.state) == (BreakerState.HALF_OPEN, BreakerState.CLOSED)
-    assert breaker.exists([label(1)]) == [Answer.HIT]
+    assert (during, storage.breaker.state) == (BreakerState.HALF_OPEN, BreakerState.CLOSED)
+    assert storage.exists([label(1)]) == [Answer.HIT]
     assert faulty.calls_count == 3
 
 
@@ -112,17 +112,17 @@ def test_what_began_before_the_breaker_opened_neither_closes_it_nor_counts_again
     clock = ManualClock()
     backend = MemoryStorage()
     faulty = scripted({0: StorageFault.HANG, 1: StorageFault.FAIL}, backend)
-    breaker = breaking(faulty, 1, clock)
+    storage = breaking(faulty, 1, clock)
     with ThreadPoolExecutor(1) as caller:
-        slow = caller.submit(breaker.put, sealed([1]), Level.DURABLE if late else Level.CACHED)
+        slow = caller.submit(storage.put, sealed([1]), Level.DURABLE if late else Level.CACHED)
         assert faulty.wait_until_hung(1, PATIENCE_S)
-        failing(breaker, 1)
+        failing(storage, 1)
         faulty.release()
         assert (slow.exception(PATIENCE_S) is not None) == (late is not None)
-    assert (breaker.state, breaker.changes_count) == (BreakerState.OPEN, 1)
+    assert (storage.breaker.state, storage.breaker.changes_count) == (BreakerState.OPEN, 1)
     clock.sleep(10.0)
-    assert breaker.exists([label(2)]) == [Answer.MISS]
-    assert breaker.state is BreakerState.CLOSED
+    assert storage.exists([label(2)]) == [Answer.MISS]
+    assert storage.breaker.state is BreakerState.CLOSED
 
 
 class ReadsFail(MemoryStorage):
@@ -142,18 +142,18 @@ def test_look_ups_that_succeed_do_not_keep_it_closed_while_every_read_fails() ->
     store = ReadsFail()
     store.put(sealed([1]), Level.CACHED)
     clock = ManualClock()
-    breaker = breaking(store, 3, clock)
+    storage = breaking(store, 3, clock)
     for _ in range(3):
-        assert breaker.exists([label(1)]) == [Answer.HIT]
+        assert storage.exists([label(1)]) == [Answer.HIT]
         with pytest.raises(StorageError, match="cannot read"):
-            breaker.get(blank([1]))
-    assert breaker.state is BreakerState.OPEN
-    assert breaker.exists([label(1)]) == [Answer.UNAVAILABLE]
+            storage.get(blank([1]))
+    assert storage.breaker.state is BreakerState.OPEN
+    assert storage.exists([label(1)]) == [Answer.UNAVAILABLE]
     clock.sleep(10.0)
-    assert breaker.exists([label(1)]) == [Answer.HIT]
-    assert breaker.state is BreakerState.OPEN
+    assert storage.exists([label(1)]) == [Answer.HIT]
+    assert storage.breaker.state is BreakerState.OPEN
     store.fails = False
-    assert (breaker.get(blank([1])), breaker.state) == ([Answer.HIT], BreakerState.CLOSED)
+    assert (storage.get(blank([1])), storage.breaker.state) == ([Answer.HIT], BreakerState.CLOSED)
 
 
 def test_probes_of_other_kinds_close_it_in_the_end_where_the_kind_that_failed_never_comes_again() -> None:
@@ -208,13 +208,13 @@ def test_who_has_others_to_ask_lets_one_rest_longer_each_time_and_once_for_calls
 
 def test_timeouts_open_it_and_then_nobody_waits_for_the_deadline() -> None:
     faulty = scripted({0: StorageFault.HANG, 1: StorageFault.HANG})
-    breaker = breaking(faulty, 2, ManualClock(), deadline_s=0.02)
-    failing(breaker, 2)
-    assert breaker.exists([label(1)]) == [Answer.UNAVAILABLE]
+    storage = breaking(faulty, 2, ManualClock(), deadline_s=0.02)
+    failing(storage, 2)
+    assert storage.exists([label(1)]) == [Answer.UNAVAILABLE]
     assert faulty.wait_until_hung(2, PATIENCE_S)
     assert faulty.calls_count == 2
     faulty.release()
-    breaker.close(PATIENCE_S)
+    storage.close(PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -232,20 +232,20 @@ def test_only_what_speaks_against_the_store_is_a_failure(error: BaseException, i
         def scan(self, identity: bytes, cursor: str = "") -> Scan:
             raise error
 
-    breaker = breaking(Raising(), 1, ManualClock())
+    storage = breaking(Raising(), 1, ManualClock())
     with pytest.raises(type(error)):
-        breaker.scan(label(1).identity)
-    assert (breaker.state is BreakerState.OPEN) == is_failure
+        storage.scan(label(1).identity)
+    assert (storage.breaker.state is BreakerState.OPEN) == is_failure
 
 
 def test_a_closed_store_is_closed_in_every_state() -> None:
-    breaker = breaking(scripted({0: StorageFault.FAIL}), 1, ManualClock())
-    failing(breaker, 1)
-    breaker.close()
+    storage = breaking(scripted({0: StorageFault.FAIL}), 1, ManualClock())
+    failing(storage, 1)
+    storage.close()
     with pytest.raises(ClosedError):
-        breaker.exists([label(1)])
+        storage.exists([label(1)])
     with pytest.raises(ClosedError):
-        breaker.capability()
+        storage.capability()
 
 
 @pytest.mark.parametrize(("first_s", "max_s"), [(-1.0, 1.0), (2.0, 1.0)])
@@ -281,13 +281,13 @@ class BreakerMachine(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.plan = Switched()
         self.faulty = FaultyStorage(MemoryStorage(), self.plan, random.Random(0))
-        self.breaker = breaking(self.faulty, failures_max, self.clock)
+        self.storage = breaking(self.faulty, failures_max, self.clock)
         self.failures_max = failures_max
         self.failures = self.openings = self.asked = self.refused = self.changes = 0
         self.probe_at_s: float | None = None
 
     def teardown(self) -> None:
-        self.breaker.close()
+        self.storage.close()
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 9.0, 10.0, 20.0, 35.0]))
     def time_passes(self, seconds: float) -> None:
@@ -297,20 +297,20 @@ class BreakerMachine(RuleBasedStateMachine):
     def a_page_is_put(self, fails: bool) -> None:
         self.plan.fails = fails
         if self.probe_at_s is not None and self.clock.now_s < self.probe_at_s:
-            assert self.breaker.put(sealed([1]), Level.CACHED) == [Answer.UNAVAILABLE]
+            assert self.storage.put(sealed([1]), Level.CACHED) == [Answer.UNAVAILABLE]
             self.refused += 1
             return
         probing = self.probe_at_s is not None
         self.asked += 1
         self.changes += probing
         if not fails:
-            assert self.breaker.put(sealed([1]), Level.CACHED) == [Answer.STORED]
+            assert self.storage.put(sealed([1]), Level.CACHED) == [Answer.STORED]
             self.failures = self.openings = 0
             self.probe_at_s = None
             self.changes += probing
             return
         with pytest.raises(StorageError, match="on purpose"):
-            self.breaker.put(sealed([1]), Level.CACHED)
+            self.storage.put(sealed([1]), Level.CACHED)
         self.failures += 1
         if probing or self.failures >= self.failures_max:
             self.probe_at_s = self.clock.now_s + min(35.0, 10.0 * 2**self.openings)
@@ -319,9 +319,9 @@ class BreakerMachine(RuleBasedStateMachine):
 
     @invariant()
     def it_agrees_with_the_model(self) -> None:
-        assert self.breaker.state is (BreakerState.CLOSED if self.probe_at_s is None else BreakerState.OPEN)
-        assert self.breaker.changes_count == self.changes
-        assert self.breaker.refused_count == self.refused
+        assert self.storage.breaker.state is (BreakerState.CLOSED if self.probe_at_s is None else BreakerState.OPEN)
+        assert self.storage.breaker.changes_count == self.changes
+        assert self.storage.breaker.refused_count == self.refused
         assert self.faulty.calls_count == self.asked
 
 

@@ -121,7 +121,7 @@ def test_a_store_that_hangs_costs_two_deadlines_and_is_a_miss_from_then_on() -> 
     for _ in range(50):
         assert storage.get([blank_page(label(1))]) == [Answer.UNAVAILABLE]
     assert store.wait_until_hung(2, PATIENCE_S)
-    assert (guard.state, store.calls_count, guard.stuck_count) == (BreakerState.OPEN, 2, 2)
+    assert (guard.breaker.state, store.calls_count, guard.stuck_count) == (BreakerState.OPEN, 2, 2)
     with pytest.raises(StorageTimeoutError, match=r"get for .*, get for "):
         guard.close(0)
     store.release()
