@@ -124,23 +124,8 @@ def test_a_page_that_is_touched_is_a_recent_one(shared: LoopbackServer) -> None:
     assert stored(only, *range(23)) == [0, *range(4, 23)]
 
 
-def paged(number: int, parent: int | None = None, identity: bytes = IDENTITY) -> PageIO:
-    return PageIO(Label(identity, key(number), "kv"), None if parent is None else key(parent), (memoryview(b"x"),))
-
-
-def numbers_of(labels: list[Label]) -> list[int]:
-    numbers = {key(number): number for number in range(200)}
-    return [numbers[label.key] for label in labels]
-
-
-def test_a_chain_that_was_put_piece_by_piece_goes_from_its_tail() -> None:
-    usage = TenantUsage(QuotaSettings(), 1_000, 4)
-    usage.take("acme", [paged(0)])
-    for number in range(1, 4):
-        usage.take("acme", [paged(number, parent=number - 1)])
-    assert usage.surplus(()) == []
-    usage.take("acme", [paged(10), paged(11, parent=10)])
-    assert sorted(numbers_of(usage.surplus([paged(10).label, paged(11).label]))) == [2, 3]
+def paged(number: int, identity: bytes = IDENTITY) -> PageIO:
+    return PageIO(Label(identity, key(number), "kv"), None, (memoryview(b"x"),))
 
 
 def test_a_tenant_with_twice_the_quota_has_twice_the_share() -> None:

@@ -56,8 +56,6 @@ class TenantUsage:
                 return False
             for label, count_bytes in fresh_bytes.items():
                 held.add(label, count_bytes)
-            if self._store_bytes_max is not None:
-                held.link(pages)
             held.touch(page.label for page in reversed(pages))
             if len(held):
                 self._held[tenant] = held

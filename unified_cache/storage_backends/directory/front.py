@@ -249,10 +249,6 @@ class ObjectOrder(Protocol):
         """Objects that have gone, for whoever wants to know."""
         ...
 
-    def learn(self, manifest: Manifest) -> None:
-        """Record which pools of an identity need the last pages of a prefix alone."""
-        ...
-
     def touch(self, labels: Sequence[Label]) -> Sequence[Label]:
         """Make objects recent, the first most of all; return those whose time of use is to be written."""
         ...
@@ -280,7 +276,6 @@ class DirectoryStorage(DirectoryReader):
         """
         with self._calls:
             write_manifest(self._root, manifest)
-            self._order.learn(manifest)
 
     def read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:
         """Read pages that the system has in memory into their rows; a page that came becomes recent.

@@ -7,7 +7,6 @@ from contextlib import suppress
 from itertools import islice
 from threading import Lock
 
-from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import SizedPage, StoreLru, page_bytes
 from unified_cache.storage_backends.directory.disk import close_quietly, missing_bytes, missing_inodes, size_of
@@ -191,16 +190,10 @@ class FileQuota:
         identities = identities_in(disk, root_fd)
         return sum(known.object_bytes for identity in identities for known in objects_in(disk, root_fd, identity))
 
-    def learn(self, manifest: Manifest) -> None:
-        """Note which pools of an identity need the last pages of a prefix alone."""
-        with self._guard:
-            self._lru.chains.learn(manifest)
-
     def reserve(self, fresh: Sequence[StoredObject], batch: Sequence[PageIO]) -> set[Label]:
         """Grant room to the first of ``fresh``, evicting for them; return which these are.
 
-        Neither a page of the batch, which ``fresh`` are part of, nor one that it needs is evicted for it. Each grant
-        ends with ``end_grant``.
+        No page of the batch, which ``fresh`` are part of, is evicted for it. Each grant ends with ``end_grant``.
         """
         if self._restored_count != self._root.restored_count:
             self._begin_anew()
@@ -259,7 +252,6 @@ class FileQuota:
             return labels
         with self._guard:
             unknown = self._lru.touch(reversed(labels))
-            self._lru.touch_before(labels)
         sizes = [(label, self._object_size(label)) for label in unknown]
         met = [StoredObject(label, object_bytes) for label, object_bytes in sizes if object_bytes is not None]
         with self._guard:
@@ -276,7 +268,6 @@ class FileQuota:
         """Evict for what is granted; take out of it what finds no room even so."""
         keep = frozenset(page.label for page in batch)
         with self._guard:
-            self._lru.link(batch)
             self._lru.touch(page.label for page in reversed(batch))
             victims, _ = self._choose_victims(granted, keep, sum(each.object_bytes for each in granted))
             reserved = tuple(granted)
@@ -287,9 +278,6 @@ class FileQuota:
         self._make_room(granted, keep, victims)
         with self._guard:
             self._end_under_way(reserved[len(granted) :])
-            for label in keep:
-                if label not in self._lru:
-                    self._lru.chains.unlink(label)
 
     def _make_room(self, granted: list[StoredObject], keep: Container[Label], victims: list[StoredObject]) -> None:
         """Remove victims, and more in the place of those that cannot be removed; decline where that fails."""

@@ -93,8 +93,8 @@ class FileStorage(DirectoryStorage):
 
     Several processes may open one directory; each finds what the others stored, and a page that another
     removed is a miss. The cap binds them all together, see ``FileQuota`` for by how much they may exceed it,
-    and counts lengths of objects, not blocks. A batch never evicts its own pages, nor an object that another one
-    needs before that one: of a chain longer than the cap the first pages are stored, the rest declined.
+    and counts lengths of objects, not blocks. A batch never evicts its own pages: of a chain longer than the cap the
+    first pages are stored, the rest declined.
     Recency is kept in modification times and survives a restart; a crash forgets when pages were last read, of at
     most ``PAGES_WAITING_MAX`` of them, no further back than ``STAMP_GRAIN_NS`` before the last call. Where somebody
     removes the directory, its pages are misses, and the next put or register makes it anew. Local file systems

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
-from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import SizedPage, StoreLru, page_bytes
 from unified_cache.storage_backends.common.names import check_label
@@ -87,11 +86,6 @@ class PageIndex:
             check_label(label)
         return slot
 
-    def learn(self, manifest: Manifest) -> None:
-        """Note which pools of an identity need the last pages of a prefix alone."""
-        with self._guard:
-            self._lru.chains.learn(manifest)
-
     def fill(self, found: Iterable[tuple[Label, SegmentSlot]]) -> list[SegmentSlot]:
         """Know what was found, the least recent first; return slots to free: of second copies, and beyond the cap."""
         gone: list[SegmentSlot] = []
@@ -119,8 +113,6 @@ class PageIndex:
         for label in labels:
             self.find(label)
         with self._guard:
-            if self._lru.bytes_max is not None:
-                self._lru.link(pages)
             stored, evicted = self._lru.store(labels, sizes)
             batch = PutBatch(pages, stored, stamp, {}, self._take_out(evicted))
             for number, label in enumerate(labels):
@@ -135,8 +127,6 @@ class PageIndex:
                     batch.replaced[label] = slot
                 if stored[number] and (slot is None or label in batch.replaced):
                     batch.fresh.setdefault(label, number)
-                elif label not in self._lru:
-                    self._lru.chains.unlink(label)
             self.evicted_count += len(evicted)
             self.declined_count += stored.count(False)
         return batch
@@ -233,8 +223,6 @@ class PageIndex:
         with self._guard:
             found = [label for label in labels if label in self._slots]
             self._lru.touch(reversed(found))
-            if self._lru.bytes_max is not None:
-                self._lru.touch_before(found)
         return found
 
     def forget(self, labels: Iterable[Label]) -> tuple[int, list[SegmentSlot], list[SegmentSlot]]:

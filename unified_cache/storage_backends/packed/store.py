@@ -98,7 +98,7 @@ class PackedStorage(DirectoryStorage):
 
     One process at a time: the directory is locked, and a second one is refused. The cap counts lengths of objects;
     beyond it a directory takes the tables, the rest of each slot's last block, and the room that free slots keep, see
-    ``IDLE_BYTES_MAX``. A batch never evicts its own pages, nor an object that another one needs before that one.
+    ``IDLE_BYTES_MAX``. A batch never evicts its own pages.
     Recency survives a restart; a crash forgets when pages were last read, of at most ``PAGES_WAITING_MAX`` of them and
     no further back than ``STAMP_GRAIN_NS`` before the last call. Local file systems only.
 
