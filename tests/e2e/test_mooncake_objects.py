@@ -17,7 +17,7 @@ from tests.support.mooncake_needed import needs_mooncake
 from tests.support.waiting import wait_until
 from unified_cache.errors import StorageError
 from unified_cache.seal import Flaw
-from unified_cache.storage_backends.mooncake.client import AGED_OBJECTS, pointer_to
+from unified_cache.storage_backends.mooncake.client import AGED_OBJECTS, ObjectBuffers, pointer_to
 from unified_cache.storage_backends.mooncake.native import ResultCode
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage
 from unified_cache.storage_backends.protocol import Answer, Level
@@ -163,8 +163,8 @@ def test_a_page_whose_writer_was_killed_is_unavailable_and_taken_once_the_reserv
             writer.stdin.write("\n")
             writer.stdin.flush()
             (buffer,) = blank_page(label(1), MIB).buffers
-            asked = [label(1).object_name], [pointer_to(buffer)], [MIB]
-            assert wait_until(lambda: inner._client.get(*asked) == [ResultCode.NOT_READY], RECOVERY_S)
+            ask = inner._client.getting([ObjectBuffers(0, label(1).object_name, MIB, [pointer_to(buffer)], [MIB])])
+            assert wait_until(lambda: ask() == [ResultCode.NOT_READY], RECOVERY_S)
         cluster.nodes[0].cont()
         assert not reads(storage, 1, MIB)
         assert storage.put([sealed_page(label(1), MIB)], Level.CACHED) == [Answer.UNAVAILABLE]
@@ -203,19 +203,6 @@ def test_a_manifest_that_is_gone_is_put_again_with_the_next_page(storage: Moonca
     assert storage.manifests().get(identity) is None
     assert storage.put([sealed_page(label(4))], Level.CACHED) == [Answer.STORED]
     assert storage.manifests()[identity] == kept
-
-
-def test_health_is_true_within_five_seconds() -> None:
-    with small_cluster() as cluster, closing(open_mooncake(cluster)) as storage:
-        assert storage.health().serves
-        cluster.master.stop()
-        assert wait_until(lambda: not storage.health().serves, 5)
-        cluster.master.cont()
-        assert wait_until(lambda: storage.health().serves, 5)
-        cluster.master.kill()
-        assert wait_until(lambda: not storage.health().serves, 5)
-        cluster.restart_master()
-        assert wait_until(lambda: storage.health().serves, 5)
 
 
 def test_no_master_is_an_error_at_once_and_the_process_goes_on_meanwhile() -> None:

@@ -12,6 +12,7 @@ import ctypes
 import http.client
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from threading import Condition, Lock
 from types import TracebackType
 from typing import NamedTuple, TypeVar
@@ -51,6 +52,78 @@ MASTER = "master"
 """Stands for the master among the endpoints."""
 
 _LOST = frozenset({ResultCode.RPC_FAILED, ResultCode.RPC_TIMEOUT})
+
+BATCH_BYTES = (2 << 20) + 16 * HEADER_BYTES
+"""In flight in one call, headers beside payloads: more leaves the receiver's processor caches, and runs at half the
+speed over TCP."""
+
+BATCH_OBJECTS = 16
+"""In one call: a node that stalls holds it up for a second per four objects, and a call has a deadline."""
+
+_address_of = ctypes.addressof
+_char_in = ctypes.c_char.from_buffer
+
+
+class ObjectBuffers(NamedTuple):
+    """One object to move."""
+
+    number: int
+    """Of the page in its call."""
+    name: str
+    object_bytes: int
+    pointers: list[int]
+    sizes: list[int]
+    """Of each pointer; no empty ones."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it lies in one buffer."""
+        return len(self.pointers) == 1
+
+
+def pointer_to(memory: memoryview) -> int:
+    """Return where memory lies; the caller keeps it alive."""
+    if memory.readonly:
+        return int(np.frombuffer(memory, np.uint8).ctypes.data)
+    return _address_of(_char_in(memory))
+
+
+def object_buffers(number: int, page: PageIO) -> ObjectBuffers:
+    """Point to the buffers of a page; its owner keeps them alive."""
+    buffers = page.buffers
+    if len(buffers) == 1 and (size := buffers[0].nbytes):
+        return ObjectBuffers(number, page.label.object_name, size, [pointer_to(buffers[0])], [size])
+    filled = [buffer for buffer in buffers if buffer.nbytes]
+    sizes = [buffer.nbytes for buffer in filled]
+    return ObjectBuffers(number, page.label.object_name, sum(sizes), [pointer_to(buffer) for buffer in filled], sizes)
+
+
+def batches(objects: Sequence[ObjectBuffers]) -> Iterator[Sequence[ObjectBuffers]]:
+    """Cut a run of objects into calls, of objects in one buffer each or of objects in several; a large one goes alone.
+
+    No call names an object twice: of two buffers for one key the client fills the last, and says it filled both.
+    """
+    start = taken_bytes = 0
+    names: set[str] = set()
+    for end, item in enumerate(objects):
+        taken_bytes += item.object_bytes
+        if end > start and (
+            taken_bytes > BATCH_BYTES
+            or end - start >= BATCH_OBJECTS
+            or item.name in names
+            or item.is_whole is not objects[start].is_whole
+        ):
+            yield objects[start:end]
+            start, taken_bytes = end, item.object_bytes
+            names.clear()
+        names.add(item.name)
+    if objects:
+        yield objects[start:]
+
+
+NativeCall = Callable[[], list[int]]
+"""A call of the client with all that it takes. Those of a run are made ready before the first one: after it, the
+processor's caches hold pages, and each line of ours costs several times as much."""
 
 
 class _CallGate:
@@ -203,23 +276,23 @@ class MooncakeClient:
         self.locations.forget(names)
         return codes
 
-    def put(self, names: list[str], pointers: list[int], sizes: list[int], config: PutConfig) -> list[int]:
-        """Store objects of one buffer each."""
-        return self._ask(names, lambda: self._store.batch_put_from(names, pointers, sizes, config))
+    def putting(self, objects: Sequence[ObjectBuffers], config: PutConfig) -> NativeCall:
+        """Make ready the call that stores objects, all in one buffer each or all in several."""
+        names, store = [item.name for item in objects], self._store
+        pointers, sizes = [item.pointers for item in objects], [item.sizes for item in objects]
+        if objects[0].is_whole:
+            ends = [each[0] for each in pointers], [each[0] for each in sizes]
+            return partial(self._ask, names, partial(store.batch_put_from, names, *ends, config))
+        return partial(self._ask, names, partial(store.batch_put_from_multi_buffers, names, pointers, sizes, config))
 
-    def put_scattered(
-        self, names: list[str], pointers: list[list[int]], sizes: list[list[int]], config: PutConfig
-    ) -> list[int]:
-        """Store objects of several buffers."""
-        return self._ask(names, lambda: self._store.batch_put_from_multi_buffers(names, pointers, sizes, config))
-
-    def get(self, names: list[str], pointers: list[int], sizes: list[int]) -> list[int]:
-        """Read objects into one buffer each; their sizes, or codes."""
-        return self._ask(names, lambda: self._store.batch_get_into(names, pointers, sizes))
-
-    def get_scattered(self, names: list[str], pointers: list[list[int]], sizes: list[list[int]]) -> list[int]:
-        """Read objects into several buffers."""
-        return self._ask(names, lambda: self._store.batch_get_into_multi_buffers(names, pointers, sizes))
+    def getting(self, objects: Sequence[ObjectBuffers]) -> NativeCall:
+        """Make ready the call that reads objects, as ``putting``; it returns their sizes, or codes."""
+        names, store = [item.name for item in objects], self._store
+        pointers, sizes = [item.pointers for item in objects], [item.sizes for item in objects]
+        if objects[0].is_whole:
+            ends = [each[0] for each in pointers], [each[0] for each in sizes]
+            return partial(self._ask, names, partial(store.batch_get_into, names, *ends))
+        return partial(self._ask, names, partial(store.batch_get_into_multi_buffers, names, pointers, sizes))
 
     def put_config(self, groups: Sequence[str] = (), *, pinned: bool = False, node: str = "") -> PutConfig:
         """Make what tells how to store objects of these groups, one each, or of none; ``node`` where it has room."""
@@ -278,24 +351,9 @@ def _location_of(replicas: Sequence[Replica]) -> ReplicaLocation:
     return ReplicaLocation("", 0)
 
 
-class _ClientRegistry:
-    """The clients of this process."""
-
-    def __init__(self) -> None:
-        self._clients: dict[MooncakeAddress, MooncakeClient] = {}
-        self._guard = Lock()
-
-    def of(self, address: MooncakeAddress) -> MooncakeClient:
-        with self._guard:
-            client = self._clients.get(address)
-            if client is None:
-                client = self._clients[address] = MooncakeClient.connect(address)
-            else:
-                knock(address.host, address.port)
-            return client
-
-
-_REGISTRY = _ClientRegistry()
+_CLIENTS: dict[MooncakeAddress, MooncakeClient] = {}
+"""Clients of this process."""
+_CLIENTS_GUARD = Lock()
 
 
 def client_of(address: MooncakeAddress) -> MooncakeClient:
@@ -304,7 +362,13 @@ def client_of(address: MooncakeAddress) -> MooncakeClient:
     Raises:
         ConfigError, StorageError: see ``MooncakeClient.connect``.
     """
-    return _REGISTRY.of(address)
+    with _CLIENTS_GUARD:
+        client = _CLIENTS.get(address)
+        if client is None:
+            client = _CLIENTS[address] = MooncakeClient.connect(address)
+        else:
+            knock(address.host, address.port)
+        return client
 
 
 CAPACITY = b"master_total_capacity_bytes "
@@ -388,71 +452,3 @@ def _text(answer: http.client.HTTPResponse) -> str:
 def _wanted_lines(lines: Iterable[bytes], wanted: Callable[[str], bool]) -> list[str]:
     names = (line.rstrip(b"\n").decode(errors="replace") for line in lines)
     return [name for name in names if wanted(name)]
-
-
-BATCH_BYTES = (2 << 20) + 16 * HEADER_BYTES
-"""In flight in one call, headers beside payloads: more leaves the receiver's processor caches, and runs at half the
-speed over TCP."""
-
-BATCH_OBJECTS = 16
-"""In one call: a node that stalls holds it up for a second per four objects, and a call has a deadline."""
-
-_address_of = ctypes.addressof
-_char_in = ctypes.c_char.from_buffer
-
-
-class ObjectBuffers(NamedTuple):
-    """One object to move."""
-
-    number: int
-    """Of the page in its call."""
-    name: str
-    object_bytes: int
-    pointers: list[int]
-    sizes: list[int]
-    """Of each pointer; no empty ones."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it lies in one buffer."""
-        return len(self.pointers) == 1
-
-
-def pointer_to(memory: memoryview) -> int:
-    """Return where memory lies; the caller keeps it alive."""
-    if memory.readonly:
-        return int(np.frombuffer(memory, np.uint8).ctypes.data)
-    return _address_of(_char_in(memory))
-
-
-def object_buffers(number: int, page: PageIO) -> ObjectBuffers:
-    """Point to the buffers of a page; its owner keeps them alive."""
-    buffers = page.buffers
-    if len(buffers) == 1 and (size := buffers[0].nbytes):
-        return ObjectBuffers(number, page.label.object_name, size, [pointer_to(buffers[0])], [size])
-    filled = [buffer for buffer in buffers if buffer.nbytes]
-    sizes = [buffer.nbytes for buffer in filled]
-    return ObjectBuffers(number, page.label.object_name, sum(sizes), [pointer_to(buffer) for buffer in filled], sizes)
-
-
-def batches(objects: Sequence[ObjectBuffers]) -> Iterator[Sequence[ObjectBuffers]]:
-    """Cut a run of objects into calls, of objects in one buffer each or of objects in several; a large one goes alone.
-
-    No call names an object twice: of two buffers for one key the client fills the last, and says it filled both.
-    """
-    start = taken_bytes = 0
-    names: set[str] = set()
-    for end, item in enumerate(objects):
-        taken_bytes += item.object_bytes
-        if end > start and (
-            taken_bytes > BATCH_BYTES
-            or end - start >= BATCH_OBJECTS
-            or item.name in names
-            or item.is_whole is not objects[start].is_whole
-        ):
-            yield objects[start:end]
-            start, taken_bytes = end, item.object_bytes
-            names.clear()
-        names.add(item.name)
-    if objects:
-        yield objects[start:]

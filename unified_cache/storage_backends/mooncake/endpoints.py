@@ -217,12 +217,6 @@ class Endpoints:
             stalled = bool(health.started_s) and self._clock() - health.started_s[0] > PATIENCE_S
         return not stalled and not health.breaker.is_resting
 
-    def resting(self) -> list[str]:
-        """Name the endpoints that are not to be asked now."""
-        with self._guard:
-            known = list(self._healths)
-        return [endpoint for endpoint in known if not self.is_up(endpoint)]
-
     def asking(self, endpoint: str) -> "_Asking":
         """Note that a call to an endpoint is in flight, in a ``with`` block around it."""
         return _Asking(self, endpoint)

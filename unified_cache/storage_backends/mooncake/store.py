@@ -20,7 +20,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import NamedTuple
 
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
@@ -31,33 +30,25 @@ from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX
 from unified_cache.storage_backends.common.names import check_identity, check_scan, parse_page_name
-from unified_cache.storage_backends.mooncake.address import MooncakeAddress, address_of_url, knock
-from unified_cache.storage_backends.mooncake.client import MooncakeClient, client_of, object_buffers
+from unified_cache.storage_backends.mooncake.address import MooncakeAddress, address_of_url
+from unified_cache.storage_backends.mooncake.client import (
+    MooncakeClient,
+    NativeCall,
+    ObjectBuffers,
+    client_of,
+    object_buffers,
+)
 from unified_cache.storage_backends.mooncake.native import ResultCode
 from unified_cache.storage_backends.mooncake.transfer import MooncakeIo
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
 
-__all__ = ["ClusterHealth", "ManifestObjects", "MooncakeStorage", "identity_in", "open_url"]
+__all__ = ["ManifestObjects", "MooncakeStorage", "identity_in", "open_url"]
 
 NAME = "mooncake"
 
 CALL_BYTES = 64 << 20
 """Asked for in one get: enough that every node is sent full calls, where a MiB is an object or two for each of a few
 nodes. Nothing is lost by it: what came over the network lies in another core's cache, whatever its size."""
-
-PROBE_NAME = "unified-cache/health"
-"""An object that nobody puts: asking for it shows that the master answers."""
-
-
-class ClusterHealth(NamedTuple):
-    """Health of a cluster at this moment."""
-
-    serves: bool
-    """Whether the master answers."""
-    reason: str
-    """Why not; empty if it does."""
-    resting: tuple[str, ...]
-    """Nodes that failed just now and are left alone; ``puts`` where a put did, wherever it went."""
 
 
 class MooncakeStorage:
@@ -94,17 +85,6 @@ class MooncakeStorage:
         """Say what this backend can do; the cap is what all nodes gave together when the store was opened."""
         with self._calls:
             return self._capability
-
-    def health(self) -> ClusterHealth:
-        """Ask the master for something now; it takes 2 s at most to find that it does not answer."""
-        with self._calls:
-            address, resting = self._client.address, tuple(self._client.endpoints.resting())
-            try:
-                knock(address.host, address.port)
-                self._client.exist([PROBE_NAME])
-            except StorageError as error:
-                return ClusterHealth(False, str(error), resting)
-            return ClusterHealth(True, "", resting)
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Put the manifest beside the pages, and register the slabs with the transport, each once.
@@ -348,7 +328,7 @@ class ManifestObjects:
         if location is None:
             return None
         text = bytearray(min(location.object_bytes, MANIFEST_BYTES_MAX) or MANIFEST_BYTES_MAX)
-        (code,) = self._with_registered(text, lambda pointer: self._client.get([name], [pointer], [len(text)]))
+        (code,) = self._with_registered(name, text, lambda item: self._client.getting([item]))
         if code <= 0:
             raise StorageError(f"{name} is there and cannot be read (code {code})", retryable=True)
         try:
@@ -360,13 +340,15 @@ class ManifestObjects:
 
     def _put(self, name: str, text: bytes) -> None:
         config = self._client.put_config(pinned=True)
-        self._with_registered(bytearray(text), lambda pointer: self._client.put([name], [pointer], [len(text)], config))
+        self._with_registered(name, bytearray(text), lambda item: self._client.putting([item], config))
 
-    def _with_registered(self, memory: bytearray, call: Callable[[int], list[int]]) -> list[int]:
-        """Make a call over memory that is registered for its length."""
+    def _with_registered(
+        self, name: str, memory: bytearray, call_of: Callable[[ObjectBuffers], NativeCall]
+    ) -> list[int]:
+        """Make a call for an object over memory that is registered for its length."""
         region = self._client.register(memoryview(memory))
         try:
-            return call(region[0])
+            return call_of(ObjectBuffers(0, name, len(memory), [region[0]], [len(memory)]))()
         finally:
             self._client.unregister(region)
 

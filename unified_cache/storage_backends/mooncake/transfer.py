@@ -2,19 +2,14 @@
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from unified_cache.errors import StorageError
-from unified_cache.storage_backends.mooncake.client import MooncakeClient, ObjectBuffers, batches
+from unified_cache.storage_backends.mooncake.client import MooncakeClient, NativeCall, ObjectBuffers, batches
 from unified_cache.storage_backends.mooncake.endpoints import ReplicaLocation
 from unified_cache.storage_backends.mooncake.native import ResultCode
 from unified_cache.storage_backends.protocol import Answer
 
 __all__ = ["MooncakeIo"]
-
-NativeCall = Callable[[], list[int]]
-"""A call of the client with all that it takes. Those of a run are made ready before the first one: after it, the
-processor's caches hold pages, and each line of ours costs several times as much."""
 
 PUTS = "puts"
 """Stands for the node that the next put goes to: the master chooses, nobody tells which one it was."""
@@ -112,9 +107,7 @@ class MooncakeIo:
 
     def _put(self, batch: Sequence[ObjectBuffers], node: str, *, grouped: bool) -> NativeCall:
         config = self._client.put_config([_page_of(item.name) for item in batch] if grouped else (), node=node)
-        if batch[0].is_whole:
-            return partial(self._client.put, *_columns(batch), config)
-        return partial(self._client.put_scattered, *_scattered_columns(batch), config)
+        return self._client.putting(batch, config)
 
     # ---- get -------------------------------------------------------------------------------------------------
 
@@ -131,7 +124,7 @@ class MooncakeIo:
             answers[item.number] = Answer.UNAVAILABLE
             by_endpoint.setdefault(endpoint, []).append(item)
         for endpoint, held in by_endpoint.items():
-            for batch, get in [(batch, self._get(batch)) for batch in batches(held[::-1])]:
+            for batch, get in [(batch, self._client.getting(batch)) for batch in batches(held[::-1])]:
                 if not endpoints.is_up(endpoint):
                     break
                 with endpoints.asking(endpoint):
@@ -186,13 +179,8 @@ class MooncakeIo:
             # Together they took longer than their lease; each half has a lease of its own.
             middle = len(expired) // 2
             for half in (expired[:middle], expired[middle:]):
-                answers |= self._read(half, self._get(half), endpoint)
+                answers |= self._read(half, self._client.getting(half), endpoint)
         return answers
-
-    def _get(self, batch: Sequence[ObjectBuffers]) -> NativeCall:
-        if batch[0].is_whole:
-            return partial(self._client.get, *_columns(batch))
-        return partial(self._client.get_scattered, *_scattered_columns(batch))
 
 
 def _answer(item: ObjectBuffers, code: int) -> Answer:
@@ -212,17 +200,3 @@ def _fits(item: ObjectBuffers, location: ReplicaLocation) -> bool:
 def _page_of(name: str) -> str:
     """Name what is evicted together: the objects of one page."""
     return name.partition(".")[0]
-
-
-def _columns(batch: Sequence[ObjectBuffers]) -> tuple[list[str], list[int], list[int]]:
-    """Return names, pointers and sizes of objects of one buffer each."""
-    return (
-        [item.name for item in batch],
-        [item.pointers[0] for item in batch],
-        [item.object_bytes for item in batch],
-    )
-
-
-def _scattered_columns(batch: Sequence[ObjectBuffers]) -> tuple[list[str], list[list[int]], list[list[int]]]:
-    """Return names, pointers and sizes of objects of several buffers each."""
-    return [item.name for item in batch], [item.pointers for item in batch], [item.sizes for item in batch]
