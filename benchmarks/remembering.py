@@ -23,7 +23,7 @@ from unified_cache.pool import Identity
 from unified_cache.replay.player import Player
 from unified_cache.replay.settings import ReplaySettings
 from unified_cache.replay.trace import TraceRequest, read_trace
-from unified_cache.storage_backends.memory import keys_only_storage
+from unified_cache.storage_backends.memory import KeysOnlyStorage
 
 TRACE = Path(__file__).parent.parent / "traces" / "mooncake_conversation.jsonl.gz"
 REQUESTS = 6_000
@@ -46,7 +46,7 @@ SIZES = {
 def opened(settings: ReplaySettings, pages: int) -> Player:
     """Open a cache that remembers so many pages."""
     plan = settings.plan
-    storage = None if plan.storage is None else keys_only_storage(plan.storage_bytes, plan.objects())
+    storage = None if plan.storage is None else KeysOnlyStorage(plan.storage_bytes, plan.objects())
     config = replace(plan.config, forgotten_pages_max=pages)
     identity = Identity(plan.subject, dtype="uint8")
     cache = UnifiedCache.assemble(plan.layout, config, NoBytes(), InlineWorkers(), identity, storage)

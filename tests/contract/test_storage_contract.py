@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from unified_cache.storage_backends.file.store import FileStorage
-from unified_cache.storage_backends.memory import MemoryStorage, keys_only_storage
+from unified_cache.storage_backends.memory import KeysOnlyStorage, MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -28,7 +28,7 @@ class TestVerifiedMemoryStorage(StorageContract):
 class TestKeysOnlyStorage(KeysOnlyContract):
     @pytest.fixture(params=[None, ROOM_BYTES_MAX])
     def storage(self, request: pytest.FixtureRequest) -> StorageBackend:
-        return keys_only_storage(request.param)
+        return KeysOnlyStorage(request.param)
 
 
 class TestFileStorage(StorageContract):

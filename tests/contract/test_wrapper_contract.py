@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.support.faulty_storage import FaultyStorage, ScriptedFaults
 from tests.support.wrappers import PATIENCE_S
 from unified_cache.config import GuardConfig
 from unified_cache.storage_backends.file.store import FileStorage
@@ -15,7 +16,6 @@ from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
-from unified_cache.testing.faulty_storage import FaultyStorage, ScriptedFaults
 from unified_cache.testing.storage_contract import ROOM_BYTES_MAX, StorageContract
 
 THREADS_MAX = 3

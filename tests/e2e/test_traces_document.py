@@ -10,7 +10,7 @@ from tests.support.cluster import ask
 from tests.support.documents import code_blocks, shell_commands
 from tests.support.live import settings_of_a_small_replay, trace_of
 from unified_cache.replay.player import Player
-from unified_cache.storage_backends.memory import keys_only_storage
+from unified_cache.storage_backends.memory import KeysOnlyStorage
 
 GUIDE = (ROOT / "docs" / "traces.md").read_text(encoding="utf-8")
 SERVING = "# ... the engine serves requests ..."
@@ -26,7 +26,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     before, found, after = program.partition(SERVING)
     assert found
     plan = settings_of_a_small_replay().plan
-    with Player.open(plan, keys_only_storage(plan.storage_bytes, plan.objects())) as player:
+    with Player.open(plan, KeysOnlyStorage(plan.storage_bytes, plan.objects())) as player:
         names: dict[str, object] = {"cache": player.cache}
         exec(compile(before, "docs/traces.md", "exec"), names)
         for request in trace_of(REQUESTS):

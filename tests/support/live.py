@@ -9,7 +9,7 @@ from unified_cache.replay.player import Player
 from unified_cache.replay.settings import ReplaySettings
 from unified_cache.replay.trace import TraceRequest, read_trace
 from unified_cache.stats import Stats
-from unified_cache.storage_backends.memory import keys_only_storage
+from unified_cache.storage_backends.memory import KeysOnlyStorage
 
 __all__ = ["RunningReplay", "running_replay", "settings_of_a_small_replay", "trace_of"]
 
@@ -52,7 +52,7 @@ class RunningReplay:
     def run(self, requests: list[TraceRequest]) -> None:
         """Serve requests until told to stop; owns the cache."""
         plan = settings_of_a_small_replay().plan
-        with Player.open(plan, keys_only_storage(plan.storage_bytes, plan.objects())) as player:
+        with Player.open(plan, KeysOnlyStorage(plan.storage_bytes, plan.objects())) as player:
             self._player = player
             self.ready.set()
             while not self.stop.is_set():

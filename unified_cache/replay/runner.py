@@ -33,7 +33,7 @@ from unified_cache.replay.result import (
 )
 from unified_cache.replay.settings import PlannedSettings
 from unified_cache.replay.trace import Tell, TraceRequest, untold
-from unified_cache.storage_backends.memory import keys_only_storage
+from unified_cache.storage_backends.memory import KeysOnlyStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import check_storage_url, open_storage
 from unified_cache.tree import compiled
@@ -75,7 +75,7 @@ def replay(
     if plan.compares_private_stores:
         # Hits without bytes are the same as with bytes.
         part = None if store_bytes is None else store_bytes // plan.engines
-        stores = [keys_only_storage(part, plan.objects()) for _ in range(plan.engines)]
+        stores = [KeysOnlyStorage(part, plan.objects()) for _ in range(plan.engines)]
         alone = plan.without_bytes()
         with _opened(alone, stores) as rivals:
             apart = _summed(_serve(rivals, alone, requests, lambda done, note: tell(len(requests) + done, note)))
@@ -130,7 +130,7 @@ def _shared_store(plan: ReplayPlan) -> Iterator[StorageBackend | None]:
         store = open_storage(plan.storage, bytes_max=plan.storage_bytes)
     else:
         check_storage_url(plan.storage)
-        store = keys_only_storage(plan.storage_bytes, plan.objects())
+        store = KeysOnlyStorage(plan.storage_bytes, plan.objects())
     with closing(store):
         yield store
 

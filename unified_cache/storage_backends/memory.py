@@ -6,7 +6,6 @@ of traces, sizing and tests of bookkeeping: it answers as ``memory:`` would and 
 
 from collections.abc import Mapping, Sequence
 from threading import Lock
-from typing import Protocol
 
 from unified_cache.errors import ClosedError, ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
@@ -16,67 +15,7 @@ from unified_cache.storage_backends.common.names import check_scan
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan
 from unified_cache.storage_backends.removals import RemovalBuffer, RemovalFeed
 
-__all__ = ["MemoryStorage", "keys_only_storage", "open_keys_only_url", "open_url"]
-
-
-class PageContents(Protocol):
-    """Content that a store in memory keeps of its pages."""
-
-    @property
-    def store_name(self) -> str:
-        """Name of the store, for people."""
-        ...
-
-    def sizes_of(self, pages: Sequence[PageIO]) -> list[int]:
-        """Return the bytes that each page counts for under the cap."""
-        ...
-
-    def take(self, page: PageIO) -> bytes:
-        """Return what is to be kept of a page."""
-        ...
-
-    def fill(self, page: PageIO, kept: bytes) -> None:
-        """Fill the buffers of a page with what was kept of it."""
-        ...
-
-
-class _WholePages:
-    """Pages byte by byte."""
-
-    store_name = "memory"
-
-    def sizes_of(self, pages: Sequence[PageIO]) -> list[int]:
-        return [page_bytes(page) for page in pages]
-
-    def take(self, page: PageIO) -> bytes:
-        return b"".join(page.buffers)
-
-    def fill(self, page: PageIO, kept: bytes) -> None:
-        start = 0
-        view = memoryview(kept)
-        for buffer in page.buffers:
-            end = start + buffer.nbytes
-            buffer[:] = view[start:end]
-            start = end
-
-
-class _NamesAlone:
-    """No bytes of any page: a hit leaves the buffers as they were."""
-
-    store_name = "keys_only"
-
-    def __init__(self, object_bytes: Mapping[str, int] | None) -> None:
-        self._object_bytes = object_bytes
-
-    def sizes_of(self, pages: Sequence[PageIO]) -> list[int]:
-        object_bytes = self._object_bytes
-        return [page_bytes(page) if object_bytes is None else object_bytes[page.label.pool] for page in pages]
-
-    def take(self, page: PageIO) -> bytes:
-        return b""
-
-    def fill(self, page: PageIO, kept: bytes) -> None:
-        pass
+__all__ = ["KeysOnlyStorage", "MemoryStorage", "open_keys_only_url", "open_url"]
 
 
 class MemoryStorage:
@@ -86,10 +25,10 @@ class MemoryStorage:
     Not durable. Thread-safe: one guard around everything.
     """
 
-    def __init__(self, bytes_max: int | None = None, contents: PageContents | None = None) -> None:
-        """``contents`` says what is kept of a page; all of it unless given."""
+    _name = "memory"
+
+    def __init__(self, bytes_max: int | None = None) -> None:
         self._lru = StoreLru(bytes_max)
-        self._contents: PageContents = _WholePages() if contents is None else contents
         self._pages: dict[Label, bytes] = {}
         self._removed = RemovalBuffer()
         self._closed = False
@@ -105,7 +44,7 @@ class MemoryStorage:
         with self._guard:
             self._check_open()
             return Capability(
-                self._contents.store_name,
+                self._name,
                 durable=False,
                 bytes_max=self._lru.bytes_max,
                 exists_costs_io=False,
@@ -127,10 +66,10 @@ class MemoryStorage:
         """Copy each page into its buffers. A page of another length is dropped."""
         with self._guard:
             self._check_open()
-            hits = self._lru.find([page.label for page in pages], self._contents.sizes_of(pages))
+            hits = self._lru.find([page.label for page in pages], self._sizes_of(pages))
             for page, hit in zip(pages, hits, strict=True):
                 if hit:
-                    self._contents.fill(page, self._pages[page.label])
+                    self._fill(page, self._pages[page.label])
                 elif self._pages.pop(page.label, None) is not None:
                     self._removed.note((page.label,))
             return hits
@@ -144,9 +83,9 @@ class MemoryStorage:
         with self._guard:
             self._check_open()
             if level is Level.DURABLE:
-                name = self._contents.store_name
+                name = self._name
                 raise StorageError(f"{name} cannot store at level DURABLE, only CACHED", retryable=False)
-            sizes = self._contents.sizes_of(pages)
+            sizes = self._sizes_of(pages)
             stored, evicted = self._lru.store([page.label for page in pages], sizes)
             for label in evicted:
                 del self._pages[label]
@@ -158,7 +97,7 @@ class MemoryStorage:
                     if self._pages.pop(page.label, None) is not None:
                         self._removed.note((page.label,))
                 elif kept is None or len(kept) != object_bytes:
-                    self._pages[page.label] = self._contents.take(page)
+                    self._pages[page.label] = self._take(page)
             self._removed.restored(page.label for page, ok in zip(pages, stored, strict=True) if ok)
             return Answer.of_puts(stored)
 
@@ -199,9 +138,26 @@ class MemoryStorage:
             self._closed = True
             self._pages.clear()
 
+    def _sizes_of(self, pages: Sequence[PageIO]) -> list[int]:
+        """Return the bytes that each page counts for under the cap."""
+        return [page_bytes(page) for page in pages]
+
+    def _take(self, page: PageIO) -> bytes:
+        """Return the content that is kept of a page."""
+        return b"".join(page.buffers)
+
+    def _fill(self, page: PageIO, kept: bytes) -> None:
+        """Fill the buffers of a page with the content that was kept of it."""
+        start = 0
+        view = memoryview(kept)
+        for buffer in page.buffers:
+            end = start + buffer.nbytes
+            buffer[:] = view[start:end]
+            start = end
+
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError(f"this {self._contents.store_name} store was closed")
+            raise ClosedError(f"this {self._name} store was closed")
 
     def _drop(self, label: Label) -> bool:
         self._lru.forget(label)
@@ -211,13 +167,28 @@ class MemoryStorage:
         return was_there
 
 
-def keys_only_storage(bytes_max: int | None = None, object_bytes: Mapping[str, int] | None = None) -> MemoryStorage:
-    """Make a store that remembers names and sizes but no bytes: a hit leaves the buffers as they were.
+class KeysOnlyStorage(MemoryStorage):
+    """Remember names and sizes but no bytes: a hit leaves the buffers as they were."""
 
-    Objects count as large as their buffers or, where ``object_bytes`` gives a size for every pool by name, that large;
-    then pages may come without buffers.
-    """
-    return MemoryStorage(bytes_max, _NamesAlone(object_bytes))
+    _name = "keys_only"
+
+    def __init__(self, bytes_max: int | None = None, object_bytes: Mapping[str, int] | None = None) -> None:
+        """Objects count as large as their buffers or, with the size for every pool by name, that large.
+
+        Then pages may come without buffers.
+        """
+        super().__init__(bytes_max)
+        self._object_bytes = object_bytes
+
+    def _sizes_of(self, pages: Sequence[PageIO]) -> list[int]:
+        sizes = self._object_bytes
+        return super()._sizes_of(pages) if sizes is None else [sizes[page.label.pool] for page in pages]
+
+    def _take(self, page: PageIO) -> bytes:
+        return b""
+
+    def _fill(self, page: PageIO, kept: bytes) -> None:
+        pass
 
 
 def open_url(rest: str, bytes_max: int | None) -> MemoryStorage:
@@ -227,8 +198,8 @@ def open_url(rest: str, bytes_max: int | None) -> MemoryStorage:
     return MemoryStorage(bytes_max)
 
 
-def open_keys_only_url(rest: str, bytes_max: int | None) -> MemoryStorage:
+def open_keys_only_url(rest: str, bytes_max: int | None) -> KeysOnlyStorage:
     """Open ``keys_only:``; nothing may follow the colon."""
     if rest:
         raise ConfigError(f"keys_only: takes nothing after the colon, found {rest!r}")
-    return keys_only_storage(bytes_max)
+    return KeysOnlyStorage(bytes_max)

@@ -17,7 +17,7 @@ from unified_cache.replay.plan import ReplayPlan
 from unified_cache.replay.player import Player
 from unified_cache.replay.result import Hits
 from unified_cache.replay.trace import TraceRequest, read_trace
-from unified_cache.storage_backends.memory import keys_only_storage
+from unified_cache.storage_backends.memory import KeysOnlyStorage
 
 REQUESTS = 300
 SESSIONS = 40
@@ -53,7 +53,7 @@ def plan_of(page_size: int, *, windowed: bool) -> ReplayPlan:
 
 def served(plan: ReplayPlan, requests: list[TraceRequest], recording: Path) -> tuple[list[Hits], list[Hits]]:
     """Serve requests and record them; return the hits of each, and those of each component."""
-    with Player.open(plan, keys_only_storage(plan.storage_bytes, plan.objects())) as player:
+    with Player.open(plan, KeysOnlyStorage(plan.storage_bytes, plan.objects())) as player:
         with TraceRecorder.open(recording) as recorder:
             player.cache.record_to(recorder.requests_of(plan.layout))
             hits = [player.serve(request) for request in requests]
@@ -100,7 +100,7 @@ def test_the_command_replays_a_recording_with_the_same_hits(tmp_path: Path) -> N
 def test_what_a_request_computes_beyond_its_prompt_is_its_output(tmp_path: Path) -> None:
     plan = settings_of_a_small_replay().plan
     path = tmp_path / "trace.gz"
-    with Player.open(plan, None if plan.storage is None else keys_only_storage(None, plan.objects())) as player:
+    with Player.open(plan, None if plan.storage is None else KeysOnlyStorage(None, plan.objects())) as player:
         cache = player.cache
         with TraceRecorder.open(path) as recorder:
             cache.record_to(recorder.requests_of(plan.layout))

@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.support.store_kinds import StoreKind
 from tests.support.wrappers import scripted
 from unified_cache.config import GuardConfig
-from unified_cache.storage_backends.memory import MemoryStorage, keys_only_storage
+from unified_cache.storage_backends.memory import KeysOnlyStorage, MemoryStorage
 from unified_cache.storage_backends.protocol import StorageReader
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard
@@ -19,7 +19,7 @@ def waiting(storage: StorageReader) -> tuple[bool, bool]:
 
 
 def test_memory_waits_for_nothing_and_a_disk_may_hold_any_call(tmp_path: Path) -> None:
-    assert waiting(MemoryStorage()) == waiting(keys_only_storage()) == (False, True)
+    assert waiting(MemoryStorage()) == waiting(KeysOnlyStorage()) == (False, True)
     with closing(StoreKind.FILE.open(tmp_path / "file")) as storage:
         assert waiting(storage) == (True, False)
     with closing(StoreKind.PACKED.open(tmp_path / "packed")) as storage:

@@ -16,7 +16,7 @@ from unified_cache.config import GuardConfig
 from unified_cache.errors import ClosedError, ConfigError, StateError
 from unified_cache.seal import Label
 from unified_cache.storage_backends.file.store import FileStorage
-from unified_cache.storage_backends.memory import MemoryStorage, keys_only_storage
+from unified_cache.storage_backends.memory import KeysOnlyStorage, MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.storage_backends.removals import SUBSCRIBERS_MAX, RemovalBuffer, RemovalFeed, Removals, removals_of
@@ -30,7 +30,7 @@ LABELS = [label(number, model=model) for number in range(8) for model in (MODEL,
 
 OPENERS: dict[str, Callable[[Path], StorageBackend]] = {
     "memory": lambda root: MemoryStorage(CAP_BYTES),
-    "keys_only": lambda root: keys_only_storage(CAP_BYTES),
+    "keys_only": lambda root: KeysOnlyStorage(CAP_BYTES),
     "file": lambda root: FileStorage.open(root, bytes_max=CAP_BYTES),
     "file without a cap": FileStorage.open,
     "packed": lambda root: PackedStorage.open(root, bytes_max=CAP_BYTES),

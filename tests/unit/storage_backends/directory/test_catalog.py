@@ -13,7 +13,7 @@ from unified_cache.errors import ClosedError, ConfigError, StorageError
 from unified_cache.storage_backends.catalog import UsedBetween, catalog_of
 from unified_cache.storage_backends.directory.front import STAMP_GRAIN_NS
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.memory import keys_only_storage
+from unified_cache.storage_backends.memory import KeysOnlyStorage
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, OTHER_MODEL, blank_page, label
 
 IDENTITY = MODEL.digest(LAYOUT)
@@ -37,7 +37,7 @@ def test_a_store_in_a_directory_is_its_own_catalog(storage: DirectoryStorage) ->
 
 def test_a_store_without_a_catalog_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"keys_only has no manifests\(\)"):
-        catalog_of(keys_only_storage())
+        catalog_of(KeysOnlyStorage())
 
 
 def test_every_identity_is_named_with_its_manifest(storage: DirectoryStorage) -> None:
