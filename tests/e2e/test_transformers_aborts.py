@@ -18,8 +18,8 @@ from tests.support.exactness import (
     prompt_of,
     serve_exactly,
 )
+from tests.support.seeded_workers import SeededWorkers
 from unified_cache.integrations.transformers import PrefixCachedModel, Sequence, Stage
-from unified_cache.testing.seeded_workers import SeededWorkers
 from unified_cache.testing.tiny_models import VOCABULARY
 
 ABORTS = examples(50, 1000) // len(FAMILIES)

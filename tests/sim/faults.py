@@ -4,10 +4,10 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from tests.support.faulty_storage import SeededFaults, StorageFault
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.wrappers.layer import Method
-from unified_cache.testing.faulty_storage import SeededFaults, StorageFault
 
 RATES: Mapping[StorageFault, float] = {
     StorageFault.FAIL: 0.03,

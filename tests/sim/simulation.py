@@ -20,6 +20,7 @@ from tests.sim.tally import SimTally
 from tests.sim.workers import LaggingWorkers, ScheduledJob
 from tests.support.cache_model import Flow, flow_of, prompt_of
 from tests.support.clock import ManualClock
+from tests.support.faulty_storage import FaultyStorage
 from tests.support.store_calls import WatchedStorage
 from tests.support.tables import check_tables
 from unified_cache.backup_scheduler import RETRY_PAUSE_S_MAX
@@ -31,7 +32,6 @@ from unified_cache.controller.jobs import BackupJob, LoadJob
 from unified_cache.page import Prompt
 from unified_cache.pool import Identity, Pages, Tier
 from unified_cache.seal import Label, verify
-from unified_cache.testing.faulty_storage import FaultyStorage
 from unified_cache.tree import Preference
 
 OPERATION_S_MAX = 0.002

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.wrappers.layer import Method
-from unified_cache.testing.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 
 __all__ = ["RECOVERY_S", "BadTimes", "FaultsInBadTimes", "open_url"]
 

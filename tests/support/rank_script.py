@@ -9,7 +9,9 @@ import numpy as np
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.cache_model import Census
 from tests.support.components import SPAN_SETS
+from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from tests.support.ranks import SETTLE_S, Declining, digest_of, head_of, out_pages, ranked
+from tests.support.seeded_workers import SeededWorkers
 from unified_cache.config import WritePolicy
 from unified_cache.controller import InlineWorkers, Operation, OperationState, TransferKind
 from unified_cache.controller.jobs import FetchJob, ProbeJob
@@ -21,8 +23,6 @@ from unified_cache.pool import Tier
 from unified_cache.ranks import RankGroup
 from unified_cache.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.testing.faulty_storage import FaultyStorage, SeededFaults, StorageFault
-from unified_cache.testing.seeded_workers import SeededWorkers
 from unified_cache.window import window
 
 PAGE = 4

@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from tests.support.clock import ManualClock
+from tests.support.faulty_storage import FaultyStorage, ScriptedFaults, StorageFault
 from unified_cache.config import GuardConfig
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Capability, PageIO, StorageBackend
 from unified_cache.storage_backends.wrappers import StorageGuard
-from unified_cache.testing.faulty_storage import FaultyStorage, ScriptedFaults, StorageFault
 from unified_cache.testing.storage_contract import blank_page, label, sealed_page
 
 PATIENCE_S = 60.0

@@ -13,10 +13,10 @@ import shutil
 import signal
 from collections.abc import Callable
 
+from tests.support.faulty_storage import FaultPlan, FaultyStorage, StorageFault
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers.layer import Method
-from unified_cache.testing.faulty_storage import FaultPlan, FaultyStorage, StorageFault
 
 __all__ = ["OPENED", "doomed_url", "faulty_url", "open_doomed", "open_faulty"]
 

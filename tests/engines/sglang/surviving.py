@@ -9,9 +9,9 @@ from typing import Any
 from tests.engines.sglang.bench import CORES, STACKS, STACKS_BY_TURNS, Bench, Outcome
 from tests.engines.sglang.faults import doomed_url, faulty_url
 from tests.engines.sglang.outcome import EngineJob
+from tests.support.faulty_storage import StorageFault
 from tests.support.ports import free_ports
 from unified_cache.storage_backends.wrappers.layer import Method
-from unified_cache.testing.faulty_storage import StorageFault
 
 __all__ = ["away", "damage", "faults", "loss"]
 

@@ -25,7 +25,7 @@ from tests.engines.vllm.faults import (
     store_and_forget,
 )
 from tests.engines.vllm.stores import FaultSwitch, faulty_url
-from unified_cache.testing.faulty_storage import StorageFault
+from tests.support.faulty_storage import StorageFault
 
 PACKED_SEGMENTS = "*.pack"
 

@@ -19,9 +19,9 @@ from tests.engines.vllm.faults import (
     store_and_forget,
 )
 from tests.engines.vllm.stores import FaultSwitch, faulty_url, hanging_url
+from tests.support.faulty_storage import StorageFault
 from tests.support.service_process import ServerProcess
 from unified_cache.storage_backends.wrappers import Method
-from unified_cache.testing.faulty_storage import StorageFault
 
 Strike = Callable[[Method], None]
 

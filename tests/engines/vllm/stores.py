@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from tests.support.faulty_storage import FaultyStorage, StorageFault
 from unified_cache.seal import Label
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method
 from unified_cache.storage_backends.wrappers.layer import StorageLayer
-from unified_cache.testing.faulty_storage import FaultyStorage, StorageFault
 
 __all__ = ["FaultSwitch", "TroubledStorage", "faulty", "faulty_url", "hanging", "hanging_url"]
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.cache import IDENTITY, ToyEngine, WholePromptCache, toy_layout
+from tests.support.faulty_storage import FaultyStorage, StorageFault
 from tests.support.offline import ListedMemory
 from tests.support.operations import PAGE, SPANS, Stepped, serve, started, tokens
 from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy, Retention, WritePolicy
@@ -24,7 +25,6 @@ from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, StorageBackend
 from unified_cache.storage_backends.removals import SUBSCRIBERS_MAX, removals_of
 from unified_cache.storage_backends.wrappers.layer import Method
-from unified_cache.testing.faulty_storage import FaultyStorage, StorageFault
 from unified_cache.window import SPAN_ALL
 
 REMEMBERED = 4_096

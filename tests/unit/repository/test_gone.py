@@ -62,6 +62,9 @@ WORDS = (
     *("SharedQuota", "NoQuota", "JournalLine", "StoreListing", "unrecorded_count"),
     # Layouts of models that nobody serves; rates that the live page's server counted beside its points.
     *("rnj1", "plamo3", "pangu_pro_moe_v2", "iquest_loop_coder", "nemotron_h_puzzle", "last_minute", "LiveHistory"),
+    # a store is guarded by one class; its least recently used page goes, whatever needs it
+    *("DeadlineStorage", "RetryStorage", "BreakerStorage", "StuckCall", "WrappedCatalog", "CatalogPassage"),
+    *("ClusterHealth", "LinkedPage", "touch_before", "PageContents", "keys_only_storage"),
 )
 """Words of what is gone, beside those of ``GONE``; in this order a comment says of what."""
 

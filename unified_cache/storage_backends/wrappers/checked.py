@@ -99,20 +99,8 @@ def _are_answers(answers: object, asked_count: int, allowed: frozenset[Answer]) 
         return False
 
 
-def _is_none(found: object) -> bool:
-    return found is None
-
-
-def _is_capability(found: object) -> bool:
-    return isinstance(found, Capability)
-
-
 def _is_count(found: object) -> bool:
     return isinstance(found, int) and not isinstance(found, bool) and found >= 0
-
-
-def _is_scan(found: object) -> bool:
-    return isinstance(found, Scan) and isinstance(found.objects, list) and isinstance(found.cursor, str)
 
 
 def _is_object_of(listed: object, identity: bytes) -> bool:
@@ -134,10 +122,6 @@ def _are_manifests(found: object) -> bool:
     )
 
 
-def _is_used_between(found: object) -> bool:
-    return found is None or (isinstance(found, UsedBetween) and all(isinstance(time_ns, int) for time_ns in found))
-
-
 def _shown(found: object, allowed: frozenset[Answer]) -> str:
     """Return the part of a wrong answer that is wrong, on one short line."""
     if isinstance(found, list) and allowed:
@@ -156,12 +140,20 @@ class Rule(NamedTuple):
 
 
 RULES = {
-    Method.CAPABILITY: Rule(_is_capability, "a Capability"),
-    Method.REGISTER: Rule(_is_none, "None"),
-    Method.TOUCH: Rule(_is_none, "None"),
+    Method.CAPABILITY: Rule(lambda found: isinstance(found, Capability), "a Capability"),
+    Method.REGISTER: Rule(lambda found: found is None, "None"),
+    Method.TOUCH: Rule(lambda found: found is None, "None"),
     Method.REMOVE: Rule(_is_count, "the number of objects removed, an int"),
     Method.CLEAR: Rule(_is_count, "the number of objects removed, an int"),
-    Method.SCAN: Rule(_is_scan, "a Scan of a list of StoredObject and a cursor that is text"),
+    Method.SCAN: Rule(
+        lambda found: isinstance(found, Scan) and isinstance(found.objects, list) and isinstance(found.cursor, str),
+        "a Scan of a list of StoredObject and a cursor that is text",
+    ),
     Method.MANIFESTS: Rule(_are_manifests, f"a dict of Manifest or None by digest, {IDENTITY_BYTES} bytes"),
-    Method.USED_BETWEEN: Rule(_is_used_between, "UsedBetween of two ints, or None"),
+    Method.USED_BETWEEN: Rule(
+        lambda found: (
+            found is None or (isinstance(found, UsedBetween) and all(isinstance(each, int) for each in found))
+        ),
+        "UsedBetween of two ints, or None",
+    ),
 }

@@ -7,12 +7,12 @@ from threading import Event, Thread
 import pytest
 
 from tests.support.engine_rows import IDENTITY, LAYOUT, EngineRows, payload_of
+from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from tests.support.wrappers import PATIENCE_S
 from unified_cache.config import GuardConfig
 from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer
-from unified_cache.testing.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 
 CALLERS = 4
 CALLS = 30

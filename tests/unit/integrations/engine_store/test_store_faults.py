@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.clock import ManualClock
 from tests.support.engine_rows import IDENTITY, LAYOUT, EngineRows, label_of, payload_of
+from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from tests.support.running_service import running
 from tests.support.service import wait_for
 from tests.support.wrappers import PATIENCE_S, scripted
@@ -28,7 +29,6 @@ from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method
-from unified_cache.testing.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 
 SOON = GuardConfig(deadline_s=0.05, calls_max=2, retry_rounds_max=1, breaker_failures_max=100)
 SOON_LATE = EngineStoreConfig(guard=SOON, landing_bytes=8192, piece_bytes=8192)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.budget import PHASES, examples
+from tests.support.faulty_storage import FaultyStorage, ScriptedFaults, StorageFault
 from tests.support.files import DiskFault, FaultyDisk
 from tests.support.store_kinds import StoreKind
 from tests.support.wrappers import retrying
@@ -20,7 +21,6 @@ from unified_cache.storage_backends.directory import disk as disk_module
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.verified import VerifiedStorage
-from unified_cache.testing.faulty_storage import FaultyStorage, ScriptedFaults, StorageFault
 from unified_cache.testing.storage_contract import blank_page, bytes_of, label, sealed_page
 
 PIECE_BYTES = 1000

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.support.clock import ManualClock
+from tests.support.faulty_storage import FaultyStorage, StorageFault
 from tests.support.wrappers import PATIENCE_S, blank, breaking, scripted, sealed
 from unified_cache.errors import ClosedError, ConfigError, InputError, StorageError, StorageFullError
 from unified_cache.storage_backends.common.breaker import Backoff, BreakerState, CircuitBreaker
@@ -17,7 +18,6 @@ from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Scan
 from unified_cache.storage_backends.wrappers import Method, StorageGuard
-from unified_cache.testing.faulty_storage import FaultyStorage, StorageFault
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, label
 
 PAUSES = Backoff(10.0, 35.0)

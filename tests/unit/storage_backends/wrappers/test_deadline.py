@@ -9,12 +9,12 @@ from threading import Event
 import pytest
 
 from tests.support.clock import ManualClock
+from tests.support.faulty_storage import FaultyStorage, StorageFault
 from tests.support.wrappers import PATIENCE_S, bounded, scripted, sealed
 from unified_cache.errors import ClosedError, StorageError, StorageTimeoutError
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.wrappers import StorageGuard
-from unified_cache.testing.faulty_storage import FaultyStorage, StorageFault
 from unified_cache.testing.storage_contract import blank_page, bytes_of, label, sealed_page
 
 SHORT_S = 0.02

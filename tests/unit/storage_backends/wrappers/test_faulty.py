@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from tests.support.clock import ManualClock
+from tests.support.faulty_storage import POISON, FaultyStorage, SeededFaults, StorageFault
 from tests.support.wrappers import PATIENCE_S, blank, bounded, scripted, sealed
 from unified_cache.errors import ConfigError, StorageError
 from unified_cache.seal import Flaw, verify_buffers
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.storage_backends.wrappers import Method
-from unified_cache.testing.faulty_storage import POISON, FaultyStorage, SeededFaults, StorageFault
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, sealed_page
 
 

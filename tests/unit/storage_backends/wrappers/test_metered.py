@@ -9,13 +9,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.sources import ROOT
 from tests.support.clock import ManualClock
+from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from tests.support.wrappers import blank, scripted, sealed
 from unified_cache.errors import ClosedError, StorageError
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
-from unified_cache.testing.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, PAGE_BYTES, label
 
 

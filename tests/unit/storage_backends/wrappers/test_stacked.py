@@ -7,6 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.support.clock import ManualClock
+from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from tests.support.wrappers import OF_ANY_SPEED, PATIENCE_S
 from unified_cache.config import GuardConfig
 from unified_cache.errors import StorageError, StorageTimeoutError
@@ -16,7 +17,6 @@ from unified_cache.storage_backends.protocol import Answer, Level, StorageBacken
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
-from unified_cache.testing.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, sealed_page
 
 OPERATIONS = 2_000
