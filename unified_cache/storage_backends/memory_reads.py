@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from unified_cache.page import PageKey
 from unified_cache.seal import HEADER_BYTES, Label, checksum_of, is_header_of
 
-__all__ = ["MemoryReader", "MemoryReaderSource", "RowsPage", "RowsTarget", "memory_reader_in", "targets_of"]
+__all__ = ["MemoryReader", "RowsPage", "RowsTarget", "memory_reader_in", "targets_of"]
 
 
 class RowsPage(Protocol):
@@ -53,19 +53,8 @@ class MemoryReader(Protocol):
         ...
 
 
-@runtime_checkable
-class MemoryReaderSource(Protocol):
-    """A wrapper around a store that hands on what reads that store's pages from memory."""
-
-    def memory_reader(self) -> MemoryReader | None:
-        """Return what reads the wrapped store's pages from memory; None where nothing does."""
-        ...
-
-
 def memory_reader_in(storage: object) -> MemoryReader | None:
-    """Return what reads pages that a store, wrapped or not, has in memory; None where nothing does."""
-    if isinstance(storage, MemoryReaderSource):
-        return storage.memory_reader()
+    """Return the store as one that reads pages from memory; None where it does not, and behind a wrapper."""
     return storage if isinstance(storage, MemoryReader) else None
 
 

@@ -25,6 +25,7 @@ from unified_cache.errors import ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.calls import CallsInFlight
+from unified_cache.storage_backends.common.lru import SizedPage
 from unified_cache.storage_backends.directory.disk import Disk, storage_error
 from unified_cache.storage_backends.directory.root import StoreFormat, StoreRoot, read_manifests, write_manifest
 from unified_cache.storage_backends.memory_reads import RowsTarget
@@ -106,15 +107,6 @@ PAGES_WAITING_MAX = 512
 """Pages read and not yet stamped, whose use a crash forgets; writing them takes 3 ms."""
 
 
-class UsedPage(Protocol):
-    """A page that was asked for."""
-
-    @property
-    def label(self) -> Label:
-        """Name of the page."""
-        ...
-
-
 class Stamps:
     """Times of use. A read costs no call on the disk for its time, only every so many do. Thread-safe."""
 
@@ -138,7 +130,7 @@ class Stamps:
             return self._new(count)
 
     def note(
-        self, pages: Sequence[UsedPage], hits: Sequence[Answer | bool], stamp: int | None = None
+        self, pages: Sequence[SizedPage], hits: Sequence[Answer | bool], stamp: int | None = None
     ) -> dict[Label, int]:
         """Note that hits were used, the first page at ``stamp``, or now, each other one a nanosecond earlier.
 
@@ -155,7 +147,7 @@ class Stamps:
         """Tell whether the next use would have times written."""
         return len(self._waiting) > PAGES_WAITING_MAX or self._clock() - self._written_ns > STAMP_GRAIN_NS
 
-    def keep(self, pages: Sequence[UsedPage], hits: Sequence[bool]) -> None:
+    def keep(self, pages: Sequence[SizedPage], hits: Sequence[bool]) -> None:
         """Note that hits were used, as ``note`` does, and leave it to a later use to have it written."""
         if self._notes_reads:
             with self._guard:
@@ -182,7 +174,7 @@ class Stamps:
         with self._guard:
             return self._take(self._written_ns)
 
-    def _add(self, pages: Sequence[UsedPage], hits: Sequence[Answer | bool], latest: int) -> None:
+    def _add(self, pages: Sequence[SizedPage], hits: Sequence[Answer | bool], latest: int) -> None:
         waiting = self._waiting
         for number in range(len(pages) - 1, -1, -1):
             if hits[number]:

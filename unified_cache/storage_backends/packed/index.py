@@ -53,7 +53,8 @@ class PageIndex:
     def __init__(self, lru: StoreLru) -> None:
         self.removed = RemovalBuffer()
         """What has gone, for whoever wants to know; a page that cannot be read has, until it is put again."""
-        self._lru = lru
+        self.lru = lru
+        """Sizes count of pages that are being written too."""
         self._slots: dict[Label, SegmentSlot] = {}
         self._unreadable: dict[Label, list[SegmentSlot]] = {}
         """Slots of pages that could not be read: misses until the store is opened, or they are put, again."""
@@ -64,16 +65,6 @@ class PageIndex:
         self.declined_count = 0
         """Pages that found no room."""
         self._guard = Lock()
-
-    @property
-    def bytes_max(self) -> int | None:
-        """Cap of the store; None if there is none."""
-        return self._lru.bytes_max
-
-    @property
-    def bytes_used(self) -> int:
-        """Bytes of the objects in the store, and of those that are being written."""
-        return self._lru.bytes_used
 
     def find(self, label: Label) -> SegmentSlot | None:
         """Return the slot of an object, None if it is not there.
@@ -95,8 +86,8 @@ class PageIndex:
                 if former is not None:
                     gone.append(former)
                 self._slots[label] = slot
-            self._lru.replace(StoredObject(label, slot.segment.object_bytes) for label, slot in self._slots.items())
-            victims, _ = self._lru.victims(0, ())
+            self.lru.replace(StoredObject(label, slot.segment.object_bytes) for label, slot in self._slots.items())
+            victims, _ = self.lru.victims(0, ())
             self.evicted_count += len(victims)
             return gone + self._take_out([victim.label for victim in victims])
 
@@ -113,7 +104,7 @@ class PageIndex:
         for label in labels:
             self.find(label)
         with self._guard:
-            stored, evicted = self._lru.store(labels, sizes)
+            stored, evicted = self.lru.store(labels, sizes)
             batch = PutBatch(pages, stored, stamp, {}, self._take_out(evicted))
             for number, label in enumerate(labels):
                 slot = self._slots.get(label)
@@ -122,7 +113,7 @@ class PageIndex:
                     self.removed.note((label,))
                     slot = None
                 # Of a page that is in the batch at two lengths the last one is stored.
-                stored[number] = stored[number] and self._lru.size_of(label) == sizes[number]
+                stored[number] = stored[number] and self.lru.size_of(label) == sizes[number]
                 if stored[number] and slot is not None and untrusted.get(label) is slot:
                     batch.replaced[label] = slot
                 if stored[number] and (slot is None or label in batch.replaced):
@@ -137,7 +128,7 @@ class PageIndex:
             declined = [label for label in labels if not self._is_others(label, batch)]
             for label in declined:
                 if label not in batch.replaced:
-                    self._lru.forget(label)
+                    self.lru.forget(label)
             self.declined_count += len(declined)
         for label in labels:
             del batch.fresh[label]
@@ -149,7 +140,7 @@ class PageIndex:
         evicted: list[Label] = []
         with self._guard:
             for label, slot in batch.written.items():
-                if self._lru.size_of(label) != slot.segment.object_bytes:
+                if self.lru.size_of(label) != slot.segment.object_bytes:
                     spare.append(slot)
                     evicted.append(label)
                 elif self._is_others(label, batch):
@@ -168,7 +159,7 @@ class PageIndex:
         with self._guard:
             for label in batch.fresh:
                 if label not in self._slots:
-                    self._lru.forget(label)
+                    self.lru.forget(label)
 
     def look_up(self, pages: Sequence[PageIO]) -> tuple[list[SegmentSlot | None], list[Answer], list[SegmentSlot]]:
         """Return the slot of each page, which becomes recent, None where it is not there at that length; and answers.
@@ -196,7 +187,7 @@ class PageIndex:
                     answers.append(Answer.FLAWED)
                     slot = None
                 slots.append(slot)
-            self._lru.use(found)
+            self.lru.use(found)
             return slots, answers, self._take_out(misfits) if misfits else []
 
     def slots_of(self, targets: Sequence[RowsTarget]) -> list[SegmentSlot | None]:
@@ -210,7 +201,7 @@ class PageIndex:
     def record(self, pages: Sequence[SizedPage], hits: Sequence[Answer | bool]) -> None:
         """Make hits recent, the first page most of all; one that went meanwhile stays gone."""
         with self._guard:
-            self._lru.use([page for page, hit in zip(pages, hits, strict=True) if hit])
+            self.lru.use([page for page, hit in zip(pages, hits, strict=True) if hit])
 
     def touch(self, labels: Sequence[Label]) -> list[Label]:
         """Make the objects among these recent, the first one most of all; return them.
@@ -222,7 +213,7 @@ class PageIndex:
             self.find(label)
         with self._guard:
             found = [label for label in labels if label in self._slots]
-            self._lru.touch(reversed(found))
+            self.lru.touch(reversed(found))
         return found
 
     def forget(self, labels: Iterable[Label]) -> tuple[int, list[SegmentSlot], list[SegmentSlot]]:
@@ -235,9 +226,9 @@ class PageIndex:
     def drop_identity(self, identity: bytes) -> list[Label]:
         """Take back the room of pages of one identity that are being written; return the labels of its objects."""
         with self._guard:
-            for label in self._lru.labels_of(identity):
+            for label in self.lru.labels_of(identity):
                 if label not in self._slots:
-                    self._lru.forget(label)
+                    self.lru.forget(label)
             return [label for label in {**self._slots, **self._unreadable} if label.identity == identity]
 
     def set_aside(self, unreadable: Mapping[Label, SegmentSlot]) -> None:
@@ -252,7 +243,7 @@ class PageIndex:
     def scan(self, identity: bytes, cursor: str) -> Scan:
         """List objects of one identity in the order of their names, after the name in ``cursor``. Linear in all."""
         with self._guard:
-            found = self._lru.scan(identity, cursor)
+            found = self.lru.scan(identity, cursor)
             return Scan([each for each in found.objects if each.label in self._slots], found.cursor)
 
     def _is_others(self, label: Label, batch: PutBatch) -> bool:
@@ -265,7 +256,7 @@ class PageIndex:
         for label in labels:
             slot = self._slots.pop(label, None)
             if slot is not None:
-                self._lru.forget(label)
+                self.lru.forget(label)
                 slots.append(slot)
                 self.removed.note((label,))
         return slots

@@ -198,24 +198,15 @@ class SegmentFiles:
     def __init__(self, root: StoreRoot) -> None:
         self._root = root
         self._disk = root.disk
-        self._foreign = ForeignFiles(root)
+        self.foreign = ForeignFiles(root)
+        """Links, FIFOs and directories in the place of a file."""
         self._free: dict[SegmentKey, FreeSlots] = {}
         self._idle_bytes_max = IDLE_BYTES_MAX
         self._opened: WeakSet[Segment] = WeakSet()
         """Those too that were removed, as long as somebody refers to them."""
-        self._set_aside: list[tuple[SegmentKey, int]] = []
+        self.set_aside: list[tuple[SegmentKey, int]] = []
         """Files that could not be read when the store was opened; nobody touches them until it is opened again."""
         self._guard = Lock()
-
-    @property
-    def foreign_count(self) -> int:
-        """Links, FIFOs and directories found in the place of a file."""
-        return self._foreign.count
-
-    @property
-    def set_aside_count(self) -> int:
-        """Files that could not be read when the store was opened."""
-        return len(self._set_aside)
 
     def find(self) -> list[StoredPage]:
         """Open every file that is there, and list the pages in them. Before any other call.
@@ -311,7 +302,7 @@ class SegmentFiles:
         with self._guard:
             free_slots = [free for key, free in self._free.items() if key.identity == identity]
             removed = [(each.key, each.number) for free in free_slots for each in free.take_empty_segments()]
-            removed += [each for each in self._set_aside if each[0].identity == identity]
+            removed += [each for each in self.set_aside if each[0].identity == identity]
             left = [segment for free in free_slots for segment in free.segments]
         for key, number in removed:
             with suppress(FileNotFoundError):
@@ -319,7 +310,7 @@ class SegmentFiles:
             with self._guard:
                 self._free[key].drop(number)
         with self._guard:
-            self._set_aside = [each for each in self._set_aside if each not in removed]
+            self.set_aside = [each for each in self.set_aside if each not in removed]
         self.sync(left)
         if free_slots:
             with suppress(FileNotFoundError):
@@ -405,15 +396,15 @@ class SegmentFiles:
             segment = self._adopt(fd, key, number)
             status = self._disk.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
-                self._foreign.clear(directory, name, -1)
+                self.foreign.clear(directory, name, -1)
                 return []
             entries = segment.entries()
         except OSError as error:
             if error.errno in NOT_A_FILE:
-                self._foreign.clear(directory, name, -1)
+                self.foreign.clear(directory, name, -1)
             elif error.errno in UNREADABLE:
                 logger.warning("a file of pages cannot be read and is set aside: %s: %s", _path_of(key, number), error)
-                self._set_aside.append((key, number))
+                self.set_aside.append((key, number))
             else:
                 raise
             return []

@@ -166,7 +166,7 @@ class PackedStorage(DirectoryStorage):
     def bytes_used(self) -> int:
         """Bytes of the objects in the store, and of those that are being written."""
         with self._calls:
-            return self._index.bytes_used
+            return self._index.lru.bytes_used
 
     @property
     def counts(self) -> PackedCounts:
@@ -174,9 +174,9 @@ class PackedStorage(DirectoryStorage):
         return PackedCounts(
             evicted_count=self._index.evicted_count,
             declined_count=self._index.declined_count,
-            foreign_count=self._segments.foreign_count,
+            foreign_count=self._segments.foreign.count,
             unreadable_count=self._index.unreadable_count,
-            set_aside_count=self._segments.set_aside_count,
+            set_aside_count=len(self._segments.set_aside),
         )
 
     def capability(self) -> Capability:
@@ -185,7 +185,7 @@ class PackedStorage(DirectoryStorage):
             return Capability(
                 "packed",
                 durable=True,
-                bytes_max=self._index.bytes_max,
+                bytes_max=self._index.lru.bytes_max,
                 call_bytes=CALL_BYTES,
                 exists_costs_io=False,
             )

@@ -8,7 +8,6 @@ from unified_cache.page import PAGE_KEY_BYTES
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import UsedBetween
-from unified_cache.storage_backends.memory_reads import MemoryReader, memory_reader_in
 from unified_cache.storage_backends.protocol import (
     Answer,
     Capability,
@@ -62,10 +61,6 @@ class CheckedStorage(StorageLayer):
             if not _is_object_of(listed, identity):
                 raise self._wrong(Method.SCAN, f"objects of identity {identity.hex()}, each {OBJECT}", listed)
         return found
-
-    def memory_reader(self) -> MemoryReader | None:
-        """Return what reads pages that the wrapped backend has in memory; None where nothing does."""
-        return memory_reader_in(self._backend)
 
     def _call(self, method: Method, work: Callable[[], Result]) -> Result:
         found = work()

@@ -22,7 +22,6 @@ from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.memory_reads import memory_reader_in
 from unified_cache.storage_backends.protocol import (
     Answer,
     Level,
@@ -192,7 +191,6 @@ def test_what_a_store_offers_beside_its_pages_is_offered_by_the_check(tmp_path: 
     backend = FileStorage.open(tmp_path)
     checked = CheckedStorage(backend)
     checked.register(MANIFEST, {})
-    assert memory_reader_in(checked) is backend
     assert checked.removals() is not None
     assert catalog_of(checked).manifests() == backend.manifests()
     checked.close()
