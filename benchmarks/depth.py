@@ -182,7 +182,7 @@ class _PrefetchBench:
         fresh = cache.allocate(cache.pages_to_allocate(0, PAGES, ()))
         assert fresh is not None
         cache.release(cache.insert(prompt, fresh, lock))
-        assert cache.backup(prompt) is not None
+        assert cache.backup(prompt)
         cache.wait_all(SETTLE_S)
         return cls(scheme, path, cache, prompt)
 
@@ -197,7 +197,7 @@ class _PrefetchBench:
         operation = self._cache.prefetch(self._prompt)
         self._cache.wait_all(SETTLE_S)
         elapsed = perf_counter_ns() - began
-        assert operation is not None
+        assert operation
         assert self._cache.match(self._prompt).host_end == PAGES
         return elapsed
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         Retention,
         WritePolicy,
     )
-    from unified_cache.controller import Operation, OperationState
+    from unified_cache.controller import NotStarted, Operation, OperationState
     from unified_cache.errors import CacheError, ConfigError, InputError, LayoutError, StorageError
     from unified_cache.memory import DevicePool
     from unified_cache.page import Namespace, Prompt
@@ -56,6 +56,7 @@ __all__ = [
     "Match",
     "ModelLayout",
     "Namespace",
+    "NotStarted",
     "Operation",
     "OperationState",
     "PoolSpec",
@@ -99,6 +100,7 @@ _HOMES = {
     "Match": "tree",
     "ModelLayout": "pool",
     "Namespace": "page",
+    "NotStarted": "controller",
     "Operation": "controller",
     "OperationState": "controller",
     "PoolSpec": "pool",

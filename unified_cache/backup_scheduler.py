@@ -27,6 +27,7 @@ from unified_cache.config import CacheConfig, WritePolicy
 from unified_cache.controller import (
     Controller,
     LeftOut,
+    NotStarted,
     Operation,
     OperationState,
     PageTally,
@@ -356,9 +357,9 @@ class BackupScheduler:
         """Make the oldest prompt due that waits for a store: another one is there."""
         self._make_due(self._for_store.take(1))
 
-    def started(self, request: BackupRequest, operation: Operation | None) -> None:
-        """Record the backup of a prompt that was due; None if it was declined, since a rank is lost."""
-        if operation is None:
+    def started(self, request: BackupRequest, operation: Operation | NotStarted) -> None:
+        """Record the backup of a prompt that was due; it is not started where a rank is lost."""
+        if not operation:
             self._backups.note_declined(request.prompt)
             self._lose(request, LeftOut.FAILED)
         else:

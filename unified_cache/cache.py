@@ -19,6 +19,7 @@ from unified_cache.config import CacheConfig, WritePolicy
 from unified_cache.controller import (
     Controller,
     LayerwiseLoad,
+    NotStarted,
     Operation,
     PageTally,
     StorageTier,
@@ -386,10 +387,10 @@ class UnifiedCache:
 
     # ---- moving --------------------------------------------------------------------------------------------
 
-    def load(self, prompt: Prompt) -> Operation | None:
+    def load(self, prompt: Prompt) -> Operation | NotStarted:
         """Start bringing what the host holds of a prompt to the device, as far as ``match`` goes.
 
-        None if too much is under way, and where the transfer policy says never.
+        Not started if too much is under way, and where the transfer policy says never.
 
         Raises:
             ConfigError: there is no host tier.
@@ -399,12 +400,12 @@ class UnifiedCache:
         self.config.check_host()
         prompt = prompt.reusable
         if self.config.transfer is TransferPolicy.NEVER:
-            return None
+            return NotStarted.POLICY
         tally = PageTally()
         return self._controller.start(TransferKind.LOAD, self._loads.load(prompt, tally), tally=tally)
 
-    def backup(self, prompt: Prompt, level: Level = Level.CACHED) -> Operation | None:
-        """Start copying a prompt's device prefix to the host, and on to storage; None if too much is under way.
+    def backup(self, prompt: Prompt, level: Level = Level.CACHED) -> Operation | NotStarted:
+        """Start copying a prompt's device prefix to the host, and on to storage, unless too much is under way.
 
         In the end it is DONE if all of the prompt is there, in storage where there is one; its ``tally`` says how many
         pages are, and how many are not for which reason. A prompt that the host is too small for goes on to storage in
@@ -420,15 +421,15 @@ class UnifiedCache:
         tally = PageTally()
         steps = self._backups.backup(prompt, self._storage, level, tally)
         operation = self._controller.start(TransferKind.BACKUP, steps, tally=tally)
-        if operation is None:
+        if not operation:
             self._backups.note_declined(prompt)
         return operation
 
-    def prefetch(self, prompt: Prompt, deadline_s: float = math.inf) -> Operation | None:
+    def prefetch(self, prompt: Prompt, deadline_s: float = math.inf) -> Operation | NotStarted:
         """Start reading what storage can add to a prompt, as far as ``match`` goes.
 
-        None without storage, or if it is not worth it now: fewer than ``config.prefetching.threshold_tokens`` are
-        missing, or too much is under way, or the transfer policy says never; if storage adds fewer, nothing is read.
+        Not started without storage, or if it is not worth it now: fewer than ``config.prefetching.threshold_tokens``
+        are missing, or too much is under way, or the transfer policy says never. Nothing is read if storage adds fewer.
         Where the policy asks for what is fastest, what is better computed is not read, and the operation says so
         (``left_alone``). What has come is kept however the reading ends: as far as the prompt can be resumed from then,
         and Full pages also for a later prefetch.
@@ -445,12 +446,14 @@ class UnifiedCache:
         if not deadline_s > 0:
             raise InputError(f"deadline_s must be a positive number of seconds from now, found {deadline_s}")
         prompt = prompt.reusable
-        if self._storage is None or self.config.transfer is TransferPolicy.NEVER:
-            return None
+        if self._storage is None:
+            return NotStarted.NO_STORAGE
+        if self.config.transfer is TransferPolicy.NEVER:
+            return NotStarted.POLICY
         prefetching, page_size = self.config.prefetching, self.layout.page_size
         missing_tokens = (prompt.pages_count - self._ledger.tree.match(prompt).host_end) * page_size
         if missing_tokens < prefetching.threshold_tokens:
-            return None
+            return NotStarted.BELOW_THRESHOLD
         worth_pages = max(1, -(-prefetching.threshold_tokens // page_size))
         steps = self._prefetches.prefetch(prompt, self._storage, worth_pages)
         deadline_s = min(deadline_s, prefetching.patience(missing_tokens))
@@ -658,8 +661,8 @@ class UnifiedCache:
         logger.info("detached the store%s", _hanging(hanging))
         return hanging
 
-    def clear_storage(self) -> Operation | None:
-        """Start removing what storage holds of this identity, and nobody else's; None as ``prefetch``.
+    def clear_storage(self) -> Operation | NotStarted:
+        """Start removing what storage holds of this identity, and nobody else's, unless too much is under way.
 
         What was there is gone when it is done. What a backup puts there meanwhile is taken back and not counted as
         stored; a later one stores all of its prompt. Left may be what other processes put, or a store that hangs or
@@ -668,7 +671,7 @@ class UnifiedCache:
         """
         self._enter()
         if self._storage is None:
-            return None
+            return NotStarted.NO_STORAGE
         return self._controller.start(TransferKind.CLEAR, self._backups.clear(self._storage))
 
     def reset(self) -> None:

@@ -13,4 +13,4 @@ class TransferPolicy(Enum):
     FASTEST = "fastest"
     """As ``ALWAYS``, but for what storage has that takes longer to read than to compute, by what both took lately."""
     NEVER = "never"
-    """Nothing: ``prefetch`` and ``load`` return None. Pages are still backed up, for others."""
+    """Nothing: ``prefetch`` and ``load`` start nothing. Pages are still backed up, for others."""

@@ -16,7 +16,7 @@ from tests.support.mooncake import LocalCluster, open_mooncake, small_cluster
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.waiting import wait_until
 from unified_cache.config import GuardConfig
-from unified_cache.controller import Operation, OperationState, TransferKind
+from unified_cache.controller import NotStarted, Operation, OperationState, TransferKind
 from unified_cache.page import Prompt
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.wrappers import StorageGuard
@@ -97,14 +97,14 @@ class MooncakeLoad:
             self.run(cache.backup, prompt)
             cache.release(lock)
 
-    def run(self, start: Callable[[Prompt], Operation | None], prompt: Prompt) -> None:
+    def run(self, start: Callable[[Prompt], Operation | NotStarted], prompt: Prompt) -> None:
         """Make a transfer; it is over for the engine once no call that it waits for is within its deadline any more."""
         started_s = time.monotonic()
         operation = start(prompt)
 
         def is_over() -> bool:
             self.count_failures(self.toy.cache.poll())
-            return operation is None or operation.state is not OperationState.RUNNING
+            return not operation or operation.state is not OperationState.RUNNING
 
         assert wait_until(is_over, 60)
         waited_s = time.monotonic() - started_s

@@ -148,7 +148,7 @@ class CacheUnderFaults:
             self.toy.verify(prompt, lock)
             backup = self.cache.backup(prompt)
             self.cache.wait_all(5)
-            assert backup is not None
+            assert backup
             assert backup.error is None
             self.cache.release(lock)
         self.cache.reset()
@@ -308,7 +308,7 @@ def cancelling(world: CacheUnderFaults) -> None:
     serve_and_back_up(world)
     world.squeeze(Tier.DEVICE)
     operation = world.cache.load(world.prompt(1, 2, 3))
-    assert operation is not None
+    assert operation
     world.cache.cancel(operation)
     world.poll()
     world.bring(1, 2, 3)

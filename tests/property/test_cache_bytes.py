@@ -27,7 +27,7 @@ from tests.support.cache_model import (
 )
 from tests.support.components import COMPONENT_SETS
 from tests.support.seeded_workers import SeededWorkers
-from unified_cache.controller import Operation
+from unified_cache.controller import NotStarted, Operation
 from unified_cache.errors import InputError, StorageError
 from unified_cache.page import Namespace, Prompt
 from unified_cache.pool import ModelLayout, Pages, Slots, Tier
@@ -375,8 +375,8 @@ class CacheHistory(RuleBasedStateMachine):
         self.happened["evicted_under_request"] += pinning and ledger.free_count(tier, component) > free
         self.happened["refused"] += pinning and slots is None
 
-    def watch(self, operation: Operation | None, prompt: Prompt) -> None:
-        assert operation is not None
+    def watch(self, operation: Operation | NotStarted, prompt: Prompt) -> None:
+        assert operation, operation
         self.operations[operation] = prompt
 
     def see(self, over: list[Operation]) -> None:

@@ -26,8 +26,8 @@ GPU_S = 60.0
 def read_layers(toy: ToyEngine, prompt: Prompt) -> bool:
     """Load a prompt layer by layer and compare what each wait gives; False if nothing was loaded, or it failed."""
     operation = toy.cache.load(prompt)
-    load = None if operation is None else toy.cache.begin_layerwise(operation)
-    if operation is None or load is None:
+    load = toy.cache.begin_layerwise(operation) if operation else None
+    if not operation or load is None:
         return False
     read: dict[tuple[int, str], list[torch.Tensor]] = {}
     for layer in range(3):

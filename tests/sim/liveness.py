@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from tests.support.store_calls import WatchedStorage
 from unified_cache.backup import BackupRequest
 from unified_cache.cache import UnifiedCache
-from unified_cache.controller import Operation, PageTally
+from unified_cache.controller import NotStarted, Operation, PageTally
 from unified_cache.page import PageKey, Prompt
 from unified_cache.pool import numbers_of
 from unified_cache.seal import Label
@@ -34,8 +34,8 @@ class Liveness:
             self._asked.update(((component, prompt.keys[page]), None) for page in pages)
         return request
 
-    def _note(self, request: BackupRequest, operation: Operation | None) -> None:
-        if operation is not None and self._cache._storage is None:
+    def _note(self, request: BackupRequest, operation: Operation | NotStarted) -> None:
+        if operation and self._cache._storage is None:
             self._on_host_alone.append(operation.tally)
         self._started(request, operation)
 

@@ -26,7 +26,7 @@ from tests.support.tables import check_tables
 from unified_cache.backup_scheduler import RETRY_PAUSE_S_MAX
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import WritePolicy
-from unified_cache.controller import Controller, LayerwiseLoad, Operation, OperationState
+from unified_cache.controller import Controller, LayerwiseLoad, NotStarted, Operation, OperationState
 from unified_cache.controller.controller import NEVER_KEPT
 from unified_cache.controller.jobs import BackupJob, LoadJob
 from unified_cache.page import Prompt
@@ -292,8 +292,8 @@ class Simulation:
         missing = (prompt.reusable_pages - self.cache.match(prompt).host_end) * self.cell.layout.page_size
         operation = self.cache.prefetch(prompt)
         is_worth_it = self.has_store and missing >= self.config.prefetching.threshold_tokens
-        assert (operation is not None) == is_worth_it, "a prefetch that is not worth it, or none that is"
-        return "not worth it" if operation is None else self.watch(operation, prompt)
+        assert bool(operation) == is_worth_it, "a prefetch that is not worth it, or none that is"
+        return self.watch(operation, prompt) if operation else operation.value
 
     def watch_policy(self) -> bool:
         """Note the backups that the write policy has begun; tell whether it has."""
@@ -305,8 +305,8 @@ class Simulation:
                 self.tally.happened["backed up by policy"] += 1
         return len(self.operations) > known_count
 
-    def watch(self, operation: Operation | None, prompt: Prompt) -> object:
-        assert operation is not None, "declined, though little is under way"
+    def watch(self, operation: Operation | NotStarted, prompt: Prompt) -> object:
+        assert operation, "declined, though little is under way"
         if any(task.operation is operation for task in self.workers.tasks):
             self.operations[operation] = (prompt, self.engine.subject)
         return operation.kind.value, operation.pages_count

@@ -7,7 +7,7 @@ import numpy as np
 
 from tests.support.cache import ToyEngine, WholePromptCache, toy_layout
 from unified_cache.cache import UnifiedCache
-from unified_cache.controller import InlineWorkers, Operation, Workers
+from unified_cache.controller import InlineWorkers, NotStarted, Operation, Workers
 from unified_cache.controller.operation import Job
 from unified_cache.controller.workers import Finished, run_job
 from unified_cache.page import Prompt
@@ -95,8 +95,8 @@ def serve(toy: ToyEngine, pages: int, first: int = 0) -> Prompt:
     return prompt
 
 
-def started(operation: Operation | None) -> Operation:
-    assert operation is not None
+def started(operation: Operation | NotStarted) -> Operation:
+    assert operation, operation
     return operation
 
 

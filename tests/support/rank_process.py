@@ -21,7 +21,7 @@ from tests.support.rank_grid import cells
 from tests.support.rank_script import Rank
 from tests.support.ranks import out_pages, ranked
 from tests.support.waiting import wait_until
-from unified_cache.controller import InlineWorkers, ThreadWorkers
+from unified_cache.controller import InlineWorkers, NotStarted, ThreadWorkers
 from unified_cache.errors import ConfigError, RankLostError
 from unified_cache.page import Prompt
 from unified_cache.ranks.gloo import FRAME_BYTES, TorchRanks
@@ -98,7 +98,7 @@ def die(ranks: TorchRanks) -> object:
     cache.backup(prompt)
     cache.wait_all(DEADLINE_S)
     operation = cache.prefetch(longer)
-    assert operation is not None
+    assert operation
     if ranks.rank == ranks.size - 1:
         os._exit(DEATH)
     started_s = time.monotonic()
@@ -109,7 +109,7 @@ def die(ranks: TorchRanks) -> object:
         outcome = "lost"
     in_time = time.monotonic() - started_s < DEADLINE_S / 2
     told = [operation] == cache.wait_all(DEADLINE_S) and isinstance(operation.error, RankLostError)
-    declined = [start(longer) is None for start in (cache.load, cache.backup, cache.prefetch)]
+    declined = [start(longer) is NotStarted.RANK_LOST for start in (cache.load, cache.backup, cache.prefetch)]
     verified = serve(toy, longer)
     cache.check()
     return [outcome, in_time, told, declined, verified, out_pages(cache), cache.close()]

@@ -13,7 +13,7 @@ from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFau
 from tests.support.ranks import SETTLE_S, Declining, digest_of, head_of, out_pages, ranked
 from tests.support.seeded_workers import SeededWorkers
 from unified_cache.config import WritePolicy
-from unified_cache.controller import InlineWorkers, Operation, OperationState, TransferKind
+from unified_cache.controller import InlineWorkers, NotStarted, Operation, OperationState, TransferKind
 from unified_cache.controller.jobs import FetchJob, ProbeJob
 from unified_cache.controller.operation import Job, JobQueue
 from unified_cache.controller.workers import Finished
@@ -250,8 +250,8 @@ class Rank:
         if slots is not None:
             ledger.free(tier, component, slots)
 
-    def watch(self, operation: Operation | None) -> None:
-        if operation is None:
+    def watch(self, operation: Operation | NotStarted) -> None:
+        if not operation:
             self.ends.append("declined")
         else:
             self.live.append(operation)

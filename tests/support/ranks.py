@@ -14,7 +14,7 @@ import numpy as np
 from tests.support.cache import IDENTITY, ToyEngine, WholePromptCache
 from tests.support.cache_model import walk
 from unified_cache.cache import UnifiedCache
-from unified_cache.controller import InlineWorkers, Operation, Workers
+from unified_cache.controller import InlineWorkers, NotStarted, Operation, Workers
 from unified_cache.errors import RankLostError, StorageError
 from unified_cache.page import Prompt
 from unified_cache.pool import Identity, Pages, Slots, Tier
@@ -207,9 +207,9 @@ def served(toy: ToyEngine, pages: int) -> Prompt:
     return prompt
 
 
-def over(cache: UnifiedCache, operation: Operation | None) -> Operation:
+def over(cache: UnifiedCache, operation: Operation | NotStarted) -> Operation:
     """Wait until a transfer is over."""
-    assert operation is not None
+    assert operation, operation
     cache.wait_all(SETTLE_S)
     return operation
 

@@ -9,7 +9,7 @@ from tests.support.cache import IDENTITY, ToyEngine, WholePromptCache
 from tests.support.clock import ManualClock
 from tests.support.ranks import head_of
 from unified_cache.config import CacheConfig
-from unified_cache.controller import InlineWorkers, Operation, OperationState, Workers
+from unified_cache.controller import InlineWorkers, NotStarted, Operation, OperationState, Workers
 from unified_cache.memory import Copied, TieredMemory
 from unified_cache.page import Prompt
 from unified_cache.pool import ModelLayout, PoolSpec, Slots
@@ -112,9 +112,9 @@ class TimedEngine:
         self.clock.now_s += self.prefill.seconds(lock.end * size, prompt.pages_count * size)
         cache.release(cache.insert(prompt, fresh, lock))
 
-    def wait(self, operation: Operation | None) -> Operation | None:
+    def wait(self, operation: Operation | NotStarted) -> Operation | NotStarted:
         """Poll until an operation is over, as an engine that has nothing else to do."""
-        while operation is not None and operation.state is OperationState.RUNNING:
+        while operation and operation.state is OperationState.RUNNING:
             self.clock.now_s += POLL_S
             self.cache.poll()
         return operation

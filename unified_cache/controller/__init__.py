@@ -3,7 +3,7 @@
 from unified_cache.controller.controller import Controller, OperationCounts
 from unified_cache.controller.layerwise import LayerwiseLoad
 from unified_cache.controller.left_alone import LeftAlone
-from unified_cache.controller.operation import Operation, OperationState, SlowOperation
+from unified_cache.controller.operation import NotStarted, Operation, OperationState, SlowOperation
 from unified_cache.controller.page_tally import LeftOut, PageTally
 from unified_cache.controller.storage_tier import StorageTier
 from unified_cache.controller.touches import TouchCounts
@@ -16,6 +16,7 @@ __all__ = [
     "LayerwiseLoad",
     "LeftAlone",
     "LeftOut",
+    "NotStarted",
     "Operation",
     "OperationCounts",
     "OperationState",

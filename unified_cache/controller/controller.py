@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
-from unified_cache.controller.operation import Operation, OperationState, SlowOperation, Steps
+from unified_cache.controller.operation import NotStarted, Operation, OperationState, SlowOperation, Steps
 from unified_cache.controller.page_tally import PageTally
 from unified_cache.controller.transfer_kind import TransferKind
 from unified_cache.controller.workers import Workers
@@ -172,17 +172,15 @@ class Controller:
         patience_s: float = math.inf,
         deadline_s: float = math.inf,
         tally: PageTally | None = None,
-    ) -> Operation | None:
-        """Start an operation; None if too many are under way: it then never began and holds nothing.
+    ) -> Operation | NotStarted:
+        """Start an operation, unless too many are under way or a rank is lost: it then never began and holds nothing.
 
-        Its steps count in ``tally`` the pages that it is asked for.
-
-        None, too, once a rank is lost. After ``patience_s`` it makes do with what has come once its job has ended;
-        after ``deadline_s`` it is done, whether its job has ended or not.
+        Its steps count in ``tally`` the pages that it is asked for. After ``patience_s`` it makes do with what has come
+        once its job has ended; after ``deadline_s`` it is done, whether its job has ended or not.
         """
         if self.room <= 0 or self._ranks.is_lost:
             self.counts[kind].declined += 1
-            return None
+            return NotStarted.RANK_LOST if self._ranks.is_lost else NotStarted.TOO_MANY
         now_s = self._clock()
         operation = Operation(
             kind, steps, now_s, now_s + self._timeout_s, now_s + patience_s, now_s + deadline_s, tally

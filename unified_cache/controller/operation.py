@@ -9,14 +9,24 @@ import math
 from collections.abc import Generator
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, final
 
 from unified_cache.controller.left_alone import LeftAlone
 from unified_cache.controller.page_tally import LeftOut, PageTally
 from unified_cache.controller.transfer_kind import TransferKind
 from unified_cache.errors import CacheError, ClosedError, InternalError
 
-__all__ = ["Job", "JobQueue", "Operation", "OperationState", "SlowOperation", "Steps", "TransferKind", "WaitFor"]
+__all__ = [
+    "Job",
+    "JobQueue",
+    "NotStarted",
+    "Operation",
+    "OperationState",
+    "SlowOperation",
+    "Steps",
+    "TransferKind",
+    "WaitFor",
+]
 
 
 class JobQueue(Enum):
@@ -81,6 +91,27 @@ class OperationState(Enum):
     CANCELLED = "cancelled"
 
 
+class NotStarted(Enum):
+    """Reason why a transfer was not started, in the place of its operation; nothing is pinned, and nothing will come.
+
+    False, unlike an operation: ``if operation := cache.prefetch(prompt):``.
+    """
+
+    NO_STORAGE = "no storage"
+    """The cache has no store: compute what memory lacks, or ``attach`` a store."""
+    POLICY = "transfer policy"
+    """The policy is ``TransferPolicy.NEVER``: compute what the device lacks."""
+    BELOW_THRESHOLD = "below threshold"
+    """Memory lacks fewer tokens than ``config.prefetching.threshold_tokens``: load and compute at once."""
+    TOO_MANY = "too many under way"
+    """``config.operations_max`` transfers are under way: go on without this one, or call again after a ``poll``."""
+    RANK_LOST = "rank lost"
+    """Another rank of the group is lost: nothing is moved any more. Close the cache, and start the group again."""
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+
 class SlowOperation(NamedTuple):
     """An operation that is over, as one of the slowest."""
 
@@ -93,6 +124,7 @@ class SlowOperation(NamedTuple):
     """In seconds since the epoch."""
 
 
+@final
 class Operation:
     """Handle of one transfer. Only the controller and its own steps change it.
 

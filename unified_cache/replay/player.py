@@ -8,7 +8,7 @@ import numpy as np
 
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import WritePolicy
-from unified_cache.controller import InlineWorkers, Operation, TransferKind
+from unified_cache.controller import InlineWorkers, NotStarted, Operation, TransferKind
 from unified_cache.memory import NoBytes
 from unified_cache.page import Prompt
 from unified_cache.pool import Identity
@@ -38,7 +38,7 @@ class Player:
         self.plan = plan
         self.cache = cache
         self._engine = engine
-        self._pending: Operation | None = None
+        self._pending: Operation | NotStarted | None = None
         self._backs_up_itself = plan.policies.write is WritePolicy.ON_CALL
         self.missed: MissedTokens | None = Counter() if plan.explains else None
         """Missed tokens by reason."""
@@ -164,7 +164,7 @@ class Player:
                 self.wrong_pages += self._engine.count_wrong(number, prompt.keys[start : lock.end], slots)
                 self.pages_verified += count
 
-    def wait_all(self, started: Operation | None = None) -> None:
+    def wait_all(self, started: Operation | NotStarted | None = None) -> None:
         """Wait until every transfer is over.
 
         Raises:
@@ -176,6 +176,6 @@ class Player:
             return  # nothing is under way
         ended = self.cache.settle(SETTLE_TIMEOUT_S)
         for operation in (started, self._pending, *ended):
-            if operation is not None and operation.error is not None:
+            if operation and operation.error is not None:
                 raise operation.error
         self._pending = None

@@ -14,7 +14,7 @@ from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import toy_components
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import CacheConfig, WritePolicy
-from unified_cache.controller import InlineWorkers, LeftOut, OperationState, TransferKind
+from unified_cache.controller import InlineWorkers, LeftOut, NotStarted, OperationState, TransferKind
 from unified_cache.errors import (
     ClosedError,
     ConfigError,
@@ -141,7 +141,7 @@ def test_a_backup_copies_the_longest_prefix_that_the_host_has_room_for() -> None
     toy = engine(device=6, host=4)
     serve(toy, 6)
     backup = toy.cache.backup(toy.cache.prompt(tokens(6)))
-    assert backup is not None
+    assert backup
     toy.cache.wait_all(5)
     assert (backup.error, backup.pages_count) == (None, 4)
     assert backup.tally.left_out == {LeftOut.HOST_TOO_SMALL: 2}
@@ -238,7 +238,7 @@ def test_a_bug_in_a_backend_fails_its_operation_and_the_worker_lives() -> None:
     for _ in range(3):
         failed = toy.cache.prefetch(prompt)
         toy.cache.wait_all(5)
-        assert failed is not None
+        assert failed
         assert isinstance(failed.error, StorageError)
         assert isinstance(failed.error.__cause__, ValueError)
     assert toy.cache.stats().operations_failed == 3
@@ -265,7 +265,7 @@ def test_a_store_that_answers_what_no_store_may_fails_the_operation_and_is_named
     toy.cache.wait_all(5)
     prefetch = toy.cache.prefetch(prompt)
     toy.cache.wait_all(5)
-    assert prefetch is not None
+    assert prefetch
     assert prefetch.state is OperationState.FAILED
     assert isinstance(prefetch.error, StorageError)
     assert re.search(r"SaysTrue\.exists must return a list of \d+ answers.* found True", str(prefetch.error))
@@ -343,11 +343,11 @@ def test_too_many_transfers_at_a_time_are_declined() -> None:
     config = CacheConfig(device_pages=(2,), host_pages=(2,), operations_max=1, write=WritePolicy.ON_CALL)
     cache = UnifiedCache.open(layout, config, [pool], identity=Identity("toy"), storage=MemoryStorage())
     prompt = cache.prompt(tokens(2))
-    assert cache.prefetch(prompt) is not None
-    assert cache.prefetch(prompt) is None
+    assert cache.prefetch(prompt)
+    assert cache.prefetch(prompt) is NotStarted.TOO_MANY
     assert cache.stats().operations_declined == 1
     cache.wait_all(5)
-    assert cache.prefetch(prompt) is not None
+    assert cache.prefetch(prompt)
     cache.close()
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.operations import PAGE, SPANS, Stepped, engine, filled, serve, started, tokens
-from unified_cache.controller import InlineWorkers, LeftOut, OperationState, TransferKind
+from unified_cache.controller import InlineWorkers, LeftOut, NotStarted, OperationState, TransferKind
 from unified_cache.controller.clearing import Clearing
 from unified_cache.errors import StorageError
 from unified_cache.page import Prompt
@@ -75,7 +75,7 @@ def test_clearing_removes_every_object_of_this_identity_and_of_no_other(kind: st
 
 
 def test_without_a_store_there_is_nothing_to_clear() -> None:
-    assert engine().cache.clear_storage() is None
+    assert engine().cache.clear_storage() is NotStarted.NO_STORAGE
 
 
 def test_a_store_that_fails_to_remove_fails_the_clear_and_the_next_goes_on() -> None:

@@ -157,7 +157,7 @@ def test_no_request_is_later_than_its_deadline_and_a_part(
             prompt = conversation(engine.cache, pages)
             began_s = store.clock.now_s
             operation = engine.wait(engine.cache.prefetch(prompt, deadline_s))
-            assert operation is not None
+            assert operation
             assert store.clock.now_s - began_s <= deadline_s + store.slowest_get_s + 1e-3
             engine.compute(prompt)
             engine.forget()

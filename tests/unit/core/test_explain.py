@@ -13,7 +13,7 @@ from tests.support.faulty_storage import FaultyStorage, StorageFault
 from tests.support.offline import ListedMemory
 from tests.support.operations import PAGE, SPANS, Stepped, serve, started, tokens
 from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy, Retention, WritePolicy
-from unified_cache.controller import InlineWorkers, Workers
+from unified_cache.controller import InlineWorkers, NotStarted, Workers
 from unified_cache.errors import ConfigError
 from unified_cache.explain.explanation import ComponentExplanation, Explanation
 from unified_cache.explain.reasons import Reason
@@ -147,8 +147,8 @@ def test_a_backup_that_was_declined_is_named() -> None:
     toy = remembering(workers=Stepped(), operations_max=1)
     serve(toy, 4)
     serve(toy, 4, first=10_000)
-    assert toy.cache.backup(toy.cache.prompt(tokens(4))) is not None
-    assert toy.cache.backup(toy.cache.prompt(tokens(4, 10_000))) is None
+    assert toy.cache.backup(toy.cache.prompt(tokens(4)))
+    assert toy.cache.backup(toy.cache.prompt(tokens(4, 10_000))) is NotStarted.TOO_MANY
     assert whys(explained(toy, 4, 10_000), "host") == {(0, 4): MissReason.BACKUP_DECLINED}
     assert whys(explained(toy, 4), "host") == {(0, 4): MissReason.ARRIVING}
 

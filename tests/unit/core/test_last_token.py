@@ -11,7 +11,7 @@ from tests.support.components import COMPONENT_SETS
 from tests.support.operations import configured
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import EvictionConfig, EvictionPolicy, Prefetching, Retention, WritePolicy
-from unified_cache.controller import InlineWorkers, Operation, TransferKind
+from unified_cache.controller import InlineWorkers, NotStarted, Operation, TransferKind
 from unified_cache.page import Namespace, Prompt
 from unified_cache.pool import ModelLayout, Tier
 from unified_cache.recording.requests import RequestNote, RequestWatcher
@@ -48,7 +48,7 @@ def serve(toy: ToyEngine, prompt: Prompt) -> int:
     return reused
 
 
-def move(toy: ToyEngine, *starts: Callable[[Prompt], Operation | None], prompt: Prompt) -> None:
+def move(toy: ToyEngine, *starts: Callable[[Prompt], Operation | NotStarted], prompt: Prompt) -> None:
     for start in starts:
         start(prompt)
         assert all(operation.error is None for operation in toy.cache.wait_all(5))
@@ -274,10 +274,10 @@ def test_a_prefetch_is_worth_what_a_request_can_reuse() -> None:
     serve(toy, prompt)
     move(toy, cache.backup, prompt=prompt)
     cache.config = replace(cache.config, prefetching=Prefetching(threshold_tokens=1))
-    assert cache.prefetch(prompt) is None
+    assert cache.prefetch(prompt) is NotStarted.BELOW_THRESHOLD
     cache.reset()
     cache.config = replace(cache.config, prefetching=Prefetching(threshold_tokens=7 * size + 1))
-    assert cache.prefetch(prompt) is None
+    assert cache.prefetch(prompt) is NotStarted.BELOW_THRESHOLD
     cache.config = replace(cache.config, prefetching=Prefetching(threshold_tokens=7 * size))
-    assert cache.prefetch(prompt) is not None
+    assert cache.prefetch(prompt)
     cache.wait_all(5)

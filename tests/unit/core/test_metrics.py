@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.support.operations import Stepped, engine, filled, serve, started, tokens
-from unified_cache.controller import TransferKind
+from unified_cache.controller import NotStarted, TransferKind
 from unified_cache.errors import StorageError
 from unified_cache.metrics import CacheCollector
 from unified_cache.pool import Tier
@@ -82,7 +82,7 @@ def test_operations_are_counted_by_kind_and_outcome() -> None:
     cache._controller._operations_max = 1
     prompt = serve(toy, 4)
     operation = started(cache.backup(prompt))
-    assert cache.load(prompt) is None
+    assert cache.load(prompt) is NotStarted.TOO_MANY
     cache.cancel(operation)
     workers.run()
     cache.poll()

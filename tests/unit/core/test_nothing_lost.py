@@ -308,7 +308,7 @@ def test_a_prefetch_that_the_host_is_too_small_for_goes_on_to_the_device(layout:
         toy.cache.release(lock)
         check_sums(toy)
         toy.cache.check()
-        if operation is not None and operation.pages_count:
+        if operation and operation.pages_count:
             assert operation.state is OperationState.DONE
             assert (operation.pages_count, operation.tally.arrived) == (PROMPT_PAGES, PROMPT_PAGES)
     assert sum(occupancy.out for occupancy in toy.cache.stats().occupancy) == 0

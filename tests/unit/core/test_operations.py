@@ -22,7 +22,7 @@ from tests.support.operations import (
 )
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import CacheConfig, GuardConfig, Prefetching
-from unified_cache.controller import InlineWorkers, OperationState, ThreadWorkers, TransferKind
+from unified_cache.controller import InlineWorkers, NotStarted, OperationState, ThreadWorkers, TransferKind
 from unified_cache.errors import (
     CancelledError,
     InternalError,
@@ -485,7 +485,7 @@ def test_a_store_can_be_attached_and_detached_while_the_cache_runs() -> None:
     toy = engine()
     cache = toy.cache
     prompt = serve(toy, 4)
-    assert cache.prefetch(cache.prompt(tokens(4, 1000))) is None
+    assert cache.prefetch(cache.prompt(tokens(4, 1000))) is NotStarted.NO_STORAGE
     cache.attach(store)
     with pytest.raises(StateError, match="detach it first"):
         cache.attach(other)
@@ -512,7 +512,7 @@ def test_detaching_ends_what_moves_and_keeps_what_has_come() -> None:
     workers.run(len(workers.waiting))
     cache.poll()
     assert (operation.state, operation.pages_count, out_pages(cache)) == (OperationState.DONE, 0, 0)
-    assert cache.prefetch(cache.prompt(tokens(6))) is None
+    assert cache.prefetch(cache.prompt(tokens(6))) is NotStarted.NO_STORAGE
     cache.check()
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.support.operations import PAGE, Stepped, configured, engine, filled, serve, started, tokens
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import CacheConfig, Prefetching, WritePolicy
-from unified_cache.controller import OperationState, TransferKind
+from unified_cache.controller import NotStarted, OperationState, TransferKind
 from unified_cache.errors import ConfigError
 from unified_cache.page import Prompt
 from unified_cache.pool import Tier
@@ -16,13 +16,19 @@ from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 
 
+def test_of_the_answers_to_a_prefetch_only_an_operation_is_true() -> None:
+    toy = engine(MemoryStorage())
+    assert toy.cache.prefetch(toy.cache.prompt(tokens(4)))
+    assert not any(NotStarted)
+
+
 def test_a_prefetch_below_the_threshold_is_not_started() -> None:
     store = MemoryStorage()
     filled(store)
     toy = engine(store)
     toy.cache.config = replace(toy.cache.config, prefetching=Prefetching(threshold_tokens=4 * PAGE + 1))
-    assert toy.cache.prefetch(toy.cache.prompt(tokens(4))) is None
-    assert toy.cache.prefetch(toy.cache.prompt(tokens(5))) is not None
+    assert toy.cache.prefetch(toy.cache.prompt(tokens(4))) is NotStarted.BELOW_THRESHOLD
+    assert toy.cache.prefetch(toy.cache.prompt(tokens(5)))
 
 
 def test_prefetches_share_a_budget_of_host_pages_which_comes_back() -> None:

@@ -50,7 +50,7 @@ def bring(toy: ToyEngine, prompt: Prompt) -> int:
     for leg in (toy.cache.prefetch, toy.cache.load):
         operation = leg(prompt)
         toy.cache.wait_all(5)
-        assert operation is not None
+        assert operation
         assert operation.error is None
     lock = toy.cache.lock(toy.cache.match(prompt))
     toy.verify(prompt, lock)

@@ -29,7 +29,7 @@ from tests.support.ranks import (
 )
 from unified_cache.cache import UnifiedCache
 from unified_cache.config import WritePolicy
-from unified_cache.controller import InlineWorkers, OperationState, TransferKind
+from unified_cache.controller import InlineWorkers, NotStarted, OperationState, TransferKind
 from unified_cache.errors import (
     ConfigError,
     CopyError,
@@ -144,7 +144,7 @@ def test_a_store_that_one_rank_cannot_take_over_is_taken_by_none() -> None:
         cache = ranked(engine(), ranks, None)
         with pytest.raises((StorageError, RankError)) as failed:
             cache.attach(Refusing() if ranks.rank == 1 else MemoryStorage())
-        assert cache.prefetch(prompt_of(cache, 2)) is None
+        assert cache.prefetch(prompt_of(cache, 2)) is NotStarted.NO_STORAGE
         cache.attach(MemoryStorage())
         return type(failed.value).__name__
 
@@ -313,7 +313,7 @@ def test_a_transfer_that_is_too_late_by_one_clock_is_too_late_by_all() -> None:
         toy, workers, clock = stepped(ranks)
         cache = toy.cache
         operation = cache.backup(served(toy, 4))
-        assert operation is not None
+        assert operation
         assert cache.poll() == []
         clock.now_s = 2.0 if ranks.rank == 1 else 0.5
         assert cache.poll() == [operation]
@@ -351,7 +351,7 @@ def test_pages_that_one_rank_has_in_quarantine_stay_with_their_operation_on_all(
         call = UnreturnedCall("get")
         store.call = call if ranks.rank == 1 else None
         operation = cache.prefetch(prompt)
-        assert operation is not None
+        assert operation
         assert cache.poll() + cache.poll() == [operation]
         assert isinstance(operation.error, RankError)
         held = out_pages(cache)
@@ -394,14 +394,14 @@ def test_ranks_that_lose_one_fail_what_moves_once_and_go_on_with_the_device_alon
             cache.poll()
         assert cache.poll() == operations
         for operation in operations:
-            assert operation is not None
+            assert operation
             assert isinstance(operation.error, RankLostError)
         assert out_pages(cache) > 0, "a worker may still be copying"
         workers.run(2)
         cache.wait_all(1)
         assert out_pages(cache) == 0
         prompt = served(toy, 6)
-        assert (cache.load(prompt), cache.backup(prompt), cache.prefetch(prompt)) == (None, None, None)
+        assert {start(prompt) for start in (cache.load, cache.backup, cache.prefetch)} == {NotStarted.RANK_LOST}
         assert cache.stats().operations_declined == 3
         cache.check()
         assert cache.close() == []
@@ -419,7 +419,7 @@ def test_a_rank_that_is_lost_while_a_transfer_starts_fails_it() -> None:
         prompt = served(toy, 4)
         if ranks.rank == 0:
             operation = cache.backup(prompt)
-            assert operation is not None
+            assert operation
             assert isinstance(operation.error, RankLostError)
             assert out_pages(cache) == 0
             with pytest.raises(RankLostError):

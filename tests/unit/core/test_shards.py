@@ -11,7 +11,7 @@ from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.rank_grid import PROMPT_PAGES, GridCell, cells
 from tests.support.ranks import FailingStorage, ThreadRanks, in_threads, over, prompt_of, ranked, same, served
 from unified_cache.components.layouts.presets import layout
-from unified_cache.controller import InlineWorkers, OperationState, TransferKind
+from unified_cache.controller import InlineWorkers, NotStarted, OperationState, TransferKind
 from unified_cache.errors import ConfigError, LayoutError
 from unified_cache.pool import Component, Identity, ModelLayout, OwnedPools, PoolSpec
 from unified_cache.proto.manifest_pb2 import Manifest
@@ -138,7 +138,7 @@ def test_two_ranks_of_a_group_that_name_one_shard_are_refused_on_all() -> None:
         store = MemoryStorage()
         with pytest.raises(ConfigError, match="must name the part of the model that it alone holds"):
             cache.attach(store)
-        return cache.prefetch(prompt_of(cache, 2)) is None
+        return cache.prefetch(prompt_of(cache, 2)) is NotStarted.NO_STORAGE
 
     assert same(in_threads(3, lambda ranks: live(ranks, IDENTITY)))
     assert same(in_threads(3, lambda ranks: live(ranks, identity_of(ranks.rank // 2, 2))))

@@ -16,7 +16,7 @@ from tests.support.ranks import ThreadRanks, head_of, in_threads
 from tests.support.tables import check_tables
 from tests.support.timed_engine import PacedStorage, PrefillSpeed, TimedEngine
 from unified_cache.config import CacheConfig, WritePolicy
-from unified_cache.controller import LeftAlone, OperationState
+from unified_cache.controller import LeftAlone, NotStarted, OperationState
 from unified_cache.errors import InputError
 from unified_cache.estimates.speeds import TRIAL_EVERY
 from unified_cache.metrics import CacheCollector
@@ -119,7 +119,7 @@ def test_the_answer_says_what_was_left_alone_and_why() -> None:
     engine = learned(slow_engine())
     before = engine.cache.stats().left_alone_tokens
     operation = engine.wait(engine.cache.prefetch(conversation(engine.cache, 16)))
-    assert operation is not None
+    assert operation
     assert (operation.state, operation.pages_count) == (OperationState.DONE, 0)
     left = operation.left_alone
     assert isinstance(left, LeftAlone)
@@ -134,7 +134,7 @@ def test_the_answer_says_what_was_left_alone_and_why() -> None:
 def test_what_is_worth_loading_leaves_nothing_alone() -> None:
     engine = learned(slow_engine(3.0))
     operation = engine.wait(engine.cache.prefetch(conversation(engine.cache, 16)))
-    assert operation is not None
+    assert operation
     assert (operation.pages_count, operation.left_alone) == (16, None)
     assert engine.cache.stats().left_alone_tokens == 0
 
@@ -149,7 +149,7 @@ def test_what_the_host_holds_is_loaded_however_fast_the_engine_computes() -> Non
     assert taken is not None
     engine.cache.free(taken)
     operation = engine.wait(engine.cache.load(prompt))
-    assert operation is not None
+    assert operation
     assert engine.cache.match(prompt).device_end == 16
 
 
@@ -157,7 +157,7 @@ def test_before_enough_is_measured_everything_is_loaded() -> None:
     engine = slow_engine(0.01)
     for _ in range(3):
         operation = engine.wait(engine.cache.prefetch(conversation(engine.cache, 16)))
-        assert operation is not None
+        assert operation
         assert (operation.pages_count, operation.left_alone) == (16, None)
         engine.forget()
 
@@ -166,7 +166,7 @@ def test_never_brings_nothing_up_and_still_backs_up() -> None:
     layout = LAYOUTS["full"]
     engine = engine_of(layout, TransferPolicy.NEVER, paced(layout, 0.0))
     prompt = conversation(engine.cache, 16)
-    assert (engine.cache.prefetch(prompt), engine.cache.load(prompt)) == (None, None)
+    assert engine.cache.prefetch(prompt) is engine.cache.load(prompt) is NotStarted.POLICY
     engine.compute(prompt)
     operation = started(engine.cache.backup(prompt))
     engine.cache.wait_all(5)
@@ -180,7 +180,7 @@ def test_a_store_that_becomes_fast_again_is_read_again() -> None:
     brought: list[int] = []
     while len(brought) < 4 * TRIAL_EVERY and 16 not in brought:
         operation = engine.wait(engine.cache.prefetch(prompt))
-        assert operation is not None
+        assert operation
         brought.append(operation.pages_count)
         engine.forget()
     assert brought[-1] == 16
@@ -214,7 +214,7 @@ def test_under_a_clock_that_stands_still_or_jumps_all_is_loaded(jump_s: float) -
         engine.clock.now_s += jump_s
         engine.forget()
     operation = engine.wait(engine.cache.prefetch(conversation(engine.cache, 16)))
-    assert operation is not None
+    assert operation
     assert (operation.pages_count, operation.left_alone) == (16, None)
 
 

@@ -16,7 +16,7 @@ import torch
 from transformers import DynamicCache
 
 from unified_cache.cache import UnifiedCache
-from unified_cache.controller import Operation, OperationState
+from unified_cache.controller import NotStarted, Operation, OperationState
 from unified_cache.errors import InputError, StateError
 from unified_cache.integrations.transformers.pages import DevicePages
 from unified_cache.page import Namespace, Prompt
@@ -88,11 +88,12 @@ class PrefixRestore:
         stored = end - memory
         self.reused = Reused(*(count * prompt.page_size for count in (device, memory - device, stored)))
 
-    def _awaiting(self, operation: Operation | None, stage: Stage) -> Iterator[Stage]:
+    def _awaiting(self, operation: Operation | NotStarted, stage: Stage) -> Iterator[Stage]:
         """Yield while a transfer is under way. What one does not bring that fails or was declined is computed."""
-        self._operation = operation
-        while operation is not None and operation.state is OperationState.RUNNING:
-            yield stage
+        if operation:
+            self._operation = operation
+            while operation.state is OperationState.RUNNING:
+                yield stage
         self._operation = None
 
     def abort(self) -> None:
