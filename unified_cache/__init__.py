@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         GuardConfig,
         Prefetching,
         Retention,
+        TransferPolicy,
         WritePolicy,
     )
     from unified_cache.controller import NotStarted, Operation, OperationState
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from unified_cache.stats import Stats
     from unified_cache.storage_backends.protocol import Level, StorageBackend
     from unified_cache.storage_backends.url import open_storage
-    from unified_cache.transfer_policy import TransferPolicy
     from unified_cache.tree import Lock, Match, compiled
 
 __all__ = [
@@ -114,7 +114,7 @@ _HOMES = {
     "StorageBackend": "storage_backends.protocol",
     "StorageError": "errors",
     "Tier": "pool",
-    "TransferPolicy": "transfer_policy",
+    "TransferPolicy": "config",
     "UnifiedCache": "cache",
     "WritePolicy": "config",
     "cache_settings": "settings.loading",

@@ -26,10 +26,10 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.controller import LeftOut, Operation, PageTally, StorageTier, TransferKind
+from unified_cache.controller.controller import run_job
 from unified_cache.controller.jobs import BackupJob, ClearJob, StoreJob, batch_pages
-from unified_cache.controller.operation import Job
-from unified_cache.controller.touches import UsedPages
-from unified_cache.controller.workers import run_job
+from unified_cache.controller.operation import Job, TrafficCounts
+from unified_cache.controller.storage_tier import UsedPages
 from unified_cache.errors import RankLostError
 from unified_cache.ledger import Ledger, TierTransfer
 from unified_cache.memory import PageMemory
@@ -38,7 +38,6 @@ from unified_cache.page import Prompt
 from unified_cache.pool import PageCopies, PageNumbers, Pages, Slots, Tier, all_pages, numbers_of
 from unified_cache.ranks import RankGroup, held_by_all, true_for_all
 from unified_cache.storage_backends.protocol import Level
-from unified_cache.traffic import TrafficCounts
 from unified_cache.tree import Match
 from unified_cache.window import restorable_ends, window
 

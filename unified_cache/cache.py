@@ -12,10 +12,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Never, Self
 
-from unified_cache.arguments import check_kind, check_text
 from unified_cache.backup import Backups
 from unified_cache.backup_scheduler import BackupScheduler
-from unified_cache.config import CacheConfig, WritePolicy
+from unified_cache.config import CacheConfig, TransferPolicy, WritePolicy
 from unified_cache.controller import (
     Controller,
     LayerwiseLoad,
@@ -27,26 +26,33 @@ from unified_cache.controller import (
     TransferKind,
     Workers,
 )
-from unified_cache.errors import ClosedError, InputError, OwnerThreadError, RankLostError, StateError, WaitTimeoutError
+from unified_cache.controller.operation import Traffic, TrafficCounts
+from unified_cache.controller.storage_tier import storage_of
+from unified_cache.errors import (
+    ClosedError,
+    InputError,
+    OwnerThreadError,
+    RankLostError,
+    StateError,
+    WaitTimeoutError,
+    check_kind,
+    check_text,
+)
 from unified_cache.estimates import TransferSpeeds
 from unified_cache.explain.cached import explain
 from unified_cache.explain.explanation import Explanation
-from unified_cache.forgotten import ForgottenPages
 from unified_cache.gone import method_instead
 from unified_cache.ledger import Ledger, VictimSaver
-from unified_cache.loads import Loads
 from unified_cache.memory import ComputeStreams, DevicePool, PageMemory, TieredMemory
-from unified_cache.named_parts import identity_of, storage_of
+from unified_cache.miss_reason import ForgottenPages
 from unified_cache.page import DEFAULT_NAMESPACE, Namespace, Prompt, TokensLike
-from unified_cache.pool import Identity, ModelLayout, Pages, Slots, Tier
-from unified_cache.prefetch import Prefetches, PrefetchProgress
+from unified_cache.pool import Identity, ModelLayout, Pages, Slots, Tier, identity_of
+from unified_cache.prefetch import Loads, Prefetches, PrefetchProgress
 from unified_cache.ranks import LocalRanks, RankGroup, check_configuration, pools_to_store, together
 from unified_cache.recording.requests import RequestWatcher
 from unified_cache.slots import PairedAllocator
 from unified_cache.stats import LookupCounts, PublishedStats, Stats
 from unified_cache.storage_backends.protocol import Level, StorageBackend
-from unified_cache.traffic import Traffic, TrafficCounts
-from unified_cache.transfer_policy import TransferPolicy
 from unified_cache.tree import UNNAMED, Lock, Match, Preference, binding_components
 
 __all__ = ["UnifiedCache"]

@@ -5,12 +5,30 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from numbers import Integral
 
-from unified_cache.arguments import check_each, check_kind
-from unified_cache.errors import ConfigError
+from unified_cache.errors import ConfigError, check_each, check_kind
 from unified_cache.pool import Tier
-from unified_cache.transfer_policy import TransferPolicy
 
-__all__ = ["CacheConfig", "EvictionConfig", "EvictionPolicy", "GuardConfig", "Prefetching", "Retention", "WritePolicy"]
+__all__ = [
+    "CacheConfig",
+    "EvictionConfig",
+    "EvictionPolicy",
+    "GuardConfig",
+    "Prefetching",
+    "Retention",
+    "TransferPolicy",
+    "WritePolicy",
+]
+
+
+class TransferPolicy(Enum):
+    """Rule of what is brought up to a request from host memory and storage."""
+
+    ALWAYS = "always"
+    """All that lower tiers add to its prefix and that there is room for."""
+    FASTEST = "fastest"
+    """As ``ALWAYS``, but for what storage has that takes longer to read than to compute, by what both took lately."""
+    NEVER = "never"
+    """Nothing: ``prefetch`` and ``load`` start nothing. Pages are still backed up, for others."""
 
 
 FORGOTTEN_PAGES_MAX = 2**31 - 1
@@ -50,7 +68,7 @@ class Retention:
 
 
 class EvictionPolicy(Enum):
-    """Order in which pages are evicted; see ``unified_cache.tree.policy``."""
+    """Order in which pages are evicted; see ``unified_cache.tree.node``."""
 
     LRU = "lru"
     PRIORITY = "priority"

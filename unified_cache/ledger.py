@@ -13,11 +13,10 @@ import numpy as np
 
 from unified_cache.config import EvictionConfig
 from unified_cache.errors import ConfigError, InputError, SlotError
-from unified_cache.forgotten import ForgottenPages
 from unified_cache.memory import PageMemory
+from unified_cache.miss_reason import ForgottenPages
 from unified_cache.page import Prompt
-from unified_cache.page_changes import PageChanges
-from unified_cache.page_fates import PageFates
+from unified_cache.page_changes import PageChanges, PageFates
 from unified_cache.pool import ModelLayout, PageCopies, Pages, Slots, Tier, no_slots, numbers_of
 from unified_cache.slots import MapChange, PairedAllocator, SlotAllocator, StoredSlots
 from unified_cache.storage_backends.protocol import StorageReader

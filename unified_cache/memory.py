@@ -9,9 +9,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.arguments import check_each, check_kind
 from unified_cache.config import CacheConfig
-from unified_cache.errors import ConfigError, LayoutError
+from unified_cache.errors import ConfigError, LayoutError, check_each, check_kind
 from unified_cache.extras import needs_extra
 from unified_cache.pool import ModelLayout, PoolSpec, Slots, Tier
 from unified_cache.seal import HEADER_BYTES, Label, seal

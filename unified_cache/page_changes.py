@@ -11,6 +11,8 @@ later, on the owner's thread, between two calls to the cache:
 
 The notes are bounded by pages. When more are noted than that, all of them are dropped and the next ``take`` says so:
 the watcher begins anew from ``held_runs``, which tells what memory holds now.
+
+What becomes of pages that are not kept is noted for ``explain`` by ``PageFates``, whether somebody watches or not.
 """
 
 import threading
@@ -22,10 +24,17 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.errors import ConfigError, OwnerThreadError, StateError
-from unified_cache.forgotten import ForgottenPages
-from unified_cache.miss_reason import MissReason
-from unified_cache.page import DEFAULT_NAMESPACE, Namespace, PageKey, Prompt
-from unified_cache.page_digests import digests_where, key_digests
+from unified_cache.miss_reason import ForgottenPages, MissReason
+from unified_cache.page import (
+    DEFAULT_NAMESPACE,
+    DIGEST_BYTES,
+    Namespace,
+    PageKey,
+    Prompt,
+    digests_where,
+    key_digests,
+    prompt_digests,
+)
 from unified_cache.pool import PageCopies, PageNumbers, Slots, Tier
 from unified_cache.seal import Label
 from unified_cache.slots import StoredSlots
@@ -38,6 +47,7 @@ __all__ = [
     "ObjectsEvicted",
     "PageChange",
     "PageChanges",
+    "PageFates",
     "PagesHeld",
     "PagesStored",
     "SlotsLeft",
@@ -388,3 +398,59 @@ class PageChanges:
     def _check_owner(self) -> None:
         if threading.get_ident() != self._owner:
             raise OwnerThreadError("the changes of a cache are taken by the thread that watches it, its owner's")
+
+
+class PageFates:
+    """Notes of one cache about pages that its tree or its storage does not keep. One thread, the cache's owner."""
+
+    __slots__ = ("_components_count", "_has_host", "_tree", "ring")
+
+    def __init__(self, tree: RadixTree, ring: ForgottenPages | None, *, has_host: bool) -> None:
+        """Note what becomes of the pages of a tree in ``ring``, or nothing where there is none."""
+        self._tree = tree
+        self._components_count = len(tree.components)
+        self._has_host = has_host
+        self.ring = ring
+        """Remembers what is noted; None where nothing is to be remembered."""
+
+    @property
+    def remembers(self) -> bool:
+        """Whether what is noted is kept."""
+        return self.ring is not None
+
+    def note_duplicates(
+        self, tier: Tier, prompt: Prompt, start: int, slots: Sequence[Slots], duplicates: Sequence[Slots]
+    ) -> None:
+        """Note which of the pages [start, pages_count), given in ``slots``, the tree had already."""
+        if self.ring is None or not any(map(len, duplicates)):
+            return
+        digests = prompt_digests(prompt)[start * DIGEST_BYTES :]
+        for component, (given, left) in enumerate(zip(slots, duplicates, strict=True)):
+            lane = int(tier) * self._components_count + component
+            self.ring.note(lane, digests_where(digests, np.isin(given, left)), MissReason.DUPLICATE)
+
+    def note_unbacked(self, prompt: Prompt, reason: MissReason) -> None:
+        """Note why pages of a prompt that the device holds and the host lacks were not copied to it."""
+        if self.ring is None or not self._has_host:
+            return
+        found = self._tree.peek(prompt)
+        digests = prompt_digests(prompt.head(found.tree_end))
+        for component in range(self._components_count):
+            device, host = (self._tree.slots(found, tier, component, 0, found.tree_end) for tier in Tier)
+            lane = self._components_count + component
+            self.ring.note(lane, digests_where(digests, (device >= 0) & (host < 0)), reason)
+
+    def note_stored(self, component: int, prompt: Prompt, pages: PageNumbers, reason: MissReason) -> None:
+        """Note what became of pages in storage, or on their way there.
+
+        Of those that it took STORE_LOST: where it lacks them later without a report, it has lost them.
+        """
+        if self.ring is not None and len(pages):
+            keys = prompt.keys
+            lane = len(Tier) * self._components_count + component
+            self.ring.note(lane, key_digests([keys[page] for page in pages.tolist()]), reason)
+
+    def note_storage_cleared(self) -> None:
+        """Note that what was stored has been cleared since."""
+        if self.ring is not None:
+            self.ring.rename(MissReason.STORE_LOST, MissReason.STORE_CLEARED)

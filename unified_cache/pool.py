@@ -17,8 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.arguments import check_each, check_kind, check_text
-from unified_cache.errors import InputError, LayoutError
+from unified_cache.errors import ConfigError, InputError, LayoutError, check_each, check_kind, check_text
 from unified_cache.shards import WHOLE_MODEL, NamedShard, Shard
 from unified_cache.window import SPAN_ALL, SPAN_UNTOLD, needed_pages
 
@@ -38,6 +37,7 @@ __all__ = [
     "Tier",
     "all_pages",
     "facts_of",
+    "identity_of",
     "no_slots",
     "numbers_of",
     "place_layers",
@@ -522,3 +522,15 @@ class PageCopies:
         if np.count_nonzero(mask) == len(mask):
             return self
         return PageCopies(self.component, self.pages[mask], self.source[mask], self.target[mask])
+
+
+def identity_of(identity: Identity | str) -> Identity:
+    """Return the identity; that of the model if it is a name.
+
+    Raises:
+        ConfigError: it is neither.
+        InputError: an empty name.
+    """
+    expected = 'identity as an Identity, or the name of a model, such as "my-model"'
+    check_kind(identity, Identity | str, expected, ConfigError)
+    return Identity(identity) if isinstance(identity, str) else identity

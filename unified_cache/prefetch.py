@@ -1,4 +1,6 @@
-"""Prefetch: what storage adds to a prompt, read to the host, and used whatever came of it.
+"""Prefetch and load: bring pages up to a request, from storage to the host and from the host to the device.
+
+Of a prefetch, what came is used however it ends:
 
                  0            known_end     host_full_end   full_end                 end       pages_count
     Full         |---- on the host -----------|-- copied ------|======= read ==========|.............|
@@ -17,6 +19,9 @@ The windows of the ends in between at which the prompt can be resumed are read t
 
 Pages that the host has no room for go on to the device in pieces, if that has room: each is read into host slots of its
 own, copied up, and the slots are given back before the next one. As the ``buffer_only`` host of SGLang.
+
+A load copies what the host holds to the device, layer by layer, and publishes it there. An engine may read the pages
+before they are in the tree: see ``LayerwiseLoad``.
 """
 
 import math
@@ -26,23 +31,66 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from unified_cache.controller import LeftAlone, LeftOut, Operation, OperationState, StorageTier, TransferKind
-from unified_cache.controller.fetched_pages import FetchedPages
+from unified_cache.controller import (
+    LayerwiseLoad,
+    LeftAlone,
+    LeftOut,
+    PageTally,
+    StorageTier,
+    TransferKind,
+)
 from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, ProbeJob, batch_pages
-from unified_cache.controller.operation import Job, Steps, WaitFor
+from unified_cache.controller.operation import Job, Operation, OperationState, Steps, TrafficCounts, WaitFor
 from unified_cache.errors import CacheError, RankError, StorageError
 from unified_cache.estimates import TransferSpeeds
-from unified_cache.ledger import Ledger, Reservation
+from unified_cache.ledger import Ledger, Reservation, TierTransfer
 from unified_cache.memory import PageMemory
 from unified_cache.miss_reason import MissReason
-from unified_cache.page import Prompt
+from unified_cache.page import PageKey, Prompt
 from unified_cache.pool import PageCopies, PageNumbers, Pages, Slots, Tier, all_pages, no_slots, numbers_of
 from unified_cache.ranks import RankGroup, held_by_all, true_for_all
-from unified_cache.traffic import TrafficCounts
 from unified_cache.tree import Lock, Match
 from unified_cache.window import last_end, needed_pages, restorable_ends, window, window_counts
 
-__all__ = ["PrefetchProgress", "Prefetches"]
+__all__ = ["FetchedPages", "Loads", "PrefetchProgress", "Prefetches"]
+
+
+class FetchedPages:
+    """Pages on their way from storage: which operation fetches each."""
+
+    __slots__ = ("_by_component",)
+
+    def __init__(self, components_count: int) -> None:
+        self._by_component: list[dict[PageKey, Operation]] = [{} for _ in range(components_count)]
+
+    def find(self, prompt: Prompt, wanted: Sequence[PageNumbers]) -> Operation | None:
+        """Return an operation that fetches any of a prompt's pages, ``wanted[c]`` of component ``c``; None if none.
+
+        One that has failed or was cancelled brings nothing any more, though it may still hold its slots.
+        """
+        keys = prompt.keys
+        for fetched, pages in zip(self._by_component, wanted, strict=True):
+            for page in pages.tolist() if fetched else ():
+                operation = fetched.get(keys[page])
+                if operation is not None and operation.state is OperationState.RUNNING:
+                    return operation
+        return None
+
+    @contextmanager
+    def marked(self, prompt: Prompt, wanted: Sequence[PageNumbers], operation: Operation) -> Iterator[None]:
+        """Mark pages as fetched by an operation, for the length of a ``with`` block."""
+        keys = prompt.keys
+        marked = [[keys[page] for page in pages.tolist()] for pages in wanted]
+        for fetched, ours in zip(self._by_component, marked, strict=True):
+            fetched.update(dict.fromkeys(ours, operation))
+        try:
+            yield
+        finally:
+            for fetched, ours in zip(self._by_component, marked, strict=True):
+                for key in ours:
+                    if fetched.get(key) is operation:  # where it has failed, another may have taken over
+                        del fetched[key]
+
 
 READS_MAX = 4
 """Times that one prefetch reads: again only where pages that storage said it had did not come, for what they leave."""
@@ -598,3 +646,54 @@ class Prefetches:
             stored.add(part.component, part.target)
             if ledger.changes.is_watched:
                 ledger.changes.note_stored(part.component, prompt, part.pages, fetch.evictions_count)
+
+
+class Loads:
+    """Loads of one cache."""
+
+    __slots__ = ("_ledger", "_memory", "_ranks", "_traffic", "_under_way")
+
+    def __init__(self, ledger: Ledger, memory: PageMemory, ranks: RankGroup, traffic: TrafficCounts) -> None:
+        """Take the parts of one cache."""
+        self._ledger = ledger
+        self._memory = memory
+        self._ranks = ranks
+        self._traffic = traffic
+        self._under_way: dict[Job | None, tuple[TierTransfer, LoadJob]] = {}
+        """By job: what loads under way bring."""
+
+    def load(self, prompt: Prompt, tally: PageTally) -> Steps:
+        """Copy what the device lacks of a prompt's restorable prefix and publish it.
+
+        Where the device is short of room, the longest prefix that fits is loaded instead. Returns pages loaded.
+        """
+        found = self._ledger.tree.match(prompt)
+        end = self._ledger.fitting_end(found, Tier.HOST, Tier.DEVICE)
+        tally.asked = found.host_end - found.device_end
+        tally.leave_out(LeftOut.DEVICE_FULL, found.host_end - max(end, found.device_end))
+        if end <= found.device_end:
+            return 0
+        with self._ledger.moving(found, end, Tier.HOST, Tier.DEVICE) as held:
+            moving = held_by_all(self._ranks, held)
+            if moving is None:
+                tally.leave_out(LeftOut.DEVICE_FULL, end - found.device_end)
+                return 0
+            if moving.parts:
+                job = LoadJob(self._memory, self._ledger.layout, moving.parts)
+                self._under_way[job] = moving, job
+                try:
+                    yield job
+                finally:
+                    del self._under_way[job]
+            tally.arrived = end - found.device_end
+            return self._traffic.add(TransferKind.LOAD, moving.publish())
+
+    def layerwise(self, operation: Operation) -> LayerwiseLoad | None:
+        """Return the pages of a load under way by layer; None if it is over or another load brings part of it."""
+        if operation.job not in self._under_way or operation.state is not OperationState.RUNNING:
+            return None
+        moving, job = self._under_way[operation.job]
+        slots = moving.coming()
+        if any((given < 0).any() for given in slots):
+            return None
+        return LayerwiseLoad(operation, moving.end, slots, moving.parts, job.progress)

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 from numbers import Integral
 
-from unified_cache.arguments import check_kind
-from unified_cache.errors import LayoutError
+from unified_cache.errors import LayoutError, check_kind
 
 __all__ = ["EVERY_TOKEN", "WHOLE_MODEL", "Extent", "HeadReplica", "NamedShard", "Shard", "TokenRuns", "heads_per_unit"]
 

@@ -16,13 +16,13 @@ from unified_cache.controller import (
     TouchCounts,
     TransferKind,
 )
+from unified_cache.controller.operation import Traffic, TrafficCounts
 from unified_cache.estimates import TransferSpeeds
 from unified_cache.ledger import Ledger
 from unified_cache.pool import Tier
 from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.layer import Method
-from unified_cache.traffic import Traffic, TrafficCounts
 
 __all__ = ["AttachedStore", "LookupCounts", "Occupancy", "PublishedStats", "Stats", "StatsSource"]
 

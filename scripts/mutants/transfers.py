@@ -90,7 +90,7 @@ TRANSFERS_MUTANTS = [
     ),
     Mutant(
         "a layer has arrived before its copy",
-        "controller/layerwise.py",
+        "controller/jobs.py",
         "return place < len(self._copied)",
         "return place <= len(self._copied)",
     ),
@@ -151,7 +151,7 @@ TRANSFERS_MUTANTS = [
     ),
     Mutant(
         "loads that are over are remembered for ever",
-        "loads.py",
+        "prefetch.py",
         "del self._under_way[job]",
         "pass",
     ),
@@ -163,13 +163,13 @@ TRANSFERS_MUTANTS = [
     ),
     Mutant(
         "pages are marked as fetched for ever",
-        "controller/fetched_pages.py",
+        "prefetch.py",
         "del fetched[key]",
         "pass",
     ),
     Mutant(
         "a deadline begins with one page",
-        "estimates/reads.py",
+        "estimates/speeds.py",
         "one_call = min(pages_count, call_pages)",
         "one_call = 1",
         tests=READS,
@@ -207,13 +207,13 @@ TRANSFERS_MUTANTS = [
     ),
     Mutant(
         "pages are put while a store is cleared",
-        "controller/clearing.py",
+        "controller/storage_tier.py",
         "allowed = not self._clears_count and not self._void",
         "allowed = True",
     ),
     Mutant(
         "a clear leaves the puts under way alone",
-        "controller/clearing.py",
+        "controller/storage_tier.py",
         "self._void |= self._puts",
         "self._void |= set()",
     ),
@@ -246,7 +246,7 @@ TRANSFERS_MUTANTS = [
     ),
     Mutant(
         "a token takes as long as it first did",
-        "estimates/prefill.py",
+        "estimates/speeds.py",
         "self._seconds = KEPT_SHARE * self._seconds + seconds",
         "self._seconds = self._seconds or seconds",
         tests=("tests/unit/estimates/test_prefill.py",),

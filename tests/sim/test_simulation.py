@@ -17,7 +17,7 @@ from unified_cache.controller import controller, jobs
 from unified_cache.pool import PoolSpec, Slots, Tier
 from unified_cache.slots import PageMap
 from unified_cache.tree import Lock, Transfer
-from unified_cache.tree import transfer as moving
+from unified_cache.tree import lock as moving
 from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.lock import unlock
 from unified_cache.tree.node import Node
@@ -72,7 +72,7 @@ def publish_unmarked(patch: pytest.MonkeyPatch) -> None:
 
 def unpin_the_source_early(patch: pytest.MonkeyPatch) -> None:
     """A transfer lets its source go before the copy is made."""
-    expect = moving.expect
+    expect = moving.expect_pages
 
     def hasty(tree: TreeState, transfer: Transfer, targets: Sequence[Slots]) -> None:
         expect(tree, transfer, targets)
@@ -82,7 +82,7 @@ def unpin_the_source_early(patch: pytest.MonkeyPatch) -> None:
         if not lock.released:
             unlock(lock)
 
-    patch.setattr(moving, "expect", hasty)
+    patch.setattr(moving, "expect_pages", hasty)
     patch.setattr(moving, "unlock", once)
 
 

@@ -10,9 +10,9 @@ from tests.sim.memory import ContentMemory
 from tests.support.clock import ManualClock
 from tests.support.store_calls import StoreCall, WatchedStorage
 from unified_cache.controller import Operation, OperationState, TransferKind
+from unified_cache.controller.controller import Finished, run_turn
 from unified_cache.controller.jobs import FetchJob, StoreJob
 from unified_cache.controller.operation import Job
-from unified_cache.controller.workers import Finished, run_turn
 from unified_cache.errors import CacheError, CopyError
 
 OVER = object()

@@ -8,8 +8,8 @@ import numpy as np
 from tests.support.cache import ToyEngine, WholePromptCache, toy_layout
 from unified_cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, NotStarted, Operation, Workers
+from unified_cache.controller.controller import Finished, run_job
 from unified_cache.controller.operation import Job
-from unified_cache.controller.workers import Finished, run_job
 from unified_cache.page import Prompt
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.window import SPAN_ALL

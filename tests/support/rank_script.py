@@ -14,9 +14,9 @@ from tests.support.ranks import SETTLE_S, Declining, digest_of, head_of, out_pag
 from tests.support.seeded_workers import SeededWorkers
 from unified_cache.config import WritePolicy
 from unified_cache.controller import InlineWorkers, NotStarted, Operation, OperationState, TransferKind
+from unified_cache.controller.controller import Finished
 from unified_cache.controller.jobs import FetchJob, ProbeJob
 from unified_cache.controller.operation import Job, JobQueue
-from unified_cache.controller.workers import Finished
 from unified_cache.errors import WaitTimeoutError
 from unified_cache.page import Prompt
 from unified_cache.pool import Tier

@@ -2,8 +2,8 @@
 
 import random
 
+from unified_cache.controller.controller import Finished, run_job
 from unified_cache.controller.operation import Job, Operation
-from unified_cache.controller.workers import Finished, run_job
 
 __all__ = ["SeededWorkers"]
 

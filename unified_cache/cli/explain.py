@@ -11,8 +11,14 @@ import typer
 from unified_cache.cli.options import IdentityOption, JsonOptions, NamespaceOptions, TokensFileOption
 from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on, example
-from unified_cache.explain.explanation import Explainer, Explanation
-from unified_cache.explain.fates import StoredPages, StoreSilence, present_pages, stored_fates
+from unified_cache.explain.explanation import (
+    Explainer,
+    Explanation,
+    StoredPages,
+    StoreSilence,
+    present_pages,
+    stored_fates,
+)
 from unified_cache.explain.near import NearMatch, namespace_differences, near_in_store
 from unified_cache.offline.prompts import read_prompts
 from unified_cache.offline.stores import choose, open_to_read

@@ -8,7 +8,6 @@ from typing import Annotated, TextIO
 
 import typer
 
-from unified_cache.arguments import did_you_mean
 from unified_cache.byte_sizes import size_text
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.text import console_on
@@ -22,7 +21,7 @@ from unified_cache.components.layouts import (
     size_hf_config,
     size_preset,
 )
-from unified_cache.errors import LayoutError
+from unified_cache.errors import LayoutError, did_you_mean
 from unified_cache.window import SPAN_ALL
 
 __all__ = ["LayoutCommand", "layout_app", "layout_as_json", "print_layout", "size_named"]

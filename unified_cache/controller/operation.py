@@ -1,4 +1,4 @@
-"""One transfer, from issue to release.
+"""One transfer, from issue to release: its kind, the pages that it counts, and how it goes on.
 
 An operation is a generator that runs on the owner's thread. It pins and allocates, yields a *job*, and goes on when
 the job has been run by a worker; ``with`` blocks around the ``yield`` give everything back however it ends. So the
@@ -6,27 +6,202 @@ life of a page reads from top to bottom, and success, failure, cancel and shutdo
 """
 
 import math
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple, Protocol, final
 
-from unified_cache.controller.left_alone import LeftAlone
-from unified_cache.controller.page_tally import LeftOut, PageTally
-from unified_cache.controller.transfer_kind import TransferKind
 from unified_cache.errors import CacheError, ClosedError, InternalError
+from unified_cache.pool import ModelLayout, PageCopies
 
 __all__ = [
     "Job",
     "JobQueue",
+    "LeftAlone",
+    "LeftOut",
     "NotStarted",
     "Operation",
     "OperationState",
+    "PageTally",
     "SlowOperation",
     "Steps",
+    "Traffic",
+    "TrafficCounts",
     "TransferKind",
     "WaitFor",
 ]
+
+
+class TransferKind(Enum):
+    """The four ways between tiers, and the one out."""
+
+    BACKUP = "backup"
+    """Device to host; and on to storage where there is one."""
+    LOAD = "load"
+    """Host to device."""
+    STORE = "store"
+    """Host to storage."""
+    PREFETCH = "prefetch"
+    """Storage to host."""
+    CLEAR = "clear"
+    """Out of storage."""
+
+    __hash__ = object.__hash__  # see Answer
+
+
+class LeftOut(Enum):
+    """Reason why a page that an operation was asked for is not where it should be."""
+
+    HOST_FULL = "host_full"
+    """Other operations pinned its pages; or, of a prefetch, neither it nor the device had room."""
+    HOST_TOO_SMALL = "host_too_small"
+    """The host does not hold the prompt even when it is empty, and there is no storage that it could go on to."""
+    DEVICE_FULL = "device_full"
+    UNDER_WAY = "under_way"
+    """Another backup was storing it."""
+    DECLINED = "declined"
+    """The store had no room."""
+    FAILED = "failed"
+    """The store or the copy failed, or did not return in time; or the store did not have what it had announced."""
+    CANCELLED = "cancelled"
+    STOPPED = "stopped"
+    """Somebody had the operation make do with what had come: ``finish_early``, a deadline, patience, ``detach``."""
+    CLOSED = "closed"
+    """The cache was closed before."""
+    EVICTED = "evicted"
+    """Memory held it no longer, or not all that a resume there needs."""
+    QUEUE_FULL = "queue_full"
+    """More prompts waited for a backup than the queue holds."""
+
+
+@dataclass(slots=True)
+class PageTally:
+    """Pages that one operation was asked for. Once it is over ``asked == arrived + already + sum of left_out``.
+
+    Of a backup these are pages of all components; of a load or a prefetch, pages of the prompt by which it can be
+    resumed further.
+    """
+
+    asked: int = 0
+    arrived: int = 0
+    """Brought to where they should be: to memory; by a backup to storage, or to the host where there is no storage."""
+    already: int = 0
+    """Known to be there before."""
+    left_out: dict[LeftOut, int] = field(default_factory=dict)
+    copied: int = 0
+    """Copied from the device to the host on the way."""
+    stored: int = 0
+    """Taken by storage, or found there by a put, at the level asked for, by its own word on every rank."""
+
+    @property
+    def left_out_count(self) -> int:
+        """Pages left out, for whatever reason."""
+        return sum(self.left_out.values())
+
+    def gain(self, pages: int) -> None:
+        """Set the pages that have arrived by now; what others brought beyond what was asked for counts as asked too."""
+        self.arrived = pages
+        self.asked = max(self.asked, pages)
+
+    def leave_out(self, reason: LeftOut, pages: int) -> None:
+        """Count pages left out."""
+        if pages:
+            self.left_out[reason] = self.left_out.get(reason, 0) + pages
+
+    def add(self, other: "PageTally") -> None:
+        """Count what another operation counted, too."""
+        self.asked += other.asked
+        self.arrived += other.arrived
+        self.already += other.already
+        self.copied += other.copied
+        self.stored += other.stored
+        for reason, pages in other.left_out.items():
+            self.leave_out(reason, pages)
+
+    def close(self, reason: LeftOut) -> None:
+        """Count what has neither arrived nor been left out by now as left out for ``reason``."""
+        self.leave_out(reason, max(self.asked - self.arrived - self.already - self.left_out_count, 0))
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Pages and bytes moved in one direction since the cache was opened.
+
+    To storage: pages that it was not known to have. Those put again only to stay recent are looked up there, not moved.
+    """
+
+    component_pages: list[int]
+    """By component."""
+    payload_bytes: int = 0
+
+    @property
+    def pages(self) -> int:
+        """Pages of all components together."""
+        return sum(self.component_pages)
+
+
+class TrafficCounts:
+    """Traffic of one cache in all directions."""
+
+    __slots__ = ("_layout", "_traffic")
+
+    def __init__(self, layout: ModelLayout) -> None:
+        self._layout = layout
+        moving = (TransferKind.BACKUP, TransferKind.LOAD, TransferKind.STORE, TransferKind.PREFETCH)
+        self._traffic = {kind: Traffic([0 for _ in layout.components]) for kind in moving}
+
+    def add(self, kind: TransferKind, parts: Sequence[PageCopies]) -> int:
+        """Count pages that were moved; return how many."""
+        traffic = self._traffic[kind]
+        for part in parts:
+            component = self._layout.components[part.component]
+            traffic.payload_bytes += len(part) * sum(pool.page_bytes for pool in component.pools)
+            traffic.component_pages[part.component] += len(part)
+        return sum(len(part) for part in parts)
+
+    def copy(self) -> dict[TransferKind, Traffic]:
+        """Return them, the caller's own."""
+        return {
+            kind: Traffic(list(found.component_pages), found.payload_bytes) for kind, found in self._traffic.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LeftAlone:
+    """Pages [start, end) of a prompt that storage has and that are not read, because computing them is faster."""
+
+    start: int
+    end: int
+    page_size: int
+    load_s: float
+    """Seconds that reading them was expected to take."""
+    compute_s: float
+    """Seconds that computing them was expected to take."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of these pages."""
+        return (self.end - self.start) * self.page_size
+
+    @property
+    def text(self) -> str:
+        """The answer in words."""
+        times = f"that takes {_seconds(self.load_s)}, computing them {_seconds(self.compute_s)}"
+        return f"storage has {self.tokens:,} tokens, not worth loading: {times}"
+
+    def as_json(self) -> dict[str, object]:
+        """Return it under stable names, for ``json.dump``."""
+        return {
+            "start": self.start,
+            "end": self.end,
+            "load_s": self.load_s,
+            "compute_s": self.compute_s,
+            "text": self.text,
+        }
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 class JobQueue(Enum):

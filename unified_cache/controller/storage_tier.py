@@ -1,6 +1,12 @@
-"""One backend holding pages of one identity: what a page's objects are called, and where their bytes lie."""
+"""The L3 of a cache: names of a page's objects, where their bytes lie, the order of puts and clears, recency hints.
 
-from collections.abc import Collection, Mapping, Sequence
+A store does not see hits in memory. One that evicts goes by what it is asked for, and evicts for the sake of what is
+put: so uses of stored pages wait in ``Touches``, and are sent ahead of the next put.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -8,21 +14,135 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.config import GuardConfig
-from unified_cache.controller.clearing import Clearing
-from unified_cache.controller.touches import Touches, UsedPages
-from unified_cache.errors import ConfigError, StorageTimeoutError
+from unified_cache.errors import ConfigError, StorageTimeoutError, check_kind
 from unified_cache.memory import PageMemory
 from unified_cache.page import PageKey, Prompt
-from unified_cache.pool import Identity, ModelLayout, PageCopies, PoolSpec, all_pages
+from unified_cache.pool import Identity, ModelLayout, PageCopies, PageNumbers, PoolSpec, all_pages
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.bounded_call import call_within
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend
+from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard, declared_capability
 from unified_cache.storage_backends.wrappers.layer import Method
 
-__all__ = ["PoolOrder", "StorageTier"]
+__all__ = ["Clearing", "PoolOrder", "StorageTier", "TouchCounts", "Touches", "UsedPages", "storage_of"]
+
+
+class Clearing:
+    """Puts and clears of one store that are under way. Thread-safe.
+
+    A put that is under way when a clear begins is *void*: its job takes its pages back. No put is allowed during a
+    clear, nor while a void one is under way, because its pages might be taken back with those.
+    """
+
+    __slots__ = ("_clears_count", "_guard", "_puts", "_void")
+
+    def __init__(self) -> None:
+        self._clears_count = 0
+        self._puts: set[object] = set()
+        self._void: set[object] = set()
+        self._guard = Lock()
+
+    @contextmanager
+    def clear(self) -> Iterator[None]:
+        """Make the puts under way void, and allow no other during the ``with`` block."""
+        with self._guard:
+            self._clears_count += 1
+            self._void |= self._puts
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._clears_count -= 1
+
+    @contextmanager
+    def put(self, job: object) -> Iterator[bool]:
+        """Count ``job`` as putting pages during the ``with`` block; yield False if it must put none."""
+        with self._guard:
+            allowed = not self._clears_count and not self._void
+            if allowed:
+                self._puts.add(job)
+        try:
+            yield allowed
+        finally:
+            with self._guard:
+                self._puts.discard(job)
+                self._void.discard(job)
+
+    def is_void(self, job: object) -> bool:
+        """Tell whether ``job`` has to take back the pages that it has put."""
+        with self._guard:
+            return job in self._void
+
+
+TOUCHES_MAX = 64
+"""Uses that wait for a put; with one more the oldest is dropped: recency is worth no request's memory for long."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsedPages:
+    """Pages of a prompt that a request was handed from memory, and that storage has."""
+
+    prompt: Prompt
+    pages: tuple[PageNumbers, ...]
+    """Their numbers, by component."""
+
+    @property
+    def count(self) -> int:
+        """Pages of all components together."""
+        return sum(map(len, self.pages))
+
+
+@dataclass(frozen=True, slots=True)
+class TouchCounts:
+    """Pages in use, by whether storage came to know of it; each as often as it was to be told."""
+
+    told_pages: int = 0
+    dropped_pages: int = 0
+    """Not told: too many uses waited for a put, or the store failed."""
+
+
+class Touches:
+    """Uses that a store is to be told of, the latest last, at most TOUCHES_MAX, and counts of them. Thread-safe."""
+
+    __slots__ = ("_dropped_pages", "_guard", "_told_pages", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: deque[UsedPages] = deque()
+        self._told_pages = 0
+        self._dropped_pages = 0
+        self._guard = Lock()
+
+    def add(self, used: UsedPages) -> None:
+        """Have a use wait for the next put."""
+        with self._guard:
+            self._waiting.append(used)
+            if len(self._waiting) > TOUCHES_MAX:
+                self._dropped_pages += self._waiting.popleft().count
+
+    def take_all(self) -> Sequence[UsedPages]:
+        """Return and forget all that wait, the oldest first; whoever takes them says whether the store was told."""
+        with self._guard:
+            waiting, self._waiting = self._waiting, deque()
+        return waiting
+
+    def note_told(self, used: UsedPages) -> None:
+        """Count a use that the store was told of."""
+        with self._guard:
+            self._told_pages += used.count
+
+    def note_dropped(self, used: UsedPages) -> None:
+        """Count a use that the store could not be told of."""
+        with self._guard:
+            self._dropped_pages += used.count
+
+    def counts(self) -> TouchCounts:
+        """Return the counts so far."""
+        with self._guard:
+            return TouchCounts(self._told_pages, self._dropped_pages)
+
 
 PoolOrder = tuple[tuple[int, PoolSpec], ...]
 """(component, pool) in the order in which a transfer moves those of a page: KV before sidecars."""
@@ -183,3 +303,24 @@ def whole_pages(
         if answer is not Answer.STORED and answer is not Answer.HIT:  # in the place of its truth, which is a call
             whole[number][index] = False
     return whole
+
+
+@contextmanager
+def storage_of(storage: StorageBackend | str | None) -> Iterator[StorageBackend | None]:
+    """Yield a store, opened if it is a URL; what was opened here is closed if the block raises.
+
+    Raises:
+        ConfigError: the URL names no store.
+        StorageError: the store cannot be opened.
+    """
+    if not isinstance(storage, str):
+        expected = 'storage as a StorageBackend, or the URL of a store, such as "file:/var/cache/kv"'
+        check_kind(storage, StorageBackend | None, expected, ConfigError)
+        yield storage
+        return
+    opened = open_storage(storage)
+    try:
+        yield opened
+    except BaseException:
+        opened.close()
+        raise

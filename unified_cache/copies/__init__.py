@@ -9,8 +9,7 @@ pinned    host memory that a GPU reaches where it lies
 from importlib import import_module
 from importlib.util import find_spec
 
-from unified_cache.copies.gpu import AT_ONCE, ComputeStreams, Copied, GpuCopies, PoolRows, StagedCopies
-from unified_cache.copies.pinned import PinnedBytes
+from unified_cache.copies.gpu import AT_ONCE, ComputeStreams, Copied, GpuCopies, PinnedBytes, PoolRows, StagedCopies
 from unified_cache.copies.rows import check_lengths, copy_rows, copy_runs
 
 __all__ = [

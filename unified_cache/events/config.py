@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from unified_cache.arguments import check_kind, check_text
-from unified_cache.errors import ConfigError
+from unified_cache.errors import ConfigError, check_kind, check_text
 from unified_cache.events.encoding import Consumer, Encoding
 
 __all__ = ["EventsConfig"]

@@ -8,19 +8,180 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.config import CacheConfig, EvictionPolicy
-from unified_cache.explain.fates import LaneFates
+from unified_cache.config import CacheConfig, EvictionPolicy, WritePolicy
 from unified_cache.explain.near import NearMatch
-from unified_cache.explain.picture import lane_line, pages_text
-from unified_cache.explain.reasons import Reason
 from unified_cache.miss_reason import MissReason
 from unified_cache.pool import Component, Pages, Tier
+from unified_cache.storage_backends.protocol import Answer
 from unified_cache.window import SPAN_UNTOLD, restorable_ends, window
 
 if TYPE_CHECKING:  # the controller needs torch, and a store alone is explained without it
     from unified_cache.controller import LeftAlone
 
-__all__ = ["ComponentExplanation", "Explainer", "Explanation", "Loss", "MissingRun", "NextPage", "TierExplanation"]
+__all__ = [
+    "LINE_COLUMNS",
+    "ComponentExplanation",
+    "Explainer",
+    "Explanation",
+    "LaneFates",
+    "Loss",
+    "MissingRun",
+    "NextPage",
+    "Reason",
+    "StoreSilence",
+    "StoredPages",
+    "TierExplanation",
+    "ago_text",
+    "lane_line",
+    "pages_text",
+    "present_pages",
+    "stored_fates",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPages:
+    """Pages of a prompt that a store says it has, by component."""
+
+    present: Sequence[Pages]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSilence:
+    """A store that does not say what it has."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaneFates:
+    """Fates of a prompt's pages in one lane; arrays of one entry a page."""
+
+    held: Pages
+    reasons: npt.NDArray[np.uint8]
+    """``MissReason``; of no meaning where the page is held."""
+    components: npt.NDArray[np.uint8]
+    """Component that room was made for, where the page was evicted."""
+    noted_s: npt.NDArray[np.float64]
+    """Time of what has happened, where something has."""
+    is_repeated: Pages
+    """Computed again while it was held, and the second copy dropped."""
+
+    @classmethod
+    def without_notes(cls, held: Pages, reason: MissReason) -> "LaneFates":
+        """Return the fates of pages that all lack for one reason."""
+        count = len(held)
+        reasons = np.full(count, reason, np.uint8)
+        nothing = np.zeros(count, np.bool_)
+        return cls(held, reasons, np.zeros(count, np.uint8), np.zeros(count, np.float64), nothing)
+
+
+def present_pages(answers: Sequence[Answer], pools: Sequence[int], pages: int) -> StoredPages | StoreSilence:
+    """Return by component which pages a store has in every pool, of its answers pool by pool.
+
+    ``pools[c]`` are the pools of a component that have objects; one without has all that Full has.
+    """
+    if Answer.UNAVAILABLE in answers and Answer.HIT not in answers:
+        return StoreSilence("the store is not asked now, or does not know")
+    hits = np.array([answer is Answer.HIT for answer in answers], np.bool_)
+    present: list[Pages] = []
+    start = 0
+    for count in pools:
+        end = start + count * pages
+        whole: Pages = np.logical_and.reduce(hits[start:end].reshape(count, pages)) if count else present[0].copy()
+        present.append(whole)
+        start = end
+    return StoredPages(present)
+
+
+def stored_fates(stored: StoredPages | StoreSilence, components: int, pages: int) -> list[LaneFates]:
+    """Return the fates in a store of which nothing else is known, by component."""
+    if isinstance(stored, StoreSilence):
+        nothing = np.zeros(pages, np.bool_)
+        return [LaneFates.without_notes(nothing, MissReason.STORE_UNAVAILABLE) for _ in range(components)]
+    return [LaneFates.without_notes(present, MissReason.NOT_IN_STORE) for present in stored.present]
+
+
+_POLICIES = {
+    WritePolicy.ON_CALL: "the write policy on_call backs up what the engine asks for alone",
+    WritePolicy.SELECTIVE: "the write policy selective waits for a second use",
+    WritePolicy.BACK: "the write policy back has put it off",
+    WritePolicy.THROUGH: "the backup has not come to it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Reason why a run of pages is missing."""
+
+    why: MissReason
+    ago_s: float | None = None
+    """Seconds since it happened to the last of the pages; None where nothing happened that is remembered."""
+    policy: EvictionPolicy | WritePolicy | None = None
+    """Policy that evicted the pages, or that has not copied them to the tier."""
+    room_for: str = ""
+    """Component that room was made for, where the pages were evicted."""
+
+    @property
+    def text(self) -> str:
+        """The reason in words."""
+        if isinstance(self.policy, WritePolicy):
+            return f"{self.why.text}: {_POLICIES[self.policy]}"
+        if self.ago_s is None:
+            return self.why.text
+        if self.policy is None:
+            return f"{self.why.text}, {ago_text(self.ago_s)}"
+        return f"{self.why.text} {ago_text(self.ago_s)} by {self.policy.value}, to make room for {self.room_for}"
+
+    def as_json(self) -> dict[str, object]:
+        """Return it under stable names."""
+        value: dict[str, object] = {"why": self.why.key, "text": self.text}
+        if self.ago_s is not None:
+            value["ago_s"] = self.ago_s
+        if self.policy is not None:
+            value["policy"] = self.policy.value
+        if self.room_for:
+            value["room_for"] = self.room_for
+        return value
+
+
+_STEPS: Sequence[tuple[float, str]] = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def ago_text(ago_s: float) -> str:
+    """Say how long ago something was."""
+    for seconds, unit in _STEPS:
+        if ago_s >= seconds:
+            return f"{ago_s / seconds:,.1f} {unit} ago"
+    return "just now"
+
+
+LINE_COLUMNS = 48
+"""Characters of a line at most; a longer prompt has several pages in each."""
+
+_HELD, _PARTLY, _MISSING, _WINDOW = "#", "+", ".", "="
+
+
+def lane_line(held: Sequence[tuple[int, int]], needed: tuple[int, int], pages: int) -> str:
+    """Draw the pages of a prompt: ``=`` held and needed for the resume, ``#`` held, ``+`` held in part, ``.`` missing.
+
+    ``held`` are runs [start, end), ascending; ``needed`` is the window of the resume.
+    """
+    columns = min(pages, LINE_COLUMNS)
+    line: list[str] = []
+    for column in range(columns):
+        start, end = column * pages // columns, (column + 1) * pages // columns
+        count = sum(max(min(end, last) - max(start, first), 0) for first, last in held)
+        if count == end - start:
+            line.append(_WINDOW if needed[0] < end and start < needed[1] else _HELD)
+        else:
+            line.append(_PARTLY if count else _MISSING)
+    return "".join(line)
+
+
+def pages_text(pages: int) -> str:
+    """Say a number of pages."""
+    return "1 page" if pages == 1 else f"{pages:,} pages"
 
 
 @dataclass(frozen=True, slots=True)

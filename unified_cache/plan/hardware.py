@@ -14,9 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from unified_cache.arguments import did_you_mean
 from unified_cache.byte_sizes import parse_bytes
-from unified_cache.errors import ConfigError
+from unified_cache.errors import ConfigError, did_you_mean
 from unified_cache.gone import setting_instead
 from unified_cache.nesting import parse_toml
 from unified_cache.replay.trace_pages import Counts, Floats

@@ -1,6 +1,8 @@
 """Several ranks, one decision: what each may do differs, so what all do is agreed."""
 
-from unified_cache.ranks.agreement import (
+from unified_cache.ranks.group import (
+    LocalRanks,
+    RankGroup,
     check_alike,
     check_configuration,
     held_by_all,
@@ -9,7 +11,6 @@ from unified_cache.ranks.agreement import (
     together,
     true_for_all,
 )
-from unified_cache.ranks.group import LocalRanks, RankGroup
 
 __all__ = [
     "LocalRanks",

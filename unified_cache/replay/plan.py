@@ -9,7 +9,7 @@ from pathlib import Path
 from unified_cache.byte_sizes import bytes_text
 from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy, Prefetching, Retention, WritePolicy
 from unified_cache.errors import ConfigError
-from unified_cache.forgotten import FORGOTTEN_PAGE_BYTES
+from unified_cache.miss_reason import FORGOTTEN_PAGE_BYTES
 from unified_cache.pool import ModelLayout, PoolSpec
 from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
 from unified_cache.seal import HEADER_BYTES

@@ -4,7 +4,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from unified_cache.config import CacheConfig, EvictionConfig, GuardConfig, Prefetching, Retention, WritePolicy
+from unified_cache.config import (
+    CacheConfig,
+    EvictionConfig,
+    GuardConfig,
+    Prefetching,
+    Retention,
+    TransferPolicy,
+    WritePolicy,
+)
 from unified_cache.errors import ConfigError
 from unified_cache.pool import ModelLayout
 from unified_cache.settings.section import (
@@ -22,7 +30,6 @@ from unified_cache.settings.section import (
     Settings,
 )
 from unified_cache.tier_sizes import SizedTiers
-from unified_cache.transfer_policy import TransferPolicy
 
 __all__ = ["EmbeddedSettings"]
 

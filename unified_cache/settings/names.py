@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from unified_cache.arguments import did_you_mean
+from unified_cache.errors import did_you_mean
 from unified_cache.gone import GONE, section_instead, setting_instead
 from unified_cache.settings.cache import EmbeddedSettings
 from unified_cache.settings.describe import is_known, settings_of

@@ -21,8 +21,7 @@ from importlib import import_module
 from typing import cast
 
 from unified_cache import storage_backends
-from unified_cache.arguments import did_you_mean
-from unified_cache.errors import ConfigError
+from unified_cache.errors import ConfigError, did_you_mean
 from unified_cache.extras import import_with_extra
 from unified_cache.storage_backends.protocol import StorageBackend
 

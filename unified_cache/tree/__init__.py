@@ -4,15 +4,12 @@ from types import FunctionType
 
 from unified_cache.tree.evict import Victim
 from unified_cache.tree.forecast import Visit
-from unified_cache.tree.insert import Inserted
-from unified_cache.tree.lock import Lock
-from unified_cache.tree.match import Match, binding_components
-from unified_cache.tree.policy import UNNAMED
+from unified_cache.tree.lock import Lock, Published, Transfer
+from unified_cache.tree.match import Inserted, Match, binding_components
+from unified_cache.tree.node import UNNAMED
 from unified_cache.tree.preferences import Preference
 from unified_cache.tree.radix import RadixTree
-from unified_cache.tree.runs import HeldRun
-from unified_cache.tree.state import Freed
-from unified_cache.tree.transfer import Published, Transfer
+from unified_cache.tree.state import Freed, HeldRun
 from unified_cache.window import window
 
 __all__ = [

@@ -2,27 +2,113 @@
 
 Within a cell the oldest goes first, as everywhere, or the youngest where that is worth less: worth rises with age
 until people have thought, and falls after. Which cell gives the next victim says the forecast, by what these two are
-worth; of windows and states, see ``window_worth``. Where requests do not differ, or have not come back as was foretold,
+worth; of windows and states, see ``ResumeShares``. Where requests do not differ, or have not come back as was foretold,
 all cells go by their oldest: that is LRU. So ranks never fall, and a node goes earlier only by another queue.
 
 The last page of a prompt, which the next turn fills up, goes before all that, as long as hardly any is asked for again.
 
-Which cell a node has, and which request's it is, is written by ``request_marks``.
+Which cell a node has, and which request's it is, is written by ``RequestMarks``.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush, heapreplace
+from math import sqrt
 
 from unified_cache.config import EvictionConfig, EvictionPolicy
+from unified_cache.page import Prompt
 from unified_cache.pool import Tier
 from unified_cache.tree.eviction_queues import STALE_MIN, EvictionQueues, Queue
-from unified_cache.tree.forecast import Forecast, in_session
+from unified_cache.tree.forecast import (
+    CELLS_COUNT,
+    SESSION_CELLS,
+    UNASKED,
+    Forecast,
+    Ghost,
+    Returns,
+    Visit,
+    first_turn,
+    goes_on,
+    in_session,
+    shared_cell,
+)
 from unified_cache.tree.node import Node
-from unified_cache.tree.returns import Returns
-from unified_cache.tree.window_worth import WINDOW_CELLS, ResumeShares, window_cell
 
-__all__ = ["AdaptiveQueues"]
+__all__ = ["WINDOW_CELLS", "AdaptiveQueues", "RequestMarks", "ResumeShares", "window_cell"]
+
+MOVED_PAST = CELLS_COUNT + SESSION_CELLS
+"""Cell of ends that sessions have gone on from."""
+WINDOW_CELLS = MOVED_PAST + 1
+"""Cells of a windowed lane: the forecast's, for windows at a prompt's end; those of sessions once more, before it."""
+OFFSETS_MAX = 64
+"""Pages before the end of a prompt that are told apart."""
+HALVED_AT = 4096
+"""Continuations that are counted before counts are halved: habits change."""
+
+
+def window_cell(node: Node) -> int:
+    """Return the cell of a node in a windowed lane."""
+    if not in_session(node.cell):
+        return node.cell
+    if node.moved_past:
+        return MOVED_PAST
+    return node.cell if node.end == node.asked_end else CELLS_COUNT + node.cell
+
+
+class ResumeShares:
+    """Counts of where sessions resume: how far before the end of their last prompt, and how often before it began.
+
+    A page of Full is used by whoever gets that far; a window only by who resumes at its very end. So what the forecast
+    makes of a session is shared out between the ends that its last request left:
+
+        worth = forecast x P(resumed here | goes on), for each page of the window  x square root of the pages before it
+
+    since who does not resume here computes those again; the root keeps few long prompts from driving out many short
+    ones. An end that its session has gone on from is worth as much less as such ends are asked for again.
+    """
+
+    __slots__ = ("_counts", "_total", "moved_past")
+
+    def __init__(self) -> None:
+        self._counts = [1.0 / (1 + offset) for offset in range(OFFSETS_MAX)]
+        """Continuations by the pages of the prompt that they leave; at first, the nearer the end the likelier."""
+        self._total = sum(self._counts)
+        self.moved_past = Returns(8, 1)
+        """Ends that sessions have gone on from."""
+
+    def count(self, node: Node | None, agreed_end: int, last_end: int | None) -> None:
+        """Count a request that agrees with ``node``, and what is above it, up to ``agreed_end``.
+
+        ``last_end`` are the pages of the prompt that it continues; None if it begins a session.
+        """
+        if node is not None and node.moved_past and node.end == agreed_end:
+            self.moved_past.come_back()
+        if last_end is None:
+            return
+        if self._total >= HALVED_AT:
+            self._counts = [count / 2 for count in self._counts]
+            self._total /= 2
+        self._total += 1
+        pages_left = max(last_end - agreed_end, 0)
+        if pages_left < OFFSETS_MAX:
+            self._counts[pages_left] += 1
+
+    def weigh(self, node: Node, lane: int, span: int) -> float:
+        """Return what each window page of a node in ``lane`` is worth, of what the forecast says of its request.
+
+        A window is ``span`` pages. One that has lost a page, or that the lane does not hold any more, is worth nothing.
+        """
+        pages, held_pages = node.end - node.start, node.held_count[lane]
+        if not held_pages or pages - node.last_hole[lane] < min(span, pages):
+            return 0.0
+        resumed = 1.0
+        if in_session(node.cell) and node.moved_past:
+            resumed = self.moved_past.part
+        elif in_session(node.cell):
+            first = max(node.asked_end - node.end, 0)
+            resumed = sum(self._counts[first : first + held_pages]) / self._total
+        return resumed / held_pages * sqrt(node.end)
+
 
 WEIGH_REQUESTS = 4
 """Requests after which the ends of all cells are weighed anew; in between only those that changed, or come up."""
@@ -253,3 +339,132 @@ class AdaptiveQueues(EvictionQueues):
     def _belongs(self, node: Node, lane: int, queue_id: int) -> bool:
         """Return whether a node, if it is evictable, belongs to a queue of a lane."""
         return not node.dead and queue_id == self.queue_id(node, lane)
+
+
+class RequestMarks:
+    """Marks of one tree's nodes: which request used them last; and what is learned from requests as they come.
+
+    A node knows the last request that ended with its pages: number, cell, and how far the next one must agree to
+    continue it. That is written when a request's pages become a leaf; when a leaf goes, its parent takes over the later
+    of the two. A node that is marked anew is offered to the queues, which stand by these marks.
+    """
+
+    __slots__ = ("_has_windows", "_page_key_bytes", "_queues", "forecast")
+
+    def __init__(self, queues: AdaptiveQueues, page_key_bytes: int, *, has_windows: bool) -> None:
+        self._queues = queues
+        self.forecast = queues.forecast
+        self._page_key_bytes = page_key_bytes
+        self._has_windows = has_windows
+        """Whether any component but Full is there: where sessions resume matters to windows and states alone."""
+
+    def arrive(self, prompt: Prompt, path: Sequence[Node], tree_end: int) -> Visit:
+        """Note that a request takes up a prompt, of which the tree has ``tree_end`` pages on ``path``."""
+        node = path[-1] if path else None
+        last = self._recall(prompt, tree_end)
+        is_shared = False
+        if node is not None and in_session(node.cell):
+            if last is None and goes_on(tree_end, node.start, node.asked_end):
+                last = Ghost(node.request, node.cell, node.asked_end, node.end)
+            if node.end == node.asked_end == tree_end:
+                self._queues.tails.come_back()
+        elif node is not None and node.cell < UNASKED:
+            is_shared = last is None and node.end == tree_end
+        if self._has_windows:
+            self._queues.shares.count(node, tree_end, None if last is None else last.end)
+        visit = self.forecast.begin(tree_end, prompt.pages_count, last, below_shared=is_shared)
+        self._queues.follow_forecast()
+        if is_shared and node is not None:
+            self.forecast.close(node.request)
+            self._share(node)
+        return visit
+
+    def _recall(self, prompt: Prompt, start: int) -> Ghost | None:
+        """Take back what is remembered of a prompt's pages from ``start`` on, which have left the tree.
+
+        Returns the last request of the session that they belong to, if there is one.
+        """
+        at = start
+        while at < prompt.pages_count:
+            offset = at * self._page_key_bytes
+            ghost = self.forecast.recall(at, prompt.tokens[offset : offset + self._page_key_bytes])
+            if ghost is None:
+                return None
+            if in_session(ghost.cell):
+                if ghost.end == at + 1:
+                    self._queues.tails.come_back()
+                return ghost
+            self.forecast.close(ghost.number)
+            at = ghost.run_end
+        return None
+
+    def _share(self, node: Node) -> None:
+        """Note that one more session has begun below a node."""
+        node.asked_end = 2 if in_session(node.cell) else node.asked_end + 1
+        node.cell = shared_cell(node.asked_end)
+        node.request = self.forecast.open(node.cell)
+        node.moved_past = False
+        self._queues.offer_all(node)
+
+    def take_up(self, node: Node, parent: Node, visit: Visit | None) -> None:
+        """Note that the pages of ``node``, after ``parent``, are those that a request has asked for last.
+
+        None for pages that storage brought before anybody asked.
+        """
+        if visit is None:
+            first = node
+            while first.parent is not None and first.parent is not parent:
+                first = first.parent
+            ghost = self.forecast.recall(first.start, first.key[: self._page_key_bytes])
+            if ghost is None:
+                ghost = Ghost(self.forecast.open(UNASKED), UNASKED, node.end, node.end)
+            number, cell, asked_end = ghost.number, ghost.cell, ghost.end
+        else:
+            number, cell, asked_end = visit.number, visit.cell, node.end
+        at = node
+        while at is not parent and at.parent is not None:
+            at.request, at.cell, at.asked_end = number, cell, asked_end
+            at = at.parent
+        if visit is None:
+            return
+        self._queues.note_tail(node)
+        if first_turn(visit.cell) and parent.parent is not None and parent.end == visit.start:
+            at = parent
+            while at.parent is not None and in_session(at.cell):
+                self._share(at)
+                at = at.parent
+        elif visit.goes_on and self._has_windows:
+            self._move_past(parent, visit)
+
+    def _move_past(self, node: Node, visit: Visit) -> None:
+        """Note that a session has gone on below: what is kept there is what the next request resumes from."""
+        at = node
+        while at.parent is not None and in_session(at.cell) and not at.moved_past:
+            if at.request != visit.number:
+                self._queues.shares.moved_past.leave()
+                at.moved_past = True
+                self._queues.offer_all(at)
+            at = at.parent
+
+    def settle(self, node: Node, visit: Visit) -> None:
+        """Note that a request has asked for all pages that end with ``node``, and no more."""
+        if node.request == visit.number and node.cell == visit.cell and node.asked_end == node.end:
+            return  # as ``take_up`` has left it
+        if in_session(node.cell) or node.cell == UNASKED:
+            node.request, node.cell, node.asked_end = visit.number, visit.cell, node.end
+            node.moved_past = False
+            self._queues.offer_all(node)
+
+    def child_left(self, parent: Node, child: Node) -> bool:
+        """Have a parent take over from its child, which is evicted, the later request; return whether that was."""
+        if child.request <= parent.request or not in_session(child.cell) or not in_session(parent.cell):
+            return False
+        parent.request, parent.cell, parent.asked_end = child.request, child.cell, child.asked_end
+        parent.moved_past = False
+        return True
+
+    def remember(self, node: Node, end: int) -> None:
+        """Have the forecast remember whose pages of a node from ``end`` on leave the tree."""
+        offset = (end - node.start) * self._page_key_bytes
+        page = node.key[offset : offset + self._page_key_bytes]
+        self.forecast.remember(end, page, Ghost(node.request, node.cell, node.asked_end, node.end))

@@ -24,8 +24,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.pool import Tier
-from unified_cache.tree.node import Node
-from unified_cache.tree.policy import PRIORITY_BIT, History
+from unified_cache.tree.node import PRIORITY_BIT, History, Node
 
 __all__ = ["STALE_MIN", "EvictionQueues", "Queue"]
 

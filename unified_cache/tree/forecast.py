@@ -28,22 +28,125 @@ Everything is a function of the calls: ranks of a group make the same forecast. 
 function, no sum whose order is left to the machine.
 
 Where requests do not differ by more than luck explains, there is no forecast, and lru is right: see ``tells_apart``.
-Where they differ, but have not come back of late as was foretold, it is not believed: see ``track_record``.
+Where they differ, but have not come back of late as was foretold, it is not believed: see ``TrackRecord``.
 """
 
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from math import sqrt
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from unified_cache.tree.track_record import Floats, TrackRecord, summed
+__all__ = ["CELLS_COUNT", "Floats", "Forecast", "Returns", "TrackRecord", "Visit", "summed"]
 
-__all__ = ["CELLS_COUNT", "Forecast", "Visit"]
+HALVED_AT = 4096
+"""Things that are counted before the counts are halved: habits change."""
+RARE = 1 / 16
+"""Part of a kind that may be asked for again, if it is to go before others."""
+
+
+class Returns:
+    """Count of how often one kind of page or window is asked for again."""
+
+    __slots__ = ("_left", "_returned")
+
+    def __init__(self, left: float = 0.0, returned: float = 0.0) -> None:
+        """Begin with what is expected before anything was seen."""
+        self._left = left
+        self._returned = returned
+
+    def leave(self) -> None:
+        """Record a thing of that kind."""
+        if self._left >= HALVED_AT:
+            self._left /= 2
+            self._returned /= 2
+        self._left += 1
+
+    def come_back(self) -> None:
+        """Record that one was asked for again."""
+        self._returned += 1
+
+    @property
+    def part(self) -> float:
+        """Part of them that is asked for again."""
+        return self._returned / self._left
+
+    @property
+    def are_rare(self) -> bool:
+        """Whether hardly any is asked for again."""
+        return self._returned <= RARE * self._left
+
+
+FADING = 0.5
+"""What the score of a check counts at the next one."""
+RECORD_DEVIATIONS = 1.0
+"""Standard deviations by which a score must be below zero before that is taken for more than luck."""
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+
+class TrackRecord:
+    """Score of what a forecast has foretold, by what came: whether requests come back so, or as if all were alike.
+
+    A forecast is slow to unlearn: where users change their habits, it goes on being wrong for about as long as it has
+    been right. But of every request that was waiting at some age two have foretold the chance that it is continued
+    then: the forecast by its cell, and lru, which has one chance for all that never rises with age.
+
+        score = sum of  (chance - common) x (continued / mean - went on waiting / (1 - mean)),  mean of both chances
+
+    is more than zero on average where requests come back as the forecast says, and as much less where they come back as
+    lru says: a logarithm of the ratio of likelihoods, with ``2 (x - 1) / (x + 1)`` in the place of ``log x``, which
+    machines may round differently. A change of habits is seen long before hits tell it: no page has to be evicted.
+    """
+
+    __slots__ = ("_chances", "_common", "_ended", "_score", "_spent", "_spread")
+
+    def __init__(self) -> None:
+        self._ended = self._spent = np.zeros((1, 1))
+        """Continuations, and time that requests spent, by cell and age, until the last check."""
+        self._chances = self._common = np.full((1, 1), 0.5)
+        """What is foretold: no difference, at first."""
+        self._score = 0.0
+        self._spread = 0.0
+        """Variance of the score that luck would bring, were the truth half-way between both."""
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether what was foretold has not come true of late, by more than luck explains."""
+        return self._score < 0 and self._score * self._score > RECORD_DEVIATIONS * RECORD_DEVIATIONS * self._spread
+
+    def check(self, ended: Floats, spent: Floats) -> None:
+        """Score what has come since the last check; counts are those of all that was seen."""
+        continued, waited = ended - self._ended, spent - self._spent
+        self._ended, self._spent = ended, spent
+        if _total(continued) < 0:
+            return  # the log has forgotten every other request meanwhile
+        difference, mean = self._chances - self._common, (self._chances + self._common) / 2
+        score = difference * (continued / mean - waited / (1 - mean))
+        spread = difference * difference * (continued + waited) / (mean * (1 - mean))
+        self._score = FADING * self._score + _total(score)
+        self._spread = FADING * self._spread + _total(spread)
+
+    def foretell(self, hazards: Floats, common: Floats) -> None:
+        """Hold these hazards against what comes, by cell and age, beside the one that all cells have in common.
+
+        A hazard is a number of requests that are continued for each that goes on waiting.
+        """
+        self._chances, self._common = hazards / (1 + hazards), common / (1 + common)
+
+
+def summed(counts: Floats, axis: int) -> Floats:
+    """Add up an axis in its order, whatever the machine, and keep it."""
+    return np.add.accumulate(counts, axis=axis).take([-1], axis=axis)
+
+
+def _total(counts: Floats) -> float:
+    return float(summed(summed(counts, 1), 0)[0, 0])
+
 
 COLUMN_TOKENS = 512
 COLUMNS = 5

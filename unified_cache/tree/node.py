@@ -1,18 +1,56 @@
-"""A run of pages in the radix tree, and what each component holds of it on each tier.
+"""A run of pages in the radix tree, what each component holds of it on each tier, and how much of that locks protect.
 
 Everything per component and tier is kept in flat lists indexed by *lane*: ``tier * components_count + component``.
 What a reader of the device alone, or of device and host together, sees is indexed by *view* in the same way.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.page import TOKEN_BYTES
-from unified_cache.page_digests import PageDigests
+from unified_cache.page import TOKEN_BYTES, PageDigests
 from unified_cache.pool import Slots
-from unified_cache.tree.policy import History
 
-__all__ = ["ANYWHERE", "ON_DEVICE", "Node", "Protection"]
+__all__ = [
+    "ANYWHERE",
+    "CHANGED_NODES_MAX",
+    "ON_DEVICE",
+    "PRIORITY_BIT",
+    "UNNAMED",
+    "History",
+    "Node",
+    "PageCounts",
+    "Protection",
+]
+
+PRIORITY_BIT = 64
+"""Ranks hold the priority above this bit and the stamp below; a stamp counts touches and stays far smaller."""
+UNNAMED = -(1 << 31)
+"""Priority of pages that no request named one for: they go first."""
+
+
+@dataclass(slots=True)
+class History:
+    """History of a node in one lane beside its stamp, which its rank depends on; a split gives both halves a copy.
+
+    Ranks are the order in which the nodes of a lane are evicted:
+
+    lru        least recently used; the stamp is the rank, and nothing else is kept
+    priority   lowest priority first, lru within
+    adaptive   what a forecast says is worth least; see ``unified_cache.tree.forecast``. Here it is as lru: a queue for
+               each kind of request, in which the stamp is the rank
+
+    A rank depends on history and stamp alone, and never falls: no touch, use, arrival or higher priority makes a node
+    go earlier. Only so may a queue find out a new rank when the node comes up; what makes a node go earlier is a change
+    of queue.
+    """
+
+    priority: int = UNNAMED
+    """The highest that requests that needed the pages have named."""
+    preferences: int = 0
+    """Preferences that cover the node in this lane."""
+
 
 ON_DEVICE = 0
 """View of the device tier alone."""
@@ -21,7 +59,7 @@ ANYWHERE = 1
 
 
 class Protection:
-    """Pages of one node that locks keep from eviction, as last counted (see ``page_counts``)."""
+    """Pages of one node that locks keep from eviction, as last counted (see ``PageCounts``)."""
 
     __slots__ = ("children", "is_protected", "pages")
 
@@ -190,3 +228,89 @@ class Node:
 def _last_hole(slots: Slots) -> int:
     holes = np.flatnonzero(slots < 0)
     return int(holes[-1]) + 1 if holes.size else 0
+
+
+CHANGED_NODES_MAX = 64
+"""Nodes that may wait to be counted anew: what asking may cost."""
+
+
+class PageCounts:
+    """Protected pages of every lane, counted as locks change, so that an engine may ask for them in O(1).
+
+    A page is *protected* when eviction could not give it back now, not even after pages that have to go before it.
+    Every other page that the tree holds is *evictable*. A lock protects, in each lane of its tier:
+
+        Full            every page of the nodes it pins, and every page above them: Full goes from the tail
+        any other       the pages from where the lock begins, and no page above
+
+    Evicting moves pages from evictable to free and changes neither count of any other page. What goes with an evictable
+    page, because it stands on it, was evictable in its own lane: a lock that pins it would protect the page below it.
+    So in each lane *free + evictable* is what can be allocated, in all lanes at once. And so only locks, and what is
+    filled in below them, are counted here: neither a new leaf nor an eviction changes how many pages are protected.
+
+    A lock only notes the nodes it pins. They are counted when somebody asks, or when many have been noted: a request
+    that locks a long path and lets go of it climbs it once at most, up to the first node that other locks protect.
+    """
+
+    __slots__ = ("_components_count", "_protected", "changed")
+
+    def __init__(self, components_count: int) -> None:
+        self._components_count = components_count
+        self._protected = [0] * (2 * components_count)
+        """Sum of ``Protection.pages`` over all nodes, by lane."""
+        self.changed: set[Node] = set()
+        """Nodes whose locks have changed, or whose slots below locks, since they were counted; some may be dead."""
+
+    def protected(self, lane: int) -> int:
+        """Return the pages of a lane that locks keep from eviction."""
+        self.count_changed()
+        return self._protected[lane]
+
+    def count_changed(self) -> None:
+        """Count the nodes that have changed."""
+        while self.changed:
+            self._count(self.changed.pop())
+
+    def _count(self, node: Node) -> None:
+        """Count a node anew, and the nodes above it as far up as its locks make a difference."""
+        for tier, lane in enumerate((0, self._components_count)):
+            at = node
+            protection = self._recount(at, lane)
+            while at.parent is not None:
+                is_protected = at.locks[lane] > 0 or protection.children[tier] > 0
+                if is_protected == protection.is_protected[tier]:
+                    break
+                protection.is_protected[tier] = is_protected
+                at = at.parent
+                protection = self._protection(at)
+                protection.children[tier] += 1 if is_protected else -1
+                self._recount(at, lane)
+        for lane in range(len(self._protected)):
+            if lane % self._components_count:
+                self._recount(node, lane)
+
+    def _recount(self, node: Node, lane: int) -> Protection:
+        protection = self._protection(node)
+        count = self.protected_in(node, lane)
+        self._protected[lane] += count - protection.pages[lane]
+        protection.pages[lane] = count
+        return protection
+
+    def _protection(self, node: Node) -> Protection:
+        if node.protection is None:
+            node.protection = Protection(len(self._protected))
+        return node.protection
+
+    def protected_in(self, node: Node, lane: int) -> int:
+        """Count the protected pages of one node in a lane; of Full, if its children have been counted."""
+        held_count = node.held_count[lane]
+        if not held_count or node.locks[lane]:
+            return held_count
+        tier, component = divmod(lane, self._components_count)
+        if not component:
+            return held_count if node.protection is not None and node.protection.children[tier] else 0
+        slots = node.slots[lane]
+        first_pinned = node.first_pinned(lane)
+        if slots is None or first_pinned == node.pages:
+            return 0
+        return int(np.count_nonzero(slots[first_pinned:] >= 0))

@@ -10,32 +10,31 @@ from operator import index
 
 import numpy as np
 
-from unified_cache.arguments import check_kind
 from unified_cache.config import EvictionConfig, EvictionPolicy
-from unified_cache.errors import ConfigError, InputError, LockError, StaleMatchError
-from unified_cache.forgotten import ForgottenPages
-from unified_cache.miss_reason import MissReason
-from unified_cache.page import TOKEN_BYTES, Prompt
-from unified_cache.page_digests import digests_where
+from unified_cache.errors import ConfigError, InputError, LockError, StaleMatchError, check_kind
+from unified_cache.miss_reason import ForgottenPages, MissReason
+from unified_cache.page import TOKEN_BYTES, Prompt, digests_where
 from unified_cache.pool import Component, Pages, Slots, Tier
 from unified_cache.tree import evict as eviction
-from unified_cache.tree import transfer as transfers
-from unified_cache.tree.adaptive_queues import AdaptiveQueues
+from unified_cache.tree import lock as locks
+from unified_cache.tree.adaptive_queues import AdaptiveQueues, RequestMarks
 from unified_cache.tree.check import check
 from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.forecast import Forecast, Visit
-from unified_cache.tree.insert import Inserted, insert
-from unified_cache.tree.lock import Lock, lock, release_windows, unlock
-from unified_cache.tree.match import Match, find, held_pages, make_recent, node_at, path_slots, peek
-from unified_cache.tree.node import Node
-from unified_cache.tree.policy import UNNAMED
-from unified_cache.tree.preferences import Preference, Preferences
-from unified_cache.tree.request_marks import RequestMarks
-from unified_cache.tree.room import evictable_mask, fitting_end
-from unified_cache.tree.runs import HeldRun, held_runs
-from unified_cache.tree.sessions import SessionHints
-from unified_cache.tree.state import Freed, TreeState
-from unified_cache.tree.transfer import Published, Transfer
+from unified_cache.tree.lock import (
+    Lock,
+    Published,
+    Transfer,
+    evictable_mask,
+    fitting_end,
+    lock,
+    release_windows,
+    unlock,
+)
+from unified_cache.tree.match import Inserted, Match, find, held_pages, insert, make_recent, node_at, path_slots, peek
+from unified_cache.tree.node import UNNAMED, Node
+from unified_cache.tree.preferences import Preference, Preferences, SessionHints
+from unified_cache.tree.state import Freed, HeldRun, TreeState, held_runs
 from unified_cache.window import window
 
 __all__ = ["RadixTree"]
@@ -349,22 +348,22 @@ class RadixTree:
         Raises:
             StaleMatchError, InputError: as ``lock``.
         """
-        transfer = transfers.begin(self._state, self._node(found, end), end, source, target, at_once=at_once)
+        transfer = locks.begin_transfer(self._state, self._node(found, end), end, source, target, at_once=at_once)
         self._transfers[transfer] = None
         return transfer
 
     def expect(self, transfer: Transfer, targets: Sequence[Slots]) -> None:
         """Give a transfer one array of slots for each entry of its ``wanted``."""
-        transfers.expect(self._state, transfer, targets)
+        locks.expect_pages(self._state, transfer, targets)
 
     def publish(self, transfer: Transfer) -> Published:
         """Publish what a transfer brought and unpin its source; its target stays pinned."""
-        return transfers.publish(transfer.target.tree, transfer)
+        return locks.publish_transfer(transfer.target.tree, transfer)
 
     def release(self, transfer: Transfer) -> list[Slots]:
         """End a transfer: unpin the rest; return by component the slots of pages that were not published."""
         self._transfers.pop(transfer, None)
-        return transfers.release(transfer.target.tree, transfer)
+        return locks.release_transfer(transfer.target.tree, transfer)
 
     def locks_out(self) -> list[Lock]:
         """Return the locks that are out, those of transfers too; none that ``clear`` made void."""
@@ -446,7 +445,7 @@ class RadixTree:
         return sum(1 for _ in self._state.nodes())
 
     def protected_pages(self, tier: Tier, component: int) -> int:
-        """Return the pages held that ``evict`` would not give back if asked for all. O(1), see ``page_counts``."""
+        """Return the pages held that ``evict`` would not give back if asked for all. O(1), see ``PageCounts``."""
         return self._state.counts.protected(self._lane(tier, component))
 
     def _lane(self, tier: Tier, component: int) -> int:

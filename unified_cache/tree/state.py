@@ -1,24 +1,21 @@
 """State shared by the tree's modules: roots, eviction queues, counts, and the changes of nodes: split, fill, drop."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.forgotten import ForgottenPages
-from unified_cache.miss_reason import MissReason
-from unified_cache.page import TOKEN_BYTES
-from unified_cache.page_digests import DIGEST_BYTES, chained_digests, digests_where, root_digest
+from unified_cache.miss_reason import ForgottenPages, MissReason
+from unified_cache.page import DIGEST_BYTES, TOKEN_BYTES, chained_digests, digests_where, root_digest
 from unified_cache.pool import Slots, no_slots
 from unified_cache.slots import MapChange
+from unified_cache.tree.adaptive_queues import RequestMarks
 from unified_cache.tree.eviction_queues import EvictionQueues
-from unified_cache.tree.node import ANYWHERE, Node
-from unified_cache.tree.page_counts import PageCounts
-from unified_cache.tree.request_marks import RequestMarks
+from unified_cache.tree.node import ANYWHERE, Node, PageCounts
 
-__all__ = ["Freed", "TreeState"]
+__all__ = ["Freed", "HeldRun", "TreeState", "held_runs"]
 
 
 class Freed(NamedTuple):
@@ -328,3 +325,35 @@ def _split_slots(upper: Node, lower: Node, lane: int, offset: int) -> None:
     # Copies: a view would keep the whole run's array alive for as long as either part lives.
     upper.slots[lane] = above.copy() if live_above else None
     lower.slots[lane] = held[offset:].copy() if lower.held_count[lane] else None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRun:
+    """A run of pages in the tree. Its keys follow from those of the run that it continues."""
+
+    root: bytes
+    """Name of the root, see ``Prompt.root``."""
+    parent: int | None
+    """Number of the run that it continues, in the same list; None for a run that begins at a root."""
+    tokens: bytes
+    """Encoded, whole pages."""
+    pages_count: int
+    slots: tuple[Slots | None, ...]
+    """Slot of every page, by lane, -1 for a hole; None where nothing is held. Copies."""
+
+
+def held_runs(tree: TreeState) -> list[HeldRun]:
+    """Return the tree's runs, each after the one that it continues."""
+    runs: list[HeldRun] = []
+    numbers: dict[Node, int] = {}
+    roots: dict[Node, bytes] = {}
+    for node in tree.nodes():
+        parent = node.parent
+        assert parent is not None
+        root = roots.get(parent, parent.key)
+        roots[node] = root
+        numbers[node] = len(runs)
+        slots = tuple(None if held is None else held.copy() for held in node.slots)
+        assert len(node.key) == node.pages * tree.page_size * TOKEN_BYTES
+        runs.append(HeldRun(root, numbers.get(parent), node.key, node.pages, slots))
+    return runs

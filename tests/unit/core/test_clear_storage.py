@@ -8,7 +8,7 @@ import pytest
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.operations import PAGE, SPANS, Stepped, engine, filled, serve, started, tokens
 from unified_cache.controller import InlineWorkers, LeftOut, NotStarted, OperationState, TransferKind
-from unified_cache.controller.clearing import Clearing
+from unified_cache.controller.storage_tier import Clearing
 from unified_cache.errors import StorageError
 from unified_cache.page import Prompt
 from unified_cache.pool import Identity

@@ -15,8 +15,7 @@ from tests.support.operations import PAGE, SPANS, Stepped, serve, started, token
 from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy, Retention, WritePolicy
 from unified_cache.controller import InlineWorkers, NotStarted, Workers
 from unified_cache.errors import ConfigError
-from unified_cache.explain.explanation import ComponentExplanation, Explanation
-from unified_cache.explain.reasons import Reason
+from unified_cache.explain.explanation import ComponentExplanation, Explanation, Reason
 from unified_cache.miss_reason import MissReason
 from unified_cache.page import Namespace
 from unified_cache.pool import Identity

@@ -6,10 +6,16 @@ import numpy as np
 import pytest
 
 from tests.support.components import toy_components
-from unified_cache.forgotten import FORGOTTEN_PAGE_BYTES, ForgottenPages
-from unified_cache.miss_reason import MissReason
-from unified_cache.page import TOKEN_BYTES, Namespace, Prompt
-from unified_cache.page_digests import DIGEST_BYTES, PageDigests, chained_digests, prompt_digests
+from unified_cache.miss_reason import FORGOTTEN_PAGE_BYTES, ForgottenPages, MissReason
+from unified_cache.page import (
+    DIGEST_BYTES,
+    TOKEN_BYTES,
+    Namespace,
+    PageDigests,
+    Prompt,
+    chained_digests,
+    prompt_digests,
+)
 from unified_cache.pool import Tier
 from unified_cache.tree import RadixTree
 from unified_cache.window import SPAN_ALL

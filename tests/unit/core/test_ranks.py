@@ -43,7 +43,7 @@ from unified_cache.errors import (
 from unified_cache.pool import Pages, Tier
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.ranks import LocalRanks, RankGroup, check_alike, together
-from unified_cache.ranks.agreement import failed_ranks
+from unified_cache.ranks.group import failed_ranks
 from unified_cache.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, PageIO

@@ -15,7 +15,7 @@ from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy
 from unified_cache.controller import InlineWorkers
 from unified_cache.memory import NoBytes
 from unified_cache.pool import Identity
-from unified_cache.tree import Lock, sessions
+from unified_cache.tree import Lock, preferences
 from unified_cache.window import SPAN_ALL
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -123,13 +123,13 @@ def test_names_alone_change_no_victim() -> None:
 
 
 def test_sessions_that_are_known_are_bounded_and_hold_no_tokens_that_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "SESSIONS_MAX", 5)
+    monkeypatch.setattr(preferences, "SESSIONS_MAX", 5)
     served = NamedSessions()
     for number in range(60):
         served.serve([100 * number + page for page in range(6)], f"s{number}")
     known = served.cache._ledger.tree._sessions._ends
     assert list(known) == [f"s{number}" for number in range(55, 60)]
-    monkeypatch.setattr(sessions, "SESSIONS_MAX", 100)
+    monkeypatch.setattr(preferences, "SESSIONS_MAX", 100)
     for number in range(30):
         served.serve([100 * number + page for page in range(6)], f"s{number}")
     assert all(not node.key for node in known.values() if node.dead)

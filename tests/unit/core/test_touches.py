@@ -12,7 +12,7 @@ from tests.support.operations import PAGE, SPANS, configured, filled, tokens
 from tests.support.ranks import ThreadRanks, digest_of, in_threads, ranked, same
 from unified_cache.config import WritePolicy
 from unified_cache.controller import InlineWorkers, TouchCounts
-from unified_cache.controller.touches import TOUCHES_MAX
+from unified_cache.controller.storage_tier import TOUCHES_MAX
 from unified_cache.errors import StorageError
 from unified_cache.page import Prompt
 from unified_cache.seal import Label

@@ -20,10 +20,10 @@ def test_a_traceback_names_the_lines_of_the_core_that_it_went_through() -> None:
     frames = [
         frame
         for frame in traceback.extract_tb(refused.value.__traceback__)
-        if frame.filename.endswith("unified_cache/tree/insert.py")
+        if frame.filename.endswith("unified_cache/tree/match.py")
     ]
     assert [frame.name for frame in frames] == ["insert", "_check_input"]
-    source = (ROOT / "unified_cache/tree/insert.py").read_text(encoding="utf-8").splitlines()
+    source = (ROOT / "unified_cache/tree/match.py").read_text(encoding="utf-8").splitlines()
     for frame in frames:
         assert frame.lineno is not None
         assert frame.line == source[frame.lineno - 1].strip()

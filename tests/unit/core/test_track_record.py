@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from unified_cache.tree.track_record import Floats, TrackRecord
+from unified_cache.tree.forecast import Floats, TrackRecord
 
 CELLS, AGES = 6, 4
 COMMON = np.full((1, AGES), 0.05)

@@ -7,9 +7,9 @@ from tests.support.components import toy_components
 from unified_cache.config import EvictionConfig, EvictionPolicy
 from unified_cache.page import Prompt
 from unified_cache.pool import Tier
-from unified_cache.tree import RadixTree, adaptive_queues, forecast, track_record
+from unified_cache.tree import RadixTree, adaptive_queues, forecast
+from unified_cache.tree.adaptive_queues import ResumeShares
 from unified_cache.tree.node import Node
-from unified_cache.tree.window_worth import ResumeShares
 from unified_cache.window import SPAN_ALL, needed_pages
 
 WINDOW_LANE = 1
@@ -62,7 +62,7 @@ def early(monkeypatch: pytest.MonkeyPatch) -> None:
     What is served then is not what it was learned from: sessions that all wait, which it would take for new habits.
     """
     monkeypatch.setattr(forecast, "REFRESH_REQUESTS", (16, 16))
-    monkeypatch.setattr(track_record, "DEVIATIONS", 100.0)
+    monkeypatch.setattr(forecast, "RECORD_DEVIATIONS", 100.0)
     monkeypatch.setattr(forecast, "COLUMN_TOKENS", 1)
     monkeypatch.setattr(adaptive_queues, "WEIGH_REQUESTS", 1)
 

@@ -54,7 +54,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "unified_cache/cache.py::UnifiedCache.open": "each is one part that an engine brings, five of them by name",
     },
     "swallowed_exceptions": {
-        "unified_cache/controller/workers.py::run_turn": "the one edge where backends' code runs on our threads; "
+        "unified_cache/controller/controller.py::run_turn": "the one edge where backends' code runs on our threads; "
         "the exception becomes the operation's error",
         "unified_cache/integrations/sglang/hicache.py::UnifiedCacheHiCache._safely": "the edge to SGLang's only worker "
         "thread of a kind, which ends if anything is raised; the exception becomes a miss and a line in the log",

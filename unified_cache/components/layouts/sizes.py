@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from unified_cache.arguments import did_you_mean
 from unified_cache.components.kinds import Full, RecurrentState, SlidingWindow
 from unified_cache.components.layouts.fields import COUNT_MAX
-from unified_cache.errors import LayoutError
+from unified_cache.errors import LayoutError, did_you_mean
 from unified_cache.pool import Component, ModelLayout, PoolSpec, place_layers
 from unified_cache.seal import HEADER_BYTES
 

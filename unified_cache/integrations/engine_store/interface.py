@@ -7,9 +7,8 @@ from enum import Enum
 from threading import Lock
 from typing import NamedTuple
 
-from unified_cache.arguments import check_kind
 from unified_cache.config import GuardConfig
-from unified_cache.errors import ConfigError
+from unified_cache.errors import ConfigError, check_kind
 from unified_cache.page import PageKey
 from unified_cache.seal import Flaw, Label
 from unified_cache.storage_backends.common.breaker import BreakerState

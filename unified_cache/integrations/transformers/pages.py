@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from unified_cache.arguments import check_kind
 from unified_cache.components import Full, RecurrentState, SlidingWindow
-from unified_cache.errors import ConfigError, LayoutError
+from unified_cache.errors import ConfigError, LayoutError, check_kind
 from unified_cache.integrations.transformers.layer_rows import (
     CHECKPOINT,
     FULL_POOLS,
