@@ -1,4 +1,4 @@
-"""Scheduling of backups: one small class for each write policy, and the queues of prompts that wait for a backup.
+"""Scheduling of backups: the write policy in force, and the queues of prompts that wait for a backup.
 
                 inserted, used again
                         |
@@ -18,7 +18,6 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -38,7 +37,7 @@ from unified_cache.errors import ClosedError, ConfigError
 from unified_cache.page import PageKey, Prompt
 from unified_cache.ranks import RankGroup
 
-__all__ = ["BackupCounts", "BackupScheduler", "WriteStrategy"]
+__all__ = ["BackupCounts", "BackupScheduler"]
 
 QUEUED_PROMPTS_MAX = 4096
 """Prompts that one queue holds at most, however short they are; of more, the oldest fall out."""
@@ -104,99 +103,42 @@ def sorted_by_pages(pages: dict[LeftOut, int]) -> list[tuple[LeftOut, int]]:
     return sorted(pages.items(), key=lambda each: -each[1])
 
 
-class WriteStrategy(Protocol):
-    """A write policy: which prompts it backs up, and when."""
+class DirtyQueue:
+    """Prompts that write-back has put off, the oldest first, until more than ``pages_max`` device pages wait."""
 
-    @property
-    def writes_inserted(self) -> bool:
-        """Whether every prompt that is inserted is to be backed up; the device then evicts nothing without a copy."""
-        ...
-
-    @property
-    def writes_reused(self) -> bool:
-        """Whether a prompt is to be backed up when a request uses it that another one left on the device."""
-        ...
-
-    def put_off(self, request: BackupRequest, new_pages: int) -> list[BackupRequest]:
-        """Take a prompt, the last ``new_pages`` pages of which are new on the device; return those due now."""
-        ...
-
-    def rest(self) -> list[BackupRequest]:
-        """Return all that was put off: the policy changes, or the cache is closed."""
-        ...
-
-    @property
-    def waiting(self) -> Iterable[BackupRequest]:
-        """Prompts that are put off."""
-        ...
-
-
-class WriteOnCall:
-    """Back up on call only."""
-
-    writes_inserted = False
-    writes_reused = False
-    waiting: Iterable[BackupRequest] = ()
-
-    def put_off(self, request: BackupRequest, new_pages: int) -> list[BackupRequest]:
-        """Put off nothing."""
-        return [request]
-
-    def rest(self) -> list[BackupRequest]:
-        """Return nothing: no prompt waits."""
-        return []
-
-
-class WriteThrough(WriteOnCall):
-    """Write-through: back up every prompt as soon as it is inserted."""
-
-    writes_inserted = True
-
-
-class WriteThroughSelective(WriteOnCall):
-    """Write-through selective: back up a prompt when it is used a second time."""
-
-    writes_reused = True
-
-
-class WriteBack(WriteOnCall):
-    """Write-back: back up the oldest dirty prompts once more than ``dirty_pages_max`` device pages wait."""
-
-    writes_inserted = True
-
-    def __init__(self, dirty_pages_max: int, counts: BackupCounts) -> None:
+    def __init__(self, pages_max: int, counts: BackupCounts) -> None:
         self._counts = counts
-        self._dirty_pages_max = dirty_pages_max
-        self._dirty_pages = 0
-        self._dirty: OrderedDict[PageKey, tuple[BackupRequest, int]] = OrderedDict()
+        self._pages_max = pages_max
+        self._pages = 0
+        self._requests: OrderedDict[PageKey, tuple[BackupRequest, int]] = OrderedDict()
 
     @property
-    def waiting(self) -> Iterable[BackupRequest]:  # type: ignore[override]  # computed, where the others have none
-        """Prompts that are put off."""
-        return [request for request, _ in self._dirty.values()]
+    def requests(self) -> list[BackupRequest]:
+        """All of them."""
+        return [request for request, _ in self._requests.values()]
 
-    def put_off(self, request: BackupRequest, new_pages: int) -> list[BackupRequest]:
-        """Queue it behind the others; return the oldest of those that are too many."""
+    def add(self, request: BackupRequest, new_pages: int) -> list[BackupRequest]:
+        """Queue a prompt, the last ``new_pages`` of which are new on the device; return the oldest of too many."""
         key = request.prompt.keys[-1]
-        if key in self._dirty:
-            earlier, waiting_pages = self._dirty.pop(key)
+        if key in self._requests:
+            earlier, waiting_pages = self._requests.pop(key)
             self._counts.asked_pages -= request.merge(earlier)
             new_pages += waiting_pages
-            self._dirty_pages -= waiting_pages
-        self._dirty[key] = (request, new_pages)
-        self._dirty_pages += new_pages
+            self._pages -= waiting_pages
+        self._requests[key] = (request, new_pages)
+        self._pages += new_pages
         due: list[BackupRequest] = []
-        while self._dirty and (self._dirty_pages > self._dirty_pages_max or len(self._dirty) > QUEUED_PROMPTS_MAX):
-            _, (oldest, pages) = self._dirty.popitem(last=False)
-            self._dirty_pages -= pages
+        while self._requests and (self._pages > self._pages_max or len(self._requests) > QUEUED_PROMPTS_MAX):
+            _, (oldest, pages) = self._requests.popitem(last=False)
+            self._pages -= pages
             due.append(oldest)
         return due
 
-    def rest(self) -> list[BackupRequest]:
-        """Return all of them."""
-        waiting = [request for request, _ in self._dirty.values()]
-        self._dirty.clear()
-        self._dirty_pages = 0
+    def take_all(self) -> list[BackupRequest]:
+        """Return and forget all of them."""
+        waiting = self.requests
+        self._requests.clear()
+        self._pages = 0
         return waiting
 
 
@@ -277,7 +219,9 @@ class BackupScheduler:
         """When the first of either queue is tried again, whatever happens."""
         self._pause_s = RETRY_PAUSE_S
         self._released_count = 0
-        self._writer = _writer_of(config, self._counts)
+        self._policy = _policy_of(config)
+        self._dirty = DirtyQueue(int(config.device_pages[0] * config.dirty_share), self._counts)
+        """Those that write-back has put off."""
 
     @property
     def writes_inserted(self) -> bool:
@@ -285,18 +229,18 @@ class BackupScheduler:
 
         A prompt may be lost all the same, where the host has no room for long enough: ``counts`` says so.
         """
-        return self._writer.writes_inserted
+        return self._policy in (WritePolicy.THROUGH, WritePolicy.BACK)
 
     def reused(self, prompt: Prompt) -> None:
         """Record that a request uses a prompt which another one left on the device."""
-        if self._writer.writes_reused:
+        if self._policy is WritePolicy.SELECTIVE:
             self._ask(prompt)
         for queue in (self._for_room, self._for_store):
             self._make_due(queue.take_used(prompt))
 
     def inserted(self, prompt: Prompt, new_pages: int) -> None:
         """Record that a prompt is on the device, its last ``new_pages`` pages for the first time."""
-        if self._writer.writes_inserted:
+        if self.writes_inserted:
             self._ask(prompt, new_pages)
 
     def follow(self, config: CacheConfig) -> None:
@@ -305,13 +249,13 @@ class BackupScheduler:
         Raises:
             ConfigError: as on construction; the old policy stays.
         """
-        writer = _writer_of(config, self._counts)
+        policy = _policy_of(config)
         self.give_up_waiting()
-        self._writer = writer
+        self._policy = policy
 
     def give_up_waiting(self) -> None:
         """Make all due that the policy has put off, and what is to be tried again."""
-        self._make_due(self._writer.rest())
+        self._make_due(self._dirty.take_all())
         for queue in (self._for_room, self._for_store):
             self._make_due(queue.take(len(queue)))
 
@@ -382,7 +326,7 @@ class BackupScheduler:
 
     def counts(self) -> BackupCounts:
         """Return what came of all pages that the policy meant to back up."""
-        waiting = [*self._due, *self._running.values(), *self._writer.waiting]
+        waiting = [*self._due, *self._running.values(), *self._dirty.requests]
         waiting += [*self._for_room.requests, *self._for_store.requests]
         counts = replace(
             self._counts,
@@ -400,7 +344,8 @@ class BackupScheduler:
     def _ask(self, prompt: Prompt, new_pages: int = 0) -> None:
         request = self._request_of(prompt)
         self._counts.asked_pages += request.pages_count
-        self._make_due(self._writer.put_off(request, new_pages))
+        is_put_off = self._policy is WritePolicy.BACK
+        self._make_due(self._dirty.add(request, new_pages) if is_put_off else [request])
 
     def _make_due(self, requests: Iterable[BackupRequest]) -> None:
         self._due += requests
@@ -467,16 +412,9 @@ def _reason_of(operation: Operation) -> LeftOut:
     return LeftOut.STOPPED if operation.error is None else LeftOut.FAILED
 
 
-def _writer_of(config: CacheConfig, counts: BackupCounts) -> WriteStrategy:
-    policy = config.write
-    if policy is WritePolicy.THROUGH and not config.host_pages[0]:
-        return WriteOnCall()  # through a host tier that is not there: nothing to write to
-    if policy is not WritePolicy.ON_CALL and not config.host_pages[0]:
-        raise ConfigError(f"the write policy {policy.value} needs host pages, found {config.host_pages}")
-    if policy is WritePolicy.BACK:
-        return WriteBack(int(config.device_pages[0] * config.dirty_share), counts)
-    return {
-        WritePolicy.ON_CALL: WriteOnCall,
-        WritePolicy.THROUGH: WriteThrough,
-        WritePolicy.SELECTIVE: WriteThroughSelective,
-    }[policy]()
+def _policy_of(config: CacheConfig) -> WritePolicy:
+    if config.host_pages[0] or config.write is WritePolicy.ON_CALL:
+        return config.write
+    if config.write is WritePolicy.THROUGH:
+        return WritePolicy.ON_CALL  # through a host tier that is not there: nothing to write to
+    raise ConfigError(f"the write policy {config.write.value} needs host pages, found {config.host_pages}")
