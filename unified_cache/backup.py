@@ -252,7 +252,7 @@ class Backups:
         self._take_off_known(run, found)
         longest = max(ledger.fitting_end(found, Tier.DEVICE, Tier.HOST), tree.full_end(found, Tier.HOST))
         if longest < found.device_end:
-            ledger.fates.note_unbacked(prompt.head(found.device_end), MissReason.HOST_FULL)
+            ledger.changes.remember_unbacked(prompt.head(found.device_end), MissReason.HOST_FULL)
         for end in [longest, *self._other_ends(found, longest, run)] if longest else ():
             if end != longest:
                 found = look(prompt.head(end))
@@ -261,7 +261,7 @@ class Backups:
             with begin(found, end) as held:
                 moving = held_by_all(self._ranks, held)
                 if moving is None:
-                    ledger.fates.note_unbacked(prompt.head(end), MissReason.HOST_FULL)
+                    ledger.changes.remember_unbacked(prompt.head(end), MissReason.HOST_FULL)
                     continue
                 yield from self._copy(run, moving)
                 if run.storage is not None:
@@ -358,7 +358,7 @@ class Backups:
             is_copied = True
         finally:
             if not is_copied:
-                ledger.fates.note_unbacked(prompt, MissReason.BACKUP_FAILED)
+                ledger.changes.remember_unbacked(prompt, MissReason.BACKUP_FAILED)
         published = moving.publish()
         for part in published:
             if run.storage is None:
@@ -412,7 +412,7 @@ class Backups:
             run.operation = yield job
             whole = true_for_all(self._ranks, job.stored)
         finally:
-            if ledger.fates.remembers:
+            if ledger.changes.forgotten is not None:
                 self._note_puts(prompt, parts, whole, job)
             if ledger.changes.is_watched:
                 for part, mask in zip(parts, whole, strict=True):
@@ -506,7 +506,7 @@ class Backups:
 
     def _note_puts(self, prompt: Prompt, parts: Sequence[PageCopies], whole: Sequence[Pages], job: StoreJob) -> None:
         """Note what became of pages that were offered to storage."""
-        note = self._ledger.fates.note_stored
+        note = self._ledger.changes.remember_stored
         for number, (part, stored) in enumerate(zip(parts, whole, strict=True)):
             taken = part.where(stored)
             note(part.component, prompt, taken.pages, MissReason.STORE_LOST)
@@ -540,7 +540,7 @@ class Backups:
 
     def note_declined(self, prompt: Prompt) -> None:
         """Record that a backup of a prompt was not started."""
-        self._ledger.fates.note_unbacked(prompt, MissReason.BACKUP_DECLINED)
+        self._ledger.changes.remember_unbacked(prompt, MissReason.BACKUP_DECLINED)
 
     def clear(self, storage: StorageTier) -> JobSteps:
         """Remove from storage what this rank has put there; no backup puts anything meanwhile. Returns objects."""
@@ -549,7 +549,7 @@ class Backups:
             with storage.clearing.clear():
                 yield job
         finally:
-            self._ledger.fates.note_storage_cleared()
+            self._ledger.changes.remember_storage_cleared()
             self._ledger.forget_stored()
         return job.removed_count
 

@@ -103,73 +103,38 @@ def sorted_by_pages(pages: dict[LeftOut, int]) -> list[tuple[LeftOut, int]]:
     return sorted(pages.items(), key=lambda each: -each[1])
 
 
-class DirtyQueue:
-    """Prompts that write-back has put off, the oldest first, until more than ``pages_max`` device pages wait."""
+class BackupQueue:
+    """Prompts that wait for a backup, the one first that has waited longest."""
 
-    def __init__(self, pages_max: int, counts: BackupCounts) -> None:
+    def __init__(self, pages_max: int, counts: BackupCounts, *, prompts_min: int = 0) -> None:
+        """Hold ``pages_max`` pages at most; with more the oldest fall out, but for the last ``prompts_min``."""
         self._counts = counts
         self._pages_max = pages_max
+        self._prompts_min = prompts_min
         self._pages = 0
         self._requests: OrderedDict[PageKey, tuple[BackupRequest, int]] = OrderedDict()
+        """With the pages that each counts as."""
+
+    def __len__(self) -> int:
+        return len(self._requests)
 
     @property
     def requests(self) -> list[BackupRequest]:
         """All of them."""
         return [request for request, _ in self._requests.values()]
 
-    def add(self, request: BackupRequest, new_pages: int) -> list[BackupRequest]:
-        """Queue a prompt, the last ``new_pages`` of which are new on the device; return the oldest of too many."""
+    def add(self, request: BackupRequest, pages: int) -> list[BackupRequest]:
+        """Queue a prompt, as ``pages`` more, behind the others; return those that fall out, the oldest."""
         key = request.prompt.keys[-1]
         if key in self._requests:
             earlier, waiting_pages = self._requests.pop(key)
             self._counts.asked_pages -= request.merge(earlier)
-            new_pages += waiting_pages
             self._pages -= waiting_pages
-        self._requests[key] = (request, new_pages)
-        self._pages += new_pages
-        due: list[BackupRequest] = []
-        while self._requests and (self._pages > self._pages_max or len(self._requests) > QUEUED_PROMPTS_MAX):
-            _, (oldest, pages) = self._requests.popitem(last=False)
-            self._pages -= pages
-            due.append(oldest)
-        return due
-
-    def take_all(self) -> list[BackupRequest]:
-        """Return and forget all of them."""
-        waiting = self.requests
-        self._requests.clear()
-        self._pages = 0
-        return waiting
-
-
-class RetryQueue:
-    """Prompts to be tried again, the one first that has waited longest, of at most ``pages_max`` pages together."""
-
-    def __init__(self, pages_max: int, counts: BackupCounts) -> None:
-        self._counts = counts
-        self._pages_max = pages_max
-        self._pages = 0
-        self._requests: OrderedDict[PageKey, BackupRequest] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    @property
-    def requests(self) -> Iterable[BackupRequest]:
-        """All of them."""
-        return self._requests.values()
-
-    def add(self, request: BackupRequest) -> list[BackupRequest]:
-        """Queue a prompt behind the others; return those that fall out, the oldest, never the only one."""
-        key = request.prompt.keys[-1]
-        earlier = self._requests.pop(key, None)
-        if earlier is None:
-            self._pages += request.prompt.pages_count
-        else:
-            self._counts.asked_pages -= request.merge(earlier)
-        self._requests[key] = request
+            pages = min(pages + waiting_pages, request.prompt.pages_count)
+        self._requests[key] = request, pages
+        self._pages += pages
         out: list[BackupRequest] = []
-        while len(self) > 1 and (self._pages > self._pages_max or len(self) > QUEUED_PROMPTS_MAX):
+        while len(self) > self._prompts_min and (self._pages > self._pages_max or len(self) > QUEUED_PROMPTS_MAX):
             out += self.take(1)
         return out
 
@@ -182,8 +147,8 @@ class RetryQueue:
         return [self._remove(key) for key in prompt.keys if key in self._requests] if self._requests else []
 
     def _remove(self, key: PageKey) -> BackupRequest:
-        request = self._requests.pop(key)
-        self._pages -= request.prompt.pages_count
+        request, pages = self._requests.pop(key)
+        self._pages -= pages
         return request
 
 
@@ -211,16 +176,16 @@ class BackupScheduler:
         self._due: deque[BackupRequest] = deque()
         self._running: dict[Operation, BackupRequest] = {}
         pages_max = config.device_pages[0] + config.host_pages[0]
-        self._for_room = RetryQueue(pages_max, self._counts)
+        self._for_room = BackupQueue(pages_max, self._counts, prompts_min=1)
         """Those that the host had no room for, or that another backup is storing."""
-        self._for_store = RetryQueue(pages_max, self._counts)
+        self._for_store = BackupQueue(pages_max, self._counts, prompts_min=1)
         """Those that the store failed or declined, or was detached from."""
         self._retry_at_s = math.inf
         """When the first of either queue is tried again, whatever happens."""
         self._pause_s = RETRY_PAUSE_S
         self._released_count = 0
         self._policy = _policy_of(config)
-        self._dirty = DirtyQueue(int(config.device_pages[0] * config.dirty_share), self._counts)
+        self._dirty = BackupQueue(int(config.device_pages[0] * config.dirty_share), self._counts)
         """Those that write-back has put off."""
 
     @property
@@ -255,7 +220,7 @@ class BackupScheduler:
 
     def give_up_waiting(self) -> None:
         """Make all due that the policy has put off, and what is to be tried again."""
-        self._make_due(self._dirty.take_all())
+        self._make_due(self._dirty.take(len(self._dirty)))
         for queue in (self._for_room, self._for_store):
             self._make_due(queue.take(len(queue)))
 
@@ -385,7 +350,7 @@ class BackupScheduler:
         queue = self._for_room if waits_for_others else self._for_store
         if not self._for_store and not self._for_room:
             self._retry_at_s = self._clock() + self._pause_s
-        self._lose_all(queue.add(request))
+        self._lose_all(queue.add(request, request.prompt.pages_count))
 
     def _lose_all(self, requests: Iterable[BackupRequest]) -> None:
         for request in requests:

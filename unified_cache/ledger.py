@@ -16,7 +16,7 @@ from unified_cache.errors import ConfigError, InputError, SlotError
 from unified_cache.memory import PageMemory
 from unified_cache.miss_reason import ForgottenPages
 from unified_cache.page import Prompt
-from unified_cache.page_changes import PageChanges, PageFates
+from unified_cache.page_changes import PageChanges
 from unified_cache.pool import ModelLayout, PageCopies, Pages, Slots, Tier, no_slots, numbers_of
 from unified_cache.slots import MapChange, PairedAllocator, SlotAllocator, StoredSlots
 from unified_cache.storage_backends.protocol import StorageReader
@@ -42,7 +42,6 @@ class Ledger:
         "_evicted_pages",
         "_saver",
         "changes",
-        "fates",
         "layout",
         "paired",
         "stored",
@@ -71,13 +70,11 @@ class Ledger:
                 raise ConfigError(f"expected pages for {len(layout.components)} components, found {len(pages)}")
         self.layout = layout
         self.tree = RadixTree(layout.components, layout.page_size, eviction, capacity, clock, forgotten)
-        self.fates = PageFates(self.tree, forgotten, has_host=bool(capacity[Tier.HOST][0]))
-        """Notes what becomes of pages that are not kept."""
         self._allocators = [[SlotAllocator(pages) for pages in tier] for tier in capacity]
         self.stored = StoredSlots(capacity[Tier.HOST])
         self.stored_device = StoredSlots(capacity[Tier.DEVICE])
         """Device slots whose page went to storage without staying on the host, or came from there so."""
-        self.changes = PageChanges(self.tree, self.stored, forgotten)
+        self.changes = PageChanges(self.tree, self.stored, forgotten, has_host=bool(capacity[Tier.HOST][0]))
         self._saver = saver
         self._evicted_pages = [[0 for _ in tier] for tier in capacity]
         device = self._allocators[Tier.DEVICE]
@@ -334,7 +331,7 @@ class Ledger:
         for allocator, kept, duplicates in zip(self._allocators[tier], given, inserted.duplicates, strict=True):
             allocator.keep(kept)
             allocator.drop(duplicates)
-        self.fates.note_duplicates(tier, prompt, start, slots, inserted.duplicates)
+        self.changes.remember_duplicates(tier, prompt, start, slots, inserted.duplicates)
         if self.changes.is_watched:
             self.changes.note_inserted(tier, prompt, start, slots, inserted.duplicates)
 

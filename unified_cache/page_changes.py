@@ -12,7 +12,9 @@ later, on the owner's thread, between two calls to the cache:
 The notes are bounded by pages. When more are noted than that, all of them are dropped and the next ``take`` says so:
 the watcher begins anew from ``held_runs``, which tells what memory holds now.
 
-What becomes of pages that are not kept is noted for ``explain`` by ``PageFates``, whether somebody watches or not.
+What becomes of pages that are not kept is remembered for ``explain``, in a ring and whether somebody watches or not: an
+eviction by the tree, where it drops pages; all else here, by whoever drops, declines or loses them. Where nothing is to
+be remembered, that costs one question.
 """
 
 import threading
@@ -47,7 +49,6 @@ __all__ = [
     "ObjectsEvicted",
     "PageChange",
     "PageChanges",
-    "PageFates",
     "PagesHeld",
     "PagesStored",
     "SlotsLeft",
@@ -129,7 +130,7 @@ class PageChanges:
         "_evicted",
         "_evictions_known",
         "_feed",
-        "_forgotten",
+        "_has_host",
         "_namespaces",
         "_noted_pages",
         "_notes",
@@ -140,14 +141,19 @@ class PageChanges:
         "_stored",
         "_tree",
         "evictions_count",
+        "forgotten",
         "is_watched",
         "lost_count",
     )
 
-    def __init__(self, tree: RadixTree, stored: StoredSlots, forgotten: ForgottenPages | None = None) -> None:
-        """Note changes of a tree; ``forgotten`` remembers what a store lets go, whether somebody watches or not."""
+    def __init__(
+        self, tree: RadixTree, stored: StoredSlots, forgotten: ForgottenPages | None = None, *, has_host: bool = True
+    ) -> None:
+        """Note changes of a tree; ``forgotten`` remembers what becomes of pages, whether somebody watches or not."""
         self._tree = tree
-        self._forgotten = forgotten
+        self._has_host = has_host
+        self.forgotten = forgotten
+        """Remembers what becomes of pages that are not kept; None where nothing is to be remembered."""
         self._owners: Mapping[str, bytes] = {}
         """Identity that each pool's pages are stored under."""
         self._stored = stored
@@ -191,7 +197,7 @@ class PageChanges:
         """Note nothing any more. Once more does nothing."""
         self.is_watched = False
         self._notes = None
-        if self._forgotten is None:
+        if self.forgotten is None:
             self._namespaces.clear()
             self._unsubscribe()
 
@@ -203,7 +209,7 @@ class PageChanges:
         self._unsubscribe()
         self._storage = storage
         self._owners = owners
-        if self.is_watched or self._forgotten is not None:
+        if self.is_watched or self.forgotten is not None:
             self._subscribe()
 
     def take(self) -> list[PageChange] | None:
@@ -248,7 +254,7 @@ class PageChanges:
     @property
     def names_namespaces(self) -> bool:
         """Whether namespaces are to be noted: somebody watches, or what has gone is remembered."""
-        return self.is_watched or self._forgotten is not None
+        return self.is_watched or self.forgotten is not None
 
     def seeds(self) -> list[bytes]:
         """Return the seeds of all namespaces that were noted, and the empty one of no name."""
@@ -256,7 +262,7 @@ class PageChanges:
 
     def take_removals(self) -> None:
         """Remember what the store has let go since it was last asked, where what has gone is remembered."""
-        if self._forgotten is not None:
+        if self.forgotten is not None:
             self._take_removals()
 
     def was_evicted(self, component: int, key: PageKey) -> bool:
@@ -368,8 +374,8 @@ class PageChanges:
         if self._feed is None:
             return
         removals = self._feed.take()
-        if self._forgotten is not None:
-            self._remember(self._forgotten, removals.labels)
+        if self.forgotten is not None:
+            self._remember(self.forgotten, removals.labels)
         if not self.is_watched:
             return
         if removals.lost_count:
@@ -395,62 +401,45 @@ class PageChanges:
             told = (reasons != MissReason.FLAWED) & (reasons != MissReason.STORE_CLEARED)
             forgotten.note(lane, digests_where(digests, told), MissReason.STORE_EVICTED)
 
-    def _check_owner(self) -> None:
-        if threading.get_ident() != self._owner:
-            raise OwnerThreadError("the changes of a cache are taken by the thread that watches it, its owner's")
+    # ---- what becomes of pages, for explain -----------------------------------------------------------------
 
-
-class PageFates:
-    """Notes of one cache about pages that its tree or its storage does not keep. One thread, the cache's owner."""
-
-    __slots__ = ("_components_count", "_has_host", "_tree", "ring")
-
-    def __init__(self, tree: RadixTree, ring: ForgottenPages | None, *, has_host: bool) -> None:
-        """Note what becomes of the pages of a tree in ``ring``, or nothing where there is none."""
-        self._tree = tree
-        self._components_count = len(tree.components)
-        self._has_host = has_host
-        self.ring = ring
-        """Remembers what is noted; None where nothing is to be remembered."""
-
-    @property
-    def remembers(self) -> bool:
-        """Whether what is noted is kept."""
-        return self.ring is not None
-
-    def note_duplicates(
+    def remember_duplicates(
         self, tier: Tier, prompt: Prompt, start: int, slots: Sequence[Slots], duplicates: Sequence[Slots]
     ) -> None:
-        """Note which of the pages [start, pages_count), given in ``slots``, the tree had already."""
-        if self.ring is None or not any(map(len, duplicates)):
+        """Remember which of the pages [start, pages_count), given in ``slots``, the tree had already."""
+        if self.forgotten is None or not any(map(len, duplicates)):
             return
         digests = prompt_digests(prompt)[start * DIGEST_BYTES :]
         for component, (given, left) in enumerate(zip(slots, duplicates, strict=True)):
-            lane = int(tier) * self._components_count + component
-            self.ring.note(lane, digests_where(digests, np.isin(given, left)), MissReason.DUPLICATE)
+            lane = int(tier) * len(self._tree.components) + component
+            self.forgotten.note(lane, digests_where(digests, np.isin(given, left)), MissReason.DUPLICATE)
 
-    def note_unbacked(self, prompt: Prompt, reason: MissReason) -> None:
-        """Note why pages of a prompt that the device holds and the host lacks were not copied to it."""
-        if self.ring is None or not self._has_host:
+    def remember_unbacked(self, prompt: Prompt, reason: MissReason) -> None:
+        """Remember why pages of a prompt that the device holds and the host lacks were not copied to it."""
+        if self.forgotten is None or not self._has_host:
             return
         found = self._tree.peek(prompt)
         digests = prompt_digests(prompt.head(found.tree_end))
-        for component in range(self._components_count):
+        for component in range(len(self._tree.components)):
             device, host = (self._tree.slots(found, tier, component, 0, found.tree_end) for tier in Tier)
-            lane = self._components_count + component
-            self.ring.note(lane, digests_where(digests, (device >= 0) & (host < 0)), reason)
+            lane = len(self._tree.components) + component
+            self.forgotten.note(lane, digests_where(digests, (device >= 0) & (host < 0)), reason)
 
-    def note_stored(self, component: int, prompt: Prompt, pages: PageNumbers, reason: MissReason) -> None:
-        """Note what became of pages in storage, or on their way there.
+    def remember_stored(self, component: int, prompt: Prompt, pages: PageNumbers, reason: MissReason) -> None:
+        """Remember what became of pages in storage, or on their way there.
 
         Of those that it took STORE_LOST: where it lacks them later without a report, it has lost them.
         """
-        if self.ring is not None and len(pages):
+        if self.forgotten is not None and len(pages):
             keys = prompt.keys
-            lane = len(Tier) * self._components_count + component
-            self.ring.note(lane, key_digests([keys[page] for page in pages.tolist()]), reason)
+            lane = len(Tier) * len(self._tree.components) + component
+            self.forgotten.note(lane, key_digests([keys[page] for page in pages.tolist()]), reason)
 
-    def note_storage_cleared(self) -> None:
-        """Note that what was stored has been cleared since."""
-        if self.ring is not None:
-            self.ring.rename(MissReason.STORE_LOST, MissReason.STORE_CLEARED)
+    def remember_storage_cleared(self) -> None:
+        """Remember that what was stored has been cleared since."""
+        if self.forgotten is not None:
+            self.forgotten.rename(MissReason.STORE_LOST, MissReason.STORE_CLEARED)
+
+    def _check_owner(self) -> None:
+        if threading.get_ident() != self._owner:
+            raise OwnerThreadError("the changes of a cache are taken by the thread that watches it, its owner's")

@@ -52,44 +52,7 @@ from unified_cache.ranks import RankGroup, held_by_all, true_for_all
 from unified_cache.tree import Lock, Match
 from unified_cache.window import last_end, needed_pages, restorable_ends, window, window_counts
 
-__all__ = ["FetchedPages", "Loads", "PrefetchProgress", "Prefetches"]
-
-
-class FetchedPages:
-    """Pages on their way from storage: which operation fetches each."""
-
-    __slots__ = ("_by_component",)
-
-    def __init__(self, components_count: int) -> None:
-        self._by_component: list[dict[PageKey, Operation]] = [{} for _ in range(components_count)]
-
-    def find(self, prompt: Prompt, wanted: Sequence[PageNumbers]) -> Operation | None:
-        """Return an operation that fetches any of a prompt's pages, ``wanted[c]`` of component ``c``; None if none.
-
-        One that has failed or was cancelled brings nothing any more, though it may still hold its slots.
-        """
-        keys = prompt.keys
-        for fetched, pages in zip(self._by_component, wanted, strict=True):
-            for page in pages.tolist() if fetched else ():
-                operation = fetched.get(keys[page])
-                if operation is not None and operation.state is OperationState.RUNNING:
-                    return operation
-        return None
-
-    @contextmanager
-    def marked(self, prompt: Prompt, wanted: Sequence[PageNumbers], operation: Operation) -> Iterator[None]:
-        """Mark pages as fetched by an operation, for the length of a ``with`` block."""
-        keys = prompt.keys
-        marked = [[keys[page] for page in pages.tolist()] for pages in wanted]
-        for fetched, ours in zip(self._by_component, marked, strict=True):
-            fetched.update(dict.fromkeys(ours, operation))
-        try:
-            yield
-        finally:
-            for fetched, ours in zip(self._by_component, marked, strict=True):
-                for key in ours:
-                    if fetched.get(key) is operation:  # where it has failed, another may have taken over
-                        del fetched[key]
+__all__ = ["Loads", "PrefetchProgress", "Prefetches"]
 
 
 READS_MAX = 4
@@ -241,7 +204,8 @@ class Prefetches:
         self._traffic = traffic
         self._speeds = speeds
         self._batch_pages = batch_pages(ledger.layout)
-        self._fetched = FetchedPages(len(ledger.layout.components))
+        self._fetched: list[dict[PageKey, Operation]] = [{} for _ in ledger.layout.components]
+        """By component: pages on their way from storage, and the operation that fetches each."""
         self._under_way: dict[Operation, FetchUnderWay] = {}
         self.host_pages_left = host_pages_max
 
@@ -278,7 +242,7 @@ class Prefetches:
                 break
             operation.tally.asked = max(operation.tally.asked, stored_end - first_end)
             lacks_room = stored_end - plan.end
-            other = self._fetched.find(prompt, missing.reads([stored_end])) or self._fetched.find(prompt, plan.reads)
+            other = self._fetching(prompt, missing.reads([stored_end])) or self._fetching(prompt, plan.reads)
             if other is not None:
                 yield WaitFor(other)
                 continue
@@ -457,6 +421,36 @@ class Prefetches:
             trial = FetchPlan(fetch.missing.known_end, copies=False, reads=reads)
             yield from self._bring_to_host(replace(fetch, plan=trial))
 
+    # ---- single flight ---------------------------------------------------------------------------------------
+
+    def _fetching(self, prompt: Prompt, wanted: Sequence[PageNumbers]) -> Operation | None:
+        """Return an operation that fetches any of a prompt's pages, ``wanted[c]`` of component ``c``; None if none.
+
+        One that has failed or was cancelled brings nothing any more, though it may still hold its slots.
+        """
+        keys = prompt.keys
+        for fetched, pages in zip(self._fetched, wanted, strict=True):
+            for page in pages.tolist() if fetched else ():
+                operation = fetched.get(keys[page])
+                if operation is not None and operation.state is OperationState.RUNNING:
+                    return operation
+        return None
+
+    @contextmanager
+    def _marked(self, prompt: Prompt, wanted: Sequence[PageNumbers], operation: Operation) -> Iterator[None]:
+        """Mark pages as fetched by an operation, for the length of a ``with`` block."""
+        keys = prompt.keys
+        marked = [[keys[page] for page in pages.tolist()] for pages in wanted]
+        for fetched, ours in zip(self._fetched, marked, strict=True):
+            fetched.update(dict.fromkeys(ours, operation))
+        try:
+            yield
+        finally:
+            for fetched, ours in zip(self._fetched, marked, strict=True):
+                for key in ours:
+                    if fetched.get(key) is operation:  # where it has failed, another may have taken over
+                        del fetched[key]
+
     # ---- allocate --------------------------------------------------------------------------------------------
 
     def _pinned(self, prompt: Prompt, end: int, tier: Tier = Tier.HOST) -> AbstractContextManager[Lock]:
@@ -498,7 +492,7 @@ class Prefetches:
         operation, prompt, missing, plan = fetch.operation, fetch.prompt, fetch.missing, fetch.plan
         anchor = min(plan.end, missing.full_end)
         gained_before = operation.pages_count
-        marked = self._fetched.marked(prompt, plan.reads, operation)
+        marked = self._marked(prompt, plan.reads, operation)
         with marked, self._pinned(prompt, missing.known_end), self._pinned(prompt, anchor):
             if plan.copies:
                 yield from self._copy_held(fetch, anchor, Tier.DEVICE, Tier.HOST)
@@ -533,7 +527,7 @@ class Prefetches:
         tree = self._ledger.tree
         gained_before = operation.pages_count
         with ExitStack() as pins:
-            pins.enter_context(self._fetched.marked(prompt, plan.reads, operation))
+            pins.enter_context(self._marked(prompt, plan.reads, operation))
             for known in sorted({missing.known_end, min(plan.end, missing.full_end)} - {0}):
                 yield from self._copy_held(fetch, known, Tier.HOST, Tier.DEVICE)
                 pins.enter_context(self._pinned(prompt, known, Tier.DEVICE))
@@ -609,8 +603,8 @@ class Prefetches:
         for mask, chosen, came in zip(fetch.arrived, fetch.chosen, arrived, strict=True):
             mask[chosen] = came
         for part, came, flawed in zip(parts, arrived, job.flawed, strict=True):
-            ledger.fates.note_stored(part.component, fetch.prompt, part.pages[came], MissReason.STORE_LOST)
-            ledger.fates.note_stored(part.component, fetch.prompt, part.pages[flawed], MissReason.FLAWED)
+            ledger.changes.remember_stored(part.component, fetch.prompt, part.pages[came], MissReason.STORE_LOST)
+            ledger.changes.remember_stored(part.component, fetch.prompt, part.pages[flawed], MissReason.FLAWED)
         return arrived, failure
 
     # ---- graft -----------------------------------------------------------------------------------------------

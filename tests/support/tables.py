@@ -13,7 +13,7 @@ def check_tables(cache: UnifiedCache, locks: Sequence[Lock]) -> None:
         "operations": controller._live,
         "ended jobs": controller._ended,
         "loads": cache._loads._under_way,
-        "fetched pages": [pages for pages in prefetches._fetched._by_component if pages],
+        "fetched pages": [pages for pages in prefetches._fetched if pages],
         "fetches": prefetches._under_way,
         "transfers": tree._transfers,
         "prefills": cache._speeds.prefill.requests() - {lock for lock in locks if not lock.released},

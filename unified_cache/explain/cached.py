@@ -41,7 +41,7 @@ def fates_of(ledger: Ledger, prompt: Prompt, stored: StoredPages | StoreSilence 
     places = [*map(int, memory), *([len(Tier)] if stored is not None else [])]
     known = [_known(held[number::components], notes[number::components]) for number in range(components)]
     arriving = ledger.tree.arriving(prompt)
-    is_complete = ledger.fates.ring is not None and ledger.fates.ring.is_complete
+    is_complete = ledger.changes.forgotten is not None and ledger.changes.forgotten.is_complete
     unknown = MissReason.NEVER_COMPUTED if is_complete else MissReason.NOT_REMEMBERED
     fates: list[list[LaneFates]] = []
     for place in places:
@@ -86,7 +86,7 @@ def _held(ledger: Ledger, prompt: Prompt) -> list[Pages]:
 
 def _notes(ledger: Ledger, prompt: Prompt, lanes: int) -> list[FoundNotes]:
     """Return by lane what is remembered of a prompt's pages: of memory, and of storage where there is some."""
-    forgotten, count = ledger.fates.ring, prompt.pages_count
+    forgotten, count = ledger.changes.forgotten, prompt.pages_count
     if forgotten is None or not count:
         nothing = FoundNotes(np.zeros(count, np.uint8), np.zeros(count, np.uint8), np.zeros(count, np.float64))
         return [nothing] * lanes
@@ -129,7 +129,7 @@ def explain(
     fates = fates_of(ledger, prompt, stored)
     has_host = len(fates) > 1 + (stored is not None)
     names = [TIER_NAMES[0], *([TIER_NAMES[1]] if has_host else []), *([TIER_NAMES[2]] if stored is not None else [])]
-    clock_s = 0.0 if ledger.fates.ring is None else ledger.fates.ring.clock()
+    clock_s = 0.0 if ledger.changes.forgotten is None else ledger.changes.forgotten.clock()
     explainer = Explainer(ledger.layout.components, ledger.layout.page_size, config, clock_s)
     near = _near(ledger, storage, identity, prompt, stored) if seeks_near else []
     return explainer.explain(list(zip(names, fates, strict=True)), pages, near, _remembers(ledger))
@@ -158,7 +158,7 @@ def _near(
 
 
 def _remembers(ledger: Ledger) -> str:
-    forgotten = ledger.fates.ring
+    forgotten = ledger.changes.forgotten
     if forgotten is None:
         return "nothing that has gone is remembered; CacheConfig.forgotten_pages_max says how many pages are to be"
     if forgotten.is_complete:
