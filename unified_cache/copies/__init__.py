@@ -1,9 +1,8 @@
 """Copies of pages: within host memory, and between it and a GPU.
 
 rows      within host memory
-gpu       the order of a GPU's copies, and copies through pinned buffers
+gpu       the order of a GPU's copies, copies through pinned buffers, and host memory that a GPU reaches where it lies
 kernel    copies by one launch, straight from and into a pinned slab; needs Triton
-pinned    host memory that a GPU reaches where it lies
 """
 
 from importlib import import_module

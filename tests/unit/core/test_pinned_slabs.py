@@ -14,7 +14,7 @@ from tests.support.late_device import LateDevice
 from tests.support.operations import PAGE, SPANS
 from unified_cache import memory as memory_module
 from unified_cache.copies import PinnedBytes, StagedCopies
-from unified_cache.copies import pinned as pinned_module
+from unified_cache.copies import gpu as gpu_copies_module
 from unified_cache.errors import ConfigError, StorageError
 from unified_cache.memory import DevicePool, TieredMemory
 from unified_cache.pool import PoolSpec
@@ -59,7 +59,7 @@ def test_a_slab_takes_its_own_size_and_goes_back_when_it_is_closed(late: LateDev
 def test_a_large_slab_is_registered_in_parts_that_the_driver_takes(
     late: LateDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pinned_module, "REGISTERED_BYTES_MAX", 64 * KIB)
+    monkeypatch.setattr(gpu_copies_module, "REGISTERED_BYTES_MAX", 64 * KIB)
     late.runtime.bytes_max = 64 * KIB
     pinned = PinnedBytes.allocate(200 * KIB)
     address = pinned.bytes.ctypes.data
@@ -86,7 +86,7 @@ def test_a_slab_begins_with_a_page_of_the_system_and_no_forked_child_has_it(late
 def test_memory_that_the_driver_does_not_pin_is_an_error_of_the_opening_and_none_stays_pinned(
     late: LateDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pinned_module, "REGISTERED_BYTES_MAX", 64 * KIB)
+    monkeypatch.setattr(gpu_copies_module, "REGISTERED_BYTES_MAX", 64 * KIB)
     late.runtime.registrations_max = 2
     with pytest.raises(ConfigError, match=r"pool kv: .*cudaHostRegister"):
         opened(20)
