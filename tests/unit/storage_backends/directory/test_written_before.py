@@ -1,56 +1,31 @@
 """Stores in a directory that an earlier version wrote are read, verified and extended by this one."""
 
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from hashlib import sha256, shake_256
 from pathlib import Path
 
 import pytest
 
 from tests.support.store_kinds import DirectoryStorage, StoreKind
-from unified_cache.seal import HEADER_BYTES, Label, seal
+from tests.unit.storage_backends.fixtures.write_stores import (
+    HYBRID,
+    PAYLOAD_BYTES,
+    REMOVED,
+    STORED,
+    WINDOWED,
+    expected_page,
+    pages_of,
+)
 from unified_cache.storage_backends.manifest import described_by
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StoredObject
 from unified_cache.storage_backends.verified import VerifiedStorage
 
-ARCHIVE = Path(__file__).parents[1] / "fixtures" / "stores_v1.tar.gz"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+ARCHIVES = ("stores_v1.tar.gz", "stores_0.1.0.tar.gz")
+"""By edition, the oldest first."""
 
-WINDOWED = bytes.fromhex("445bd72eb8ffefede4fc9ff3015126c83e647b8361248d760de80a881745bd84")
-HYBRID = bytes.fromhex("4cf45af7808258ef616fe2e8d50bb4a5f72d8152a1ed8746947c419790a4adbe")
-PAYLOAD_BYTES = {
-    (WINDOWED, "kv"): 65_536,
-    (WINDOWED, "kv_index"): 3_000,
-    (WINDOWED, "swa"): 16_384,
-    (HYBRID, "kv"): 4_096,
-    (HYBRID, "state"): 40_000,
-}
-STORED = {
-    (WINDOWED, "kv"): range(10),
-    (WINDOWED, "kv_index"): range(9),
-    (WINDOWED, "swa"): range(6, 10),
-    (HYBRID, "kv"): (0, 1, *range(3, 12)),
-    (HYBRID, "state"): (5, 11),
-}
-"""Pages by number, but for the two that were removed."""
-REMOVED = {(WINDOWED, "kv_index"): [9], (HYBRID, "kv"): [2]}
 ADDED = {pool: range(12, 20) for pool in PAYLOAD_BYTES}
-
-
-def expected_page(identity: bytes, pool: str, number: int) -> PageIO:
-    """Make the page that was stored under a label: its bytes follow from the label alone."""
-    parent, key = (sha256(b"fixture page %d" % each).digest() for each in (number - 1, number))
-    label = Label(identity, key, pool)
-    payload_bytes = PAYLOAD_BYTES[identity, pool]
-    buffer = memoryview(bytearray(HEADER_BYTES + payload_bytes))
-    pattern = shake_256(f"{identity.hex()}/{key.hex()}.{pool}".encode()).digest(61)
-    buffer[HEADER_BYTES:] = (pattern * (payload_bytes // 61 + 1))[:payload_bytes]
-    seal(buffer, label)
-    return PageIO(label, parent if number else None, (buffer,))
-
-
-def pages_of(numbers: Mapping[tuple[bytes, str], Sequence[int]]) -> list[PageIO]:
-    return [expected_page(*pool, number) for pool, inside in numbers.items() for number in inside]
 
 
 def blanks_for(pages: Sequence[PageIO]) -> list[PageIO]:
@@ -76,9 +51,9 @@ def kind(request: pytest.FixtureRequest) -> StoreKind:
     return StoreKind(request.param)
 
 
-@pytest.fixture
-def root(tmp_path: Path, kind: StoreKind) -> Path:
-    with tarfile.open(ARCHIVE) as archive:
+@pytest.fixture(params=ARCHIVES)
+def root(tmp_path: Path, kind: StoreKind, request: pytest.FixtureRequest) -> Path:
+    with tarfile.open(FIXTURES / request.param) as archive:
         archive.extractall(
             tmp_path, filter="tar", members=[each for each in archive if each.name.startswith(kind.value)]
         )
