@@ -101,6 +101,8 @@ class Audit:
         """By lane: where its slots begin in an array of all slots."""
         self._chains: dict[Node, tuple[bytes, Contents, PageKey]] = {}
         """Of each node: its tokens, the numbers of its pages, and the key of the last one."""
+        self._lines: dict[int, list[int]] = {}
+        """By ``Node.queued``: its bits."""
         self.picture = Picture(self._lanes, 0)
 
     def look(self, claims: Sequence[Claim]) -> Picture:
@@ -214,13 +216,14 @@ class Audit:
             if len(alive) < len(found):
                 assert len(set(map(_node, queue))) == len(queue), "a node stands twice in one queue"
             standing += alive
-        lines = len(queues._queues)
-        times = np.bincount(np.array(standing, np.int64), minlength=lines * nodes_count).reshape(lines, -1)
-        said = np.array(walk.queued) >> np.arange(lines)[:, None] & 1
-        assert (times == said).all(), "a node stands in other queues than it says, or twice in one"
-        for lane, count in enumerate(dead):
-            beyond_one = int(np.maximum(said[lane :: self._lanes].sum(axis=0) - 1, 0).sum())
-            assert count + beyond_one == queues._stale_counts[lane], "stale entries are miscounted"
+        said = [
+            number + line * nodes_count for number, queued in enumerate(walk.queued) for line in self._lines_of(queued)
+        ]
+        assert sorted(standing) == sorted(said), "a node stands in other queues than it says, or twice in one"
+        lines, numbers = np.divmod(np.array(said, np.int64), nodes_count)
+        lanes_said = np.bincount(lines % self._lanes * nodes_count + numbers, minlength=self._lanes * nodes_count)
+        beyond_one = np.maximum(lanes_said.reshape(self._lanes, -1) - 1, 0).sum(axis=1)
+        assert (beyond_one + dead).tolist() == queues._stale_counts, "stale entries are miscounted"
         evictable = walk.held_counts > 0
         evictable[0] &= walk.full_children[0] == 0
         evictable[self._components] &= walk.full_children[1] == 0
@@ -236,13 +239,18 @@ class Audit:
             for lane in edges:
                 evictable[lane, number] = queues.evictable(walk.nodes[number], lane)
         # Policies, preferences and the forecast put a node into other queues than that of its lane.
-        by_forecast = self._tree._state.adaptive
-        for number, node in enumerate(walk.nodes):
-            for lane in node.history or () if by_forecast is None else range(self._lanes):
-                if evictable[lane, number]:
-                    assert node.queued >> queues.queue_id(node, lane) & 1, "not in the queue"
-                    evictable[lane, number] = False
-        assert not (evictable & (said[: self._lanes] == 0)).any(), "an evictable node is not in the queue"
+        is_by_lane = self._tree._state.adaptive is None
+        for number, lane in np.argwhere(evictable.T).tolist():
+            node = walk.nodes[number]
+            line = lane if is_by_lane and not node.history else queues.queue_id(node, lane)
+            assert node.queued >> line & 1, "an evictable node is not in the queue"
+
+    def _lines_of(self, queued: int) -> list[int]:
+        """Return the queues that a node says it stands in: the bits of ``Node.queued``, which many nodes share."""
+        known = self._lines.get(queued)
+        if known is None:
+            known = self._lines[queued] = [line for line in range(queued.bit_length()) if queued >> line & 1]
+        return known
 
     def _check_marks(self, walk: "_Walk", numbers: Contents, claims: Sequence[Claim]) -> None:
         """What the tree says will arrive is what transfers bring, each page by one."""
