@@ -158,6 +158,8 @@ GONE: Sequence[Gone] = (
     Gone(
         "no figure of a plan came from the speed of writes to storage: take it out of the hardware file",
         settings=("storage_write_bytes_per_s",),
+    ),
+    Gone(
         "give a StorageLayer of unified_cache.storage_backends.wrappers.layer the faults that a test needs, and run "
         "unified_cache.testing.storage_contract over a store of your own",
         imports=("unified_cache.testing.faulty_storage", "unified_cache.testing.seeded_workers"),
