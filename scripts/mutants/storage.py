@@ -46,7 +46,7 @@ STORAGE_MUTANTS = [
     Mutant(
         "a call that hangs does not count for the breaker until it returns",
         "storage_backends/wrappers/guard.py",
-        "            self._breaker.record_outcome(admission, failed=True)\n",
+        "            self.breaker.record_outcome(admission, failed=True)\n",
         "            pass\n",
         ("tests/unit/core/test_late_calls.py",),
     ),
