@@ -15,7 +15,7 @@ from unified_cache.errors import StorageError
 from unified_cache.offline.stores import identities_of
 from unified_cache.page import Prompt
 from unified_cache.seal import Label
-from unified_cache.service.requests.identities import listed_after
+from unified_cache.service.access.registry import listed_after
 from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import model_of_tenant

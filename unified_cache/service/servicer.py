@@ -13,7 +13,7 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.recording.requests import Hits, KeyedPages, RequestNote
 from unified_cache.seal import FORMAT_VERSION, Label
 from unified_cache.service.access.gate import AdmittedCall, ServiceGate
-from unified_cache.service.access.registry import Registration, Registry
+from unified_cache.service.access.registry import Registration, Registry, listed_after
 from unified_cache.service.requests.assembler import PageAssembler
 from unified_cache.service.requests.checks import (
     NamedRun,
@@ -26,7 +26,6 @@ from unified_cache.service.requests.checks import (
     named,
     prefix,
 )
-from unified_cache.service.requests.identities import listed_after
 from unified_cache.service.requests.lookup import labels_of_spans, longest_prefix
 from unified_cache.service.store.tenants import TenantStore, named_page
 from unified_cache.settings.access import Role

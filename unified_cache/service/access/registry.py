@@ -5,7 +5,7 @@ bf16 and fp8 pages, or two page sizes, of one model at the same time, as in a ro
 """
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from threading import Lock
 
@@ -14,19 +14,23 @@ import grpc
 from unified_cache.errors import InputError, StorageError
 from unified_cache.pool import ModelLayout
 from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.proto.service_pb2 import IdentitiesReply
 from unified_cache.seal import FORMAT_VERSION, HEADER_BYTES
 from unified_cache.service.access.callers import Caller, Refused, Role
 from unified_cache.settings.limits import LimitSettings
-from unified_cache.storage_backends.manifest import described_by, manifest_of, model_of_tenant
+from unified_cache.storage_backends.manifest import described_by, description_for, manifest_of, model_of_tenant
 from unified_cache.wire.calls import REASON, REASON_HELLO
 
-__all__ = ["Registration", "Registry"]
+__all__ = ["Registration", "Registry", "listed_after"]
 
 POOLS_MAX = 256
 """Pools of one layout; the largest published one has eight."""
 
 FACTS_MAX = 64
 """Facts of one identity; an engine tells a dozen."""
+
+REPLY_BYTES_MAX = 1 << 20
+"""Of manifests in one reply, and one manifest at least: a server takes none that is a tenth of that."""
 
 TEXT_CHARS_MAX = 256
 """Names of models, revisions, dtypes, shards, components and facts, and the values of facts."""
@@ -161,3 +165,34 @@ def _merged(earlier: Registration | None, said: Registration) -> Registration:
         return said
     bounds = (earlier.vocabulary, said.vocabulary)
     return replace(said, vocabulary=max(bounds) if all(bounds) else 0)
+
+
+def listed_after(
+    after: bytes, tenant: str, registered: Iterable[Manifest], stored: Iterable[Manifest]
+) -> IdentitiesReply:
+    """Return the identities of a tenant that follow the digest ``after``, in the order of their digests.
+
+    ``registered`` are as clients say them, ``stored`` are those of all tenants as the store has them. One that makes
+    no sense is left out: nobody could say Hello for it.
+    """
+    known = {manifest.identity: manifest for manifest in registered}
+    for manifest in stored:
+        plain = _as_clients_say_it(tenant, manifest)
+        if plain is not None:
+            known.setdefault(plain.identity, plain)
+    reply = IdentitiesReply()
+    reply_bytes = 0
+    for digest in sorted(digest for digest in known if digest > after):
+        reply_bytes += known[digest].ByteSize()
+        if reply.manifests and reply_bytes > REPLY_BYTES_MAX:
+            break
+        reply.manifests.append(known[digest])
+    return reply
+
+
+def _as_clients_say_it(tenant: str, manifest: Manifest) -> Manifest | None:
+    try:
+        described = description_for(tenant, manifest)
+    except StorageError:
+        return None
+    return None if described is None else manifest_of(described.identity, described.layout)

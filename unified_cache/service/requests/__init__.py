@@ -3,5 +3,4 @@
 checks      messages, checked before anything is done
 lookup      longest restorable prefix of a prompt
 assembler   pages put together from the parts of a stream
-identities  the identities of a caller, a bounded number at a time
 """
