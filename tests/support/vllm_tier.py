@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from mmap import PAGESIZE, mmap
 
-from unified_cache.integrations.engine_store import EnginePage
+from unified_cache.integrations.engine_store import EnginePage, EngineStore
 from unified_cache.integrations.vllm.moving import HostRows
 from unified_cache.integrations.vllm.names import GroupFacts, RowShape, VllmFacts
 from unified_cache.seal import Label
@@ -67,7 +67,7 @@ class HostMemory:
 
 
 @dataclass
-class DictChunks:
+class DictChunks(EngineStore):
     """Chunks in a dictionary; calls wait while ``gate`` is closed, and are listed in their order."""
 
     held: dict[Label, bytes] = field(default_factory=dict)

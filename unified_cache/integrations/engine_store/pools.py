@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from unified_cache.errors import InputError
 from unified_cache.integrations.engine_store.interface import EnginePage
+from unified_cache.integrations.engine_store.store import EngineStore
 from unified_cache.page import PageKey
 from unified_cache.pool import Identity, ModelLayout
 from unified_cache.seal import Label
@@ -39,7 +40,6 @@ __all__ = [
     "EnginePools",
     "Locate",
     "PageRows",
-    "PageStore",
     "PoolNeed",
     "Restorable",
     "Rows",
@@ -197,34 +197,6 @@ LANE_BYTES_MIN = 2 << 20
 """Less is moved by one call: handing it to a second thread costs more than it saves."""
 
 
-class PageStore(Protocol):
-    """Part of ``EngineStore`` that a tier uses: none of it raises on a page."""
-
-    def register(self, identity: Identity, layout: ModelLayout) -> None:
-        """Announce an identity before its pages are put."""
-        ...
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Tell of each page whether a get would find it."""
-        ...
-
-    def get_at_once(self, pages: Sequence[EnginePage]) -> list[Answer]:
-        """Fill the rows of the pages that can be had without waiting; UNAVAILABLE are all others."""
-        ...
-
-    def get_by_deadline(self, pages: Sequence[EnginePage]) -> list[Answer]:
-        """Fill the rows of each page."""
-        ...
-
-    def put_missing(self, pages: Sequence[EnginePage]) -> list[Answer]:
-        """Store the pages that the store does not have."""
-        ...
-
-    def clear(self, identity: bytes) -> bool:
-        """Remove every page of an identity; tell whether all are gone."""
-        ...
-
-
 class BundleName(NamedTuple):
     """Identity and layout that the pages of a bundle are stored under."""
 
@@ -275,7 +247,7 @@ class _Bundle(NamedTuple):
 class EnginePools:
     """Pools over a store. Thread-safe; no method raises on what the store does."""
 
-    def __init__(self, store: PageStore, name_bundle: Callable[[tuple[str, ...], Sequence[int]], BundleName]) -> None:
+    def __init__(self, store: EngineStore, name_bundle: Callable[[tuple[str, ...], Sequence[int]], BundleName]) -> None:
         """``name_bundle`` names a bundle by its pools and the bytes of a page in each; equal calls give equal names."""
         self._store = store
         self._name_bundle = name_bundle

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from unified_cache.errors import InputError
-from unified_cache.integrations.engine_store.pools import BundlePages, EnginePools, PageStore, PoolNeed, Restorable
+from unified_cache.integrations.engine_store import EngineStore
+from unified_cache.integrations.engine_store.pools import BundlePages, EnginePools, PoolNeed, Restorable
 from unified_cache.integrations.sglang.host_pools import rows_of_pool
 from unified_cache.integrations.sglang.naming import EngineFacts, PoolFacts, name_bundle
 from unified_cache.page import PAGE_KEY_BYTES, PageKey
@@ -45,7 +46,7 @@ CallRate = tuple[int, float]
 class PoolCalls:
     """The calls of one engine over one store. Thread-safe: look-ups, reads and writes have a thread each."""
 
-    def __init__(self, store: PageStore, facts: EngineFacts, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, store: EngineStore, facts: EngineFacts, clock: Callable[[], float] = time.perf_counter) -> None:
         self._tier = EnginePools(store, lambda pools, _: name_bundle(facts, self._pools, ANCHOR_POOL, pools))
         self._clock = clock
         self._pools: dict[str, PoolFacts] = {}

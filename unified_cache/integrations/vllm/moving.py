@@ -19,16 +19,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from unified_cache.integrations.engine_store import EnginePage
+from unified_cache.integrations.engine_store import EnginePage, EngineStore
 from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.page import PageKey
 from unified_cache.seal import Label
 from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallThreads
 from unified_cache.storage_backends.protocol import Answer, Level
 
-__all__ = ["ChunkJob", "ChunkStore", "Direction", "HostRows", "JobEnd", "MovedChunk", "Moving"]
+__all__ = ["ChunkJob", "Direction", "HostRows", "JobEnd", "MovedChunk", "Moving"]
 
 PIECE_BYTES_MAX = 8 << 20
 """Bytes of one call, so that a store that goes on for long makes room for a load soon."""
@@ -41,22 +41,6 @@ SHARED_BYTES_MIN = 512 << 10
 
 TOUCHES_MAX = 64
 """Calls of touch that wait; more are dropped: recency is worth no request's time."""
-
-
-class ChunkStore(Protocol):
-    """The store under the tier: as much of ``EngineStore`` as moving needs."""
-
-    def get(self, pages: Sequence[EnginePage]) -> list[Answer]:
-        """Fill the rows of pages, verified; never raises, and returns by its deadline."""
-        ...
-
-    def put_missing(self, pages: Sequence[EnginePage], level: Level = ...) -> list[Answer]:
-        """Store from their rows the pages that the store does not have; never raises, and returns by its deadline."""
-        ...
-
-    def touch(self, labels: Sequence[Label]) -> None:
-        """Tell the store that pages are in use."""
-        ...
 
 
 class HostRows:
@@ -151,7 +135,7 @@ class Moving:
     """Jobs of one tier. ``submit``, ``ended``, ``drain`` and ``close`` belong to the scheduler's thread."""
 
     def __init__(
-        self, store: ChunkStore, rows: HostRows, settings: TierSettings, clock: Callable[[], float] = time.monotonic
+        self, store: EngineStore, rows: HostRows, settings: TierSettings, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Start moving between ``store`` and ``rows``; the caller closes it before either of them."""
         self._store = store

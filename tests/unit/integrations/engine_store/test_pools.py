@@ -11,14 +11,14 @@ from unified_cache.integrations.engine_store.pools import AffineRows, BundleName
 from unified_cache.page import PageKey
 from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec
 from unified_cache.seal import Label
-from unified_cache.storage_backends.protocol import Answer
+from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.wrappers import Method
 from unified_cache.window import SPAN_ALL
 
 SLOTS = 64
 
 
-class CountedStore:
+class CountedStore(EngineStore):
     """An engine store, and the calls that came to it."""
 
     def __init__(self, store: EngineStore) -> None:
@@ -47,7 +47,7 @@ class CountedStore:
         self.gets.append(len(pages))
         return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.get(pages)
 
-    def put_missing(self, pages: Sequence[EnginePage]) -> list[Answer]:
+    def put_missing(self, pages: Sequence[EnginePage], level: Level = Level.CACHED) -> list[Answer]:
         self.puts.append(list(pages))
         return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.put_missing(pages)
 
