@@ -20,9 +20,9 @@ ENGINES_MUTANTS = [
     ),
     Mutant(
         "a late read fills the engine's rows",
-        "integrations/engine_store/buffers.py",
-        "        with self.guard:\n            self._rows = None\n",
-        "        with self.guard:\n            pass\n",
+        "integrations/engine_store/tasks.py",
+        "        with self._guard:\n            self._rows = None\n",
+        "        with self._guard:\n            pass\n",
         ENGINE_STORE_TESTS,
     ),
     Mutant(

@@ -65,14 +65,14 @@ EVENTS_MUTANTS = [
     ),
     Mutant(
         "a replay begins after the batch that was asked for",
-        "events/replay_buffer.py",
+        "events/sender.py",
         "start = min(max(seq - self._first_seq, 0), len(self._batches))",
         "start = min(max(seq - self._first_seq + 1, 0), len(self._batches))",
         PUBLISHER_TESTS,
     ),
     Mutant(
         "what is kept for replay has no bound in bytes",
-        "events/replay_buffer.py",
+        "events/sender.py",
         "while len(self._batches) > self._batches_max or self._bytes_count > self._bytes_max:",
         "while len(self._batches) > self._batches_max:",
         PUBLISHER_TESTS,

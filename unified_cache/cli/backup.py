@@ -22,7 +22,7 @@ from unified_cache.cli.options import (
     TokensFileOption,
 )
 from unified_cache.cli.progress import objects_watched
-from unified_cache.cli.storage_tables import finding_as_json, print_findings
+from unified_cache.cli.storage import finding_as_json, print_findings
 from unified_cache.cli.text import console_on
 from unified_cache.errors import CacheError, ConfigError
 from unified_cache.offline.copying import (

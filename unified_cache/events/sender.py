@@ -11,15 +11,15 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from unified_cache.errors import ConfigError
 from unified_cache.events.book import PageBook
 from unified_cache.events.config import EventsConfig
 from unified_cache.events.encoding import EventEncoder
-from unified_cache.events.replay_buffer import ReplayBuffer
 from unified_cache.events.values import ClearedEvent, KvEvent
 from unified_cache.extras import needs_extra
 from unified_cache.page_changes import PageChange, StoredRun
@@ -27,7 +27,15 @@ from unified_cache.page_changes import PageChange, StoredRun
 with needs_extra("events", "unified_cache.events"):
     import zmq
 
-__all__ = ["ANNOUNCE_SEQ", "REQUEST_BYTES_MAX", "SEQ_BYTES", "BatchSender", "HandedOver", "PublisherCounts"]
+__all__ = [
+    "ANNOUNCE_SEQ",
+    "REQUEST_BYTES_MAX",
+    "SEQ_BYTES",
+    "BatchSender",
+    "HandedOver",
+    "PublisherCounts",
+    "ReplayBuffer",
+]
 
 SEQ_BYTES = 8
 
@@ -67,6 +75,37 @@ class HandedOver:
     """None for changes."""
     pages_count: int
     """Pages in it, and one for itself."""
+
+
+class ReplayBuffer:
+    """Batches sent last, with neighbouring numbers, the oldest first: bounded by number and bytes. Not thread-safe."""
+
+    __slots__ = ("_batches", "_batches_max", "_bytes_count", "_bytes_max", "_first_seq")
+
+    def __init__(self, batches_max: int, bytes_max: int) -> None:
+        self._batches: deque[bytes] = deque()
+        self._batches_max = batches_max
+        self._bytes_max = bytes_max
+        self._bytes_count = 0
+        self._first_seq = 0
+
+    @property
+    def first_seq(self) -> int:
+        """Sequence number of the oldest batch kept, or of the next one if there is none."""
+        return self._first_seq
+
+    def append(self, payload: bytes) -> None:
+        """Keep the next batch; forget the oldest ones beyond the bounds, the new one itself included."""
+        self._batches.append(payload)
+        self._bytes_count += len(payload)
+        while len(self._batches) > self._batches_max or self._bytes_count > self._bytes_max:
+            self._bytes_count -= len(self._batches.popleft())
+            self._first_seq += 1
+
+    def since(self, seq: int) -> Iterator[tuple[int, bytes]]:
+        """Yield sequence number and batch of those kept from ``seq`` on."""
+        start = min(max(seq - self._first_seq, 0), len(self._batches))
+        yield from enumerate(islice(self._batches, start, None), self._first_seq + start)
 
 
 class BatchSender:

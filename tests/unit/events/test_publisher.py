@@ -16,8 +16,7 @@ from unified_cache.errors import ConfigError, StateError
 from unified_cache.events.config import EventsConfig
 from unified_cache.events.encoding import Encoding
 from unified_cache.events.publisher import EventPublisher
-from unified_cache.events.replay_buffer import ReplayBuffer
-from unified_cache.events.sender import ANNOUNCE_SEQ, REQUEST_BYTES_MAX, HandedOver
+from unified_cache.events.sender import ANNOUNCE_SEQ, REQUEST_BYTES_MAX, HandedOver, ReplayBuffer
 from unified_cache.storage_backends.memory import MemoryStorage
 
 DEADLINE_S = 30.0

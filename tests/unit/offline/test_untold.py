@@ -6,7 +6,7 @@ from io import StringIO
 import pytest
 
 from tests.support.offline import PAGE_SIZE, PAGES, TOY, ListedMemory, description_of, objects_of, prompt_of, unwatched
-from unified_cache.cli.storage_tables import print_stat, stat_as_json
+from unified_cache.cli.storage import print_stat, stat_as_json
 from unified_cache.errors import LayoutError
 from unified_cache.offline.copying import Prefetched, backup_prefixes, plan_backup, plan_prefetch, prefetch_prefixes
 from unified_cache.offline.listing import ObjectCount
