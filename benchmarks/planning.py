@@ -52,7 +52,7 @@ def sweep(trace: Path) -> None:
     sized = size_preset("deepseek-v4-flash", page_size=256)
     model = PlannedModel("deepseek-v4-flash", sized, Retention(), ReplayPolicies(), devices=8)
     pages = TracePages.of(iterate_trace(trace), sized.layout.page_size, padded=False)
-    evaluator = Evaluator(model, LruHits(pages), PricedSystem.of(model, HARDWARE["h100"]))
+    evaluator = Evaluator(model, LruHits(pages), PricedSystem(model, HARDWARE["h100"]))
     points = [evaluator.point(sizes) for sizes in combinations(parse_sweeps(()))]
     print(f"{len(points)} combinations in {time.perf_counter() - began_s:.1f} s; peak {_peak_mib():.0f} MiB")
 

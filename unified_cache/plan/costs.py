@@ -60,17 +60,9 @@ class Costs:
 class PricedSystem:
     """Engines of several devices of one kind."""
 
+    model: PlannedModel
+    """Its engines take the requests in turn, and each has queues of its own."""
     hardware: Hardware
-    devices: int
-    is_replicated: bool
-    """Whether each device loads all of a page, or its part."""
-    engines: int = 1
-    """Engines that take the requests in turn; each has queues of its own."""
-
-    @classmethod
-    def of(cls, model: PlannedModel, hardware: Hardware) -> "PricedSystem":
-        """Take a model's devices."""
-        return cls(hardware, model.devices, model.is_replicated, model.engines)
 
     def price_per_hour(self, sizes: TierBytes, drive_life_years: float | None = None) -> float:
         """Return what an hour of all engines costs with host memory of these sizes each, and storage.
@@ -81,8 +73,8 @@ class PricedSystem:
         memory = sizes.host / GIB * hardware.host_price_per_gib_month
         worn = 1.0 if drive_life_years is None else max(1.0, PAID_YEARS / drive_life_years)
         storage = sizes.storage / GIB * hardware.storage_price_per_gib_month * worn
-        engine = self.devices * hardware.device_price_per_hour + memory / MONTH_HOURS
-        return self.engines * engine + storage / MONTH_HOURS
+        engine = self.model.devices * hardware.device_price_per_hour + memory / MONTH_HOURS
+        return self.model.engines * engine + storage / MONTH_HOURS
 
     def costs(self, trace: TracePages, ends: TierEnds, sizes: TierBytes) -> Costs:
         """Follow every request of a trace through the queues."""
@@ -90,13 +82,13 @@ class PricedSystem:
         whole_s = self._prefill_s(trace.input_tokens)
         storage_s, bus_s, prefill_s = self._work(trace, ends, whole_s)
         ready_s = trace.times_s.copy()
-        for number in range(self.engines):
-            mine = slice(number, None, self.engines)
+        for number in range(self.model.engines):
+            mine = slice(number, None, self.model.engines)
             for work_s in (storage_s, bus_s, prefill_s):
                 ready_s[mine] = queue_ends(ready_s[mine], work_s[mine])
         ttft_s = ready_s - trace.times_s
         span_s = max(float(trace.times_s[-1] - trace.times_s[0]), 1.0)
-        engines_s = span_s * self.engines
+        engines_s = span_s * self.model.engines
         computed_hours = float(prefill_s.sum()) / 3600
         written_per_day = ends.moved.written / span_s * DAY_S
         life = None
@@ -115,7 +107,7 @@ class PricedSystem:
             price_per_hour=price,
             cost_per_million_tokens=price
             * computed_hours
-            / self.engines
+            / self.model.engines
             / (float(trace.input_tokens.sum()) / TOKENS_UNIT),
             loaded_bytes=int(np.rint(bus_s.sum() * self._bus_bytes_per_s)),
             fetched_bytes=int(np.rint(storage_s.sum() * hardware.storage_read_bytes_per_s)),
@@ -127,10 +119,10 @@ class PricedSystem:
     @property
     def _bus_bytes_per_s(self) -> float:
         """Bytes of prefixes that all devices together take from host memory in a second."""
-        return self.hardware.device_bytes_per_s * (1 if self.is_replicated else self.devices)
+        return self.hardware.device_bytes_per_s * (1 if self.model.is_replicated else self.model.devices)
 
     def _prefill_s(self, tokens: Counts) -> Floats:
-        seconds: Floats = self.hardware.prefill_s(tokens) / self.devices
+        seconds: Floats = self.hardware.prefill_s(tokens) / self.model.devices
         return seconds
 
     def _work(self, trace: TracePages, ends: TierEnds, whole_s: Floats) -> tuple[Floats, Floats, Floats]:

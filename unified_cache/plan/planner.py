@@ -255,7 +255,7 @@ class Planner:
             hits = PolicyHits(pages, serve)
         else:
             raise ConfigError("policies without a stack need replays, found nothing to replay with")
-        evaluator = Evaluator(self.model, hits, PricedSystem.of(self.model, self.hardware))
+        evaluator = Evaluator(self.model, hits, PricedSystem(self.model, self.hardware))
         points: list[PlanPoint] = []
         checked: list[Checked] = []
         is_complete = False

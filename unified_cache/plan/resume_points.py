@@ -45,10 +45,9 @@ class StoreFootprint:
 
 @dataclass(frozen=True, slots=True)
 class ResumePoints:
-    """Points of all prompts; each array but the first two has shape (points,) or (components - 1, points)."""
+    """Points of all prompts; each array but the first has shape (points,) or (components - 1, points)."""
 
     requests_count: int
-    spans: tuple[int, ...]
     request: Counts
     """Request that could resume there, rising."""
     end: Counts
@@ -163,7 +162,6 @@ class PointsPass:
         table = np.array(self._found, np.int64).reshape(-1, 8 + 3 * lanes).T
         return ResumePoints(
             self._trace.requests_count,
-            self._spans,
             *(table[0], table[1], table[2]),
             table[8 : 8 + lanes],
             table[8 + lanes : 8 + 2 * lanes],

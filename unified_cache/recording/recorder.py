@@ -155,10 +155,6 @@ class RotatedFile:
         if end >= self._file_bytes_max:
             self._rotate()
 
-    def files(self) -> list[Path]:
-        """Return the files that there are, the newest first."""
-        return [path for path in (self._numbered(number) for number in range(self._files_max)) if path.exists()]
-
     def _rotate(self) -> None:
         self._numbered(self._files_max - 1).unlink(missing_ok=True)
         for number in reversed(range(self._files_max - 1)):

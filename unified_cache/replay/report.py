@@ -193,15 +193,6 @@ def _charts(result: ReplayResult) -> list[Chart]:
         names = [f"engine {number}" for number in range(len(ratios))]
         series = tier_series(tiers, ratios)
         charts.append(BarChart("Share of the tokens handed back, by engine", Unit.RATIO, names, series))
-    if len(result.components) > 1:
-        names = [component.name for component in result.components]
-        series = tier_series(tiers, [component.hit_bytes() for component in result.components])
-        charts.append(BarChart("Bytes handed back, by component", Unit.BYTES, names, series))
-    moved = {kind: count for kind, count in result.bytes_moved.items() if count}
-    if moved:
-        charts.append(
-            BarChart("Bytes moved", Unit.BYTES, list(moved), [Series("bytes moved", Hue.PLAIN, list(moved.values()))])
-        )
     return charts
 
 

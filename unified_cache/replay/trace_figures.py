@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 
 from unified_cache.replay.lru_stack import Fenwick
@@ -71,20 +71,7 @@ class TraceFigures:
 
     def as_json(self) -> dict[str, object]:
         """Return everything under stable names."""
-        return {
-            "requests": self.requests,
-            "seconds": self.seconds,
-            "block_tokens": self.block_tokens,
-            "input_tokens": self.input_tokens,
-            "output_tokens": self.output_tokens,
-            "blocks": self.blocks,
-            "different_blocks": self.different_blocks,
-            "seen_block_ratio": self.seen_ratio,
-            "sessions": self.sessions,
-            "reuse_distances": list(self.reuse_distances),
-            "popularity": list(self.popularity),
-            "session_requests": list(self.session_requests),
-        }
+        return {**asdict(self), "seen_block_ratio": self.seen_ratio, "sessions": self.sessions}
 
 
 def page_of(name: str, figures: TraceFigures) -> Page:

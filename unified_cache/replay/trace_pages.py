@@ -56,8 +56,6 @@ class TracePages:
     """Arrivals, rising, in seconds since the trace began, shape (requests,)."""
     input_tokens: Counts
     """Tokens of each prompt, shape (requests,)."""
-    output_tokens: Counts
-    """Tokens of each answer, shape (requests,)."""
 
     @classmethod
     def of(cls, requests: Iterable[TraceRequest], page_size: int, *, padded: bool) -> "TracePages":
@@ -71,14 +69,13 @@ class TracePages:
         """
         block_tokens = 0
         ids, lengths = array("i"), array("i")
-        times, inputs, outputs = array("d"), array("q"), array("q")
+        times, inputs = array("d"), array("q")
         for request in requests:
             block_tokens = request.block_tokens
             ids.extend(request.hash_ids)
             lengths.append(len(request.hash_ids))
             times.append(request.timestamp / 1000)
             inputs.append(request.input_length)
-            outputs.append(request.output_length)
         if not lengths:
             raise TraceError("a plan needs a trace of at least one request, found none")
         times_s = np.array(times, np.float64)
@@ -99,7 +96,6 @@ class TracePages:
             distinct_count=distinct_count,
             times_s=times_s[order],
             input_tokens=inputs_tokens,
-            output_tokens=np.array(outputs, np.int64)[order],
         )
 
     @property
@@ -145,7 +141,6 @@ class TracePages:
             numbers=self.numbers[_joined_ranges(self.starts[:-1][taken], counts)],
             times_s=self.times_s[taken],
             input_tokens=self.input_tokens[taken],
-            output_tokens=self.output_tokens[taken],
         )
 
     def runs_asked_before(self) -> PageRuns:

@@ -100,7 +100,7 @@ def test_the_knee_lies_where_a_curve_flattens() -> None:
 
 def test_more_memory_hits_more_and_the_cheapest_that_keeps_up_is_recommended() -> None:
     trace = TracePages.of(conversations(seed=9, count=200, sessions=14), 64, padded=False)
-    evaluator = Evaluator(LLAMA, LruHits(trace), PricedSystem.of(LLAMA, HARDWARE["h100"]))
+    evaluator = Evaluator(LLAMA, LruHits(trace), PricedSystem(LLAMA, HARDWARE["h100"]))
     sizes = [
         TierBytes(4 * GIB, host * GIB, store * GIB) for host in (0, 16, 64) for store in (0, 256) if host or not store
     ]
@@ -119,7 +119,7 @@ def test_more_memory_hits_more_and_the_cheapest_that_keeps_up_is_recommended() -
 
 
 def test_drives_that_wear_out_early_cost_as_much_more() -> None:
-    system, sizes = PricedSystem.of(LLAMA, HARDWARE["h100"]), TierBytes(GIB, 0, 1000 * GIB)
+    system, sizes = PricedSystem(LLAMA, HARDWARE["h100"]), TierBytes(GIB, 0, 1000 * GIB)
     without = system.price_per_hour(TierBytes(GIB, 0, 0))
     lasting, worn = (system.price_per_hour(sizes, years) - without for years in (5.0, 0.5))
     assert worn == pytest.approx(6 * lasting)
