@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -21,11 +22,12 @@ PLACES = {"TRACE": "traces/mooncake_conversation.jsonl.gz --limit 100"}
 """What is the reader's to fill in."""
 
 
-@pytest.fixture
-def workshop(tmp_path: Path) -> Path:
-    """A directory with the traces, the command, and a store that a replay has filled."""
-    (tmp_path / "traces").symlink_to(ROOT / "traces")
-    programs = tmp_path / "bin"
+@pytest.fixture(scope="module")
+def filled_workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the traces, the command, and a store that a replay has filled; each guide has a copy."""
+    directory = tmp_path_factory.mktemp("workshop")
+    (directory / "traces").symlink_to(ROOT / "traces")
+    programs = directory / "bin"
     programs.mkdir()
     command = programs / "unified-cache"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -c "from unified_cache.cli.main import main; main()" "$@"\n')
@@ -33,8 +35,13 @@ def workshop(tmp_path: Path) -> Path:
     filled = (
         "unified-cache replay traces/mooncake_conversation.jsonl.gz --limit 20 --page-bytes 512 --storage file:kv-store"
     )
-    run(filled, tmp_path)
-    return tmp_path
+    run(filled, directory)
+    return directory
+
+
+@pytest.fixture
+def workshop(filled_workshop: Path, tmp_path: Path) -> Path:
+    return copytree(filled_workshop, tmp_path, symlinks=True, dirs_exist_ok=True)
 
 
 def run(script: str, directory: Path) -> str:

@@ -1,57 +1,59 @@
 """The examples run as they stand, and show what they say: each rung, over a store that is given."""
 
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.sources import ROOT
-from tests.support.exactness import L3
 
 TIMEOUT_S = 240
 
 
-def example(name: str, *options: str) -> list[str]:
-    """Run an example to its end; return what it printed."""
-    command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *options]
-    return subprocess.run(
-        command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S
-    ).stdout.splitlines()
-
-
-def is_shared_by_two_engines(l3: L3) -> None:
-    """Rung 3: two processes at a time."""
-    lines = example("two_engines", "--storage", l3.url)
-    assert lines[0].startswith("engine 1: 0 tokens from storage")
-    assert [line.split(" tokens")[0] for line in lines[2:]] == ["engine 2: 240", "engine 2: 240"]
+Example = Callable[..., list[str]]
 
 
 @pytest.fixture
-def l3(tmp_path: Path) -> L3:
-    return L3(f"file:{tmp_path}", is_shared=True)
+def example(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Example:
+    """Return a function that runs an example in this process, which has imported torch, and returns its output."""
+
+    def run(name: str, *options: str) -> list[str]:
+        path = str(ROOT / "examples" / f"{name}.py")
+        monkeypatch.setattr(sys, "argv", [path, *options])
+        runpy.run_path(path, run_name="__main__")
+        return capsys.readouterr().out.splitlines()
+
+    return run
 
 
-def test_memory_only_computes_what_is_new() -> None:
+def test_memory_only_computes_what_is_new(example: Example) -> None:
     assert example("memory_only") == ["0 tokens reused, 82 computed", "96 tokens reused, 31 computed"]
 
 
-def test_host_and_file_survives_a_restart(l3: L3) -> None:
+def test_host_and_file_survives_a_restart(example: Example, tmp_path: Path) -> None:
     """Rung 2: an engine with three tiers, and another one after it."""
-    lines = example("host_and_file", "--storage", l3.url)
+    lines = example("host_and_file", "--storage", f"file:{tmp_path}")
     assert "host_tokens=192" in lines[-2]
     assert "storage_tokens=192" in lines[-1]
 
 
-def test_two_engines_share_one_store(l3: L3) -> None:
-    is_shared_by_two_engines(l3)
+def test_two_engines_share_one_store(tmp_path: Path) -> None:
+    """Rung 3: two processes at a time, of which the second imports the first one's program."""
+    command = [sys.executable, str(ROOT / "examples" / "two_engines.py"), "--storage", f"file:{tmp_path}"]
+    ran = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
+    lines = ran.stdout.splitlines()
+    assert lines[0].startswith("engine 1: 0 tokens from storage")
+    assert [line.split(" tokens")[0] for line in lines[2:]] == ["engine 2: 240", "engine 2: 240"]
 
 
-def test_kv_events_show_the_pages_of_each_tier() -> None:
+def test_kv_events_show_the_pages_of_each_tier(example: Example) -> None:
     assert example("kv_events") == ["GPU: 6 pages, CPU: 6 pages, STORAGE: 6 pages", "STORAGE: 6 pages"]
 
 
-def test_hybrid_engine_resumes_three_kinds_of_state_from_every_tier() -> None:
+def test_hybrid_engine_resumes_three_kinds_of_state_from_every_tier(example: Example) -> None:
     assert example("hybrid_engine") == [
         "cold: 0 of 10 pages reused",
         "another prompt: 0 of 10",
