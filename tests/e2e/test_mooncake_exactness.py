@@ -1,34 +1,22 @@
 """Stock models resumed from a cluster of three nodes continue bit by bit, in this process and in a fresh one."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
-from tests.sources import ROOT
 from tests.support.exactness import (
     FAMILIES,
     L3,
     SHARED_STORAGE_SCENARIOS,
-    STEPS_MAX,
     STORAGE_SCENARIOS,
     Scenario,
-    all_but_last,
-    digest,
-    engine,
     from_storage,
-    prompt_of,
-    serve,
-    untouched,
+    resumes_in_a_fresh_process,
 )
 from tests.support.mooncake import small_cluster
 from tests.support.mooncake_needed import needs_mooncake
 
 pytestmark = needs_mooncake
-
-PROCESS_TIMEOUT_S = 240
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +40,6 @@ def test_a_prefix_in_a_cluster_continues_bit_by_bit(scenario: Scenario, family: 
     scenario(family, l3, is_aligned=is_aligned)
 
 
+@pytest.mark.long
 def test_a_fresh_process_continues_bit_by_bit(l3: L3) -> None:
-    prompts = {family: prompt_of(family, 1, is_aligned=False) for family in FAMILIES}
-    for family, tokens in prompts.items():
-        with engine(family, l3) as ours:
-            serve(ours, tokens)
-    command = [sys.executable, "-m", "tests.support.exactness", l3.url]
-    ended = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_TIMEOUT_S)
-    assert json.loads(ended.stdout.splitlines()[-1]) == {
-        family: {
-            "logits_digest": digest(untouched(family, tokens, STEPS_MAX)),
-            "storage_tokens": all_but_last(tokens, family),
-        }
-        for family, tokens in prompts.items()
-    }
+    resumes_in_a_fresh_process(l3)

@@ -1,27 +1,17 @@
 """A prefix restored from any tier is indistinguishable from one that was never evicted, whatever a model keeps."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.sources import ROOT
 from tests.support.exactness import (
     FAMILIES,
     L3,
     MEMORY_SCENARIOS,
     SHARED_STORAGE_SCENARIOS,
-    STEPS_MAX,
     STORAGE_SCENARIOS,
     Scenario,
-    all_but_last,
-    digest,
-    engine,
-    prompt_of,
-    serve,
-    untouched,
+    resumes_in_a_fresh_process,
 )
 
 IS_ALIGNED = pytest.mark.parametrize("is_aligned", [True, False], ids=["aligned", "unaligned"])
@@ -59,18 +49,4 @@ def test_a_prefix_outlives_the_engine_bit_by_bit(scenario: Scenario, family: str
 
 
 def test_a_fresh_process_continues_bit_by_bit(tmp_path: Path) -> None:
-    l3 = L3(f"file:{tmp_path}", is_shared=True)
-    prompts = {family: prompt_of(family, 1, is_aligned=False) for family in FAMILIES}
-    for family, tokens in prompts.items():
-        with engine(family, l3) as ours:
-            serve(ours, tokens)
-    command = [sys.executable, "-m", "tests.support.exactness", l3.url]
-    ended = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    expected = {
-        family: {
-            "logits_digest": digest(untouched(family, tokens, STEPS_MAX)),
-            "storage_tokens": all_but_last(tokens, family),
-        }
-        for family, tokens in prompts.items()
-    }
-    assert json.loads(ended.stdout.splitlines()[-1]) == expected
+    resumes_in_a_fresh_process(L3(f"file:{tmp_path}", is_shared=True))

@@ -8,6 +8,7 @@ import copy
 import hashlib
 import json
 import random
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from itertools import pairwise
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from tests.sources import ROOT
 from tests.support.budget import examples
 from unified_cache import CacheConfig, Identity, Retention, UnifiedCache, open_storage
 from unified_cache.config import WritePolicy
@@ -35,6 +37,7 @@ PAGES = 4
 ROOMY, TIGHT = 40, 7
 """Pages of a tier that holds every prompt of a scenario, and of one that holds about one."""
 SETTLE_S = 30.0
+PROCESS_TIMEOUT_S = 240
 EVERYWHERE = Retention(tail_tokens=1 << 20)
 """States and windows at every page boundary."""
 
@@ -358,6 +361,20 @@ def outcomes(url: str) -> Mapping[str, PromptResult]:
     return {
         family: outcome_of(family, L3(url, is_shared=True), prompt_of(family, 1, is_aligned=False))
         for family in FAMILIES
+    }
+
+
+def resumes_in_a_fresh_process(l3: L3) -> None:
+    """Serve a prompt of every family here; a process that never saw them goes on from the store alone, bit by bit."""
+    prompts = {family: prompt_of(family, 1, is_aligned=False) for family in FAMILIES}
+    for family, tokens in prompts.items():
+        with engine(family, l3) as ours:
+            serve(ours, tokens)
+    command = [sys.executable, "-m", "tests.support.exactness", l3.url]
+    ended = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_TIMEOUT_S)
+    assert json.loads(ended.stdout.splitlines()[-1]) == {
+        family: vars(PromptResult(digest(untouched(family, tokens, STEPS_MAX)), all_but_last(tokens, family)))
+        for family, tokens in prompts.items()
     }
 
 
