@@ -40,13 +40,17 @@ def test_host_and_file_survives_a_restart(example: Example, tmp_path: Path) -> N
     assert "storage_tokens=192" in lines[-1]
 
 
-def test_two_engines_share_one_store(tmp_path: Path) -> None:
+def is_shared_by_two_engines(url: str) -> None:
     """Rung 3: two processes at a time, of which the second imports the first one's program."""
-    command = [sys.executable, str(ROOT / "examples" / "two_engines.py"), "--storage", f"file:{tmp_path}"]
+    command = [sys.executable, str(ROOT / "examples" / "two_engines.py"), "--storage", url]
     ran = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
     lines = ran.stdout.splitlines()
     assert lines[0].startswith("engine 1: 0 tokens from storage")
     assert [line.split(" tokens")[0] for line in lines[2:]] == ["engine 2: 240", "engine 2: 240"]
+
+
+def test_two_engines_share_one_store(tmp_path: Path) -> None:
+    is_shared_by_two_engines(f"file:{tmp_path}")
 
 
 def test_kv_events_show_the_pages_of_each_tier(example: Example) -> None:

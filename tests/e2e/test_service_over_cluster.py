@@ -28,7 +28,7 @@ def test_two_engines_share_a_cluster_through_two_servers_and_through_the_one_tha
     servers: list[ServeProcess],
 ) -> None:
     service = L3(f"grpc://{','.join(server.address for server in servers)}", is_shared=True)
-    is_shared_by_two_engines(service)
+    is_shared_by_two_engines(service.url)
     servers[0].child.kill()
     servers[0].child.wait()
     after_a_restart("tiny-gpt-oss", service, is_aligned=False)

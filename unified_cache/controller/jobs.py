@@ -139,7 +139,7 @@ class LayerwiseLoad:
         Raises:
             InputError: the pool has no such layer.
             CopyError: the load has failed before it came to that layer.
-            SettleTimeoutError: it has not come to it within ``timeout_s``.
+            WaitTimeoutError: it has not come to it within ``timeout_s``.
         """
         self.progress.wait(pool, layer, timeout_s)
 
