@@ -12,10 +12,10 @@ from benchmarks.measure import Comparison, Figure, Spread, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
 from benchmarks.timed_tree import PAGE_SIZE, Tokens
 from unified_cache.components import Full, RecurrentState, SlidingWindow
-from unified_cache.page import Prompt
-from unified_cache.pool import Component, PoolSpec, Tier
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Component, PoolSpec, Tier
+from unified_cache.core.window import needed_pages
 from unified_cache.tree import RadixTree
-from unified_cache.window import needed_pages
 
 __all__ = ["components_figures"]
 

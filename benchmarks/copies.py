@@ -7,9 +7,9 @@ import torch
 
 from benchmarks.measure import Comparison, Figure, Spread, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
-from unified_cache.memory import DevicePool, TieredMemory
-from unified_cache.pool import PoolSpec, Slots
-from unified_cache.seal import Label
+from unified_cache.controller.memory import DevicePool, TieredMemory
+from unified_cache.core.pool import PoolSpec, Slots
+from unified_cache.core.seal import Label
 
 __all__ = ["copies_figures"]
 

@@ -26,12 +26,12 @@ import torch
 
 from benchmarks.measure import Comparison, Figure, Spread, interleaved
 from benchmarks.plan import BenchmarkPlan
-from unified_cache.cache import UnifiedCache
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components import Full
-from unified_cache.config import CacheConfig, WritePolicy
-from unified_cache.memory import DevicePool
-from unified_cache.page import Prompt
-from unified_cache.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.controller.memory import DevicePool
+from unified_cache.core.config import CacheConfig, WritePolicy
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
 

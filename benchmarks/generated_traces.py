@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 
-from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
+from unified_cache.sizing.replay.trace import BLOCK_TOKENS, TraceRequest
 
 __all__ = ["KINDS", "REQUESTS", "generated_trace"]
 

@@ -19,8 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from unified_cache.copies import PinnedBytes, gpu_copies
-from unified_cache.errors import CopyError
+from unified_cache.controller.copies import PinnedBytes, gpu_copies
+from unified_cache.controller.memory import DevicePool, TieredMemory
+from unified_cache.core.errors import CopyError
+from unified_cache.core.pool import PoolSpec, Slots, Tier
+from unified_cache.core.slots import PairedAllocator, SlotAllocator
 from unified_cache.forward import (
     ForwardBatch,
     ForwardMode,
@@ -29,9 +32,6 @@ from unified_cache.forward import (
     SwaTranslation,
     init_metadata,
 )
-from unified_cache.memory import DevicePool, TieredMemory
-from unified_cache.pool import PoolSpec, Slots, Tier
-from unified_cache.slots import PairedAllocator, SlotAllocator
 
 __all__ = ["CHECKS", "FULL_SIZES", "Found", "GpuSizes"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.host_pages import announced_pages
 from benchmarks.measure import Comparison, Figure, Spread, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
-from unified_cache.config import GuardConfig
+from unified_cache.core.config import GuardConfig
 from unified_cache.storage_backends.common.bounded_call import run_here
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Level, StorageBackend

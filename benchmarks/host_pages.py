@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from unified_cache.components import Full
-from unified_cache.memory import DevicePool, TieredMemory
-from unified_cache.pool import Identity, ModelLayout, PoolSpec
-from unified_cache.seal import Label
+from unified_cache.controller.memory import DevicePool, TieredMemory
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import PageIO, StorageBackend
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from benchmarks.measure import Comparison, Figure, Spread, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
-from unified_cache.page import Prompt, encode_tokens
+from unified_cache.core.page import Prompt, encode_tokens
 
 __all__ = ["keys_figures"]
 

@@ -22,7 +22,7 @@ from benchmarks.host_pages import announced_pages
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
 from tests.support.mooncake import LocalCluster
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
 from unified_cache.storage_backends.mooncake.client import MooncakeClient, batches, object_buffers
 from unified_cache.storage_backends.mooncake.native import new_put_config, usable_wheel
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage, open_url

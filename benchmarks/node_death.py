@@ -25,8 +25,8 @@ from benchmarks.host_pages import announced_pages
 from benchmarks.machine import machine
 from benchmarks.report import write_json
 from tests.support.mooncake import LocalCluster, MasterSettings
-from unified_cache.replay.trace import TraceRequest, read_trace
-from unified_cache.seal import Label
+from unified_cache.core.seal import Label
+from unified_cache.sizing.replay.trace import TraceRequest, read_trace
 from unified_cache.storage_backends.mooncake.client import MooncakeClient
 from unified_cache.storage_backends.mooncake.endpoints import NodeChoice
 from unified_cache.storage_backends.mooncake.native import PutConfig

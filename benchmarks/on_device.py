@@ -14,6 +14,9 @@ import torch
 
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
+from unified_cache.controller.memory import DevicePool, TieredMemory
+from unified_cache.core.pool import PoolSpec, Slots, Tier
+from unified_cache.core.slots import PairedAllocator, SlotAllocator
 from unified_cache.forward import (
     ForwardBatch,
     ForwardMode,
@@ -22,9 +25,6 @@ from unified_cache.forward import (
     SwaTranslation,
     init_metadata,
 )
-from unified_cache.memory import DevicePool, TieredMemory
-from unified_cache.pool import PoolSpec, Slots, Tier
-from unified_cache.slots import PairedAllocator, SlotAllocator
 
 __all__ = ["device_figures"]
 

@@ -14,7 +14,7 @@ from benchmarks.measure import Figure
 from benchmarks.plan import QUICK, BenchmarkPlan
 from benchmarks.remembering import BATCH_REQUESTS, REQUESTS, SIZES, TRACE, opened, served_s
 from benchmarks.trees import evict_figures, insert_figures, lock_figures, match_figures
-from unified_cache.replay.trace import TraceRequest, read_trace
+from unified_cache.sizing.replay.trace import TraceRequest, read_trace
 
 __all__ = ["TREE", "Taken"]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from unified_cache.replay.clairvoyant import FutureUses
-from unified_cache.replay.lru_stack import LruStack
-from unified_cache.replay.trace import BLOCK_TOKENS, iterate_trace
-from unified_cache.replay.trace_pages import Counts, TracePages
+from unified_cache.sizing.replay.clairvoyant import FutureUses
+from unified_cache.sizing.replay.lru_stack import LruStack
+from unified_cache.sizing.replay.trace import BLOCK_TOKENS, iterate_trace
+from unified_cache.sizing.replay.trace_pages import Counts, TracePages
 
 
 def one_tier(trace: Path, blocks: Sequence[int]) -> list[list[float]]:

@@ -20,15 +20,15 @@ import typer
 
 from benchmarks.machine import machine
 from benchmarks.report import write_json
+from unified_cache.cache.recording.requests import Hits
 from unified_cache.components.layouts import size_preset
-from unified_cache.config import Retention
-from unified_cache.plan.sweep import TIERS, PlannedModel, TierBytes, combinations, parse_sweeps
-from unified_cache.plan.tier_hits import LruHits
-from unified_cache.recording.requests import Hits
-from unified_cache.replay.plan import ReplayPolicies
-from unified_cache.replay.runner import replay
-from unified_cache.replay.trace import read_trace
-from unified_cache.replay.trace_pages import TracePages
+from unified_cache.core.config import Retention
+from unified_cache.sizing.plan.sweep import TIERS, PlannedModel, TierBytes, combinations, parse_sweeps
+from unified_cache.sizing.plan.tier_hits import LruHits
+from unified_cache.sizing.replay.plan import ReplayPolicies
+from unified_cache.sizing.replay.runner import replay
+from unified_cache.sizing.replay.trace import read_trace
+from unified_cache.sizing.replay.trace_pages import TracePages
 
 __all__ = ["KEPT", "TRACE", "sampled_combinations"]
 

@@ -24,17 +24,17 @@ from typing import Any
 from benchmarks.machine import machine
 from benchmarks.report import write_json
 from unified_cache.components.layouts import size_preset
-from unified_cache.config import Retention
-from unified_cache.plan.costs import PricedSystem
-from unified_cache.plan.hardware import HARDWARE
-from unified_cache.plan.planner import Evaluator
-from unified_cache.plan.sweep import PlannedModel, combinations, parse_sweeps
-from unified_cache.plan.tier_hits import LruHits
-from unified_cache.replay.clairvoyant import FutureUses
-from unified_cache.replay.lru_stack import LruStack
-from unified_cache.replay.plan import ReplayPolicies
-from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest, iterate_trace
-from unified_cache.replay.trace_pages import TracePages
+from unified_cache.core.config import Retention
+from unified_cache.sizing.plan.costs import PricedSystem
+from unified_cache.sizing.plan.hardware import HARDWARE
+from unified_cache.sizing.plan.planner import Evaluator
+from unified_cache.sizing.plan.sweep import PlannedModel, combinations, parse_sweeps
+from unified_cache.sizing.plan.tier_hits import LruHits
+from unified_cache.sizing.replay.clairvoyant import FutureUses
+from unified_cache.sizing.replay.lru_stack import LruStack
+from unified_cache.sizing.replay.plan import ReplayPolicies
+from unified_cache.sizing.replay.trace import BLOCK_TOKENS, TraceRequest, iterate_trace
+from unified_cache.sizing.replay.trace_pages import TracePages
 
 SEED = 17
 LARGE_PAGES = 10_000_000

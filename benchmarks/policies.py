@@ -22,13 +22,13 @@ from benchmarks.generated_traces import KINDS, REQUESTS, generated_trace
 from benchmarks.machine import machine
 from benchmarks.report import write_json
 from unified_cache.components import Full
-from unified_cache.config import EvictionConfig, EvictionPolicy
-from unified_cache.ledger import Ledger
-from unified_cache.page import Prompt
-from unified_cache.pool import ModelLayout, PoolSpec, Tier
-from unified_cache.replay.clairvoyant import FutureUses
-from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
-from unified_cache.replay.trace_pages import TracePages
+from unified_cache.controller.ledger import Ledger
+from unified_cache.core.config import EvictionConfig, EvictionPolicy
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import ModelLayout, PoolSpec, Tier
+from unified_cache.sizing.replay.clairvoyant import FutureUses
+from unified_cache.sizing.replay.trace import BLOCK_TOKENS, TraceRequest
+from unified_cache.sizing.replay.trace_pages import TracePages
 
 __all__ = ["ComparedHits", "TreeEngine", "compared_hits"]
 

@@ -24,14 +24,14 @@ from benchmarks.machine import machine
 from benchmarks.report import keep_rows
 from benchmarks.window_bytes import MODELS, PAGE_TOKENS
 from unified_cache.components.layouts import size_preset
-from unified_cache.config import EvictionPolicy, Retention, WritePolicy
-from unified_cache.replay.plan import ReplayPolicies
-from unified_cache.replay.runner import replay
-from unified_cache.replay.settings import ModelSettings, PlannedSettings, ReplaySettings
-from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest, iterate_trace
-from unified_cache.replay.trace_pages import TracePages
-from unified_cache.seal import HEADER_BYTES
-from unified_cache.tier_sizes import PROMPT_TOKENS, SizedTiers, prompt_bytes
+from unified_cache.core.config import EvictionPolicy, Retention, WritePolicy
+from unified_cache.core.seal import HEADER_BYTES
+from unified_cache.core.tier_sizes import PROMPT_TOKENS, SizedTiers, prompt_bytes
+from unified_cache.sizing.replay.plan import ReplayPolicies
+from unified_cache.sizing.replay.runner import replay
+from unified_cache.sizing.replay.settings import ModelSettings, PlannedSettings, ReplaySettings
+from unified_cache.sizing.replay.trace import BLOCK_TOKENS, TraceRequest, iterate_trace
+from unified_cache.sizing.replay.trace_pages import TracePages
 
 __all__ = ["TieredRun", "tiered_runs"]
 

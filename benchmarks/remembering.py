@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from unified_cache.cache import UnifiedCache
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers
-from unified_cache.memory import NoBytes
-from unified_cache.pool import Identity
-from unified_cache.replay.player import Player
-from unified_cache.replay.settings import ReplaySettings
-from unified_cache.replay.trace import TraceRequest, read_trace
+from unified_cache.controller.memory import NoBytes
+from unified_cache.core.pool import Identity
+from unified_cache.sizing.replay.player import Player
+from unified_cache.sizing.replay.settings import ReplaySettings
+from unified_cache.sizing.replay.trace import TraceRequest, read_trace
 from unified_cache.storage_backends.memory import KeysOnlyStorage
 
 TRACE = Path(__file__).parent.parent / "traces" / "mooncake_conversation.jsonl.gz"

@@ -22,15 +22,16 @@ from benchmarks.remote_load import load_figures
 from benchmarks.remote_pages import MovedPages, sealed
 from benchmarks.remote_server import BARE_GET, BARE_PUT, TCP_GET, TCP_PUT, ListeningPorts, serve
 from unified_cache.components import Full, SlidingWindow
-from unified_cache.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.byte_sizes import PART_BYTES
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.seal import HEADER_BYTES
+from unified_cache.proto.wire.calls import Call
 from unified_cache.service.operations.allocator import keep_freed_memory
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
-from unified_cache.wire.calls import PART_BYTES, Call
 
 __all__ = ["remote_figures"]
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from benchmarks.measure import Spread, Subject, timed
 from unified_cache.components import Full
-from unified_cache.pool import Identity, ModelLayout, PoolSpec
-from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.remote.store import RemoteStorage

@@ -10,6 +10,9 @@ from multiprocessing.connection import Connection
 
 import grpc
 
+from unified_cache.core.byte_sizes import PART_BYTES
+from unified_cache.core.settings.access import Role
+from unified_cache.core.settings.limits import LimitSettings, QuotaSettings
 from unified_cache.service.access.callers import AuditEntry, Caller
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.gate import Authenticator, ServiceGate
@@ -18,12 +21,9 @@ from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.allocator import keep_freed_memory
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.tenants import TenantStore
-from unified_cache.settings.access import Role
-from unified_cache.settings.limits import LimitSettings, QuotaSettings
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.verified import VerifiedStorage
-from unified_cache.wire.calls import PART_BYTES
 
 __all__ = ["BARE_GET", "BARE_PUT", "TCP_GET", "TCP_PUT", "ListeningPorts", "serve"]
 

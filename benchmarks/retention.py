@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest, read_trace
+from unified_cache.sizing.replay.trace import BLOCK_TOKENS, TraceRequest, read_trace
 
 __all__ = ["Kept", "Reuse", "reuse_of"]
 

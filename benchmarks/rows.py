@@ -19,9 +19,9 @@ from xxhash import xxh3_64
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
 from unified_cache.components import Full
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.integrations.engine_store import EnginePage
-from unified_cache.pool import Identity, ModelLayout, PoolSpec
-from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory_reads import targets_of

@@ -19,10 +19,10 @@ from benchmarks.machine import machine
 from benchmarks.report import keep_rows
 from benchmarks.window_bytes import DEVICES_GIB, MODELS, PAGE_TOKENS, REQUESTS, TRACE, token_ratio
 from unified_cache.components.layouts import size_preset
-from unified_cache.config import EvictionPolicy, Retention
-from unified_cache.replay.plan import ReplayPolicies, component_bytes
-from unified_cache.replay.settings import ModelSettings
-from unified_cache.replay.trace import TraceRequest, iterate_trace
+from unified_cache.core.config import EvictionPolicy, Retention
+from unified_cache.sizing.replay.plan import ReplayPolicies, component_bytes
+from unified_cache.sizing.replay.settings import ModelSettings
+from unified_cache.sizing.replay.trace import TraceRequest, iterate_trace
 
 KEPT = Path(__file__).resolve().parent / "results" / "splits.json"
 MULTIPLES = (0.15, 0.25, 0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.2, 3.2, 5.0)

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.components import Full, SlidingWindow
-from unified_cache.page import Prompt
-from unified_cache.pool import Component, PoolSpec, Slots, Tier
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Component, PoolSpec, Slots, Tier
 from unified_cache.tree import RadixTree
 
 __all__ = ["PAGE_SIZE", "TimedTree", "Tokens"]

@@ -26,9 +26,9 @@ import numpy as np
 
 from benchmarks.generated_traces import KINDS, generated_trace
 from unified_cache.components import Full
-from unified_cache.config import EvictionConfig, EvictionPolicy
-from unified_cache.page import TOKEN_BYTES, Prompt
-from unified_cache.pool import PoolSpec, Tier
+from unified_cache.core.config import EvictionConfig, EvictionPolicy
+from unified_cache.core.page import TOKEN_BYTES, Prompt
+from unified_cache.core.pool import PoolSpec, Tier
 from unified_cache.tree import RadixTree, compiled
 
 PAGE_SIZE = 64

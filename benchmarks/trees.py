@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.measure import Figure, Spread, Subject, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
 from benchmarks.timed_tree import PAGE_SIZE, TimedTree, Tokens
-from unified_cache.pool import Slots
+from unified_cache.core.pool import Slots
 
 __all__ = ["evict_figures", "insert_figures", "lock_figures", "match_figures"]
 

@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved
 from benchmarks.plan import BenchmarkPlan
 from unified_cache import CacheConfig, Identity, UnifiedCache, open_storage
-from unified_cache.config import WritePolicy
+from unified_cache.core.config import WritePolicy
 from unified_cache.integrations.transformers import KeptState, PrefixCachedModel, Reused
 
 __all__ = ["prompts_sharing", "small_model", "ttft_figures"]

@@ -18,11 +18,11 @@ import typer
 from benchmarks.machine import machine
 from benchmarks.report import keep_rows
 from unified_cache.components.layouts import size_preset
-from unified_cache.config import EvictionPolicy, Retention
-from unified_cache.replay.plan import ReplayPlan, ReplayPolicies, component_bytes
-from unified_cache.replay.runner import served_hits
-from unified_cache.replay.settings import ModelSettings
-from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest, iterate_trace
+from unified_cache.core.config import EvictionPolicy, Retention
+from unified_cache.sizing.replay.plan import ReplayPlan, ReplayPolicies, component_bytes
+from unified_cache.sizing.replay.runner import served_hits
+from unified_cache.sizing.replay.settings import ModelSettings
+from unified_cache.sizing.replay.trace import BLOCK_TOKENS, TraceRequest, iterate_trace
 
 ROOT = Path(__file__).resolve().parent
 TRACE = ROOT.parent / "traces" / "mooncake_conversation.jsonl.gz"

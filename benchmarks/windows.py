@@ -14,11 +14,11 @@ from pathlib import Path
 from benchmarks.machine import machine
 from benchmarks.report import write_json
 from unified_cache.components import Full, SlidingWindow
-from unified_cache.config import EvictionPolicy, Retention
-from unified_cache.pool import ModelLayout, PoolSpec
-from unified_cache.replay.plan import ReplayPlan, ReplayPolicies
-from unified_cache.replay.runner import served_hits
-from unified_cache.replay.trace import BLOCK_TOKENS, read_trace
+from unified_cache.core.config import EvictionPolicy, Retention
+from unified_cache.core.pool import ModelLayout, PoolSpec
+from unified_cache.sizing.replay.plan import ReplayPlan, ReplayPolicies
+from unified_cache.sizing.replay.runner import served_hits
+from unified_cache.sizing.replay.trace import BLOCK_TOKENS, read_trace
 
 TRACE = Path(__file__).resolve().parent.parent / "traces" / "mooncake_conversation.jsonl.gz"
 RESULTS = Path(__file__).resolve().parent / "results" / "windows.json"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 
 from unified_cache import CacheConfig, Identity, UnifiedCache, open_storage
-from unified_cache.config import WritePolicy
+from unified_cache.core.config import WritePolicy
 from unified_cache.integrations.transformers import Completion, KeptState, PrefixCachedModel
 from unified_cache.testing.tiny_models import tiny_model
 

@@ -22,8 +22,8 @@ from unified_cache import (
     UnifiedCache,
     open_storage,
 )
-from unified_cache.config import WritePolicy
-from unified_cache.extras import needs_extra
+from unified_cache.core.config import WritePolicy
+from unified_cache.core.extras import needs_extra
 
 with needs_extra("engine", "this example"):
     import torch

@@ -7,11 +7,11 @@ python examples/kv_events.py
 import time
 
 from unified_cache import CacheConfig, Identity, UnifiedCache
-from unified_cache.config import WritePolicy
-from unified_cache.events.config import EventsConfig
-from unified_cache.events.publisher import EventPublisher
-from unified_cache.extras import needs_extra
+from unified_cache.core.config import WritePolicy
+from unified_cache.core.extras import needs_extra
 from unified_cache.integrations.transformers import KeptState, PrefixCachedModel
+from unified_cache.observe.events.config import EventsConfig
+from unified_cache.observe.events.publisher import EventPublisher
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.testing.tiny_models import tiny_model
 

@@ -11,10 +11,10 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from tempfile import TemporaryDirectory
 
-from unified_cache.demo.engine import DemoEngine
-from unified_cache.demo.opening import TierSizes, load_model, opened
-from unified_cache.demo.request import DemoRequest
 from unified_cache.integrations.transformers import Reused
+from unified_cache.sizing.demo.engine import DemoEngine
+from unified_cache.sizing.demo.opening import TierSizes, load_model, opened
+from unified_cache.sizing.demo.request import DemoRequest
 
 MODEL = "tiny-gemma3"
 SYSTEM = b"You are the clerk of a small library of machines. Answer in one line. " * 3

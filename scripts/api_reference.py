@@ -14,11 +14,11 @@ import pdoc
 import unified_cache
 
 BESIDE = (
-    "unified_cache.errors",
+    "unified_cache.core.errors",
     "unified_cache.integrations.engine_store",
-    "unified_cache.events",
+    "unified_cache.observe.events",
     "unified_cache.integrations.transformers",
-    "unified_cache.metrics",
+    "unified_cache.observe.metrics",
     "unified_cache.forward",
     "unified_cache.storage_backends.wrappers.guard",
     "unified_cache.testing.storage_contract",

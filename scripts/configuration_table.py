@@ -5,8 +5,8 @@ python -m scripts.configuration_table
 
 from pathlib import Path
 
-from unified_cache.settings.describe import Setting, settings_of
-from unified_cache.settings.names import SECTIONS
+from unified_cache.core.settings.describe import Setting, settings_of
+from unified_cache.core.settings.names import SECTIONS
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "configuration.md"
 BEGIN = "<!-- all settings: python -m scripts.configuration_table -->\n"

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from unified_cache.components import Full, SlidingWindow
-from unified_cache.config import EvictionConfig, EvictionPolicy
-from unified_cache.page import Prompt
-from unified_cache.pool import PoolSpec, Slots, Tier
+from unified_cache.core.config import EvictionConfig, EvictionPolicy
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import PoolSpec, Slots, Tier
 from unified_cache.tree import RadixTree, compiled
 
 __all__ = ["answered", "read_requests"]

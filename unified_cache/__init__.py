@@ -7,14 +7,17 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from unified_cache.extras import import_with_extra
-from unified_cache.gone import GoneModules, import_instead
+from unified_cache.core.extras import import_with_extra
+from unified_cache.core.gone import GoneModules, import_instead
 
 if TYPE_CHECKING:
-    from unified_cache.cache import UnifiedCache
+    from unified_cache.cache.cache import UnifiedCache
+    from unified_cache.cache.stats import Stats
     from unified_cache.components import Full, RecurrentState, SlidingWindow
     from unified_cache.components.layouts import LayoutWarning, from_hf_config
-    from unified_cache.config import (
+    from unified_cache.controller import NotStarted, Operation, OperationState
+    from unified_cache.controller.memory import DevicePool
+    from unified_cache.core.config import (
         CacheConfig,
         EvictionConfig,
         EvictionPolicy,
@@ -24,14 +27,11 @@ if TYPE_CHECKING:
         TransferPolicy,
         WritePolicy,
     )
-    from unified_cache.controller import NotStarted, Operation, OperationState
-    from unified_cache.errors import CacheError, ConfigError, InputError, LayoutError, StorageError
-    from unified_cache.memory import DevicePool
-    from unified_cache.page import Namespace, Prompt
-    from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec, Tier, facts_of
-    from unified_cache.settings.loading import cache_settings
-    from unified_cache.shards import Extent, Shard
-    from unified_cache.stats import Stats
+    from unified_cache.core.errors import CacheError, ConfigError, InputError, LayoutError, StorageError
+    from unified_cache.core.page import Namespace, Prompt
+    from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, Tier, facts_of
+    from unified_cache.core.settings.loading import cache_settings
+    from unified_cache.core.shards import Extent, Shard
     from unified_cache.storage_backends.protocol import Level, StorageBackend
     from unified_cache.storage_backends.url import open_storage
     from unified_cache.tree import Lock, Match, compiled
@@ -81,45 +81,45 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CacheConfig": "config",
-    "CacheError": "errors",
-    "Component": "pool",
-    "ConfigError": "errors",
-    "DevicePool": "memory",
-    "EvictionConfig": "config",
-    "EvictionPolicy": "config",
-    "Extent": "shards",
+    "CacheConfig": "core.config",
+    "CacheError": "core.errors",
+    "Component": "core.pool",
+    "ConfigError": "core.errors",
+    "DevicePool": "controller.memory",
+    "EvictionConfig": "core.config",
+    "EvictionPolicy": "core.config",
+    "Extent": "core.shards",
     "Full": "components",
-    "GuardConfig": "config",
-    "Identity": "pool",
-    "InputError": "errors",
-    "LayoutError": "errors",
+    "GuardConfig": "core.config",
+    "Identity": "core.pool",
+    "InputError": "core.errors",
+    "LayoutError": "core.errors",
     "LayoutWarning": "components.layouts",
     "Level": "storage_backends.protocol",
     "Lock": "tree",
     "Match": "tree",
-    "ModelLayout": "pool",
-    "Namespace": "page",
+    "ModelLayout": "core.pool",
+    "Namespace": "core.page",
     "NotStarted": "controller",
     "Operation": "controller",
     "OperationState": "controller",
-    "PoolSpec": "pool",
-    "Prefetching": "config",
-    "Prompt": "page",
+    "PoolSpec": "core.pool",
+    "Prefetching": "core.config",
+    "Prompt": "core.page",
     "RecurrentState": "components",
-    "Retention": "config",
-    "Shard": "shards",
+    "Retention": "core.config",
+    "Shard": "core.shards",
     "SlidingWindow": "components",
-    "Stats": "stats",
+    "Stats": "cache.stats",
     "StorageBackend": "storage_backends.protocol",
-    "StorageError": "errors",
-    "Tier": "pool",
-    "TransferPolicy": "config",
-    "UnifiedCache": "cache",
-    "WritePolicy": "config",
-    "cache_settings": "settings.loading",
+    "StorageError": "core.errors",
+    "Tier": "core.pool",
+    "TransferPolicy": "core.config",
+    "UnifiedCache": "cache.cache",
+    "WritePolicy": "core.config",
+    "cache_settings": "core.settings.loading",
     "compiled": "tree",
-    "facts_of": "pool",
+    "facts_of": "core.pool",
     "from_hf_config": "components.layouts",
     "open_storage": "storage_backends.url",
 }

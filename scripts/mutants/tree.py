@@ -41,7 +41,7 @@ TREE_MUTANTS = [
     ),
     Mutant(
         "a window is not counted anew after a hole",
-        "window.py",
+        "core/window.py",
         "np.maximum.accumulate(last_hole, out=last_hole)",
         "np.minimum.accumulate(last_hole, out=last_hole)",
     ),
@@ -53,7 +53,7 @@ TREE_MUTANTS = [
     ),
     Mutant(
         "a window starts a page late",
-        "window.py",
+        "core/window.py",
         "return end - span if end > span else 0",
         "return end - span + 1 if end > span else 0",
     ),
@@ -126,7 +126,7 @@ TREE_MUTANTS = [
     ),
     Mutant(
         "the map is not rebuilt by a load",
-        "ledger.py",
+        "controller/ledger.py",
         "        self._apply(published.map_changes)\n",
         "",
     ),
@@ -138,13 +138,13 @@ TREE_MUTANTS = [
     ),
     Mutant(
         "slots of the tree may be inserted again",
-        "slots.py",
+        "core/slots.py",
         "self._check(slots, _OUT)",
         "self._check(slots[:0], _OUT)",
     ),
     Mutant(
         "slots are handed out before there is room for all",
-        "ledger.py",
+        "controller/ledger.py",
         "if not all(self._make_room(tier, component, count) for component, count in counts):\n"
         "            return None\n"
         "        allocated: list[Slots] = []\n"
@@ -156,7 +156,7 @@ TREE_MUTANTS = [
     ),
     Mutant(
         "pages are evicted for an allocation that is declined",
-        "ledger.py",
+        "controller/ledger.py",
         "if any(count > self.available_pages(tier, component) for component, count in counts):",
         "if not counts:",
     ),
@@ -168,13 +168,13 @@ TREE_MUTANTS = [
     ),
     Mutant(
         "a fork is the tree's own state",
-        "ledger.py",
+        "controller/ledger.py",
         "memory.duplicate(pool, sources[number], slots)",
         "memory.duplicate(pool, sources[number], sources[number])",
     ),
     Mutant(
         "a branch is not kept",
-        "window.py",
+        "core/window.py",
         "needed[max(window(resumed, span) - start, 0) : max(resumed - start, 0)] = True",
         "needed[:] = False\n        needed[max(window(resumed, span) - start, 0) : max(resumed - start, 0)] = True",
     ),
@@ -269,14 +269,14 @@ TREE_MUTANTS = [
     ),
     Mutant(
         "matching goes as far as the last token",
-        "page.py",
+        "core/page.py",
         "max(prompt.tokens_count - 1, 0) // page_size",
         "prompt.tokens_count // page_size",
         tests=LAST_TOKEN_TESTS,
     ),
     Mutant(
         "windows are kept at the prompt's own end alone",
-        "cache.py",
+        "cache/cache.py",
         "{prompt.reusable_pages, *ends}",
         "{*ends}",
         tests=LAST_TOKEN_TESTS,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.service import LoopbackServer, limits_with
-from unified_cache.errors import StorageError
-from unified_cache.seal import HEADER_BYTES
+from unified_cache.core.errors import StorageError
+from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage

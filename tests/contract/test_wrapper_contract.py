@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.support.faulty_storage import FaultyStorage, ScriptedFaults
 from tests.support.wrappers import PATIENCE_S
-from unified_cache.config import GuardConfig
+from unified_cache.core.config import GuardConfig
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import StorageBackend

@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.exactness import FAMILIES
 from unified_cache.cli.main import run
-from unified_cache.demo.run import DemoSettings, run_demo
-from unified_cache.demo.workload import shown, tokens_of
-from unified_cache.seal import HEADER_BYTES, seal_buffers
+from unified_cache.core.seal import HEADER_BYTES, seal_buffers
+from unified_cache.sizing.demo.run import DemoSettings, run_demo
+from unified_cache.sizing.demo.workload import shown, tokens_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, PageIO
 from unified_cache.testing.tiny_models import TINY_MODELS

@@ -8,14 +8,14 @@ import pytest
 
 from tests.support.budget import examples
 from tests.support.exactness import SETTLE_S, kept_by, tokens_of
-from unified_cache.config import Retention
-from unified_cache.demo.engine import DemoEngine, EngineSettings
-from unified_cache.demo.opening import TierSizes, opened
-from unified_cache.demo.request import DemoRequest, RequestOutcome
-from unified_cache.demo.session import Session
-from unified_cache.errors import ConfigError, InputError
+from unified_cache.core.config import Retention
+from unified_cache.core.errors import ConfigError, InputError
+from unified_cache.core.page import Namespace
 from unified_cache.forward import ForwardMode
-from unified_cache.page import Namespace
+from unified_cache.sizing.demo.engine import DemoEngine, EngineSettings
+from unified_cache.sizing.demo.opening import TierSizes, opened
+from unified_cache.sizing.demo.request import DemoRequest, RequestOutcome
+from unified_cache.sizing.demo.session import Session
 
 GEMMA, MAMBA = "tiny-gemma3", "tiny-qwen3-next"
 PAGE = kept_by(GEMMA).layout.page_size

@@ -15,10 +15,7 @@ import torch
 from tests.support.exactness import is_equal, kept_by, tokens_of
 from tests.support.gpu import needs_gpu
 from tests.unit.forward.test_graph import captured
-from unified_cache.demo.engine import DemoEngine
-from unified_cache.demo.opening import TierSizes, opened
-from unified_cache.demo.session import Session
-from unified_cache.demo.write_locator import PagedWriteLocator, WriteLocator, WriteLocs
+from unified_cache.core.slots import PageMap
 from unified_cache.forward import (
     ForwardBatch,
     ForwardMode,
@@ -32,7 +29,10 @@ from unified_cache.forward import (
     write_locs,
 )
 from unified_cache.integrations.transformers import KeptState
-from unified_cache.slots import PageMap
+from unified_cache.sizing.demo.engine import DemoEngine
+from unified_cache.sizing.demo.opening import TierSizes, opened
+from unified_cache.sizing.demo.session import Session
+from unified_cache.sizing.demo.write_locator import PagedWriteLocator, WriteLocator, WriteLocs
 from unified_cache.testing.tiny_models import TINY_MODELS, tiny_model
 
 FAMILIES = ("tiny-gemma3", "tiny-gpt-oss", "tiny-deepseek-v4")

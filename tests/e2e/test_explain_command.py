@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.cluster import ask, ask_apart
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, fill
-from unified_cache.page import Namespace, Prompt
+from unified_cache.core.page import Namespace, Prompt
 from unified_cache.storage_backends.url import open_storage
 
 TOKENS = list(range(PAGES * PAGE_SIZE))

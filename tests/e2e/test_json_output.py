@@ -10,7 +10,7 @@ from tests.sources import ROOT
 from tests.support.cluster import ask
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, fill
 from tests.support.running_service import running
-from unified_cache.page import Prompt
+from unified_cache.core.page import Prompt
 from unified_cache.storage_backends.url import open_storage
 
 DOCUMENT = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")

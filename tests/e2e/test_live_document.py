@@ -12,7 +12,7 @@ from tests.sources import ROOT
 from tests.support.cluster import RunningCommand
 from tests.support.documents import code_blocks, shell_commands
 from tests.support.waiting import wait_until
-from unified_cache.live.page import LivePage
+from unified_cache.observe.live.page import LivePage
 
 GUIDE = (ROOT / "docs" / "live.md").read_text(encoding="utf-8")
 START_S = 60.0

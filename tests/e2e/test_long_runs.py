@@ -16,7 +16,7 @@ from tests.support.held_store import HELD_VARIABLE
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, fill
 from tests.support.running_service import running
 from tests.support.terminal import TerminalCommand
-from unified_cache.page import Prompt
+from unified_cache.core.page import Prompt
 from unified_cache.storage_backends.url import open_storage
 
 TRACE = ROOT / "traces" / "mooncake_conversation.jsonl.gz"

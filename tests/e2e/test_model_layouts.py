@@ -7,9 +7,9 @@ import pytest
 
 from tests.support.cache import ToyEngine
 from unified_cache.components.layouts import layout
-from unified_cache.page import Prompt
+from unified_cache.core.page import Prompt
+from unified_cache.core.window import window
 from unified_cache.storage_backends.url import open_storage
-from unified_cache.window import window
 
 PROMPT_PAGES = 3
 HOST_PAGES = 4

@@ -15,13 +15,13 @@ from tests.support.cache import ToyEngine, toy_layout
 from tests.support.mooncake import LocalCluster, open_mooncake, small_cluster
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.waiting import wait_until
-from unified_cache.config import GuardConfig
 from unified_cache.controller import NotStarted, Operation, OperationState, TransferKind
-from unified_cache.page import Prompt
+from unified_cache.core.config import GuardConfig
+from unified_cache.core.page import Prompt
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
-from unified_cache.window import SPAN_ALL
 
 pytestmark = needs_mooncake
 

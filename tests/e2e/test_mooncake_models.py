@@ -13,14 +13,14 @@ from tests.support.cache import ToyEngine
 from tests.support.mooncake import LocalCluster, open_mooncake, small_cluster
 from tests.support.mooncake_needed import needs_mooncake
 from unified_cache.components.layouts import layout
-from unified_cache.page import Prompt
-from unified_cache.pool import PoolSpec
-from unified_cache.seal import Label
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import PoolSpec
+from unified_cache.core.seal import Label
+from unified_cache.core.window import window
 from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, StorageBackend
 from unified_cache.storage_backends.url import open_storage
-from unified_cache.window import window
 
 pytestmark = needs_mooncake
 

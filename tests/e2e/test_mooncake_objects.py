@@ -15,8 +15,8 @@ from tests.sources import ROOT
 from tests.support.mooncake import SETTINGS, LocalCluster, open_mooncake, small_cluster
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.waiting import wait_until
-from unified_cache.errors import StorageError
-from unified_cache.seal import Flaw
+from unified_cache.core.errors import StorageError
+from unified_cache.core.seal import Flaw
 from unified_cache.storage_backends.mooncake.client import AGED_OBJECTS, ObjectBuffers, pointer_to
 from unified_cache.storage_backends.mooncake.native import ResultCode
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage

@@ -23,12 +23,12 @@ from tests.support.operations import UnreturnedCall
 from tests.support.store_kinds import StoreKind
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import InlineWorkers
-from unified_cache.errors import CacheError, StorageTimeoutError
-from unified_cache.ledger import Ledger
-from unified_cache.memory import AT_ONCE, Copied, PageMemory
-from unified_cache.page import Prompt
-from unified_cache.pool import ModelLayout, Pages, PoolSpec, Slots, Tier
-from unified_cache.seal import Label
+from unified_cache.controller.ledger import Ledger
+from unified_cache.controller.memory import AT_ONCE, Copied, PageMemory
+from unified_cache.core.errors import CacheError, StorageTimeoutError
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import ModelLayout, Pages, PoolSpec, Slots, Tier
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 

@@ -23,11 +23,11 @@ from tests.support.documents import CodeBlock, code_blocks, command_lines
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, engine_on, fill, prompt_of
 from tests.support.ports import free_ports
-from unified_cache.events.publisher import EventPublisher
-from unified_cache.offline.stores import identities_of
-from unified_cache.page import Prompt
-from unified_cache.pool import Identity
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Identity
+from unified_cache.observe.events.publisher import EventPublisher
 from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.offline.stores import identities_of
 from unified_cache.storage_backends.url import open_storage
 
 TIMEOUT_S = 240

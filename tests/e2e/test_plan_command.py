@@ -11,13 +11,13 @@ from tests.sources import ROOT
 from tests.support.cluster import ask
 from unified_cache.cli.plan import PlanCommand
 from unified_cache.components.layouts import size_preset
-from unified_cache.config import Retention
-from unified_cache.plan.hardware import HARDWARE
-from unified_cache.plan.planner import Planner
-from unified_cache.plan.report import page_of
-from unified_cache.plan.sweep import PlannedModel, TierBytes
-from unified_cache.replay.plan import ReplayPolicies
-from unified_cache.replay.trace import read_trace
+from unified_cache.core.config import Retention
+from unified_cache.sizing.plan.hardware import HARDWARE
+from unified_cache.sizing.plan.planner import Planner
+from unified_cache.sizing.plan.report import page_of
+from unified_cache.sizing.plan.sweep import PlannedModel, TierBytes
+from unified_cache.sizing.replay.plan import ReplayPolicies
+from unified_cache.sizing.replay.trace import read_trace
 
 GIB = 1 << 30
 BUNDLED = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"

@@ -9,12 +9,12 @@ from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.operations import PAGE, serve, started, tokens
 from tests.support.service import LoopbackServer
 from unified_cache.controller import InlineWorkers, Operation, OperationState
-from unified_cache.errors import StorageError
-from unified_cache.seal import HEADER_BYTES
+from unified_cache.core.errors import StorageError
+from unified_cache.core.seal import HEADER_BYTES
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.url import open_storage
-from unified_cache.window import SPAN_ALL
 
 LAYOUT = toy_layout((SPAN_ALL,), PAGE)
 OBJECT_BYTES = HEADER_BYTES + LAYOUT.components[0].pools[0].page_bytes

@@ -8,7 +8,7 @@ import pytest
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, fill
 from tests.support.running_service import RunningService, running
 from unified_cache.cli.main import run
-from unified_cache.page import Prompt
+from unified_cache.core.page import Prompt
 from unified_cache.storage_backends.url import open_storage
 
 PROMPT = Prompt.of(range(PAGES * PAGE_SIZE), PAGE_SIZE, whole=True)

@@ -13,9 +13,9 @@ import pytest
 from tests.support.service import wait_for
 from tests.support.service_process import ServerProcess
 from unified_cache.components import Full
-from unified_cache.errors import StorageError
-from unified_cache.pool import Identity, ModelLayout, PoolSpec
-from unified_cache.seal import HEADER_BYTES, Label
+from unified_cache.core.errors import StorageError
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.remote.store import RemoteStorage

@@ -8,10 +8,10 @@ import pytest
 
 from tests.support.service import LoopbackServer
 from unified_cache.components import Full, RecurrentState, SlidingWindow
-from unified_cache.page import Namespace, Prompt
-from unified_cache.pool import Identity, ModelLayout, PoolSpec
-from unified_cache.seal import HEADER_BYTES, Label
-from unified_cache.shards import Extent, Shard, TokenRuns
+from unified_cache.core.page import Namespace, Prompt
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.seal import HEADER_BYTES, Label
+from unified_cache.core.shards import Extent, Shard, TokenRuns
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.sources import ROOT
-from unified_cache.errors import ConfigError, StorageError
-from unified_cache.replay.engine import OracleEngine
-from unified_cache.replay.plan import SEAL_BYTES, memory_bytes
-from unified_cache.replay.player import Player
-from unified_cache.replay.result import Hits, ReplayResult, TokenUse
-from unified_cache.replay.runner import replay
-from unified_cache.replay.settings import PlannedSettings, ReplaySettings
-from unified_cache.replay.trace import TraceRequest, read_trace
-from unified_cache.seal import HEADER_BYTES, Label, seal
+from unified_cache.core.errors import ConfigError, StorageError
+from unified_cache.core.seal import HEADER_BYTES, Label, seal
+from unified_cache.sizing.replay.engine import OracleEngine
+from unified_cache.sizing.replay.plan import SEAL_BYTES, memory_bytes
+from unified_cache.sizing.replay.player import Player
+from unified_cache.sizing.replay.result import Hits, ReplayResult, TokenUse
+from unified_cache.sizing.replay.runner import replay
+from unified_cache.sizing.replay.settings import PlannedSettings, ReplaySettings
+from unified_cache.sizing.replay.trace import TraceRequest, read_trace
 from unified_cache.storage_backends.file.store import FileStorage
 
 TRACE = ROOT / "traces" / "mooncake_conversation.jsonl.gz"

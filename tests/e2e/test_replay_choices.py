@@ -7,12 +7,12 @@ import pytest
 
 from tests.e2e.test_replay import TRACE, conversations, run
 from tests.support.cluster import ask
-from unified_cache.config import CacheConfig, EvictionPolicy, Prefetching, WritePolicy
-from unified_cache.replay.plan import ReplayPolicies
-from unified_cache.replay.report import headline, tier_table, verdict
-from unified_cache.replay.result import ReplayResult
-from unified_cache.replay.settings import ReplaySettings
-from unified_cache.replay.trace import TraceRequest
+from unified_cache.core.config import CacheConfig, EvictionPolicy, Prefetching, WritePolicy
+from unified_cache.sizing.replay.plan import ReplayPolicies
+from unified_cache.sizing.replay.report import headline, tier_table, verdict
+from unified_cache.sizing.replay.result import ReplayResult
+from unified_cache.sizing.replay.settings import ReplaySettings
+from unified_cache.sizing.replay.trace import TraceRequest
 
 REQUESTS = conversations(150)
 

@@ -11,14 +11,14 @@ import pytest
 from tests.e2e.test_replay import TRACE, conversations, run
 from unified_cache.cli.main import run as command
 from unified_cache.components.layouts import size_preset
-from unified_cache.config import Retention
-from unified_cache.errors import ConfigError
-from unified_cache.replay.engine import OracleEngine
-from unified_cache.replay.player import Player
-from unified_cache.replay.settings import ModelSettings
-from unified_cache.replay.trace import TraceRequest, read_trace
+from unified_cache.core.config import Retention
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.tier_sizes import SizedTiers, prompt_bytes
+from unified_cache.sizing.replay.engine import OracleEngine
+from unified_cache.sizing.replay.player import Player
+from unified_cache.sizing.replay.settings import ModelSettings
+from unified_cache.sizing.replay.trace import TraceRequest, read_trace
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.tier_sizes import SizedTiers, prompt_bytes
 
 TAIL_TOKENS = 512
 """Both page boundaries of the trace's last block, at 256 tokens a page."""

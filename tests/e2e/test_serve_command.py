@@ -23,7 +23,7 @@ from tests.support.running_service import CALL_S, called, refusal
 from tests.support.service_flood import Asker
 from unified_cache.cli.main import run
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.wire.calls import Call
+from unified_cache.proto.wire.calls import Call
 
 COMMAND = (sys.executable, "-c", "from unified_cache.cli.main import main; main()")
 START_S = 60.0

@@ -11,18 +11,18 @@ import pytest
 from tests.support.cluster import CommandResult, ask
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, fill
 from tests.support.running_service import RunningService, refusal, running
-from unified_cache.errors import StorageError
-from unified_cache.offline.stores import identities_of
-from unified_cache.page import Prompt
-from unified_cache.seal import Label
+from unified_cache.core.errors import StorageError
+from unified_cache.core.page import Prompt
+from unified_cache.core.seal import Label
+from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.registry import listed_after
 from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import model_of_tenant
+from unified_cache.storage_backends.offline.stores import identities_of
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.testing.storage_contract import listing
-from unified_cache.wire.calls import Call
 
 TOKENS = list(range(PAGES * PAGE_SIZE))
 PROMPT = Prompt.of(TOKENS, PAGE_SIZE, whole=True)

@@ -10,9 +10,9 @@ import pytest
 from tests.sources import ROOT
 from tests.support.stock_models import Resume, StockModel, causal_model_types, try_model
 from unified_cache.components.layouts import SizedLayout, size_hf_config
-from unified_cache.errors import LayoutError
+from unified_cache.core.errors import LayoutError
+from unified_cache.core.pool import LayerPlace, ModelLayout
 from unified_cache.integrations.transformers import KeptState
-from unified_cache.pool import LayerPlace, ModelLayout
 
 LISTS = ROOT / "docs" / "layouts.md"
 

@@ -29,10 +29,10 @@ from tests.support.running_service import running
 from tests.support.terminal import TerminalCommand
 from unified_cache.cli.main import run
 from unified_cache.cli.progress import objects_watched, watched
-from unified_cache.page import Namespace, Prompt
-from unified_cache.pool import Identity
-from unified_cache.seal import HEADER_BYTES, Label
-from unified_cache.shards import NamedShard
+from unified_cache.core.page import Namespace, Prompt
+from unified_cache.core.pool import Identity
+from unified_cache.core.seal import HEADER_BYTES, Label
+from unified_cache.core.shards import NamedShard
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage

@@ -7,9 +7,9 @@ import pytest
 
 from tests.sources import ROOT
 from tests.support.cluster import ask
-from unified_cache.replay.trace import TraceRequest, read_trace
-from unified_cache.replay.trace_figures import TOLD_BLOCKS, TraceFigures
-from unified_cache.replay.trace_sessions import cut_sessions, in_blocks_of, sessions_of
+from unified_cache.sizing.replay.trace import TraceRequest, read_trace
+from unified_cache.sizing.replay.trace_figures import TOLD_BLOCKS, TraceFigures
+from unified_cache.sizing.replay.trace_sessions import cut_sessions, in_blocks_of, sessions_of
 
 TRACE = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
 DOCUMENT = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")

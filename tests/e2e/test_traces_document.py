@@ -9,7 +9,7 @@ from tests.sources import ROOT
 from tests.support.cluster import ask
 from tests.support.documents import code_blocks, shell_commands
 from tests.support.live import settings_of_a_small_replay, trace_of
-from unified_cache.replay.player import Player
+from unified_cache.sizing.replay.player import Player
 from unified_cache.storage_backends.memory import KeysOnlyStorage
 
 GUIDE = (ROOT / "docs" / "traces.md").read_text(encoding="utf-8")

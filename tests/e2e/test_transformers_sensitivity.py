@@ -25,8 +25,8 @@ from tests.support.exactness import (
     serve,
     untouched,
 )
+from unified_cache.core.pool import Slots
 from unified_cache.integrations.transformers import DevicePages, PrefixCachedModel
-from unified_cache.pool import Slots
 from unified_cache.tree import Lock
 
 POOLS = [(family, pool.name) for family in FAMILIES for pool in kept_by(family).layout.pools if pool.page_bytes]

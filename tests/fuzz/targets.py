@@ -12,22 +12,22 @@ from google.protobuf.message import DecodeError, Message
 from tests.fuzz.context import Aborted, DirectContext
 from tests.support.service import HeaderTenants, NotedScheduler, Notes, limits_with
 from unified_cache.components import Full, SlidingWindow
-from unified_cache.errors import InputError
-from unified_cache.page import PAGE_KEY_BYTES
-from unified_cache.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.errors import InputError
+from unified_cache.core.page import PAGE_KEY_BYTES
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.seal import HEADER_BYTES, Label, seal, verify, verify_buffers
+from unified_cache.core.settings.limits import QuotaSettings
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.seal import HEADER_BYTES, Label, seal, verify, verify_buffers
+from unified_cache.proto.wire.calls import Call
+from unified_cache.proto.wire.parts import decoded
 from unified_cache.service.access.gate import ServiceGate
 from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.tenants import TenantStore
-from unified_cache.settings.limits import QuotaSettings
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.verified import VerifiedStorage
-from unified_cache.wire.calls import Call
-from unified_cache.wire.parts import decoded
 
 __all__ = ["TARGETS", "Pages", "Requests"]
 

@@ -9,13 +9,13 @@ import pytest
 from tests.support.budget import examples
 from tests.support.clock import ManualClock
 from tests.support.components import toy_components
-from unified_cache.config import EvictionConfig, EvictionPolicy
-from unified_cache.page import Prompt
-from unified_cache.pool import Slots, Tier
+from unified_cache.core.config import EvictionConfig, EvictionPolicy
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Slots, Tier
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.tree import Lock, RadixTree, adaptive_queues, forecast
 from unified_cache.tree.adaptive_queues import AdaptiveQueues
 from unified_cache.tree.node import Node
-from unified_cache.window import SPAN_ALL
 
 PAGES = (24, 12)
 """Pages that the device may hold of Full and of the windowed component."""

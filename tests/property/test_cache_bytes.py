@@ -28,9 +28,9 @@ from tests.support.cache_model import (
 from tests.support.components import COMPONENT_SETS
 from tests.support.seeded_workers import SeededWorkers
 from unified_cache.controller import NotStarted, Operation
-from unified_cache.errors import InputError, StorageError
-from unified_cache.page import Namespace, Prompt
-from unified_cache.pool import ModelLayout, Pages, Slots, Tier
+from unified_cache.core.errors import InputError, StorageError
+from unified_cache.core.page import Namespace, Prompt
+from unified_cache.core.pool import ModelLayout, Pages, Slots, Tier
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.tree import Lock

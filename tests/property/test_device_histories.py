@@ -12,8 +12,8 @@ from tests.support.cache import ToyEngine, oracle, toy_layout
 from tests.support.gpu import GPU, devices, needs_gpu
 from tests.support.operations import PAGE, SPANS, tokens
 from unified_cache.controller import OperationState, ThreadWorkers
-from unified_cache.page import Prompt
-from unified_cache.pool import Tier
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Tier
 from unified_cache.storage_backends.memory import MemoryStorage
 
 WAIT_S = 60.0

@@ -12,12 +12,12 @@ import pytest
 
 from tests.support.budget import examples
 from tests.support.components import toy_components
-from unified_cache.config import EvictionConfig, EvictionPolicy
-from unified_cache.page import Prompt
-from unified_cache.pool import Slots, Tier
+from unified_cache.core.config import EvictionConfig, EvictionPolicy
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Slots, Tier
+from unified_cache.core.window import SPAN_ALL, window
 from unified_cache.tree import Preference, RadixTree
 from unified_cache.tree.node import Node
-from unified_cache.window import SPAN_ALL, window
 
 PAGES = 24
 """Full's pages the tree may hold, and about half as many of the windowed component."""

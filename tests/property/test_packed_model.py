@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from tests.support.budget import PHASES, examples
-from unified_cache.seal import Label
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.front import STAMP_GRAIN_NS
 from unified_cache.storage_backends.packed.segments import FreeSlots

@@ -22,11 +22,11 @@ from tests.support.conversations import (
 from tests.support.operations import Stepped, started
 from unified_cache.controller import OperationState
 from unified_cache.controller.jobs import STORAGE_BATCH_OBJECTS
-from unified_cache.errors import StorageError
-from unified_cache.page import Prompt
-from unified_cache.pool import ModelLayout, Tier
-from unified_cache.prefetch import READS_MAX
-from unified_cache.seal import Label
+from unified_cache.controller.prefetch import READS_MAX
+from unified_cache.core.errors import StorageError
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import ModelLayout, Tier
+from unified_cache.core.seal import Label
 
 PAGES_MAX = 10
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.support.gpu import devices
-from unified_cache.memory import DevicePool, TieredMemory
-from unified_cache.pool import PoolSpec, Tier
+from unified_cache.controller.memory import DevicePool, TieredMemory
+from unified_cache.core.pool import PoolSpec, Tier
 
 DTYPES = (torch.uint8, torch.float8_e4m3fn, torch.bfloat16, torch.float32, torch.int64)
 ELEMENTS = (1, 3, 16, 24, 41, 128, 656)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from tests.support.budget import examples
 from tests.support.forward import allocate, free, free_peers, take_peers
-from unified_cache.errors import SlotError
+from unified_cache.core.errors import SlotError
+from unified_cache.core.pool import Slots
+from unified_cache.core.slots import PairedAllocator, SlotAllocator
 from unified_cache.forward import SwaTranslation
-from unified_cache.pool import Slots
-from unified_cache.slots import PairedAllocator, SlotAllocator
 
 CPU = torch.device("cpu")
 PAGE_SIZES = (1, 4, 64, 256)

@@ -9,9 +9,9 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 from tests.support.budget import PHASES, examples
 from tests.support.components import SPAN_SETS
 from tests.support.tree_model import TreeModel
-from unified_cache.config import EvictionConfig, EvictionPolicy
-from unified_cache.page import Namespace, Prompt
-from unified_cache.pool import Tier
+from unified_cache.core.config import EvictionConfig, EvictionPolicy
+from unified_cache.core.page import Namespace, Prompt
+from unified_cache.core.pool import Tier
 
 NAMESPACES = (Namespace(), Namespace(extra_key="a"))
 TIERS = st.sampled_from([Tier.DEVICE, Tier.DEVICE, Tier.HOST])

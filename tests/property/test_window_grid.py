@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from unified_cache.components import Full, SlidingWindow
-from unified_cache.page import Prompt
-from unified_cache.pool import Component, PoolSpec, Tier
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Component, PoolSpec, Tier
 from unified_cache.tree import RadixTree
 
 PAGE_SIZES = (1, 2, 16, 64, 256)

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.sim.memory import POOLS_MAX, ContentMemory, Contents, KeyNumbers, Rows
-from unified_cache.cache import UnifiedCache
-from unified_cache.page import PageKey, key_chain
-from unified_cache.pool import Slots, Tier
+from unified_cache.cache.cache import UnifiedCache
+from unified_cache.core.page import PageKey, key_chain
+from unified_cache.core.pool import Slots, Tier
+from unified_cache.core.window import window
 from unified_cache.tree import Lock, RadixTree
 from unified_cache.tree.node import Node
-from unified_cache.window import window
 
 Numbers = npt.NDArray[np.int64]
 

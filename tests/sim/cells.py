@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.components.deepseek_v4 import DeepSeekV4
-from unified_cache.pool import Component, ModelLayout, PoolSpec
-from unified_cache.seal import HEADER_BYTES
+from unified_cache.core.pool import Component, ModelLayout, PoolSpec
+from unified_cache.core.seal import HEADER_BYTES
 
 PAYLOAD_BYTES = 8
 """Of every page that has bytes: room for one number, which says what the page is."""

@@ -8,10 +8,10 @@ from tests.sim.audit import KEYS_MAX, Audit, Claim
 from tests.sim.memory import Contents
 from tests.sim.workers import ScheduledJob
 from tests.support.cache_model import Flow, flow_of
-from unified_cache.cache import UnifiedCache
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, StoreJob
-from unified_cache.page import Prompt
-from unified_cache.pool import Tier
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Tier
 
 
 class JobClaims:

@@ -10,10 +10,10 @@ from tests.sim.audit import Audit, Claim, longest
 from tests.sim.cells import Cell
 from tests.sim.memory import POISON, ContentMemory, Contents
 from tests.sim.prompts import Prompts
-from unified_cache.cache import UnifiedCache
-from unified_cache.errors import InputError
-from unified_cache.page import Prompt
-from unified_cache.pool import Pages, Slots, Tier
+from unified_cache.cache.cache import UnifiedCache
+from unified_cache.core.errors import InputError
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Pages, Slots, Tier
 from unified_cache.tree import UNNAMED, Lock, RadixTree
 
 SETTLE_S = 60.0

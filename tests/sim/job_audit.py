@@ -8,10 +8,10 @@ from tests.sim.memory import ContentMemory, Moved
 from tests.support.store_calls import StoreCall
 from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, ProbeJob, StoreJob
 from unified_cache.controller.operation import Job
-from unified_cache.errors import CacheError
-from unified_cache.page import PageKey, Prompt
-from unified_cache.pool import ModelLayout, PageCopies, PoolSpec
-from unified_cache.seal import Label, verify
+from unified_cache.core.errors import CacheError
+from unified_cache.core.page import PageKey, Prompt
+from unified_cache.core.pool import ModelLayout, PageCopies, PoolSpec
+from unified_cache.core.seal import Label, verify
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.layer import Method
 

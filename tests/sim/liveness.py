@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 
 from tests.support.store_calls import WatchedStorage
-from unified_cache.backup import BackupRequest
-from unified_cache.cache import UnifiedCache
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import NotStarted, Operation, PageTally
-from unified_cache.page import PageKey, Prompt
-from unified_cache.pool import numbers_of
-from unified_cache.seal import Label
+from unified_cache.controller.backup import BackupRequest
+from unified_cache.core.page import PageKey, Prompt
+from unified_cache.core.pool import numbers_of
+from unified_cache.core.seal import Label
 
 
 class Liveness:

@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.sim.cells import PAYLOAD_BYTES, Cell
-from unified_cache.memory import AT_ONCE, Copied
-from unified_cache.page import PageKey
-from unified_cache.pool import PoolSpec, Slots, Tier
-from unified_cache.seal import HEADER_BYTES, Label, seal
+from unified_cache.controller.memory import AT_ONCE, Copied
+from unified_cache.core.page import PageKey
+from unified_cache.core.pool import PoolSpec, Slots, Tier
+from unified_cache.core.seal import HEADER_BYTES, Label, seal
 
 Contents = npt.NDArray[np.int64]
 """What pages are: ``key number * POOLS_MAX + pool number``."""

@@ -4,7 +4,7 @@ import random
 from collections import deque
 
 from tests.sim.memory import Contents, KeyNumbers
-from unified_cache.page import Namespace, Prompt
+from unified_cache.core.page import Namespace, Prompt
 
 NAMESPACES = (Namespace(), Namespace(tenant="b"))
 

@@ -11,7 +11,7 @@ from unittest.mock import patch
 from tests.sim.schedule import TRANSFERS
 from tests.sim.simulation import Simulation
 from unified_cache.controller import jobs
-from unified_cache.errors import CacheError
+from unified_cache.core.errors import CacheError
 
 SECONDS_A_MINUTE = 60
 BATCH_OBJECTS = 12

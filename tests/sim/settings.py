@@ -4,7 +4,7 @@ import math
 import random
 
 from tests.sim.cells import Cell
-from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy, Prefetching, WritePolicy
+from unified_cache.core.config import CacheConfig, EvictionConfig, EvictionPolicy, Prefetching, WritePolicy
 
 TIMEOUT_S = 0.8
 """Of an operation, where seeds have one: some end too late, most do not."""

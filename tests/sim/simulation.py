@@ -23,15 +23,15 @@ from tests.support.clock import ManualClock
 from tests.support.faulty_storage import FaultyStorage
 from tests.support.store_calls import WatchedStorage
 from tests.support.tables import check_tables
-from unified_cache.backup_scheduler import RETRY_PAUSE_S_MAX
-from unified_cache.cache import UnifiedCache
-from unified_cache.config import WritePolicy
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import Controller, LayerwiseLoad, NotStarted, Operation, OperationState
+from unified_cache.controller.backup_scheduler import RETRY_PAUSE_S_MAX
 from unified_cache.controller.controller import NEVER_KEPT
 from unified_cache.controller.jobs import BackupJob, LoadJob
-from unified_cache.page import Prompt
-from unified_cache.pool import Identity, Pages, Tier
-from unified_cache.seal import Label, verify
+from unified_cache.core.config import WritePolicy
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Identity, Pages, Tier
+from unified_cache.core.seal import Label, verify
 from unified_cache.tree import Preference
 
 OPERATION_S_MAX = 0.002

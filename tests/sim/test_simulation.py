@@ -14,8 +14,8 @@ from tests.sim.simulation import Simulation
 from tests.sources import ROOT
 from tests.support.budget import LONG
 from unified_cache.controller import controller, jobs
-from unified_cache.pool import PoolSpec, Slots, Tier
-from unified_cache.slots import PageMap
+from unified_cache.core.pool import PoolSpec, Slots, Tier
+from unified_cache.core.slots import PageMap
 from unified_cache.tree import Lock, Transfer
 from unified_cache.tree import lock as moving
 from unified_cache.tree.eviction_queues import EvictionQueues

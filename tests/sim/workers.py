@@ -13,7 +13,7 @@ from unified_cache.controller import Operation, OperationState, TransferKind
 from unified_cache.controller.controller import Finished, run_turn
 from unified_cache.controller.jobs import FetchJob, StoreJob
 from unified_cache.controller.operation import Job
-from unified_cache.errors import CacheError, CopyError
+from unified_cache.core.errors import CacheError, CopyError
 
 OVER = object()
 LAG_S_MAX = 0.02

@@ -12,12 +12,12 @@ from google.protobuf.message import Message
 
 from tests.soak.tally import CallTally
 from unified_cache.components import Full, SlidingWindow
-from unified_cache.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
+from unified_cache.proto.wire.calls import Call
+from unified_cache.proto.wire.parts import parts_of
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.wire.calls import Call
-from unified_cache.wire.parts import parts_of
 
 __all__ = ["ClientConnection", "RogueClient", "SoakClient"]
 

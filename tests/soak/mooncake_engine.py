@@ -12,13 +12,13 @@ import psutil
 
 from unified_cache import CacheConfig, Identity, UnifiedCache, open_storage
 from unified_cache.components import Full, RecurrentState
-from unified_cache.config import WritePolicy
 from unified_cache.controller import TransferKind
-from unified_cache.page import Prompt
-from unified_cache.pool import ModelLayout, PoolSpec
-from unified_cache.replay.engine import OracleEngine
+from unified_cache.core.config import WritePolicy
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import ModelLayout, PoolSpec
+from unified_cache.core.window import window
+from unified_cache.sizing.replay.engine import OracleEngine
 from unified_cache.tree import Lock
-from unified_cache.window import window
 
 __all__ = ["Account", "serve_orders"]
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import grpc
 
 from tests.soak.faults import BadTimes
-from unified_cache.wire.calls import Call
+from unified_cache.proto.wire.calls import Call
 
 __all__ = ["CallFigures", "CallTally", "is_typed"]
 

@@ -9,15 +9,15 @@ import numpy.typing as npt
 import torch
 
 from tests.support.components import toy_components
-from unified_cache.cache import UnifiedCache
-from unified_cache.config import CacheConfig, WritePolicy
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import Workers
-from unified_cache.memory import ComputeStreams, DevicePool
-from unified_cache.page import DEFAULT_NAMESPACE, Namespace, PageKey, Prompt, TokensLike
-from unified_cache.pool import Identity, ModelLayout, PoolSpec, Slots
+from unified_cache.controller.memory import ComputeStreams, DevicePool
+from unified_cache.core.config import CacheConfig, WritePolicy
+from unified_cache.core.page import DEFAULT_NAMESPACE, Namespace, PageKey, Prompt, TokensLike
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec, Slots
+from unified_cache.core.window import window
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.tree import Lock
-from unified_cache.window import window
 
 IDENTITY = Identity("toy")
 

@@ -11,17 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.support.cache import ToyEngine, payload
-from unified_cache.cache import UnifiedCache
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller.jobs import BackupJob, ClearJob, FetchJob, LoadJob, ProbeJob, StoreJob
+from unified_cache.controller.memory import TieredMemory
 from unified_cache.controller.operation import Job
-from unified_cache.memory import TieredMemory
-from unified_cache.page import PageKey, Prompt, key_chain
-from unified_cache.pool import PageCopies, PoolSpec, Slots, Tier
-from unified_cache.seal import Label, verify
+from unified_cache.core.page import PageKey, Prompt, key_chain
+from unified_cache.core.pool import PageCopies, PoolSpec, Slots, Tier
+from unified_cache.core.seal import Label, verify
+from unified_cache.core.window import window
 from unified_cache.tree import Lock, Match, RadixTree
 from unified_cache.tree.match import path_slots
 from unified_cache.tree.node import Node
-from unified_cache.window import window
 
 Held = dict[PageKey, int]
 """Slot of every page that one component holds on one tier."""

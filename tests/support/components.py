@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.components.deepseek_v4 import DeepSeekV4
-from unified_cache.pool import Component, ModelLayout, PoolSpec
-from unified_cache.window import SPAN_ALL
+from unified_cache.core.pool import Component, ModelLayout, PoolSpec
+from unified_cache.core.window import SPAN_ALL
 
 
 def toy_components(spans: tuple[int, ...], page_bytes: int = 64) -> tuple[Component, ...]:

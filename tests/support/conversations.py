@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tests.support.cache import IDENTITY, ToyEngine
-from unified_cache.cache import UnifiedCache
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, Workers
-from unified_cache.page import Prompt
-from unified_cache.pool import Identity, ModelLayout, Tier
-from unified_cache.seal import Label
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Identity, ModelLayout, Tier
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, PageIO
 

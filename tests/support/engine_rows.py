@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from mmap import mmap
 
 from unified_cache.components import Full
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.seal import Label
 from unified_cache.integrations.engine_store import EnginePage
-from unified_cache.pool import Identity, ModelLayout, PoolSpec
-from unified_cache.seal import Label
 
 __all__ = ["IDENTITY", "LAYOUT", "PAGE_BYTES", "ROW_BYTES", "EngineRows", "label_of", "payload_of"]
 

@@ -22,8 +22,8 @@ from transformers import DynamicCache, PreTrainedModel
 from tests.sources import ROOT
 from tests.support.budget import examples
 from unified_cache import CacheConfig, Identity, Retention, UnifiedCache, open_storage
-from unified_cache.config import WritePolicy
 from unified_cache.controller import Workers
+from unified_cache.core.config import WritePolicy
 from unified_cache.integrations.transformers import KeptState, PrefixCachedModel, Reused, Sequence, Stage
 from unified_cache.testing.tiny_models import TINY_MODELS, VOCABULARY, tiny_model
 

@@ -9,8 +9,8 @@ from enum import Enum
 from threading import Condition, Lock
 from typing import Protocol, TypeVar
 
-from unified_cache.errors import ConfigError, StorageError
-from unified_cache.seal import Label
+from unified_cache.core.errors import ConfigError, StorageError
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests.support.files import FaultyDisk, chain, path_of, put, temps
 from tests.support.store_kinds import DirectoryStorage, StoreKind
-from unified_cache.errors import StorageError
-from unified_cache.seal import verify_buffers
+from unified_cache.core.errors import StorageError
+from unified_cache.core.seal import verify_buffers
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.front import STAMP_GRAIN_NS
 from unified_cache.storage_backends.manifest import manifest_of

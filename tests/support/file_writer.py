@@ -8,7 +8,7 @@ It prints the number of each batch that the store has promised to keep; every se
 import sys
 
 from tests.support.store_kinds import StoreKind
-from unified_cache.errors import StorageError
+from unified_cache.core.errors import StorageError
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.testing.storage_contract import PAGE_BYTES, label, sealed_page
 

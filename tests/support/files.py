@@ -8,7 +8,7 @@ from enum import Enum
 from itertools import pairwise
 from pathlib import Path
 
-from unified_cache.seal import Label
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
 from unified_cache.testing.storage_contract import label, sealed_page

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
+from unified_cache.core.pool import Slots
+from unified_cache.core.slots import PairedAllocator, SlotAllocator
 from unified_cache.forward import ForwardBatch, ForwardMode, SwaTranslation
-from unified_cache.pool import Slots
-from unified_cache.slots import PairedAllocator, SlotAllocator
 
 CPU = torch.device("cpu")
 PAGE_SIZE = 4

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.support.late_device import LateDevice
-from unified_cache import memory
-from unified_cache.copies import StagedCopies
+from unified_cache.controller import memory
+from unified_cache.controller.copies import StagedCopies
 
 __all__ = ["GPU", "devices", "keep_busy", "needs_gpu", "stream_of", "with_streams"]
 

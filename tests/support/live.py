@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.sources import ROOT
-from unified_cache.replay.player import Player
-from unified_cache.replay.settings import ReplaySettings
-from unified_cache.replay.trace import TraceRequest, read_trace
-from unified_cache.stats import Stats
+from unified_cache.cache.stats import Stats
+from unified_cache.sizing.replay.player import Player
+from unified_cache.sizing.replay.settings import ReplaySettings
+from unified_cache.sizing.replay.trace import TraceRequest, read_trace
 from unified_cache.storage_backends.memory import KeysOnlyStorage
 
 __all__ = ["RunningReplay", "running_replay", "settings_of_a_small_replay", "trace_of"]

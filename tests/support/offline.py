@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 
 from tests.support.cache import ToyEngine, toy_layout
-from unified_cache.page import Prompt
-from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec
+from unified_cache.core.seal import Label
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import Description
@@ -17,7 +18,6 @@ from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend, StoredObject
 from unified_cache.testing.storage_contract import listing
-from unified_cache.window import SPAN_ALL
 
 PAGE_SIZE = 8
 PAGES = 12

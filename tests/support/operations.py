@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tests.support.cache import ToyEngine, WholePromptCache, toy_layout
-from unified_cache.cache import UnifiedCache
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, NotStarted, Operation, Workers
 from unified_cache.controller.controller import Finished, run_job
 from unified_cache.controller.operation import Job
-from unified_cache.page import Prompt
+from unified_cache.core.page import Prompt
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.window import SPAN_ALL
 
 PAGE = 16
 SPANS = (SPAN_ALL, 2)

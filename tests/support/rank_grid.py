@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from tests.support.cache import IDENTITY, ToyEngine
 from tests.support.ranks import over, prompt_of, ranked, served
 from unified_cache.controller import InlineWorkers, OperationState
-from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec
-from unified_cache.ranks import RankGroup
-from unified_cache.shards import Extent, Shard
+from unified_cache.controller.ranks import RankGroup
+from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec
+from unified_cache.core.shards import Extent, Shard
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.protocol import StorageBackend
-from unified_cache.window import SPAN_ALL
 
 PAGE = 8
 PROMPT_PAGES = 4

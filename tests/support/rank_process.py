@@ -22,12 +22,12 @@ from tests.support.rank_script import Rank
 from tests.support.ranks import out_pages, ranked
 from tests.support.waiting import wait_until
 from unified_cache.controller import InlineWorkers, NotStarted, ThreadWorkers
-from unified_cache.errors import ConfigError, RankLostError
-from unified_cache.page import Prompt
-from unified_cache.ranks.gloo import FRAME_BYTES, TorchRanks
+from unified_cache.controller.ranks.gloo import FRAME_BYTES, TorchRanks
+from unified_cache.core.errors import ConfigError, RankLostError
+from unified_cache.core.page import Prompt
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.window import SPAN_ALL
 
 MEETING_S = 120
 """For all processes to start, on a slow machine."""

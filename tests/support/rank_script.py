@@ -12,18 +12,18 @@ from tests.support.components import SPAN_SETS
 from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from tests.support.ranks import SETTLE_S, Declining, digest_of, head_of, out_pages, ranked
 from tests.support.seeded_workers import SeededWorkers
-from unified_cache.config import WritePolicy
 from unified_cache.controller import InlineWorkers, NotStarted, Operation, OperationState, TransferKind
 from unified_cache.controller.controller import Finished
 from unified_cache.controller.jobs import FetchJob, ProbeJob
 from unified_cache.controller.operation import Job, JobQueue
-from unified_cache.errors import WaitTimeoutError
-from unified_cache.page import Prompt
-from unified_cache.pool import Tier
-from unified_cache.ranks import RankGroup
-from unified_cache.seal import Label
+from unified_cache.controller.ranks import RankGroup
+from unified_cache.core.config import WritePolicy
+from unified_cache.core.errors import WaitTimeoutError
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Tier
+from unified_cache.core.seal import Label
+from unified_cache.core.window import window
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.window import window
 
 PAGE = 4
 PROMPT_PAGES_MAX = 8

@@ -13,14 +13,14 @@ import numpy as np
 
 from tests.support.cache import IDENTITY, ToyEngine, WholePromptCache
 from tests.support.cache_model import walk
-from unified_cache.cache import UnifiedCache
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, NotStarted, Operation, Workers
-from unified_cache.errors import RankLostError, StorageError
-from unified_cache.page import Prompt
-from unified_cache.pool import Identity, Pages, Slots, Tier
-from unified_cache.ranks import RankGroup
-from unified_cache.shards import Extent, Shard
-from unified_cache.slots import PairedAllocator, SlotAllocator
+from unified_cache.controller.ranks import RankGroup
+from unified_cache.core.errors import RankLostError, StorageError
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Identity, Pages, Slots, Tier
+from unified_cache.core.shards import Extent, Shard
+from unified_cache.core.slots import PairedAllocator, SlotAllocator
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 

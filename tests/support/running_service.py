@@ -13,11 +13,11 @@ from google.protobuf.message import Message
 
 from tests.support.certificates import Authority, Issued
 from tests.support.service_settings import service_settings
-from unified_cache.drain import Drain
+from unified_cache.core.drain import Drain
 from unified_cache.proto import service_pb2 as pb
+from unified_cache.proto.wire.calls import Call
 from unified_cache.service.operations.logs import JsonLines, Log, LogRateLimit
 from unified_cache.service.server import Service
-from unified_cache.wire.calls import Call
 
 __all__ = ["CALL_S", "REQUESTS", "RunningService", "called", "credentials", "refusal", "running"]
 

@@ -12,6 +12,9 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
+from unified_cache.core.settings.access import Role
+from unified_cache.core.settings.limits import LimitSettings, QuotaSettings
+from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.callers import AuditEntry, Caller, Refused
 from unified_cache.service.access.fairness import FairScheduler, Ticket
 from unified_cache.service.access.gate import Authenticator, ServiceGate
@@ -19,13 +22,10 @@ from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.tenants import TenantStore
-from unified_cache.settings.access import Role
-from unified_cache.settings.limits import LimitSettings, QuotaSettings
 from unified_cache.storage_backends.protocol import Answer, StorageBackend
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.storage_backends.verified import VerifiedStorage
-from unified_cache.wire.calls import Call
 
 THREADS = 24
 NOBODY = Caller("default", Role.ADMIN)

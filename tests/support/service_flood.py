@@ -12,10 +12,10 @@ from threading import Event, Thread
 import grpc
 
 from unified_cache.components import Full
-from unified_cache.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.proto import service_pb2 as pb
+from unified_cache.proto.wire.calls import Call
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.wire.calls import Call
 
 __all__ = ["Asker"]
 

@@ -6,7 +6,7 @@ import threading
 
 from tests.sources import ROOT
 from tests.support.service import LoopbackServer
-from unified_cache.settings.limits import LimitSettings
+from unified_cache.core.settings.limits import LimitSettings
 from unified_cache.storage_backends.file.store import FileStorage
 
 __all__ = ["ServerProcess"]

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from unified_cache.settings.loading import read_settings
-from unified_cache.settings.service import ServiceSettings
+from unified_cache.core.settings.loading import read_settings
+from unified_cache.core.settings.service import ServiceSettings
 
 __all__ = ["service_settings"]
 

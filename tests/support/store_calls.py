@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from unified_cache.seal import Label
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 

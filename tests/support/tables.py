@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from unified_cache.cache import UnifiedCache
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.tree import Lock
 
 

@@ -8,12 +8,12 @@ import numpy as np
 from tests.support.cache import IDENTITY, ToyEngine, WholePromptCache
 from tests.support.clock import ManualClock
 from tests.support.ranks import head_of
-from unified_cache.config import CacheConfig
 from unified_cache.controller import InlineWorkers, NotStarted, Operation, OperationState, Workers
-from unified_cache.memory import Copied, TieredMemory
-from unified_cache.page import Prompt
-from unified_cache.pool import ModelLayout, PoolSpec, Slots
-from unified_cache.ranks import LocalRanks, RankGroup
+from unified_cache.controller.memory import Copied, TieredMemory
+from unified_cache.controller.ranks import LocalRanks, RankGroup
+from unified_cache.core.config import CacheConfig
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import ModelLayout, PoolSpec, Slots
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, PageIO
 

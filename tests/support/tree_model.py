@@ -10,9 +10,9 @@ from dataclasses import astuple, dataclass, field
 import numpy as np
 
 from tests.support.components import toy_components
-from unified_cache.config import EvictionConfig
-from unified_cache.page import Prompt
-from unified_cache.pool import Slots, Tier
+from unified_cache.core.config import EvictionConfig
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Slots, Tier
 from unified_cache.tree import Freed, Lock, Preference, RadixTree, Transfer
 from unified_cache.tree.node import Node
 

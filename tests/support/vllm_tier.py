@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from mmap import PAGESIZE, mmap
 
+from unified_cache.core.seal import Label
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.integrations.engine_store import EnginePage, EngineStore
 from unified_cache.integrations.vllm.moving import HostRows
 from unified_cache.integrations.vllm.names import GroupFacts, RowShape, VllmFacts
-from unified_cache.seal import Label
 from unified_cache.storage_backends.protocol import Answer, Level
-from unified_cache.window import SPAN_ALL
 
 __all__ = ["FACTS", "ROW", "TIMEOUT_S", "DictChunks", "HostMemory", "offload_key"]
 

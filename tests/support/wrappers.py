@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tests.support.clock import ManualClock
 from tests.support.faulty_storage import FaultyStorage, ScriptedFaults, StorageFault
-from unified_cache.config import GuardConfig
+from unified_cache.core.config import GuardConfig
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Capability, PageIO, StorageBackend
 from unified_cache.storage_backends.wrappers import StorageGuard

@@ -13,7 +13,6 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.byte_sizes import size_text
 from unified_cache.cli.options import (
     TOKENS_HELP,
     IdentityOption,
@@ -24,8 +23,10 @@ from unified_cache.cli.options import (
 from unified_cache.cli.progress import objects_watched
 from unified_cache.cli.storage import finding_as_json, print_findings
 from unified_cache.cli.text import console_on
-from unified_cache.errors import CacheError, ConfigError
-from unified_cache.offline.copying import (
+from unified_cache.core.byte_sizes import size_text
+from unified_cache.core.errors import CacheError, ConfigError
+from unified_cache.core.page import Namespace
+from unified_cache.storage_backends.offline.copying import (
     CopyResult,
     Prefetched,
     backup_prefixes,
@@ -35,9 +36,8 @@ from unified_cache.offline.copying import (
     plan_prefetch,
     prefetch_prefixes,
 )
-from unified_cache.offline.prompts import read_prompts
-from unified_cache.offline.stores import StoredIdentity, choose, open_to_read, open_to_write, selected
-from unified_cache.page import Namespace
+from unified_cache.storage_backends.offline.prompts import read_prompts
+from unified_cache.storage_backends.offline.stores import StoredIdentity, choose, open_to_read, open_to_write, selected
 from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
 
 __all__ = ["BackupCommand", "PrefetchCommand", "backup_app"]

@@ -8,7 +8,7 @@ import typer
 
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.report_page import print_page
-from unified_cache.replay.compared import different_settings, page_of, read_result
+from unified_cache.sizing.replay.compared import different_settings, page_of, read_result
 
 __all__ = ["CompareCommand", "compare_app"]
 

@@ -9,23 +9,23 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.byte_sizes import bytes_literal, size_text
 from unified_cache.cli.layout import size_named
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.text import console_on, example
 from unified_cache.components.layouts import SizedLayout
-from unified_cache.errors import CacheError, ConfigError
-from unified_cache.replay.settings import DEVICE_BYTES, HOST_BYTES
-from unified_cache.settings.advice import warnings_about
-from unified_cache.settings.cache import EmbeddedSettings
-from unified_cache.settings.describe import ANY_NAME, Setting, settings_of
-from unified_cache.settings.loading import FILE_NAME, LoadedSettings, SettingSource, read_settings
-from unified_cache.settings.names import SECTIONS
-from unified_cache.settings.programs import PlanChoices, ReplayChoices
-from unified_cache.settings.section import Settings
-from unified_cache.settings.service import ServiceSettings
-from unified_cache.settings.toml import SettingPath, toml_literal
-from unified_cache.tier_sizes import SizedTiers, component_bytes
+from unified_cache.core.byte_sizes import bytes_literal, size_text
+from unified_cache.core.errors import CacheError, ConfigError
+from unified_cache.core.settings.advice import warnings_about
+from unified_cache.core.settings.cache import EmbeddedSettings
+from unified_cache.core.settings.describe import ANY_NAME, Setting, settings_of
+from unified_cache.core.settings.loading import FILE_NAME, LoadedSettings, SettingSource, read_settings
+from unified_cache.core.settings.names import SECTIONS
+from unified_cache.core.settings.programs import PlanChoices, ReplayChoices
+from unified_cache.core.settings.section import Settings
+from unified_cache.core.settings.service import ServiceSettings
+from unified_cache.core.settings.toml import SettingPath, toml_literal
+from unified_cache.core.tier_sizes import SizedTiers, component_bytes
+from unified_cache.sizing.replay.settings import DEVICE_BYTES, HOST_BYTES
 
 __all__ = ["ConfigCheckCommand", "ConfigInitCommand", "SectionName", "config_app", "file_to_begin_with"]
 

@@ -13,14 +13,14 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.byte_sizes import parse_bytes
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on
-from unified_cache.errors import CacheError, ConfigError
-from unified_cache.offline.listing import listed
-from unified_cache.offline.stores import open_to_write
+from unified_cache.core.byte_sizes import parse_bytes
+from unified_cache.core.errors import CacheError, ConfigError
 from unified_cache.storage_backends.catalog import catalog_in
+from unified_cache.storage_backends.offline.listing import listed
+from unified_cache.storage_backends.offline.stores import open_to_write
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing import storage_contract

@@ -15,11 +15,11 @@ from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import watched
 from unified_cache.cli.report_page import page_writer
 from unified_cache.cli.text import console_on
-from unified_cache.errors import CacheError
-from unified_cache.extras import import_with_extra
+from unified_cache.core.errors import CacheError
+from unified_cache.core.extras import import_with_extra
 
 if TYPE_CHECKING:
-    from unified_cache.demo.result import DemoResult
+    from unified_cache.sizing.demo.result import DemoResult
 
 __all__ = ["DemoCommand", "demo_app"]
 
@@ -68,8 +68,8 @@ class DemoCommand(JsonOptions):
             CacheError: an answer differs from the one computed cold, or the store cannot be opened.
             OSError: page or JSON file cannot be written.
         """
-        demo = import_with_extra("unified_cache.demo.run", "transformers", "the demo")
-        page_of = import_with_extra("unified_cache.demo.report", "transformers", "the demo").page_of
+        demo = import_with_extra("unified_cache.sizing.demo.run", "transformers", "the demo")
+        page_of = import_with_extra("unified_cache.sizing.demo.report", "transformers", "the demo").page_of
         write_page = page_writer(self.report)
         self.check_json_file()
         settings = demo.DemoSettings(model=self.model, storage=self.storage, users=self.users)

@@ -8,10 +8,7 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.cli.options import IdentityOption, JsonOptions, NamespaceOptions, TokensFileOption
-from unified_cache.cli.progress import watched
-from unified_cache.cli.text import console_on, example
-from unified_cache.explain.explanation import (
+from unified_cache.cache.explain.explanation import (
     Explainer,
     Explanation,
     StoredPages,
@@ -19,12 +16,15 @@ from unified_cache.explain.explanation import (
     present_pages,
     stored_fates,
 )
-from unified_cache.explain.near import NearMatch, namespace_differences, near_in_store
-from unified_cache.offline.prompts import read_prompts
-from unified_cache.offline.stores import choose, open_to_read
-from unified_cache.page import Namespace, Prompt
-from unified_cache.seal import Label
+from unified_cache.cache.explain.near import NearMatch, namespace_differences, near_in_store
+from unified_cache.cli.options import IdentityOption, JsonOptions, NamespaceOptions, TokensFileOption
+from unified_cache.cli.progress import watched
+from unified_cache.cli.text import console_on, example
+from unified_cache.core.page import Namespace, Prompt
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.manifest import Description
+from unified_cache.storage_backends.offline.prompts import read_prompts
+from unified_cache.storage_backends.offline.stores import choose, open_to_read
 from unified_cache.storage_backends.protocol import StorageReader
 
 __all__ = ["ExplainCommand", "explain_app"]

@@ -8,7 +8,6 @@ from typing import Annotated, TextIO
 
 import typer
 
-from unified_cache.byte_sizes import size_text
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.text import console_on
 from unified_cache.components.layouts import (
@@ -21,8 +20,9 @@ from unified_cache.components.layouts import (
     size_hf_config,
     size_preset,
 )
-from unified_cache.errors import LayoutError, did_you_mean
-from unified_cache.window import SPAN_ALL
+from unified_cache.core.byte_sizes import size_text
+from unified_cache.core.errors import LayoutError, did_you_mean
+from unified_cache.core.window import SPAN_ALL
 
 __all__ = ["LayoutCommand", "layout_app", "layout_as_json", "print_layout", "size_named"]
 

@@ -12,8 +12,8 @@ import typer
 
 from unified_cache.cli.commands import HELP_NAMES, command_line
 from unified_cache.cli.text import printable
-from unified_cache.errors import CacheError, InputError
-from unified_cache.gone import GONE, command_instead, setting_instead, value_instead
+from unified_cache.core.errors import CacheError, InputError
+from unified_cache.core.gone import GONE, command_instead, setting_instead, value_instead
 
 __all__ = ["Command", "LogLevel", "app", "main", "run"]
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.files import check_writable, write_whole
-from unified_cache.page import Namespace
+from unified_cache.core.files import check_writable, write_whole
+from unified_cache.core.page import Namespace
 
 __all__ = [
     "TOKENS_HELP",

@@ -12,18 +12,18 @@ from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import read_watched, watched
 from unified_cache.cli.report_page import page_writer, print_page
 from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOption, given_flags
-from unified_cache.config import EvictionPolicy
-from unified_cache.errors import ConfigError
-from unified_cache.extras import import_with_extra
-from unified_cache.plan.hardware import Hardware, hardware_named, read_hardware
-from unified_cache.plan.planner import Planner
-from unified_cache.plan.report import page_of
-from unified_cache.plan.sweep import PlannedModel, combinations, parse_sweeps
-from unified_cache.plan.tier_hits import ServePlan
-from unified_cache.replay.plan import ReplayPlan, ReplayPolicies
-from unified_cache.replay.result import Hits
-from unified_cache.settings.loading import read_settings
-from unified_cache.settings.programs import PlanChoices
+from unified_cache.core.config import EvictionPolicy
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.extras import import_with_extra
+from unified_cache.core.settings.loading import read_settings
+from unified_cache.core.settings.programs import PlanChoices
+from unified_cache.sizing.plan.hardware import Hardware, hardware_named, read_hardware
+from unified_cache.sizing.plan.planner import Planner
+from unified_cache.sizing.plan.report import page_of
+from unified_cache.sizing.plan.sweep import PlannedModel, combinations, parse_sweeps
+from unified_cache.sizing.plan.tier_hits import ServePlan
+from unified_cache.sizing.replay.plan import ReplayPlan, ReplayPolicies
+from unified_cache.sizing.replay.result import Hits
 
 __all__ = ["PlanCommand", "plan_app"]
 
@@ -115,7 +115,7 @@ class PlanCommand(JsonOptions):
     def _served(self, choices: PlanChoices) -> ServePlan:
         """Return what replays the trace."""
         purpose = "--check, and a plan for other policies than lru"
-        runner = import_with_extra("unified_cache.replay.runner", "engine", purpose)
+        runner = import_with_extra("unified_cache.sizing.replay.runner", "engine", purpose)
         requests = read_watched(self.trace, choices.limit)
 
         def serve(plan: ReplayPlan) -> list[Hits]:

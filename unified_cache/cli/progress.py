@@ -14,8 +14,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from unified_cache.byte_sizes import size_text
-from unified_cache.replay.trace import Tell, TraceRequest, read_trace
+from unified_cache.core.byte_sizes import size_text
+from unified_cache.sizing.replay.trace import Tell, TraceRequest, read_trace
 
 __all__ = ["objects_watched", "read_watched", "watched"]
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_cache.byte_sizes import size_text
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.text import console_on, example
-from unified_cache.extras import import_with_extra
+from unified_cache.core.byte_sizes import size_text
+from unified_cache.core.extras import import_with_extra
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.wire.calls import Call
+from unified_cache.proto.wire.calls import Call
 
 if TYPE_CHECKING:
     from unified_cache.storage_backends.remote.server import Server

@@ -15,19 +15,26 @@ from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import read_watched, watched
 from unified_cache.cli.report_page import page_writer, print_page
 from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOption, given_flags
-from unified_cache.config import EvictionPolicy, Prefetching, WritePolicy
-from unified_cache.errors import CacheError, ConfigError
-from unified_cache.extras import import_with_extra
-from unified_cache.replay.plan import ReplayPolicies
-from unified_cache.replay.report import page_of
-from unified_cache.replay.settings import DEVICE_BYTES, HOST_BYTES, SCALE, STORAGE_BYTES, ModelSettings, ReplaySettings
-from unified_cache.settings.loading import LoadedSettings, SettingSource, read_settings
-from unified_cache.settings.names import flag_name
-from unified_cache.settings.programs import ReplayChoices
-from unified_cache.settings.section import NONE
+from unified_cache.core.config import EvictionPolicy, Prefetching, WritePolicy
+from unified_cache.core.errors import CacheError, ConfigError
+from unified_cache.core.extras import import_with_extra
+from unified_cache.core.settings.loading import LoadedSettings, SettingSource, read_settings
+from unified_cache.core.settings.names import flag_name
+from unified_cache.core.settings.programs import ReplayChoices
+from unified_cache.core.settings.section import NONE
+from unified_cache.sizing.replay.plan import ReplayPolicies
+from unified_cache.sizing.replay.report import page_of
+from unified_cache.sizing.replay.settings import (
+    DEVICE_BYTES,
+    HOST_BYTES,
+    SCALE,
+    STORAGE_BYTES,
+    ModelSettings,
+    ReplaySettings,
+)
 
 if TYPE_CHECKING:
-    from unified_cache.replay.result import ReplayResult
+    from unified_cache.sizing.replay.result import ReplayResult
 
 __all__ = ["ReplayCommand", "replay_app"]
 
@@ -117,7 +124,7 @@ class ReplayCommand(JsonOptions):
         explain, directory = loaded.settings.explain, loaded.settings.report
         settings = replace(replay_settings(loaded), explains=directory is not None if explain is None else explain)
         requests = read_watched(self.trace, loaded.settings.limit)
-        runner = import_with_extra("unified_cache.replay.runner", "engine", "replay")
+        runner = import_with_extra("unified_cache.sizing.replay.runner", "engine", "replay")
         write_page = page_writer(directory)
         self.check_json_file()
         total = len(requests) * (2 if settings.plan.compares_private_stores else 1)

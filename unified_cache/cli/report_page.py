@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from unified_cache.cli.text import console_on, printable
-from unified_cache.extras import import_with_extra
-from unified_cache.files import check_writable
-from unified_cache.report.page import Page
+from unified_cache.core.extras import import_with_extra
+from unified_cache.core.files import check_writable
+from unified_cache.sizing.report.page import Page
 
 __all__ = ["page_writer", "print_page"]
 
@@ -35,7 +35,7 @@ def page_writer(directory: Path | None) -> Callable[[Page], None]:
     """
     if directory is None:
         return lambda _page: None
-    write_html = import_with_extra("unified_cache.report.html", "report", "--report").write_html
+    write_html = import_with_extra("unified_cache.sizing.report.html", "report", "--report").write_html
     directory.mkdir(parents=True, exist_ok=True)
     check_writable(directory)
 

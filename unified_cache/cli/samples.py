@@ -10,7 +10,7 @@ import typer
 
 import unified_cache
 from unified_cache.cli.text import console_on
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
 
 __all__ = ["SAMPLES", "SamplesCommand", "samples_app", "samples_directory"]
 

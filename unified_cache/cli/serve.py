@@ -17,13 +17,13 @@ import typer
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOption, given_flags
 from unified_cache.cli.text import example
-from unified_cache.drain import Drain, signals_drain
-from unified_cache.errors import CacheError, ConfigError
-from unified_cache.extras import import_with_extra
-from unified_cache.settings.access import Role
-from unified_cache.settings.loading import read_settings
-from unified_cache.settings.service import ServiceSettings
-from unified_cache.settings.toml import as_toml
+from unified_cache.core.drain import Drain, signals_drain
+from unified_cache.core.errors import CacheError, ConfigError
+from unified_cache.core.extras import import_with_extra
+from unified_cache.core.settings.access import Role
+from unified_cache.core.settings.loading import read_settings
+from unified_cache.core.settings.service import ServiceSettings
+from unified_cache.core.settings.toml import as_toml
 
 __all__ = ["ServeCommand", "TokenListCommand", "TokenNewCommand", "TokenRevokeCommand", "serve_app", "token_app"]
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 from typer.models import OptionInfo
 
-from unified_cache.settings.describe import setting_named
-from unified_cache.settings.loading import FILE_NAME, merged, table_of
-from unified_cache.settings.names import flag_name
-from unified_cache.settings.section import Settings
+from unified_cache.core.settings.describe import setting_named
+from unified_cache.core.settings.loading import FILE_NAME, merged, table_of
+from unified_cache.core.settings.names import flag_name
+from unified_cache.core.settings.section import Settings
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

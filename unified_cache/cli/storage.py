@@ -13,13 +13,22 @@ from typing import Annotated, TextIO, TypeVar
 
 import typer
 
-from unified_cache.byte_sizes import parse_bytes, size_text
 from unified_cache.cli.options import IdentityOption, JsonOptions, StoreArgument
 from unified_cache.cli.progress import objects_watched
 from unified_cache.cli.text import LineConsole, console_on, example
-from unified_cache.errors import CacheError, ConfigError
-from unified_cache.offline.listing import FlawedObject, ObjectCount, ReadOutcome, count_objects, total_of
-from unified_cache.offline.stores import (
+from unified_cache.core.byte_sizes import parse_bytes, size_text
+from unified_cache.core.errors import CacheError, ConfigError
+from unified_cache.core.pool import Component, ModelLayout
+from unified_cache.core.window import SPAN_ALL, SPAN_UNTOLD
+from unified_cache.storage_backends.catalog import UsedBetween, catalog_of
+from unified_cache.storage_backends.offline.listing import (
+    FlawedObject,
+    ObjectCount,
+    ReadOutcome,
+    count_objects,
+    total_of,
+)
+from unified_cache.storage_backends.offline.stores import (
     StoredIdentity,
     Undescribed,
     has_cap_of_its_own,
@@ -28,7 +37,7 @@ from unified_cache.offline.stores import (
     open_to_read,
     selected,
 )
-from unified_cache.offline.upkeep import (
+from unified_cache.storage_backends.offline.upkeep import (
     Garbage,
     Verification,
     Watch,
@@ -39,10 +48,7 @@ from unified_cache.offline.upkeep import (
     shrink,
     verify,
 )
-from unified_cache.pool import Component, ModelLayout
-from unified_cache.storage_backends.catalog import UsedBetween, catalog_of
 from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
-from unified_cache.window import SPAN_ALL, SPAN_UNTOLD
 
 __all__ = [
     "ClearCommand",

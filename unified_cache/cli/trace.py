@@ -14,16 +14,16 @@ from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import read_watched, watched
 from unified_cache.cli.report_page import page_writer, print_page
 from unified_cache.cli.text import example
-from unified_cache.errors import ConfigError
-from unified_cache.extras import import_with_extra
-from unified_cache.files import check_writable, write_whole
-from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest, is_of_lmcache
-from unified_cache.replay.trace_figures import TraceFigures, page_of
-from unified_cache.replay.trace_sessions import cut_sessions, in_blocks_of
-from unified_cache.report.page import TableSection
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.extras import import_with_extra
+from unified_cache.core.files import check_writable, write_whole
+from unified_cache.sizing.replay.trace import BLOCK_TOKENS, TraceRequest, is_of_lmcache
+from unified_cache.sizing.replay.trace_figures import TraceFigures, page_of
+from unified_cache.sizing.replay.trace_sessions import cut_sessions, in_blocks_of
+from unified_cache.sizing.report.page import TableSection
 
 if TYPE_CHECKING:
-    from unified_cache.replay.lmcache_trace import LmcacheTrace
+    from unified_cache.sizing.replay.lmcache_trace import LmcacheTrace
 
 __all__ = ["TraceConvertCommand", "TraceCutCommand", "TraceInfoCommand", "trace_app"]
 
@@ -138,7 +138,7 @@ class TraceConvertCommand(JsonOptions):
 
 def _read_lmcache(path: Path, chunk_tokens: int) -> list[TraceRequest]:
     """Read the look-ups of a recording of LMCache, show how far it is, and say where it was cut off."""
-    lmcache = import_with_extra("unified_cache.replay.lmcache_trace", "events", "reading a recording of LMCache")
+    lmcache = import_with_extra("unified_cache.sizing.replay.lmcache_trace", "events", "reading a recording of LMCache")
     with watched(sys.stderr, "read", None, "requests") as tell:
         found: LmcacheTrace = lmcache.read_lmcache_trace(path, chunk_tokens, tell)
     if not found.is_whole:

@@ -34,8 +34,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from unified_cache.components.kinds import Full, SlidingWindow
-from unified_cache.errors import LayoutError
-from unified_cache.pool import LayerPlace, ModelLayout, PoolSpec, place_layers
+from unified_cache.core.errors import LayoutError
+from unified_cache.core.pool import LayerPlace, ModelLayout, PoolSpec, place_layers
 
 __all__ = [
     "INDEXER_FP4",

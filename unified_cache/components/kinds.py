@@ -6,9 +6,9 @@ SlidingWindow     window_tokens / page_size, up  yes
 RecurrentState    1                              no
 """
 
-from unified_cache.errors import LayoutError
-from unified_cache.pool import Component, PoolSpec
-from unified_cache.window import SPAN_ALL
+from unified_cache.core.errors import LayoutError
+from unified_cache.core.pool import Component, PoolSpec
+from unified_cache.core.window import SPAN_ALL
 
 __all__ = ["Full", "RecurrentState", "SlidingWindow"]
 

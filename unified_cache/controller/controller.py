@@ -23,7 +23,9 @@ from unified_cache.controller.operation import (
     Steps,
     TransferKind,
 )
-from unified_cache.errors import (
+from unified_cache.controller.ranks import LocalRanks, RankGroup
+from unified_cache.controller.ranks.group import failed_ranks
+from unified_cache.core.errors import (
     CacheError,
     CallInFlight,
     CancelledError,
@@ -37,9 +39,7 @@ from unified_cache.errors import (
     StorageTimeoutError,
     WaitTimeoutError,
 )
-from unified_cache.ranks import LocalRanks, RankGroup
-from unified_cache.ranks.group import failed_ranks
-from unified_cache.slowest import Slowest
+from unified_cache.core.slowest import Slowest
 from unified_cache.storage_backends.common.bounded_call import AGAIN, LOOK_S, Again, BoundedCall, CallThreads
 
 __all__ = ["Controller", "Finished", "InlineWorkers", "OperationCounts", "ThreadWorkers", "Workers"]

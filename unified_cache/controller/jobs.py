@@ -12,13 +12,13 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
+from unified_cache.controller.memory import Copied, PageMemory
 from unified_cache.controller.operation import JobQueue, Operation
 from unified_cache.controller.storage_tier import PoolOrder, StorageTier, whole_pages
-from unified_cache.errors import CopyError, InputError, StorageError, WaitTimeoutError
-from unified_cache.memory import Copied, PageMemory
-from unified_cache.page import Prompt
-from unified_cache.pool import ModelLayout, PageCopies, Pages, PoolSpec, Slots, Tier, all_pages
-from unified_cache.seal import Label
+from unified_cache.core.errors import CopyError, InputError, StorageError, WaitTimeoutError
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import ModelLayout, PageCopies, Pages, PoolSpec, Slots, Tier, all_pages
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.wrappers.layer import Method

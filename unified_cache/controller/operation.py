@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple, Protocol, final
 
-from unified_cache.errors import CacheError, ClosedError, InternalError
-from unified_cache.pool import ModelLayout, PageCopies
+from unified_cache.core.errors import CacheError, ClosedError, InternalError
+from unified_cache.core.pool import ModelLayout, PageCopies
 
 __all__ = [
     "Job",

@@ -13,12 +13,12 @@ from threading import Lock
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.config import GuardConfig
-from unified_cache.errors import ConfigError, StorageTimeoutError, check_kind
-from unified_cache.memory import PageMemory
-from unified_cache.page import PageKey, Prompt
-from unified_cache.pool import Identity, ModelLayout, PageCopies, PageNumbers, PoolSpec, all_pages
-from unified_cache.seal import Label
+from unified_cache.controller.memory import PageMemory
+from unified_cache.core.config import GuardConfig
+from unified_cache.core.errors import ConfigError, StorageTimeoutError, check_kind
+from unified_cache.core.page import PageKey, Prompt
+from unified_cache.core.pool import Identity, ModelLayout, PageCopies, PageNumbers, PoolSpec, all_pages
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.bounded_call import call_within
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend

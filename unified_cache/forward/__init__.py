@@ -1,6 +1,9 @@
-"""Slots that a forward reads and writes, in every pool, translated once per forward between scheduler and kernels."""
+"""Slots that a forward reads and writes, in every pool, translated once per forward. Imports core.
 
-from unified_cache.extras import needs_extra
+The scheduler calls it before the kernels run; as init_forward_metadata in SGLang 0.5.23.
+"""
+
+from unified_cache.core.extras import needs_extra
 
 with needs_extra("engine", "unified_cache.forward"):
     from unified_cache.forward.batch import PADDING_LOC, ForwardBatch, ForwardMode

@@ -5,7 +5,7 @@ from enum import Enum
 
 import torch
 
-from unified_cache.errors import InputError
+from unified_cache.core.errors import InputError
 
 __all__ = ["PADDING_LOC", "ForwardBatch", "ForwardMode"]
 

@@ -14,7 +14,7 @@ from math import prod
 
 import torch
 
-from unified_cache.errors import ConfigError, InputError
+from unified_cache.core.errors import ConfigError, InputError
 from unified_cache.forward.batch import ForwardBatch, ForwardMode
 from unified_cache.forward.metadata import AttentionMetadata, HybridAttentionMetadata, query_starts, writes_count_of
 from unified_cache.forward.translation import SwaTranslation, sent

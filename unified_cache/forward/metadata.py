@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from unified_cache.errors import InputError
+from unified_cache.core.errors import InputError
+from unified_cache.core.pool import ModelLayout
 from unified_cache.forward.batch import ForwardBatch, ForwardMode
 from unified_cache.forward.translation import SwaTranslation, sent
-from unified_cache.pool import ModelLayout
 
 __all__ = ["AttentionMetadata", "HybridAttentionMetadata", "LayerKind", "init_metadata", "write_locs"]
 

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from unified_cache.errors import CaptureError, ConfigError, InputError
-from unified_cache.slots import PageMap, PairedAllocator
+from unified_cache.core.errors import CaptureError, ConfigError, InputError
+from unified_cache.core.slots import PageMap, PairedAllocator
 
 __all__ = ["SwaTranslation"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from xxhash import xxh3_128
 
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
 
 __all__ = ["weights_digest"]
 

@@ -14,7 +14,7 @@ server      all of it opened, listening, and closed in order
 
 from importlib import import_module
 
-from unified_cache.extras import needs_extra
+from unified_cache.core.extras import needs_extra
 
 with needs_extra("service", "the service"):
     import_module("grpc")

@@ -15,11 +15,15 @@ import grpc
 from grpc_health.v1 import health  # type: ignore[import-untyped]
 from prometheus_client import CollectorRegistry
 
-from unified_cache.drain import Drain
-from unified_cache.errors import ConfigError
-from unified_cache.extras import import_with_extra
-from unified_cache.recording.recorder import RecorderSettings, TraceRecorder
-from unified_cache.recording.requests import RequestNote
+from unified_cache.cache.recording.recorder import RecorderSettings, TraceRecorder
+from unified_cache.cache.recording.requests import RequestNote
+from unified_cache.core.drain import Drain
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.extras import import_with_extra
+from unified_cache.core.settings.access import AccessSettings, TlsSettings
+from unified_cache.core.settings.addresses import ListenAddress
+from unified_cache.core.settings.service import ServiceSettings
+from unified_cache.proto.wire.calls import SERVICE
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.gate import Authenticator, ServiceGate
@@ -48,13 +52,9 @@ from unified_cache.service.operations.unix_socket import held_socket
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.service.store.tenants import TenantStore
-from unified_cache.settings.access import AccessSettings, TlsSettings
-from unified_cache.settings.addresses import ListenAddress
-from unified_cache.settings.service import ServiceSettings
-from unified_cache.wire.calls import SERVICE
 
 if TYPE_CHECKING:
-    from unified_cache.live.server import LiveServer
+    from unified_cache.observe.live.server import LiveServer
 
 __all__ = ["Service"]
 
@@ -242,7 +242,7 @@ def _live_server(
     address, tls = settings.live_address, settings.tls
     if address is None:
         return None
-    live = import_with_extra("unified_cache.live.server", "live", "the live page")
+    live = import_with_extra("unified_cache.observe.live.server", "live", "the live page")
     context = None
     if tls is not None:
         contexts = _http_context(tls, None, settings.access, metrics)

@@ -8,10 +8,15 @@ import grpc
 import numpy as np
 from google.protobuf.message import Message
 
-from unified_cache.errors import InputError
+from unified_cache.cache.recording.requests import Hits, KeyedPages, RequestNote
+from unified_cache.core.errors import InputError
+from unified_cache.core.seal import FORMAT_VERSION, Label
+from unified_cache.core.settings.access import Role
+from unified_cache.core.settings.limits import LimitSettings
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.recording.requests import Hits, KeyedPages, RequestNote
-from unified_cache.seal import FORMAT_VERSION, Label
+from unified_cache.proto.wire.calls import SERVICE, Call, Parsed, parsed
+from unified_cache.proto.wire.names import check_digests
+from unified_cache.proto.wire.parts import decoded, mark, parts_of
 from unified_cache.service.access.gate import AdmittedCall, ServiceGate
 from unified_cache.service.access.registry import Registration, Registry, listed_after
 from unified_cache.service.requests.assembler import PageAssembler
@@ -28,14 +33,9 @@ from unified_cache.service.requests.checks import (
 )
 from unified_cache.service.requests.lookup import labels_of_spans, longest_prefix
 from unified_cache.service.store.tenants import TenantStore, named_page
-from unified_cache.settings.access import Role
-from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StoredObject
 from unified_cache.storage_backends.remote.reasons import reason_of, reasons_of
-from unified_cache.wire.calls import SERVICE, Call, Parsed, parsed
-from unified_cache.wire.names import check_digests
-from unified_cache.wire.parts import decoded, mark, parts_of
 
 __all__ = ["CacheService"]
 

@@ -2,13 +2,13 @@
 
     protocol   ``StorageBackend``: what every store does
     url        a store opened by its URL
-    verified   every page that is read is verified
-    manifest   what a store is told about an identity; ``catalog``: what it tells of the identities it holds
-    memory_reads   pages that a store has in memory, read by who asks, without waiting
-    removals   what a store tells of pages that it lets go
-    memory     ``memory:`` and ``keys_only:``
+    verified   verifies every page that is read
     wrappers   retry, deadline, circuit breaker, metrics: stores around stores
+    manifest   what a store is told about an identity; ``catalog``: the identities that it holds
+    removals   pages that a store has evicted, for those who ask
+    memory     ``memory:`` and ``keys_only:``
+    offline    backup, prefetch, verification and upkeep of stores without an engine
 
 One package per store: ``file``, ``packed``, ``mooncake``, ``remote``. ``directory`` serves the first two,
-``common`` serves all.
+``common`` serves all. Imports proto and core.
 """

@@ -7,7 +7,7 @@ those of ``StorageReader``; ``package.module:factory`` stores too.
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.protocol import StorageReader
 

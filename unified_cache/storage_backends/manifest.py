@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from unified_cache.errors import InputError, StorageError
-from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec
+from unified_cache.core.errors import InputError, StorageError
+from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec
+from unified_cache.core.seal import FORMAT_VERSION
+from unified_cache.core.shards import NamedShard
 from unified_cache.proto import manifest_pb2 as proto
-from unified_cache.seal import FORMAT_VERSION
-from unified_cache.shards import NamedShard
 
 __all__ = [
     "Description",

@@ -7,9 +7,9 @@ of traces, sizing and tests of bookkeeping: it answers as ``memory:`` would and 
 from collections.abc import Mapping, Sequence
 from threading import Lock
 
-from unified_cache.errors import ClosedError, ConfigError, StorageError
+from unified_cache.core.errors import ClosedError, ConfigError, StorageError
+from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import Label
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.common.names import check_scan
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan

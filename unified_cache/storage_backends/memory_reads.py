@@ -8,8 +8,8 @@ own thread, into the rows themselves, which nobody else is given meanwhile. What
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from unified_cache.page import PageKey
-from unified_cache.seal import HEADER_BYTES, Label, checksum_of, is_header_of
+from unified_cache.core.page import PageKey
+from unified_cache.core.seal import HEADER_BYTES, Label, checksum_of, is_header_of
 
 __all__ = ["MemoryReader", "RowsPage", "RowsTarget", "memory_reader_in", "targets_of"]
 

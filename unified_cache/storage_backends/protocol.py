@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from unified_cache.page import PageKey
+from unified_cache.core.page import PageKey
+from unified_cache.core.seal import Label, PageChecksum
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import Label, PageChecksum
 
 __all__ = ["Answer", "Capability", "Level", "PageIO", "Scan", "StorageBackend", "StorageReader", "StoredObject"]
 

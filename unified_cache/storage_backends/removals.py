@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from threading import Lock
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from unified_cache.errors import ConfigError, StateError
-from unified_cache.seal import Label
+from unified_cache.core.errors import ConfigError, StateError
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.protocol import StorageReader
 
 __all__ = [

@@ -21,8 +21,8 @@ from importlib import import_module
 from typing import cast
 
 from unified_cache import storage_backends
-from unified_cache.errors import ConfigError, did_you_mean
-from unified_cache.extras import import_with_extra
+from unified_cache.core.errors import ConfigError, did_you_mean
+from unified_cache.core.extras import import_with_extra
 from unified_cache.storage_backends.protocol import StorageBackend
 
 __all__ = ["check_storage_url", "open_storage"]

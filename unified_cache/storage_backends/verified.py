@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from threading import Lock
 
-from unified_cache.errors import StorageError
-from unified_cache.seal import Flaw, PageChecksum, verify_buffers
+from unified_cache.core.errors import StorageError
+from unified_cache.core.seal import Flaw, PageChecksum, verify_buffers
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend
 from unified_cache.storage_backends.wrappers.layer import StorageLayer

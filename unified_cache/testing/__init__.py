@@ -1,1 +1,1 @@
-"""Tools for testing caches and backends: the contract suite, a faulty store, and workers that a seed schedules."""
+"""The contract suite of stores, ``storage_contract``, for stores of your own. Imports storage_backends and below."""

@@ -23,9 +23,9 @@ from itertools import pairwise
 from typing import ClassVar
 
 from unified_cache.components import Full
-from unified_cache.errors import ClosedError, StorageError
-from unified_cache.pool import Identity, ModelLayout, PoolSpec
-from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
+from unified_cache.core.errors import ClosedError, StorageError
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend, StorageReader, StoredObject
 

@@ -13,8 +13,8 @@ Needs the extra ``transformers``.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from unified_cache.errors import ConfigError
-from unified_cache.extras import needs_extra
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.extras import needs_extra
 
 with needs_extra("transformers", "unified_cache.testing.tiny_models"):
     import torch

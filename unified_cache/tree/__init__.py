@@ -1,7 +1,8 @@
-"""The radix tree over page-aligned token sequences. No torch, no I/O, no threads."""
+"""The radix tree over page-aligned token sequences. No torch, no I/O, no threads; imports core alone."""
 
 from types import FunctionType
 
+from unified_cache.core.window import window
 from unified_cache.tree.evict import Victim
 from unified_cache.tree.forecast import Visit
 from unified_cache.tree.lock import Lock, Published, Transfer
@@ -10,7 +11,6 @@ from unified_cache.tree.node import UNNAMED
 from unified_cache.tree.preferences import Preference
 from unified_cache.tree.radix import RadixTree
 from unified_cache.tree.state import Freed, HeldRun
-from unified_cache.window import window
 
 __all__ = [
     "UNNAMED",

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from math import sqrt
 
-from unified_cache.config import EvictionConfig, EvictionPolicy
-from unified_cache.page import Prompt
-from unified_cache.pool import Tier
+from unified_cache.core.config import EvictionConfig, EvictionPolicy
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Tier
 from unified_cache.tree.eviction_queues import STALE_MIN, EvictionQueues, Queue
 from unified_cache.tree.forecast import (
     CELLS_COUNT,

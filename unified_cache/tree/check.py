@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from unified_cache.page import chained_digests, root_digest
-from unified_cache.pool import Slots, Tier
+from unified_cache.core.page import chained_digests, root_digest
+from unified_cache.core.pool import Slots, Tier
 from unified_cache.tree.lock import Lock, Transfer, nodes_of_pages
 from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
 from unified_cache.tree.preferences import Preferences, nodes_of

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from unified_cache.page import Prompt
-from unified_cache.pool import Tier, numbers_of
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Tier, numbers_of
 from unified_cache.tree.node import Node
 from unified_cache.tree.state import Freed, TreeState
 

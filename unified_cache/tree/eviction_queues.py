@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from heapq import heapify, heappop, heappush, heapreplace
 
-from unified_cache.config import EvictionConfig, EvictionPolicy
-from unified_cache.pool import Tier
+from unified_cache.core.config import EvictionConfig, EvictionPolicy
+from unified_cache.core.pool import Tier
 from unified_cache.tree.node import PRIORITY_BIT, History, Node
 
 __all__ = ["STALE_MIN", "EvictionQueues", "Queue"]

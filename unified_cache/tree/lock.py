@@ -26,13 +26,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.pool import PageCopies, Pages, Slots, Tier, all_pages, numbers_of
-from unified_cache.slots import MapChange
+from unified_cache.core.pool import PageCopies, Pages, Slots, Tier, all_pages, numbers_of
+from unified_cache.core.slots import MapChange
+from unified_cache.core.window import restorable_ends, window, window_counts
 from unified_cache.tree.forecast import Visit
 from unified_cache.tree.match import Match, held_pages
 from unified_cache.tree.node import ANYWHERE, CHANGED_NODES_MAX, ON_DEVICE, Node
 from unified_cache.tree.state import TreeState
-from unified_cache.window import restorable_ends, window, window_counts
 
 __all__ = [
     "Lock",

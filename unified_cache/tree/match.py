@@ -8,14 +8,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.errors import InputError, SlotError
-from unified_cache.page import Prompt
-from unified_cache.pool import Pages, Slots, Tier, no_slots, numbers_of
-from unified_cache.slots import MapChange
+from unified_cache.core.errors import InputError, SlotError
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Pages, Slots, Tier, no_slots, numbers_of
+from unified_cache.core.slots import MapChange
+from unified_cache.core.window import restorable_ends, window
 from unified_cache.tree.forecast import Visit
 from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
 from unified_cache.tree.state import TreeState
-from unified_cache.window import restorable_ends, window
 
 __all__ = [
     "Inserted",

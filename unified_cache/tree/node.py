@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.page import TOKEN_BYTES, PageDigests
-from unified_cache.pool import Slots
+from unified_cache.core.page import TOKEN_BYTES, PageDigests
+from unified_cache.core.pool import Slots
 
 __all__ = [
     "ANYWHERE",

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from unified_cache.pool import Tier
+from unified_cache.core.pool import Tier
+from unified_cache.core.window import window
 from unified_cache.tree.node import Node
 from unified_cache.tree.state import TreeState
-from unified_cache.window import window
 
 __all__ = ["Preference", "Preferences", "SessionHints"]
 

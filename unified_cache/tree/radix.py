@@ -10,11 +10,12 @@ from operator import index
 
 import numpy as np
 
-from unified_cache.config import EvictionConfig, EvictionPolicy
-from unified_cache.errors import ConfigError, InputError, LockError, StaleMatchError, check_kind
-from unified_cache.miss_reason import ForgottenPages, MissReason
-from unified_cache.page import TOKEN_BYTES, Prompt, digests_where
-from unified_cache.pool import Component, Pages, Slots, Tier
+from unified_cache.core.config import EvictionConfig, EvictionPolicy
+from unified_cache.core.errors import ConfigError, InputError, LockError, StaleMatchError, check_kind
+from unified_cache.core.miss_reason import ForgottenPages, MissReason
+from unified_cache.core.page import TOKEN_BYTES, Prompt, digests_where
+from unified_cache.core.pool import Component, Pages, Slots, Tier
+from unified_cache.core.window import window
 from unified_cache.tree import evict as eviction
 from unified_cache.tree import lock as locks
 from unified_cache.tree.adaptive_queues import AdaptiveQueues, RequestMarks
@@ -35,7 +36,6 @@ from unified_cache.tree.match import Inserted, Match, find, held_pages, insert, 
 from unified_cache.tree.node import UNNAMED, Node
 from unified_cache.tree.preferences import Preference, Preferences, SessionHints
 from unified_cache.tree.state import Freed, HeldRun, TreeState, held_runs
-from unified_cache.window import window
 
 __all__ = ["RadixTree"]
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.miss_reason import ForgottenPages, MissReason
-from unified_cache.page import DIGEST_BYTES, TOKEN_BYTES, chained_digests, digests_where, root_digest
-from unified_cache.pool import Slots, no_slots
-from unified_cache.slots import MapChange
+from unified_cache.core.miss_reason import ForgottenPages, MissReason
+from unified_cache.core.page import DIGEST_BYTES, TOKEN_BYTES, chained_digests, digests_where, root_digest
+from unified_cache.core.pool import Slots, no_slots
+from unified_cache.core.slots import MapChange
 from unified_cache.tree.adaptive_queues import RequestMarks
 from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.node import ANYWHERE, Node, PageCounts

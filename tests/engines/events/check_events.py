@@ -14,9 +14,9 @@ import pytest
 from tests.engines.sglang.install import installation
 from tests.engines.vllm.installation import home as vllm_home
 from tests.support.operations import engine, serve, started, tokens
-from unified_cache.events.config import EventsConfig
-from unified_cache.events.encoding import Consumer
-from unified_cache.events.publisher import EventPublisher
+from unified_cache.observe.events.config import EventsConfig
+from unified_cache.observe.events.encoding import Consumer
+from unified_cache.observe.events.publisher import EventPublisher
 from unified_cache.storage_backends.memory import MemoryStorage
 
 PROGRAM = Path(__file__).with_name("engine_program.py")

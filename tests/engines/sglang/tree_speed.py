@@ -25,7 +25,7 @@ from benchmarks.measure import Spread, Subject, interleaved, timed
 from benchmarks.timed_tree import PAGE_SIZE, TimedTree, Tokens
 from benchmarks.trees import FILL_TOKENS, LEAVES_HELD, PROMPT_PAGES, PROMPT_TOKENS, SETTINGS, TreeSetting, Workload
 from tests.engines.sglang import tree_bootstrap
-from unified_cache.pool import Slots
+from unified_cache.core.pool import Slots
 
 __all__ = ["EngineTree", "main"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.support.faulty_storage import FaultyStorage, StorageFault
-from unified_cache.seal import Label
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method

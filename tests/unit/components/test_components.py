@@ -15,9 +15,9 @@ from unified_cache.components.deepseek_v4 import (
     DeepSeekV4,
     RowFormat,
 )
-from unified_cache.errors import LayoutError
-from unified_cache.pool import Component, HitPolicy, ModelLayout, PoolSpec
-from unified_cache.window import SPAN_ALL, window
+from unified_cache.core.errors import LayoutError
+from unified_cache.core.pool import Component, HitPolicy, ModelLayout, PoolSpec
+from unified_cache.core.window import SPAN_ALL, window
 
 POOL = PoolSpec("state", 64)
 FLASH = DeepSeekV4((0, 0, 4, *(128, 4) * 20))

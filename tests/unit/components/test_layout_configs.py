@@ -16,8 +16,8 @@ from unified_cache.components.layouts import (
     size_hf_config,
     size_preset,
 )
-from unified_cache.errors import LayoutError
-from unified_cache.pool import HitPolicy
+from unified_cache.core.errors import LayoutError
+from unified_cache.core.pool import HitPolicy
 
 
 def pool_bytes(

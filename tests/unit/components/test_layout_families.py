@@ -9,7 +9,7 @@ import pytest
 from unified_cache.cli.layout import LayoutCommand
 from unified_cache.components.layouts import LayoutWarning, from_hf_config, size_by_hand, size_hf_config, size_preset
 from unified_cache.components.layouts.families import FAMILIES, RULES, WRAPPERS, class_of
-from unified_cache.errors import LayoutError
+from unified_cache.core.errors import LayoutError
 
 ATTENTION: Mapping[str, object] = {
     "num_hidden_layers": 8,

@@ -6,7 +6,7 @@ import pytest
 
 from unified_cache.components.layouts import size_hf_config
 from unified_cache.components.layouts.families import RULES, class_of
-from unified_cache.errors import LayoutError
+from unified_cache.core.errors import LayoutError
 
 HEADS: Mapping[str, object] = {
     "num_hidden_layers": 8,

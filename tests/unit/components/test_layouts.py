@@ -23,10 +23,10 @@ from unified_cache.components.layouts import (
 )
 from unified_cache.components.layouts.hf_config import DRAFT_LAYERS
 from unified_cache.components.layouts.presets import PRESET_ALIASES
-from unified_cache.errors import LayoutError
-from unified_cache.pool import HitPolicy, Identity, LayerPlace
-from unified_cache.seal import HEADER_BYTES
-from unified_cache.window import SPAN_ALL
+from unified_cache.core.errors import LayoutError
+from unified_cache.core.pool import HitPolicy, Identity, LayerPlace
+from unified_cache.core.seal import HEADER_BYTES
+from unified_cache.core.window import SPAN_ALL
 
 
 @dataclass(frozen=True)

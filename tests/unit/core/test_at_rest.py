@@ -6,7 +6,7 @@ from tests.support.cache import ToyEngine
 from tests.support.components import COMPONENT_SETS
 from tests.support.tables import check_tables
 from unified_cache.controller import InlineWorkers
-from unified_cache.pool import ModelLayout, Tier
+from unified_cache.core.pool import ModelLayout, Tier
 from unified_cache.storage_backends.memory import MemoryStorage
 
 SLOTS = 40

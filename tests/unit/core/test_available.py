@@ -5,11 +5,11 @@ import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
 from unified_cache.controller import InlineWorkers
-from unified_cache.errors import InputError, LockError
-from unified_cache.page import Prompt
-from unified_cache.pool import Pages, Tier
+from unified_cache.core.errors import InputError, LockError
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Pages, Tier
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.tree import Lock
-from unified_cache.window import SPAN_ALL
 
 PAGE = 4
 FULL, SWA, STATE = range(3)

@@ -9,12 +9,12 @@ import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.operations import PAGE, SPANS, configured, engine, filled, out_pages, serve, started, tokens
-from unified_cache.config import WritePolicy
 from unified_cache.controller import InlineWorkers, LeftOut, OperationState, TransferKind
-from unified_cache.errors import CopyError, StorageError
-from unified_cache.page import Prompt
-from unified_cache.pool import PoolSpec, Slots, Tier
-from unified_cache.seal import Label
+from unified_cache.core.config import WritePolicy
+from unified_cache.core.errors import CopyError, StorageError
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import PoolSpec, Slots, Tier
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO

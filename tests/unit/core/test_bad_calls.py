@@ -8,16 +8,24 @@ import pytest
 import torch
 
 from tests.support.cache import ToyEngine
-from unified_cache.cache import UnifiedCache
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.components.deepseek_v4 import DeepSeekV4
-from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy
 from unified_cache.controller import InlineWorkers
-from unified_cache.errors import ConfigError, InputError, LayoutError, LockError, SlotError, StaleMatchError, TokenError
-from unified_cache.memory import DevicePool, NoBytes
-from unified_cache.page import Namespace, Prompt
-from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec, Slots, Tier
-from unified_cache.shards import Extent, Shard
+from unified_cache.controller.memory import DevicePool, NoBytes
+from unified_cache.core.config import CacheConfig, EvictionConfig, EvictionPolicy
+from unified_cache.core.errors import (
+    ConfigError,
+    InputError,
+    LayoutError,
+    LockError,
+    SlotError,
+    StaleMatchError,
+    TokenError,
+)
+from unified_cache.core.page import Namespace, Prompt
+from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, Slots, Tier
+from unified_cache.core.shards import Extent, Shard
 from unified_cache.storage_backends.directory.front import parse_address
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.url import open_storage

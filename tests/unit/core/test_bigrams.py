@@ -4,9 +4,9 @@ import numpy as np
 
 from tests.support.cache import ToyEngine, toy_layout
 from unified_cache.controller import InlineWorkers
-from unified_cache.page import DEFAULT_NAMESPACE, Namespace, Prompt
+from unified_cache.core.page import DEFAULT_NAMESPACE, Namespace, Prompt
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.window import SPAN_ALL
 
 PAGE = 4
 BIGRAMS = Namespace(bigrams=True)

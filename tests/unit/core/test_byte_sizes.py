@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_cache.byte_sizes import bytes_literal, bytes_text, parse_bytes
-from unified_cache.errors import ConfigError
+from unified_cache.core.byte_sizes import bytes_literal, bytes_text, parse_bytes
+from unified_cache.core.errors import ConfigError
 
 COUNTS = st.one_of(
     st.integers(0, 1 << 50), st.builds(lambda count, unit: count << unit, st.integers(0, 4096), st.integers(0, 44))

@@ -12,10 +12,11 @@ import torch
 import unified_cache
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import toy_components
-from unified_cache.cache import UnifiedCache
-from unified_cache.config import CacheConfig, WritePolicy
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, LeftOut, NotStarted, OperationState, TransferKind
-from unified_cache.errors import (
+from unified_cache.controller.memory import DevicePool
+from unified_cache.core.config import CacheConfig, WritePolicy
+from unified_cache.core.errors import (
     ClosedError,
     ConfigError,
     InputError,
@@ -25,13 +26,12 @@ from unified_cache.errors import (
     SlotError,
     StorageError,
 )
-from unified_cache.memory import DevicePool
-from unified_cache.pool import Identity, ModelLayout, Tier
-from unified_cache.seal import HEADER_BYTES, Label
+from unified_cache.core.pool import Identity, ModelLayout, Tier
+from unified_cache.core.seal import HEADER_BYTES, Label
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.url import open_storage
-from unified_cache.window import SPAN_ALL
 
 
 def engine(

@@ -7,12 +7,12 @@ import pytest
 
 from tests.support.cache import ToyEngine, oracle
 from unified_cache.components import Full, RecurrentState, SlidingWindow
-from unified_cache.config import CacheConfig, Retention
 from unified_cache.controller import InlineWorkers, TransferKind
-from unified_cache.errors import ConfigError, InputError, SlotError
-from unified_cache.pool import Component, ModelLayout, PoolSpec, Tier
+from unified_cache.core.config import CacheConfig, Retention
+from unified_cache.core.errors import ConfigError, InputError, SlotError
+from unified_cache.core.pool import Component, ModelLayout, PoolSpec, Tier
+from unified_cache.core.window import needed_pages, window
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.window import needed_pages, window
 
 PAGE = 16
 FULL = Full((PoolSpec("kv", 64),))

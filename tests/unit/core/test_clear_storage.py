@@ -9,10 +9,10 @@ from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.operations import PAGE, SPANS, Stepped, engine, filled, serve, started, tokens
 from unified_cache.controller import InlineWorkers, LeftOut, NotStarted, OperationState, TransferKind
 from unified_cache.controller.storage_tier import Clearing
-from unified_cache.errors import StorageError
-from unified_cache.page import Prompt
-from unified_cache.pool import Identity
-from unified_cache.seal import Label
+from unified_cache.core.errors import StorageError
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Identity
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend

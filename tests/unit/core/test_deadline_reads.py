@@ -13,14 +13,14 @@ from tests.support.operations import Stepped, started
 from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads
 from tests.support.tables import check_tables
 from tests.support.timed_engine import POLL_S, PacedStorage, TimedEngine
-from unified_cache.config import CacheConfig, Prefetching, TransferPolicy, WritePolicy
 from unified_cache.controller import InlineWorkers, OperationState
 from unified_cache.controller.jobs import STORAGE_BATCH_OBJECTS
-from unified_cache.page import Prompt
-from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec
-from unified_cache.ranks import LocalRanks, RankGroup
+from unified_cache.controller.ranks import LocalRanks, RankGroup
+from unified_cache.core.config import CacheConfig, Prefetching, TransferPolicy, WritePolicy
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.protocol import Answer, PageIO
-from unified_cache.window import SPAN_ALL
 
 PAGES = 256
 LAYOUT = ModelLayout(4, (Component("full", SPAN_ALL, (PoolSpec("kv", 64),)),))

@@ -9,9 +9,9 @@ from tests.support.operations import Stepped, started
 from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads
 from tests.support.tables import check_tables
 from tests.support.timed_engine import PacedStorage, PrefillSpeed, TimedEngine
-from unified_cache.config import CacheConfig, TransferPolicy, WritePolicy
 from unified_cache.controller import Operation, OperationState
-from unified_cache.pool import ModelLayout, Tier
+from unified_cache.core.config import CacheConfig, TransferPolicy, WritePolicy
+from unified_cache.core.pool import ModelLayout, Tier
 
 LAYOUTS = {name: layouts[-1] for name, layouts in COMPONENT_SETS.items()}
 TURNS = (4, 8, 12, 16)

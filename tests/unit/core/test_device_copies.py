@@ -16,14 +16,14 @@ from tests.support.cache import ToyEngine, oracle, toy_layout
 from tests.support.gpu import GPU, devices, keep_busy, stream_of, with_streams
 from tests.support.late_device import LateDevice
 from tests.support.operations import PAGE, SPANS, serve, started, tokens
-from unified_cache import memory as memory_module
 from unified_cache.controller import OperationState, ThreadWorkers
-from unified_cache.copies import StagedCopies
-from unified_cache.copies import gpu as gpu_module
-from unified_cache.errors import ConfigError, CopyError
-from unified_cache.memory import Copied, DevicePool, TieredMemory
-from unified_cache.page import Prompt
-from unified_cache.pool import PoolSpec, Slots, Tier
+from unified_cache.controller import memory as memory_module
+from unified_cache.controller.copies import StagedCopies
+from unified_cache.controller.copies import gpu as gpu_module
+from unified_cache.controller.memory import Copied, DevicePool, TieredMemory
+from unified_cache.core.errors import ConfigError, CopyError
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import PoolSpec, Slots, Tier
 from unified_cache.storage_backends.memory import MemoryStorage
 
 WAIT_S = 60.0

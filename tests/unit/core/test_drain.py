@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from unified_cache.drain import Drain
+from unified_cache.core.drain import Drain
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from tests.support.components import toy_components
-from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy
-from unified_cache.errors import ConfigError, InputError, StaleMatchError
-from unified_cache.page import Prompt
-from unified_cache.pool import Tier
+from unified_cache.core.config import CacheConfig, EvictionConfig, EvictionPolicy
+from unified_cache.core.errors import ConfigError, InputError, StaleMatchError
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Tier
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.tree import UNNAMED, Preference, RadixTree
-from unified_cache.window import SPAN_ALL
 
 CAPACITY = 40
 

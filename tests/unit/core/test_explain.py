@@ -12,19 +12,19 @@ from tests.support.cache import IDENTITY, ToyEngine, WholePromptCache, toy_layou
 from tests.support.faulty_storage import FaultyStorage, StorageFault
 from tests.support.offline import ListedMemory
 from tests.support.operations import PAGE, SPANS, Stepped, serve, started, tokens
-from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy, Retention, WritePolicy
+from unified_cache.cache.explain.explanation import ComponentExplanation, Explanation, Reason
 from unified_cache.controller import InlineWorkers, NotStarted, Workers
-from unified_cache.errors import ConfigError
-from unified_cache.explain.explanation import ComponentExplanation, Explanation, Reason
-from unified_cache.miss_reason import MissReason
-from unified_cache.page import Namespace
-from unified_cache.pool import Identity
-from unified_cache.seal import Label
+from unified_cache.core.config import CacheConfig, EvictionConfig, EvictionPolicy, Retention, WritePolicy
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.miss_reason import MissReason
+from unified_cache.core.page import Namespace
+from unified_cache.core.pool import Identity
+from unified_cache.core.seal import Label
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, StorageBackend
 from unified_cache.storage_backends.removals import SUBSCRIBERS_MAX, removals_of
 from unified_cache.storage_backends.wrappers.layer import Method
-from unified_cache.window import SPAN_ALL
 
 REMEMBERED = 4_096
 

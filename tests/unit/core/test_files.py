@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from unified_cache.files import write_whole
+from unified_cache.core.files import write_whole
 
 SMALL, LARGE = b"1" * 100_000, b"2" * 1_000_000
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from tests.support.components import toy_components
-from unified_cache.config import EvictionConfig, EvictionPolicy
-from unified_cache.page import Prompt
-from unified_cache.pool import Tier
+from unified_cache.core.config import EvictionConfig, EvictionPolicy
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Tier
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.tree import Lock, RadixTree, forecast
 from unified_cache.tree.adaptive_queues import AdaptiveQueues
 from unified_cache.tree.forecast import (
@@ -27,7 +28,6 @@ from unified_cache.tree.forecast import (
     hazards_by_cell,
     worths,
 )
-from unified_cache.window import SPAN_ALL
 
 PAGES = 60
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.support.components import toy_components
-from unified_cache.miss_reason import FORGOTTEN_PAGE_BYTES, ForgottenPages, MissReason
-from unified_cache.page import (
+from unified_cache.core.miss_reason import FORGOTTEN_PAGE_BYTES, ForgottenPages, MissReason
+from unified_cache.core.page import (
     DIGEST_BYTES,
     TOKEN_BYTES,
     Namespace,
@@ -16,9 +16,9 @@ from unified_cache.page import (
     chained_digests,
     prompt_digests,
 )
-from unified_cache.pool import Tier
+from unified_cache.core.pool import Tier
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.tree import RadixTree
-from unified_cache.window import SPAN_ALL
 
 
 def some(*digests: int) -> PageDigests:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from unified_cache.errors import InputError
+from unified_cache.core.errors import InputError
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 from unified_cache.testing.storage_contract import LAYOUT, MODEL
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unified_cache.copies import rows as rows_module
-from unified_cache.errors import CopyError
-from unified_cache.memory import DevicePool, TieredMemory
-from unified_cache.pool import PoolSpec, Slots
+from unified_cache.controller.copies import rows as rows_module
+from unified_cache.controller.memory import DevicePool, TieredMemory
+from unified_cache.core.errors import CopyError
+from unified_cache.core.pool import PoolSpec, Slots
 
 POOL_PAGES = 400
 LAYERS = 2

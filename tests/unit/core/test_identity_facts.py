@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from unified_cache.components import Full, RecurrentState, SlidingWindow
-from unified_cache.errors import InputError, LayoutError, StorageError
-from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec, facts_of
-from unified_cache.shards import Extent, Shard
+from unified_cache.core.errors import InputError, LayoutError, StorageError
+from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, facts_of
+from unified_cache.core.shards import Extent, Shard
+from unified_cache.core.window import SPAN_UNTOLD
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 from unified_cache.testing.storage_contract import LAYOUT, MODEL
-from unified_cache.window import SPAN_UNTOLD
 
 KV, SWA = PoolSpec("kv", 64), PoolSpec("swa", 32)
 

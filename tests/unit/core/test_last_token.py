@@ -9,14 +9,14 @@ import pytest
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import COMPONENT_SETS
 from tests.support.operations import configured
-from unified_cache.cache import UnifiedCache
-from unified_cache.config import EvictionConfig, EvictionPolicy, Prefetching, Retention, WritePolicy
+from unified_cache.cache.cache import UnifiedCache
+from unified_cache.cache.recording.requests import RequestNote, RequestWatcher
 from unified_cache.controller import InlineWorkers, NotStarted, Operation, TransferKind
-from unified_cache.page import Namespace, Prompt
-from unified_cache.pool import ModelLayout, Tier
-from unified_cache.recording.requests import RequestNote, RequestWatcher
+from unified_cache.core.config import EvictionConfig, EvictionPolicy, Prefetching, Retention, WritePolicy
+from unified_cache.core.page import Namespace, Prompt
+from unified_cache.core.pool import ModelLayout, Tier
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.window import SPAN_ALL
 
 LAYOUTS = {name: layouts[-1] for name, layouts in COMPONENT_SETS.items()}
 SMALL_LAYOUTS = {name: layouts[0] for name, layouts in COMPONENT_SETS.items() if layouts[0].page_size == 1}

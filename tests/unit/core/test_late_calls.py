@@ -10,13 +10,13 @@ import pytest
 from tests.support.cache import ToyEngine, WholePromptCache, toy_layout
 from tests.support.operations import PAGE, out_pages, serve, started, tokens
 from tests.support.service import wait_for
-from unified_cache.cache import UnifiedCache
-from unified_cache.config import GuardConfig
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, Operation, OperationState
-from unified_cache.errors import StorageError, StorageTimeoutError
+from unified_cache.core.config import GuardConfig
+from unified_cache.core.errors import StorageError, StorageTimeoutError
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, PageIO
-from unified_cache.window import SPAN_ALL
 
 PATIENCE_S = 30.0
 """Longest wait for what must happen; reached only by a bug."""

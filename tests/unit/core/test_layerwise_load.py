@@ -15,10 +15,10 @@ from tests.support.ranks import ThreadRanks, digest_of, in_threads, over, ranked
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.controller import LayerwiseLoad, Operation, OperationState, ThreadWorkers
 from unified_cache.controller.jobs import LoadJob
-from unified_cache.errors import CopyError, InputError, OperationTimeoutError, WaitTimeoutError
-from unified_cache.memory import AT_ONCE, Copied, NoBytes, TieredMemory
-from unified_cache.page import Prompt
-from unified_cache.pool import ModelLayout, PoolSpec, Slots, Tier
+from unified_cache.controller.memory import AT_ONCE, Copied, NoBytes, TieredMemory
+from unified_cache.core.errors import CopyError, InputError, OperationTimeoutError, WaitTimeoutError
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import ModelLayout, PoolSpec, Slots, Tier
 
 WAIT_S = 20.0
 

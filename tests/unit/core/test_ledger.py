@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.cache import ToyEngine
 from tests.support.operations import Stepped, engine, serve, started
-from unified_cache.pool import Slots, Tier
-from unified_cache.slots import SlotAllocator
+from unified_cache.core.pool import Slots, Tier
+from unified_cache.core.slots import SlotAllocator
 from unified_cache.tree.node import Node
 
 

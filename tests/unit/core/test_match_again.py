@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tests.support.components import toy_components
-from unified_cache.page import Prompt
-from unified_cache.pool import Tier
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Tier
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.tree import RadixTree
-from unified_cache.window import SPAN_ALL
 
 
 def insert(tree: RadixTree, prompt: Prompt, start: int, first_slot: int, tier: Tier = Tier.DEVICE) -> None:

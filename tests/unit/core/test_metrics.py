@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.support.operations import Stepped, engine, filled, serve, started, tokens
 from unified_cache.controller import NotStarted, TransferKind
-from unified_cache.errors import StorageError
-from unified_cache.metrics import CacheCollector
-from unified_cache.pool import Tier
-from unified_cache.seal import Label
+from unified_cache.core.errors import StorageError
+from unified_cache.core.pool import Tier
+from unified_cache.core.seal import Label
+from unified_cache.observe.metrics import CacheCollector
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.layer import Method
@@ -31,7 +31,7 @@ class UnreachableStorage(MemoryStorage):
 def test_a_cache_that_settles_publishes_as_seldom_as_one_that_polls_and_one_that_waits_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("unified_cache.stats.STATS_EVERY_S", math.inf)
+    monkeypatch.setattr("unified_cache.cache.stats.STATS_EVERY_S", math.inf)
     cache = engine().cache
     opened = cache.published_stats()
     cache.match(cache.prompt(tokens(4)))
@@ -134,9 +134,9 @@ def test_a_closed_cache_can_still_be_scraped() -> None:
 
 
 def test_without_the_extra_the_error_names_it() -> None:
-    script = "import sys; sys.modules['prometheus_client'] = None; import unified_cache.metrics"
+    script = "import sys; sys.modules['prometheus_client'] = None; import unified_cache.observe.metrics"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert "MissingExtraError: unified_cache.metrics needs prometheus_client" in done.stderr
+    assert "MissingExtraError: unified_cache.observe.metrics needs prometheus_client" in done.stderr
     assert "pip install 'unified-cache[metrics]'" in done.stderr
 
 

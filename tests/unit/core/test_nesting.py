@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from unified_cache.nesting import DEPTH_MAX, parse_json, parse_toml
+from unified_cache.core.nesting import DEPTH_MAX, parse_json, parse_toml
 
 DEEP = (DEPTH_MAX + 1, 900, 5_000, 100_000)
 """One too many, nearly and about as many as Python itself gives up at, and far more."""

@@ -11,18 +11,18 @@ from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.clock import ManualClock
 from tests.support.operations import PAGE, Stepped, configured, started
 from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads, ranked
-from unified_cache.backup_scheduler import RETRY_PAUSE_S
-from unified_cache.cache import UnifiedCache
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components.deepseek_v4 import DeepSeekV4
-from unified_cache.config import WritePolicy
 from unified_cache.controller import InlineWorkers, LeftOut, OperationState, TransferKind
-from unified_cache.errors import StorageError
-from unified_cache.page import Prompt
-from unified_cache.pool import ModelLayout
-from unified_cache.seal import Label
+from unified_cache.controller.backup_scheduler import RETRY_PAUSE_S
+from unified_cache.core.config import WritePolicy
+from unified_cache.core.errors import StorageError
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import ModelLayout
+from unified_cache.core.seal import Label
+from unified_cache.core.window import SPAN_ALL, window
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
-from unified_cache.window import SPAN_ALL, window
 
 LAYOUTS: dict[str, Callable[[], ModelLayout]] = {
     "full": lambda: toy_layout((SPAN_ALL,), PAGE),

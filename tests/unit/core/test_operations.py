@@ -20,10 +20,11 @@ from tests.support.operations import (
     started,
     tokens,
 )
-from unified_cache.cache import UnifiedCache
-from unified_cache.config import CacheConfig, GuardConfig, Prefetching
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, NotStarted, OperationState, ThreadWorkers, TransferKind
-from unified_cache.errors import (
+from unified_cache.controller.ranks import LocalRanks
+from unified_cache.core.config import CacheConfig, GuardConfig, Prefetching
+from unified_cache.core.errors import (
     CancelledError,
     InternalError,
     OperationTimeoutError,
@@ -32,13 +33,12 @@ from unified_cache.errors import (
     StorageTimeoutError,
     WaitTimeoutError,
 )
-from unified_cache.page import Prompt
-from unified_cache.pool import Pages, Tier
-from unified_cache.ranks import LocalRanks
-from unified_cache.seal import Label
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Pages, Tier
+from unified_cache.core.seal import Label
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
-from unified_cache.window import SPAN_ALL
 
 
 class HangingStorage(MemoryStorage):

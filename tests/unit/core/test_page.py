@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_cache.errors import CacheError, ConfigError, TokenError
-from unified_cache.page import Namespace, Prompt, encode_tokens
+from unified_cache.core.errors import CacheError, ConfigError, TokenError
+from unified_cache.core.page import Namespace, Prompt, encode_tokens
 
 TOKENS = [5, 0, 2**31 - 1, 7, 8, 9]
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from tests.support.components import toy_components
-from unified_cache.errors import InputError, SlotError
-from unified_cache.ledger import Ledger
-from unified_cache.page import Prompt
-from unified_cache.pool import ModelLayout, Pages, Slots, Tier
-from unified_cache.slots import PageMap, PairedAllocator
-from unified_cache.window import SPAN_ALL
+from unified_cache.controller.ledger import Ledger
+from unified_cache.core.errors import InputError, SlotError
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import ModelLayout, Pages, Slots, Tier
+from unified_cache.core.slots import PageMap, PairedAllocator
+from unified_cache.core.window import SPAN_ALL
 
 PAGE = 4
 FULL, SWA = range(2)

@@ -12,12 +12,12 @@ from tests.support.cache import ToyEngine, toy_layout
 from tests.support.gpu import GPU
 from tests.support.late_device import LateDevice
 from tests.support.operations import PAGE, SPANS
-from unified_cache import memory as memory_module
-from unified_cache.copies import PinnedBytes, StagedCopies
-from unified_cache.copies import gpu as gpu_copies_module
-from unified_cache.errors import ConfigError, StorageError
-from unified_cache.memory import DevicePool, TieredMemory
-from unified_cache.pool import PoolSpec
+from unified_cache.controller import memory as memory_module
+from unified_cache.controller.copies import PinnedBytes, StagedCopies
+from unified_cache.controller.copies import gpu as gpu_copies_module
+from unified_cache.controller.memory import DevicePool, TieredMemory
+from unified_cache.core.errors import ConfigError, StorageError
+from unified_cache.core.pool import PoolSpec
 from unified_cache.storage_backends.memory import MemoryStorage
 
 KIB = 1024

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.operations import PAGE, Stepped, configured, engine, filled, serve, started, tokens
-from unified_cache.cache import UnifiedCache
-from unified_cache.config import CacheConfig, Prefetching, WritePolicy
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import NotStarted, OperationState, TransferKind
-from unified_cache.errors import ConfigError
-from unified_cache.page import Prompt
-from unified_cache.pool import Tier
+from unified_cache.core.config import CacheConfig, Prefetching, WritePolicy
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Tier
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 

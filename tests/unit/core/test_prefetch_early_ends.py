@@ -15,12 +15,12 @@ from tests.support.conversations import (
 )
 from tests.support.operations import Stepped, started
 from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads, out_pages, over, ranked, same
-from unified_cache.cache import UnifiedCache
-from unified_cache.config import CacheConfig, Prefetching, WritePolicy
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, Operation, OperationState, TransferKind
-from unified_cache.errors import StorageError
-from unified_cache.pool import ModelLayout, Tier
-from unified_cache.seal import Label
+from unified_cache.core.config import CacheConfig, Prefetching, WritePolicy
+from unified_cache.core.errors import StorageError
+from unified_cache.core.pool import ModelLayout, Tier
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
 
 LAYOUTS = {name: layouts[-1] for name, layouts in COMPONENT_SETS.items()}

@@ -6,8 +6,8 @@ import pytest
 from tests.support.cache import ToyEngine
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import InlineWorkers, TransferKind
-from unified_cache.page import Prompt
-from unified_cache.pool import Component, ModelLayout, PoolSpec, Tier
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Component, ModelLayout, PoolSpec, Tier
 from unified_cache.storage_backends.memory import MemoryStorage
 
 PAGE = 16

@@ -11,15 +11,15 @@ from tests.support.clock import ManualClock
 from tests.support.operations import PAGE, SPANS, Stepped, UnreturnedCall, out_pages, serve, started, tokens
 from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads, ranked, same
 from tests.support.ranks import out_pages as ranked_out_pages
-from unified_cache.cache import UnifiedCache
-from unified_cache.config import Prefetching
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, Operation, OperationState, ThreadWorkers, TransferKind, Workers
-from unified_cache.errors import StorageError, StorageTimeoutError
-from unified_cache.page import Prompt
-from unified_cache.pool import Identity, Tier
+from unified_cache.core.config import Prefetching
+from unified_cache.core.errors import StorageError, StorageTimeoutError
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Identity, Tier
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, PageIO
-from unified_cache.window import SPAN_ALL
 
 WAIT_S = 10.0
 

@@ -27,10 +27,12 @@ from tests.support.ranks import (
     same,
     served,
 )
-from unified_cache.cache import UnifiedCache
-from unified_cache.config import WritePolicy
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, NotStarted, OperationState, TransferKind
-from unified_cache.errors import (
+from unified_cache.controller.ranks import LocalRanks, RankGroup, check_alike, together
+from unified_cache.controller.ranks.group import failed_ranks
+from unified_cache.core.config import WritePolicy
+from unified_cache.core.errors import (
     ConfigError,
     CopyError,
     OperationTimeoutError,
@@ -40,14 +42,12 @@ from unified_cache.errors import (
     StorageTimeoutError,
     WaitTimeoutError,
 )
-from unified_cache.pool import Pages, Tier
+from unified_cache.core.pool import Pages, Tier
+from unified_cache.core.seal import Label
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.ranks import LocalRanks, RankGroup, check_alike, together
-from unified_cache.ranks.group import failed_ranks
-from unified_cache.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, PageIO
-from unified_cache.window import SPAN_ALL
 
 PAGE = 4
 SPANS = (SPAN_ALL, 1)

@@ -10,9 +10,9 @@ import torch
 
 from tests.support.gpu import GPU
 from tests.support.late_device import LateDevice
-from unified_cache.copies import StagedCopies, gpu_copies
-from unified_cache.memory import DevicePool, TieredMemory
-from unified_cache.pool import PoolSpec, Tier
+from unified_cache.controller.copies import StagedCopies, gpu_copies
+from unified_cache.controller.memory import DevicePool, TieredMemory
+from unified_cache.core.pool import PoolSpec, Tier
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton: torch for CUDA brings it")
 
@@ -20,7 +20,7 @@ if find_spec("triton") is not None:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from unified_cache.copies.kernel import WORDS, move_rows
+    from unified_cache.controller.copies.kernel import WORDS, move_rows
 
 LAYERS = 64
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.budget import PHASES, examples
-from unified_cache.seal import (
+from unified_cache.core.seal import (
     HEADER_BYTES,
     Flaw,
     Label,

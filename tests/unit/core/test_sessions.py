@@ -11,12 +11,12 @@ from tests.support.cache import WholePromptCache, toy_layout
 from tests.support.clock import ManualClock
 from tests.support.documents import code_blocks
 from unified_cache import InputError
-from unified_cache.config import CacheConfig, EvictionConfig, EvictionPolicy
 from unified_cache.controller import InlineWorkers
-from unified_cache.memory import NoBytes
-from unified_cache.pool import Identity
+from unified_cache.controller.memory import NoBytes
+from unified_cache.core.config import CacheConfig, EvictionConfig, EvictionPolicy
+from unified_cache.core.pool import Identity
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.tree import Lock, preferences
-from unified_cache.window import SPAN_ALL
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = 40

@@ -12,16 +12,16 @@ from tests.support.rank_grid import PROMPT_PAGES, GridCell, cells
 from tests.support.ranks import FailingStorage, ThreadRanks, in_threads, over, prompt_of, ranked, same, served
 from unified_cache.components.layouts.presets import layout
 from unified_cache.controller import InlineWorkers, NotStarted, OperationState, TransferKind
-from unified_cache.errors import ConfigError, LayoutError
-from unified_cache.pool import Component, Identity, ModelLayout, OwnedPools, PoolSpec
+from unified_cache.controller.ranks import LocalRanks
+from unified_cache.core.errors import ConfigError, LayoutError
+from unified_cache.core.pool import Component, Identity, ModelLayout, OwnedPools, PoolSpec
+from unified_cache.core.seal import Label
+from unified_cache.core.shards import Extent, HeadReplica, NamedShard, Shard, TokenRuns, heads_per_unit
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.ranks import LocalRanks
-from unified_cache.seal import Label
-from unified_cache.shards import Extent, HeadReplica, NamedShard, Shard, TokenRuns, heads_per_unit
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
-from unified_cache.window import SPAN_ALL
 
 PAGE = 4
 

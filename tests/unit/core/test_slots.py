@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from unified_cache.errors import ConfigError, SlotError
-from unified_cache.slots import SlotAllocator
+from unified_cache.core.errors import ConfigError, SlotError
+from unified_cache.core.slots import SlotAllocator
 
 
 def test_a_pool_of_n_pages_hands_out_n_slots_and_never_the_padding_slot() -> None:

@@ -10,18 +10,18 @@ import pytest
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.operations import PAGE, SPANS, configured, filled, tokens
 from tests.support.ranks import ThreadRanks, digest_of, in_threads, ranked, same
-from unified_cache.config import WritePolicy
 from unified_cache.controller import InlineWorkers, TouchCounts
 from unified_cache.controller.storage_tier import TOUCHES_MAX
-from unified_cache.errors import StorageError
-from unified_cache.page import Prompt
-from unified_cache.seal import Label
-from unified_cache.slots import StoredSlots
+from unified_cache.core.config import WritePolicy
+from unified_cache.core.errors import StorageError
+from unified_cache.core.page import Prompt
+from unified_cache.core.seal import Label
+from unified_cache.core.slots import StoredSlots
+from unified_cache.core.window import window
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
-from unified_cache.window import window
 
 DOCUMENT_PAGES = 4 + 2
 """Pages that a resume after four needs, of both components."""

@@ -7,9 +7,9 @@ import pytest
 
 from tests.sources import ROOT
 from unified_cache.components import Full
-from unified_cache.errors import InputError
-from unified_cache.page import Prompt
-from unified_cache.pool import PoolSpec, Tier
+from unified_cache.core.errors import InputError
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import PoolSpec, Tier
 from unified_cache.tree import RadixTree
 
 

@@ -9,10 +9,10 @@ from tests.support.components import COMPONENT_SETS
 from tests.support.operations import started
 from tests.support.store_calls import StoreCall, WatchedStorage
 from unified_cache.controller import InlineWorkers
-from unified_cache.memory import TieredMemory
-from unified_cache.page import Prompt
-from unified_cache.pool import ModelLayout, PoolSpec, Slots, Tier
-from unified_cache.seal import Label
+from unified_cache.controller.memory import TieredMemory
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import ModelLayout, PoolSpec, Slots, Tier
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.wrappers.layer import Method
 

@@ -15,14 +15,14 @@ from tests.support.operations import started
 from tests.support.ranks import ThreadRanks, head_of, in_threads
 from tests.support.tables import check_tables
 from tests.support.timed_engine import PacedStorage, PrefillSpeed, TimedEngine
-from unified_cache.config import CacheConfig, TransferPolicy, WritePolicy
 from unified_cache.controller import LeftAlone, NotStarted, OperationState
-from unified_cache.errors import InputError
-from unified_cache.estimates.speeds import TRIAL_EVERY
-from unified_cache.metrics import CacheCollector
-from unified_cache.page import Prompt
-from unified_cache.pool import ModelLayout
-from unified_cache.ranks import LocalRanks, RankGroup
+from unified_cache.controller.estimates.speeds import TRIAL_EVERY
+from unified_cache.controller.ranks import LocalRanks, RankGroup
+from unified_cache.core.config import CacheConfig, TransferPolicy, WritePolicy
+from unified_cache.core.errors import InputError
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import ModelLayout
+from unified_cache.observe.metrics import CacheCollector
 
 LAYOUTS = {name: layouts[-1] for name, layouts in COMPONENT_SETS.items()}
 TURNS = (2, 4, 6, 8, 12, 16)

@@ -5,9 +5,9 @@ import pytest
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.operations import PAGE, SPANS, serve, started, tokens
 from unified_cache.controller import InlineWorkers
-from unified_cache.pool import Tier
+from unified_cache.core.pool import Tier
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.tree import Match, RadixTree, Transfer
-from unified_cache.window import SPAN_ALL
 
 PAGES = 60
 

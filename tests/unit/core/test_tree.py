@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tests.support.components import toy_components
-from unified_cache.errors import InputError, LockError, SlotError, StaleMatchError
-from unified_cache.page import Namespace, Prompt
-from unified_cache.pool import Slots, Tier
+from unified_cache.core.errors import InputError, LockError, SlotError, StaleMatchError
+from unified_cache.core.page import Namespace, Prompt
+from unified_cache.core.pool import Slots, Tier
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.tree import Lock, RadixTree
-from unified_cache.window import SPAN_ALL
 
 
 def full_tree(page_size: int = 1) -> RadixTree:

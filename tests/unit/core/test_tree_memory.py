@@ -5,9 +5,9 @@ import pytest
 from benchmarks.generated_traces import generated_trace
 from benchmarks.policies import TreeEngine
 from benchmarks.tree_memory import ADDED_NODE_BYTES_MAX, NODES_MIN, REQUESTS, served
-from unified_cache.config import EvictionPolicy
-from unified_cache.page import Prompt
-from unified_cache.replay.trace import BLOCK_TOKENS
+from unified_cache.core.config import EvictionPolicy
+from unified_cache.core.page import Prompt
+from unified_cache.sizing.replay.trace import BLOCK_TOKENS
 from unified_cache.tree import RadixTree
 from unified_cache.tree.eviction_queues import STALE_MIN, STALE_PART
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from unified_cache.window import SPAN_ALL, needed_pages, restorable_ends, window
+from unified_cache.core.window import SPAN_ALL, needed_pages, restorable_ends, window
 
 OUT_OF_THE_WINDOW = (
     # length, window, page size, tokens that left the window: [0, end)

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from tests.support.components import toy_components
-from unified_cache.config import EvictionConfig, EvictionPolicy
-from unified_cache.page import Prompt
-from unified_cache.pool import Tier
+from unified_cache.core.config import EvictionConfig, EvictionPolicy
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Tier
+from unified_cache.core.window import SPAN_ALL, needed_pages
 from unified_cache.tree import RadixTree, adaptive_queues, forecast
 from unified_cache.tree.adaptive_queues import ResumeShares
 from unified_cache.tree.node import Node
-from unified_cache.window import SPAN_ALL, needed_pages
 
 WINDOW_LANE = 1
 

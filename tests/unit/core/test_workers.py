@@ -9,10 +9,10 @@ import pytest
 from tests.support.cache import ToyEngine
 from tests.support.operations import engine, filled, serve, started, tokens
 from tests.support.service import wait_for
-from unified_cache.cache import UnifiedCache
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import Operation, OperationState, ThreadWorkers, TransferKind
 from unified_cache.controller.jobs import FetchJob
-from unified_cache.seal import Label
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 

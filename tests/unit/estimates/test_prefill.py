@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tests.support.clock import ManualClock
-from unified_cache.estimates.speeds import KNOWN_MIN, PrefillTime
+from unified_cache.controller.estimates.speeds import KNOWN_MIN, PrefillTime
 
 
 def computed(prefill: PrefillTime, clock: ManualClock, tokens: int, seconds: float, times: int = 1) -> None:

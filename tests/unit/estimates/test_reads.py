@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from unified_cache.estimates.speeds import ReadTimes, pages_to_read
+from unified_cache.controller.estimates.speeds import ReadTimes, pages_to_read
 
 MIB = 1 << 20
 

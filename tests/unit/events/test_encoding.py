@@ -13,10 +13,10 @@ from tests.support.events import (
     VllmRemoved,
     VllmStored,
 )
-from unified_cache.events.encoding import Consumer, Encoding, EventEncoder
-from unified_cache.events.values import ClearedEvent, KvEvent, Medium, RemovedEvent, StoredEvent
-from unified_cache.page import Namespace, Prompt
-from unified_cache.window import SPAN_ALL
+from unified_cache.core.page import Namespace, Prompt
+from unified_cache.core.window import SPAN_ALL
+from unified_cache.observe.events.encoding import Consumer, Encoding, EventEncoder
+from unified_cache.observe.events.values import ClearedEvent, KvEvent, Medium, RemovedEvent, StoredEvent
 
 PAGE = 4
 PROMPT = Prompt.of(range(3 * PAGE), PAGE)

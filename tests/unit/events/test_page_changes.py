@@ -8,13 +8,13 @@ import pytest
 
 from tests.support.cache import IDENTITY, ToyEngine
 from tests.support.operations import Stepped, engine, filled, serve, started, tokens
-from unified_cache.errors import ConfigError, OwnerThreadError, StateError
-from unified_cache.events.book import EVENT_PAGES_MAX, PageBook
-from unified_cache.events.values import ClearedEvent, KvEvent, Medium, RemovedEvent, StoredEvent
-from unified_cache.page import Namespace, PageKey, Prompt
-from unified_cache.page_changes import PagesStored
-from unified_cache.pool import Tier
-from unified_cache.seal import HEADER_BYTES, Label
+from unified_cache.controller.page_changes import PagesStored
+from unified_cache.core.errors import ConfigError, OwnerThreadError, StateError
+from unified_cache.core.page import Namespace, PageKey, Prompt
+from unified_cache.core.pool import Tier
+from unified_cache.core.seal import HEADER_BYTES, Label
+from unified_cache.observe.events.book import EVENT_PAGES_MAX, PageBook
+from unified_cache.observe.events.values import ClearedEvent, KvEvent, Medium, RemovedEvent, StoredEvent
 from unified_cache.storage_backends.memory import MemoryStorage
 
 Lanes = dict[tuple[Medium, int], set[PageKey]]

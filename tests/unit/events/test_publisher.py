@@ -12,11 +12,11 @@ import zmq
 from tests.support.cache import ToyEngine
 from tests.support.events import Cleared, VllmArrayBatch, VllmBatch, VllmRemoved, VllmStored
 from tests.support.operations import engine, serve, started, tokens
-from unified_cache.errors import ConfigError, StateError
-from unified_cache.events.config import EventsConfig
-from unified_cache.events.encoding import Encoding
-from unified_cache.events.publisher import EventPublisher
-from unified_cache.events.sender import ANNOUNCE_SEQ, REQUEST_BYTES_MAX, HandedOver, ReplayBuffer
+from unified_cache.core.errors import ConfigError, StateError
+from unified_cache.observe.events.config import EventsConfig
+from unified_cache.observe.events.encoding import Encoding
+from unified_cache.observe.events.publisher import EventPublisher
+from unified_cache.observe.events.sender import ANNOUNCE_SEQ, REQUEST_BYTES_MAX, HandedOver, ReplayBuffer
 from unified_cache.storage_backends.memory import MemoryStorage
 
 DEADLINE_S = 30.0

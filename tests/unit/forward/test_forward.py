@@ -29,7 +29,8 @@ from tests.support.forward import (
 )
 from tests.support.gpu import keep_busy, stream_of, with_streams
 from unified_cache.components.layouts import layout
-from unified_cache.errors import CaptureError, ConfigError, InputError
+from unified_cache.core.errors import CaptureError, ConfigError, InputError
+from unified_cache.core.slots import PairedAllocator
 from unified_cache.forward import (
     AttentionMetadata,
     ForwardBatch,
@@ -40,7 +41,6 @@ from unified_cache.forward import (
     init_metadata,
     write_locs,
 )
-from unified_cache.slots import PairedAllocator
 
 MakeTranslation = Callable[[PairedAllocator], SwaTranslation]
 both = pytest.mark.parametrize("make", [shared, mirrored])

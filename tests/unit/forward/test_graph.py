@@ -29,7 +29,9 @@ from tests.support.forward import (
     token_locs,
 )
 from tests.support.gpu import with_streams
-from unified_cache.errors import CaptureError, ConfigError, InputError
+from unified_cache.core.errors import CaptureError, ConfigError, InputError
+from unified_cache.core.pool import Slots
+from unified_cache.core.slots import PairedAllocator
 from unified_cache.forward import (
     ForwardBatch,
     ForwardMode,
@@ -42,8 +44,6 @@ from unified_cache.forward import (
     init_metadata,
     write_locs,
 )
-from unified_cache.pool import Slots
-from unified_cache.slots import PairedAllocator
 
 MakeTranslation = Callable[[PairedAllocator], SwaTranslation]
 both = pytest.mark.parametrize("make", [shared, mirrored])

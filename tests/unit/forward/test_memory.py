@@ -19,7 +19,9 @@ import torch
 
 from tests.sources import python_sources
 from tests.support.forward import CPU, PAGE_SIZE, allocate, batch_of, diverged, mirrored, shared
-from unified_cache import slots as slots_module
+from unified_cache.core import slots as slots_module
+from unified_cache.core.pool import Slots
+from unified_cache.core.slots import PairedAllocator
 from unified_cache.forward import (
     GraphBucket,
     GraphBuffers,
@@ -33,8 +35,6 @@ from unified_cache.forward import (
     translation,
     write_locs,
 )
-from unified_cache.pool import Slots
-from unified_cache.slots import PairedAllocator
 
 BUCKET = GraphBucket.decode(8, 1)
 MakeTranslation = Callable[[PairedAllocator], SwaTranslation]
@@ -143,7 +143,7 @@ def test_a_class_that_appears_is_looked_at_or_says_why_not() -> None:
     ours = {
         node.name
         for source in python_sources()
-        if source.path.startswith("unified_cache/forward/") or source.path == "unified_cache/slots.py"
+        if source.path.startswith("unified_cache/forward/") or source.path == "unified_cache/core/slots.py"
         for node in ast.walk(source.tree)
         if isinstance(node, ast.ClassDef)
     }

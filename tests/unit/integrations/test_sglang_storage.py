@@ -24,8 +24,8 @@ from tests.support.sglang_names import (
     TensorPool,
     adapter_class,
 )
-from unified_cache.errors import ConfigError
-from unified_cache.seal import Label
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Capability, PageIO, StorageBackend
 

@@ -39,7 +39,10 @@ from tests.support.exactness import (
     tokens_of,
     untouched,
 )
-from unified_cache.errors import ConfigError, InputError, LayoutError, StateError, TokenError
+from unified_cache.core.errors import ConfigError, InputError, LayoutError, StateError, TokenError
+from unified_cache.core.page import Namespace
+from unified_cache.core.pool import Slots
+from unified_cache.core.window import window
 from unified_cache.integrations.transformers import (
     KeptState,
     PrefixCachedModel,
@@ -47,9 +50,6 @@ from unified_cache.integrations.transformers import (
     Stage,
     layer_state,
 )
-from unified_cache.page import Namespace
-from unified_cache.pool import Slots
-from unified_cache.window import window
 
 LLAMA = "tiny-llama"
 WINDOWED = "tiny-gemma3"

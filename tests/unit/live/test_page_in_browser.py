@@ -8,8 +8,8 @@ import pytest
 from tests.support.accessibility import check_usable_by_everybody
 from tests.support.browser import BrowserTab, browser_tab, needs_browser
 from tests.support.live import RunningReplay, running_replay
-from unified_cache.live.cache_figures import figures_of
-from unified_cache.live.page import LivePage
+from unified_cache.observe.live.cache_figures import figures_of
+from unified_cache.observe.live.page import LivePage
 
 pytestmark = needs_browser
 

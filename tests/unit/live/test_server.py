@@ -11,9 +11,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.sources import ROOT
-from unified_cache.errors import ConfigError
-from unified_cache.live.door import OpenDoor, TokenDoor, View
-from unified_cache.live.figures import (
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.settings.addresses import is_local
+from unified_cache.observe.live.door import OpenDoor, TokenDoor, View
+from unified_cache.observe.live.figures import (
     FoundPages,
     LaneFigures,
     LaneUnit,
@@ -25,8 +26,7 @@ from unified_cache.live.figures import (
     StoreFigures,
     TenantFigures,
 )
-from unified_cache.live.server import HEADERS, STREAMS_MAX, LiveAddress, LiveServer
-from unified_cache.settings.addresses import is_local
+from unified_cache.observe.live.server import HEADERS, STREAMS_MAX, LiveAddress, LiveServer
 
 ANSWER_S = 20.0
 TOKEN = "a token that is long enough"

@@ -12,8 +12,8 @@ from tests.support.cluster import ask
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, fill
 from tests.support.running_service import CALL_S, RunningService, running
 from tests.support.service_settings import service_settings
-from unified_cache.errors import ConfigError
-from unified_cache.page import Prompt
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.page import Prompt
 from unified_cache.storage_backends.url import open_storage
 
 LIVE = {"listen": "127.0.0.1:0"}

@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from unified_cache.slowest import PERIOD_S, SLOWEST_MAX, Slowest
+from unified_cache.core.slowest import PERIOD_S, SLOWEST_MAX, Slowest
 
 
 def test_the_slowest_of_this_period_and_the_one_before_are_kept() -> None:

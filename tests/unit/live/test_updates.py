@@ -4,9 +4,9 @@ import json
 from dataclasses import replace
 
 from tests.support.clock import ManualClock
-from unified_cache.live.door import View
-from unified_cache.live.figures import FoundPages, LiveFigures, SlowFigures, SourceKind
-from unified_cache.live.updates import POINTS_MAX, LiveUpdates
+from unified_cache.observe.live.door import View
+from unified_cache.observe.live.figures import FoundPages, LiveFigures, SlowFigures, SourceKind
+from unified_cache.observe.live.updates import POINTS_MAX, LiveUpdates
 
 SLOW = SlowFigures("load", "done", 5, 0.25, 1.0)
 FIGURES = LiveFigures(

@@ -20,11 +20,11 @@ from tests.support.offline import (
     restored_pages,
     unwatched,
 )
-from unified_cache.errors import StorageError
-from unified_cache.offline.copying import CopyResult, copy_identity, plan_identity
-from unified_cache.offline.listing import ReadOutcome
-from unified_cache.offline.upkeep import Watch
-from unified_cache.pool import ModelLayout
+from unified_cache.core.errors import StorageError
+from unified_cache.core.pool import ModelLayout
+from unified_cache.storage_backends.offline.copying import CopyResult, copy_identity, plan_identity
+from unified_cache.storage_backends.offline.listing import ReadOutcome
+from unified_cache.storage_backends.offline.upkeep import Watch
 from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend, StoredObject
 from unified_cache.testing.storage_contract import listing
 

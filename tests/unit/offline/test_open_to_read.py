@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.support.offline import LAYOUTS, TOY, description_of, fill, open_store, prompt_of, unwatched
-from unified_cache.errors import ConfigError, StorageError
-from unified_cache.offline.copying import copy_identity, plan_identity
-from unified_cache.offline.listing import ReadOutcome
-from unified_cache.offline.stores import StoredIdentity, identities_of, open_to_read
-from unified_cache.offline.upkeep import verify
+from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.storage_backends.catalog import Catalog
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.file.store import FileReader
 from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.offline.copying import copy_identity, plan_identity
+from unified_cache.storage_backends.offline.listing import ReadOutcome
+from unified_cache.storage_backends.offline.stores import StoredIdentity, identities_of, open_to_read
+from unified_cache.storage_backends.offline.upkeep import verify
 from unified_cache.storage_backends.packed.store import PackedReader, PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, StorageReader
 from unified_cache.testing.storage_contract import (

@@ -22,7 +22,11 @@ from tests.support.offline import (
     restored_pages,
     unwatched,
 )
-from unified_cache.offline.copying import (
+from unified_cache.core.page import Namespace, PageKey, Prompt
+from unified_cache.core.pool import ModelLayout, PoolSpec
+from unified_cache.core.seal import HEADER_BYTES, Label
+from unified_cache.core.window import window
+from unified_cache.storage_backends.offline.copying import (
     CopyResult,
     Prefetched,
     backup_prefixes,
@@ -30,12 +34,8 @@ from unified_cache.offline.copying import (
     plan_prefetch,
     prefetch_prefixes,
 )
-from unified_cache.page import Namespace, PageKey, Prompt
-from unified_cache.pool import ModelLayout, PoolSpec
-from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend, StoredObject
 from unified_cache.testing.storage_contract import listing, sealed_page
-from unified_cache.window import window
 
 
 def prefetch(

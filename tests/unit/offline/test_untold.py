@@ -7,17 +7,23 @@ import pytest
 
 from tests.support.offline import PAGE_SIZE, PAGES, TOY, ListedMemory, description_of, objects_of, prompt_of, unwatched
 from unified_cache.cli.storage import print_stat, stat_as_json
-from unified_cache.errors import LayoutError
-from unified_cache.offline.copying import Prefetched, backup_prefixes, plan_backup, plan_prefetch, prefetch_prefixes
-from unified_cache.offline.listing import ObjectCount
-from unified_cache.offline.stores import StoredIdentity
-from unified_cache.offline.upkeep import find_garbage, verify
-from unified_cache.pool import Component, ModelLayout, PoolSpec
-from unified_cache.seal import HEADER_BYTES, Label
+from unified_cache.core.errors import LayoutError
+from unified_cache.core.pool import Component, ModelLayout, PoolSpec
+from unified_cache.core.seal import HEADER_BYTES, Label
+from unified_cache.core.window import SPAN_ALL, SPAN_UNTOLD
 from unified_cache.storage_backends.manifest import Description
+from unified_cache.storage_backends.offline.copying import (
+    Prefetched,
+    backup_prefixes,
+    plan_backup,
+    plan_prefetch,
+    prefetch_prefixes,
+)
+from unified_cache.storage_backends.offline.listing import ObjectCount
+from unified_cache.storage_backends.offline.stores import StoredIdentity
+from unified_cache.storage_backends.offline.upkeep import find_garbage, verify
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.testing.storage_contract import sealed_page
-from unified_cache.window import SPAN_ALL, SPAN_UNTOLD
 
 KV, SWA, STATE = PoolSpec("kv", 96), PoolSpec("swa", 40), PoolSpec("swa_state", 8)
 FULL = Component("full", SPAN_ALL, (KV,))

@@ -21,19 +21,26 @@ from tests.support.offline import (
     unwatched,
     url_of,
 )
-from unified_cache.errors import ConfigError, StorageError, TokenError
-from unified_cache.offline.listing import ReadOutcome, count_objects, listed, total_of
-from unified_cache.offline.prompts import read_prompts
-from unified_cache.offline.stores import StoredIdentity, Undescribed, choose, identities_of, open_existing, open_to_read
-from unified_cache.offline.upkeep import clear, collect, find_garbage, scrub, shrink, verify
-from unified_cache.page import Namespace, Prompt
-from unified_cache.pool import Identity, ModelLayout
+from unified_cache.core.errors import ConfigError, StorageError, TokenError
+from unified_cache.core.page import Namespace, Prompt
+from unified_cache.core.pool import Identity, ModelLayout
+from unified_cache.core.seal import HEADER_BYTES, Label
+from unified_cache.core.shards import NamedShard
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import HEADER_BYTES, Label
-from unified_cache.shards import NamedShard
 from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.offline.listing import ReadOutcome, count_objects, listed, total_of
+from unified_cache.storage_backends.offline.prompts import read_prompts
+from unified_cache.storage_backends.offline.stores import (
+    StoredIdentity,
+    Undescribed,
+    choose,
+    identities_of,
+    open_existing,
+    open_to_read,
+)
+from unified_cache.storage_backends.offline.upkeep import clear, collect, find_garbage, scrub, shrink, verify
 from unified_cache.storage_backends.protocol import Level, Scan
 from unified_cache.testing.storage_contract import listing, sealed_page
 

@@ -9,20 +9,20 @@ import pytest
 from tests.sources import ROOT
 from tests.unit.plan.traces import conversations
 from unified_cache.components.layouts import size_preset
-from unified_cache.config import EvictionPolicy, Retention
 from unified_cache.controller.jobs import STORAGE_BATCH_OBJECTS
-from unified_cache.errors import ConfigError, TraceError
-from unified_cache.plan.resume_points import NEVER
-from unified_cache.plan.tier_hits import BATCH_OBJECTS, LruHits
-from unified_cache.replay.clairvoyant import FutureUses
-from unified_cache.replay.lru_stack import LruStack
-from unified_cache.replay.plan import ReplayPolicies
-from unified_cache.replay.result import Hits
-from unified_cache.replay.runner import replay
-from unified_cache.replay.settings import ModelSettings, ReplaySettings
-from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest, read_trace
-from unified_cache.replay.trace_pages import TracePages
-from unified_cache.seal import HEADER_BYTES
+from unified_cache.core.config import EvictionPolicy, Retention
+from unified_cache.core.errors import ConfigError, TraceError
+from unified_cache.core.seal import HEADER_BYTES
+from unified_cache.sizing.plan.resume_points import NEVER
+from unified_cache.sizing.plan.tier_hits import BATCH_OBJECTS, LruHits
+from unified_cache.sizing.replay.clairvoyant import FutureUses
+from unified_cache.sizing.replay.lru_stack import LruStack
+from unified_cache.sizing.replay.plan import ReplayPolicies
+from unified_cache.sizing.replay.result import Hits
+from unified_cache.sizing.replay.runner import replay
+from unified_cache.sizing.replay.settings import ModelSettings, ReplaySettings
+from unified_cache.sizing.replay.trace import BLOCK_TOKENS, TraceRequest, read_trace
+from unified_cache.sizing.replay.trace_pages import TracePages
 
 GIB = 1 << 30
 BUNDLED = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"

@@ -6,13 +6,13 @@ import pytest
 
 from tests.sources import ROOT
 from unified_cache.components.layouts import size_preset
-from unified_cache.config import Retention
-from unified_cache.plan.sweep import PlannedModel, combinations, parse_sweeps
-from unified_cache.plan.tier_hits import LruHits
-from unified_cache.replay.plan import ReplayPolicies
-from unified_cache.replay.runner import replay
-from unified_cache.replay.trace import read_trace
-from unified_cache.replay.trace_pages import TracePages
+from unified_cache.core.config import Retention
+from unified_cache.sizing.plan.sweep import PlannedModel, combinations, parse_sweeps
+from unified_cache.sizing.plan.tier_hits import LruHits
+from unified_cache.sizing.replay.plan import ReplayPolicies
+from unified_cache.sizing.replay.runner import replay
+from unified_cache.sizing.replay.trace import read_trace
+from unified_cache.sizing.replay.trace_pages import TracePages
 
 TRACE = ROOT / "traces" / "mooncake_conversation.jsonl.gz"
 POINTS_MAX = 0.005

@@ -7,15 +7,15 @@ import pytest
 
 from tests.unit.plan.traces import conversations
 from unified_cache.components.layouts import size_preset
-from unified_cache.config import Retention
-from unified_cache.errors import ConfigError
-from unified_cache.plan.costs import PricedSystem, queue_ends
-from unified_cache.plan.hardware import HARDWARE, hardware_named, read_hardware
-from unified_cache.plan.planner import Evaluator, knee, recommended
-from unified_cache.plan.sweep import PlannedModel, TierBytes, combinations, parse_sweeps
-from unified_cache.plan.tier_hits import LruHits
-from unified_cache.replay.plan import ReplayPolicies
-from unified_cache.replay.trace_pages import TracePages
+from unified_cache.core.config import Retention
+from unified_cache.core.errors import ConfigError
+from unified_cache.sizing.plan.costs import PricedSystem, queue_ends
+from unified_cache.sizing.plan.hardware import HARDWARE, hardware_named, read_hardware
+from unified_cache.sizing.plan.planner import Evaluator, knee, recommended
+from unified_cache.sizing.plan.sweep import PlannedModel, TierBytes, combinations, parse_sweeps
+from unified_cache.sizing.plan.tier_hits import LruHits
+from unified_cache.sizing.replay.plan import ReplayPolicies
+from unified_cache.sizing.replay.trace_pages import TracePages
 
 GIB = 1 << 30
 LLAMA = PlannedModel("llama", size_preset("llama-3.1-8b", page_size=64), Retention(), ReplayPolicies(), devices=2)

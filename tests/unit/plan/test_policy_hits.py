@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from tests.unit.plan.traces import conversations
-from unified_cache.config import EvictionPolicy, WritePolicy
-from unified_cache.errors import ConfigError
-from unified_cache.plan.tier_hits import LruHits, PolicyHits
-from unified_cache.recording.requests import Hits
-from unified_cache.replay.plan import ReplayPlan, ReplayPolicies
-from unified_cache.replay.runner import served_hits
-from unified_cache.replay.settings import ReplaySettings
-from unified_cache.replay.trace_pages import TracePages
-from unified_cache.seal import HEADER_BYTES
+from unified_cache.cache.recording.requests import Hits
+from unified_cache.core.config import EvictionPolicy, WritePolicy
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.seal import HEADER_BYTES
+from unified_cache.sizing.plan.tier_hits import LruHits, PolicyHits
+from unified_cache.sizing.replay.plan import ReplayPlan, ReplayPolicies
+from unified_cache.sizing.replay.runner import served_hits
+from unified_cache.sizing.replay.settings import ReplaySettings
+from unified_cache.sizing.replay.trace_pages import TracePages
 
 REQUESTS = conversations(seed=5, count=90, sessions=14)
 TRACE = TracePages.of(REQUESTS, 512, padded=True)

@@ -2,7 +2,7 @@
 
 import random
 
-from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
+from unified_cache.sizing.replay.trace import BLOCK_TOKENS, TraceRequest
 
 __all__ = ["conversations"]
 

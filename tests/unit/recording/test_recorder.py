@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from unified_cache.errors import ConfigError
-from unified_cache.page import Namespace, Prompt
-from unified_cache.recording.recorder import SALT_BYTES, RecorderCounts, RecorderSettings, TraceNames, TraceRecorder
-from unified_cache.recording.requests import Hits, KeyedPages, RequestNote
-from unified_cache.replay.trace import read_trace
+from unified_cache.cache.recording.recorder import (
+    SALT_BYTES,
+    RecorderCounts,
+    RecorderSettings,
+    TraceNames,
+    TraceRecorder,
+)
+from unified_cache.cache.recording.requests import Hits, KeyedPages, RequestNote
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.page import Namespace, Prompt
+from unified_cache.sizing.replay.trace import read_trace
 
 PAGE_SIZE = 4
 SALT = bytes(range(SALT_BYTES))

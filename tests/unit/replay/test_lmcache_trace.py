@@ -11,9 +11,9 @@ import pytest
 
 from tests.sources import ROOT
 from tests.support.cluster import ask
-from unified_cache.errors import ConfigError, TraceError
-from unified_cache.replay.lmcache_trace import FRAME_BYTES_MAX, read_lmcache_trace
-from unified_cache.replay.trace import is_of_lmcache, read_trace
+from unified_cache.core.errors import ConfigError, TraceError
+from unified_cache.sizing.replay.lmcache_trace import FRAME_BYTES_MAX, read_lmcache_trace
+from unified_cache.sizing.replay.trace import is_of_lmcache, read_trace
 
 RECORDED = ROOT / "tests" / "fixtures" / "lmcache_storage.lct"
 PROMPTS = ("abcd", "abcef", "abcdgh", "x", "abcdghij")

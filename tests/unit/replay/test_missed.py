@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from unified_cache.config import WritePolicy
-from unified_cache.miss_reason import MissReason
-from unified_cache.replay.missed import ComponentMiss
-from unified_cache.replay.plan import ReplayPlan, ReplayPolicies
-from unified_cache.replay.report import miss_table, page_of
-from unified_cache.replay.result import ReplayResult
-from unified_cache.replay.runner import replay
-from unified_cache.replay.settings import ReplaySettings
-from unified_cache.replay.trace import BLOCK_TOKENS, TraceRequest
+from unified_cache.core.config import WritePolicy
+from unified_cache.core.miss_reason import MissReason
+from unified_cache.sizing.replay.missed import ComponentMiss
+from unified_cache.sizing.replay.plan import ReplayPlan, ReplayPolicies
+from unified_cache.sizing.replay.report import miss_table, page_of
+from unified_cache.sizing.replay.result import ReplayResult
+from unified_cache.sizing.replay.runner import replay
+from unified_cache.sizing.replay.settings import ReplaySettings
+from unified_cache.sizing.replay.trace import BLOCK_TOKENS, TraceRequest
 
 ROOMY = ReplaySettings(device_pages=60, host_pages=0, page_bytes=64, with_bytes=False, explains=True)
 

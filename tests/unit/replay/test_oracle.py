@@ -3,8 +3,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from unified_cache.pool import PoolSpec
-from unified_cache.replay.oracle import CHUNK_WORDS, Oracle
+from unified_cache.core.pool import PoolSpec
+from unified_cache.sizing.replay.oracle import CHUNK_WORDS, Oracle
 
 KV = PoolSpec("kv", 4096)
 

@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 
 from tests.unit.replay.test_missed import ROOMY, SIZES, run, sessions
-from unified_cache.config import EvictionPolicy
-from unified_cache.replay import references
-from unified_cache.replay.references import ReferenceHits
-from unified_cache.replay.report import page_of
-from unified_cache.replay.result import ReplayResult
-from unified_cache.replay.settings import ReplaySettings
+from unified_cache.core.config import EvictionPolicy
+from unified_cache.sizing.replay import references
+from unified_cache.sizing.replay.references import ReferenceHits
+from unified_cache.sizing.replay.report import page_of
+from unified_cache.sizing.replay.result import ReplayResult
+from unified_cache.sizing.replay.settings import ReplaySettings
 
 COMPARED = {name: settings for name, settings in SIZES.items() if name != "engines"}
 ALONE = dataclasses.replace(ROOMY, device_pages=40)

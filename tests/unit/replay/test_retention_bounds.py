@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.retention import POLICIES, TRACE, Kept, reuse_of
-from unified_cache.replay.trace import TraceRequest, read_trace
+from unified_cache.sizing.replay.trace import TraceRequest, read_trace
 
 FIRST = TraceRequest(0, 1300, 10, (1, 2, 3))
 SECOND = TraceRequest(1, 1800, 10, (1, 2, 4, 5))

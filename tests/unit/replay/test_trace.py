@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unified_cache.errors import ConfigError, TraceError
-from unified_cache.replay.trace import BLOCK_TOKENS, HASH_ID_MAX, TraceRequest, read_trace
+from unified_cache.core.errors import ConfigError, TraceError
+from unified_cache.sizing.replay.trace import BLOCK_TOKENS, HASH_ID_MAX, TraceRequest, read_trace
 
 
 def line(timestamp: object = 0, input_length: object = 600, hash_ids: object = (1, 2), **changed: object) -> str:

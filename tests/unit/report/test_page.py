@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from unified_cache.report.charts import BandChart, BarChart, Hue, Series, Unit
-from unified_cache.report.html import html_of
-from unified_cache.report.page import Page, TableSection
+from unified_cache.sizing.report.charts import BandChart, BarChart, Hue, Series, Unit
+from unified_cache.sizing.report.html import html_of
+from unified_cache.sizing.report.page import Page, TableSection
 
 HOSTILE = "</script><script>alert(1)</script>"
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")

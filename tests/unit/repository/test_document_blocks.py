@@ -62,7 +62,7 @@ RUN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
     },
     "docs/events.md": {
-        f"{OPERATING}::test_the_engine_of_the_document_on_events_publishes": ("from unified_cache.events",),
+        f"{OPERATING}::test_the_engine_of_the_document_on_events_publishes": ("from unified_cache.observe.events",),
         "tests/e2e/test_examples.py::test_kv_events_show_the_pages_of_each_tier": ("$ python examples/kv_events.py\n",),
     },
     "docs/is-it-working.md": {

@@ -3,6 +3,7 @@
 import importlib
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,10 @@ from tests.sources import ROOT, repository_files
 from tests.support.operations import engine
 from unified_cache.cli.commands import DEFERRED
 from unified_cache.cli.main import run
-from unified_cache.errors import ConfigError
-from unified_cache.gone import GONE, Gone, GoneModules, setting_instead
-from unified_cache.settings.loading import read_settings
-from unified_cache.settings.names import SECTIONS, variable_name
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.gone import GONE, MOVED, Gone, GoneModules, setting_instead
+from unified_cache.core.settings.loading import read_settings
+from unified_cache.core.settings.names import SECTIONS, variable_name
 
 WORDS = (
     # Links and shared memory between a service and clients on its machine.
@@ -69,7 +70,7 @@ WORDS = (
 """Words of what is gone, beside those of ``GONE``; in this order a comment says of what."""
 
 MAY_NAME_THEM = frozenset(
-    {"unified_cache/gone.py", "docs/migrating.md", "CHANGELOG.md", "tests/unit/repository/test_gone.py"}
+    {"unified_cache/core/gone.py", "docs/migrating.md", "CHANGELOG.md", "tests/unit/repository/test_gone.py"}
 )
 BINARY = (".gz", ".png", ".svg", ".ico", ".safetensors", ".json")
 """Files that are not read by people; results of benchmarks among them."""
@@ -187,6 +188,14 @@ def test_an_import_of_what_is_gone_fails_with_what_takes_its_place(name: str) ->
         importlib.import_module(name)
 
 
+@pytest.mark.parametrize(("room", "name"), [(room, name) for room, names in MOVED.items() for name in names])
+def test_an_import_from_where_a_module_was_names_where_it_is(room: str, name: str) -> None:
+    with pytest.raises(ModuleNotFoundError) as refused:
+        importlib.import_module(f"unified_cache.{name}")
+    assert str(refused.value).endswith(f"it has moved to unified_cache.{room}.{name}")
+    assert find_spec(f"unified_cache.{room}.{name}") is not None
+
+
 @pytest.mark.parametrize("name", [name for each in GONE for name in each.methods])
 def test_a_method_that_is_gone_is_refused_with_what_takes_its_place(name: str) -> None:
     (instead,) = (each.instead for each in GONE if name in each.methods)
@@ -202,7 +211,7 @@ def test_a_method_that_never_was_is_refused_as_ever(name: str) -> None:
 
 def test_modules_that_never_were_fail_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     row = Gone("use storage", imports=("unified_cache.former", "unified_cache.Former"))
-    monkeypatch.setattr("unified_cache.gone.GONE", (row,))
+    monkeypatch.setattr("unified_cache.core.gone.GONE", (row,))
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'unified_cache\.latter'$"):
         importlib.import_module("unified_cache.latter")
     with pytest.raises(ModuleNotFoundError, match=r"'unified_cache\.former'; it is gone: use storage"):

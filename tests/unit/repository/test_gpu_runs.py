@@ -17,8 +17,8 @@ from benchmarks.on_device import SHAPES, device_figures
 from benchmarks.plan import QUICK, BenchmarkPlan
 from tests.sources import ROOT, python_sources
 from tests.support.late_device import LateDevice
-from unified_cache import memory
-from unified_cache.copies import StagedCopies
+from unified_cache.controller import memory
+from unified_cache.controller.copies import StagedCopies
 
 ONE = Spread.of([1.0])
 

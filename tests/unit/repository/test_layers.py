@@ -16,26 +16,39 @@ FACADE = "__init__"
 """The package itself, its ``__init__.py``, in the tables below."""
 
 LIBRARY: tuple[tuple[str, ...], ...] = (
-    ("drain", "errors", "files", "gone", "nesting", "slowest"),
-    ("extras", "byte_sizes"),
-    ("page",),
-    ("window", "shards", "miss_reason"),
-    ("pool",),
-    ("config", "slots", "seal", "proto"),
-    ("wire", "tier_sizes", "copies"),
-    ("tree", "storage_backends", "memory", "ranks", "settings"),
-    ("components", "controller", "forward", "page_changes", "recording"),
-    ("ledger", "estimates"),
-    ("backup", "prefetch"),
-    ("backup_scheduler",),
-    ("stats", "explain"),
-    ("metrics", "live"),
+    ("core",),
+    ("components", "forward", "proto", "tree"),
+    ("storage_backends",),
+    ("controller",),
     ("cache",),
     (FACADE,),
-    ("service", "testing", "integrations", "offline", "events", "report"),
+    ("integrations", "observe", "testing"),
+    ("service",),
 )
-PROGRAMS: tuple[tuple[str, ...], ...] = (("demo", "replay"), ("plan",), ("cli",))
+PROGRAMS: tuple[tuple[str, ...], ...] = (("sizing",), ("cli",))
 """Programs over the public API; nothing in the library imports them."""
+
+ROOMS_MAX = 14
+ARROWS_MAX = 60
+"""Pairs of rooms of which one imports the other, the facade not counted."""
+
+LINES_MAX: Mapping[str, int] = {
+    "cache": 2_300,
+    "cli": 3_500,
+    "components": 2_600,
+    "controller": 6_200,
+    "core": 4_900,
+    "forward": 800,
+    "integrations": 6_000,
+    "observe": 2_100,
+    "proto": 500,
+    "service": 4_300,
+    "sizing": 6_100,
+    "storage_backends": 12_700,
+    "testing": 500,
+    "tree": 3_900,
+}
+"""Lines of Python of each room, at most: what grows in a room makes something else in it smaller."""
 
 FLOORS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     PACKAGE: LIBRARY + PROGRAMS,
@@ -48,6 +61,7 @@ FLOORS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("memory", "file", "packed", "mooncake", "remote"),
         (FACADE,),
         ("url",),
+        ("offline",),
     ),
     f"{PACKAGE}.service": (
         ("access",),
@@ -61,7 +75,7 @@ FLOORS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 """Rooms of a package by floor, lowest first. A room imports from itself and from lower floors; rooms of one floor do
 not know each other."""
 
-TORCH_FREE = frozenset({"errors", "page", "window", "shards", "pool", "tree"})
+TORCH_FREE = frozenset({"core", "components", "proto", "storage_backends", "tree"})
 """Rooms that never import torch by themselves; for the tree, nothing that it imports does so either."""
 
 HEIGHT = {
@@ -181,6 +195,26 @@ def test_imports_point_to_lower_layers() -> None:
     assert not findings, "\n" + "\n".join(findings)
 
 
+def test_there_are_few_rooms_and_few_arrows_between_them() -> None:
+    graph = {room: others for room, others in room_graph(module_graph(), PACKAGE).items() if room != FACADE}
+    assert len(graph) <= ROOMS_MAX
+    assert sum(len(others - {FACADE}) for others in graph.values()) <= ARROWS_MAX
+
+
+def test_rooms_and_nothing_else_lie_at_the_root_of_the_package() -> None:
+    files = {path.name for path in (ROOT / PACKAGE).iterdir() if path.is_file()}
+    assert files <= {"__init__.py", "py.typed"}
+
+
+def test_every_room_keeps_to_its_budget_of_lines() -> None:
+    lines: dict[str, int] = {}
+    for source in package_sources():
+        room = room_of(source.module)
+        lines[room] = lines.get(room, 0) + len(source.text.splitlines())
+    assert set(lines) - {FACADE} == set(LINES_MAX)
+    assert {room: count for room, count in lines.items() if count > LINES_MAX.get(room, count)} == {}
+
+
 def test_the_lowest_rooms_and_the_tree_name_no_torch() -> None:
     findings = [finding for source in package_sources() for finding in torch_imports(source)]
     assert not findings, "\n" + "\n".join(findings)
@@ -228,16 +262,19 @@ def test_a_circle_is_found_and_what_leads_into_it_is_not_in_it() -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("unified_cache/tree/node.py", "from unified_cache.cache import UnifiedCache\n"),
-        ("unified_cache/tree/node.py", "from unified_cache import memory\n"),
+        ("unified_cache/tree/node.py", "from unified_cache.cache.cache import UnifiedCache\n"),
+        ("unified_cache/tree/node.py", "from unified_cache.controller import memory\n"),
         ("unified_cache/tree/node.py", "import unified_cache.storage_backends.file.store\n"),
-        ("unified_cache/prefetch.py", "from unified_cache import UnifiedCache\n"),
-        ("unified_cache/ledger.py", "from unified_cache.prefetch import Loads\n"),
+        ("unified_cache/controller/loads.py", "from unified_cache import UnifiedCache\n"),
+        ("unified_cache/controller/ledger.py", "from unified_cache.cache.stats import Stats\n"),
         ("unified_cache/__init__.py", "from unified_cache.cli.main import main\n"),
-        ("unified_cache/pool.py", "from .page import PageKey\n"),
-        ("unified_cache/pool.py", "def f():\n    import unified_cache.slots\n"),
+        ("unified_cache/core/pool.py", "from .page import PageKey\n"),
+        ("unified_cache/core/pool.py", "def f():\n    import unified_cache.tree.node\n"),
         ("unified_cache/attic.py", "x = 1\n"),
-        ("unified_cache/offline/prompts.py", "from unified_cache.replay.trace import read_trace\n"),
+        (
+            "unified_cache/storage_backends/offline/prompts.py",
+            "from unified_cache.sizing.replay.trace import read_trace\n",
+        ),
         ("unified_cache/storage_backends/file/store.py", "import unified_cache.storage_backends.packed.store\n"),
         ("unified_cache/service/access/tokens.py", "from unified_cache.service.server import Service\n"),
         ("unified_cache/service/attic.py", "x = 1\n"),
@@ -253,9 +290,12 @@ def test_an_import_against_the_order_is_found(path: str, text: str) -> None:
     ("path", "text"),
     [
         ("unified_cache/tree/node.py", "import torch\nfrom unified_cache.tree.lock import Lock\n"),
-        ("unified_cache/cache.py", "from unified_cache import prefetch\nfrom unified_cache.pool import Tier\n"),
-        ("unified_cache/demo/show.py", "from unified_cache import UnifiedCache\n"),
-        ("unified_cache/__init__.py", "from unified_cache.cache import UnifiedCache\n"),
+        (
+            "unified_cache/cache/cache.py",
+            "from unified_cache.controller import loads\nfrom unified_cache.core.pool import Tier\n",
+        ),
+        ("unified_cache/sizing/demo/show.py", "from unified_cache import UnifiedCache\n"),
+        ("unified_cache/__init__.py", "from unified_cache.cache.cache import UnifiedCache\n"),
         ("unified_cache/storage_backends/url.py", "from unified_cache import storage_backends\n"),
         ("unified_cache/storage_backends/file/store.py", "from unified_cache.storage_backends.file import quota\n"),
         ("unified_cache/service/servicer.py", "from unified_cache.service.requests.lookup import longest_prefix\n"),

@@ -1,4 +1,4 @@
-"""Demo, replay and plan are programs over the library: it knows nothing of them, and they use only what it exports."""
+"""Replay, plan and demo are programs over the library: it knows nothing of them, and they use only what it exports."""
 
 import ast
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from tests.sources import Source, python_sources
 from tests.unit.repository.test_exports import exports
 from tests.unit.repository.test_layers import PACKAGE, imported_modules, package_sources, room_of
 
-PROGRAMS = frozenset({"demo", "plan", "replay"})
+PROGRAMS = frozenset({"sizing"})
 FRONT = "cli"
 """The room that starts programs."""
 
@@ -58,9 +58,9 @@ def test_programs_import_what_the_library_exports() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "from unified_cache.replay.trace import read_trace\n",
-        "from unified_cache import demo\n",
-        "def f():\n    return import_module('unified_cache.demo.run')\n",
+        "from unified_cache.sizing.replay.trace import read_trace\n",
+        "from unified_cache.sizing import demo\n",
+        "def f():\n    return import_module('unified_cache.sizing.demo.run')\n",
     ],
 )
 def test_a_library_module_that_knows_a_program_is_found(text: str) -> None:
@@ -69,7 +69,10 @@ def test_a_library_module_that_knows_a_program_is_found(text: str) -> None:
 
 
 def test_an_import_of_a_name_that_is_not_exported_is_found() -> None:
-    library = {"unified_cache.page": Source.of("unified_cache/page.py", "__all__ = ['Prompt']\nDIGEST = 1\n")}
-    program = Source.of("unified_cache/demo/run.py", "from unified_cache.page import DIGEST, Prompt\n")
+    library = {"unified_cache.core.page": Source.of("unified_cache/core/page.py", "__all__ = ['Prompt']\nDIGEST = 1\n")}
+    program = Source.of("unified_cache/sizing/demo/run.py", "from unified_cache.core.page import DIGEST, Prompt\n")
     (finding,) = unexported_imports(program, library)
-    assert finding == "unified_cache/demo/run.py:1: found unified_cache.page.DIGEST; expected a name of its __all__"
+    assert (
+        finding
+        == "unified_cache/sizing/demo/run.py:1: found unified_cache.core.page.DIGEST; expected a name of its __all__"
+    )

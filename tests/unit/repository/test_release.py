@@ -10,7 +10,7 @@ from scripts.compiled_wheels import TRACE, Interpreter, build_compiled_wheels, v
 from scripts.release import LEFT_OUT, left_out, readme_commands
 from scripts.tree_replay import answered, read_requests
 from tests.sources import ROOT
-from unified_cache.config import EvictionPolicy
+from unified_cache.core.config import EvictionPolicy
 
 
 def shown() -> list[list[str]]:
@@ -57,7 +57,7 @@ def test_the_replay_that_compares_wheels_evicts_and_tells_policies_apart() -> No
 def test_the_replay_that_compares_wheels_needs_no_extra() -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
-        "from scripts.tree_replay import answered; from unified_cache.config import EvictionPolicy\n"
+        "from scripts.tree_replay import answered; from unified_cache.core.config import EvictionPolicy\n"
         "print(answered([[1, 2], [1, 3]], EvictionPolicy.LRU))"
     )
     said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=ROOT)

@@ -47,11 +47,12 @@ PACKAGE = "unified_cache/"
 ALLOWED: Mapping[str, Mapping[str, str]] = {
     # rule: {"path::name": reason}. An entry that excuses nothing fails, so that the list stays short.
     "long_files": {
-        "unified_cache/cache.py::": "one class is all that an engine calls, and a third of it docstrings; cut in two "
-        "it was a class and a base that nobody else had",
+        "unified_cache/cache/cache.py::": "one class is all that an engine calls, and a third of it docstrings; cut in "
+        "two it was a class and a base that nobody else had",
     },
     "many_parameters": {
-        "unified_cache/cache.py::UnifiedCache.open": "each is one part that an engine brings, five of them by name",
+        "unified_cache/cache/cache.py::UnifiedCache.open": "each is one part that an engine brings, five of them by "
+        "name",
     },
     "swallowed_exceptions": {
         "unified_cache/controller/controller.py::run_turn": "the one edge where backends' code runs on our threads; "

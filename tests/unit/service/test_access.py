@@ -13,8 +13,10 @@ from tests.support.clock import ManualClock
 from tests.support.running_service import called, refusal, running
 from tests.support.service import Notes
 from unified_cache.cli.main import run
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.settings.access import AccessSettings, Role
 from unified_cache.proto import service_pb2 as pb
+from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.reloaded import Reloaded
 from unified_cache.service.access.tokens import (
@@ -26,8 +28,6 @@ from unified_cache.service.access.tokens import (
     remove_token,
     token_changes,
 )
-from unified_cache.settings.access import AccessSettings, Role
-from unified_cache.wire.calls import Call
 
 UNAUTHENTICATED = (grpc.StatusCode.UNAUTHENTICATED, "valid credentials are needed")
 NEEDS = {Call.HELLO: Role.READER, Call.REMOVE: Role.WRITER, Call.CLEAR: Role.ADMIN}

@@ -18,11 +18,11 @@ from tests.support.raw_http2 import RawConnection
 from tests.support.running_service import CALL_S, RunningService, called, refusal, running
 from tests.support.service import wait_for
 from tests.unit.service.test_requests import MANIFEST, key, run
+from unified_cache.core.settings.access import Role
 from unified_cache.proto import service_pb2 as pb
+from unified_cache.proto.wire.calls import SERVICE, Call
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.tokens import add_token, new_token
-from unified_cache.settings.access import Role
-from unified_cache.wire.calls import SERVICE, Call
 
 HALF_OPEN_COUNT = 500
 CONNECTIONS = 4

@@ -17,14 +17,14 @@ from tests.unit.service.test_access import given
 from tests.unit.service.test_requests import IDENTITY, MANIFEST
 from tests.unit.service.test_revocation import id_of
 from tests.unit.service.test_tenancy import put, tenant
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.settings.access import Role
 from unified_cache.proto import service_pb2 as pb
+from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.callers import AuditEntry, Caller
 from unified_cache.service.access.tokens import remove_token
 from unified_cache.service.operations.logs import JsonLines, Log, LogRateLimit, ReopenedFile
-from unified_cache.settings.access import Role
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.wire.calls import Call
 
 
 @pytest.fixture

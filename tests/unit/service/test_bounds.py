@@ -9,19 +9,19 @@ import pytest
 from tests.support.service import LoopbackServer, Wire, limits_with, refused, wait_for
 from tests.unit.service.test_requests import BAD, IDENTITY, MANIFEST, key, part, run
 from unified_cache.components import Full
-from unified_cache.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.seal import HEADER_BYTES, Label
+from unified_cache.core.settings.access import Role
+from unified_cache.core.settings.limits import LimitSettings
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import HEADER_BYTES, Label
+from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.registry import Registry
 from unified_cache.service.requests.assembler import page_in
-from unified_cache.settings.access import Role
-from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer
-from unified_cache.wire.calls import Call
 
 POOLS = 8
 PAGES_MAX = 64

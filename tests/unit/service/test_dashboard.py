@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from tests.sources import ROOT
 from tests.support.clock import ManualClock
 from tests.support.service_settings import service_settings
-from unified_cache.errors import StorageError
+from unified_cache.core.errors import StorageError
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.logs import JsonLines, Log, LogRateLimit

@@ -10,13 +10,13 @@ from tests.support.service import LoopbackServer, Wire, limits_with, refused, wa
 from tests.support.wrappers import bounded
 from tests.unit.service.test_requests import MANIFEST, OBJECT_BYTES, key, page, part, run, start
 from tests.unit.service.test_tenancy import put
-from unified_cache.errors import StorageError, StorageFullError
+from unified_cache.core.errors import StorageError, StorageFullError
+from unified_cache.core.seal import HEADER_BYTES, Label
+from unified_cache.core.settings.limits import LimitSettings
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.seal import HEADER_BYTES, Label
-from unified_cache.settings.limits import LimitSettings
+from unified_cache.proto.wire.calls import Call
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO
-from unified_cache.wire.calls import Call
 
 
 class RaisingStorage(MemoryStorage):

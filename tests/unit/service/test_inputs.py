@@ -31,16 +31,16 @@ from tests.unit.service.test_requests import (
     run,
     start,
 )
-from unified_cache.pool import Identity
+from unified_cache.core.pool import Identity
+from unified_cache.core.seal import HEADER_BYTES
+from unified_cache.core.settings.access import Role
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import HEADER_BYTES
+from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.tokens import add_token, new_token
-from unified_cache.settings.access import Role
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.testing.storage_contract import LAYOUT
-from unified_cache.wire.calls import Call
 
 LIMITS = {"pages_max": 100, "tokens_max": 1000, "calls_max": 8, "public_calls_max": 1}
 CALLERS = {

@@ -10,16 +10,16 @@ import pytest
 
 from tests.support.service import LoopbackServer, Wire
 from unified_cache.components import Full, SlidingWindow
-from unified_cache.page import Namespace, Prompt
-from unified_cache.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.page import Namespace, Prompt
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
+from unified_cache.core.window import SPAN_ALL, window
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
+from unified_cache.proto.wire.calls import Call
 from unified_cache.service.requests.lookup import PoolSpan, longest_prefix
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
-from unified_cache.window import SPAN_ALL, window
-from unified_cache.wire.calls import Call
 
 Held = dict[str, list[bool]]
 

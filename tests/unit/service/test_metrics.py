@@ -12,7 +12,9 @@ from prometheus_client import CollectorRegistry
 from tests.support.clock import ManualClock
 from tests.support.running_service import CALL_S
 from tests.support.service_settings import service_settings
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.settings.addresses import ListenAddress
+from unified_cache.core.settings.limits import QuotaSettings
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.logs import JsonLines, Log, LogRateLimit
@@ -29,8 +31,6 @@ from unified_cache.service.operations.metrics_listener import (
 )
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.service.store.tenants import TenantStore
-from unified_cache.settings.addresses import ListenAddress
-from unified_cache.settings.limits import QuotaSettings
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.wrappers import StorageGuard

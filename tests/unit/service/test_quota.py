@@ -7,9 +7,9 @@ import pytest
 
 from tests.support.clock import ManualClock
 from tests.support.service_settings import service_settings
+from unified_cache.core.settings.limits import QuotaSettings
 from unified_cache.service.access.fairness import FairScheduler, Ticket
 from unified_cache.service.access.usage import TenantUsage
-from unified_cache.settings.limits import QuotaSettings
 from unified_cache.storage_backends.protocol import PageIO
 from unified_cache.testing.storage_contract import label
 

@@ -11,15 +11,15 @@ import pytest
 
 from tests.support.service import LoopbackServer, Wire, limits_with, refused, wait_for
 from unified_cache.components import Full, SlidingWindow
-from unified_cache.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
+from unified_cache.core.settings.limits import MESSAGE_BYTES_MAX
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
-from unified_cache.settings.limits import MESSAGE_BYTES_MAX
+from unified_cache.proto.wire.calls import SERVICE, Call
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Scan
-from unified_cache.wire.calls import SERVICE, Call
 
 PAYLOAD_BYTES = 1000
 OBJECT_BYTES = HEADER_BYTES + PAYLOAD_BYTES

@@ -22,13 +22,13 @@ from tests.support.clock import ManualClock
 from tests.support.running_service import CALL_S, credentials, refusal, running
 from tests.support.service import Notes
 from tests.unit.service.test_access import UNAUTHENTICATED, given, opened
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.settings.access import AccessSettings, Role, TlsSettings
+from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.reloaded import Reloaded
 from unified_cache.service.access.tls import CertifiedClients, read_trust, trust_changes
 from unified_cache.service.access.tokens import add_token, new_token, read_tokens, remove_token
-from unified_cache.settings.access import AccessSettings, Role, TlsSettings
-from unified_cache.wire.calls import Call
 
 NOBODY_UID = 65534
 STALE_S_MAX = 60.0

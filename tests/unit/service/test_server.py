@@ -11,10 +11,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-un
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc  # type: ignore[import-untyped]
 
 from tests.support.running_service import CALL_S, RunningService, called, refusal, running
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
 from unified_cache.proto import service_pb2 as pb
+from unified_cache.proto.wire.calls import SERVICE, Call
 from unified_cache.service.access.gate import RETRY_KEYS
-from unified_cache.wire.calls import SERVICE, Call
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -7,12 +7,12 @@ import pytest
 from pydantic import BaseModel
 
 from tests.support.service_settings import service_settings
-from unified_cache.config import CacheConfig, GuardConfig
-from unified_cache.errors import ConfigError
-from unified_cache.settings.addresses import ListenAddress
-from unified_cache.settings.section import PREFIX
-from unified_cache.settings.service import ServiceSettings
-from unified_cache.settings.toml import as_toml
+from unified_cache.core.config import CacheConfig, GuardConfig
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.settings.addresses import ListenAddress
+from unified_cache.core.settings.section import PREFIX
+from unified_cache.core.settings.service import ServiceSettings
+from unified_cache.core.settings.toml import as_toml
 
 TLS = {"certificate": "c.pem", "key": "k.pem"}
 

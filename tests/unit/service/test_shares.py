@@ -11,14 +11,14 @@ from tests.support.service import LoopbackServer, Wire
 from tests.support.service_settings import service_settings
 from tests.unit.service.test_requests import IDENTITY, OBJECT_BYTES, key, page, part, run, start
 from tests.unit.service.test_tenancy import put, tenant
+from unified_cache.core.seal import Label
+from unified_cache.core.settings.limits import QuotaSettings
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.seal import Label
+from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.usage import TenantUsage
-from unified_cache.settings.limits import QuotaSettings
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import PageIO, StorageBackend
-from unified_cache.wire.calls import Call
 
 CAP_PAGES = 20
 

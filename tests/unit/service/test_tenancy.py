@@ -20,16 +20,16 @@ from tests.unit.service.test_requests import (
     start,
 )
 from unified_cache.components import Full, SlidingWindow
-from unified_cache.offline.stores import identities_of
-from unified_cache.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.settings.limits import LimitSettings
 from unified_cache.proto import service_pb2 as pb
+from unified_cache.proto.wire.calls import REASON, REASON_HELLO, Call
 from unified_cache.service.access.callers import Caller, Refused, Role
 from unified_cache.service.access.registry import Registry
-from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.wire.calls import REASON, REASON_HELLO, Call
+from unified_cache.storage_backends.offline.stores import identities_of
 
 READER, WRITER, OTHER_WRITER = (
     Caller("acme", Role.READER),

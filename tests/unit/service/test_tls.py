@@ -13,11 +13,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-un
 
 from tests.support.certificates import Authority, Issued
 from tests.support.running_service import CALL_S, RunningService, called, credentials, refusal, running
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.settings.access import TlsSettings
 from unified_cache.proto import service_pb2 as pb
+from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.tls import read_certificates, read_trust
-from unified_cache.settings.access import TlsSettings
-from unified_cache.wire.calls import Call
 
 DOMAIN = "cluster.example"
 

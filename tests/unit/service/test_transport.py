@@ -10,9 +10,9 @@ import pytest
 
 from tests.support.service import refused, wait_for
 from tests.unit.service.test_requests import OBJECT_BYTES, WHOLE, ServerOverMemory, key, part, run, start
+from unified_cache.core.settings.limits import MESSAGE_BYTES_MAX
 from unified_cache.proto import service_pb2 as pb
-from unified_cache.settings.limits import MESSAGE_BYTES_MAX
-from unified_cache.wire.calls import Call
+from unified_cache.proto.wire.calls import Call
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\0\0\0\x04\0\0\0\0\0"

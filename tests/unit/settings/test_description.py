@@ -12,14 +12,14 @@ from tests.support.cluster import ask
 from tests.support.documents import code_blocks, command_lines
 from unified_cache import Full, ModelLayout, PoolSpec, SlidingWindow
 from unified_cache.cli.config import file_to_begin_with
-from unified_cache.config import CacheConfig, EvictionPolicy
-from unified_cache.errors import ConfigError
-from unified_cache.pool import Tier
-from unified_cache.settings.cache import EmbeddedSettings
-from unified_cache.settings.describe import settings_of
-from unified_cache.settings.loading import read_settings
-from unified_cache.settings.names import SECTIONS, flag_name
-from unified_cache.tier_sizes import SizedTiers, prompt_bytes
+from unified_cache.core.config import CacheConfig, EvictionPolicy
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.pool import Tier
+from unified_cache.core.settings.cache import EmbeddedSettings
+from unified_cache.core.settings.describe import settings_of
+from unified_cache.core.settings.loading import read_settings
+from unified_cache.core.settings.names import SECTIONS, flag_name
+from unified_cache.core.tier_sizes import SizedTiers, prompt_bytes
 
 TWO_COMPONENTS = ModelLayout(16, (Full((PoolSpec("kv", 4096),)), SlidingWindow(64, 16, (PoolSpec("swa", 1024),))))
 GUIDE = DOCUMENT.read_text(encoding="utf-8")

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from unified_cache.config import EvictionPolicy, Retention, WritePolicy
-from unified_cache.errors import ConfigError
-from unified_cache.settings.cache import EmbeddedSettings
-from unified_cache.settings.loading import FILE_NAME, SettingSource, cache_settings, read_settings
-from unified_cache.settings.names import FILE_VARIABLE, SECTIONS, variable_name
-from unified_cache.settings.programs import PlanChoices, ReplayChoices
-from unified_cache.settings.section import Settings
-from unified_cache.settings.service import ServiceSettings
+from unified_cache.core.config import EvictionPolicy, Retention, WritePolicy
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.settings.cache import EmbeddedSettings
+from unified_cache.core.settings.loading import FILE_NAME, SettingSource, cache_settings, read_settings
+from unified_cache.core.settings.names import FILE_VARIABLE, SECTIONS, variable_name
+from unified_cache.core.settings.programs import PlanChoices, ReplayChoices
+from unified_cache.core.settings.section import Settings
+from unified_cache.core.settings.service import ServiceSettings
 
 NONE: dict[str, str] = {}
 """An environment."""

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.support.clock import ManualClock
 from tests.support.wrappers import PATIENCE_S
-from unified_cache.errors import StorageError, StorageTimeoutError
+from unified_cache.core.errors import StorageError, StorageTimeoutError
 from unified_cache.storage_backends.common.bounded_call import (
     AGAIN,
     URGENT_TURNS_MAX,

@@ -7,7 +7,7 @@ from types import CodeType, FrameType
 
 import pytest
 
-from unified_cache.errors import ClosedError
+from unified_cache.core.errors import ClosedError
 from unified_cache.storage_backends.common.calls import CallsInFlight
 
 PATIENCE_S = 30.0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.support.store_kinds import StoreKind
 from tests.support.wrappers import scripted
-from unified_cache.config import GuardConfig
+from unified_cache.core.config import GuardConfig
 from unified_cache.storage_backends.memory import KeysOnlyStorage, MemoryStorage
 from unified_cache.storage_backends.protocol import StorageReader
 from unified_cache.storage_backends.verified import VerifiedStorage

@@ -12,9 +12,9 @@ from tests.support.files import path_of, put
 from tests.support.service import LoopbackServer
 from tests.support.store_kinds import StoreKind
 from tests.support.wrappers import scripted
-from unified_cache.config import GuardConfig
-from unified_cache.errors import ClosedError, ConfigError, StateError
-from unified_cache.seal import Label
+from unified_cache.core.config import GuardConfig
+from unified_cache.core.errors import ClosedError, ConfigError, StateError
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import KeysOnlyStorage, MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage

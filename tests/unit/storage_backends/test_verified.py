@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unified_cache.seal import HEADER_BYTES, Flaw
+from unified_cache.core.seal import HEADER_BYTES, Flaw
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO

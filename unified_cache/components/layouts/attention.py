@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from unified_cache.components.layouts.fields import LAYERS_MAX, Fields
 from unified_cache.components.layouts.sizes import Choice, LayerBytes, SizedLayout
-from unified_cache.errors import LayoutError
+from unified_cache.core.errors import LayoutError
 
 __all__ = [
     "CHUNKED",

@@ -15,7 +15,7 @@ from unified_cache.components.deepseek_v4 import (
 from unified_cache.components.layouts.attention import layer_count
 from unified_cache.components.layouts.fields import LAYERS_MAX, Fields
 from unified_cache.components.layouts.sizes import DTYPE_BYTES, Choice, LayerBytes, SizedLayout, value_bytes
-from unified_cache.errors import LayoutError
+from unified_cache.core.errors import LayoutError
 
 __all__ = ["deepseek_v4", "deepseek_v41", "hy_v4", "indexed", "latent", "longcat"]
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as short
 
-from unified_cache.errors import LayoutError
-from unified_cache.nesting import parse_json
+from unified_cache.core.errors import LayoutError
+from unified_cache.core.nesting import parse_json
 
 __all__ = ["CONFIG_BYTES_MAX", "COUNT_MAX", "LAYERS_MAX", "Fields", "read_config"]
 

@@ -15,7 +15,7 @@ from unified_cache.components.layouts.families import RULES, SYNONYMS, WRAPPERS,
 from unified_cache.components.layouts.fields import Fields, read_config
 from unified_cache.components.layouts.sizes import AUTO, DTYPE_DEFAULT, Choice, SizedLayout
 from unified_cache.components.layouts.unknown import check_decoder, rule_of_fields, what_is_assumed
-from unified_cache.pool import ModelLayout
+from unified_cache.core.pool import ModelLayout
 
 __all__ = ["LayoutWarning", "from_hf_config", "size_by_hand", "size_hf_config"]
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from unified_cache.components.layouts.hf_config import size_hf_config
 from unified_cache.components.layouts.published import PRESET_ALIASES, PRESETS
 from unified_cache.components.layouts.sizes import SizedLayout
-from unified_cache.errors import LayoutError, did_you_mean
-from unified_cache.pool import ModelLayout
+from unified_cache.core.errors import LayoutError, did_you_mean
+from unified_cache.core.pool import ModelLayout
 
 __all__ = ["PRESETS", "PRESET_ALIASES", "is_preset", "layout", "preset_config", "size_preset"]
 

@@ -18,7 +18,7 @@ from unified_cache.components.layouts.attention import (
 )
 from unified_cache.components.layouts.fields import LAYERS_MAX, Fields
 from unified_cache.components.layouts.sizes import Choice, LayerBytes, SizedLayout, value_bytes
-from unified_cache.errors import LayoutError
+from unified_cache.core.errors import LayoutError
 
 __all__ = [
     "bailing_v2_5",

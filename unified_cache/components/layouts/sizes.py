@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from unified_cache.components.kinds import Full, RecurrentState, SlidingWindow
 from unified_cache.components.layouts.fields import COUNT_MAX
-from unified_cache.errors import LayoutError, did_you_mean
-from unified_cache.pool import Component, ModelLayout, PoolSpec, place_layers
-from unified_cache.seal import HEADER_BYTES
+from unified_cache.core.errors import LayoutError, did_you_mean
+from unified_cache.core.pool import Component, ModelLayout, PoolSpec, place_layers
+from unified_cache.core.seal import HEADER_BYTES
 
 __all__ = ["COST_TOKENS", "DTYPE_BYTES", "HEAD_FORMATS", "Choice", "ComponentCost", "LayerBytes", "SizedLayout"]
 

@@ -7,7 +7,7 @@ from unified_cache.components.layouts.attention import FULL, Rule, no_layer, pla
 from unified_cache.components.layouts.deepseek import latent
 from unified_cache.components.layouts.fields import Fields
 from unified_cache.components.layouts.sizes import SizedLayout
-from unified_cache.errors import LayoutError, did_you_mean
+from unified_cache.core.errors import LayoutError, did_you_mean
 
 __all__ = ["check_decoder", "rule_of_fields", "what_is_assumed"]
 

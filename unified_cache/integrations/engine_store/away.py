@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from threading import Lock
 
-from unified_cache.config import GuardConfig
-from unified_cache.errors import CacheError, InputError, StorageError
-from unified_cache.pool import Identity, ModelLayout
+from unified_cache.core.config import GuardConfig
+from unified_cache.core.errors import CacheError, InputError, StorageError
+from unified_cache.core.pool import Identity, ModelLayout
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallThreads
 from unified_cache.storage_backends.common.breaker import Backoff

@@ -15,7 +15,7 @@ from contextlib import suppress
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, PAGESIZE, mmap
 from threading import Condition, Lock
 
-from unified_cache.errors import CallInFlight, ConfigError
+from unified_cache.core.errors import CallInFlight, ConfigError
 
 __all__ = ["BounceBuffer", "BounceMemory"]
 

@@ -7,10 +7,10 @@ from enum import Enum
 from threading import Lock
 from typing import NamedTuple
 
-from unified_cache.config import GuardConfig
-from unified_cache.errors import ConfigError, check_kind
-from unified_cache.page import PageKey
-from unified_cache.seal import Flaw, Label
+from unified_cache.core.config import GuardConfig
+from unified_cache.core.errors import ConfigError, check_kind
+from unified_cache.core.page import PageKey
+from unified_cache.core.seal import Flaw, Label
 from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers import Method

@@ -22,15 +22,15 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.errors import InputError
+from unified_cache.core.errors import InputError
+from unified_cache.core.page import PageKey
+from unified_cache.core.pool import Identity, ModelLayout
+from unified_cache.core.seal import Label
+from unified_cache.core.window import SPAN_ALL, restorable_ends
 from unified_cache.integrations.engine_store.interface import EnginePage
 from unified_cache.integrations.engine_store.store import EngineStore
-from unified_cache.page import PageKey
-from unified_cache.pool import Identity, ModelLayout
-from unified_cache.seal import Label
 from unified_cache.storage_backends.common.bounded_call import LOOK_S, BoundedCall, CallState, CallThreads
 from unified_cache.storage_backends.protocol import Answer
-from unified_cache.window import SPAN_ALL, restorable_ends
 
 __all__ = [
     "AffineRows",

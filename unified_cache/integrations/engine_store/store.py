@@ -21,7 +21,9 @@ from threading import Condition, Lock, get_ident
 from traceback import format_exception
 from types import TracebackType
 
-from unified_cache.errors import CacheError, CallInFlight, ConfigError, StorageTimeoutError
+from unified_cache.core.errors import CacheError, CallInFlight, ConfigError, StorageTimeoutError
+from unified_cache.core.pool import Identity, ModelLayout
+from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.integrations.engine_store import tasks
 from unified_cache.integrations.engine_store.away import OpenedStore, Registrations, StoreOpening
 from unified_cache.integrations.engine_store.buffers import BounceBuffer, BounceMemory
@@ -42,8 +44,6 @@ from unified_cache.integrations.engine_store.tasks import (
     ZeroCopyPath,
     pieces_of,
 )
-from unified_cache.pool import Identity, ModelLayout
-from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.common.bounded_call import (
     LOOK_S,
     BoundedCall,

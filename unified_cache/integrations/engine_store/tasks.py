@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.integrations.engine_store.buffers import BounceBuffer
 from unified_cache.integrations.engine_store.interface import Clock, EnginePage
-from unified_cache.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.storage_backends.memory_reads import MemoryReader, targets_of
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from unified_cache.errors import InputError
+from unified_cache.core.errors import InputError
 from unified_cache.integrations.engine_store.pools import AffineRows, AskedRows, PageRows, Rows
 
 if TYPE_CHECKING:

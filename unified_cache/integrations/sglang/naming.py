@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, facts_of
+from unified_cache.core.shards import NamedShard
+from unified_cache.core.window import SPAN_ALL, SPAN_UNTOLD
 from unified_cache.integrations.engine_store.pools import BundleName
 from unified_cache.integrations.sglang.settings import HiCacheSettings
-from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec, facts_of
-from unified_cache.shards import NamedShard
-from unified_cache.window import SPAN_ALL, SPAN_UNTOLD
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig  # pyright: ignore[reportMissingImports]

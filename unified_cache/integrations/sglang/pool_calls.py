@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from unified_cache.errors import InputError
+from unified_cache.core.errors import InputError
+from unified_cache.core.page import PAGE_KEY_BYTES, PageKey
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.integrations.engine_store import EngineStore
 from unified_cache.integrations.engine_store.pools import BundlePages, EnginePools, PoolNeed, Restorable
 from unified_cache.integrations.sglang.host_pools import rows_of_pool
 from unified_cache.integrations.sglang.naming import EngineFacts, PoolFacts, name_bundle
-from unified_cache.page import PAGE_KEY_BYTES, PageKey
-from unified_cache.window import SPAN_ALL
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import (  # pyright: ignore[reportMissingImports]

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
-from unified_cache.config import GuardConfig
-from unified_cache.errors import ConfigError
+from unified_cache.core.config import GuardConfig
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.settings.loading import read_table
+from unified_cache.core.settings.section import Bytes, Seconds, Section
 from unified_cache.integrations.engine_store import EngineStoreConfig
-from unified_cache.settings.loading import read_table
-from unified_cache.settings.section import Bytes, Seconds, Section
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig  # pyright: ignore[reportMissingImports]

@@ -11,7 +11,7 @@
 ``Sequence`` step by step; ``PrefixCachedModel`` is the loop for one request at a time.
 """
 
-from unified_cache.extras import needs_extra
+from unified_cache.core.extras import needs_extra
 
 with needs_extra("transformers", "unified_cache.integrations.transformers"):
     from unified_cache.integrations.transformers.layer_rows import LayerRows, LayerState, layer_state

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from unified_cache.errors import LayoutError
+from unified_cache.core.errors import LayoutError
 
 if TYPE_CHECKING:
     # Found by their names at run time: importing a model's module for its cache layer would load the whole model.

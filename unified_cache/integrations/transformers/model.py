@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from unified_cache.cache import UnifiedCache
-from unified_cache.errors import ConfigError, InputError
+from unified_cache.cache.cache import UnifiedCache
+from unified_cache.core.errors import ConfigError, InputError
+from unified_cache.core.page import DEFAULT_NAMESPACE, Namespace, TokensLike, encode_tokens
 from unified_cache.integrations.transformers.pages import DevicePages
 from unified_cache.integrations.transformers.sequence import Reused, Sequence, Stage
-from unified_cache.page import DEFAULT_NAMESPACE, Namespace, TokensLike, encode_tokens
 
 __all__ = ["Completion", "Generation", "PrefixCachedModel", "greedy"]
 

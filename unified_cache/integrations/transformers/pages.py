@@ -15,7 +15,10 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from unified_cache.components import Full, RecurrentState, SlidingWindow
-from unified_cache.errors import ConfigError, LayoutError, check_kind
+from unified_cache.controller.memory import DevicePool
+from unified_cache.core.errors import ConfigError, LayoutError, check_kind
+from unified_cache.core.pool import Component, ModelLayout, PoolSpec, Slots, place_layers
+from unified_cache.core.window import SPAN_ALL, window
 from unified_cache.integrations.transformers.layer_rows import (
     CHECKPOINT,
     FULL_POOLS,
@@ -25,9 +28,6 @@ from unified_cache.integrations.transformers.layer_rows import (
     LayerState,
     layer_state,
 )
-from unified_cache.memory import DevicePool
-from unified_cache.pool import Component, ModelLayout, PoolSpec, Slots, place_layers
-from unified_cache.window import SPAN_ALL, window
 
 __all__ = ["DevicePages", "KeptState", "Strand"]
 

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from unified_cache.cache import UnifiedCache
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import NotStarted, Operation, OperationState
-from unified_cache.errors import InputError, StateError
+from unified_cache.core.errors import InputError, StateError
+from unified_cache.core.page import Namespace, Prompt
+from unified_cache.core.pool import Slots
 from unified_cache.integrations.transformers.pages import DevicePages
-from unified_cache.page import Namespace, Prompt
-from unified_cache.pool import Slots
 from unified_cache.tree import Lock
 
 __all__ = ["PrefixRestore", "Reused", "Sequence", "Stage"]

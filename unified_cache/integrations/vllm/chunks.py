@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from unified_cache.config import GuardConfig
+from unified_cache.core.config import GuardConfig
+from unified_cache.core.page import PageKey
 from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig, EngineStoreCounts
 from unified_cache.integrations.vllm.changes import ChunkChanges, ChunksRemoved, ChunksStored
 from unified_cache.integrations.vllm.lookups import ChunkAnswer, Lookups
@@ -24,7 +25,6 @@ from unified_cache.integrations.vllm.moving import (
 )
 from unified_cache.integrations.vllm.names import ChunkNames, RowShape, VllmFacts, group_of, is_stable_key, page_key
 from unified_cache.integrations.vllm.settings import OnReset, TierSettings
-from unified_cache.page import PageKey
 from unified_cache.storage_backends.protocol import Answer
 
 __all__ = ["ChunkTier", "TierCounts"]

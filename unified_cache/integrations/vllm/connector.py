@@ -30,12 +30,12 @@ from vllm.platforms import current_platform  # pyright: ignore[reportMissingImpo
 from vllm.v1.kv_cache_interface import KVCacheConfig  # pyright: ignore[reportMissingImports]
 from vllm.version import __version__ as vllm_version  # pyright: ignore[reportMissingImports]
 
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.integrations.vllm.facts import OffloadedGroup, engine_facts
 from unified_cache.integrations.vllm.names import VllmFacts
 from unified_cache.integrations.vllm.settings import TierSettings, own_keys
 from unified_cache.integrations.vllm.tier import FACTS_KEY, UnifiedCacheTier
-from unified_cache.window import SPAN_ALL
 
 __all__ = ["UnifiedCacheConnector"]
 

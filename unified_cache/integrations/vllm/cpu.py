@@ -22,7 +22,7 @@ from vllm.v1.kv_offload.base import (  # pyright: ignore[reportMissingImports]
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion  # pyright: ignore[reportMissingImports]
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec  # pyright: ignore[reportMissingImports]
 
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
 from unified_cache.integrations.vllm.moving import Direction
 
 __all__ = ["CpuCopyWorker", "CpuTieringSpec"]

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.window import SPAN_UNTOLD
 from unified_cache.integrations.vllm.names import GroupFacts, RowShape, VllmFacts
 from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.integrations.weights import weights_digest
-from unified_cache.window import SPAN_UNTOLD
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

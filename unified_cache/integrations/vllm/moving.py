@@ -21,10 +21,10 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple
 
+from unified_cache.core.page import PageKey
+from unified_cache.core.seal import Label
 from unified_cache.integrations.engine_store import EnginePage, EngineStore
 from unified_cache.integrations.vllm.settings import TierSettings
-from unified_cache.page import PageKey
-from unified_cache.seal import Label
 from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallThreads
 from unified_cache.storage_backends.protocol import Answer, Level
 

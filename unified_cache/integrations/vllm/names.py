@@ -8,10 +8,10 @@ all workers side by side; the payload of a page is the row without its alignment
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from unified_cache.errors import ConfigError
-from unified_cache.page import PageKey
-from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec, facts_of
-from unified_cache.seal import Label
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.page import PageKey
+from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, facts_of
+from unified_cache.core.seal import Label
 
 __all__ = ["ChunkNames", "GroupFacts", "RowShape", "VllmFacts", "is_stable_key"]
 

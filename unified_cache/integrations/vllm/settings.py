@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from unified_cache.settings.loading import read_table
-from unified_cache.settings.section import Bytes, Count, Seconds, Section
+from unified_cache.core.settings.loading import read_table
+from unified_cache.core.settings.section import Bytes, Count, Seconds, Section
 from unified_cache.storage_backends.protocol import Level
 
 __all__ = ["OnReset", "TierSettings", "own_keys"]

@@ -37,7 +37,7 @@ from vllm.v1.kv_offload.tiering.base import (  # pyright: ignore[reportMissingIm
     TransferJob,
 )
 
-from unified_cache.errors import StateError
+from unified_cache.core.errors import StateError
 from unified_cache.integrations.vllm.changes import ChunksRemoved, ChunksStored
 from unified_cache.integrations.vllm.chunks import ChunkTier
 from unified_cache.integrations.vllm.facts import row_shape, spec_facts

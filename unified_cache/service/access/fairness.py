@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from threading import Condition, Event, Lock
 
-from unified_cache.settings.limits import QuotaSettings
+from unified_cache.core.settings.limits import QuotaSettings
 
 __all__ = ["FairScheduler", "TenantCalls", "Ticket"]
 

@@ -8,14 +8,14 @@ from typing import NoReturn
 
 import grpc
 
-from unified_cache.errors import ClosedError, InputError, StorageError
+from unified_cache.core.errors import ClosedError, InputError, StorageError
+from unified_cache.core.settings.access import Role
+from unified_cache.proto.wire.calls import RETRY_AFTER, Call
 from unified_cache.service.access.callers import AuditEntry, Caller, Observer, Refused
 from unified_cache.service.access.fairness import FairScheduler, Ticket
 from unified_cache.service.access.timeouts import CallTimeouts, TimedCall
 from unified_cache.service.access.tls import CertifiedClients
 from unified_cache.service.access.tokens import Tokens
-from unified_cache.settings.access import Role
-from unified_cache.wire.calls import RETRY_AFTER, Call
 
 __all__ = ["RETRY_KEYS", "AdmittedCall", "Authenticator", "ServiceGate"]
 

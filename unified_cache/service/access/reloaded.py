@@ -7,9 +7,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Generic, TypeVar
 
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.settings.access import AccessSettings
 from unified_cache.service.access.callers import AuditEntry, Observer
-from unified_cache.settings.access import AccessSettings
 
 __all__ = ["Reloaded", "read_kept"]
 

@@ -6,8 +6,8 @@ from threading import Event, Lock, Thread
 
 import grpc
 
+from unified_cache.core.settings.limits import LimitSettings
 from unified_cache.service.access.callers import Refused
-from unified_cache.settings.limits import LimitSettings
 
 __all__ = ["CallTimeouts", "TimedCall"]
 

@@ -26,11 +26,11 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 from cryptography.x509.oid import ExtensionOID, NameOID
 
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.settings.access import Role, TlsSettings
 from unified_cache.service.access.callers import Caller, Observer
 from unified_cache.service.access.reloaded import Reloaded, read_kept
 from unified_cache.service.access.tokens import TENANT_NAME
-from unified_cache.settings.access import Role, TlsSettings
 
 __all__ = [
     "Certificates",

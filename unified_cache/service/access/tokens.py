@@ -22,12 +22,12 @@ from datetime import UTC, date, datetime
 from hashlib import sha256
 from pathlib import Path
 
-from unified_cache.errors import ConfigError
-from unified_cache.files import replace_whole
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.files import replace_whole
+from unified_cache.core.settings.access import Role
+from unified_cache.core.settings.section import TENANT_PATTERN
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.reloaded import Reloaded, read_kept
-from unified_cache.settings.access import Role
-from unified_cache.settings.section import TENANT_PATTERN
 
 __all__ = [
     "TENANT_NAME",

@@ -13,8 +13,8 @@ import heapq
 from collections.abc import Container, Iterable, Sequence
 from threading import Lock
 
-from unified_cache.seal import Label
-from unified_cache.settings.limits import QuotaSettings
+from unified_cache.core.seal import Label
+from unified_cache.core.settings.limits import QuotaSettings
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.protocol import PageIO
 

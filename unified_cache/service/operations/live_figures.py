@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from prometheus_client import Counter as MetricsCounter
 
-from unified_cache.live.door import View
-from unified_cache.live.figures import (
+from unified_cache.observe.live.door import View
+from unified_cache.observe.live.figures import (
     FoundPages,
     LegFigures,
     LiveFigures,
@@ -17,6 +17,7 @@ from unified_cache.live.figures import (
     StoreFigures,
     TenantFigures,
 )
+from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.callers import Caller, Role
 from unified_cache.service.access.fairness import FairScheduler, TenantCalls
 from unified_cache.service.access.tokens import Tokens
@@ -24,7 +25,6 @@ from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.metrics import ServiceMetrics
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.storage_backends.protocol import Answer
-from unified_cache.wire.calls import Call
 
 __all__ = ["ServiceDoor", "ServiceFigures"]
 

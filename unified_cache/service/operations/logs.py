@@ -12,9 +12,9 @@ from pathlib import Path
 from threading import Lock
 from typing import TextIO
 
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
+from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.callers import AuditEntry
-from unified_cache.wire.calls import Call
 
 __all__ = ["JsonLines", "Log", "LogRateLimit", "ReopenedFile", "log_to", "open_audit"]
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from unified_cache.core.slowest import Slowest
 from unified_cache.service.access.callers import AuditEntry
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.operations.logs import Log
 from unified_cache.service.store.guarded import metric
 from unified_cache.service.store.tenants import TenantStore
-from unified_cache.slowest import Slowest
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.metered import LATENCY_BUCKETS_S
 

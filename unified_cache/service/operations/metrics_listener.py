@@ -14,10 +14,10 @@ from threading import Lock, Thread
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.settings.access import Role
+from unified_cache.core.settings.addresses import ListenAddress
 from unified_cache.service.access.tls import CertifiedClients
-from unified_cache.settings.access import Role
-from unified_cache.settings.addresses import ListenAddress
 
 __all__ = ["MetricsListener"]
 

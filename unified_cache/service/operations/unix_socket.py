@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
 
 __all__ = ["held_socket"]
 

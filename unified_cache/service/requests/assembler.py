@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from unified_cache.errors import InputError
-from unified_cache.page import PageKey
-from unified_cache.seal import HEADER_BYTES, Label, verify_buffers
+from unified_cache.core.errors import InputError
+from unified_cache.core.page import PageKey
+from unified_cache.core.seal import HEADER_BYTES, Label, verify_buffers
+from unified_cache.proto.wire.parts import Chunk
 from unified_cache.service.store.tenants import named_page
 from unified_cache.storage_backends.protocol import PageIO
-from unified_cache.wire.parts import Chunk
 
 __all__ = ["AnnouncedPage", "PageAssembler", "page_in"]
 

@@ -10,20 +10,20 @@ import grpc
 import numpy as np
 from google.protobuf.message import Message
 
-from unified_cache.errors import InputError
-from unified_cache.page import Namespace, PageKey, Prompt
+from unified_cache.core.errors import InputError
+from unified_cache.core.page import Namespace, PageKey, Prompt
+from unified_cache.core.seal import Label
+from unified_cache.core.settings.limits import LimitSettings
+from unified_cache.core.window import SPAN_UNTOLD
 from unified_cache.proto import service_pb2
-from unified_cache.seal import Label
+from unified_cache.proto.wire.calls import Parsed, parsed
+from unified_cache.proto.wire.names import check_digests, labels_in, labels_of
 from unified_cache.service.access.callers import Refused
 from unified_cache.service.access.registry import Registration, Registry
 from unified_cache.service.access.tokens import TENANT_NAME
 from unified_cache.service.requests.assembler import AnnouncedPage
 from unified_cache.service.requests.lookup import PoolSpan
-from unified_cache.settings.limits import LimitSettings
 from unified_cache.storage_backends.common.names import check_label
-from unified_cache.window import SPAN_UNTOLD
-from unified_cache.wire.calls import Parsed, parsed
-from unified_cache.wire.names import check_digests, labels_in, labels_of
 
 __all__ = [
     "NamedRun",

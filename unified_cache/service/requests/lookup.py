@@ -7,11 +7,11 @@ from itertools import accumulate, chain
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.page import PageKey
-from unified_cache.seal import Label
+from unified_cache.core.page import PageKey
+from unified_cache.core.seal import Label
+from unified_cache.core.window import SPAN_ALL, restorable_ends, window
+from unified_cache.proto.wire.names import labels_of
 from unified_cache.storage_backends.protocol import Answer
-from unified_cache.window import SPAN_ALL, restorable_ends, window
-from unified_cache.wire.names import labels_of
 
 __all__ = ["PoolSpan", "Present", "RestorablePrefix", "labels_of_spans", "longest_prefix"]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from unified_cache.seal import Flaw
-from unified_cache.settings.service import ServiceSettings
+from unified_cache.core.seal import Flaw
+from unified_cache.core.settings.service import ServiceSettings
 from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.packed.store import PackedStorage

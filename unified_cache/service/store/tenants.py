@@ -9,14 +9,14 @@ from threading import Lock
 import grpc
 import numpy as np
 
-from unified_cache.errors import InputError, StorageError, StorageFullError
+from unified_cache.core.errors import InputError, StorageError, StorageFullError
+from unified_cache.core.seal import HEADER_BYTES, Label, relabelled
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import HEADER_BYTES, Label, relabelled
+from unified_cache.proto.wire.calls import RETRY_AFTER
 from unified_cache.service.access.callers import Observer, Refused
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.storage_backends.catalog import catalog_in
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
-from unified_cache.wire.calls import RETRY_AFTER
 
 __all__ = ["TenantStore", "named_page"]
 

@@ -41,7 +41,7 @@ from threading import TIMEOUT_MAX, Condition, Lock, Thread, get_ident, local
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from unified_cache.errors import StorageError, StorageTimeoutError
+from unified_cache.core.errors import StorageError, StorageTimeoutError
 
 __all__ = [
     "AGAIN",

@@ -12,7 +12,7 @@ from enum import Enum
 from threading import Lock
 from types import TracebackType
 
-from unified_cache.errors import CacheError, ConfigError, StorageError, StorageFullError
+from unified_cache.core.errors import CacheError, ConfigError, StorageError, StorageFullError
 
 __all__ = ["Admission", "Backoff", "BreakerState", "CircuitBreaker"]
 

@@ -4,7 +4,7 @@ import sys
 from threading import Condition, Lock
 from types import FrameType, TracebackType
 
-from unified_cache.errors import ClosedError
+from unified_cache.core.errors import ClosedError
 
 __all__ = ["CallsInFlight"]
 

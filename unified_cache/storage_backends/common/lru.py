@@ -7,8 +7,8 @@ from collections.abc import Container, Iterable, Sequence
 from operator import attrgetter
 from typing import Protocol
 
-from unified_cache.errors import ConfigError
-from unified_cache.seal import Label
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.protocol import Answer, Scan, StoredObject
 
 __all__ = ["SCAN_OBJECTS_MAX", "SizedPage", "StoreLru", "page_bytes"]

@@ -7,10 +7,10 @@ sent ever becomes a name.
 import re
 from functools import lru_cache
 
-from unified_cache.errors import InputError
-from unified_cache.page import PAGE_KEY_BYTES
-from unified_cache.pool import PoolSpec
-from unified_cache.seal import Label
+from unified_cache.core.errors import InputError
+from unified_cache.core.page import PAGE_KEY_BYTES
+from unified_cache.core.pool import PoolSpec
+from unified_cache.core.seal import Label
 
 __all__ = ["IDENTITY_BYTES", "check_identity", "check_label", "check_scan", "parse_object_name", "parse_page_name"]
 

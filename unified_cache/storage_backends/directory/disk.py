@@ -18,8 +18,8 @@ from pathlib import Path
 from threading import Thread
 from typing import ClassVar, cast
 
-from unified_cache.errors import StorageError, StorageFullError
-from unified_cache.seal import PageChecksum
+from unified_cache.core.errors import StorageError, StorageFullError
+from unified_cache.core.seal import PageChecksum
 from unified_cache.storage_backends.directory.read_queue import FileRead, FileReads, ReadQueues
 
 __all__ = [

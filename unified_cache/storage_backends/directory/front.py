@@ -20,10 +20,10 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple, Protocol
 
-from unified_cache.byte_sizes import parse_bytes
-from unified_cache.errors import ConfigError, StorageError
+from unified_cache.core.byte_sizes import parse_bytes
+from unified_cache.core.errors import ConfigError, StorageError
+from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import Label
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import SizedPage
 from unified_cache.storage_backends.directory.disk import Disk, storage_error

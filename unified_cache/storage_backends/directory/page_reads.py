@@ -29,7 +29,7 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, Protocol
 
-from unified_cache.seal import PageChecksum
+from unified_cache.core.seal import PageChecksum
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.directory.disk import (
     BEYOND,

@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
-from unified_cache.errors import ConfigError, StorageError
-from unified_cache.nesting import parse_json
+from unified_cache.core.errors import ConfigError, StorageError
+from unified_cache.core.nesting import parse_json
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.names import check_identity
 from unified_cache.storage_backends.directory.disk import (

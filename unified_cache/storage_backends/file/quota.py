@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import islice
 from threading import Lock
 
-from unified_cache.seal import Label
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.lru import SizedPage, StoreLru, page_bytes
 from unified_cache.storage_backends.directory.disk import close_quietly, missing_bytes, missing_inodes, size_of
 from unified_cache.storage_backends.directory.front import Stamps

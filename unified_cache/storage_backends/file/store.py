@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from unified_cache.errors import StorageError
-from unified_cache.seal import Label, verify_buffers
+from unified_cache.core.errors import StorageError
+from unified_cache.core.seal import Label, verify_buffers
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.directory.disk import (
@@ -305,7 +305,7 @@ def open_url(rest: str, bytes_max: int | None) -> FileStorage:
 
 
 _SAME_BYTES = 112
-"""At the start of a sealed page: what its label and its length alone decide, see ``unified_cache.seal``."""
+"""At the start of a sealed page: what its label and its length alone decide, see ``unified_cache.core.seal``."""
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import socket
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
-from unified_cache.errors import ConfigError, StorageError
+from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.storage_backends.mooncake.endpoints import Placement
 from unified_cache.storage_backends.mooncake.native import SEGMENT_BYTES_MIN
 

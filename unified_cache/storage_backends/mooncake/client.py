@@ -19,8 +19,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from unified_cache.errors import StateError, StorageError
-from unified_cache.seal import HEADER_BYTES
+from unified_cache.core.errors import StateError, StorageError
+from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.storage_backends.mooncake.address import KNOCK_TIMEOUT_S, MooncakeAddress, knock
 from unified_cache.storage_backends.mooncake.endpoints import (
     Endpoints,

@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.metadata import Distribution, distributions
 from typing import Protocol, cast
 
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
 
 __all__ = [
     "METADATA",

@@ -23,9 +23,9 @@ from threading import Lock
 
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
-from unified_cache.errors import ConfigError, StorageError
+from unified_cache.core.errors import ConfigError, StorageError
+from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX

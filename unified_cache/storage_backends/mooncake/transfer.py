@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from unified_cache.errors import StorageError
+from unified_cache.core.errors import StorageError
 from unified_cache.storage_backends.mooncake.client import MooncakeClient, NativeCall, ObjectBuffers, batches
 from unified_cache.storage_backends.mooncake.endpoints import ReplicaLocation
 from unified_cache.storage_backends.mooncake.native import ResultCode

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
-from unified_cache.seal import Label
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.lru import SizedPage, StoreLru, page_bytes
 from unified_cache.storage_backends.common.names import check_label
 from unified_cache.storage_backends.memory_reads import RowsTarget

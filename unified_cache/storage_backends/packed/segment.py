@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from unified_cache.page import PAGE_KEY_BYTES, PageKey
-from unified_cache.seal import PageChecksum
+from unified_cache.core.page import PAGE_KEY_BYTES, PageKey
+from unified_cache.core.seal import PageChecksum
 from unified_cache.storage_backends.directory.disk import Disk, close_quietly, distrust, read_at, write_at
 from unified_cache.storage_backends.directory.page_reads import DirectIo, Place
 

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import NamedTuple
 from weakref import WeakSet
 
-from unified_cache.seal import Label
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.directory.disk import (
     DIRECTORY_FLAGS,
     Directory,

@@ -22,8 +22,8 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from unified_cache.errors import StorageError
-from unified_cache.seal import Label, verify_buffers
+from unified_cache.core.errors import StorageError
+from unified_cache.core.seal import Label, verify_buffers
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, StoreLru, page_bytes
 from unified_cache.storage_backends.common.names import check_label, check_scan

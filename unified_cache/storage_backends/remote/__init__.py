@@ -11,7 +11,7 @@ A page passes these files in this order:
 
 from importlib import import_module
 
-from unified_cache.extras import needs_extra
+from unified_cache.core.extras import needs_extra
 
 with needs_extra("remote", "grpc:"):
     import_module("grpc")

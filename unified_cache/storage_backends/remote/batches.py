@@ -5,12 +5,12 @@ from itertools import groupby
 from threading import Lock
 from typing import NamedTuple
 
+from unified_cache.core.byte_sizes import PART_BYTES
 from unified_cache.proto import service_pb2 as pb
+from unified_cache.proto.wire.parts import parts_of
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.storage_backends.remote.server import STREAM_BYTES_MAX, Server
-from unified_cache.wire.calls import PART_BYTES
-from unified_cache.wire.parts import parts_of
 
 __all__ = [
     "PAGES_PER_CALL",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from unified_cache.errors import InputError
+from unified_cache.core.errors import InputError
 from unified_cache.storage_backends.protocol import Answer
 
 __all__ = ["answer_of", "answers_of", "reason_of", "reasons_of"]

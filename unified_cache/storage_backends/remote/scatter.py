@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from unified_cache.errors import InputError
+from unified_cache.core.errors import InputError
+from unified_cache.proto.wire.parts import Chunk
 from unified_cache.storage_backends.protocol import Answer, PageIO
 from unified_cache.storage_backends.remote.reasons import answer_of
-from unified_cache.wire.parts import Chunk
 
 __all__ = ["ScatterReader"]
 

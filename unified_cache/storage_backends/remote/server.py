@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import grpc
 from google.protobuf.message import Message
 
-from unified_cache.errors import ConfigError, InputError, StorageError, StorageFullError
+from unified_cache.core.errors import ConfigError, InputError, StorageError, StorageFullError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.proto.wire.calls import REASON, REASON_HELLO, Call, Parsed, parsed
 from unified_cache.storage_backends.common.breaker import Backoff, CircuitBreaker
 from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
-from unified_cache.wire.calls import REASON, REASON_HELLO, Call, Parsed, parsed
 
 __all__ = [
     "STREAM_BYTES_MAX",

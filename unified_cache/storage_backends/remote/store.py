@@ -20,11 +20,14 @@ from itertools import zip_longest
 import grpc
 from xxhash import xxh3_64_intdigest
 
-from unified_cache.errors import ConfigError, InputError, StorageError
-from unified_cache.page import PageKey
+from unified_cache.core.errors import ConfigError, InputError, StorageError
+from unified_cache.core.page import PageKey
+from unified_cache.core.seal import Label
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import Label
+from unified_cache.proto.wire.calls import Call, parsed
+from unified_cache.proto.wire.names import labels_in, named_runs
+from unified_cache.proto.wire.parts import decoded
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.breaker import Backoff
 from unified_cache.storage_backends.common.calls import CallsInFlight
@@ -49,9 +52,6 @@ from unified_cache.storage_backends.remote.server import (
     wants_hello,
 )
 from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
-from unified_cache.wire.calls import Call, parsed
-from unified_cache.wire.names import labels_in, named_runs
-from unified_cache.wire.parts import decoded
 
 __all__ = ["RemoteStorage", "RendezvousHash", "open_secure_url", "open_url"]
 

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl
 
 import grpc
 
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
 
 __all__ = ["RemoteOptions", "parse_rest"]
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from unified_cache.errors import StorageError
-from unified_cache.page import PAGE_KEY_BYTES
+from unified_cache.core.errors import StorageError
+from unified_cache.core.page import PAGE_KEY_BYTES
+from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.protocol import (
     Answer,

@@ -19,9 +19,9 @@ from functools import partial
 from threading import Condition, Lock
 from typing import TypeVar
 
-from unified_cache.config import GuardConfig
-from unified_cache.errors import ClosedError, StorageError, StorageTimeoutError
-from unified_cache.seal import Label
+from unified_cache.core.config import GuardConfig
+from unified_cache.core.errors import ClosedError, StorageError, StorageTimeoutError
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.bounded_call import (
     BoundedCall,
     CallState,

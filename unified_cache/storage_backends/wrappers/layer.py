@@ -5,8 +5,8 @@ from enum import Enum
 from functools import partial
 from typing import TypeVar
 
+from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import Label
 from unified_cache.storage_backends.catalog import Catalog, UsedBetween, catalog_in, catalog_of
 from unified_cache.storage_backends.protocol import (
     Answer,

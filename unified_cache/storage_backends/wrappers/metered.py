@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from unified_cache.extras import needs_extra
-from unified_cache.seal import Label
+from unified_cache.core.extras import needs_extra
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer

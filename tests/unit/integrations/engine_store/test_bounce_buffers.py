@@ -6,7 +6,7 @@ from threading import Thread
 import pytest
 
 from tests.support.clock import ManualClock
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
 from unified_cache.integrations.engine_store.buffers import BounceBuffer, BounceMemory
 
 PAGE = 4096

@@ -11,11 +11,11 @@ import pytest
 from tests.support.engine_rows import IDENTITY, LAYOUT, PAGE_BYTES, EngineRows, label_of, payload_of
 from tests.support.service import LoopbackServer
 from tests.support.wrappers import PATIENCE_S
-from unified_cache.config import GuardConfig
-from unified_cache.errors import StorageError
+from unified_cache.core.config import GuardConfig
+from unified_cache.core.errors import StorageError
+from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.integrations.engine_store import EnginePage, EngineStore, EngineStoreConfig, Unavailable
 from unified_cache.integrations.engine_store.buffers import BounceMemory
-from unified_cache.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO
 from unified_cache.storage_backends.wrappers import Method

@@ -9,7 +9,7 @@ import pytest
 from tests.support.engine_rows import IDENTITY, LAYOUT, EngineRows, payload_of
 from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from tests.support.wrappers import PATIENCE_S
-from unified_cache.config import GuardConfig
+from unified_cache.core.config import GuardConfig
 from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer

@@ -9,12 +9,12 @@ from tests.support.clock import ManualClock
 from tests.support.engine_rows import IDENTITY, LAYOUT, PAGE_BYTES, EngineRows, label_of, payload_of
 from tests.support.running_service import running
 from unified_cache.components import Full
-from unified_cache.config import GuardConfig
-from unified_cache.errors import ConfigError, StorageError
+from unified_cache.core.config import GuardConfig
+from unified_cache.core.errors import ConfigError, StorageError
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.seal import HEADER_BYTES, Flaw
 from unified_cache.integrations.engine_store import EnginePage, EngineStore, EngineStoreConfig, Unavailable
 from unified_cache.integrations.engine_store import tasks as tasks_module
-from unified_cache.pool import Identity, ModelLayout, PoolSpec
-from unified_cache.seal import HEADER_BYTES, Flaw
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
+from unified_cache.core.page import PageKey
+from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec
+from unified_cache.core.seal import Label
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.integrations.engine_store import EnginePage, EngineStore
 from unified_cache.integrations.engine_store.pools import AffineRows, BundleName, BundlePages, EnginePools, PoolNeed
-from unified_cache.page import PageKey
-from unified_cache.pool import Component, Identity, ModelLayout, PoolSpec
-from unified_cache.seal import Label
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.wrappers import Method
-from unified_cache.window import SPAN_ALL
 
 SLOTS = 64
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from unified_cache.errors import InputError
+from unified_cache.core.errors import InputError
 from unified_cache.integrations.engine_store.pools import AffineRows, AskedRows, rows_at
 
 SLOTS = 40

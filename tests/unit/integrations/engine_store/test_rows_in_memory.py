@@ -12,7 +12,7 @@ from tests.support.engine_rows import IDENTITY, LAYOUT, PAGE_BYTES, EngineRows, 
 from tests.support.files import RefusingDisk
 from tests.support.store_kinds import StoreKind
 from tests.support.wrappers import PATIENCE_S
-from unified_cache.config import GuardConfig
+from unified_cache.core.config import GuardConfig
 from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig, Unavailable
 from unified_cache.integrations.engine_store.buffers import BounceMemory
 from unified_cache.storage_backends.directory.disk import Disk

@@ -18,12 +18,12 @@ from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFau
 from tests.support.running_service import running
 from tests.support.service import wait_for
 from tests.support.wrappers import PATIENCE_S, scripted
-from unified_cache.config import GuardConfig
-from unified_cache.errors import StorageError
+from unified_cache.core.config import GuardConfig
+from unified_cache.core.errors import StorageError
+from unified_cache.core.seal import HEADER_BYTES, Flaw, seal
 from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig, Unavailable
 from unified_cache.integrations.engine_store.away import Retries
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import HEADER_BYTES, Flaw, seal
 from unified_cache.storage_backends.common.breaker import Backoff, BreakerState
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend

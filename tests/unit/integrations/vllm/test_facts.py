@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.window import SPAN_ALL, SPAN_UNTOLD
 from unified_cache.integrations.vllm.facts import OffloadedGroup, engine_facts, row_shape, spec_facts
 from unified_cache.integrations.vllm.names import VllmFacts
 from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.integrations.weights import weights_digest
-from unified_cache.window import SPAN_ALL, SPAN_UNTOLD
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

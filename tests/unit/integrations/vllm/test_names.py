@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 
 from tests.support.vllm_tier import FACTS, ROW, offload_key
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.window import SPAN_ALL, SPAN_UNTOLD
 from unified_cache.integrations.vllm.names import ChunkNames, GroupFacts, RowShape, VllmFacts, is_stable_key
 from unified_cache.storage_backends.manifest import described_by, manifest_of
-from unified_cache.window import SPAN_ALL, SPAN_UNTOLD
 
 
 def label_of(facts: VllmFacts, row: RowShape = ROW) -> bytes:

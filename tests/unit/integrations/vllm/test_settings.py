@@ -1,6 +1,6 @@
 import pytest
 
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
 from unified_cache.integrations.vllm.settings import OnReset, TierSettings, own_keys
 from unified_cache.storage_backends.protocol import Level
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.files import put
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
 from unified_cache.storage_backends.directory.front import FREE_BYTES_MIN, DirectoryAddress, parse_address
 from unified_cache.storage_backends.file.store import open_url
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.files import FaultyDisk, put
 from tests.support.store_kinds import DirectoryStorage, StoreKind
-from unified_cache.errors import ClosedError, ConfigError, StorageError
+from unified_cache.core.errors import ClosedError, ConfigError, StorageError
 from unified_cache.storage_backends.catalog import UsedBetween, catalog_of
 from unified_cache.storage_backends.directory.front import STAMP_GRAIN_NS
 from unified_cache.storage_backends.manifest import manifest_of

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.files import descriptors, path_of
-from unified_cache.errors import StorageError
-from unified_cache.seal import HEADER_BYTES, Label, PageChecksum, seal
+from unified_cache.core.errors import StorageError
+from unified_cache.core.seal import HEADER_BYTES, Label, PageChecksum, seal
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.page_reads import DIRECT_BLOCK_BYTES, LANDING_SLOTS
 from unified_cache.storage_backends.directory.read_queue import FileRead, FileReads

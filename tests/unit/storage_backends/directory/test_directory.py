@@ -14,9 +14,9 @@ from google.protobuf.json_format import MessageToJson
 
 from tests.support.files import FaultyDisk, bytes_in, descriptors, put
 from tests.support.store_kinds import DirectoryStorage, StoreKind
-from unified_cache.errors import ClosedError, ConfigError, InputError, StorageError
-from unified_cache.pool import Identity
-from unified_cache.seal import Label
+from unified_cache.core.errors import ClosedError, ConfigError, InputError, StorageError
+from unified_cache.core.pool import Identity
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.testing.storage_contract import (

@@ -14,8 +14,8 @@ from tests.support.budget import LONG
 from tests.support.file_power import Photograph, PowerDisk
 from tests.support.files import FaultyDisk, chain, path_of, put
 from tests.support.store_kinds import DirectoryStorage, StoreKind
-from unified_cache.errors import StorageError
-from unified_cache.seal import HEADER_BYTES
+from unified_cache.core.errors import StorageError
+from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.testing.storage_contract import (

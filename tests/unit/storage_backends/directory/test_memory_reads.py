@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.files import RefusingDisk
 from tests.support.store_kinds import DirectoryStorage, StoreKind
-from unified_cache.page import PageKey
-from unified_cache.seal import HEADER_BYTES, Label
+from unified_cache.core.page import PageKey
+from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.directory import page_reads
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.front import PAGES_WAITING_MAX, STAMP_GRAIN_NS

@@ -10,7 +10,7 @@ from tests.support.budget import examples
 from tests.support.file_power import Photograph, PowerDisk
 from tests.support.files import FaultyDisk, chain, put, temps
 from tests.support.store_kinds import StoreKind
-from unified_cache.errors import StorageError
+from unified_cache.core.errors import StorageError
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.verified import VerifiedStorage

@@ -15,7 +15,7 @@ from tests.support.faulty_storage import FaultyStorage, ScriptedFaults, StorageF
 from tests.support.files import DiskFault, FaultyDisk
 from tests.support.store_kinds import StoreKind
 from tests.support.wrappers import retrying
-from unified_cache.seal import HEADER_BYTES, Flaw, PageChecksum, verify_buffers
+from unified_cache.core.seal import HEADER_BYTES, Flaw, PageChecksum, verify_buffers
 from unified_cache.storage_backends import verified
 from unified_cache.storage_backends.directory import disk as disk_module
 from unified_cache.storage_backends.memory import MemoryStorage

@@ -8,7 +8,7 @@ from threading import get_ident
 
 import pytest
 
-from unified_cache.seal import HEADER_BYTES, seal
+from unified_cache.core.seal import HEADER_BYTES, seal
 from unified_cache.storage_backends.directory.disk import BatchSyncs, Disk
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Level, PageIO

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.files import path_of
-from unified_cache.seal import FORMAT_VERSION, HEADER_BYTES, Flaw
+from unified_cache.core.seal import FORMAT_VERSION, HEADER_BYTES, Flaw
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.verified import VerifiedStorage

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.files import DiskFault, FaultyDisk, RefusingDisk, bytes_in, descriptors, held, path_of, put, temps
-from unified_cache.errors import InputError, StorageError, StorageFullError
-from unified_cache.pool import Identity
-from unified_cache.seal import Label
+from unified_cache.core.errors import InputError, StorageError, StorageFullError
+from unified_cache.core.pool import Identity
+from unified_cache.core.seal import Label
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.file.store import DIRECTORIES_OPEN_MAX, FileStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
@@ -30,7 +30,7 @@ from unified_cache.testing.storage_contract import (
 
 LIMITED_WRITER = """
 import resource, sys
-from unified_cache.errors import StorageFullError
+from unified_cache.core.errors import StorageFullError
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.testing.storage_contract import blank_page, label, sealed_page

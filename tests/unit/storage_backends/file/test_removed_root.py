@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.files import bytes_in, descriptors, held, put
-from unified_cache.errors import StorageError
+from unified_cache.core.errors import StorageError
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level

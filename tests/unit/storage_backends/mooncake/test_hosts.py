@@ -2,7 +2,7 @@
 
 import pytest
 
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
 from unified_cache.storage_backends.mooncake.address import check_resolves, source_host
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from unified_cache.errors import ConfigError
+from unified_cache.core.errors import ConfigError
 from unified_cache.storage_backends.mooncake.native import missing_packages, usable_wheel
 
 

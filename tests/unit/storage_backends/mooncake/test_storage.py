@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from tests.support.clock import ManualClock
-from unified_cache.errors import ConfigError, StorageError
+from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.storage_backends.mooncake.address import MooncakeAddress, address_of_url
 from unified_cache.storage_backends.mooncake.client import BATCH_BYTES, BATCH_OBJECTS, ObjectBuffers, batches
 from unified_cache.storage_backends.mooncake.endpoints import (

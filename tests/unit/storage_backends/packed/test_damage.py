@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.files import DiskFault, FaultyDisk, descriptors, put
-from unified_cache.errors import StorageError, StorageFullError
-from unified_cache.seal import Flaw
+from unified_cache.core.errors import StorageError, StorageFullError
+from unified_cache.core.seal import Flaw
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.files import DiskFault, FaultyDisk, put
-from unified_cache.errors import StorageError
+from unified_cache.core.errors import StorageError
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level

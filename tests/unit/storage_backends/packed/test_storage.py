@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.files import FaultyDisk, descriptors, held, put
-from unified_cache.errors import InputError, StorageError
-from unified_cache.seal import Label, verify_buffers
+from unified_cache.core.errors import InputError, StorageError
+from unified_cache.core.seal import Label, verify_buffers
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.front import STAMP_GRAIN_NS, Clock
 from unified_cache.storage_backends.packed.store import PackedStorage, open_url
@@ -33,7 +33,7 @@ SLOT_BYTES = 1152
 
 SECOND_OPENER = """
 import sys
-from unified_cache.errors import StorageError
+from unified_cache.core.errors import StorageError
 from unified_cache.storage_backends.packed.store import PackedStorage
 try:
     PackedStorage.open(sys.argv[1]).close()

@@ -12,9 +12,10 @@ import pytest
 from tests.support.clock import ManualClock
 from tests.support.service import LoopbackServer, limits_with
 from unified_cache.components import Full
-from unified_cache.errors import StorageError
-from unified_cache.pool import ModelLayout, PoolSpec
-from unified_cache.seal import HEADER_BYTES, Label, PageChecksum, verify_buffers
+from unified_cache.core.errors import StorageError
+from unified_cache.core.pool import ModelLayout, PoolSpec
+from unified_cache.core.seal import HEADER_BYTES, Label, PageChecksum, verify_buffers
+from unified_cache.proto.wire.calls import Call
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
@@ -22,7 +23,6 @@ from unified_cache.storage_backends.remote.batches import GatedMessages
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.testing.storage_contract import MODEL, blank_page, bytes_of, label, open_for_contract, sealed_page
-from unified_cache.wire.calls import Call
 
 PATIENCE_S = 30.0
 LARGE_BYTES = HEADER_BYTES + (6 << 20)

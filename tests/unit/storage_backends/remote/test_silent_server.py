@@ -8,13 +8,13 @@ import pytest
 from tests.support.cache import ToyEngine, WholePromptCache, toy_layout
 from tests.support.operations import PAGE, serve, started, tokens
 from tests.support.service import LoopbackServer
-from unified_cache.config import CacheConfig, GuardConfig, WritePolicy
 from unified_cache.controller import InlineWorkers, OperationState
+from unified_cache.core.config import CacheConfig, GuardConfig, WritePolicy
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.storage_backends.wrappers import StorageGuard
-from unified_cache.window import SPAN_ALL
 
 TIMEOUT_S = 1.0
 """Of the client."""

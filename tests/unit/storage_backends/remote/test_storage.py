@@ -12,10 +12,12 @@ import pytest
 
 from tests.support.clock import ManualClock
 from tests.support.service import LoopbackServer
-from unified_cache.errors import ConfigError, InputError, StorageError
-from unified_cache.pool import Identity
+from unified_cache.core.errors import ConfigError, InputError, StorageError
+from unified_cache.core.pool import Identity
+from unified_cache.core.seal import FORMAT_VERSION, HEADER_BYTES
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.seal import FORMAT_VERSION, HEADER_BYTES
+from unified_cache.proto.wire.calls import Call
+from unified_cache.proto.wire.parts import Chunk, decoded, encoded, parts_of
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level
@@ -35,8 +37,6 @@ from unified_cache.testing.storage_contract import (
     open_for_contract,
     sealed_page,
 )
-from unified_cache.wire.calls import Call
-from unified_cache.wire.parts import Chunk, decoded, encoded, parts_of
 
 KEYS = [sha256(b"%d" % number).digest() for number in range(3000)]
 

@@ -9,14 +9,14 @@ import grpc
 import pytest
 
 from tests.support.service import LoopbackServer, limits_with
-from unified_cache.errors import StorageError
+from unified_cache.core.errors import StorageError
 from unified_cache.proto import service_pb2 as pb
+from unified_cache.proto.wire.calls import Call
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.testing.storage_contract import blank_page, label, open_for_contract, sealed_page
-from unified_cache.wire.calls import Call
 
 NO_MESSAGE = b"\xff\xff\xff"
 LIMITS = limits_with()

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.support.clock import ManualClock
 from tests.support.faulty_storage import FaultyStorage, StorageFault
 from tests.support.wrappers import PATIENCE_S, blank, breaking, scripted, sealed
-from unified_cache.errors import ClosedError, ConfigError, InputError, StorageError, StorageFullError
+from unified_cache.core.errors import ClosedError, ConfigError, InputError, StorageError, StorageFullError
 from unified_cache.storage_backends.common.breaker import Backoff, BreakerState, CircuitBreaker
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage

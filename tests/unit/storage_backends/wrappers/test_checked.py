@@ -10,18 +10,18 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.support.wrappers import blank, sealed
-from unified_cache.config import GuardConfig
-from unified_cache.errors import StorageError
+from unified_cache.core.config import GuardConfig
+from unified_cache.core.errors import StorageError
+from unified_cache.core.seal import Label
+from unified_cache.core.settings.service import ServiceSettings
 from unified_cache.integrations.engine_store.interface import Unavailable
 from unified_cache.integrations.engine_store.store import EngineStore
-from unified_cache.offline.stores import open_existing, open_to_read
-from unified_cache.seal import Label
 from unified_cache.service.store.guarded import GuardedStore
-from unified_cache.settings.service import ServiceSettings
 from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.offline.stores import open_existing, open_to_read
 from unified_cache.storage_backends.protocol import (
     Answer,
     Level,

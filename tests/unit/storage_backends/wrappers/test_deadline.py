@@ -11,7 +11,7 @@ import pytest
 from tests.support.clock import ManualClock
 from tests.support.faulty_storage import FaultyStorage, StorageFault
 from tests.support.wrappers import PATIENCE_S, bounded, scripted, sealed
-from unified_cache.errors import ClosedError, StorageError, StorageTimeoutError
+from unified_cache.core.errors import ClosedError, StorageError, StorageTimeoutError
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.wrappers import StorageGuard

@@ -8,8 +8,8 @@ import pytest
 from tests.support.clock import ManualClock
 from tests.support.faulty_storage import POISON, FaultyStorage, SeededFaults, StorageFault
 from tests.support.wrappers import PATIENCE_S, blank, bounded, scripted, sealed
-from unified_cache.errors import ConfigError, StorageError
-from unified_cache.seal import Flaw, verify_buffers
+from unified_cache.core.errors import ConfigError, StorageError
+from unified_cache.core.seal import Flaw, verify_buffers
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.storage_backends.wrappers import Method

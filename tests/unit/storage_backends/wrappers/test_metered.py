@@ -11,7 +11,7 @@ from tests.sources import ROOT
 from tests.support.clock import ManualClock
 from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from tests.support.wrappers import blank, scripted, sealed
-from unified_cache.errors import ClosedError, StorageError
+from unified_cache.core.errors import ClosedError, StorageError
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Level

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.support.clock import ManualClock
 from tests.support.faulty_storage import StorageFault
 from tests.support.wrappers import blank, retrying, scripted, sealed
-from unified_cache.errors import StorageError, StorageTimeoutError
+from unified_cache.core.errors import StorageError, StorageTimeoutError
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 from tests.support.clock import ManualClock
 from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from tests.support.wrappers import OF_ANY_SPEED, PATIENCE_S
-from unified_cache.config import GuardConfig
-from unified_cache.errors import StorageError, StorageTimeoutError
+from unified_cache.core.config import GuardConfig
+from unified_cache.core.errors import StorageError, StorageTimeoutError
 from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend

@@ -1,0 +1,765 @@
+"""The cache an engine embeds: which prefix need not be computed again, where its pages lie, what moves them.
+
+``UnifiedCache`` has what a request asks for first, what an operator asks for last.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Never, Self
+
+from unified_cache.cache.explain.cached import explain
+from unified_cache.cache.explain.explanation import Explanation
+from unified_cache.cache.recording.requests import RequestWatcher
+from unified_cache.cache.stats import LookupCounts, PublishedStats, Stats
+from unified_cache.controller import (
+    Controller,
+    LayerwiseLoad,
+    NotStarted,
+    Operation,
+    PageTally,
+    StorageTier,
+    ThreadWorkers,
+    TransferKind,
+    Workers,
+)
+from unified_cache.controller.backup import Backups
+from unified_cache.controller.backup_scheduler import BackupScheduler
+from unified_cache.controller.estimates import TransferSpeeds
+from unified_cache.controller.ledger import Ledger, VictimSaver
+from unified_cache.controller.memory import ComputeStreams, DevicePool, PageMemory, TieredMemory
+from unified_cache.controller.operation import Traffic, TrafficCounts
+from unified_cache.controller.prefetch import Loads, Prefetches, PrefetchProgress
+from unified_cache.controller.ranks import LocalRanks, RankGroup, check_configuration, pools_to_store, together
+from unified_cache.controller.storage_tier import storage_of
+from unified_cache.core.config import CacheConfig, TransferPolicy, WritePolicy
+from unified_cache.core.errors import (
+    ClosedError,
+    InputError,
+    OwnerThreadError,
+    RankLostError,
+    StateError,
+    WaitTimeoutError,
+    check_kind,
+    check_text,
+)
+from unified_cache.core.gone import method_instead
+from unified_cache.core.miss_reason import ForgottenPages
+from unified_cache.core.page import DEFAULT_NAMESPACE, Namespace, Prompt, TokensLike
+from unified_cache.core.pool import Identity, ModelLayout, Pages, Slots, Tier, identity_of
+from unified_cache.core.slots import PairedAllocator
+from unified_cache.storage_backends.protocol import Level, StorageBackend
+from unified_cache.tree import UNNAMED, Lock, Match, Preference, binding_components
+
+__all__ = ["UnifiedCache"]
+
+logger = logging.getLogger(__name__)
+
+
+class UnifiedCache:
+    """Prefix cache over device, host and storage. One thread owns it; only that thread may call it.
+
+    A request's life: ``match`` its prompt; ``prefetch`` and ``load`` what lies further down, ``poll`` until that
+    is over and match again; ``lock`` what is on the device; ``allocate`` slots for the rest and compute it;
+    ``insert``; ``backup``; ``release``. See ARCHITECTURE.md.
+
+    Ranks of a group each have one, hold different shards of the same pages, and make the same calls in the same order.
+    """
+
+    @classmethod
+    def open(
+        cls,
+        layout: ModelLayout,
+        config: CacheConfig,
+        device_pools: Sequence[DevicePool],
+        *,
+        identity: Identity | str,
+        storage: StorageBackend | str | None = None,
+        workers: Workers | None = None,
+        ranks: RankGroup = LocalRanks(),
+        after: ComputeStreams | None = None,
+    ) -> "UnifiedCache":
+        """Put a cache over the engine's own tensors; the calling thread owns it.
+
+        ``device_pools`` holds one pool for each of the layout's, with a slot more than ``config.device_pages``.
+        ``identity`` may be the name of a model, and ``storage`` a URL, see ``open_storage``. The cache takes the store
+        over, unless this raises: it verifies every page read and closes it in the end.
+
+        ``after`` returns the CUDA streams that the engine computes on, one at least, whenever a copy is to come after
+        what they have been given; without it that is the owner's current stream.
+
+        Raises:
+            ConfigError: pools, layout and sizes do not fit each other, the pools are not on one device that is the CPU
+                or a GPU, or host memory does not suffice.
+            StorageError: the store cannot be opened, or does not take the layout.
+        """
+        memory = TieredMemory.fitting(layout, config, device_pools, after)
+        with ExitStack() as undo, storage_of(storage) as store:
+            undo.callback(memory.close)
+            cache = cls.assemble(layout, config, memory, workers, identity_of(identity), store, ranks)
+            undo.pop_all()
+        return cache
+
+    @classmethod
+    def assemble(
+        cls,
+        layout: ModelLayout,
+        config: CacheConfig,
+        memory: PageMemory,
+        workers: Workers | None,
+        identity: Identity,
+        storage: StorageBackend | None,
+        ranks: RankGroup = LocalRanks(),
+    ) -> "UnifiedCache":
+        """Put a cache over any memory, for simulation and for sizing without bytes; otherwise as ``open``.
+
+        Without ``workers`` it starts threads; an error leaves none behind.
+        """
+        check_configuration(ranks, layout, config, identity, has_storage=storage is not None)
+        if workers is None:
+            workers = ThreadWorkers.start(storage=config.storage_workers)
+        cache = cls(layout, config, memory, workers, identity, ranks)
+        if storage is not None:
+            try:
+                cache.attach(storage)
+            except BaseException:
+                workers.close(config.close_timeout_s)
+                raise
+        logger.info("opened a cache of %s device and %s host pages", config.device_pages, config.host_pages)
+        return cache
+
+    def __init__(
+        self,
+        layout: ModelLayout,
+        config: CacheConfig,
+        memory: PageMemory,
+        workers: Workers,
+        identity: Identity,
+        ranks: RankGroup = LocalRanks(),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take parts that fit each other; ``UnifiedCache.open`` puts them together.
+
+        Transfers are timed and bounded by ``clock``, in seconds; so are sessions that come back, and the time to live.
+        """
+        self.layout = layout
+        self.config = config
+        self.identity = identity
+        self._memory = memory
+        self._storage: StorageTier | None = None
+        forgotten = ForgottenPages(config.forgotten_pages_max) if config.forgotten_pages_max else None
+        capacity = (config.device_pages, config.host_pages)
+        self._ledger = Ledger(layout, capacity, config.eviction, forgotten, clock, self._saver)
+        self.changes = self._ledger.changes
+        """Pages that enter and leave the tiers, for one watcher: a publisher of KV events."""
+        self._ranks = ranks
+        self._controller = Controller(workers, config.operations_max, config.operation_timeout_s, clock, ranks)
+        prefetch_max = int(config.host_pages[0] * config.prefetching.host_share)
+        self._speeds = TransferSpeeds(layout, config, ranks, clock)
+        self._traffic = TrafficCounts(layout)
+        self._loads = Loads(self._ledger, memory, ranks, self._traffic)
+        self._prefetches = Prefetches(self._ledger, memory, prefetch_max, ranks, self._traffic, self._speeds)
+        self._backups = Backups(self._ledger, memory, identity.owners(layout), ranks, self._traffic)
+        self._scheduler = BackupScheduler(config, self._backups, self._controller, ranks, clock)
+        self._locks: set[Lock] = set()
+        self._owner = threading.get_ident()
+        self._closed = False
+        self._lookups = LookupCounts()
+        self._recorder: RequestWatcher | None = None
+        self._published = PublishedStats(self._count)
+
+    if not TYPE_CHECKING:  # for a type checker there are no methods but those that there are
+
+        def __getattr__(self, name: str) -> Never:
+            """Raise an AttributeError that says what to use in the place of a method that is gone."""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}{method_instead(name)}"
+            raise AttributeError(message, name=name, obj=self)
+
+    # ---- asking --------------------------------------------------------------------------------------------
+
+    def prompt(
+        self,
+        tokens: TokensLike,
+        namespace: Namespace = DEFAULT_NAMESPACE,
+        session: str | None = None,
+        *,
+        whole: bool = False,
+    ) -> Prompt:
+        """Convert token ids once; whole pages only, a partial tail is never cached.
+
+        ``session`` names the session whose request it is, for ``session_returns``. ``whole`` says
+        that all pages can be reused, see ``Prompt.of``; otherwise one token at least is left to compute.
+
+        Raises:
+            TokenError: not a flat run of integers in [0, 2**31).
+            InputError: ``session`` is neither text nor None.
+        """
+        if namespace is not DEFAULT_NAMESPACE and self.changes.names_namespaces:
+            self.changes.note_namespace(namespace)
+        return Prompt.of(tokens, self.layout.page_size, namespace, session, whole=whole)
+
+    def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:
+        """Find the longest prefix that can be resumed from the device, and from device and host.
+
+        It leaves a token to compute: of a prompt whose tokens fill its pages, the last page is not part of it
+        (``Prompt.reusable_pages``). Makes recent what is held of the prompt and changes nothing else. The match is dead
+        as soon as the tree changes. Where pages go by priority, that prefix has at least ``priority`` from now on.
+        """
+        self._enter()
+        found = self._ledger.tree.match(prompt, priority).within(prompt.reusable_pages)
+        self._lookups.note(prompt.reusable_pages, found.device_end, found.host_end)
+        if self._recorder is not None:
+            self._recorder.matched(prompt, found.device_end, found.host_end)
+        return found
+
+    def lock(self, found: Match) -> Lock:
+        """Pin the device prefix of a match until ``release``; the match is dead afterwards.
+
+        Raises:
+            StaleMatchError: the tree has changed since; match again.
+        """
+        self._enter()
+        check_kind(found, Match, "a match")
+        used = found.prompt.head(found.used_end)
+        visit = self._ledger.tree.use(found, used.pages_count)
+        bound_by = binding_components(found) if self._recorder is not None else ()
+        if found.tree_end and self._storage is not None and self.config.write is not WritePolicy.ON_CALL:
+            self._backups.note_use(found, self._storage)
+        lock = self._ledger.tree.lock(found, found.device_end, Tier.DEVICE, visit)
+        self._locks.add(lock)
+        if self._speeds.is_choosing:
+            self._speeds.prefill.begin(lock)
+        if self._recorder is not None:
+            self._recorder.locked(found.prompt, lock, bound_by)
+        if used.pages_count:
+            self._scheduler.reused(used)
+            self._scheduler.start_due(self._storage)
+        return lock
+
+    def slots(self, lock: Lock, component: int = 0) -> Slots:
+        """Return the device slots that a lock pins for a component: all pages for Full, else its window.
+
+        Raises:
+            LockError, InputError: released already, or another cache's; there is no such component.
+        """
+        self._enter()
+        return self._ledger.lock_slots(lock, component)
+
+    def release(self, lock: Lock) -> None:
+        """Take a lock back, once.
+
+        Raises:
+            LockError: released already, or another cache's.
+        """
+        self._enter()
+        self._ledger.tree.unlock(lock)
+        self._locks.discard(lock)
+        if self._speeds.is_choosing:
+            self._speeds.prefill.leave(lock)
+        if self._recorder is not None:
+            self._recorder.released(lock)
+
+    def release_windows(self, lock: Lock) -> None:
+        """Unpin the windows and states that a lock pins; Full stays pinned until ``release``.
+
+        For a request whose own pages have filled its windows: what it resumed from becomes evictable while it still
+        runs. It must not read those pages any more, nor ``fork`` them. Once more changes nothing.
+
+        Raises:
+            LockError: released already, or another cache's.
+        """
+        self._enter()
+        self._ledger.tree.release_windows(lock)
+
+    # ---- computing -----------------------------------------------------------------------------------------
+
+    def checkpoint_ends(self, found: Match) -> tuple[int, ...]:
+        """Return the ends, ascending, at which a request that goes on from ``found`` leaves what a resume needs.
+
+        See ``config.Retention``. The last one is the prompt's own end, where a longer prompt resumes; where that is a
+        page farther than ``match`` goes, the one before it is kept too, for the same prompt again.
+        """
+        prompt = found.prompt
+        ends = self.config.retention.ends(prompt.pages_count, found.tree_end, self.layout.page_size)
+        return tuple(sorted(end for end in {prompt.reusable_pages, *ends} if end > found.device_end))
+
+    def pages_to_allocate(self, start: int, end: int, ends: Iterable[int]) -> list[Pages]:
+        """Tell by component which pages of [start, end) a resume at one of ``ends`` needs: what ``allocate`` takes.
+
+        See ``ModelLayout.pages_to_allocate``.
+        """
+        return self.layout.pages_to_allocate(start, end, ends)
+
+    def available(self, component: int = 0) -> int:
+        """Return how many device pages of a component ``allocate`` could hand out now: free and evictable ones. O(1).
+
+        Until the next lock, insert or transfer, an ``allocate`` that asks for no more than that of any component
+        succeeds. ``stats`` has the same for all components and tiers, with the protected pages.
+        """
+        self._enter()
+        self.layout.check_component(component)
+        return self._ledger.available_pages(Tier.DEVICE, component)
+
+    def allocate(self, masks: Sequence[Pages], *, may_wait: bool = True) -> list[Slots] | None:
+        """Hand out device slots for pages to be computed, evicting what is short; None if pins leave too little.
+
+        ``masks`` has an array per component, True for each page that gets a slot. Returns an array per component with
+        an entry per page, -1 where it gets none: what ``insert`` takes. Until then, or until ``free``, they are the
+        caller's.
+
+        With write-back and write-through it waits until what it evicts has been copied to the host. Where it should not
+        (``may_wait``), it evicts first what the host has, however recent, and waits only if that is not enough.
+
+        Raises:
+            InputError: not an array for each component, of one length, the first all True.
+        """
+        self._enter()
+        return self._ledger.allocate_pages(masks, may_wait=may_wait)
+
+    def free(self, pages: Sequence[Slots]) -> None:
+        """Take back what ``allocate`` or ``fork`` handed out and ``insert`` did not take.
+
+        Raises:
+            SlotError: a slot is not the caller's. Nothing was freed.
+        """
+        self._enter()
+        self._ledger.free_pages(pages)
+
+    def trim(self, pages: Sequence[Slots], masks: Sequence[Pages]) -> None:
+        """Take back of an allocation the slots of pages whose mask is False; they become -1 in ``pages``.
+
+        For what has left every window that matters while its request still runs; Full keeps its slots.
+
+        Raises:
+            InputError: as ``allocate``, or the arrays differ in length.
+            SlotError: a slot is not the caller's. Nothing was freed.
+        """
+        self._enter()
+        self._ledger.trim_pages(pages, masks)
+
+    def fork(self, lock: Lock) -> list[Slots] | None:
+        """Copy the state at the end of ``lock`` that a request goes on changing into slots of the caller's own.
+
+        That is recurrent state: the pinned page stays what it is, for others; the copy is the request's to run on
+        (copy-on-write). Returns an array per component, empty for those whose pages are never changed; None if
+        pins leave too little room, or nothing is locked. Give it back with ``free``, or to ``insert`` as the last
+        page of its component.
+
+        Raises:
+            InputError: the tree holds no state at the end of the lock, or the lock has released its windows.
+        """
+        self._enter()
+        return self._ledger.fork(lock, self._memory) if lock.end else None
+
+    def insert(self, prompt: Prompt, slots: Sequence[Slots], lock: Lock, priority: int = UNNAMED) -> Lock:
+        """Hand over the computed pages after those that ``lock`` pins; return a lock on the whole prompt instead.
+
+        That is all pages of the prompt, the last one too where ``match`` leaves it out: longer prompts reuse it.
+        ``slots[c]`` has an entry for each page from ``lock.end`` on, -1 where component ``c`` keeps none. The
+        prompt's slots are those of the new lock from now on: a page that somebody else inserted meanwhile is a
+        duplicate, and the caller's slot for it was freed.
+
+        Raises:
+            LockError: the lock was released already, or is another cache's; nothing was changed.
+            InputError, SlotError: see ``RadixTree.insert``; nothing was changed, slots and lock are the caller's.
+        """
+        self._enter()
+        tree = self._ledger.tree
+        tree.check_lock(lock)
+        inserted = self._ledger.insert(prompt, lock.end, slots, Tier.DEVICE, priority, lock.visit)
+        renewed = tree.lock_inserted(inserted, prompt, Tier.DEVICE, lock.visit)
+        if prompt.session is None:
+            renewed.session = lock.session
+        self._locks.add(renewed)
+        new_pages = prompt.pages_count - lock.end
+        if self._speeds.is_choosing:
+            self._speeds.prefill.end(lock, new_pages * prompt.page_size)
+        if self._recorder is not None:
+            self._recorder.inserted(lock, renewed)
+        self.release(lock)
+        if new_pages:
+            self._scheduler.inserted(prompt, new_pages)
+            self._scheduler.start_due(self._storage)
+        return renewed
+
+    @property
+    def pairing(self) -> PairedAllocator | None:
+        """Full's device slots and those reached through them, with their page map; None for a layout without."""
+        return self._ledger.paired
+
+    # ---- moving --------------------------------------------------------------------------------------------
+
+    def load(self, prompt: Prompt) -> Operation | NotStarted:
+        """Start bringing what the host holds of a prompt to the device, as far as ``match`` goes.
+
+        Not started if too much is under way, and where the transfer policy says never.
+
+        Raises:
+            ConfigError: there is no host tier.
+        """
+        self._enter()
+        self._ledger.tree.check_prompt(prompt)
+        self.config.check_host()
+        prompt = prompt.reusable
+        if self.config.transfer is TransferPolicy.NEVER:
+            return NotStarted.POLICY
+        tally = PageTally()
+        return self._controller.start(TransferKind.LOAD, self._loads.load(prompt, tally), tally=tally)
+
+    def backup(self, prompt: Prompt, level: Level = Level.CACHED) -> Operation | NotStarted:
+        """Start copying a prompt's device prefix to the host, and on to storage, unless too much is under way.
+
+        In the end it is DONE if all of the prompt is there, in storage where there is one; its ``tally`` says how many
+        pages are, and how many are not for which reason. A prompt that the host is too small for goes on to storage in
+        pieces.
+
+        Raises:
+            ConfigError: there is no host tier.
+        """
+        self._enter()
+        self._ledger.tree.check_prompt(prompt)
+        check_kind(level, Level, "a level, such as Level.DURABLE")
+        self.config.check_host()
+        tally = PageTally()
+        steps = self._backups.backup(prompt, self._storage, level, tally)
+        operation = self._controller.start(TransferKind.BACKUP, steps, tally=tally)
+        if not operation:
+            self._backups.note_declined(prompt)
+        return operation
+
+    def prefetch(self, prompt: Prompt, deadline_s: float = math.inf) -> Operation | NotStarted:
+        """Start reading what storage can add to a prompt, as far as ``match`` goes.
+
+        Not started without storage, or if it is not worth it now: fewer than ``config.prefetching.threshold_tokens``
+        are missing, or too much is under way, or the transfer policy says never. Nothing is read if storage adds fewer.
+        Where the policy asks for what is fastest, what is better computed is not read, and the operation says so
+        (``left_alone``). What has come is kept however the reading ends: as far as the prompt can be resumed from then,
+        and Full pages also for a later prefetch.
+
+        After ``deadline_s`` seconds, or ``config.prefetching.patience`` if that is sooner, the next ``poll`` returns it
+        as done, whatever the store still does, with what has come by then; what comes later is for other requests.
+
+        Raises:
+            InputError: the deadline is no positive number of seconds.
+        """
+        self._enter()
+        self._ledger.tree.check_prompt(prompt)
+        check_kind(deadline_s, int | float, "deadline_s as a number of seconds")
+        if not deadline_s > 0:
+            raise InputError(f"deadline_s must be a positive number of seconds from now, found {deadline_s}")
+        prompt = prompt.reusable
+        if self._storage is None:
+            return NotStarted.NO_STORAGE
+        if self.config.transfer is TransferPolicy.NEVER:
+            return NotStarted.POLICY
+        prefetching, page_size = self.config.prefetching, self.layout.page_size
+        missing_tokens = (prompt.pages_count - self._ledger.tree.match(prompt).host_end) * page_size
+        if missing_tokens < prefetching.threshold_tokens:
+            return NotStarted.BELOW_THRESHOLD
+        worth_pages = max(1, -(-prefetching.threshold_tokens // page_size))
+        steps = self._prefetches.prefetch(prompt, self._storage, worth_pages)
+        deadline_s = min(deadline_s, prefetching.patience(missing_tokens))
+        return self._controller.start(TransferKind.PREFETCH, steps, deadline_s=deadline_s)
+
+    def prefetch_progress(self, operation: Operation) -> PrefetchProgress | None:
+        """Return how far a prefetch has come that is reading now, as this rank sees it; None for any other operation.
+
+        For an engine that may not want to wait any longer: ``finish_early`` keeps what has come.
+        """
+        self._enter()
+        return self._prefetches.progress(operation)
+
+    def begin_layerwise(self, operation: Operation) -> LayerwiseLoad | None:
+        """Begin to read what a load brings, layer by layer, before it is in the tree; ``end_layerwise`` ends it.
+
+        None if the operation is over or no load, or if another one brings part of its prefix. Once the last layer was
+        there: ``end_layerwise``, then ``wait_all`` or ``poll`` until the load is over, then match and lock as ever.
+        """
+        self._enter()
+        load = self._loads.layerwise(operation)
+        if load is not None:
+            operation.followers.add(load)
+        return load
+
+    def end_layerwise(self, load: LayerwiseLoad) -> None:
+        """End the layer-wise reading of a load. A second call, or one after ``reset``, changes nothing."""
+        self._enter()
+        load.operation.followers.discard(load)
+
+    def poll(self) -> list[Operation]:
+        """Let transfers go on whose bytes have moved; return those that are over, each once.
+
+        Raises:
+            RankLostError: of several ranks, one no longer answers; told once. From now on nothing is moved any more.
+        """
+        self._enter()
+        over = self._controller.poll()
+        if self._storage is not None:
+            self._scheduler.look_at_clock()
+        self._scheduler.start_due(self._storage)
+        self.changes.take_removals()
+        self._published.publish_if_due()
+        return over
+
+    def wait_all(self, timeout_s: float) -> list[Operation]:
+        """Poll until no transfer is under way and no backup is due; return the transfers that are over, as ``poll``.
+
+        Raises:
+            WaitTimeoutError: some still are after ``timeout_s``; they go on, and ``poll`` returns them.
+            RankLostError: as ``poll``.
+        """
+        over = self.settle(timeout_s)
+        self._published.publish()
+        return over
+
+    def settle(self, timeout_s: float) -> list[Operation]:
+        """Wait as ``wait_all`` does, and publish figures as seldom as ``poll``: for who waits at every request.
+
+        Raises:
+            WaitTimeoutError, RankLostError: as ``wait_all``.
+        """
+        self._enter()
+        self._scheduler.wait_all(timeout_s, self._storage)
+        self._published.publish_if_due()
+        return self._controller.take_completed()
+
+    def finish_early(self, operation: Operation) -> None:
+        """End a transfer early and keep what has arrived, as far as it can be resumed from; ``poll`` returns it."""
+        self._enter()
+        operation.stop()
+
+    def cancel(self, operation: Operation) -> bool:
+        """End a transfer and keep nothing of it; tell whether it was still running.
+
+        Its slots are given back once no worker and no store uses them any more.
+        """
+        self._enter()
+        return self._controller.cancel(operation)
+
+    # ---- keeping -------------------------------------------------------------------------------------------
+
+    def prefer(self, prompt: Prompt, tier: Tier) -> Preference | None:
+        """Evict what ``tier`` holds of a prompt last, when nothing else is left to evict; give it to ``unprefer``.
+
+        For what is sure to come again, such as a system prompt. None, with nothing changed, if nothing is held or if
+        preferences would cover more than ``config.eviction.preferred_share`` of what a component can hold there. The
+        page that leaves all the same, and is computed again, is not preferred any more.
+        """
+        self._enter()
+        tree = self._ledger.tree
+        found = tree.match(prompt)
+        return tree.prefer(found, found.device_end if tier is Tier.DEVICE else tree.full_end(found, tier), tier)
+
+    def unprefer(self, preference: Preference) -> None:
+        """Take a preference back. Once more, or after ``reset``, changes nothing."""
+        self._enter()
+        self._ledger.tree.unprefer(preference)
+
+    def session_returns(self, session: str, within_s: float) -> bool:
+        """Say that a session comes back within some seconds: after the call of a tool, say; whatever the policy.
+
+        The prompt that it gave back last is preferred (see ``prefer``) on the device and the host, until its next
+        request is locked or the time is over. Tells whether anything is preferred now: nothing is where nothing of it
+        is known or held, where it is more than preferences may cover, and on several ranks, whose clocks differ.
+
+        Raises:
+            InputError: ``session`` is no text, or ``within_s`` no positive number of seconds.
+        """
+        self._enter()
+        check_text("the name of a session", session)
+        check_kind(within_s, int | float, "within_s as a number of seconds")
+        if not 0 < within_s < math.inf:
+            raise InputError(f"within_s must be a positive number of seconds from now, found {within_s}")
+        return self._ranks.size == 1 and self._ledger.tree.session_returns(session, within_s)
+
+    # ---- operating -----------------------------------------------------------------------------------------
+
+    def explain(self, prompt: Prompt, *, seeks_near: bool = True) -> Explanation:
+        """Say why a prompt's hit is as long as it is, and what became of the pages that are missing.
+
+        By tier and component how far it goes, and which component binds it; ``str()`` of it draws a picture. Its pages
+        are those that ``match`` could find, and so not the last one where its tokens fill it.
+        Where the transfer policy asks for what is fastest, it says what would be left in storage now, by the figures of
+        this rank. What has gone is remembered where ``config.forgotten_pages_max`` is not 0. It
+        changes nothing, not even recency, and asks the store once for all pages: as long as the store's guard lets it,
+        this waits. With ``seeks_near`` it looks for the same tokens under other namespaces and identities, too.
+        """
+        self._enter()
+        self._ledger.tree.check_prompt(prompt)
+        storage, prompt = self._storage, prompt.reusable
+        explanation = explain(self._ledger, self.config, storage, self.identity, prompt, seeks_near=seeks_near)
+        if storage is None:
+            return explanation
+        return replace(explanation, left_alone=self._prefetches.left_alone(prompt, storage, explanation.end))
+
+    def stats(self) -> Stats:
+        """Count what is where and what has moved."""
+        self._enter()
+        return self._count()
+
+    def published_stats(self) -> Stats:
+        """Return the figures that ``poll``, ``wait_all``, ``settle`` or ``close`` has published last; from any thread.
+
+        While the owner polls they are a little more than a second old at most. They are one moment's, and a value.
+        """
+        return self._published.latest
+
+    def traffic(self) -> dict[TransferKind, Traffic]:
+        """Count what has moved since the cache was opened; copies, the caller's own."""
+        self._enter()
+        return self._traffic.copy()
+
+    def record_to(self, watcher: RequestWatcher | None) -> None:
+        """Tell a watcher of every request from now on, such as one that a ``TraceRecorder`` makes; None ends that."""
+        self._enter()
+        self._recorder = watcher
+
+    def set_write_policy(self, policy: WritePolicy) -> None:
+        """Go on with another write policy; what the old one has put off is backed up now.
+
+        Raises:
+            ConfigError: it writes, and there is no host tier; the old one stays.
+        """
+        self._enter()
+        config = replace(self.config, write=policy)
+        self._scheduler.follow(config)
+        self.config = config
+        self._scheduler.start_due(self._storage)
+
+    def attach(self, storage: StorageBackend | str) -> None:
+        """Take a store, or the one that a URL names, over while the cache runs: verify all reads, close it in the end.
+
+        Raises:
+            StateError: there is one already.
+            ConfigError: there is no host tier, or nothing with bytes that all prefixes share, or two ranks that hold
+                different parts of the model name them alike.
+            StorageError: the store does not take the layout.
+            RankError: of several ranks, another could not take its store over.
+        """
+        self._enter()
+        if self._storage is not None:
+            raise StateError("a store is attached; detach it first")
+        self.config.check_host()
+        written = pools_to_store(self._ranks, self.identity, self.layout)
+        with together(self._ranks, "taking a store over"), storage_of(storage) as store:
+            assert store is not None
+            tier = StorageTier.open(store, self.config.guard, self.layout, self.identity, self._memory, written)
+        self._storage = tier
+        self._ledger.follow_storage(tier.backend, tier.owners)
+        self._scheduler.storage_attached()
+        logger.info("attached a store: %s", type(store).__name__)
+
+    def detach(self) -> list[str]:
+        """End what moves to or from the store and close it, in twice ``config.close_timeout_s``; name what hangs."""
+        self._enter()
+        if self._storage is None:
+            return []
+        tier = self._storage
+        self._storage = None
+        self._controller.stop_all()
+        self._controller.try_wait_all(self.config.close_timeout_s)  # the store is closed once it has returned
+        self._ledger.follow_storage(None, {})
+        hanging = tier.close(self.config.close_timeout_s)
+        logger.info("detached the store%s", _hanging(hanging))
+        return hanging
+
+    def clear_storage(self) -> Operation | NotStarted:
+        """Start removing what storage holds of this identity, and nobody else's, unless too much is under way.
+
+        What was there is gone when it is done. What a backup puts there meanwhile is taken back and not counted as
+        stored; a later one stores all of its prompt. Left may be what other processes put, or a store that hangs or
+        fails; a failed or cancelled call may have removed any part. Memory keeps its pages; of several ranks each
+        removes what it stores.
+        """
+        self._enter()
+        if self._storage is None:
+            return NotStarted.NO_STORAGE
+        return self._controller.start(TransferKind.CLEAR, self._backups.clear(self._storage))
+
+    def reset(self) -> None:
+        """Forget every prefix in memory; storage keeps its own. Ends transfers first.
+
+        Call it when no request runs: locks and arrivals that are out become void, and the slots they pinned are free.
+
+        Raises:
+            WaitTimeoutError: a transfer does not end within ``config.close_timeout_s``; nothing was forgotten.
+            RankLostError: as ``poll``; nothing was forgotten.
+        """
+        self._enter()
+        self._controller.leave_all()
+        self._controller.wait_all(self.config.close_timeout_s)
+        self._ledger.clear()
+        self._scheduler.forget()
+        self._speeds.prefill.leave_all()
+
+    def check(self) -> None:
+        """Assert every invariant of tree, locks and slots from scratch. For tests; slow."""
+        self._ledger.check(None if self._controller.live_count else list(self._locks))
+
+    def close(self) -> list[str]:
+        """End transfers and workers, then storage; return the names of workers that hang, which is rare and bad.
+
+        Where there is storage, what the write policy has put off is stored first, as far as there is time. A store that
+        a worker hangs in is closed once it has returned. Waits at most ``config.close_timeout_s``, three times. Once
+        more does nothing.
+        """
+        if self._closed:
+            return []
+        self._enter()
+        timeout_s = self.config.close_timeout_s
+        self._controller.leave_all()
+        if self._storage is not None:
+            self._scheduler.give_up_waiting()
+            self._scheduler.start_due(self._storage)
+        with suppress(WaitTimeoutError, RankLostError):  # what does not end in time is named below
+            self._scheduler.wait_all(timeout_s, self._storage)
+        self._closed = True
+        stuck = self._controller.close(timeout_s)
+        self._controller.take_completed()
+        given_up = self._scheduler.close()
+        if self._storage is not None:
+            stuck += self._storage.close(timeout_s)
+        if not stuck:
+            self._memory.close()
+        self._published.publish()
+        self._published.latest.warn_of_nothing_kept(self.config)
+        logger.info("closed the cache%s", _hanging(stuck))
+        if given_up.lost_pages:
+            logger.warning("%s", given_up)
+        return stuck
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _enter(self) -> None:
+        if threading.get_ident() != self._owner:
+            raise OwnerThreadError("a cache may be called only from the thread that opened it")
+        if self._closed:
+            raise ClosedError("the cache is closed")
+
+    def _saver(self) -> VictimSaver | None:
+        """Return what saves the pages that the device evicts, where the write policy backs all of them up."""
+        return self._backups if self._scheduler.writes_inserted else None
+
+    def _count(self) -> Stats:
+        return Stats.of(
+            self._ledger,
+            self._controller,
+            self._storage,
+            self._traffic,
+            self._lookups,
+            self._scheduler.counts(),
+            self._speeds,
+        )
+
+
+def _hanging(names: Sequence[str]) -> str:
+    """Return the end of a log line that names what hangs; empty if nothing does."""
+    return f"; still hanging: {', '.join(names)}" if names else ""

@@ -1,0 +1,191 @@
+"""Explains a prompt to the engine of a cache: looks at its tree, its memory of what has gone, and its store."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from unified_cache.cache.explain.explanation import (
+    Explainer,
+    Explanation,
+    LaneFates,
+    StoredPages,
+    StoreSilence,
+    present_pages,
+)
+from unified_cache.cache.explain.near import NearMatch, namespace_differences, near_in_store
+from unified_cache.controller import StorageTier
+from unified_cache.controller.ledger import Ledger
+from unified_cache.core.config import CacheConfig
+from unified_cache.core.errors import StorageError
+from unified_cache.core.miss_reason import FoundNotes, MissReason
+from unified_cache.core.page import Prompt, key_digests, prompt_digests
+from unified_cache.core.pool import Identity, Pages, Tier
+from unified_cache.storage_backends.manifest import Description
+
+__all__ = ["explain", "fates_of"]
+
+
+def fates_of(ledger: Ledger, prompt: Prompt, stored: StoredPages | StoreSilence | None) -> list[list[LaneFates]]:
+    """Return the fates of a prompt's pages by tier, as there are tiers, and component; changes nothing.
+
+    ``stored`` is what the store says, None where there is no store.
+    """
+    components = len(ledger.layout.components)
+    held = _held(ledger, prompt)
+    memory = [Tier.DEVICE, *([Tier.HOST] if ledger.capacity(Tier.HOST, 0) else [])]
+    if isinstance(stored, StoredPages):
+        held += stored.present
+    elif stored is not None:
+        held += [np.zeros(prompt.pages_count, np.bool_) for _ in range(components)]
+    notes = _notes(ledger, prompt, len(held))
+    places = [*map(int, memory), *([len(Tier)] if stored is not None else [])]
+    known = [_known(held[number::components], notes[number::components]) for number in range(components)]
+    arriving = ledger.tree.arriving(prompt)
+    is_complete = ledger.changes.forgotten is not None and ledger.changes.forgotten.is_complete
+    unknown = MissReason.NEVER_COMPUTED if is_complete else MissReason.NOT_REMEMBERED
+    fates: list[list[LaneFates]] = []
+    for place in places:
+        lanes: list[LaneFates] = []
+        for number in range(components):
+            lane = place * components + number
+            note = notes[lane]
+            reasons = note.reasons.copy()
+            is_repeated = note.reasons == MissReason.DUPLICATE
+            silent = note.reasons == MissReason.NOT_REMEMBERED
+            reasons[silent & ~known[number]] = MissReason.NOT_KEPT
+            reasons[silent & known[number]] = _absent(place)
+            reasons[silent & ~known[0]] = unknown
+            if place < len(Tier):
+                reasons[arriving[lane]] = MissReason.ARRIVING
+                lower = [held[later * components + number] for later in places if later > place]
+                reasons[silent & np.logical_or.reduce([*lower, np.zeros_like(silent)])] = MissReason.NOT_FETCHED
+            if place == len(Tier) and isinstance(stored, StoreSilence):
+                reasons[:] = MissReason.STORE_UNAVAILABLE
+            lanes.append(LaneFates(held[lane], reasons, note.components, note.noted_s, is_repeated & held[lane]))
+        fates.append(lanes)
+    return fates
+
+
+def _absent(place: int) -> MissReason:
+    """Return why a tier lacks pages that were somewhere, where nothing is remembered of it."""
+    return (MissReason.NOT_FETCHED, MissReason.NOT_BACKED_UP, MissReason.NOT_STORED)[place]
+
+
+def _held(ledger: Ledger, prompt: Prompt) -> list[Pages]:
+    """Return by lane of memory which pages of a prompt are held."""
+    tree = ledger.tree
+    found = tree.peek(prompt)
+    held: list[Pages] = []
+    for tier in Tier:
+        for component in range(len(ledger.layout.components)):
+            mask = np.zeros(prompt.pages_count, np.bool_)
+            mask[: found.tree_end] = tree.slots(found, tier, component, 0, found.tree_end) >= 0
+            held.append(mask)
+    return held
+
+
+def _notes(ledger: Ledger, prompt: Prompt, lanes: int) -> list[FoundNotes]:
+    """Return by lane what is remembered of a prompt's pages: of memory, and of storage where there is some."""
+    forgotten, count = ledger.changes.forgotten, prompt.pages_count
+    if forgotten is None or not count:
+        nothing = FoundNotes(np.zeros(count, np.uint8), np.zeros(count, np.uint8), np.zeros(count, np.float64))
+        return [nothing] * lanes
+    memory_lanes = len(Tier) * len(ledger.layout.components)
+    digests = prompt_digests(prompt)
+    found = [forgotten.find(lane, digests) for lane in range(memory_lanes)]
+    if lanes > memory_lanes:
+        keys = key_digests(prompt.keys)
+        found += [forgotten.find(lane, keys) for lane in range(memory_lanes, lanes)]
+    return found
+
+
+def _known(held: Sequence[Pages], notes: Sequence[FoundNotes]) -> Pages:
+    """Tell of each page whether a component has ever had it, on any tier, as far as is remembered."""
+    known: Pages = np.logical_or.reduce(list(held))
+    for note in notes:
+        known = known | (note.reasons != MissReason.NOT_REMEMBERED)
+    return known
+
+
+TIER_NAMES = (*(tier.name.lower() for tier in Tier), "storage")
+
+
+def explain(
+    ledger: Ledger,
+    config: CacheConfig,
+    storage: StorageTier | None,
+    identity: Identity,
+    prompt: Prompt,
+    *,
+    seeks_near: bool = True,
+) -> Explanation:
+    """Return the explanation of a prompt; changes nothing, and asks the store what it has of it.
+
+    With ``seeks_near`` it asks for the same tokens under other names, too.
+    """
+    ledger.changes.take_removals()
+    pages = prompt.pages_count
+    stored = None if storage is None or not pages else _asked(storage, prompt)
+    fates = fates_of(ledger, prompt, stored)
+    has_host = len(fates) > 1 + (stored is not None)
+    names = [TIER_NAMES[0], *([TIER_NAMES[1]] if has_host else []), *([TIER_NAMES[2]] if stored is not None else [])]
+    clock_s = 0.0 if ledger.changes.forgotten is None else ledger.changes.forgotten.clock()
+    explainer = Explainer(ledger.layout.components, ledger.layout.page_size, config, clock_s)
+    near = _near(ledger, storage, identity, prompt, stored) if seeks_near else []
+    return explainer.explain(list(zip(names, fates, strict=True)), pages, near, _remembers(ledger))
+
+
+def _near(
+    ledger: Ledger,
+    storage: StorageTier | None,
+    identity: Identity,
+    prompt: Prompt,
+    stored: StoredPages | StoreSilence | None,
+) -> list[NearMatch]:
+    """Return the same tokens in other namespaces of memory, and in a store that has nothing under this name."""
+    alike = _alike(ledger, prompt)
+    near = [NearMatch("memory", count, differs) for _, count, differs in alike]
+    if storage is not None and isinstance(stored, StoredPages) and not stored.present[0].any():
+        here = ledger.changes.namespace(prompt.seed)
+        others = {prompt.seed: prompt} | {other.seed: other for other, _, _ in alike}
+        for seed in ledger.changes.seeds():
+            if seed not in others and not prompt.first:
+                others[seed] = Prompt(prompt.tokens, prompt.page_size, seed)
+        del others[prompt.seed]
+        under = [(other, namespace_differences(here, ledger.changes.namespace(seed))) for seed, other in others.items()]
+        near += near_in_store(storage.backend, prompt, Description(identity, ledger.layout), storage.owners, under)
+    return near
+
+
+def _remembers(ledger: Ledger) -> str:
+    forgotten = ledger.changes.forgotten
+    if forgotten is None:
+        return "nothing that has gone is remembered; CacheConfig.forgotten_pages_max says how many pages are to be"
+    if forgotten.is_complete:
+        return "everything since the cache was opened"
+    return f"the last {forgotten.pages_max:,} pages that something happened to (CacheConfig.forgotten_pages_max)"
+
+
+def _alike(ledger: Ledger, prompt: Prompt) -> list[tuple[Prompt, int, tuple[str, ...]]]:
+    """Return the same tokens in other namespaces of the tree: the prompt there, its pages there, and what differs."""
+    return [(other, count, _differences(ledger, prompt, other)) for other, count in ledger.tree.prompts_alike(prompt)]
+
+
+def _differences(ledger: Ledger, prompt: Prompt, other: Prompt) -> tuple[str, ...]:
+    """Name what the namespaces of two prompts of the same tokens have otherwise."""
+    bigrams = ("bigrams",) if bool(prompt.first) != bool(other.first) else ()
+    if prompt.seed == other.seed:
+        return bigrams
+    here, there = (ledger.changes.namespace(each.seed) for each in (prompt, other))
+    return (*namespace_differences(here, there), *bigrams)
+
+
+def _asked(storage: StorageTier, prompt: Prompt) -> StoredPages | StoreSilence:
+    """Ask a store for every object of a prompt, in one call; it is bounded by the guard around the store."""
+    pools = [storage.pools(component) for component in range(len(storage.layout.components))]
+    labels = [label for specs in pools for pool in specs for label in storage.labels(prompt.keys, pool)]
+    try:
+        answers = storage.backend.exists(labels)
+    except StorageError as error:
+        return StoreSilence(str(error))
+    return present_pages(answers, [len(specs) for specs in pools], prompt.pages_count)

@@ -1,0 +1,222 @@
+"""Statistics of a cache: occupancy of its tiers, look-ups, transfers; values for tables and metrics."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from unified_cache.controller import (
+    Controller,
+    OperationCounts,
+    SlowOperation,
+    StorageTier,
+    TouchCounts,
+    TransferKind,
+)
+from unified_cache.controller.backup_scheduler import BackupCounts
+from unified_cache.controller.estimates import TransferSpeeds
+from unified_cache.controller.ledger import Ledger
+from unified_cache.controller.operation import Traffic, TrafficCounts
+from unified_cache.core.config import CacheConfig, WritePolicy
+from unified_cache.core.pool import Tier
+from unified_cache.storage_backends.common.breaker import BreakerState
+from unified_cache.storage_backends.protocol import Answer
+from unified_cache.storage_backends.wrappers.layer import Method
+
+__all__ = ["AttachedStore", "LookupCounts", "Occupancy", "PublishedStats", "Stats", "StatsSource"]
+
+STATS_EVERY_S = 1.0
+"""Between two publications of figures while the owner polls; making them takes some tens of microseconds."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Pages of one component on one tier."""
+
+    tier: Tier
+    component: str
+    capacity: int
+    """Pages it can hold: free, evictable, protected or out, each in one of these only."""
+    free: int
+    evictable: int
+    """In the tree, and eviction can give them back now; SGLang's ``evictable_size``, in pages."""
+    protected: int
+    """In the tree, and locks keep them from eviction; SGLang's ``protected_size``, in pages."""
+    out: int
+    """Handed out to requests and transfers."""
+    evicted: int
+    """Evicted since the cache was opened."""
+
+    @property
+    def available(self) -> int:
+        """Pages that can be allocated now."""
+        return self.free + self.evictable
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> "tuple[Occupancy, ...]":
+        """Count every component on every tier."""
+        return tuple(
+            cls(
+                tier,
+                component.name,
+                ledger.capacity(tier, number),
+                ledger.free_count(tier, number),
+                ledger.evictable_pages(tier, number),
+                ledger.protected_pages(tier, number),
+                ledger.out_pages(tier, number),
+                ledger.evicted_pages(tier, number),
+            )
+            for tier in Tier
+            for number, component in enumerate(ledger.layout.components)
+        )
+
+
+@dataclass(slots=True)
+class LookupCounts:
+    """Prompts that were matched, and where their pages were. An engine that matches again after a load counts again."""
+
+    count: int = 0
+    device_pages: int = 0
+    """Hits: pages that could be resumed from the device."""
+    host_pages: int = 0
+    """Hits: pages after those that could be resumed from device and host together."""
+    missed_pages: int = 0
+    """The rest: to be prefetched, if storage has them, or computed."""
+
+    def note(self, pages_count: int, device_end: int, host_end: int) -> None:
+        """Count a prompt of so many pages that can be resumed that far from the device, and with the host."""
+        self.count += 1
+        self.device_pages += device_end
+        self.host_pages += host_end - device_end
+        self.missed_pages += pages_count - host_end
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedStore:
+    """State of the guard around the store that is attached."""
+
+    breaker: BreakerState | None
+    """None where the store has no guard: ``config.guard`` is None."""
+    refused_count: int = 0
+    """Calls that the breaker answered without the store."""
+    retries_count: int = 0
+    """Calls made again."""
+
+    @classmethod
+    def of(cls, storage: StorageTier) -> "AttachedStore":
+        """Read it now; the store is not asked."""
+        guard = storage.guard
+        if guard is None:
+            return cls(None)
+        return cls(guard.breaker.state, guard.breaker.refused_count, guard.retries_count)
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Occupancy now, and counts since the cache was opened."""
+
+    counted_at_s: float = field(compare=False)
+    """Time of these figures, in seconds since the epoch; figures that differ in nothing else are equal."""
+    occupancy: tuple[Occupancy, ...]
+    traffic: dict[TransferKind, Traffic]
+    lookups: LookupCounts
+    operations: dict[TransferKind, OperationCounts]
+    """By kind, counted when ``poll`` returns what has ended. None are of STORE, which is part of a backup."""
+    backups: BackupCounts
+    """Pages that the write policy meant to back up: arrived, waiting, and given up by reason."""
+    operations_live: int
+    calls_quarantined: int
+    """Calls that a store has not returned from in time; the pages of each are nobody's until it has."""
+    flawed_pages: int
+    """Pages that storage returned and that were not what they should be: misses, every one."""
+    storage_answers: dict[tuple[Method, Answer], int]
+    """Answers of the store that is attached, one for each object: why a page was not read, or not stored."""
+    touches: TouchCounts
+    """Pages in use in memory that the store that is attached was told of, because it evicts, or was not."""
+    store: AttachedStore | None
+    """None where no store is attached."""
+    left_alone_tokens: int
+    """Tokens that storage had and that were computed, because that is faster."""
+    slowest: tuple[SlowOperation, ...]
+    """Slowest operations of the last five to ten minutes, the slowest first."""
+
+    @property
+    def operations_failed(self) -> int:
+        """Operations that failed or were cancelled."""
+        return sum(counts.failed + counts.cancelled for counts in self.operations.values())
+
+    @property
+    def operations_declined(self) -> int:
+        """Operations that were not started."""
+        return sum(counts.declined for counts in self.operations.values())
+
+    def warn_of_nothing_kept(self, config: CacheConfig) -> None:
+        """Log a warning where prompts were served and no page was ever backed up, though there is a host tier."""
+        backed_up_pages = self.traffic[TransferKind.BACKUP].pages
+        if config.write is WritePolicy.ON_CALL and config.host_pages[0] and self.lookups.count and not backed_up_pages:
+            logger.warning(
+                "nothing was kept in host memory or storage: the write policy is on_call, and no call of backup has "
+                "copied a page; call it for prompts that are to be kept, or leave the policy at through"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        ledger: Ledger,
+        controller: Controller,
+        storage: StorageTier | None,
+        traffic: TrafficCounts,
+        lookups: LookupCounts,
+        backups: BackupCounts,
+        speeds: TransferSpeeds,
+    ) -> "Stats":
+        """Count it now."""
+        return cls(
+            counted_at_s=time.time(),
+            occupancy=Occupancy.of(ledger),
+            traffic=traffic.copy(),
+            lookups=replace(lookups),
+            operations={kind: counts.copy() for kind, counts in controller.counts.items()},
+            backups=backups,
+            operations_live=controller.live_count,
+            calls_quarantined=len(controller.quarantined),
+            flawed_pages=0 if storage is None else sum(storage.backend.flaws_count.values()),
+            storage_answers={} if storage is None else storage.answers.copy(),
+            touches=TouchCounts() if storage is None or storage.touches is None else storage.touches.counts(),
+            store=None if storage is None else AttachedStore.of(storage),
+            left_alone_tokens=speeds.left_alone_tokens,
+            slowest=controller.slowest.latest(),
+        )
+
+
+class PublishedStats:
+    """Figures that a cache's owner publishes while it polls, and that any thread may read: a value, one moment's."""
+
+    __slots__ = ("_count", "_published_at_s", "latest")
+
+    def __init__(self, count: Callable[[], Stats]) -> None:
+        """Publish what ``count`` finds; making it takes some tens of microseconds."""
+        self._count = count
+        self.publish()
+
+    def publish(self) -> None:
+        """Publish the figures of this moment."""
+        self.latest = self._count()
+        """The figures published last."""
+        self._published_at_s = time.monotonic()
+
+    def publish_if_due(self) -> None:
+        """Publish the figures of this moment where those published last are older than ``STATS_EVERY_S``."""
+        if time.monotonic() >= self._published_at_s + STATS_EVERY_S:
+            self.publish()
+
+
+class StatsSource(Protocol):
+    """A cache, or anything else that publishes its figures for other threads."""
+
+    def published_stats(self) -> Stats:
+        """Return the figures published last, no longer than a moment old, from any thread."""
+        ...

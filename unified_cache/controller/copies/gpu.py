@@ -1,0 +1,283 @@
+"""Copies between host slabs and one GPU: their order, pinned buffers, and host memory that it reaches where it lies."""
+
+import mmap
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from math import prod
+from threading import Lock
+from types import ModuleType
+from typing import ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from unified_cache.controller.copies.rows import check_lengths, copy_rows, wide
+from unified_cache.core.pool import Slots
+
+__all__ = ["AT_ONCE", "ComputeStreams", "Copied", "GpuCopies", "PinnedBytes", "PoolRows", "StagedCopies"]
+
+REGISTERED_BYTES_MAX = 64 << 30
+"""Bytes of one registration: drivers from R580 on refuse hundreds of GiB in one call."""
+
+PORTABLE = 1
+"""Pinned for every CUDA context (cudaHostRegisterPortable)."""
+
+
+class PinnedBytes:
+    """Zeros that take their own size, in whole pages of the system, and go back to it when closed.
+
+    torch's pinned memory is rounded up to a power of two, and kept for good. A forked child has none of it: a page that
+    either process copied by writing to it would have moved away from where the GPU knows it.
+    """
+
+    __slots__ = ("__weakref__", "_registered", "_runtime", "_unregister", "bytes")
+
+    def __init__(self, memory: npt.NDArray[np.uint8], runtime: ModuleType) -> None:
+        """Take memory that nothing of is registered yet."""
+        self.bytes = memory
+        self._runtime = runtime
+        self._registered: list[int] = []
+        """Addresses of the parts that are registered."""
+        # Also where nobody closes it: memory must not go back to the system while CUDA knows it.
+        self._unregister = weakref.finalize(self, _unregister, memory, runtime, self._registered)
+
+    @classmethod
+    def allocate(cls, size: int) -> "PinnedBytes":
+        """Map ``size`` bytes and register them with CUDA.
+
+        Raises:
+            OSError: the system or the driver has not that much.
+        """
+        mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapped.madvise(mmap.MADV_DONTFORK)
+        runtime: ModuleType = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch says no types
+        pinned = cls(np.frombuffer(mapped, np.uint8), runtime)
+        for start in range(0, size, REGISTERED_BYTES_MAX):
+            pinned.register(start, min(start + REGISTERED_BYTES_MAX, size))
+        return pinned
+
+    def register(self, start: int, end: int) -> None:
+        """Register bytes [start, end); after an error nothing is registered any more."""
+        address = self.bytes.ctypes.data + start
+        error = int(self._runtime.cudaHostRegister(address, end - start, PORTABLE))
+        if error:
+            self.close()
+            raise OSError(f"cudaHostRegister of {end - start} bytes failed with CUDA error {error}")
+        self._registered.append(address)
+
+    def close(self) -> None:
+        """End the registrations; the GPU must not use the memory any more. A second time does nothing."""
+        self._unregister()
+
+
+def _unregister(memory: npt.NDArray[np.uint8], runtime: ModuleType, registered: list[int]) -> None:
+    """End registrations while the memory, which the first argument keeps, is still there."""
+    while registered:
+        runtime.cudaHostUnregister(registered.pop())
+
+
+STAGING_BYTES = 32 << 20
+"""Pinned memory that pages pass through on their way to or from a GPU, twice: one half fills while the other moves."""
+
+ComputeStreams = Callable[[], Sequence[torch.cuda.Stream]]
+"""Return the streams that an engine computes on; one at least."""
+
+
+class Copied(Protocol):
+    """End of a copy within the ordered work of a device."""
+
+    def wait(self) -> None:
+        """Make the device run whatever the calling thread submits from now on after the copy. Does not block."""
+        ...
+
+
+class _AtOnce:
+    """End of a copy that is complete when its call returns."""
+
+    __slots__ = ()
+
+    def wait(self) -> None:
+        """Return at once: the copy is complete."""
+
+
+AT_ONCE: Copied = _AtOnce()
+"""The end of every copy in host memory."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolRows:
+    """Layers of a pool as rows of bytes, a row for each slot."""
+
+    device: tuple[torch.Tensor, ...]
+    host: tuple[torch.Tensor, ...]
+    """By layer: its part of every page of the slab."""
+
+
+class GpuCopies(ABC):
+    """Copies between host slabs and one GPU in one direction, on a stream beside the engine's. Callers take turns."""
+
+    __slots__ = ("_after", "_device", "_guard", "_sent", "_stream")
+
+    reaches_host: ClassVar[bool]
+    """Whether the GPU reads and writes the slabs by itself, so that they must be pinned."""
+
+    def __init__(self, device: torch.device, pools: Sequence[PoolRows], after: ComputeStreams) -> None:
+        """Take what copies of ``pools`` need of the device; ``after`` returns the streams to come after."""
+        self._after = after
+        self._device = device
+        # torch hands streams of normal priority out in turns, 32 of them: another user would get this one, too.
+        stream: torch.cuda.Stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self._stream = stream
+        self._sent: dict[tuple[int, ...], tuple[tuple[Slots, ...], torch.Tensor]] = {}
+        """By identity: slots that the copies under way have sent to the device."""
+        self._guard = Lock()
+
+    @abstractmethod
+    def load(self, rows: PoolRows, layer: int, sources: Slots, targets: Slots) -> Copied:
+        """Copy rows of one layer host to device; return their end."""
+
+    @abstractmethod
+    def backup(self, rows: PoolRows, sources: Slots, targets: Slots) -> None:
+        """Copy rows of all layers device to host; complete on return."""
+
+    def ordered(self) -> AbstractContextManager[None]:
+        """See ``PageMemory.ordered``."""
+        return self._beside([event_on(stream) for stream in self._after()])
+
+    @contextmanager
+    def _beside(self, before: Sequence[torch.cuda.Event]) -> Iterator[None]:
+        with self._guard, torch.cuda.stream(self._stream):
+            for event in before:
+                self._stream.wait_event(event)
+            try:
+                yield
+            finally:
+                self._stream.synchronize()
+                self._sent.clear()
+
+    def duplicate(self, rows: PoolRows, sources: Slots, targets: Slots) -> None:
+        """Copy rows of all layers within the device, after and before what the engine's streams compute."""
+        first, *others = self._after()
+        with torch.cuda.stream(first):
+            for stream in others:
+                first.wait_stream(stream)
+            self._duplicate(rows, self._on_device(sources, targets))
+            for stream in others:
+                stream.wait_stream(first)
+
+    def _duplicate(self, rows: PoolRows, slots: torch.Tensor) -> None:
+        """Copy rows within the device on the current stream; ``slots`` are sources and targets."""
+        for layer in map(wide, rows.device):
+            layer.index_copy_(0, slots[1], layer.index_select(0, slots[0]))
+
+    def _slots(self, *slots: Slots) -> torch.Tensor:
+        """Return slots on the device, sent once for all layers of the copies under way."""
+        at = tuple(map(id, slots))
+        if at not in self._sent:
+            self._sent[at] = slots, self._on_device(*slots)
+        return self._sent[at][1]
+
+    def _on_device(self, *slots: Slots) -> torch.Tensor:
+        """Return slots as int64, a row for each array, ordered on the current stream, which is not waited for."""
+        # From pageable memory the copy would wait. The pinned snapshot is torch's: its block is not reused before the
+        # copy out of it is done.
+        return torch.from_numpy(np.stack(slots).astype(np.int64)).pin_memory().to(self._device, non_blocking=True)
+
+    def _end(self) -> Copied:
+        """Return the end of what the stream has been given."""
+        return _CopyEnd(self._device, event_on(self._stream))
+
+
+class _CopyEnd:
+    """End of a copy on the stream of a GPU."""
+
+    __slots__ = ("_device", "_event")
+
+    def __init__(self, device: torch.device, event: torch.cuda.Event) -> None:
+        self._device = device
+        self._event = event
+
+    def wait(self) -> None:
+        """See ``Copied.wait``; whatever the calling thread's current device is."""
+        torch.cuda.current_stream(self._device).wait_event(self._event)
+
+
+class StagedCopies(GpuCopies):
+    """Copies by what torch offers.
+
+    Pages are gathered where they lie into one of two pinned buffers, moved in one piece, and scattered where they go:
+    a few launches for each layer, however many pages. While pages move, the next are gathered or the last put away.
+    """
+
+    __slots__ = ("_staged", "_staged_there", "_turn", "_used")
+
+    reaches_host = False
+
+    def __init__(self, device: torch.device, pools: Sequence[PoolRows], after: ComputeStreams) -> None:
+        """Take buffers of STAGING_BYTES, or of one page of one layer if that is more: two pinned, one on the device."""
+        super().__init__(device, pools, after)
+        size = max([STAGING_BYTES, *(layer.shape[1] for rows in pools for layer in rows.device)])
+        self._staged = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._staged_there = torch.empty(size, dtype=torch.uint8, device=device)
+        self._used = [event_on(self._stream) for _ in range(2)]
+        """By buffer: the end of the last copy through it."""
+        self._turn = 0
+
+    def load(self, rows: PoolRows, layer: int, sources: Slots, targets: Slots) -> Copied:
+        """Copy rows of one layer host to device; return their end."""
+        source, target = rows.host[layer], rows.device[layer]
+        for first, last, number in self._pieces(sources, targets, source.shape[1]):
+            self._used[number].synchronize()
+            staged, there, layer_rows = self._buffers(number, last - first, target)
+            copy_rows(source, sources[first:last], staged, np.arange(last - first, dtype=np.int32))
+            there.copy_(staged, non_blocking=True)
+            self._used[number] = event_on(self._stream)
+            layer_rows.index_copy_(0, self._slots(targets)[0, first:last], there.view(layer_rows.dtype))
+        return self._end()
+
+    def backup(self, rows: PoolRows, sources: Slots, targets: Slots) -> None:
+        """Copy rows of all layers device to host; complete on return."""
+        moving: deque[tuple[int, torch.Tensor, Slots, torch.Tensor]] = deque()
+        for source, target in zip(rows.device, rows.host, strict=True):
+            for first, last, number in self._pieces(sources, targets, source.shape[1]):
+                staged, there, layer_rows = self._buffers(number, last - first, source)
+                gather = self._slots(sources)[0, first:last]
+                torch.index_select(layer_rows, 0, gather, out=there.view(layer_rows.dtype))
+                staged.copy_(there, non_blocking=True)
+                self._used[number] = event_on(self._stream)
+                moving.append((number, staged, targets[first:last], target))
+                if len(moving) == len(self._staged):
+                    self._scatter(*moving.popleft())
+        while moving:
+            self._scatter(*moving.popleft())
+
+    def _scatter(self, number: int, staged: torch.Tensor, slots: Slots, target: torch.Tensor) -> None:
+        """Copy rows from a buffer to their slots in host memory, once the GPU has filled it."""
+        self._used[number].synchronize()
+        copy_rows(staged, np.arange(len(slots), dtype=np.int32), target, slots)
+
+    def _pieces(self, sources: Slots, targets: Slots, row_bytes: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (first, last, buffer): runs of pages that a buffer holds."""
+        check_lengths(sources, targets)
+        pages_max = len(self._staged[0]) // row_bytes
+        for first in range(0, len(sources), pages_max):
+            self._turn ^= 1
+            yield first, min(first + pages_max, len(sources)), self._turn
+
+    def _buffers(self, number: int, pages: int, layer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return room for pages of a layer, pinned and on the device, and the layer in its widest elements."""
+        shape = pages, layer.shape[1]
+        staged, there = (buffer[: prod(shape)].view(shape) for buffer in (self._staged[number], self._staged_there))
+        return staged, there, wide(layer)
+
+
+def event_on(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """Return an event that marks what a stream has been given so far."""
+    event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch says no types
+    event.record(stream)
+    return event

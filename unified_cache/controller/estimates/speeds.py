@@ -1,0 +1,265 @@
+"""Choice between reading what storage has of a prompt and computing it, by how long both took lately.
+
+    reading    calls * call_s + bytes * byte_s   (``ReadTimes``)
+    computing  tokens * token_s                  (``PrefillTime``)
+
+What takes less is done. Ranks of a group have measured each their own; a read is over when the slowest rank has its
+pages, and so they agree on the largest of each time before they compare (``ranks.largest_of_all``).
+"""
+
+import math
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from unified_cache.controller import LeftAlone, Operation, StorageTier
+from unified_cache.controller.jobs import calls_of
+from unified_cache.controller.ranks import LocalRanks, RankGroup, largest_of_all
+from unified_cache.core.config import CacheConfig, TransferPolicy
+from unified_cache.core.pool import ModelLayout, PageNumbers, Pages, all_pages
+
+__all__ = ["PrefillTime", "ReadTimes", "TransferSpeeds", "pages_to_read"]
+
+DRIFT = 0.3
+"""Share by which ``call_s`` and ``byte_s`` may have changed since the last read."""
+
+NOISE = 0.1
+"""Share by which one read may differ from what both say: reads of stores and networks do by as much."""
+
+IN_TIME_SHARE = 0.95
+"""Part of the time until a deadline that reads are planned for."""
+
+SPLIT_MIN = 8
+"""A read is split in two for safety while there is time for so many calls, as each part pays for a call of its own, and
+while that is more than one part in so many of the whole wait: of very small reads no speed can be told."""
+
+
+class ReadTimes:
+    """Moving averages of what a call of a store takes, and each byte. Belongs to the owner's thread.
+
+    How far a read moves each of them follows from how sure they are (a Kalman filter): after reads of one size any
+    split of their time between the two is as good as another, and the first one of another size tells them apart. Until
+    then all time is taken for that of bytes, so that a small read is tried where a large one is too slow.
+    """
+
+    __slots__ = ("_variance", "byte_s", "call_s")
+
+    def __init__(self) -> None:
+        self.call_s = math.nan
+        """Seconds of a call that brings nothing; NaN before the first read."""
+        self.byte_s = math.nan
+        self._variance = (0.0, 0.0, 0.0)
+        """Of ``call_s``, of both together, and of ``byte_s``."""
+
+    def note(self, calls_count: int, bytes_count: int, seconds: float) -> None:
+        """Count a read; one that brought nothing, or took no time by the clock, says nothing."""
+        if not calls_count or not bytes_count or not 0 < seconds < math.inf:
+            return
+        expected_s = calls_count * self.call_s + bytes_count * self.byte_s
+        call, both, byte = self._variance
+        call += (DRIFT * self.call_s) ** 2
+        byte += (DRIFT * self.byte_s) ** 2
+        call_part = calls_count * call + bytes_count * both
+        byte_part = calls_count * both + bytes_count * byte
+        variance = calls_count * call_part + bytes_count * byte_part
+        if not (expected_s > 0 and variance >= 0):  # the first read; or rounding has left nothing to go by
+            call_s, byte_s = seconds / calls_count, seconds / bytes_count
+            self.call_s, self.byte_s = 0.0, byte_s
+            self._variance = (call_s**2, -call_s * byte_s, byte_s**2)
+            return
+        variance += (NOISE * expected_s) ** 2
+        self.call_s = max(self.call_s + call_part / variance * (seconds - expected_s), 0.0)
+        self.byte_s = max(self.byte_s + byte_part / variance * (seconds - expected_s), 0.0)
+        self._variance = (
+            call - call_part**2 / variance,
+            both - call_part * byte_part / variance,
+            byte - byte_part**2 / variance,
+        )
+
+
+def pages_to_read(pages_count: int, call_pages: int, call_s: float, page_s: float, left_s: float, wait_s: float) -> int:
+    """Return how many of ``pages_count`` pages to read next, one at least, to have most of them by a deadline.
+
+    ``left_s`` of ``wait_s`` are left. All that are expected in time; if that is not all there is, what takes half of
+    ``left_s``, so that there is time for more if reads are slower than expected; or, where calls are slow or the
+    deadline is near, as much as one read brings in time. Of more than a call whole calls; where nothing is expected in
+    time, or nothing is known (NaN), one. ``call_pages`` go into a call.
+    """
+    one_call = min(pages_count, call_pages)
+    if math.isnan(call_s + page_s):
+        return one_call
+
+    def in_time(within_s: float) -> int:
+        return bisect_right(
+            range(1, pages_count + 1), within_s, key=lambda pages: -(-pages // call_pages) * call_s + pages * page_s
+        )
+
+    most = in_time(IN_TIME_SHARE * left_s)
+    if most == pages_count:
+        return most
+    is_split = left_s >= max(SPLIT_MIN * call_s, wait_s / SPLIT_MIN)
+    part = (in_time(left_s / 2) if is_split else 0) or most
+    return max(part - part % call_pages, min(part, call_pages)) or one_call
+
+
+KEPT_SHARE = 0.8
+"""Part of what is known that stays when a request is counted: the last five weigh two thirds."""
+
+KNOWN_MIN = 4
+"""Requests counted before anything is said of the next one."""
+
+
+class PrefillTime:
+    """Moving average of what a token takes to compute, over requests, each from its lock to its insert.
+
+    An engine that computes many requests at a time is measured as it is: what a request waits for others while it holds
+    its lock counts as computing. Requests are named by anything hashable, such as their lock.
+    """
+
+    __slots__ = ("_began_s", "_clock", "_count", "_seconds", "_tokens")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._count = 0
+        self._seconds = self._tokens = 0.0
+        self._began_s: dict[object, float] = {}
+
+    def begin(self, request: object) -> None:
+        """Record that a request computes from now on, until ``end`` or ``leave``."""
+        self._began_s[request] = self._clock()
+
+    def end(self, request: object, tokens: int) -> None:
+        """Count the tokens that a request has computed since it began."""
+        seconds = self._clock() - self._began_s.pop(request, math.inf)
+        if tokens > 0 and 0 < seconds < math.inf:
+            self._count += 1
+            self._seconds = KEPT_SHARE * self._seconds + seconds
+            self._tokens = KEPT_SHARE * self._tokens + tokens
+
+    def leave(self, request: object) -> None:
+        """Forget a request that has computed nothing."""
+        self._began_s.pop(request, None)
+
+    def leave_all(self) -> None:
+        """Forget all requests under way."""
+        self._began_s.clear()
+
+    def requests(self) -> set[object]:
+        """Return the requests under way."""
+        return set(self._began_s)
+
+    @property
+    def token_s(self) -> float:
+        """Seconds of a token; NaN while too little is known."""
+        return self._seconds / self._tokens if self._count >= KNOWN_MIN else math.nan
+
+
+TRIAL_EVERY = 8
+"""Times in a row that storage is left alone, until a little is read to see whether it has become faster."""
+
+TRIAL_S = 0.1
+"""Time that this little may take, as expected."""
+
+
+class TransferSpeeds:
+    """Measured speeds of one cache's reads and of its engine. Belongs to the owner's thread."""
+
+    __slots__ = (
+        "_left_alone_run",
+        "_page_bytes",
+        "_page_size",
+        "_ranks",
+        "clock",
+        "is_choosing",
+        "left_alone_tokens",
+        "prefill",
+        "reads",
+    )
+
+    def __init__(
+        self,
+        layout: ModelLayout,
+        config: CacheConfig,
+        ranks: RankGroup = LocalRanks(),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take the ``clock`` of reads, which is read on workers' threads, too."""
+        self._page_size = layout.page_size
+        self._page_bytes = [sum(pool.page_bytes for pool in component.pools) for component in layout.components]
+        self._ranks = ranks
+        self._left_alone_run = 0
+        """Times in a row that storage was left alone."""
+        self.clock = clock
+        self.is_choosing = config.transfer is TransferPolicy.FASTEST
+        """Whether anything may be left alone."""
+        self.left_alone_tokens = 0
+        """Tokens that storage had and that were computed, because that is faster."""
+        self.prefill = PrefillTime(clock)
+        """Measured while ``is_choosing``."""
+        self.reads = ReadTimes()
+        """Of prefetches under every policy, for those with a deadline, too."""
+
+    def payload_bytes(self, pages: Sequence[int]) -> int:
+        """Return the bytes of so many pages of each component."""
+        return sum(count * size for count, size in zip(pages, self._page_bytes, strict=True))
+
+    def choose(self, storage: StorageTier, start: int, end: int, pages: Sequence[int]) -> LeftAlone | None:
+        """Return pages [start, end) of a prompt if computing them takes less time than reading; None to read them.
+
+        ``pages`` are to be read of each component. On every rank the same; None where one of them knows too little.
+        """
+        left_alone = self._compare(storage, start, end, pages, self._ranks)
+        if left_alone is None:
+            self._left_alone_run = 0
+        return left_alone
+
+    def look(self, storage: StorageTier, start: int, end: int, pages: Sequence[int]) -> LeftAlone | None:
+        """Return what ``choose`` would by this rank's times alone; counts nothing."""
+        return self._compare(storage, start, end, pages, LocalRanks())
+
+    def is_trial_due(self) -> bool:
+        """Count that storage is left alone once more; return whether to read a little of it, for its speed."""
+        self._left_alone_run += 1
+        return self._left_alone_run % TRIAL_EVERY == 0
+
+    def trial_pages(self, left_alone: LeftAlone) -> int:
+        """Return how many pages to read for that, one at least."""
+        pages = left_alone.end - left_alone.start
+        return max(1, min(pages, int(pages * TRIAL_S / left_alone.load_s)))
+
+    def slices(self, storage: StorageTier, reads: Sequence[PageNumbers], operation: Operation) -> Iterator[list[Pages]]:
+        """Yield by component the pages of ``reads`` to read next: all, or before a deadline some after the other.
+
+        In the order of the prompt; on every rank the same, by the figures of the slowest.
+        """
+        counts = [len(pages) for pages in reads]
+        if operation.answer_s == math.inf:
+            yield [all_pages(count) for count in counts]
+            return
+        left = np.unique(np.concatenate(reads))
+        payload_bytes = self.payload_bytes(counts)
+        calls_count = max(calls_of(storage.objects_count(counts), payload_bytes), 1.0)
+        call_pages, page_bytes = max(1, int(len(left) / calls_count)), payload_bytes / max(len(left), 1)
+        while len(left):
+            left_s, wait_s = max(operation.answer_s - self.clock(), 0.0), operation.answer_s - operation.started_s
+            own = [self.reads.call_s, self.reads.byte_s * page_bytes, -call_pages, -left_s, wait_s]
+            call_s, page_s, call_pages_min, left_s_min, wait_s = largest_of_all(self._ranks, own)
+            count = pages_to_read(len(left), int(-call_pages_min), call_s, page_s, -left_s_min, wait_s)
+            of_slice, left = left[:count], left[count:]
+            yield [(of_slice[0] <= pages) & (pages <= of_slice[-1]) for pages in reads]
+
+    def _compare(
+        self, storage: StorageTier, start: int, end: int, pages: Sequence[int], ranks: RankGroup
+    ) -> LeftAlone | None:
+        if not self.is_choosing or end <= start:
+            return None
+        payload_bytes = self.payload_bytes(pages)
+        calls_count = math.ceil(calls_of(storage.objects_count(pages), payload_bytes))
+        read_s = calls_count * self.reads.call_s + payload_bytes * self.reads.byte_s
+        own = [read_s, (end - start) * self._page_size * self.prefill.token_s]
+        load_s, compute_s = largest_of_all(ranks, own)
+        if not compute_s < load_s:  # one that is not a number, too
+            return None
+        return LeftAlone(start, end, self._page_size, load_s, compute_s)

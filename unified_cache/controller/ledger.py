@@ -1,0 +1,585 @@
+"""Owner of each slot of the memory tiers: the free list, the tree, or the request or transfer it was handed to.
+
+The tree decides what is evicted and the allocators count; the ledger keeps them in step. Nothing else frees or
+allocates a slot.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Protocol
+
+import numpy as np
+
+from unified_cache.controller.memory import PageMemory
+from unified_cache.controller.page_changes import PageChanges
+from unified_cache.core.config import EvictionConfig
+from unified_cache.core.errors import ConfigError, InputError, SlotError
+from unified_cache.core.miss_reason import ForgottenPages
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import ModelLayout, PageCopies, Pages, Slots, Tier, no_slots, numbers_of
+from unified_cache.core.slots import MapChange, PairedAllocator, SlotAllocator, StoredSlots
+from unified_cache.core.window import window
+from unified_cache.storage_backends.protocol import StorageReader
+from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree, Transfer, Victim, Visit
+
+__all__ = ["Ledger", "Reservation", "TierTransfer", "VictimSaver"]
+
+
+class VictimSaver(Protocol):
+    """Copies to the host what the device is about to evict and the host lacks."""
+
+    def save(self, prompt: Prompt) -> None:
+        """Copy the pages that a prompt needs, before it returns, as far as the host has room for them."""
+        ...
+
+
+class Ledger:
+    """Tree and allocators of one cache. Every slot is free, in the tree, or *out*: with a request or an operation."""
+
+    __slots__ = (
+        "_allocators",
+        "_evicted_pages",
+        "_saver",
+        "changes",
+        "layout",
+        "paired",
+        "stored",
+        "stored_device",
+        "tree",
+    )
+
+    def __init__(
+        self,
+        layout: ModelLayout,
+        capacity: Sequence[Sequence[int]],
+        eviction: EvictionConfig = EvictionConfig(),
+        forgotten: ForgottenPages | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        saver: Callable[[], VictimSaver | None] = lambda: None,
+    ) -> None:
+        """Take ``capacity[tier][component]`` pages; ``forgotten`` remembers what becomes of pages that are not kept.
+
+        ``saver`` returns what saves pages that the device evicts and the host lacks; None where they are lost.
+
+        Raises:
+            ConfigError: not one capacity per component.
+        """
+        for pages in capacity:
+            if len(pages) != len(layout.components):
+                raise ConfigError(f"expected pages for {len(layout.components)} components, found {len(pages)}")
+        self.layout = layout
+        self.tree = RadixTree(layout.components, layout.page_size, eviction, capacity, clock, forgotten)
+        self._allocators = [[SlotAllocator(pages) for pages in tier] for tier in capacity]
+        self.stored = StoredSlots(capacity[Tier.HOST])
+        self.stored_device = StoredSlots(capacity[Tier.DEVICE])
+        """Device slots whose page went to storage without staying on the host, or came from there so."""
+        self.changes = PageChanges(self.tree, self.stored, forgotten, has_host=bool(capacity[Tier.HOST][0]))
+        self._saver = saver
+        self._evicted_pages = [[0 for _ in tier] for tier in capacity]
+        device = self._allocators[Tier.DEVICE]
+        self.paired = None if layout.mapped is None else PairedAllocator(device[0], device[layout.mapped])
+        """Full's device slots and those reached through them, with the map; None for a layout without."""
+
+    def capacity(self, tier: Tier, component: int) -> int:
+        """Return the pages a component can hold on a tier."""
+        return self._allocators[tier][component].capacity
+
+    def free_count(self, tier: Tier, component: int) -> int:
+        """Return the pages neither in the tree nor out."""
+        return self._allocators[tier][component].free_count
+
+    def still_out(self, tier: Tier, slots: Sequence[Slots]) -> list[Slots]:
+        """Return by component those of these slots that are neither in the tree nor free."""
+        return [allocator.out_among(held) for allocator, held in zip(self._allocators[tier], slots, strict=True)]
+
+    def out_pages(self, tier: Tier, component: int) -> int:
+        """Return the pages with requests and operations. At rest it is zero, or pages have leaked."""
+        return self._allocators[tier][component].out_count
+
+    def evictable_pages(self, tier: Tier, component: int) -> int:
+        """Return the pages in the tree that eviction could give back now."""
+        return self._allocators[tier][component].kept_count - self.tree.protected_pages(tier, component)
+
+    def protected_pages(self, tier: Tier, component: int) -> int:
+        """Return the pages in the tree that locks keep from eviction."""
+        return self.tree.protected_pages(tier, component)
+
+    def available_pages(self, tier: Tier, component: int) -> int:
+        """Return the pages that can be allocated now: free and evictable ones."""
+        return self.free_count(tier, component) + self.evictable_pages(tier, component)
+
+    def evicted_pages(self, tier: Tier, component: int) -> int:
+        """Return the pages that were evicted to make room, so far."""
+        return self._evicted_pages[tier][component]
+
+    def allocate(self, tier: Tier, component: int, count: int) -> Slots | None:
+        """Hand out slots, evicting what is short; None, with nothing handed out, if pins leave too little."""
+        slots = self.allocate_all(tier, [(component, count)])
+        return None if slots is None else slots[0]
+
+    def allocate_all(
+        self, tier: Tier, counts: Sequence[tuple[int, int]], *, may_wait: bool = False
+    ) -> list[Slots] | None:
+        """Hand out slots for all of these (component, count), or, if pins leave too little, for none and None.
+
+        Where the device saves what it evicts, that waits for a copy; see ``UnifiedCache.allocate`` for ``may_wait``.
+        Nothing is evicted where one of them cannot have enough. All are made room for before any is handed out: what
+        is evicted follows from the tree and the counts alone, so that equal trees stay equal even where an allocator
+        declines on one rank of several.
+        """
+        if any(count > self.available_pages(tier, component) for component, count in counts):
+            return None
+        saver = self._saver() if tier is Tier.DEVICE else None
+        if saver is not None:
+            for component, count in counts:
+                self._make_room_saving(saver, component, count, may_wait=may_wait)
+        if not all(self._make_room(tier, component, count) for component, count in counts):
+            return None
+        allocated: list[Slots] = []
+        for component, count in counts:
+            slots = self._allocators[tier][component].allocate(count)
+            if slots is None:
+                for (other, _), taken in zip(counts, allocated, strict=False):
+                    self.free(tier, other, taken)
+                return None
+            allocated.append(slots)
+            (self.stored if tier is Tier.HOST else self.stored_device).forget(component, slots)
+        return allocated
+
+    def allocate_pages(self, masks: Sequence[Pages], *, may_wait: bool = True) -> list[Slots] | None:
+        """Hand out a device slot for each page of each component for which ``masks[component]`` is True.
+
+        All or, if pins leave too little, nothing and None. Each array has an entry per page, -1 where none was
+        needed. Mapped slots are mapped. See ``UnifiedCache.allocate`` for ``may_wait``.
+
+        Raises:
+            InputError: not an array for each component, of one length, the first all True.
+        """
+        self.layout.check_masks(masks)
+        counts = [int(np.count_nonzero(pages)) for pages in masks]
+        allocated = self.allocate_all(Tier.DEVICE, list(enumerate(counts)), may_wait=may_wait)
+        if allocated is None:
+            return None
+        pages: list[Slots] = []
+        for slots, mask in zip(allocated, masks, strict=True):
+            page_slots = no_slots(len(mask))
+            page_slots[mask] = slots
+            pages.append(page_slots)
+        if self.paired is not None and self.layout.mapped is not None:
+            with_peer = masks[self.layout.mapped]
+            self.paired.map.bind(pages[0][with_peer], pages[self.layout.mapped][with_peer])
+        return pages
+
+    def _make_room(self, tier: Tier, component: int, count: int) -> bool:
+        """Evict what is short of ``count`` free slots; tell whether there are as many now."""
+        allocator = self._allocators[tier][component]
+        short = count - allocator.free_count
+        if short > 0:
+            self._take_evicted(self.tree.evict(tier, component, short))
+        return count <= allocator.free_count
+
+    def _make_room_saving(self, saver: VictimSaver, component: int, count: int, *, may_wait: bool) -> None:
+        """Evict what is short of ``count`` free device slots, and have the host get first what it lacks of it.
+
+        Where the caller should not wait for that, what the host has goes first.
+        """
+        allocator = self._allocators[Tier.DEVICE][component]
+        passed_over: list[Victim] = []
+        saved: set[Victim] = set()
+        while (short := count - allocator.free_count) > 0:
+            victim = self.tree.next_victim(Tier.DEVICE, component)
+            if victim is None and not passed_over:
+                return
+            if victim is None:
+                may_wait = True
+                while passed_over:
+                    self.tree.offer(passed_over.pop())
+            elif victim in saved or not self.tree.would_lose(victim, short):
+                self._take_evicted(self.tree.evict_from(victim, short))
+            elif may_wait:
+                saver.save(self.tree.prompt_of(victim))
+                saved.add(victim)
+            else:
+                self.tree.pass_over(victim)
+                passed_over.append(victim)
+        for victim in passed_over:
+            self.tree.offer(victim)
+
+    def _take_evicted(self, freed: Freed) -> None:
+        if self.changes.is_watched:
+            self.changes.note_freed(freed)
+        for lane, count in self._take_back(freed):
+            tier, component = divmod(lane, len(self.layout.components))
+            self._evicted_pages[tier][component] += count
+
+    def fork(self, lock: Lock, memory: PageMemory) -> list[Slots] | None:
+        """Copy what a device lock pins of components that are neither Full nor mapped into slots of their own.
+
+        All or, if pins leave too little, nothing and None.
+
+        Raises:
+            InputError: the tree holds no such state at the end of the lock, or the lock has released its windows.
+        """
+        sources = [self.tree.lock_slots(lock, number) for number in range(len(self.layout.components))]
+        for number, component in enumerate(self.layout.components):
+            if number == 0 or component.mapped:
+                sources[number] = sources[number][:0]
+            elif not lock.pins(number):
+                raise InputError(f"{component.name}: the lock has released its windows; fork before that")
+            elif (sources[number] < 0).any():
+                raise InputError(f"{component.name}: no state is held after {lock.end} pages")
+        copies: list[Slots] = []
+        with ExitStack() as undo:
+            for number, component in enumerate(self.layout.components):
+                slots = self.allocate(Tier.DEVICE, number, len(sources[number]))
+                if slots is None:
+                    return None
+                undo.callback(self.free, Tier.DEVICE, number, slots)
+                for pool in component.pools:
+                    memory.duplicate(pool, sources[number], slots)
+                copies.append(slots)
+            undo.pop_all()
+        return copies
+
+    def free(self, tier: Tier, component: int, slots: Slots) -> None:
+        """Take slots back that were handed out and not inserted.
+
+        Raises:
+            SlotError: a slot is not handed out, or something is still reached through it. Nothing was freed.
+        """
+        if self.paired is not None and tier is Tier.DEVICE and component == 0:
+            self.paired.free_full(slots)
+        else:
+            self._allocators[tier][component].free(slots)
+
+    def free_pages(self, pages: Sequence[Slots]) -> None:
+        """Take device slots back that ``allocate_pages`` handed out, by component; -1 entries are skipped.
+
+        Raises:
+            SlotError: a slot is not handed out. Nothing was freed.
+        """
+        taken = self._check_out(pages, Tier.DEVICE)
+        self._check_pairs(pages, Tier.DEVICE)
+        if self.paired is not None:
+            self.paired.map.unbind(taken[0])
+        for component, slots in enumerate(taken):
+            self.free(Tier.DEVICE, component, slots)
+
+    def trim_pages(self, pages: Sequence[Slots], masks: Sequence[Pages]) -> None:
+        """Take back the device slots of pages whose mask is False; they become -1 in ``pages``. Full keeps all.
+
+        For pages that have left every window that matters while their request still runs.
+
+        Raises:
+            InputError: as ``allocate_pages``, or the arrays differ in length.
+            SlotError: a slot is not out. Nothing was freed.
+        """
+        self.layout.check_masks(masks)
+        if [len(slots) for slots in pages] != [len(mask) for mask in masks]:
+            raise InputError(f"expected slots for {len(masks[0])} pages of every component")
+        gone = [(slots >= 0) & ~keep for slots, keep in zip(pages[1:], masks[1:], strict=True)]
+        device = self._allocators[Tier.DEVICE]
+        for component, mask in enumerate(gone, 1):
+            device[component].check_out(pages[component][mask])
+        for component, mask in enumerate(gone, 1):
+            if self.paired is not None and component == self.layout.mapped:
+                self.paired.map.unbind(pages[0][mask])
+            device[component].free(pages[component][mask])
+            pages[component][mask] = -1
+
+    def insert(
+        self,
+        prompt: Prompt,
+        start: int,
+        slots: Sequence[Slots],
+        tier: Tier,
+        priority: int = UNNAMED,
+        visit: Visit | None = None,
+    ) -> Inserted:
+        """Hand pages [start, pages_count) to the tree; duplicates are freed.
+
+        Raises:
+            SlotError, InputError: as ``RadixTree.insert``; also slots that were never handed out.
+        """
+        given = self._check_out(slots, tier)
+        self._check_pairs(slots, tier)
+        inserted = self.tree.insert(prompt, start, slots, tier, priority, visit)
+        self._take_in(inserted, given, prompt, start, slots, tier)
+        return inserted
+
+    def graft(self, prompt: Prompt, start: int, slots: Sequence[Slots], tier: Tier) -> None:
+        """Hand pages to the tree whose slots were reserved: mapped ones are reached through the tree's Full slots.
+
+        Raises:
+            SlotError, InputError: as ``insert``.
+        """
+        given = self._check_out(slots, tier)
+        self._take_in(self.tree.insert(prompt, start, slots, tier, UNNAMED), given, prompt, start, slots, tier)
+
+    def _take_in(
+        self,
+        inserted: Inserted,
+        given: Sequence[Slots],
+        prompt: Prompt,
+        start: int,
+        slots: Sequence[Slots],
+        tier: Tier,
+    ) -> None:
+        """Follow an insert: the tree keeps the slots given, and duplicates are freed."""
+        self._apply(inserted.map_changes)
+        for allocator, kept, duplicates in zip(self._allocators[tier], given, inserted.duplicates, strict=True):
+            allocator.keep(kept)
+            allocator.drop(duplicates)
+        self.changes.remember_duplicates(tier, prompt, start, slots, inserted.duplicates)
+        if self.changes.is_watched:
+            self.changes.note_inserted(tier, prompt, start, slots, inserted.duplicates)
+
+    def fitting_end(self, found: Match, source: Tier, target: Tier) -> int:
+        """Return the longest end that a match can be resumed at from ``source`` and ``target`` has room for; or 0."""
+        available = [self.available_pages(target, component) for component in range(len(self.layout.components))]
+        return self.tree.fitting_end(found, source, target, available)
+
+    def moving(
+        self, found: Match, end: int, source: Tier, target: Tier
+    ) -> "AbstractContextManager[TierTransfer | None]":
+        """Pin and allocate what it takes to make ``end`` restorable on ``target``; give it all back at the end.
+
+        Yields None if ``target`` has no room.
+        """
+        return self._moving(self.tree.begin(found, end, source, target), target, found.prompt)
+
+    def saving(self, found: Match, end: int) -> "AbstractContextManager[TierTransfer | None]":
+        """Pin and allocate as ``moving`` to the host, for a copy that cannot wait for others.
+
+        What another transfer is bringing there is copied too, since only what stands on a prefix can be published.
+        """
+        transfer = self.tree.begin(found, end, Tier.DEVICE, Tier.HOST, at_once=True)
+        return self._moving(transfer, Tier.HOST, found.prompt)
+
+    @contextmanager
+    def _moving(self, transfer: Transfer, target: Tier, prompt: Prompt) -> "Iterator[TierTransfer | None]":
+        try:
+            targets = self.allocate_all(target, [(wanted.component, len(wanted.pages)) for wanted in transfer.wanted])
+            if targets is not None:
+                self.tree.expect(transfer, targets)
+            yield None if targets is None else TierTransfer(self, transfer, prompt)
+        finally:
+            for component, slots in enumerate(self.tree.release(transfer)):
+                self.free(target, component, slots)
+
+    def publish(self, transfer: Transfer, prompt: Prompt) -> tuple[PageCopies, ...]:
+        """Publish what a transfer of a prompt brought; return what the tree took, and free the rest."""
+        published = self.tree.publish(transfer)
+        self._apply(published.map_changes)
+        tier = transfer.target.tier
+        for component, slots in enumerate(published.leftovers):
+            self.free(tier, component, slots)
+        for part in published.taken:
+            self._allocators[tier][part.component].keep(part.target)
+        if self.changes.is_watched:
+            self.changes.note_published(tier, prompt, published.taken)
+        return published.taken
+
+    @contextmanager
+    def pinned(self, found: Match, end: int, tier: Tier) -> Iterator[Lock]:
+        """Keep ``end`` pages of a match on ``tier`` for the length of a ``with`` block."""
+        lock = self.tree.lock(found, end, tier)
+        try:
+            yield lock
+        finally:
+            self.tree.unlock(lock)
+
+    @contextmanager
+    def reserving(self, tier: Tier, counts: Sequence[int]) -> "Iterator[Reservation | None]":
+        """Hand out ``counts[c]`` slots of each component for pages not in the tree yet; take back what is left.
+
+        Yields None, with nothing handed out, if pins leave too little room.
+        """
+        reserved = self.allocate_all(tier, list(enumerate(counts)))
+        try:
+            yield None if reserved is None else Reservation(self, tier, reserved)
+        finally:
+            for component, slots in enumerate(reserved or ()):
+                self.free(tier, component, slots)
+
+    def locked(self, lock: Lock) -> list[PageCopies]:
+        """Return by component the pages that a lock pins and its tier holds, with their slots there."""
+        parts: list[PageCopies] = []
+        for component, start in enumerate(self.windows(lock.end)):
+            slots = self.tree.lock_slots(lock, component)
+            pages = numbers_of(slots >= 0)
+            parts.append(PageCopies(component, pages + start, slots[pages], slots[pages]))
+        return parts
+
+    def windows(self, end: int) -> list[int]:
+        """Return by component the first page needed to resume at ``end``."""
+        return [window(end, component.span) for component in self.layout.components]
+
+    def follow_storage(self, storage: StorageReader | None, owners: Mapping[str, bytes]) -> None:
+        """Note that another store lies below the host now, or none: it may have none of the pages held there.
+
+        ``owners`` names by pool the identity that pages are stored under.
+        """
+        self.changes.follow_storage(storage, owners)
+        self.forget_stored()
+
+    def forget_stored(self) -> None:
+        """Note that storage may have none of the pages that the host holds."""
+        self.stored.forget_all()
+        self.stored_device.forget_all()
+        if self.changes.is_watched:
+            self.changes.note_storage_cleared()
+
+    def clear(self) -> None:
+        """Forget every page of the tree; slots that are out stay with whom they are."""
+        self._take_back(self.tree.clear())
+        if self.changes.is_watched:
+            self.changes.note_memory_cleared()
+
+    def check(self, locks: Sequence[Lock] | None = None) -> None:
+        """Assert that the tree is sound and that every slot is in exactly one place.
+
+        With ``locks``, those and no others must be out.
+        """
+        held = self.tree.check(locks)
+        components = len(self.layout.components)
+        for tier in Tier:
+            for component, allocator in enumerate(self._allocators[tier]):
+                slots = held[int(tier) * components + component]
+                assert allocator.is_kept(slots), "the tree holds a slot that is not its own"
+                assert len(slots) == allocator.kept_count, "the tree lost a slot"
+
+        if self.paired is not None and self.layout.mapped is not None:
+            full, peers = self.tree.peers(self.layout.mapped)
+            assert (self.paired.map.peers(full) == peers).all(), "the map differs from the tree"
+            mapped = np.flatnonzero(self.paired.map.table[:-1]).astype(np.int32)
+            peers = self.paired.map.peers(mapped)
+            assert len(np.unique(peers)) == len(mapped), "two Full slots share a peer"
+            ours = np.isin(mapped, full)
+            assert self.paired.full.is_out(mapped[~ours]), "a free Full slot is mapped"
+            assert self.paired.peer.is_out(peers[~ours]), "a Full slot is mapped to a slot that is not out"
+
+    def lock_slots(self, lock: Lock, component: int) -> Slots:
+        """Return a component's slots of the pages that a lock pins; see ``RadixTree.lock_slots``.
+
+        Raises:
+            LockError: released already, or another tree's.
+            InputError: as ``ModelLayout.check_component``.
+        """
+        self.tree.check_lock(lock)
+        self.layout.check_component(component)
+        return self.tree.lock_slots(lock, component)
+
+    def _check_out(self, slots: Sequence[Slots], tier: Tier) -> list[Slots]:
+        """Refuse slots that are not out; return them without -1."""
+        self.layout.check_slots(slots)
+        taken = [given[given >= 0] for given in slots]
+        for component, allocator, given in zip(self.layout.components, self._allocators[tier], taken, strict=True):
+            try:
+                allocator.check_out(given)
+            except SlotError as error:
+                raise SlotError(f"{component.name}: {error}") from error
+        return taken
+
+    def _check_pairs(self, slots: Sequence[Slots], tier: Tier) -> None:
+        """Refuse mapped slots that belong to the Full slots of other pages."""
+        if self.paired is not None and self.layout.mapped is not None and tier is Tier.DEVICE:
+            peers, mapped = self.paired.map.peers(slots[0]), slots[self.layout.mapped]
+            if len(peers) == len(mapped) and not np.array_equal(peers, np.maximum(mapped, 0)):
+                name = self.layout.components[self.layout.mapped].name
+                raise SlotError(f"{name}: slots that are not reached through the Full slots of the same pages")
+
+    def _apply(self, map_changes: Sequence[MapChange]) -> None:
+        """Have the page map follow the tree."""
+        if self.paired is not None:
+            self.paired.map.apply(map_changes)
+
+    def _take_back(self, freed: Freed) -> list[tuple[int, int]]:
+        """Take back what the tree has let go; return (lane, pages) of each lane that is any of it."""
+        counts: list[tuple[int, int]] = []
+        if self.paired is not None and freed.unmapped:
+            self.paired.map.unbind(np.concatenate(freed.unmapped))
+        components = len(self.layout.components)
+        for lane, arrays in enumerate(freed.slots):
+            if arrays:
+                # In order, so that later copies join: the next to be allocated are taken from these.
+                slots = arrays[0]
+                if len(arrays) > 1:
+                    slots = np.concatenate(arrays)
+                    slots.sort()
+                self._allocators[lane // components][lane % components].drop(slots)
+                counts.append((lane, len(slots)))
+        return counts
+
+
+class TierTransfer:
+    """A transfer under way between device and host."""
+
+    __slots__ = ("_ledger", "_prompt", "_transfer", "parts")
+
+    def __init__(self, ledger: Ledger, transfer: Transfer, prompt: Prompt) -> None:
+        self._ledger = ledger
+        self._transfer = transfer
+        self._prompt = prompt
+        self.parts = transfer.parts
+        """Pages to be copied."""
+
+    @property
+    def end(self) -> int:
+        """Pages of the prompt that can be resumed from on the target, once it is published."""
+        return self._transfer.end
+
+    def coming(self) -> tuple[Slots, ...]:
+        """Return by component the target slots of pages [window(end), end): those held, and those to be filled.
+
+        -1 for pages that another transfer brings.
+        """
+        lock = self._transfer.target
+        slots = tuple(
+            self._ledger.tree.lock_slots(lock, number) for number in range(len(self._ledger.layout.components))
+        )
+        starts = self._ledger.windows(lock.end)
+        for part in self.parts:
+            given, pages = slots[part.component], part.pages - starts[part.component]
+            given[pages] = np.where(given[pages] < 0, part.target, given[pages])
+        return slots
+
+    def publish(self) -> tuple[PageCopies, ...]:
+        """Publish the pages, which have arrived; return those the tree took. They stay pinned on the target."""
+        return self._ledger.publish(self._transfer, self._prompt)
+
+    def held(self) -> list[PageCopies]:
+        """Return by component the pages that are pinned and held on the target now, with their slots there."""
+        return self._ledger.locked(self._transfer.target)
+
+    def held_windows(self) -> list[PageCopies]:
+        """Return what ``held`` returns, without Full."""
+        return self.held()[1:]
+
+
+class Reservation:
+    """Slots of one tier waiting for pages that the tree does not know yet."""
+
+    __slots__ = ("_ledger", "_reserved", "tier")
+
+    def __init__(self, ledger: Ledger, tier: Tier, reserved: list[Slots]) -> None:
+        self._ledger = ledger
+        self.tier = tier
+        self._reserved = reserved
+
+    @property
+    def slots(self) -> Sequence[Slots]:
+        """Slots handed out, by component."""
+        return self._reserved
+
+    def insert(self, prompt: Prompt, start: int, slots: Sequence[Slots]) -> None:
+        """Hand some of the slots to the tree, as pages [start, pages_count); the others are freed in the end."""
+        self._ledger.graft(prompt, start, slots, self.tier)
+        self._reserved[:] = self._ledger.still_out(self.tier, self._reserved)
+
+    def keep(self, slots: Sequence[Slots]) -> None:
+        """Free all but these slots, given by component."""
+        for component, kept in enumerate(slots):
+            self._ledger.free(self.tier, component, np.setdiff1d(self._reserved[component], kept))
+        self._reserved[:] = slots

@@ -1,0 +1,445 @@
+"""Pages that enter and leave the tiers of a cache, as values that somebody else takes: a publisher of KV events.
+
+Nobody is called back. Where somebody watches, whoever changes a tier notes it here, and the watcher takes the notes
+later, on the owner's thread, between two calls to the cache:
+
+    insert, load, backup, prefetch     PagesHeld     prompt, which of its pages, their slots on the tier
+    eviction                           SlotsLeft     slots of the tier; the watcher knows whose pages they held
+    a put, a prefetch                  PagesStored   prompt, which of its pages storage has
+    a store that lets pages go         ObjectsEvicted: asked for at each ``take``, of stores that tell
+    reset; clear_storage, detach       MemoryCleared, StorageCleared
+
+The notes are bounded by pages. When more are noted than that, all of them are dropped and the next ``take`` says so:
+the watcher begins anew from ``held_runs``, which tells what memory holds now.
+
+What becomes of pages that are not kept is remembered for ``explain``, in a ring and whether somebody watches or not: an
+eviction by the tree, where it drops pages; all else here, by whoever drops, declines or loses them. Where nothing is to
+be remembered, that costs one question.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.core.errors import ConfigError, OwnerThreadError, StateError
+from unified_cache.core.miss_reason import ForgottenPages, MissReason
+from unified_cache.core.page import (
+    DEFAULT_NAMESPACE,
+    DIGEST_BYTES,
+    Namespace,
+    PageKey,
+    Prompt,
+    digests_where,
+    key_digests,
+    prompt_digests,
+)
+from unified_cache.core.pool import PageCopies, PageNumbers, Slots, Tier
+from unified_cache.core.seal import Label
+from unified_cache.core.slots import StoredSlots
+from unified_cache.storage_backends.protocol import StorageReader
+from unified_cache.storage_backends.removals import RemovalFeed, removals_of
+from unified_cache.tree import Freed, HeldRun, RadixTree
+
+__all__ = [
+    "MemoryCleared",
+    "ObjectsEvicted",
+    "PageChange",
+    "PageChanges",
+    "PagesHeld",
+    "PagesStored",
+    "SlotsLeft",
+    "StorageCleared",
+    "StoredRun",
+]
+
+NAMESPACES_MAX = 4_096
+"""Namespaces remembered by their seed, so that events can name them; the oldest is forgotten first."""
+
+EVICTED_MAX = 1 << 18
+"""Objects remembered that the store has let go; with more, nothing is said of storage in ``held_runs``."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagesHeld:
+    """Pages of a prompt that one component holds on a tier from now on."""
+
+    tier: Tier
+    component: int
+    prompt: Prompt
+    pages: PageNumbers
+    """Numbers of the pages, ascending."""
+    slots: Slots
+    """Their slots on the tier."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsLeft:
+    """Slots of one component on a tier whose pages the tree holds no longer."""
+
+    tier: Tier
+    component: int
+    slots: Slots
+
+
+@dataclass(frozen=True, slots=True)
+class PagesStored:
+    """Pages of a prompt that storage has of one component, every pool of it."""
+
+    component: int
+    prompt: Prompt
+    pages: PageNumbers
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectsEvicted:
+    """Objects that the store says it has let go."""
+
+    labels: tuple[Label, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCleared:
+    """Device and host hold nothing any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class StorageCleared:
+    """Nothing is known to be in storage any more."""
+
+
+PageChange = PagesHeld | SlotsLeft | PagesStored | ObjectsEvicted | MemoryCleared | StorageCleared
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run of the tree, with what storage is known to have of the pages that the host holds."""
+
+    run: HeldRun
+    stored: tuple[npt.NDArray[np.bool_], ...]
+    """By component: True where the page is known to be in storage."""
+
+
+class PageChanges:
+    """Notes of one cache. Nothing is noted, and nothing costs anything, until somebody watches."""
+
+    __slots__ = (
+        "_evicted",
+        "_evictions_known",
+        "_feed",
+        "_has_host",
+        "_namespaces",
+        "_noted_pages",
+        "_notes",
+        "_owner",
+        "_owners",
+        "_pages_max",
+        "_storage",
+        "_stored",
+        "_tree",
+        "evictions_count",
+        "forgotten",
+        "is_watched",
+        "lost_count",
+    )
+
+    def __init__(
+        self, tree: RadixTree, stored: StoredSlots, forgotten: ForgottenPages | None = None, *, has_host: bool = True
+    ) -> None:
+        """Note changes of a tree; ``forgotten`` remembers what becomes of pages, whether somebody watches or not."""
+        self._tree = tree
+        self._has_host = has_host
+        self.forgotten = forgotten
+        """Remembers what becomes of pages that are not kept; None where nothing is to be remembered."""
+        self._owners: Mapping[str, bytes] = {}
+        """Identity that each pool's pages are stored under."""
+        self._stored = stored
+        self._notes: list[PageChange] | None = None
+        """None where notes were lost, and at the beginning."""
+        self._noted_pages = 0
+        self._pages_max = 0
+        self._owner = 0
+        self._namespaces: dict[bytes, Namespace] = {}
+        self._storage: StorageReader | None = None
+        self._feed: RemovalFeed | None = None
+        self._evicted: dict[tuple[str, PageKey], int] = {}
+        """Objects that the store has let go since it was last known to have them, and how many others before each."""
+        self._evictions_known = True
+        self.evictions_count = 0
+        """Objects that the store has let go so far."""
+        self.is_watched = False
+        self.lost_count = 0
+        """Times that more was noted than there was room for."""
+
+    def watch(self, pages_max: int = 1 << 18) -> None:
+        """Begin to note changes, at most of ``pages_max`` pages between two calls of ``take``.
+
+        The first ``take`` says that what was before is not noted.
+
+        Raises:
+            ConfigError: no room for a page.
+            StateError: somebody watches already.
+        """
+        if pages_max < 1:
+            raise ConfigError(f"pages_max must be positive, found {pages_max}")
+        if self.is_watched:
+            raise StateError("the changes of a cache have one watcher, and there is one")
+        self.is_watched = True
+        self._pages_max = pages_max
+        self._owner = threading.get_ident()
+        self._subscribe()
+        self.forget()
+
+    def unwatch(self) -> None:
+        """Note nothing any more. Once more does nothing."""
+        self.is_watched = False
+        self._notes = None
+        if self.forgotten is None:
+            self._namespaces.clear()
+            self._unsubscribe()
+
+    def follow_storage(self, storage: StorageReader | None, owners: Mapping[str, bytes]) -> None:
+        """Ask this store from now on what it lets go; None for no store.
+
+        ``owners`` names by pool the identity that pages are stored under.
+        """
+        self._unsubscribe()
+        self._storage = storage
+        self._owners = owners
+        if self.is_watched or self.forgotten is not None:
+            self._subscribe()
+
+    def take(self) -> list[PageChange] | None:
+        """Return what has changed since the last call, in order; None if that is not known: ask ``held_runs``.
+
+        Raises:
+            OwnerThreadError: another thread than the one that watches.
+        """
+        self._check_owner()
+        self._take_removals()
+        notes, self._notes, self._noted_pages = self._notes, [], 0
+        return notes
+
+    def forget(self) -> None:
+        """Drop what is noted: the next ``take`` returns None."""
+        self._notes = None
+        self._noted_pages = 0
+
+    def held_runs(self) -> list[StoredRun]:
+        """Return all that memory holds, run by run, each after the one that it continues; copies. Walks the tree.
+
+        Raises:
+            OwnerThreadError: as ``take``.
+        """
+        self._check_owner()
+        runs: list[StoredRun] = []
+        for run in self._tree.held_runs():
+            host = run.slots[len(run.slots) // 2 :] if self._evictions_known else ()
+            stored = [
+                np.zeros(run.pages_count, np.bool_)
+                if slots is None
+                else self._stored.among(component, slots) & (slots >= 0)
+                for component, slots in enumerate(host)
+            ]
+            runs.append(StoredRun(run, tuple(stored)))
+        return runs
+
+    def namespace(self, seed: bytes) -> Namespace | None:
+        """Return the namespace with that seed; None where no prompt of it was made while somebody watched."""
+        return self._namespaces.get(seed) if seed else DEFAULT_NAMESPACE
+
+    @property
+    def names_namespaces(self) -> bool:
+        """Whether namespaces are to be noted: somebody watches, or what has gone is remembered."""
+        return self.is_watched or self.forgotten is not None
+
+    def seeds(self) -> list[bytes]:
+        """Return the seeds of all namespaces that were noted, and the empty one of no name."""
+        return [b"", *self._namespaces]
+
+    def take_removals(self) -> None:
+        """Remember what the store has let go since it was last asked, where what has gone is remembered."""
+        if self.forgotten is not None:
+            self._take_removals()
+
+    def was_evicted(self, component: int, key: PageKey) -> bool:
+        """Tell whether the store has let any object of a page go since it was last known to have it."""
+        return any((pool.name, key) in self._evicted for pool in self._tree.components[component].pools)
+
+    # ---- noting: what calls these asks ``is_watched`` first ---------------------------------------------------
+
+    def note_namespace(self, namespace: Namespace) -> None:
+        """Remember the namespace of a prompt."""
+        seed = namespace.seed
+        if seed not in self._namespaces:
+            while len(self._namespaces) >= NAMESPACES_MAX:
+                del self._namespaces[next(iter(self._namespaces))]
+            self._namespaces[seed] = namespace
+
+    def note_inserted(
+        self, tier: Tier, prompt: Prompt, start: int, slots: Sequence[Slots], duplicates: Sequence[Slots]
+    ) -> None:
+        """Note the pages [start, pages_count) that were given a slot, without those whose slots are duplicates."""
+        for component, (given, left) in enumerate(zip(slots, duplicates, strict=True)):
+            taken = given >= 0
+            if left.size:
+                taken &= ~np.isin(given, left)
+            pages = np.flatnonzero(taken)
+            if pages.size:
+                self._note(PagesHeld(tier, component, prompt, pages + start, given[pages]), pages.size)
+
+    def note_published(self, tier: Tier, prompt: Prompt, taken: Sequence[PageCopies]) -> None:
+        """Note what a transfer has brought to a tier."""
+        for part in taken:
+            if len(part):
+                self._note(PagesHeld(tier, part.component, prompt, part.pages, part.target), len(part))
+
+    def note_freed(self, freed: Freed) -> None:
+        """Note what was evicted."""
+        components = len(freed.slots) // len(Tier)
+        for lane, arrays in enumerate(freed.slots):
+            if arrays:
+                slots = np.concatenate(arrays)
+                self._note(SlotsLeft(Tier(lane // components), lane % components, slots), len(slots))
+
+    def note_stored(self, component: int, prompt: Prompt, pages: PageNumbers, since: int) -> None:
+        """Note pages that storage has, as seen after ``since`` evictions, but for those evicted after that."""
+        if self._evicted:
+            pages = pages[[self._is_there(component, prompt.keys[page], since) for page in pages.tolist()]]
+        if len(pages):
+            self._note(PagesStored(component, prompt, pages), len(pages))
+
+    def note_evicted(self, labels: Sequence[Label]) -> None:
+        """Note objects that the store has let go."""
+        if not labels:
+            return
+        for label in labels:
+            self._evicted.pop((label.pool, label.key), None)
+            self._evicted[label.pool, label.key] = self.evictions_count
+            self.evictions_count += 1
+        if len(self._evicted) > EVICTED_MAX:
+            self._evicted.clear()
+            self._evictions_known = False
+        self._note(ObjectsEvicted(tuple(labels)), len(labels))
+
+    def note_memory_cleared(self) -> None:
+        """Note that the tree holds nothing any more."""
+        self._note(MemoryCleared(), 1)
+
+    def note_storage_cleared(self) -> None:
+        """Note that storage holds nothing that is known."""
+        if self._feed is not None:
+            self._feed.take()  # of what was there before
+        self._evicted.clear()
+        self._evictions_known = True
+        self._note(StorageCleared(), 1)
+
+    def _note(self, change: PageChange, pages_count: int) -> None:
+        if self._notes is None:
+            return
+        self._noted_pages += pages_count
+        if self._noted_pages > self._pages_max:
+            self.lost_count += 1
+            self.forget()
+        else:
+            self._notes.append(change)
+
+    def _is_there(self, component: int, key: PageKey, since: int) -> bool:
+        """Tell whether no object of a page has gone since then, and forget that any had gone before."""
+        names = [(pool.name, key) for pool in self._tree.components[component].pools]
+        if any(self._evicted.get(name, -1) >= since for name in names):
+            return False
+        for name in names:
+            self._evicted.pop(name, None)
+        return True
+
+    def _subscribe(self) -> None:
+        if self._storage is not None and self._feed is None:
+            with suppress(StateError):  # it tells as many others as it can
+                self._feed = removals_of(self._storage)
+
+    def _unsubscribe(self) -> None:
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
+
+    def _take_removals(self) -> None:
+        """Note what the store has let go since it was last asked; where it does not know, any page may have gone.
+
+        What the cache itself believes to be stored stays as it is: it is alike on all ranks, and not all are watched.
+        """
+        if self._feed is None:
+            return
+        removals = self._feed.take()
+        if self.forgotten is not None:
+            self._remember(self.forgotten, removals.labels)
+        if not self.is_watched:
+            return
+        if removals.lost_count:
+            self.evictions_count += removals.lost_count
+            self._evictions_known = False
+            self._note(StorageCleared(), 1)
+        self.note_evicted(removals.labels)
+
+    def _remember(self, forgotten: ForgottenPages, labels: Sequence[Label]) -> None:
+        """Remember objects that the store has let go; not those that are remembered as flawed or cleared."""
+        components = self._tree.components
+        for number, component in enumerate(components):
+            names = {pool.name for pool in component.pools}
+            gone = {
+                label.key: None
+                for label in labels
+                if label.pool in names and self._owners.get(label.pool) == label.identity
+            }
+            if not gone:
+                continue
+            lane, digests = (len(Tier) * len(components)) + number, key_digests(list(gone))
+            reasons = forgotten.find(lane, digests).reasons
+            told = (reasons != MissReason.FLAWED) & (reasons != MissReason.STORE_CLEARED)
+            forgotten.note(lane, digests_where(digests, told), MissReason.STORE_EVICTED)
+
+    # ---- what becomes of pages, for explain -----------------------------------------------------------------
+
+    def remember_duplicates(
+        self, tier: Tier, prompt: Prompt, start: int, slots: Sequence[Slots], duplicates: Sequence[Slots]
+    ) -> None:
+        """Remember which of the pages [start, pages_count), given in ``slots``, the tree had already."""
+        if self.forgotten is None or not any(map(len, duplicates)):
+            return
+        digests = prompt_digests(prompt)[start * DIGEST_BYTES :]
+        for component, (given, left) in enumerate(zip(slots, duplicates, strict=True)):
+            lane = int(tier) * len(self._tree.components) + component
+            self.forgotten.note(lane, digests_where(digests, np.isin(given, left)), MissReason.DUPLICATE)
+
+    def remember_unbacked(self, prompt: Prompt, reason: MissReason) -> None:
+        """Remember why pages of a prompt that the device holds and the host lacks were not copied to it."""
+        if self.forgotten is None or not self._has_host:
+            return
+        found = self._tree.peek(prompt)
+        digests = prompt_digests(prompt.head(found.tree_end))
+        for component in range(len(self._tree.components)):
+            device, host = (self._tree.slots(found, tier, component, 0, found.tree_end) for tier in Tier)
+            lane = len(self._tree.components) + component
+            self.forgotten.note(lane, digests_where(digests, (device >= 0) & (host < 0)), reason)
+
+    def remember_stored(self, component: int, prompt: Prompt, pages: PageNumbers, reason: MissReason) -> None:
+        """Remember what became of pages in storage, or on their way there.
+
+        Of those that it took STORE_LOST: where it lacks them later without a report, it has lost them.
+        """
+        if self.forgotten is not None and len(pages):
+            keys = prompt.keys
+            lane = len(Tier) * len(self._tree.components) + component
+            self.forgotten.note(lane, key_digests([keys[page] for page in pages.tolist()]), reason)
+
+    def remember_storage_cleared(self) -> None:
+        """Remember that what was stored has been cleared since."""
+        if self.forgotten is not None:
+            self.forgotten.rename(MissReason.STORE_LOST, MissReason.STORE_CLEARED)
+
+    def _check_owner(self) -> None:
+        if threading.get_ident() != self._owner:
+            raise OwnerThreadError("the changes of a cache are taken by the thread that watches it, its owner's")

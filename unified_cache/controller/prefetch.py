@@ -1,0 +1,693 @@
+"""Prefetch and load: bring pages up to a request, from storage to the host and from the host to the device.
+
+Of a prefetch, what came is used however it ends:
+
+                 0            known_end     host_full_end   full_end                 end       pages_count
+    Full         |---- on the host -----------|-- copied ------|======= read ==========|.............|
+    windows            |- w -|                           |copied|     |= w =|     |= w =|
+                     of known_end                        before     of an end     of the
+                     (pinned)                            full_end   in between    longest end
+
+    probe      find what memory lacks, and ask storage which of it it has; each rank says at which ends it could resume
+    choose     the longest end that memory has room for; none where computing is faster, or another prefetch reads it
+    allocate   pin what memory has, copy to the host what the device alone has, reserve host slots for the rest
+    read       in the order of the prompt, all pools of a page together; storage verifies each page
+    graft      put what came into the tree
+
+A page that the device holds is copied from there, as by a backup, so that the host's Full prefix stays without a hole.
+The windows of the ends in between at which the prompt can be resumed are read too: wherever it ends early, one is left.
+
+Pages that the host has no room for go on to the device in pieces, if that has room: each is read into host slots of its
+own, copied up, and the slots are given back before the next one. As the ``buffer_only`` host of SGLang.
+
+A load copies what the host holds to the device, layer by layer, and publishes it there. An engine may read the pages
+before they are in the tree: see ``LayerwiseLoad``.
+"""
+
+import math
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from unified_cache.controller import (
+    LayerwiseLoad,
+    LeftAlone,
+    LeftOut,
+    PageTally,
+    StorageTier,
+    TransferKind,
+)
+from unified_cache.controller.estimates import TransferSpeeds
+from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, ProbeJob, batch_pages
+from unified_cache.controller.ledger import Ledger, Reservation, TierTransfer
+from unified_cache.controller.memory import PageMemory
+from unified_cache.controller.operation import Job, Operation, OperationState, Steps, TrafficCounts, WaitFor
+from unified_cache.controller.ranks import RankGroup, held_by_all, true_for_all
+from unified_cache.core.errors import CacheError, RankError, StorageError
+from unified_cache.core.miss_reason import MissReason
+from unified_cache.core.page import PageKey, Prompt
+from unified_cache.core.pool import PageCopies, PageNumbers, Pages, Slots, Tier, all_pages, no_slots, numbers_of
+from unified_cache.core.window import last_end, needed_pages, restorable_ends, window, window_counts
+from unified_cache.tree import Lock, Match
+
+__all__ = ["Loads", "PrefetchProgress", "Prefetches"]
+
+
+READS_MAX = 4
+"""Times that one prefetch reads: again only where pages that storage said it had did not come, for what they leave."""
+
+ENDS_BETWEEN_MAX = 64
+"""Ends in between, at most, whose windows one prefetch reads: evenly apart, so one that ends early loses little."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchProgress:
+    """Progress of a prefetch under way, as seen by this rank."""
+
+    gained_pages: int
+    """Pages by which the prompt could be resumed further, had the prefetch ended now."""
+    expected_pages: int
+    """Pages by which it can be resumed further once all has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class MissingPages:
+    """Pages of a prompt by component, each a mask over all its pages, and where what there is of it ends."""
+
+    found: Match
+    spans: Sequence[int]
+    known_end: int
+    """Pages that can be resumed from without storage."""
+    full_end: int
+    """Pages of Full on either tier. What is read of Full goes on from there."""
+    held: Sequence[Pages]
+    """On the host or on the device."""
+    to_copy: Sequence[Pages]
+    """On the device alone."""
+    to_read: Sequence[Pages]
+    """On neither, nor found missing in storage, and of use for a longer resume."""
+
+    def reads(self, ends: Sequence[int]) -> list[PageNumbers]:
+        """Return by component the pages to read for a resume at any of ``ends``, ascending."""
+        needed = (needed_pages(ends, span, 0, len(held)) for span, held in zip(self.spans, self.held, strict=True))
+        return [numbers_of(pages & mask) for pages, mask in zip(self.to_read, needed, strict=True)]
+
+    def ends(self, coming: Sequence[Pages]) -> Pages:
+        """Return a mask of the ends after ``known_end`` that can be resumed from once these pages have come."""
+        holes = [~(held | pages) for held, pages in zip(self.held, coming, strict=True)]
+        return restorable_ends(self.spans, holes, 0, len(holes[0]), [0 for _ in self.spans])[self.known_end :]
+
+    def stored_ends(self, stored: Sequence[Pages]) -> Pages:
+        """Return ``ends`` of what storage has; ``stored[c]`` says that of each page of ``to_read[c]``."""
+        if not any(np.count_nonzero(pages) for pages in stored):  # as mostly: there is no end beyond what is known
+            return np.zeros(len(self.held[0]) - self.known_end, np.bool_)
+        coming = [pages.copy() for pages in self.to_read]
+        for mask, kept in zip(coming, stored, strict=True):
+            mask[mask] = kept
+        return self.ends(coming)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPlan:
+    """Pages that one prefetch reads, and the end that it reads them for."""
+
+    end: int
+    copies: bool
+    """Whether the device holds some that the host lacks."""
+    reads: Sequence[PageNumbers]
+    """By component, ascending."""
+    tier: Tier = Tier.HOST
+    """Where they go: to the device, through the host, where the host has no room for them."""
+
+    @property
+    def counts(self) -> list[int]:
+        """Pages to read, by component."""
+        return [len(pages) for pages in self.reads]
+
+
+@dataclass(slots=True, eq=False)
+class FetchUnderWay:
+    """A prefetch that reads what a plan says."""
+
+    operation: Operation
+    prompt: Prompt
+    storage: StorageTier
+    missing: MissingPages
+    plan: FetchPlan
+    arrived: Sequence[Pages] = field(init=False)
+    """By component: which pages of ``plan.reads`` have come, by the jobs that are over."""
+    chosen: Sequence[Pages] = field(init=False)
+    """By component: which of them the job under way reads."""
+    job: FetchJob | None = None
+    staging: Reservation | None = None
+    """The host slots that it has, of which the job under way may fill only some."""
+    clears_count: int = 0
+    """Clears of storage before the last read: pages that came since another one are not known to be stored."""
+    evictions_count: int = 0
+    """Evictions before the last read."""
+
+    def __post_init__(self) -> None:
+        self.arrived = self.chosen = [np.zeros(count, np.bool_) for count in self.plan.counts]
+
+    def parts(self, slots: Sequence[Slots]) -> list[PageCopies]:
+        """Return by component the chosen pages, with host slots for them."""
+        each = enumerate(zip(self.plan.reads, self.chosen, slots, strict=True))
+        return [PageCopies(component, pages[mask], given, given) for component, (pages, mask, given) in each]
+
+    def missed(self) -> list[PageNumbers]:
+        """Return by component the pages that have not come."""
+        return [pages[~mask] for pages, mask in zip(self.plan.reads, self.arrived, strict=True)]
+
+    def progress(self) -> PrefetchProgress:
+        """Look at what has come by now."""
+        coming = [np.zeros(len(held), np.bool_) for held in self.missing.held]
+        for mask, pages, arrived in zip(coming, self.plan.reads, self.arrived, strict=True):
+            mask[pages[arrived]] = True
+        if self.job is not None:
+            for mask, pages, chosen, arrived in zip(
+                coming, self.plan.reads, self.chosen, self.job.arrived, strict=True
+            ):
+                mask[pages[chosen][arrived]] = True
+        return PrefetchProgress(last_end(self.missing.ends(coming)), self.plan.end - self.missing.known_end)
+
+
+class Prefetches:
+    """Prefetches of one cache: they share a budget of host pages, and no two read one page."""
+
+    __slots__ = (
+        "_batch_pages",
+        "_fetched",
+        "_ledger",
+        "_memory",
+        "_ranks",
+        "_speeds",
+        "_traffic",
+        "_under_way",
+        "host_pages_left",
+    )
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        memory: PageMemory,
+        host_pages_max: int,
+        ranks: RankGroup,
+        traffic: TrafficCounts,
+        speeds: TransferSpeeds,
+    ) -> None:
+        """Fill at most ``host_pages_max`` host pages of the first component at a time."""
+        self._ledger = ledger
+        self._memory = memory
+        self._ranks = ranks
+        self._traffic = traffic
+        self._speeds = speeds
+        self._batch_pages = batch_pages(ledger.layout)
+        self._fetched: list[dict[PageKey, Operation]] = [{} for _ in ledger.layout.components]
+        """By component: pages on their way from storage, and the operation that fetches each."""
+        self._under_way: dict[Operation, FetchUnderWay] = {}
+        self.host_pages_left = host_pages_max
+
+    def prefetch(self, prompt: Prompt, storage: StorageTier, worth_pages: int) -> Steps:
+        """Read from storage what memory lacks for the longest resume that both together allow, and graft what came.
+
+        Each rank says at which ends it could resume; of those that all could, and that there is room for, the last is
+        read for, or none where computing is faster (``TransferPolicy``). Ends that add fewer than
+        ``worth_pages`` are not worth it. What came is kept however the reading ends, Full pages also without a window
+        to resume from; where a page that storage said it had did not come, what is left is read for. Prefetches are
+        single flight: while another one fetches any of these pages, this one waits, and then looks again at what is
+        still missing. An end that the host has no room for is read for on the device, if that has. Returns the pages by
+        which the prompt can be resumed further, whoever has brought them.
+        """
+        tree = self._ledger.tree
+        first_end = tree.peek(prompt).host_end
+        lost = [np.zeros(prompt.pages_count, np.bool_) for _ in self._ledger.layout.components]
+        lacks_room = 0
+        operation: Operation | None = None
+        reads_left = READS_MAX
+        while reads_left:
+            answer = yield from self._probe(prompt, storage, worth_pages, lost)
+            if answer is None:
+                break
+            operation, missing, ends = answer
+            known_pages = missing.known_end - first_end
+            stored_end = missing.known_end + last_end(ends)
+            plan = self._choose(missing, ends)
+            fetch = FetchUnderWay(operation, prompt, storage, missing, plan)
+            operation.left_alone = self._speeds.choose(storage, missing.known_end, plan.end, plan.counts)
+            if operation.left_alone is not None:
+                operation.tally.asked = max(operation.tally.asked, known_pages)
+                yield from self._leave_alone(fetch, operation.left_alone, max(known_pages, 0))
+                break
+            operation.tally.asked = max(operation.tally.asked, stored_end - first_end)
+            lacks_room = stored_end - plan.end
+            other = self._fetching(prompt, missing.reads([stored_end])) or self._fetching(prompt, plan.reads)
+            if other is not None:
+                yield WaitFor(other)
+                continue
+            if plan.end < missing.known_end + worth_pages:
+                break
+            reads_left -= 1
+            operation.pages_count = max(known_pages, 0)
+            bring = self._bring_to_device if plan.tier is Tier.DEVICE else self._bring_to_host
+            missed = yield from bring(fetch)
+            reached = tree.match(prompt).host_end >= plan.end
+            if reached or operation.is_stopping or not any(map(len, missed)):
+                break
+            for mask, pages in zip(lost, missed, strict=True):
+                mask[pages] = True
+        gained = max(tree.match(prompt).host_end - first_end, 0)
+        if operation is not None and operation.state is OperationState.RUNNING:
+            tally = operation.tally
+            tally.gain(gained)
+            left_out = tally.asked - gained
+            tally.leave_out(LeftOut.HOST_FULL, min(left_out, lacks_room))
+            tally.leave_out(LeftOut.STOPPED if operation.is_stopping else LeftOut.FAILED, max(left_out - lacks_room, 0))
+        return gained
+
+    def progress(self, operation: Operation) -> PrefetchProgress | None:
+        """Return the progress of a prefetch; None while it reads nothing, or if it is over or no prefetch."""
+        fetch = self._under_way.get(operation)
+        return None if fetch is None or operation.state is not OperationState.RUNNING else fetch.progress()
+
+    def left_alone(self, prompt: Prompt, storage: StorageTier, stored_end: int) -> LeftAlone | None:
+        """Return what this rank would leave alone of a prompt that storage has up to an end. Changes nothing."""
+        missing = self._missing(prompt, None)
+        counts = [len(pages) for pages in missing.reads([stored_end])]
+        return self._speeds.look(storage, missing.known_end, stored_end, counts)
+
+    # ---- probe -----------------------------------------------------------------------------------------------
+
+    def _probe(
+        self, prompt: Prompt, storage: StorageTier, worth_pages: int, lost: Sequence[Pages]
+    ) -> Generator[Job, Operation, tuple[Operation, MissingPages, Pages] | None]:
+        """Ask storage for what memory lacks of a prompt; return at which ends all ranks could resume with it.
+
+        Each end is counted from ``known_end`` on. None if none of them adds ``worth_pages``, or the operation is over.
+        """
+        missing = self._missing(prompt, lost)
+        if missing.known_end + worth_pages > prompt.pages_count:
+            return None
+        with self._pinned(prompt, missing.full_end):
+            probe = ProbeJob(storage, prompt, list(map(numbers_of, missing.to_read)))
+            operation = yield probe
+        if operation.state is not OperationState.RUNNING:
+            return None
+        stored = probe.present
+        if self._ledger.tree.peek(prompt) is not missing.found:  # others have brought or evicted some of it meanwhile
+            missing = self._missing(prompt, lost)
+            stored = probe.among(list(map(numbers_of, missing.to_read)))
+        ends = self._ranks.agree(missing.stored_ends(stored))
+        return (operation, missing, ends) if last_end(ends) >= worth_pages else None
+
+    def _missing(self, prompt: Prompt, lost: Sequence[Pages] | None) -> MissingPages:
+        """Return what memory lacks of a prompt for any longer resume, but for what storage was found to have ``lost``.
+
+        Makes the prompt recent, unless ``lost`` is None: then nobody asks for it.
+        """
+        tree = self._ledger.tree
+        found = tree.peek(prompt) if lost is None else tree.match(prompt)
+        spans = [component.span for component in self._ledger.layout.components]
+        held, to_copy, to_read = [], [], []
+        for component, span in enumerate(spans):
+            on_host = tree.held_pages(found, Tier.HOST, component)
+            either = on_host | tree.held_pages(found, Tier.DEVICE, component)
+            held.append(either)
+            to_copy.append(either ^ on_host)
+            to_read.append(~either if lost is None else ~(either | lost[component]))
+            to_read[component][: window(found.host_end + 1, span)] = False
+        full_end = int(np.count_nonzero(held[0]))
+        return MissingPages(found, spans, found.host_end, full_end, held, to_copy, to_read)
+
+    # ---- choose ----------------------------------------------------------------------------------------------
+
+    def _choose(self, missing: MissingPages, ends: Pages) -> FetchPlan:
+        """Choose the last of ``ends`` that the host has room for, or the device where that brings more."""
+        plan = self._plan_to_host(missing, ends)
+        return self._plan_to_device(missing, ends, plan) if plan.end < missing.known_end + last_end(ends) else plan
+
+    def _plan_to_host(self, missing: MissingPages, ends: Pages) -> FetchPlan:
+        """Choose the last of ``ends`` that the host has room for, and earlier ones that are worth their windows.
+
+        Each page to come takes a slot, and each that is there and gets pinned one of what could be evicted; the windows
+        of ``known_end`` stay pinned too, so that a prefetch that fails takes nothing away.
+        """
+        known_end, full_end = missing.known_end, missing.full_end
+        numbers = np.arange(known_end + 1, known_end + 1 + len(ends))
+        fits = ends.copy()
+        rooms: list[PageNumbers] = []
+        for component, span in enumerate(missing.spans):
+            pinned = self._ledger.tree.evictable_mask(missing.found, Tier.HOST, component)[:full_end]
+            known = slice(window(known_end, span), known_end)
+            room = self._ledger.available_pages(Tier.HOST, component) - np.count_nonzero(pinned[known])
+            pinned[known] = False
+            reads = window_counts(missing.to_read[component], span)[numbers]
+            if component == 0:
+                fits &= reads <= self.host_pages_left
+            held = window_counts(pinned | missing.to_copy[component][:full_end], span)[np.minimum(numbers, full_end)]
+            rooms.append(room - reads - held)
+            fits &= rooms[component] >= 0
+        length = last_end(fits)
+        if not length:
+            return FetchPlan(known_end, copies=False, reads=missing.reads([]))
+        end = known_end + length
+        copies = any(
+            mask[window(end, span) : end].any() for mask, span in zip(missing.to_copy, missing.spans, strict=True)
+        )
+        between = self._ends_between(missing, ends[: length - 1], end, [int(room[length - 1]) for room in rooms])
+        return FetchPlan(end, copies, missing.reads([end, *between]))
+
+    def _ends_between(self, missing: MissingPages, ends: Pages, end: int, rooms: list[int]) -> list[int]:
+        """Choose of the ends before ``end`` those whose windows are read too, for a prefetch that ends early.
+
+        Last first: one is chosen if its windows have no more bytes than the pages of Full between it and the one chosen
+        before, which it would save, and if there is room for them.
+        """
+        page_bytes = [sum(pool.page_bytes for pool in each.pools) for each in self._ledger.layout.components]
+        before = [np.concatenate([[0], np.cumsum(pages)]) for pages in missing.to_read]
+        windowed = range(1, len(missing.spans))
+        apart_pages = max(1, (end - missing.known_end) // ENDS_BETWEEN_MAX)
+        earlier = numbers_of(ends) + missing.known_end + 1
+        chosen: list[int] = []
+        while windowed and (earlier := earlier[earlier <= end - apart_pages]).size:
+            extra = [
+                before[number][np.minimum(earlier, window(end, span))] - before[number][np.maximum(earlier - span, 0)]
+                for number, span in enumerate(missing.spans)
+            ]
+            is_worth = (before[0][end] - before[0][earlier]) * page_bytes[0] >= sum(
+                extra[number] * page_bytes[number] for number in windowed
+            )
+            for number in windowed:
+                is_worth &= extra[number] <= rooms[number]
+            last = last_end(is_worth)
+            if not last:
+                break
+            rooms = [room - int(pages[last - 1]) for room, pages in zip(rooms, extra, strict=True)]
+            end = int(earlier[last - 1])
+            chosen.append(end)
+        return chosen
+
+    def _plan_to_device(self, missing: MissingPages, ends: Pages, plan: FetchPlan) -> FetchPlan:
+        """Choose the last of ``ends`` that the device has room for, if that is longer than a plan for the host."""
+        tree = self._ledger.tree
+        numbers = np.arange(missing.known_end + 1, missing.known_end + 1 + len(ends))
+        fits = ends.copy()
+        for component, span in enumerate(missing.spans):
+            takes = ~tree.held_pages(missing.found, Tier.DEVICE, component)
+            evictable = tree.evictable_mask(missing.found, Tier.DEVICE, component)
+            takes[: len(evictable)] |= evictable
+            known = slice(window(missing.known_end, span), missing.known_end)
+            room = self._ledger.available_pages(Tier.DEVICE, component) - int(np.count_nonzero(takes[known]))
+            takes[known] = False
+            fits &= window_counts(takes, span)[numbers] <= room
+        end = missing.known_end + last_end(fits)
+        return FetchPlan(end, copies=False, reads=missing.reads([end]), tier=Tier.DEVICE) if end > plan.end else plan
+
+    def _leave_alone(
+        self, fetch: FetchUnderWay, left_alone: LeftAlone, known_pages: int
+    ) -> Generator[Job | WaitFor, Operation, None]:
+        """Read nothing, since computing is faster; now and then the first pages, to measure how fast storage is now.
+
+        Nobody waits for those; there is no window among them, and so nothing to resume from.
+        """
+        speeds = self._speeds
+        speeds.left_alone_tokens += left_alone.tokens
+        if speeds.is_trial_due():
+            fetch.operation.tell_done(known_pages)
+            first, *others = fetch.plan.reads
+            count = min(speeds.trial_pages(left_alone), self.host_pages_left)
+            reads = [first[:count], *(pages[:0] for pages in others)]
+            trial = FetchPlan(fetch.missing.known_end, copies=False, reads=reads)
+            yield from self._bring_to_host(replace(fetch, plan=trial))
+
+    # ---- single flight ---------------------------------------------------------------------------------------
+
+    def _fetching(self, prompt: Prompt, wanted: Sequence[PageNumbers]) -> Operation | None:
+        """Return an operation that fetches any of a prompt's pages, ``wanted[c]`` of component ``c``; None if none.
+
+        One that has failed or was cancelled brings nothing any more, though it may still hold its slots.
+        """
+        keys = prompt.keys
+        for fetched, pages in zip(self._fetched, wanted, strict=True):
+            for page in pages.tolist() if fetched else ():
+                operation = fetched.get(keys[page])
+                if operation is not None and operation.state is OperationState.RUNNING:
+                    return operation
+        return None
+
+    @contextmanager
+    def _marked(self, prompt: Prompt, wanted: Sequence[PageNumbers], operation: Operation) -> Iterator[None]:
+        """Mark pages as fetched by an operation, for the length of a ``with`` block."""
+        keys = prompt.keys
+        marked = [[keys[page] for page in pages.tolist()] for pages in wanted]
+        for fetched, ours in zip(self._fetched, marked, strict=True):
+            fetched.update(dict.fromkeys(ours, operation))
+        try:
+            yield
+        finally:
+            for fetched, ours in zip(self._fetched, marked, strict=True):
+                for key in ours:
+                    if fetched.get(key) is operation:  # where it has failed, another may have taken over
+                        del fetched[key]
+
+    # ---- allocate --------------------------------------------------------------------------------------------
+
+    def _pinned(self, prompt: Prompt, end: int, tier: Tier = Tier.HOST) -> AbstractContextManager[Lock]:
+        """Keep what a resume of a prompt at ``end`` needs on a tier, and the place of what that lacks of it."""
+        return self._ledger.pinned(self._ledger.tree.peek(prompt), end, tier)
+
+    @contextmanager
+    def _reserving(self, counts: Sequence[int]) -> Iterator[Reservation | None]:
+        """Reserve host slots for so many pages of each component, out of the budget, during a ``with`` block.
+
+        Yields None where a rank has no room.
+        """
+        self.host_pages_left -= counts[0]
+        try:
+            with self._ledger.reserving(Tier.HOST, counts) as held:
+                yield held_by_all(self._ranks, held)
+        finally:
+            self.host_pages_left += counts[0]
+
+    def _copy_held(self, fetch: FetchUnderWay, end: int, source: Tier, target: Tier) -> Generator[Job, Operation, None]:
+        """Copy what ``target`` lacks of a prompt and ``source`` holds, as a backup or a load does."""
+        ledger, prompt = self._ledger, fetch.prompt
+        with ledger.moving(ledger.tree.match(prompt), end, source, target) as held:
+            moving = held_by_all(self._ranks, held)
+            if moving is None or not moving.parts:
+                return
+            if target is Tier.DEVICE:
+                yield LoadJob(self._memory, ledger.layout, moving.parts)
+            else:
+                owners = fetch.storage.owners
+                yield BackupJob(self._memory, ledger.layout, owners, prompt, moving.parts, is_urgent=True)
+            kind = TransferKind.LOAD if target is Tier.DEVICE else TransferKind.BACKUP
+            self._traffic.add(kind, moving.publish())
+
+    # ---- read ------------------------------------------------------------------------------------------------
+
+    def _bring_to_host(self, fetch: FetchUnderWay) -> Generator[Job | WaitFor, Operation, list[PageNumbers]]:
+        """Bring what a plan says and graft what came; return by component the pages that did not."""
+        operation, prompt, missing, plan = fetch.operation, fetch.prompt, fetch.missing, fetch.plan
+        anchor = min(plan.end, missing.full_end)
+        gained_before = operation.pages_count
+        marked = self._marked(prompt, plan.reads, operation)
+        with marked, self._pinned(prompt, missing.known_end), self._pinned(prompt, anchor):
+            if plan.copies:
+                yield from self._copy_held(fetch, anchor, Tier.DEVICE, Tier.HOST)
+            with self._reserving(plan.counts) as staging:
+                if staging is None:
+                    return []
+                slots = list(staging.slots)
+                fetch.staging = staging
+                self._under_way[operation] = fetch
+                try:
+                    for chosen in self._speeds.slices(fetch.storage, plan.reads, operation):
+                        fetch.chosen = chosen
+                        parts = fetch.parts([given[mask] for given, mask in zip(slots, chosen, strict=True)])
+                        arrived, failure = yield from self._read(fetch, parts)
+                        self._graft(fetch, staging, parts, arrived)
+                        if failure is not None:
+                            raise failure
+                        if operation.is_stopping or operation.answer_s == math.inf:
+                            break
+                        gained = self._ledger.tree.match(prompt).host_end - missing.known_end
+                        operation.gain(gained_before + max(gained, 0))
+                finally:
+                    del self._under_way[operation]
+        return fetch.missed()
+
+    def _bring_to_device(self, fetch: FetchUnderWay) -> Generator[Job | WaitFor, Operation, list[PageNumbers]]:
+        """Bring what a plan says to the device piece by piece; return by component the pages that did not come.
+
+        The device pages of the prompt stay pinned meanwhile, those of each piece from its insert on.
+        """
+        operation, prompt, missing, plan = fetch.operation, fetch.prompt, fetch.missing, fetch.plan
+        tree = self._ledger.tree
+        gained_before = operation.pages_count
+        with ExitStack() as pins:
+            pins.enter_context(self._marked(prompt, plan.reads, operation))
+            for known in sorted({missing.known_end, min(plan.end, missing.full_end)} - {0}):
+                yield from self._copy_held(fetch, known, Tier.HOST, Tier.DEVICE)
+                pins.enter_context(self._pinned(prompt, known, Tier.DEVICE))
+            self._under_way[operation] = fetch
+            pins.callback(self._under_way.pop, operation)
+            start = min(int(pages[0]) for pages in plan.reads if len(pages))
+            while (end := self._piece_end(plan, start)) > start:
+                fetch.chosen = [(start <= pages) & (pages < end) for pages in plan.reads]
+                if not (yield from self._bring_piece(fetch)):
+                    break
+                found = tree.match(prompt)
+                operation.gain(gained_before + max(found.host_end - missing.known_end, 0))
+                if operation.is_stopping:
+                    break
+                pins.enter_context(self._pinned(prompt, min(end, tree.full_end(found, Tier.DEVICE)), Tier.DEVICE))
+                start = end
+        return fetch.missed()
+
+    def _piece_end(self, plan: FetchPlan, start: int) -> int:
+        """Return the end of the piece from page ``start`` on that the host has room for now; ``start`` if for none."""
+        end = plan.end
+        for component, pages in enumerate(plan.reads):
+            left = pages[pages >= start]
+            room = self._ledger.available_pages(Tier.HOST, component)
+            room = min(room, self._batch_pages, *([self.host_pages_left] if component == 0 else []))
+            if len(left) > room:
+                end = min(end, int(left[room]))
+        return end
+
+    def _bring_piece(self, fetch: FetchUnderWay) -> Generator[Job, Operation, bool]:
+        """Read the chosen pages into host slots and copy them up; return whether all of them are on the device."""
+        ledger = self._ledger
+        with self._reserving([int(np.count_nonzero(mask)) for mask in fetch.chosen]) as staging:
+            if staging is None:
+                return False
+            parts = fetch.parts(staging.slots)
+            fetch.staging = staging
+            arrived, failure = yield from self._read(fetch, parts)
+            came = [part.where(mask) for part, mask in zip(parts, arrived, strict=True)]
+            staging.keep([part.target for part in came])
+            with ledger.reserving(Tier.DEVICE, [len(part) for part in came]) as on_device:
+                target = held_by_all(self._ranks, on_device)
+                if target is not None:
+                    up = [
+                        PageCopies(part.component, part.pages, part.target, slots)
+                        for part, slots in zip(came, target.slots, strict=True)
+                    ]
+                    yield LoadJob(self._memory, ledger.layout, [part for part in up if len(part)])
+                    self._graft(fetch, target, up, [all_pages(len(part)) for part in up])
+                    self._traffic.add(TransferKind.LOAD, up)
+            if failure is not None:
+                raise failure
+            return target is not None and all(mask.all() for mask in arrived)
+
+    def _read(
+        self, fetch: FetchUnderWay, parts: Sequence[PageCopies]
+    ) -> Generator[Job, Operation, tuple[list[Pages], CacheError | None]]:
+        """Read the chosen pages of a prefetch; return by part which came on all ranks, and why others did not."""
+        speeds, ledger = self._speeds, self._ledger
+        fetch.clears_count = ledger.stored.clears_count
+        fetch.evictions_count = ledger.changes.evictions_count
+        fetch.job = job = FetchJob(fetch.storage, fetch.prompt, parts, speeds.clock)
+        failure: CacheError | None = None
+        began_s = speeds.clock()
+        try:
+            yield job
+            came_bytes = speeds.payload_bytes([int(mask.sum()) for mask in job.arrived])
+            speeds.reads.note(job.calls_count, came_bytes, job.ended_s - began_s)
+        except (StorageError, RankError) as error:  # what came before it is as good as ever
+            failure = error
+        fetch.job = None
+        arrived = true_for_all(self._ranks, job.arrived)
+        for mask, chosen, came in zip(fetch.arrived, fetch.chosen, arrived, strict=True):
+            mask[chosen] = came
+        for part, came, flawed in zip(parts, arrived, job.flawed, strict=True):
+            ledger.changes.remember_stored(part.component, fetch.prompt, part.pages[came], MissReason.STORE_LOST)
+            ledger.changes.remember_stored(part.component, fetch.prompt, part.pages[flawed], MissReason.FLAWED)
+        return arrived, failure
+
+    # ---- graft -----------------------------------------------------------------------------------------------
+
+    def _graft(
+        self, fetch: FetchUnderWay, staging: Reservation, parts: Sequence[PageCopies], arrived: Sequence[Pages]
+    ) -> None:
+        """Put what came of ``parts`` into the tree, on the tier of the reservation, and record that storage has it.
+
+        Full as far as it continues the tier's prefix, the rest where Full is.
+        """
+        ledger, prompt, tree = self._ledger, fetch.prompt, self._ledger.tree
+        came = [part.where(mask) for part, mask in zip(parts, arrived, strict=True)]
+        full_end = tree.full_end(tree.match(prompt), staging.tier)
+        new = came[0].pages[came[0].pages >= full_end]
+        full_end += int(np.count_nonzero(new == full_end + np.arange(len(new))))
+        kept = [part.where(part.pages < full_end) for part in came]
+        if not any(map(len, kept)):
+            return
+        start = min(int(part.pages[0]) for part in kept if len(part))
+        end = max(int(part.pages[-1]) + 1 for part in kept if len(part))
+        slots: list[Slots] = []
+        for part in kept:
+            given = no_slots(end - start)
+            given[part.pages - start] = part.target
+            slots.append(given)
+        staging.insert(prompt.head(end), start, slots)
+        self._traffic.add(TransferKind.PREFETCH, kept)
+        if fetch.clears_count != ledger.stored.clears_count:
+            return
+        stored = ledger.stored if staging.tier is Tier.HOST else ledger.stored_device
+        for part in kept:
+            stored.add(part.component, part.target)
+            if ledger.changes.is_watched:
+                ledger.changes.note_stored(part.component, prompt, part.pages, fetch.evictions_count)
+
+
+class Loads:
+    """Loads of one cache."""
+
+    __slots__ = ("_ledger", "_memory", "_ranks", "_traffic", "_under_way")
+
+    def __init__(self, ledger: Ledger, memory: PageMemory, ranks: RankGroup, traffic: TrafficCounts) -> None:
+        """Take the parts of one cache."""
+        self._ledger = ledger
+        self._memory = memory
+        self._ranks = ranks
+        self._traffic = traffic
+        self._under_way: dict[Job | None, tuple[TierTransfer, LoadJob]] = {}
+        """By job: what loads under way bring."""
+
+    def load(self, prompt: Prompt, tally: PageTally) -> Steps:
+        """Copy what the device lacks of a prompt's restorable prefix and publish it.
+
+        Where the device is short of room, the longest prefix that fits is loaded instead. Returns pages loaded.
+        """
+        found = self._ledger.tree.match(prompt)
+        end = self._ledger.fitting_end(found, Tier.HOST, Tier.DEVICE)
+        tally.asked = found.host_end - found.device_end
+        tally.leave_out(LeftOut.DEVICE_FULL, found.host_end - max(end, found.device_end))
+        if end <= found.device_end:
+            return 0
+        with self._ledger.moving(found, end, Tier.HOST, Tier.DEVICE) as held:
+            moving = held_by_all(self._ranks, held)
+            if moving is None:
+                tally.leave_out(LeftOut.DEVICE_FULL, end - found.device_end)
+                return 0
+            if moving.parts:
+                job = LoadJob(self._memory, self._ledger.layout, moving.parts)
+                self._under_way[job] = moving, job
+                try:
+                    yield job
+                finally:
+                    del self._under_way[job]
+            tally.arrived = end - found.device_end
+            return self._traffic.add(TransferKind.LOAD, moving.publish())
+
+    def layerwise(self, operation: Operation) -> LayerwiseLoad | None:
+        """Return the pages of a load under way by layer; None if it is over or another load brings part of it."""
+        if operation.job not in self._under_way or operation.state is not OperationState.RUNNING:
+            return None
+        moving, job = self._under_way[operation.job]
+        slots = moving.coming()
+        if any((given < 0).any() for given in slots):
+            return None
+        return LayerwiseLoad(operation, moving.end, slots, moving.parts, job.progress)

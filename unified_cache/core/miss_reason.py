@@ -1,0 +1,254 @@
+"""Reasons why a page is missing on a tier, and a bounded memory of them: for explanations, replays and metrics.
+
+    note(lane, digests, reason)  pages of one lane were evicted, declined, removed; or stored, for storage
+    ring                         digest, reason and time of each, the oldest overwritten first; 18 bytes a page
+    find(lane, digests)          latest note of each page; sorts the ring now and then: 12 bytes a page more
+
+A lane is one component on one tier, as in the tree, and, behind those, one component in storage. What memory forgets is
+known by a chained digest of the tokens from the root on, of 64 bits, what storage forgets by the head of its page key:
+neither says anything about the tokens. Where two pages share a digest, one is explained by the other's fate.
+"""
+
+import time
+from collections.abc import Callable
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.core.page import DIGEST_BYTES, PageDigests
+
+__all__ = ["FORGOTTEN_PAGE_BYTES", "ForgottenPages", "FoundNotes", "MissReason"]
+
+
+class MissReason(IntEnum):
+    """Reason why a page is missing on a tier. Arrays hold its number, JSON its ``key``, tables its ``text``."""
+
+    NOT_REMEMBERED = 0
+    """Not held, and not remembered either: never computed here, or longer ago than what is remembered."""
+    NEVER_COMPUTED = 1
+    NOT_KEPT = 2
+    """Full was computed; of windows and states only those at the ends of prompts and at branches are kept."""
+    NOT_FETCHED = 3
+    """On another tier, and was never brought to this one."""
+    ARRIVING = 4
+    """A transfer is bringing it."""
+    EVICTED = 5
+    """Evicted from a memory tier, to make room for a component."""
+    DUPLICATE = 6
+    """Computed while the tree held it; the second copy was dropped."""
+    RESET = 7
+    NOT_BACKED_UP = 8
+    BACKUP_DECLINED = 9
+    BACKUP_FAILED = 10
+    """The copy to the host failed, was late or was cancelled."""
+    HOST_FULL = 11
+    NOT_STORED = 12
+    STORE_DECLINED = 13
+    STORE_FAILED = 14
+    """The store failed, was late, or was not there."""
+    STORE_EVICTED = 15
+    """The store removed it, and reported that."""
+    STORE_LOST = 16
+    """Stored once, and gone without a report: the store makes none, or another process removed it."""
+    STORE_CLEARED = 17
+    FLAWED = 18
+    """Read from storage damaged, or as another page, and thrown away."""
+    STORE_UNAVAILABLE = 19
+    NOT_IN_STORE = 20
+    """Asked of a store alone, which does not say what it had."""
+    TOO_LONG = 21
+    """Beyond what the device can hold of one prompt; a replay cuts prompts there."""
+    PART_OF_PAGE = 22
+    """Behind the last whole page of a prompt."""
+
+    @property
+    def key(self) -> str:
+        """Name in JSON."""
+        return self.name.lower()
+
+    @property
+    def text(self) -> str:
+        """Words for people: without time, policy and component."""
+        return _TEXTS[self]
+
+
+_TEXTS = {
+    MissReason.NOT_REMEMBERED: "never computed here, or longer ago than is remembered",
+    MissReason.NEVER_COMPUTED: "never computed here",
+    MissReason.NOT_KEPT: "not kept: windows and states are kept where prompts end and branch",
+    MissReason.NOT_FETCHED: "held by another tier, and not brought here",
+    MissReason.ARRIVING: "on its way",
+    MissReason.EVICTED: "evicted",
+    MissReason.DUPLICATE: "computed twice, the second copy dropped",
+    MissReason.RESET: "forgotten by reset",
+    MissReason.NOT_BACKED_UP: "not backed up",
+    MissReason.BACKUP_DECLINED: "not backed up: too many transfers were under way",
+    MissReason.BACKUP_FAILED: "not backed up: the copy failed",
+    MissReason.HOST_FULL: "not backed up: host memory had no room for it",
+    MissReason.NOT_STORED: "not stored",
+    MissReason.STORE_DECLINED: "not stored: the store had no room",
+    MissReason.STORE_FAILED: "not stored: the store failed or was away",
+    MissReason.STORE_EVICTED: "evicted by the store",
+    MissReason.STORE_LOST: "stored, and gone since without a word of the store",
+    MissReason.STORE_CLEARED: "removed by clear_storage",
+    MissReason.FLAWED: "found damaged in the store, and thrown away",
+    MissReason.STORE_UNAVAILABLE: "the store is not available now",
+    MissReason.NOT_IN_STORE: "not in the store",
+    MissReason.TOO_LONG: "longer than the device can hold",
+    MissReason.PART_OF_PAGE: "part of a page, behind the last whole one",
+}
+
+
+Digests = npt.NDArray[np.uint64]
+"""Digests as numbers, shape (pages,)."""
+
+FORGOTTEN_PAGE_BYTES = 30
+"""Memory for each page that can be remembered: digest, time, component and reason, and the sorted index."""
+
+WAITING_PAGES_MAX = 4_096
+"""Pages noted before they are put into the ring, all in one step."""
+
+UNSORTED_PAGES_MAX = 8_192
+"""Pages put into the ring since it was last sorted, beyond which it is sorted again before pages are looked for."""
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+class FoundNotes(NamedTuple):
+    """Latest note of each page that was looked for; arrays of one length."""
+
+    reasons: npt.NDArray[np.uint8]
+    """``MissReason``, NOT_REMEMBERED where nothing is."""
+    components: npt.NDArray[np.uint8]
+    """Component that room was made for, where the reason is an eviction from memory."""
+    noted_s: npt.NDArray[np.float64]
+    """Time of the clock; 0 where nothing is remembered."""
+
+
+_Note = tuple[PageDigests, int, int, float]
+"""Digests, lane, code and time of some pages; a plain tuple, since one is made at every eviction."""
+
+
+class ForgottenPages:
+    """Ring of the last ``pages_max`` notes. One thread, the cache's owner."""
+
+    __slots__ = (
+        "_codes",
+        "_count",
+        "_digests",
+        "_noted_s",
+        "_order",
+        "_sorted",
+        "_sorted_count",
+        "_waiting",
+        "_waiting_pages",
+        "clock",
+        "pages_max",
+    )
+
+    def __init__(self, pages_max: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.pages_max = pages_max
+        self.clock = clock
+        """Seconds."""
+        self._digests = np.zeros(pages_max, np.uint64)
+        self._noted_s = np.zeros(pages_max, np.float64)
+        self._codes = np.zeros(pages_max, np.uint16)
+        """Reason in the lower byte, component in the upper one."""
+        self._count = 0
+        """Pages put into the ring so far; the next one goes to this, modulo the size."""
+        self._waiting: list[_Note] = []
+        self._waiting_pages = 0
+        self._sorted = np.zeros(0, np.uint64)
+        self._order = np.zeros(0, np.int32)
+        """Positions in the ring of what ``_sorted`` holds."""
+        self._sorted_count = 0
+        """``_count`` when it was sorted."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing has been overwritten yet: what is not remembered was never noted."""
+        return self._count + self._waiting_pages <= self.pages_max
+
+    def note(self, lane: int, digests: PageDigests, reason: MissReason, component: int = 0) -> None:
+        """Remember why pages of a lane are missing from now on."""
+        self._waiting.append((digests, lane, component << 8 | reason, self.clock()))
+        self._waiting_pages += len(digests) // DIGEST_BYTES
+        if self._waiting_pages > WAITING_PAGES_MAX:
+            self._put_all()
+
+    def rename(self, reason: MissReason, later: MissReason) -> None:
+        """Remember another reason from now on for all pages that are remembered for one."""
+        self._put_all()
+        renamed = self._codes == reason
+        self._codes[renamed] = later
+        self._noted_s[renamed] = self.clock()
+
+    def find(self, lane: int, digests: PageDigests) -> FoundNotes:
+        """Return the latest note of each page; no two of ``digests`` are alike."""
+        self._put_all()
+        if self._count - self._sorted_count > min(UNSORTED_PAGES_MAX, self.pages_max):
+            self._sort()
+        wanted = np.frombuffer(digests, np.uint64) ^ _salt(lane)
+        at = self._find_sorted(wanted)
+        self._find_unsorted(wanted, at)
+        is_noted = at >= 0
+        codes = np.where(is_noted, self._codes[at], np.uint16(0))
+        noted_s = np.where(is_noted, self._noted_s[at], 0.0)
+        return FoundNotes((codes & 0xFF).astype(np.uint8), (codes >> 8).astype(np.uint8), noted_s)
+
+    def _find_sorted(self, wanted: Digests) -> npt.NDArray[np.int64]:
+        """Return the place in the ring of each, as last sorted; -1 for none, or where it was overwritten since."""
+        if not len(self._sorted):
+            return np.full(len(wanted), -1, np.int64)
+        last = np.maximum(np.searchsorted(self._sorted, wanted, side="right") - 1, 0)
+        at = self._order[last].astype(np.int64)
+        return np.where(self._digests[at] == wanted, at, -1)
+
+    def _find_unsorted(self, wanted: Digests, at: npt.NDArray[np.int64]) -> None:
+        """Put into ``at`` the place of each that was noted since the ring was sorted, the latest."""
+        if self._sorted_count == self._count or not len(wanted):
+            return
+        places = np.arange(self._sorted_count, self._count) % self.pages_max
+        order = np.argsort(wanted)
+        ascending = wanted[order]
+        digests = self._digests[places]
+        number = np.minimum(np.searchsorted(ascending, digests), len(wanted) - 1)
+        is_wanted = ascending[number] == digests
+        at[order[number[is_wanted]]] = places[is_wanted]  # of several the last is assigned last
+
+    def _put_all(self) -> None:
+        """Put what waits into the ring."""
+        waiting, self._waiting = self._waiting, []
+        self._waiting_pages = 0
+        if not waiting:
+            return
+        parts, lanes, codes_of_parts, times_of_parts = zip(*waiting, strict=True)
+        lengths = [len(part) // DIGEST_BYTES for part in parts]
+        salts = (np.array(lanes, np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+        digests = np.frombuffer(b"".join(parts), np.uint64) ^ np.repeat(salts, lengths)
+        codes = np.repeat(np.array(codes_of_parts, np.uint16), lengths)
+        times = np.repeat(np.array(times_of_parts, np.float64), lengths)
+        kept = min(len(digests), self.pages_max)
+        self._count += len(digests)
+        start = (self._count - kept) % self.pages_max
+        whole = min(kept, self.pages_max - start)
+        for ring, noted in ((self._digests, digests), (self._codes, codes), (self._noted_s, times)):
+            ring[start : start + whole] = noted[len(noted) - kept : len(noted) - kept + whole]
+            ring[: kept - whole] = noted[len(noted) - kept + whole :]
+
+    def _sort(self) -> None:
+        """Sort the ring by digest, what was noted later behind what was noted before."""
+        kept = min(self._count, self.pages_max)
+        places = np.arange(self._count - kept, self._count) % self.pages_max
+        order = np.argsort(self._digests[places], kind="stable")
+        self._order = places[order].astype(np.int32)
+        self._sorted = self._digests[self._order]
+        self._sorted_count = self._count
+
+
+def _salt(lane: int) -> np.uint64:
+    """Return what tells the digests of one lane from those of another."""
+    return np.uint64((lane + 1) * _GOLDEN & _MASK)

@@ -1,0 +1,313 @@
+"""Tokens, pages and page keys: the names of prefixes, in the tree and in every store.
+
+Tokens are converted once, at the boundary, to ``bytes`` of little-endian int32. From there on a page is a
+slice of ``page_size * TOKEN_BYTES`` bytes: hashing, comparing and splitting are memcmp and memcpy.
+"""
+
+import hashlib
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
+
+from unified_cache.core.errors import ConfigError, TokenError, check_kind, check_text
+
+__all__ = [
+    "DEFAULT_NAMESPACE",
+    "DIGEST_BYTES",
+    "PAGE_KEY_BYTES",
+    "TOKEN_BYTES",
+    "Namespace",
+    "PageDigests",
+    "PageKey",
+    "Prompt",
+    "TokensLike",
+    "chained_digests",
+    "digests_where",
+    "encode_tokens",
+    "key_digests",
+    "prompt_digests",
+    "root_digest",
+]
+
+TOKEN_BYTES = 4
+"""One token id, int32 little-endian."""
+
+PAGE_KEY_BYTES = 32
+"""SHA-256 digest of one page and everything before it; as SGLang 0.5.23 computes it."""
+
+TOKEN_ID_MAX = 2**31 - 1
+
+_ENCODED = np.dtype("<i4")
+
+PageKey = bytes
+"""Identity of a page and its whole prefix, in one namespace: ``PAGE_KEY_BYTES`` bytes."""
+
+TokensLike: TypeAlias = npt.ArrayLike
+"""Token ids as numpy array, torch CPU tensor, ``array.array`` or a sequence of int."""
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """Separate prefixes that share tokens but not state; two namespaces never share a page.
+
+    The seed of the key chain holds it. With ``extra_key`` and ``cache_salt`` alone it is the seed that
+    SGLang 0.5.23 computes, so that both name a page alike.
+    """
+
+    extra_key: str | None = None
+    cache_salt: str | None = None
+    lora_id: str | None = None
+    tenant: str | None = None
+    bigrams: bool = field(default=False, kw_only=True)
+    """Whether a page is of pairs, each token with the one after it: for engines whose draft model (EAGLE) reads the
+    next token along, so that state depends on it. Keys are those of SGLang 0.5.23 under EAGLE."""
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("extra_key", self.extra_key),
+            ("cache_salt", self.cache_salt),
+            ("lora_id", self.lora_id),
+            ("tenant", self.tenant),
+        ):
+            if value is not None:
+                check_text(f"{name} of a namespace", value)
+
+    @property
+    def seed(self) -> bytes:
+        """Digest that stands before the first page; empty without any name, whether pages are of bigrams or not."""
+        shared = (self.extra_key, self.cache_salt)
+        ours = (self.lora_id, self.tenant)
+        if ours == (None, None):
+            if shared == (None, None):
+                return b""
+            return hashlib.sha256(b"sglang-cache-namespace-v1" + _tagged(*shared)).digest()
+        return hashlib.sha256(b"unified-cache-namespace-v1" + _tagged(*shared, *ours)).digest()
+
+
+DEFAULT_NAMESPACE = Namespace()
+"""No extra key, no salt, no adapter, no tenant; pages of single tokens."""
+
+
+def _tagged(*fields: str | None) -> bytes:
+    """Join fields so that no two combinations collide: a tag and a length before each."""
+    parts: list[bytes] = []
+    for text in fields:
+        if text is None:
+            parts.append(b"\x00")
+        else:
+            encoded = text.encode()
+            parts.append(b"\x01" + len(encoded).to_bytes(8, "little") + encoded)
+    return b"".join(parts)
+
+
+def encode_tokens(tokens: TokensLike) -> bytes:
+    """Convert token ids to bytes: the one place to convert tokens.
+
+    Returns a copy; the caller may reuse its array.
+
+    Raises:
+        TokenError: not one-dimensional, not integers, or an id outside [0, 2**31).
+    """
+    try:
+        ids = np.asarray(tokens)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise TokenError(f"token ids must convert to a numpy array on the CPU: {error}") from error
+    if ids.ndim != 1:
+        raise TokenError(f"token ids must be one-dimensional, found shape {ids.shape}")
+    if ids.size == 0:
+        return b""
+    is_encoded = ids.dtype == _ENCODED
+    if not is_encoded and ids.dtype.kind not in "iu":
+        raise TokenError(f"token ids must be integers in [0, 2**31), found {ids.dtype}")
+    # argmin takes half the time of min, which sets up a reduction first.
+    if ids[ids.argmin()] < 0 or (not is_encoded and ids[ids.argmax()] > TOKEN_ID_MAX):
+        bad = int(ids[(ids < 0) | (ids > TOKEN_ID_MAX)][0])
+        raise TokenError(f"token ids must be in [0, 2**31), found {bad}")
+    return (ids if is_encoded else ids.astype(_ENCODED)).tobytes()
+
+
+class Prompt:
+    """The tokens of one request, cut to whole pages, in one namespace.
+
+    Immutable. Page keys are computed when first asked for and then kept.
+
+    A page of bigrams holds the state of its pairs' first tokens, and is named by one token more. A run of pairs is its
+    first token and then the second of each: so a tree has the first token in the name of the root, and the second ones
+    where it has tokens otherwise.
+
+        token ids     7    3    3    9    5    1
+        pages of 2    [7 3, 3 3]  [3 9, 9 5]   5 1: part of a page, cut off
+        first, tokens 7   [3    3] [9    5]
+    """
+
+    __slots__ = (
+        "_keys",
+        "first",
+        "page_size",
+        "pages_count",
+        "reusable_pages",
+        "seed",
+        "session",
+        "tokens",
+        "tokens_count",
+    )
+
+    def __init__(
+        self, tokens: bytes, page_size: int, seed: bytes, first: bytes = b"", session: str | None = None
+    ) -> None:
+        """Take whole pages of encoded tokens; ``Prompt.of`` takes what users have."""
+        self.tokens = tokens
+        """Whole pages only, int32 little-endian; of bigrams the second tokens."""
+        self.first = first
+        """First token of all, encoded, where pages are of bigrams; else empty."""
+        self.page_size = page_size
+        self.seed = seed
+        """Digest of the namespace; it stands before the first page in the key chain."""
+        self.pages_count = len(tokens) // (page_size * TOKEN_BYTES)
+        self.tokens_count = self.pages_count * page_size + len(first) // TOKEN_BYTES
+        """Tokens of the request, those of a partial last page included."""
+        self.reusable_pages = self.pages_count
+        """Pages that a request can reuse: one less than all where these leave it no token to compute, see ``of``."""
+        self.session = session
+        """Name that the engine gives the session whose request this is; None where it gives none. No part of a key."""
+        self._keys: tuple[PageKey, ...] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        tokens: TokensLike,
+        page_size: int,
+        namespace: Namespace = DEFAULT_NAMESPACE,
+        session: str | None = None,
+        *,
+        whole: bool = False,
+    ) -> "Prompt":
+        """Convert token ids; the caller may reuse its array.
+
+        An engine computes the last token of a prompt at least, since it wants the logits after it. So where the last
+        page ends with that token, all pages but this one can be reused; as in SGLang and vLLM. ``whole`` says that all
+        pages can: for whoever computes no token after them, such as warm-up, backup jobs, replays, or disaggregated
+        prefill.
+
+        Raises:
+            TokenError: not one-dimensional, not integers, or an id outside [0, 2**31).
+            ConfigError: a page size that is not positive.
+            InputError: ``namespace`` is none, or ``session`` is neither text nor None.
+        """
+        if page_size <= 0:
+            raise ConfigError(f"page_size must be positive, found {page_size}")
+        if session is not None:
+            check_text("the name of a session", session)
+        check_kind(namespace, Namespace, "a Namespace")
+        encoded = encode_tokens(tokens)
+        page_bytes = page_size * TOKEN_BYTES
+        start = TOKEN_BYTES if namespace.bigrams else 0
+        end = len(encoded) - (len(encoded) - start) % page_bytes
+        prompt = cls(encoded[start:end], page_size, namespace.seed, encoded[:start], session)
+        prompt.tokens_count = len(encoded) // TOKEN_BYTES
+        if not whole:
+            prompt.reusable_pages = max(prompt.tokens_count - 1, 0) // page_size
+        return prompt
+
+    @classmethod
+    def below(cls, root: bytes, tokens: bytes, page_size: int) -> "Prompt":
+        """Make the prompt of encoded whole pages below the root of that name."""
+        seed_bytes = len(root) - len(root) % PAGE_KEY_BYTES
+        return cls(tokens, page_size, root[:seed_bytes], root[seed_bytes:])
+
+    @property
+    def root(self) -> bytes:
+        """Name of the root that the prompt hangs below in a tree; prompts of two roots share no page."""
+        return self.seed + self.first
+
+    def head(self, pages_count: int) -> "Prompt":
+        """Return the first ``pages_count`` pages as a prompt of their own, keys included; itself if it has no more.
+
+        All pages of a head can be reused: it leaves tokens to compute.
+        """
+        if pages_count >= self.pages_count:
+            return self
+        tokens = self.tokens[: pages_count * self.page_size * TOKEN_BYTES]
+        head = Prompt(tokens, self.page_size, self.seed, self.first, self.session)
+        if self._keys is not None:
+            head._keys = self._keys[:pages_count]
+        return head
+
+    @property
+    def reusable(self) -> "Prompt":
+        """The first ``reusable_pages`` as a prompt of their own."""
+        return self.head(self.reusable_pages)
+
+    @property
+    def keys(self) -> tuple[PageKey, ...]:
+        """Key of every page, root first: ``key[i] = sha256(key[i - 1] + tokens of page i)``; a bigram is two tokens.
+
+        Safe to ask for from any thread: two threads at worst compute the same chain twice.
+        """
+        keys = self._keys
+        if keys is None:
+            if self.first:
+                keys = key_chain(self.seed, _bigrams(self.first + self.tokens), 2 * self.page_size)
+            else:
+                keys = key_chain(self.seed, self.tokens, self.page_size)
+            self._keys = keys
+        return keys
+
+
+def _bigrams(tokens: bytes) -> bytes:
+    """Return each token but the last together with the one after it."""
+    ids = np.frombuffer(tokens, _ENCODED)
+    return np.stack((ids[:-1], ids[1:]), axis=1).tobytes()
+
+
+def key_chain(seed: bytes, tokens: bytes, page_size: int) -> tuple[PageKey, ...]:
+    """Digest each page together with the key before it. ``tokens`` holds whole pages."""
+    page_bytes = page_size * TOKEN_BYTES
+    sha256 = hashlib.sha256
+    key = seed
+    keys: list[PageKey] = []
+    for start in range(0, len(tokens), page_bytes):
+        key = sha256(key + tokens[start : start + page_bytes]).digest()
+        keys.append(key)
+    return tuple(keys)
+
+
+DIGEST_BYTES = 8
+"""Digest of one page and all before it."""
+
+PageDigests = bytes
+"""Digests of pages, one after the other, ``DIGEST_BYTES`` each; as numbers in the byte order of this machine."""
+
+
+def root_digest(root: bytes) -> PageDigests:
+    """Return the digest that stands before the first page below the root of that name, see ``Prompt.root``."""
+    return xxh3_64_digest(root)
+
+
+def chained_digests(before: PageDigests, tokens: bytes, page_bytes: int) -> PageDigests:
+    """Digest each page of encoded tokens together with all before it; the last of ``before`` is the digest of those."""
+    digest = int.from_bytes(before[-DIGEST_BYTES:], sys.byteorder)
+    pages = struct.iter_unpack(f"{page_bytes}s", tokens)
+    return array("Q", [digest := xxh3_64_intdigest(page, digest) for (page,) in pages]).tobytes()
+
+
+def prompt_digests(prompt: Prompt) -> PageDigests:
+    """Digest the pages of a prompt as the tree digests them."""
+    return chained_digests(root_digest(prompt.root), prompt.tokens, prompt.page_size * TOKEN_BYTES)
+
+
+def key_digests(keys: Sequence[PageKey]) -> PageDigests:
+    """Return the first bytes of page keys: what pages in storage are remembered by."""
+    return b"".join([key[:DIGEST_BYTES] for key in keys])
+
+
+def digests_where(digests: PageDigests, mask: npt.NDArray[np.bool_]) -> PageDigests:
+    """Return the digests of the pages for which ``mask`` is True."""
+    return np.frombuffer(digests, np.uint64)[mask].tobytes()

@@ -1,0 +1,536 @@
+"""State that a model keeps per page, as values: pools, components, layout, tiers, identity, copies of pages.
+
+Values only; no torch. The tree, the controller and the backends are written against tuples of components and
+never against a component by name.
+"""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, IntEnum
+from numbers import Integral
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.core.errors import ConfigError, InputError, LayoutError, check_each, check_kind, check_text
+from unified_cache.core.shards import WHOLE_MODEL, NamedShard, Shard
+from unified_cache.core.window import SPAN_ALL, SPAN_UNTOLD, needed_pages
+
+__all__ = [
+    "POOL_NAME_BYTES_MAX",
+    "Component",
+    "HitPolicy",
+    "Identity",
+    "LayerPlace",
+    "ModelLayout",
+    "OwnedPools",
+    "PageCopies",
+    "PageNumbers",
+    "Pages",
+    "PoolSpec",
+    "Slots",
+    "Tier",
+    "all_pages",
+    "facts_of",
+    "identity_of",
+    "no_slots",
+    "numbers_of",
+    "place_layers",
+]
+
+Slots = npt.NDArray[np.int32]
+"""Page slots of one pool on one tier, shape (pages,); -1 for a tombstone, a page that the component does not hold.
+
+A *hole* in this code is a tombstone of SGLang.
+"""
+
+Pages = npt.NDArray[np.bool_]
+"""Mask over the pages of a range, shape (pages,)."""
+
+PageNumbers = npt.NDArray[np.int64]
+"""Numbers of pages in a prompt, from 0, shape (pages,)."""
+
+
+def no_slots(count: int) -> Slots:
+    """Return an array for so many pages, none of which has a slot.
+
+    Of few pages this and the two below take a fifth of the time of ``np.full``, ``np.ones`` and ``np.flatnonzero``.
+    """
+    slots = np.empty(count, np.int32)
+    slots.fill(-1)
+    return slots
+
+
+def all_pages(count: int) -> Pages:
+    """Return a mask of so many pages that is True for each."""
+    pages = np.empty(count, np.bool_)
+    pages.fill(True)
+    return pages
+
+
+def numbers_of(pages: Pages) -> PageNumbers:
+    """Return the numbers of the pages for which a mask is True, ascending."""
+    return pages.nonzero()[0]
+
+
+POOL_NAME_BYTES_MAX = 32
+"""Longest pool name; it stands in the header of every sealed page."""
+
+_POOL_NAME = re.compile(r"[a-z0-9][a-z0-9_]*")
+
+
+class Tier(IntEnum):
+    """Memory tiers that the tree keeps slots of."""
+
+    DEVICE = 0
+    HOST = 1
+
+
+class HitPolicy(Enum):
+    """Window of a component in storage's words. As PoolHitPolicy in SGLang 0.5.23."""
+
+    ALL_PAGES = "all_pages"
+    TRAILING_PAGES = "trailing_pages"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """One kind of state kept per page: equal-sized slots on every tier."""
+
+    name: str
+    page_bytes: int
+    """Payload of one page in this pool. Zero for a logical pool: slots without bytes or objects."""
+    replicated: bool = field(default=False, compare=False, repr=False)
+    """True if all tensor-parallel ranks of a stage hold the same bytes, as with MLA: one of them stores them for all.
+    Two pools that differ in this alone are equal."""
+    unit: Shard | None = field(default=None, compare=False, repr=False)
+    """Unit of heads that the pool holds, if they are fewer than the rank's; None otherwise. Ranks of any group that
+    hold the same heads of the same layers share its objects. See ``of_units``."""
+
+    def __post_init__(self) -> None:
+        check_kind(self.name, str, "the name of a pool as text", LayoutError)
+        check_kind(self.page_bytes, Integral, f"page_bytes of pool {self.name} as a whole number", LayoutError)
+        check_kind(self.unit, Shard | None, f"the unit of heads of pool {self.name} as a Shard", LayoutError)
+        if not _POOL_NAME.fullmatch(self.name) or len(self.name) > POOL_NAME_BYTES_MAX:
+            raise LayoutError(f"a pool name is at most {POOL_NAME_BYTES_MAX} of a-z, 0-9 and _, found {self.name!r}")
+        if self.page_bytes < 0:
+            raise LayoutError(f"pool {self.name}: page_bytes must not be negative, found {self.page_bytes}")
+
+    @classmethod
+    def of_units(cls, name: str, shard: Shard, heads: int, page_bytes: int) -> tuple["PoolSpec", ...]:
+        """Return a pool of ``page_bytes`` for each run of ``heads`` in ``shard``, in order: the KV of ``name`` by head.
+
+        The engine keeps a tensor per layer for each of them. Groups of all sizes that cut alike share the objects.
+
+        Raises:
+            LayoutError: as ``Shard.units``, or a name that is none.
+        """
+        return tuple(cls(f"{name}_h{unit.heads.start}", page_bytes, unit=unit) for unit in shard.units(heads))
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One kind of state that a model keeps, with its own validity rule, locks and eviction queues per tier.
+
+    Everything that differs between kinds is in these fields. ``unified_cache.components`` makes the usual ones.
+    """
+
+    name: str
+    """Name for people: tables, errors, metrics."""
+    span: int
+    """Pages before ``end`` that a resume at ``end`` needs; ``SPAN_ALL`` for all of them. ``SPAN_UNTOLD`` where an
+    engine does not say: such pages can be stored and had again, and only the engine knows what it needs of them."""
+    pools: tuple[PoolSpec, ...]
+    """The anchor pool, whose slots the component allocates, then the sidecars that follow its slots."""
+    mapped: bool = False
+    """True if engines reach its device slots through Full's, by a map (see ``slots.PageMap``)."""
+    page_size: int | None = None
+    """Tokens per page that the span was counted in; None where the span is right for pages of any size.
+
+    A cache needs the layout's. In a layout of stored pages it may be another: pages of so many tokens, with page keys
+    of their own."""
+
+    def __post_init__(self) -> None:
+        check_each(self.pools, PoolSpec, f"the pools of {self.name} as a tuple, such as (PoolSpec(...),)", LayoutError)
+        if self.span != SPAN_UNTOLD and not 1 <= self.span <= SPAN_ALL:
+            raise LayoutError(f"the span of {self.name} must be in [1, {SPAN_ALL}], found {self.span}")
+        check_kind(self.page_size, Integral | None, f"page_size of {self.name} as a whole number", LayoutError)
+        if self.page_size is not None and self.page_size <= 0:
+            raise LayoutError(f"page_size of {self.name} must be positive, found {self.page_size}")
+        if not self.pools:
+            raise LayoutError(f"component {self.name} needs at least one pool")
+
+    @property
+    def hit_policy(self) -> HitPolicy | None:
+        """The span in the words that SGLang's storage interface uses; None where it is not told."""
+        if self.span == SPAN_UNTOLD:
+            return None
+        return HitPolicy.ALL_PAGES if self.span == SPAN_ALL else HitPolicy.TRAILING_PAGES
+
+
+class LayerPlace(NamedTuple):
+    """Pool that a layer keeps state in, and its number among the layers of that pool."""
+
+    pool: str
+    number: int
+
+
+def place_layers(pools_by_layer: Iterable[Iterable[str]]) -> tuple[tuple[LayerPlace, ...], ...]:
+    """Number layers within the pools that each of them keeps state in, in the order of the model."""
+    counts: Counter[str] = Counter()
+    places: list[tuple[LayerPlace, ...]] = []
+    for pools in pools_by_layer:
+        places.append(tuple(LayerPlace(pool, counts[pool]) for pool in pools))
+        counts.update(place.pool for place in places[-1])
+    return tuple(places)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLayout:
+    """Page size and components of one model; the first component is the one every other depends on (Full).
+
+    A layout of stored pages alone may have any components in any order; ``check_resumable`` says what a cache needs.
+    """
+
+    page_size: int
+    """Tokens per page."""
+    components: tuple[Component, ...]
+    layers_mapping: tuple[tuple[LayerPlace, ...], ...] = field(default=(), compare=False, repr=False)
+    """Layer id → the pools that the layer keeps state in, each with the layer's number there; nothing for a layer
+    without state, and the same as another's for one that borrows its state. Empty where the layers are not known.
+    Two layouts that differ in this alone are equal. As layers_mapping in SGLang 0.5.23."""
+
+    def __post_init__(self) -> None:
+        check_kind(self.page_size, Integral, "page_size as a whole number of tokens", LayoutError)
+        check_each(self.components, Component, "components as a tuple, such as (Full(...),)", LayoutError)
+        if self.page_size <= 0:
+            raise LayoutError(f"page_size must be positive, found {self.page_size}")
+        if not self.components:
+            raise LayoutError("a layout needs at least one component")
+        first = self.components[0]
+        mapped = [component.name for component in self.components if component.mapped]
+        if len(mapped) > 1 or first.mapped:
+            raise LayoutError(f"at most one component, and not the first, may be mapped, found {mapped}")
+        names = [pool.name for pool in self.pools]
+        if len(set(names)) != len(names):
+            raise LayoutError(f"pool names must differ, found {names}")
+        sharded = [pool.name for pool in first.pools if not pool.replicated]
+        if sharded and any(pool.replicated for pool in self.pools):
+            raise LayoutError(f"where any pool is replicated, those of {first.name} must be, found {sharded} sharded")
+        unknown = {place.pool for layer in self.layers_mapping for place in layer} - set(names)
+        if unknown:
+            raise LayoutError(f"layers must keep state in pools of {names}, found {sorted(unknown)}")
+        units = {pool.unit for pool in first.pools}
+        stray = [pool.name for pool in self.pools if pool.unit is not None and pool.unit not in units]
+        if stray:
+            raise LayoutError(f"a pool's unit must be one of {first.name}'s pools' too, found {stray} of others")
+
+    def check_resumable(self) -> None:
+        """Refuse a layout that a cache could not resume from: it needs every span, one size of pages, and Full first.
+
+        Raises:
+            LayoutError: a component stands first that does not need all pages, or one has untold spans or other pages.
+        """
+        first = self.components[0]
+        for component in self.components:
+            if component.span == SPAN_UNTOLD:
+                raise LayoutError(
+                    f"{component.name} must say which pages a resume needs, found a span that is not told"
+                )
+            if component.page_size not in {None, self.page_size}:
+                raise LayoutError(
+                    f"{component.name}: a window counted in pages of {component.page_size} tokens, "
+                    f"found {self.page_size}"
+                )
+        if first.span != SPAN_ALL:
+            raise LayoutError(
+                f"the first component must need all pages, as Full does, found {first.name}, which needs "
+                f"the last {first.span}; put Full before it"
+            )
+
+    def check_page_sizes(self, names: Collection[str]) -> None:
+        """Refuse pools whose pages have another number of tokens than the layout's: no page keys of it name them.
+
+        Raises:
+            LayoutError: one of these pools has such pages.
+        """
+        for component in self.components:
+            for pool in component.pools:
+                if pool.name in names and self.page_size_of(component) != self.page_size:
+                    raise LayoutError(
+                        f"pages of {pool.name} have {component.page_size} tokens, expected {self.page_size}: "
+                        f"a prompt's page keys name pages of one size"
+                    )
+
+    def page_size_of(self, component: Component) -> int:
+        """Return how many tokens a page of one of its components has."""
+        return self.page_size if component.page_size is None else component.page_size
+
+    @property
+    def pools(self) -> tuple[PoolSpec, ...]:
+        """Every pool: each component's anchor before its sidecars, Full's pools first."""
+        return tuple(pool for component in self.components for pool in component.pools)
+
+    def only(self, names: Collection[str]) -> "ModelLayout":
+        """Return the same model with the pools of these names alone, one of the first component among them."""
+        left = [(each, tuple(pool for pool in each.pools if pool.name in names)) for each in self.components]
+        return ModelLayout(self.page_size, tuple(replace(component, pools=pools) for component, pools in left if pools))
+
+    @property
+    def mapped(self) -> int | None:
+        """Index of the component whose device slots are reached through Full's; None if there is none."""
+        return next((number for number, component in enumerate(self.components) if component.mapped), None)
+
+    @property
+    def transfer_order(self) -> tuple[tuple[int, PoolSpec], ...]:
+        """Every (component, pool) in the order of every transfer, or of each page of one: KV before sidecars.
+
+        First all of Full's pools, then the other components' anchors, then their sidecars.
+        """
+        first, *others = enumerate(self.components)
+        anchors = [(number, component.pools[0]) for number, component in others]
+        sidecars = [(number, pool) for number, component in others for pool in component.pools[1:]]
+        return (*((first[0], pool) for pool in first[1].pools), *anchors, *sidecars)
+
+    def pages_to_allocate(self, start: int, end: int, ends: Iterable[int]) -> list[Pages]:
+        """Return by component a mask of the pages of [start, end) that a resume at one of ``ends`` needs; of Full, all.
+
+        New arrays, the caller's own: an engine that computes a window densely may set its pages to True before it
+        allocates.
+
+        Raises:
+            InputError: no range of pages.
+        """
+        if not 0 <= start <= end:
+            raise InputError(f"expected 0 <= start <= end, found [{start}, {end})")
+        ends = tuple(ends)
+        others = (needed_pages(ends, other.span, start, end) for other in self.components[1:])
+        return [all_pages(end - start), *others]
+
+    def check_component(self, component: int) -> None:
+        """Refuse a number that no component has.
+
+        Raises:
+            InputError: it is no index of the layout's components.
+        """
+        names = [each.name for each in self.components]
+        if component not in range(len(names)):
+            raise InputError(
+                f"a component is a number in [0, {len(names)}), for {', '.join(names)}, found {component!r}"
+            )
+
+    def check_masks(self, masks: Sequence[Pages]) -> None:
+        """Refuse what is not a mask of pages for each component.
+
+        Raises:
+            InputError: not an array for each component, of one length, the first all True.
+        """
+        names = ", ".join([component.name for component in self.components])
+        check_each(masks, np.ndarray, f"one array of bool for each of {names}")
+        shapes = [mask.shape for mask in masks if mask.dtype == np.bool_ and mask.ndim == 1]
+        are_alike = len(masks) == len(self.components) and shapes == [masks[0].shape] * len(masks)
+        if not are_alike or np.count_nonzero(masks[0]) < len(masks[0]):
+            raise InputError(
+                f"expected one array for each of {names}, of bool and of one length, the first all True, "
+                f"found {_shapes(masks)}"
+            )
+
+    def check_slots(self, slots: Sequence[Slots]) -> None:
+        """Refuse what is not an array of slots for each component.
+
+        Raises:
+            InputError: it is not that.
+        """
+        check_each(slots, np.ndarray, "an array of slots for each component")
+        if not all(given.dtype.kind == "i" and given.ndim == 1 for given in slots):
+            raise InputError(f"expected slots as flat arrays of int32, found {_shapes(slots)}")
+        if len(slots) != len(self.components):
+            raise InputError(f"expected slots for {len(self.components)} components, found {len(slots)}")
+
+    @property
+    def page_bytes(self) -> int:
+        """Payload of one page in all pools."""
+        return sum(pool.page_bytes for pool in self.pools)
+
+
+def _shapes(arrays: Sequence[Slots] | Sequence[Pages]) -> str:
+    return ", ".join(f"{array.dtype} {array.shape}" for array in arrays)
+
+
+def facts_of(told: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
+    """Return facts for an ``Identity`` from what an engine tells: sorted, text as it is, everything else as JSON.
+
+    What is None is left out: it is not known, and a fact that is not known is none.
+
+    Raises:
+        InputError: a name that is no text, or a value that JSON has no form for.
+    """
+    facts: list[tuple[str, str]] = []
+    for name, value in told.items():
+        check_text("name of a fact", name)
+        if value is None:
+            continue
+        try:
+            text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"the fact {name!r} must be text or a value that JSON has, found {value!r}") from error
+        facts.append((name, text))
+    return tuple(sorted(facts))
+
+
+def check_facts(facts: object) -> None:
+    """Refuse facts that are no sorted pairs of text with names that differ.
+
+    Raises:
+        InputError: they are that.
+    """
+    expected = "facts of an identity as sorted pairs of text, as facts_of makes them"
+    if not isinstance(facts, tuple):
+        raise InputError(f"expected {expected}, found {facts!r}")
+    names: list[str] = []
+    for fact in facts:
+        if not isinstance(fact, tuple) or len(fact) != 2:  # a name and a value
+            raise InputError(f"expected {expected}, found {fact!r}")
+        name, value = fact
+        check_text("name of a fact", name)
+        check_text(f"the fact {name!r}", value)
+        names.append(name)
+    if names != sorted(set(names)) or "" in names:
+        raise InputError(f"expected {expected}, found the names {names}")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedPools:
+    """Pools of a layout that are stored under one identity."""
+
+    identity: "Identity"
+    layout: ModelLayout
+    """Layout that the identity's digest counts; it may have more pools."""
+    names: tuple[str, ...]
+    """Names of those pools."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Model, revision, dtype and shard that pages belong to. Pages of different identities never mix in a store."""
+
+    model: str
+    revision: str = ""
+    dtype: str = ""
+    shard: Shard | NamedShard = WHOLE_MODEL
+    """Part of the model that a rank holds; of several ranks each names its own, see ``Shard.of_rank``."""
+    generation: int = 0
+    """Pages of another generation are never found: raise it where a store could not be cleared of all of them."""
+    facts: tuple[tuple[str, str], ...] = ()
+    """What else the bytes of a page depend on, by name, sorted: weights, quantization, attention backend. See
+    ``facts_of``. Pages written under other facts are never found."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("model", self.model), ("revision", self.revision), ("dtype", self.dtype)):
+            check_text(f"{name} of an identity", value)
+        if not self.model:
+            raise InputError("an identity needs the name of a model, found none")
+        check_kind(self.shard, Shard | NamedShard, "the shard of an identity as a Shard, such as Shard.of_rank makes")
+        check_text("name of a shard", self.shard.text)
+        check_kind(self.generation, Integral, "the generation of an identity as a whole number")
+        if self.generation < 0:
+            raise InputError(f"a generation is 0 or more, found {self.generation}")
+        check_facts(self.facts)
+
+    def parts(self, layout: ModelLayout) -> tuple[OwnedPools, ...]:
+        """Return the identities that the layout's pools are stored under, each with its pools.
+
+        Replicated pools belong to the stage and go by its name; pools of units of heads belong to whoever holds the
+        unit, in groups of any size. The others, with the whole layout, go by the shard; but of state that is not cut by
+        heads, as recurrent state is not, each rank has its own part, also where several ranks hold the same heads.
+
+        Raises:
+            LayoutError: the layout's pools cannot be those of the shard.
+        """
+        shard = self.shard
+        shard.check_cut(layout.page_size, [pool.unit for pool in layout.pools if pool.unit is not None])
+        owned: dict[tuple[str, bool], list[str]] = {}
+        for number, component in enumerate(layout.components):
+            is_attention = number == 0 or component.mapped
+            for pool in component.pools:
+                if pool.unit is not None:
+                    owner, is_shared = pool.unit.text, True
+                elif pool.replicated:
+                    owner, is_shared = shard.stage, shard.stage != shard.text
+                else:
+                    owner, is_shared = shard.text if is_attention else shard.rank_text, False
+                owned.setdefault((owner, is_shared), []).append(pool.name)
+        return tuple(
+            OwnedPools(
+                replace(self, shard=NamedShard(owner)), layout.only(names) if is_shared else layout, tuple(names)
+            )
+            for (owner, is_shared), names in owned.items()
+        )
+
+    def owners(self, layout: ModelLayout) -> dict[str, bytes]:
+        """Return by pool the digest of the identity that it is stored under, 32 bytes; see ``parts``.
+
+        Raises:
+            LayoutError: as ``parts``.
+        """
+        owners: dict[str, bytes] = {}
+        for part in self.parts(layout):
+            owners.update(dict.fromkeys(part.names, part.identity.digest(part.layout)))
+        return owners
+
+    def digest(self, layout: ModelLayout) -> bytes:
+        """Digest identity and layout together, 32 bytes; it names a store's directory and seals every page."""
+        fields: list[str] = [self.model, self.revision, self.dtype, self.shard.text, str(layout.page_size)]
+        for component in layout.components:
+            own_pages = (
+                "" if layout.page_size_of(component) == layout.page_size else f" of {component.page_size} tokens"
+            )
+            fields += [component.name, f"{component.span}{own_pages}"]
+            fields += [f"{pool.name}={pool.page_bytes}" for pool in component.pools]
+        fields += [text for fact in self.facts for text in fact]
+        text = b"".join(len(field.encode()).to_bytes(8, "little") + field.encode() for field in fields)
+        domain = b"unified-cache-identity-v1"
+        if self.generation:
+            # Generation 0 has the digest of the time before there were any: stores of that time stay readable.
+            domain = b"unified-cache-identity-generation-%d" % self.generation
+        if self.facts:
+            # Their number tells where components end; without any the digest is that of the time before facts.
+            domain += b"-facts-%d" % len(self.facts)
+        return hashlib.sha256(domain + text).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopies:
+    """Pages that one component moves in one transfer, ascending, with the slots at both ends."""
+
+    component: int
+    pages: npt.NDArray[np.int64]
+    """Absolute page numbers within the prompt, shape (pages,)."""
+    source: Slots
+    target: Slots
+
+    def __len__(self) -> int:
+        return len(self.pages)
+
+    def where(self, mask: npt.NDArray[np.bool_]) -> "PageCopies":
+        """Return the copies of the pages for which ``mask``, shape (pages,), is True."""
+        if np.count_nonzero(mask) == len(mask):
+            return self
+        return PageCopies(self.component, self.pages[mask], self.source[mask], self.target[mask])
+
+
+def identity_of(identity: Identity | str) -> Identity:
+    """Return the identity; that of the model if it is a name.
+
+    Raises:
+        ConfigError: it is neither.
+        InputError: an empty name.
+    """
+    expected = 'identity as an Identity, or the name of a model, such as "my-model"'
+    check_kind(identity, Identity | str, expected, ConfigError)
+    return Identity(identity) if isinstance(identity, str) else identity

@@ -1,0 +1,242 @@
+"""Sealed pages: a header before the payload names the page that the bytes belong to, with checksums.
+
+    offset  bytes  field
+         0      4  magic
+         4      2  format version
+         6      2  header bytes
+         8      8  payload bytes
+        16     32  identity digest (model, revision, dtype, layout, page size, shard)
+        48     32  page key (tokens, everything before them, namespace)
+        80     32  pool name, zero-padded ASCII
+       112      8  xxh3-64 of the payload
+       120      8  xxh3-64 of the 120 bytes above
+
+Integers are little-endian. A page is one contiguous run: header, then payload. It is sealed when its copy to
+host memory is complete and verified on every read from storage, whatever the backend.
+"""
+
+import struct
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from unified_cache.core.page import PageKey
+
+__all__ = [
+    "FORMAT_VERSION",
+    "HEADER_BYTES",
+    "Flaw",
+    "Label",
+    "PageChecksum",
+    "checksum_of",
+    "is_header_of",
+    "relabelled",
+    "seal",
+    "seal_buffers",
+    "verify",
+    "verify_buffers",
+]
+
+HEADER_BYTES = 128
+FORMAT_VERSION = 1
+
+_MAGIC = b"UKVP"
+_BODY = struct.Struct("<4sHHQ32s32s32sQ")
+_CHECK = struct.Struct("<Q")
+
+
+class Flaw(Enum):
+    """Reason why a page does not verify."""
+
+    LENGTH = "it has another length"
+    HEADER = "its header is damaged"
+    FORMAT = "it has another format version"
+    FOREIGN = "it belongs to another identity, key or pool"
+    PAYLOAD = "its payload is damaged"
+
+
+class Label(NamedTuple):
+    """Name of one sealed page: its header must say it to verify, and stores name the object by it."""
+
+    identity: bytes
+    """``Identity.digest``, 32 bytes."""
+    key: PageKey
+    pool: str
+    """Name of the ``PoolSpec``; stores use it as a suffix and know no pool by name."""
+
+    @property
+    def object_name(self) -> str:
+        """Name of the object in any store: ``<identity>/<page key>.<pool>``, hex digests."""
+        return f"{self.identity.hex()}/{self.page_name}"
+
+    @property
+    def page_name(self) -> str:
+        """Name of the object within its identity: ``<page key>.<pool>``."""
+        return f"{self.key.hex()}.{self.pool}"
+
+
+class PageChecksum:
+    """Checksum of one page's payload, taken piece by piece by whoever reads the page.
+
+    A piece that has just been read is still in the processor's caches; of a whole page of several MiB most has left
+    them by the time it is there. One thread at a time.
+    """
+
+    __slots__ = ("_digest", "_end", "_stream")
+
+    def __init__(self) -> None:
+        self._digest = 0
+        """Of a page that was added at once."""
+        self._stream: xxh3_64 | None = None
+        """Of one that was added piece by piece; it costs several times what a small page does."""
+        self._end = 0
+        """Bytes of the page added so far, header included; -1 once some were left out."""
+
+    def add(self, start: int, pieces: Sequence[memoryview]) -> None:
+        """Add the bytes of the page from ``start`` on, which are in place now; the caller changes them no more.
+
+        In order and without a gap, the header too. A ``start`` of 0 begins anew: what is read again counts again.
+        """
+        if not start:
+            self._stream = xxh3_64()
+            self._end = 0
+        elif start != self._end or self._stream is None:
+            self._end = -1
+            return
+        for piece in _payload(pieces, HEADER_BYTES - start):
+            self._stream.update(piece)
+        self._end += sum(map(len, pieces))
+
+    def add_all(self, buffers: Sequence[memoryview]) -> None:
+        """Add the whole page, which is in place now; what was added before counts no more."""
+        self._stream = None
+        self._digest = checksum_of(_payload(buffers))
+        self._end = sum(map(len, buffers))
+
+    def of(self, page_bytes: int) -> int | None:
+        """Return the checksum of the payload of a page of that length; None unless just so much was added."""
+        if self._end != page_bytes:
+            return None
+        return self._digest if self._stream is None else self._stream.intdigest()
+
+
+def seal(page: memoryview, label: Label) -> None:
+    """Write the header of ``page``, whose payload (all bytes after the header) is complete."""
+    page[:HEADER_BYTES] = _header(label, len(page) - HEADER_BYTES, xxh3_64_intdigest(page[HEADER_BYTES:]))
+
+
+def seal_buffers(buffers: Sequence[memoryview], label: Label) -> None:
+    """Write the header of a page that lies in several buffers: ``seal`` of what they would be if joined."""
+    if len(buffers) == 1:
+        seal(buffers[0], label)
+        return
+    payload = _payload(buffers)
+    header = _header(label, sum(map(len, payload)), checksum_of(payload))
+    first = buffers[0]
+    if len(first) >= HEADER_BYTES:
+        first[:HEADER_BYTES] = header
+        return
+    start = 0
+    for buffer in buffers:
+        end = min(start + len(buffer), HEADER_BYTES)
+        buffer[: end - start] = header[start:end]
+        start = end
+
+
+def relabelled(header: bytes, label: Label) -> bytes:
+    """Return the header of the same payload under another label, checksum kept; ``header`` is one that verified."""
+    _, _, _, payload_bytes, *_, checksum = _BODY.unpack(header[: _BODY.size])
+    return _header(label, payload_bytes, checksum)
+
+
+def is_header_of(header: memoryview, label: Label, payload_bytes: int, checksum: int) -> bool:
+    """Tell whether ``header`` is the one of a page of that label, length and checksum of its payload."""
+    return header.tobytes() == _header(label, payload_bytes, checksum)
+
+
+def verify(page: memoryview, label: Label) -> Flaw | None:
+    """Return what is wrong with ``page``, None if it is exactly the page that ``label`` names."""
+    if len(page) < HEADER_BYTES:
+        return Flaw.LENGTH
+    payload = page[HEADER_BYTES:]
+    header = page[:HEADER_BYTES].tobytes()
+    if header == _header(label, len(payload), xxh3_64_intdigest(payload)):
+        return None
+    return _flaw_of(header, len(payload), label)
+
+
+def verify_buffers(buffers: Sequence[memoryview], label: Label, checksum: PageChecksum | None = None) -> Flaw | None:
+    """Return what is wrong with a page that lies in several buffers, whose payloads are not joined for it.
+
+    ``checksum`` is what the reader of these buffers has made of them. A page is flawed only by its bytes as they are:
+    where the checksum is not that of the whole page, or says that something is wrong, they are all read again.
+    """
+    if len(buffers) == 1 and checksum is None:
+        return verify(buffers[0], label)
+    page_bytes = sum(map(len, buffers))
+    if page_bytes < HEADER_BYTES:
+        return Flaw.LENGTH
+    header = buffers[0][:HEADER_BYTES].tobytes()
+    if len(header) < HEADER_BYTES:
+        header = b"".join(buffer[:HEADER_BYTES] for buffer in buffers)[:HEADER_BYTES]
+    payload_bytes = page_bytes - HEADER_BYTES
+    found = None if checksum is None else checksum.of(page_bytes)
+    if found is not None and header == _header(label, payload_bytes, found):
+        return None
+    if header == _header(label, payload_bytes, checksum_of(_payload(buffers))):
+        return None
+    return _flaw_of(header, payload_bytes, label)
+
+
+def _flaw_of(header: bytes, payload_bytes: int, label: Label) -> Flaw:
+    """Return what is wrong with a page that does not verify."""
+    found = header[: _BODY.size]
+    (check,) = _CHECK.unpack(header[_BODY.size :])
+    if check != xxh3_64_intdigest(found) or found[: len(_MAGIC)] != _MAGIC:
+        return Flaw.HEADER
+    _, version, header_bytes, claimed_bytes, *_, checksum = _BODY.unpack(found)
+    if version != FORMAT_VERSION or header_bytes != HEADER_BYTES:
+        return Flaw.FORMAT
+    if claimed_bytes != payload_bytes:
+        return Flaw.LENGTH
+    return Flaw.PAYLOAD if found == _body(label, payload_bytes, checksum) else Flaw.FOREIGN
+
+
+def _payload(buffers: Sequence[memoryview], skip: int = HEADER_BYTES) -> Sequence[memoryview]:
+    """Cut ``skip`` bytes, as a rule the header, off the front of the buffers."""
+    number = 0
+    while skip > 0 and number < len(buffers) and len(buffers[number]) <= skip:
+        skip -= len(buffers[number])
+        number += 1
+    rest = buffers[number:]
+    return [rest[0][skip:], *rest[1:]] if skip > 0 and rest else rest
+
+
+def checksum_of(payload: Sequence[memoryview]) -> int:
+    """Return the checksum of a payload that lies in several buffers."""
+    if len(payload) == 1:
+        return xxh3_64_intdigest(payload[0])
+    stream = xxh3_64()
+    for buffer in payload:
+        stream.update(buffer)
+    return stream.intdigest()
+
+
+def _header(label: Label, payload_bytes: int, checksum: int) -> bytes:
+    body = _body(label, payload_bytes, checksum)
+    return body + _CHECK.pack(xxh3_64_intdigest(body))
+
+
+def _body(label: Label, payload_bytes: int, checksum: int) -> bytes:
+    return _BODY.pack(
+        _MAGIC,
+        FORMAT_VERSION,
+        HEADER_BYTES,
+        payload_bytes,
+        label.identity,
+        label.key,
+        label.pool.encode("ascii"),
+        checksum,
+    )

@@ -1,0 +1,112 @@
+"""Settings of a service: where it listens, whom it serves, the store behind it, and every limit, all of them finite."""
+
+import os
+from pathlib import Path
+
+from pydantic import Field, field_validator, model_validator
+
+from unified_cache.core.config import GuardConfig
+from unified_cache.core.settings.access import AccessSettings, TlsSettings
+from unified_cache.core.settings.addresses import ListenAddress, checked_address
+from unified_cache.core.settings.limits import LimitSettings, QuotaSettings
+from unified_cache.core.settings.observing import (
+    AuditSettings,
+    LiveSettings,
+    MetricsSettings,
+    RecordSettings,
+)
+from unified_cache.core.settings.section import Bytes, Guard, Seconds, Section, Settings
+
+__all__ = ["DrainSettings", "ServiceSettings"]
+
+
+class DrainSettings(Section):
+    """Orderly end of the server."""
+
+    grace_s: Seconds = 20.0
+    """Time that calls in flight have to finish."""
+
+
+def _default_storage() -> str:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return f"file:{Path(base) / 'unified-cache'}"
+
+
+class ServiceSettings(Settings):
+    """All settings of a server."""
+
+    listen: str = "127.0.0.1:50051"
+    """Address of the service, HOST:PORT or unix:PATH."""
+    storage: str = Field(default_factory=_default_storage)
+    """URL of the store (L3), as every command takes them; ``file:~/.cache/unified-cache`` if unset."""
+    storage_bytes: Bytes | None = None
+    """Cap on the store, headers included; unset, it may take all that its file system has."""
+    insecure: bool = False
+    """Serve beyond this machine without client certificates."""
+    reflection: bool = True
+    """Tell clients such as grpcurl what the service offers."""
+    tls: TlsSettings | None = None
+    access: AccessSettings = AccessSettings()
+    limits: LimitSettings = LimitSettings()
+    quota: QuotaSettings = QuotaSettings()
+    guard: Guard = GuardConfig()
+    metrics: MetricsSettings = MetricsSettings()
+    live: LiveSettings = LiveSettings()
+    audit: AuditSettings = AuditSettings()
+    record: RecordSettings = RecordSettings()
+    drain: DrainSettings = DrainSettings()
+
+    @property
+    def address(self) -> ListenAddress:
+        """Address of the service."""
+        return ListenAddress.of(self.listen)
+
+    @property
+    def metrics_address(self) -> ListenAddress | None:
+        """Address of the metrics, None for no metrics."""
+        return None if self.metrics.listen is None else ListenAddress.of(self.metrics.listen)
+
+    @property
+    def live_address(self) -> ListenAddress | None:
+        """Address of the live page, None for no page."""
+        return None if self.live.listen is None else ListenAddress.of(self.live.listen)
+
+    @field_validator("listen")
+    @classmethod
+    def _listen_is_an_address(cls, text: str) -> str:
+        return checked_address(text)
+
+    @model_validator(mode="after")
+    def _safe(self) -> "ServiceSettings":
+        addresses = [("listen", self.address)]
+        if self.metrics_address is not None:
+            addresses.append(("metrics.listen", self.metrics_address))
+            if self.metrics_address.socket is not None:
+                raise ValueError(f"metrics.listen must be HOST:PORT, found {self.metrics.listen}")
+        if self.metrics.client_ca is not None and self.tls is None:
+            raise ValueError("metrics.client_ca needs tls.certificate and tls.key, found none")
+        mutual = self.tls is not None and self.tls.client_ca is not None
+        for name, address in addresses:
+            is_checked = mutual or (name != "listen" and self.metrics.client_ca is not None)
+            if not (address.is_local or is_checked or self.insecure):
+                raise ValueError(
+                    f"{name} {address.text} can be reached from other machines, so tls.certificate, tls.key and "
+                    f"tls.client_ca must be set; --insecure serves without"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _live_page_is_safe(self) -> "ServiceSettings":
+        address = self.live_address
+        if address is None:
+            return self
+        if address.socket is not None:
+            raise ValueError(f"live.listen must be HOST:PORT, found {self.live.listen}")
+        if self.access.tokens is None and self.tls is not None and self.tls.client_ca is not None:
+            raise ValueError("live.listen needs access.tokens where callers need client certificates, found none")
+        if not address.is_local and (self.access.tokens is None or self.tls is None):
+            raise ValueError(
+                f"live.listen {address.text} can be reached from other machines, so access.tokens, tls.certificate and "
+                f"tls.key must be set"
+            )
+        return self

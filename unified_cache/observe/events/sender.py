@@ -1,0 +1,309 @@
+"""Thread that numbers and sends batches of KV events, and sends past ones again. It owns all ZMQ sockets.
+
+A message is ``[topic, sequence number, batch]``, the number in 8 bytes, big-endian, from 0 on without a gap: so a
+consumer sees what it has missed. It asks the ROUTER for a number, 8 bytes, and gets every batch from there on that is
+still kept, in the same form, then the number -1. A first batch with a higher number than it asked for says that those
+before are lost. Asked for -1 itself, the publisher says ``AllBlocksCleared`` at its next turn and announces to all
+everything that memory holds; so it does by itself after changes were lost.
+"""
+
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from unified_cache.controller.page_changes import PageChange, StoredRun
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.extras import needs_extra
+from unified_cache.observe.events.book import PageBook
+from unified_cache.observe.events.config import EventsConfig
+from unified_cache.observe.events.encoding import EventEncoder
+from unified_cache.observe.events.values import ClearedEvent, KvEvent
+
+with needs_extra("events", "unified_cache.observe.events"):
+    import zmq
+
+__all__ = [
+    "ANNOUNCE_SEQ",
+    "REQUEST_BYTES_MAX",
+    "SEQ_BYTES",
+    "BatchSender",
+    "HandedOver",
+    "PublisherCounts",
+    "ReplayBuffer",
+]
+
+SEQ_BYTES = 8
+
+ANNOUNCE_SEQ = (-1).to_bytes(SEQ_BYTES, "big", signed=True)
+"""In the place of a sequence number: the end of a replay; asked for, an announcement of everything."""
+
+REQUEST_BYTES_MAX = 1024
+"""Longest frame taken of anybody: more than the greeting of a connection has, whose name may have 255 bytes."""
+
+
+@dataclass(slots=True)
+class PublisherCounts:
+    """Work of a publisher so far."""
+
+    batches: int = 0
+    """Batches numbered; the next one has this number."""
+    events: int = 0
+    pages: int = 0
+    """Pages told, once for each event that names them."""
+    announcements: int = 0
+    """Times that all that memory holds was announced: the first one, those asked for, and those after a loss."""
+    losses: int = 0
+    """Times that more had changed between two calls of ``publish`` than may wait."""
+    replays: int = 0
+    replays_cut: int = 0
+    """Replays that ended early because their consumer did not take them."""
+    replays_too_old: int = 0
+    """Replays asked for from a batch that is no longer kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """Work for the thread: changes, or all that memory holds."""
+
+    changes: tuple[PageChange, ...]
+    runs: tuple[StoredRun, ...] | None
+    """None for changes."""
+    pages_count: int
+    """Pages in it, and one for itself."""
+
+
+class ReplayBuffer:
+    """Batches sent last, with neighbouring numbers, the oldest first: bounded by number and bytes. Not thread-safe."""
+
+    __slots__ = ("_batches", "_batches_max", "_bytes_count", "_bytes_max", "_first_seq")
+
+    def __init__(self, batches_max: int, bytes_max: int) -> None:
+        self._batches: deque[bytes] = deque()
+        self._batches_max = batches_max
+        self._bytes_max = bytes_max
+        self._bytes_count = 0
+        self._first_seq = 0
+
+    @property
+    def first_seq(self) -> int:
+        """Sequence number of the oldest batch kept, or of the next one if there is none."""
+        return self._first_seq
+
+    def append(self, payload: bytes) -> None:
+        """Keep the next batch; forget the oldest ones beyond the bounds, the new one itself included."""
+        self._batches.append(payload)
+        self._bytes_count += len(payload)
+        while len(self._batches) > self._batches_max or self._bytes_count > self._bytes_max:
+            self._bytes_count -= len(self._batches.popleft())
+            self._first_seq += 1
+
+    def since(self, seq: int) -> Iterator[tuple[int, bytes]]:
+        """Yield sequence number and batch of those kept from ``seq`` on."""
+        start = min(max(seq - self._first_seq, 0), len(self._batches))
+        yield from enumerate(islice(self._batches, start, None), self._first_seq + start)
+
+
+class BatchSender:
+    """Thread of one publisher. Its public methods are the owner's."""
+
+    def __init__(
+        self,
+        book: PageBook,
+        config: EventsConfig,
+        wall_clock: Callable[[], float],
+        context: "zmq.Context[zmq.Socket[bytes]]",
+    ) -> None:
+        """Take a context of its own, which it ends; ``start`` makes one."""
+        self._book = book
+        self._config = config
+        self._wall_clock = wall_clock
+        self._context = context
+        self._encoder = EventEncoder(config.consumer, config.encoding, config.rank)
+        self._buffer = ReplayBuffer(config.replay_batches_max, config.replay_bytes_max)
+        self._queue: deque[HandedOver] = deque()
+        self._guard = threading.Lock()
+        self._waiting_pages = 0
+        self._is_announcement_asked = False
+        self._announced_s = -float("inf")
+        self._is_stopping = False
+        self._counts = PublisherCounts()
+        self._wakes, self._woken = socket.socketpair()
+        for end in (self._wakes, self._woken):
+            end.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
+        self._pub = context.socket(zmq.PUB)
+        self._replay = None if config.replay_endpoint is None else context.socket(zmq.ROUTER)
+        self.endpoint = config.endpoint
+        self.replay_endpoint = config.replay_endpoint
+
+    @classmethod
+    def start(cls, book: PageBook, config: EventsConfig, wall_clock: Callable[[], float]) -> "BatchSender":
+        """Open the sockets and start the thread.
+
+        Raises:
+            ConfigError: an address that cannot be used.
+        """
+        sender = cls(book, config, wall_clock, zmq.Context())
+        try:
+            sender._open()
+        except ConfigError:
+            sender._close_sockets(0)
+            raise
+        sender._thread.start()
+        return sender
+
+    @property
+    def waiting_pages(self) -> int:
+        """Pages handed over and not sent yet."""
+        return self._waiting_pages
+
+    def hand_over(self, work: HandedOver) -> None:
+        """Queue work and wake the thread."""
+        with self._guard:
+            self._queue.append(work)
+            self._waiting_pages += work.pages_count
+        self._wake()
+
+    def is_announcement_due(self) -> bool:
+        """Tell, once, that everything is to be announced and that the pause since the last time is over."""
+        if not self._is_announcement_asked or time.monotonic() < self._announced_s + self._config.announce_pause_s:
+            return False
+        self._is_announcement_asked = False
+        self._announced_s = time.monotonic()
+        return True
+
+    def counts(self, losses: int) -> PublisherCounts:
+        """Return what was done so far, a copy."""
+        return replace(self._counts, losses=losses)
+
+    def close(self, timeout_s: float) -> bool:
+        """Send what is queued and end the thread; tell whether it ended within ``timeout_s``."""
+        self._is_stopping = True
+        self._wake()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError, OSError):  # woken already, or over
+            self._wakes.send(b"\0")
+
+    # ---- on the thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._woken, zmq.POLLIN)
+        if self._replay is not None:
+            poller.register(self._replay, zmq.POLLIN)
+        try:
+            while True:
+                stopping = self._is_stopping
+                self._send_queued()
+                if stopping:
+                    break
+                poller.poll()
+                with suppress(BlockingIOError):
+                    self._woken.recv(4096)
+                if self._replay is not None and self._replay.poll(0):
+                    self._answer(self._replay)
+        finally:
+            self._close_sockets(int(self._config.close_timeout_s * 500))
+
+    def _send_queued(self) -> None:
+        while self._queue:
+            with self._guard:
+                work = self._queue.popleft()
+            if work.runs is not None:
+                self._counts.announcements += 1
+                self._send(self._book.announcement(work.runs))
+            self._send(self._book.events(work.changes))
+            if self._book.needs_announcement:
+                self._is_announcement_asked = True
+            with self._guard:
+                self._waiting_pages -= work.pages_count
+
+    def _send(self, events: Iterable[KvEvent]) -> None:
+        """Send events in batches of bounded length."""
+        batch: list[KvEvent] = []
+        pages = 0
+        for event in events:
+            size = 1 if isinstance(event, ClearedEvent) else len(event.hashes)
+            if batch and pages + size > self._config.batch_pages_max:
+                self._send_batch(batch, pages)
+                batch, pages = [], 0
+            batch.append(event)
+            pages += size
+        if batch:
+            self._send_batch(batch, pages)
+
+    def _send_batch(self, events: list[KvEvent], pages: int) -> None:
+        payload = self._encoder.encode(self._wall_clock(), events)
+        if payload is None:
+            return
+        seq = self._counts.batches.to_bytes(SEQ_BYTES, "big")
+        self._buffer.append(payload)
+        self._counts.batches += 1
+        self._counts.events += len(events)
+        self._counts.pages += pages
+        with suppress(zmq.Again):  # a PUB socket drops what a subscriber does not take
+            self._pub.send_multipart((self._config.topic.encode(), seq, payload), zmq.NOBLOCK)
+
+    def _answer(self, replay: "zmq.Socket[bytes]") -> None:
+        """Answer one request for a replay; a malformed one is passed over."""
+        frames = replay.recv_multipart()
+        # Who asks, with or without an empty frame after it, and the number. What is sent back with every batch is that.
+        envelope = frames[:-1]
+        if len(frames[-1]) != SEQ_BYTES or envelope[1:] not in ([], [b""]):
+            return
+        self._counts.replays += 1
+        topic = self._config.topic.encode()
+        try:
+            if frames[-1] == ANNOUNCE_SEQ:
+                self._is_announcement_asked = True
+            else:
+                start = int.from_bytes(frames[-1], "big")
+                self._counts.replays_too_old += start < self._buffer.first_seq
+                for seq, payload in self._buffer.since(start):
+                    message = (*envelope, topic, seq.to_bytes(SEQ_BYTES, "big"), payload)
+                    replay.send_multipart(message, zmq.NOBLOCK)
+            replay.send_multipart((*envelope, b"", ANNOUNCE_SEQ, b""), zmq.NOBLOCK)
+        except zmq.ZMQError:
+            # The consumer has gone, or does not take what it asked for.
+            self._counts.replays_cut += 1
+
+    # ---- sockets --------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        config = self._config
+        self._pub.set(zmq.SNDHWM, config.subscriber_batches_max)
+        # Subscriptions to more than the topic match nothing.
+        self._pub.set(zmq.MAXMSGSIZE, REQUEST_BYTES_MAX + len(config.topic.encode()))
+        try:
+            if config.connects:
+                self._pub.connect(config.endpoint)
+            else:
+                self._pub.bind(config.endpoint)
+                self.endpoint = self._pub.getsockopt_string(zmq.LAST_ENDPOINT)
+        except zmq.ZMQError as error:
+            raise ConfigError(f"KV events cannot be published at {config.endpoint}: {error}") from error
+        if self._replay is None or config.replay_endpoint is None:
+            return
+        # A whole replay fits, and its end; who asks again before taking it is cut off.
+        self._replay.set(zmq.SNDHWM, config.replay_batches_max + 2)
+        self._replay.set(zmq.ROUTER_MANDATORY, 1)
+        self._replay.set(zmq.MAXMSGSIZE, REQUEST_BYTES_MAX)
+        try:
+            self._replay.bind(config.replay_endpoint)
+        except zmq.ZMQError as error:
+            raise ConfigError(f"KV events cannot be replayed at {config.replay_endpoint}: {error}") from error
+        self.replay_endpoint = self._replay.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def _close_sockets(self, linger_ms: int) -> None:
+        """Close all, waiting at most ``linger_ms`` for subscribers to take what was sent."""
+        self._context.destroy(linger_ms)
+        self._wakes.close()
+        self._woken.close()

@@ -1,0 +1,207 @@
+"""Prometheus metrics of a cache that an engine embeds; needs the extra ``metrics``.
+
+from prometheus_client import REGISTRY
+REGISTRY.register(CacheCollector(cache))
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from unified_cache.cache.stats import Stats, StatsSource
+from unified_cache.core.extras import needs_extra
+
+with needs_extra("metrics", "unified_cache.observe.metrics"):
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+__all__ = ["CacheCollector", "StatsSource"]
+
+PREFIX = "unified_cache"
+
+Samples: TypeAlias = Iterator[tuple[tuple[str, ...], float]]
+"""Values, each with those of its labels that come after the name of the cache."""
+
+
+class CacheCollector:
+    """Collector of one cache's figures, for ``CollectorRegistry.register``.
+
+    Scrapes come on threads of their own, while a cache belongs to its owner's: so they read the figures that the cache
+    has published last, in ``poll``, ``wait_all`` or ``close``, at most about a second old while an engine polls.
+    ``cache_name`` labels every sample, so that several caches of a process stay apart; give each its own.
+    """
+
+    def __init__(self, source: StatsSource, cache_name: str = "cache") -> None:
+        self._source = source
+        self._cache_name = cache_name
+
+    def describe(self) -> Iterator[Metric]:
+        """Yield the metrics without samples: registering reads no figures."""
+        return (described.empty() for described in METRICS)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric with the figures published last."""
+        stats = self._source.published_stats()
+        for described in METRICS:
+            metric = described.empty()
+            for values, value in described.samples(stats):
+                metric.add_metric([self._cache_name, *values], value)
+            yield metric
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedMetric:
+    """One metric: its name, what it says, its labels after that of the cache, and where its samples come from."""
+
+    family: type[CounterMetricFamily] | type[GaugeMetricFamily]
+    name: str
+    text: str
+    labels: tuple[str, ...]
+    samples: Callable[[Stats], Samples]
+
+    def empty(self) -> CounterMetricFamily | GaugeMetricFamily:
+        """Return the metric without samples."""
+        return self.family(f"{PREFIX}_{self.name}", self.text, labels=["cache", *self.labels])
+
+
+def _pages(stats: Stats) -> Samples:
+    for held in stats.occupancy:
+        for state, count in (
+            ("free", held.free),
+            ("evictable", held.evictable),
+            ("protected", held.protected),
+            ("out", held.out),
+        ):
+            yield (held.tier.name.lower(), held.component, state), count
+
+
+def _evicted_pages(stats: Stats) -> Samples:
+    for held in stats.occupancy:
+        yield (held.tier.name.lower(), held.component), held.evicted
+
+
+def _looked_up_pages(stats: Stats) -> Samples:
+    yield ("device",), stats.lookups.device_pages
+    yield ("host",), stats.lookups.host_pages
+    yield ("missed",), stats.lookups.missed_pages
+
+
+def _operations(stats: Stats) -> Samples:
+    for kind, counts in stats.operations.items():
+        for outcome, count in (
+            ("done", counts.done),
+            ("failed", counts.failed),
+            ("cancelled", counts.cancelled),
+            ("partial", counts.partial),
+            ("declined", counts.declined),
+        ):
+            yield (kind.value, outcome), count
+
+
+def _backup_pages(stats: Stats) -> Samples:
+    yield ("arrived",), stats.backups.arrived_pages
+    yield ("already",), stats.backups.already_pages
+    for reason, pages in stats.backups.lost_pages.items():
+        yield (f"lost_{reason.value}",), pages
+
+
+def _waiting_backups(stats: Stats) -> Samples:
+    yield ("prompts",), stats.backups.waiting_prompts
+    yield ("pages",), stats.backups.waiting_pages
+
+
+def _moved_bytes(stats: Stats) -> Samples:
+    for kind, traffic in stats.traffic.items():
+        yield (kind.value,), traffic.payload_bytes
+
+
+def _storage_answers(stats: Stats) -> Samples:
+    for (method, answer), count in stats.storage_answers.items():
+        yield (method.value, answer.value), count
+
+
+def _touched_pages(stats: Stats) -> Samples:
+    yield ("told",), stats.touches.told_pages
+    yield ("dropped",), stats.touches.dropped_pages
+
+
+def _single(value: Callable[[Stats], float]) -> Callable[[Stats], Samples]:
+    """Return the samples of a metric that has one, without further labels."""
+    return lambda stats: iter([((), value(stats))])
+
+
+METRICS = (
+    DescribedMetric(
+        GaugeMetricFamily, "pages", "Pages by tier, component and state.", ("tier", "component", "state"), _pages
+    ),
+    DescribedMetric(
+        CounterMetricFamily, "evicted_pages", "Pages evicted from a tier.", ("tier", "component"), _evicted_pages
+    ),
+    DescribedMetric(CounterMetricFamily, "lookups", "Prompts matched.", (), _single(lambda stats: stats.lookups.count)),
+    DescribedMetric(
+        CounterMetricFamily,
+        "looked_up_pages",
+        "Pages of prompts matched, by where they were.",
+        ("found",),
+        _looked_up_pages,
+    ),
+    DescribedMetric(
+        CounterMetricFamily, "operations", "Transfers by kind and outcome.", ("kind", "outcome"), _operations
+    ),
+    DescribedMetric(
+        CounterMetricFamily,
+        "backup_pages",
+        "Pages that the write policy meant to back up: arrived, there already, or lost by reason.",
+        ("outcome",),
+        _backup_pages,
+    ),
+    DescribedMetric(
+        GaugeMetricFamily,
+        "backups_waiting",
+        "Prompts, and pages of them, that wait for a backup or to be tried again.",
+        ("unit",),
+        _waiting_backups,
+    ),
+    DescribedMetric(
+        GaugeMetricFamily,
+        "operations_live",
+        "Transfers that hold something.",
+        (),
+        _single(lambda stats: stats.operations_live),
+    ),
+    DescribedMetric(
+        GaugeMetricFamily,
+        "calls_quarantined",
+        "Calls that a store has not returned from in time.",
+        (),
+        _single(lambda stats: stats.calls_quarantined),
+    ),
+    DescribedMetric(CounterMetricFamily, "moved_bytes", "Bytes moved between tiers.", ("kind",), _moved_bytes),
+    DescribedMetric(
+        CounterMetricFamily,
+        "storage_answers",
+        "Answers of the store that is attached, one for each object.",
+        ("method", "answer"),
+        _storage_answers,
+    ),
+    DescribedMetric(
+        CounterMetricFamily,
+        "touched_pages",
+        "Pages in use in memory that the store was to be told of, since it evicts.",
+        ("outcome",),
+        _touched_pages,
+    ),
+    DescribedMetric(
+        CounterMetricFamily,
+        "flawed_pages",
+        "Objects read from storage that did not verify.",
+        (),
+        _single(lambda stats: stats.flawed_pages),
+    ),
+    DescribedMetric(
+        CounterMetricFamily,
+        "left_alone_tokens",
+        "Tokens that storage had and that were computed, because that is faster.",
+        (),
+        _single(lambda stats: stats.left_alone_tokens),
+    ),
+)

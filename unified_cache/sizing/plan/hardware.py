@@ -1,0 +1,190 @@
+"""Hardware that a plan is for: speeds of its links, of prefill, and what things cost; from a TOML file or by name.
+
+base = "h100"                     # what is not named below is as there
+device_price_per_hour = 1.9
+storage_read_bytes_per_s = "13GB"
+[prefill_tokens_per_s]            # measured, one device, by length of the prompt
+1024 = 21000
+32768 = 17500
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+import numpy as np
+
+from unified_cache.core.byte_sizes import parse_bytes
+from unified_cache.core.errors import ConfigError, did_you_mean
+from unified_cache.core.gone import setting_instead
+from unified_cache.core.nesting import parse_toml
+from unified_cache.sizing.replay.trace_pages import Counts, Floats
+
+__all__ = ["HARDWARE", "Hardware", "hardware_named", "read_hardware"]
+
+ACTIVE_PARAMETERS = 13e9
+"""Parameters that a token passes through, where nobody says: those of a mixture of experts of medium size."""
+
+MODEL_FLOPS_SHARE = 0.4
+"""Part of a device's peak that prefill reaches: what well-tuned dense BF16 inference reports, 0.3 to 0.5."""
+
+MONTH_HOURS = 730.0
+"""365.25 days of 24 hours, a twelfth."""
+
+GIB = float(1 << 30)
+
+BYTES_KEYS = ("device_bytes_per_s", "storage_read_bytes_per_s")
+"""Settings that may be written as sizes, as in "50GB"."""
+
+PREFILL_KEY = "prefill_tokens_per_s"
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One device with its share of links, and prices. Bandwidths are those reached, not those of a data sheet.
+
+    Raises:
+        ConfigError: a figure is not positive, or a price is negative.
+    """
+
+    name: str
+    prefill_tokens_per_s: tuple[tuple[int, float], ...]
+    """Tokens that one device prefills in a second, by length of the prompt, rising; between two lengths in between."""
+    device_bytes_per_s: float
+    """From host memory to one device."""
+    storage_read_bytes_per_s: float
+    """From storage to host memory."""
+    device_price_per_hour: float
+    """One device with its share of the machine, without what is planned here."""
+    host_price_per_gib_month: float
+    storage_price_per_gib_month: float
+    drive_writes_per_day: float
+    """Times a day that the whole drive may be written, for as long as ``drive_years``."""
+    drive_years: float
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value: object = dict(self.as_json())[field.name]
+            if isinstance(value, float | int) and not (value > 0 or ("price" in field.name and value == 0)):
+                raise ConfigError(f"{field.name} of the hardware must be positive, found {value}")
+        lengths = [tokens for tokens, _ in self.prefill_tokens_per_s]
+        if not lengths or lengths != sorted(set(lengths)) or min(speed for _, speed in self.prefill_tokens_per_s) <= 0:
+            raise ConfigError(f"{PREFILL_KEY} must have a positive speed by rising length, found {lengths}")
+
+    def prefill_s(self, tokens: Counts) -> Floats:
+        """Return the seconds in which one device computes prompts of these lengths."""
+        lengths, speeds = zip(*self.prefill_tokens_per_s, strict=True)
+        seconds: Floats = tokens / np.interp(tokens, lengths, speeds)
+        return seconds
+
+    def as_json(self) -> dict[str, object]:
+        """Return the settings under the names that a file has them under."""
+        return {**asdict(self), PREFILL_KEY: {str(tokens): speed for tokens, speed in self.prefill_tokens_per_s}}
+
+
+def _accelerator(name: str, peak_flops: float, price_per_hour: float) -> Hardware:
+    """Return a data-centre device behind PCIe 5.0, with two drives of its own.
+
+    PCIe 5.0 x16 has 64 GB/s a direction, of which copies of pinned memory reach some 50. A drive for data centres at
+    PCIe 4.0 reads at about 6.5 GB/s, and is rated for one write of itself a day over five years. Memory
+    at 4 and drives at 0.12 US dollars a GiB, over 36 months.
+    """
+    speed = MODEL_FLOPS_SHARE * peak_flops / (2 * ACTIVE_PARAMETERS)
+    return Hardware(
+        name=name,
+        prefill_tokens_per_s=((1, speed),),
+        device_bytes_per_s=50e9,
+        storage_read_bytes_per_s=13e9,
+        device_price_per_hour=price_per_hour,
+        host_price_per_gib_month=4 / 36,
+        storage_price_per_gib_month=0.12 / 36,
+        drive_writes_per_day=1.0,
+        drive_years=5.0,
+    )
+
+
+HARDWARE: Mapping[str, Hardware] = {
+    "h100": _accelerator("h100", 989e12, 2.5),
+    "h200": _accelerator("h200", 989e12, 3.5),
+    "b200": _accelerator("b200", 2250e12, 5.0),
+    "laptop": Hardware(
+        name="laptop",
+        prefill_tokens_per_s=((1, 0.4 * 1e12 / (2 * ACTIVE_PARAMETERS)),),
+        device_bytes_per_s=10e9,
+        storage_read_bytes_per_s=3e9,
+        device_price_per_hour=0.05,
+        host_price_per_gib_month=4 / 36,
+        storage_price_per_gib_month=0.12 / 36,
+        drive_writes_per_day=0.3,
+        drive_years=5.0,
+    ),
+}
+"""Peaks are dense BF16 of NVIDIA's data sheets: 989 TFLOPS for H100 and H200 SXM, 2,250 for one device of HGX B200; a
+laptop's eight cores with AVX-512 have about 1. Prices of devices are the order of magnitude of public offers of 2025,
+not quotes: put your own into a file."""
+
+
+def hardware_named(name: str, active_parameters: float | None = None) -> Hardware:
+    """Return hardware by name; with ``active_parameters``, its prefill for a model that has so many of them.
+
+    Raises:
+        ConfigError: there is no such name, or the number is not positive.
+    """
+    if name not in HARDWARE:
+        raise ConfigError(
+            f"hardware must be a TOML file or one of {', '.join(HARDWARE)}, "
+            f"found {name!r}{did_you_mean(name, HARDWARE)}"
+        )
+    found = HARDWARE[name]
+    if active_parameters is None:
+        return found
+    if not active_parameters > 0:
+        raise ConfigError(f"active parameters must be positive, found {active_parameters}")
+    factor = ACTIVE_PARAMETERS / active_parameters
+    return replace(
+        found, prefill_tokens_per_s=tuple((tokens, speed * factor) for tokens, speed in found.prefill_tokens_per_s)
+    )
+
+
+def read_hardware(path: Path, active_parameters: float | None = None) -> Hardware:
+    """Read a hardware file; a measured prefill in it is taken as it is.
+
+    Raises:
+        ConfigError: it is no TOML, names what there is not, or a value is no number.
+        OSError: it cannot be read.
+    """
+    try:
+        found = parse_toml(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} must be TOML, found: {error}") from error
+    base = hardware_named(str(found.pop("base", "h100")), active_parameters)
+    values = {**base.as_json(), "name": path.stem}
+    for key, value in found.items():
+        if key not in values:
+            raise ConfigError(
+                f"{path}: {key} is no setting of hardware{setting_instead(key) or did_you_mean(key, values)}"
+            )
+        values[key] = value
+    return Hardware(
+        name=str(values["name"]),
+        prefill_tokens_per_s=_speeds(path, values[PREFILL_KEY]),
+        **{key: _number(path, key, values[key]) for key in values if key not in ("name", PREFILL_KEY)},
+    )
+
+
+def _speeds(path: Path, value: object) -> tuple[tuple[int, float], ...]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{path}: {PREFILL_KEY} must be a table of speeds by length, found {value!r}")
+    lengths = [str(tokens) for tokens in value]
+    if not all(tokens.isdecimal() for tokens in lengths):
+        raise ConfigError(f"{path}: {PREFILL_KEY} must have lengths in tokens as keys, found {', '.join(lengths)}")
+    pairs = ((int(tokens), _number(path, PREFILL_KEY, speed)) for tokens, speed in value.items())
+    return tuple(sorted(pairs))
+
+
+def _number(path: Path, key: str, value: object) -> float:
+    if isinstance(value, str) and key in BYTES_KEYS:
+        return float(parse_bytes(key, value))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{path}: {key} must be a number, found {value!r}")
+    return float(value)

@@ -1,0 +1,149 @@
+"""A plan for people: what to buy, the curve of each tier as a table and drawn, hits over host memory and storage."""
+
+from unified_cache.core.byte_sizes import bytes_text, size_text
+from unified_cache.sizing.plan.hardware import GIB
+from unified_cache.sizing.plan.planner import PlanResult
+from unified_cache.sizing.plan.sweep import TIERS
+from unified_cache.sizing.report.charts import BandChart, Hue, Series, Unit, tier_series
+from unified_cache.sizing.report.page import Page, TableSection
+
+__all__ = ["page_of"]
+
+CURVE_COLUMNS = ("device", "host", "storage", "all", "at most", "TTFT p50", "p99", "cost/M tokens", "")
+"""Columns of a curve after the size of its tier."""
+
+NAMES = {"device": "each device", "host": "host memory", "storage": "storage"}
+
+
+def page_of(result: PlanResult) -> Page:
+    """Return what a plan says."""
+    curved = [tier for tier in TIERS if len(result.curve(tier)) > 1]
+    return Page(
+        title=f"Plan for {result.model.name} and {result.trace}",
+        headline=result.sentence,
+        lead=f"{result.requests:,} requests, {result.input_tokens:,} tokens, {len(result.points):,} combinations in "
+        f"{result.seconds:.1f} s; {result.seen_ratio:.2%} of the tokens had been asked for before.",
+        alarm="" if result.is_complete else "The plan was interrupted: not all combinations were evaluated.",
+        charts=[_curve(result, tier) for tier in curved],
+        tables=[*(_curve_table(result, tier) for tier in curved), _size_table(result)],
+        notes=_notes(result),
+        settings=_settings(result),
+    )
+
+
+def _notes(result: PlanResult) -> list[str]:
+    """Say what the best combination moves and saves, and how far off replays were."""
+    best = result.best
+    costs = best.costs
+    lines = [
+        f"at the best: TTFT {costs.ttft_p50_s:.2f} s (p50), {costs.ttft_p90_s:.2f} s (p90), {costs.ttft_p99_s:.2f} s "
+        f"(p99); {costs.prefill_hours_saved:.2f} hours of prefill saved, "
+        f"{costs.prefill_share:.0%} of the time computing",
+        f"moved: {bytes_text(costs.loaded_bytes)} to the devices, {bytes_text(costs.fetched_bytes)} out of storage, "
+        f"{bytes_text(costs.written_bytes)} into it",
+        f"no policy could hand back more than {best.bound_ratio:.2%} with as many bytes",
+    ]
+    if best.sizes.storage:
+        life = costs.drive_life_years
+        worn = "never worn" if life is None else f"worn after {life:,.1f} years"
+        lines.append(
+            f"drives are written {bytes_text(int(costs.written_per_day))} a day at the rate of the trace: {worn}"
+        )
+    if result.replays:
+        lines.append(f"{result.replays} sizes of device and host memory were replayed")
+    if len(result.model.sized.layout.components) > 1:
+        lines.append("windows are followed for a cache that never evicts; --check N says how far off that is")
+    if result.checked:
+        worst = max(abs(each.planned - each.replayed) for each in result.checked)
+        lines.append(
+            f"{len(result.checked)} combinations replayed: the plan is off by {worst * 100:.2f} points at most"
+        )
+    return [*lines, *result.model.sized.left_out]
+
+
+def _curve_table(result: PlanResult, tier: str) -> TableSection:
+    """Return a row for each combination that differs from the best in one tier."""
+    knee = result.knees()[tier]
+    rows: list[tuple[str, ...]] = []
+    for point in result.curve(tier):
+        size = point.sizes.by_tier()[tier]
+        costs = point.costs
+        rows.append(
+            (
+                size_text(size),
+                *(f"{ratio:.2%}" for ratio in (*point.tier_ratios.values(), point.hit_ratio, point.bound_ratio)),
+                f"{costs.ttft_p50_s:,.2f} s",
+                f"{costs.ttft_p99_s:,.2f} s",
+                f"{costs.cost_per_million_tokens:.4f}",
+                ", ".join([*(["best"] if point is result.best else []), *(["knee"] if size == knee else [])]),
+            )
+        )
+    return TableSection(f"By size of {NAMES[tier]}", (tier, *CURVE_COLUMNS), rows)
+
+
+def _size_table(result: PlanResult) -> TableSection:
+    """Return the share of the tokens handed back by host memory and storage, with the device of the best."""
+    best = result.best.sizes
+    points = {(each.sizes.host, each.sizes.storage): each for each in result.points if each.sizes.device == best.device}
+    hosts, stores = (sorted({pair[part] for pair in points}) for part in (0, 1))
+
+    def cell(host: int, storage: int) -> str:
+        point = points.get((host, storage))
+        if point is None:
+            return ""
+        return f"{point.hit_ratio:.1%}" + (" best" if point is result.best else "")
+
+    return TableSection(
+        f"Share of the tokens handed back, by host memory and storage, with {bytes_text(best.device)} of each device",
+        ("host memory", *map(bytes_text, stores)),
+        [(bytes_text(host), *(cell(host, storage) for storage in stores)) for host in hosts],
+    )
+
+
+def _settings(result: PlanResult) -> list[tuple[str, str]]:
+    """Return what was planned for: names and values."""
+    model, hardware = result.model, result.hardware
+    kept = f"{model.retention.tail_tokens} tokens before the end" + (", branches" if model.retention.branches else "")
+    page = f"{model.sized.layout.page_size} tokens, {bytes_text(model.sized.layout.page_bytes)}"
+    speeds = ", ".join(f"{speed:,.0f} from {tokens:,} on" for tokens, speed in hardware.prefill_tokens_per_s)
+    return [
+        ("trace", result.trace),
+        ("model", model.name),
+        ("devices", f"{model.devices}, each with all of a page" if model.is_replicated else f"{model.devices}"),
+        ("engines", f"{model.engines}" + (", in turn, over one store" if model.engines > 1 else "")),
+        ("page", page),
+        ("resumable at", kept),
+        ("evicts first", f"{model.policies.device.value} (device), {model.policies.host.value} (host)"),
+        ("hardware", hardware.name),
+        ("prefill", f"{speeds} tokens/s of one device"),
+        ("bus", f"{bytes_text(int(hardware.device_bytes_per_s))}/s to one device"),
+        ("storage", f"{bytes_text(int(hardware.storage_read_bytes_per_s))}/s read"),
+    ]
+
+
+def _curve(result: PlanResult, tier: str) -> BandChart:
+    curve = result.curve(tier)
+    knee = result.knees()[tier]
+    sizes = [point.sizes.by_tier()[tier] for point in curve]
+    marks = [
+        ", ".join(
+            ([f"knee at {bytes_text(size)}"] if size == knee else []) + (["best"] if point is result.best else [])
+        )
+        for size, point in zip(sizes, curve, strict=True)
+    ]
+    marks_text = "; ".join(
+        mark if mark.startswith("knee") else f"{mark} at {bytes_text(size)}"
+        for size, mark in zip(sizes, marks, strict=True)
+        if mark
+    )
+    return BandChart(
+        title=f"Share of the tokens handed back, by size of {NAMES[tier]}; circles: {marks_text}",
+        unit=Unit.RATIO,
+        position_name=NAMES[tier],
+        positions=[size / GIB for size in sizes],
+        position_notes=marks,
+        bands=tier_series(TIERS, [point.tier_ratios for point in curve]),
+        bound=Series("clairvoyant", Hue.PLAIN, [point.bound_ratio for point in curve]),
+        position_labels=[bytes_text(size) for size in sizes],
+        marked=[number for number, mark in enumerate(marks) if mark],
+    )

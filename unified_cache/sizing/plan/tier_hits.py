@@ -1,0 +1,312 @@
+"""Hits of one combination of tier sizes: for each request how far its prompt could be resumed, tier by tier."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.cache.recording.requests import Hits
+from unified_cache.core.config import EvictionPolicy, WritePolicy
+from unified_cache.core.errors import ConfigError
+from unified_cache.sizing.plan.resume_points import NEVER, ResumePoints, StoreFootprint
+from unified_cache.sizing.replay.lru_stack import LruStack
+from unified_cache.sizing.replay.plan import ReplayPlan, ReplayPolicies, component_bytes
+from unified_cache.sizing.replay.trace_pages import Counts, TracePages
+
+__all__ = ["BATCH_OBJECTS", "LruHits", "Moved", "PolicyHits", "ServePlan", "TierEnds"]
+
+BATCH_OBJECTS = 128
+"""Objects in one call to a store, as ``unified_cache.controller.jobs`` puts them."""
+
+PASSES_MAX = 8
+"""Passes kept: each holds some 100 bytes for every run of pages asked for again."""
+
+ServePlan = Callable[[ReplayPlan], Sequence[Hits]]
+"""Serves the trace by a cache of a plan; returns the pages handed back of each request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Payload moved for each request, in true bytes, shapes (requests,)."""
+
+    loaded_from_host: Counts
+    """From host memory to the device, where nothing is read from storage."""
+    loaded: Counts
+    """From host memory to the device, with what storage adds."""
+    fetched: Counts
+    """From storage to host memory."""
+    written: int
+    """Into storage, by all requests together."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierEnds:
+    """Pages of each prompt that can be resumed from the device, with host memory, and with storage too.
+
+    Shapes (requests,), each at least the one before.
+    """
+
+    device: Counts
+    host: Counts
+    storage: Counts
+    moved: Moved
+
+    def hits(self) -> Hits:
+        """Return the pages handed back, all prompts together."""
+        return Hits.of_ends(*(int(ends.sum()) for ends in (self.device, self.host, self.storage)))
+
+
+@dataclass(frozen=True, slots=True)
+class TracePass:
+    """Findings of one pass over the trace, its prompts cut or not."""
+
+    stack: LruStack
+    points: ResumePoints | None
+    """None for full attention alone, which can be resumed anywhere."""
+
+
+class LruHits:
+    """Hits of a trace in tiers that evict the least recently used first, of any sizes, from a few passes over it.
+
+    Full attention alone is exact. A pass serves all sizes whose device and host hold the longest prompt; each smaller
+    size takes a pass of its own, since prompts are cut to what the device can hold.
+    """
+
+    def __init__(self, trace: TracePages) -> None:
+        """``trace`` has pages of the size that the plans have which are asked about."""
+        self._trace = trace
+        self._passes: dict[int, TracePass] = {}
+        self._engines: dict[int, list[LruHits]] = {}
+        """By the number of engines: what each of them serves."""
+
+    @property
+    def trace(self) -> TracePages:
+        """The trace."""
+        return self._trace
+
+    def ends(self, plan: ReplayPlan) -> TierEnds:
+        """Return the hits under a plan.
+
+        Raises:
+            ConfigError: the plan has other pages, evicts or writes by another rule, or has several engines for a model
+                with windows or states.
+        """
+        self._check(plan)
+        if plan.engines > 1:
+            return self._several_ends(plan)
+        device, memory = plan.device_pages, _memory_pages(plan)
+        seen = self._pass(plan, device[0])
+        resumed = seen.points
+        if resumed is None:
+            device_ends, memory_ends = seen.stack.ends(device[0]), seen.stack.ends(memory[0])
+        else:
+            alive = _alive(resumed, memory, self._store_bytes(plan))
+            device_ends = _last(resumed, alive & _in_memory(resumed, device))
+            memory_ends = np.maximum(device_ends, _last(resumed, alive & _in_memory(resumed, memory)))
+        return self.with_storage(plan, device_ends, memory_ends)
+
+    def with_storage(self, plan: ReplayPlan, device_ends: Counts, memory_ends: Counts) -> TierEnds:
+        """Return the hits of memory, whatever its policies, with what storage adds, and what is moved for them.
+
+        A store evicts the least recently used under every plan, and is given every prompt.
+        """
+        # A tier holds as much of Full as under lru, but at least what is resumed from it.
+        stack = self._pass(plan, plan.device_pages[0]).stack
+        device_full = np.maximum(device_ends, stack.ends(plan.device_pages[0]))
+        memory_full = np.maximum(memory_ends, stack.ends(_memory_pages(plan)[0]))
+        return self._with_storage(plan, (device_ends, memory_ends), (device_full, memory_full))
+
+    def _with_storage(
+        self, plan: ReplayPlan, memory_ends: tuple[Counts, Counts], full: tuple[Counts, Counts]
+    ) -> TierEnds:
+        """Return the hits of device and memory with what storage adds; ``full`` is as for ``_moved``."""
+        total_ends = memory_ends[1]
+        if plan.storage is not None:
+            total_ends = np.maximum(total_ends, self._stored_ends(plan))
+        ends = (*memory_ends, total_ends)
+        return TierEnds(*ends, self._moved(plan, ends, full))
+
+    def _several_ends(self, plan: ReplayPlan) -> TierEnds:
+        """Return the hits of full attention in engines that take the requests in turn, over one store.
+
+        Each has a stack of its own. All of them give the store whatever they serve: it has one stack, of all requests.
+        """
+        count = plan.engines
+        if count not in self._engines:
+            shares = range(min(count, self.trace.requests_count))
+            self._engines[count] = [LruHits(self.trace.dealt_to(number, count)) for number in shares]
+        alone = replace(plan, engines=1, storage=None, storage_bytes=None)
+        device_ends, memory_ends = np.zeros((2, self.trace.requests_count), np.int64)
+        for number, share in enumerate(self._engines[count]):
+            ends = share.ends(alone)
+            device_ends[number::count], memory_ends[number::count] = ends.device, ends.host
+        return self._with_storage(plan, (device_ends, memory_ends), (device_ends, memory_ends))
+
+    def check_trace(self, plan: ReplayPlan) -> None:
+        """Refuse a plan that this trace does not answer for, whatever it evicts.
+
+        Raises:
+            ConfigError: it has other pages, or backs up at other times.
+        """
+        if plan.layout.page_size != self.trace.page_size:
+            raise ConfigError(
+                f"the pages of the trace have {self.trace.page_size} tokens, found {plan.layout.page_size}"
+            )
+        if plan.policies.write is not WritePolicy.ON_CALL:
+            raise ConfigError(
+                f"a plan backs prompts up once served, found the write policy {plan.policies.write.value}"
+            )
+
+    def _check(self, plan: ReplayPlan) -> None:
+        self.check_trace(plan)
+        if plan.engines > 1 and len(plan.layout.components) > 1:
+            raise ConfigError(
+                f"a plan for windows or states is that of one engine, found {plan.engines}: replay --engines runs them"
+            )
+        policies = plan.policies
+        if {policies.device, policies.host} != {EvictionPolicy.LRU}:
+            raise ConfigError(
+                f"distances in a stack are those of lru, found {policies.device.value} and {policies.host.value}"
+            )
+
+    def _stored_ends(self, plan: ReplayPlan) -> Counts:
+        """Return how far prompts could be resumed with what storage has, as far as the device or the host can take it.
+
+        A prompt longer than the host goes to storage, and from there to the device, in pieces.
+        """
+        seen, memory = self._pass(plan, plan.device_pages[0]), _memory_pages(plan)
+        store_bytes = self._store_bytes(plan)
+        if seen.points is None:
+            batch_pages, page_bytes = _batch_pages(plan), plan.stored_bytes()[0]
+            ends = seen.stack.stored_ends(min(store_bytes // page_bytes, NEVER), batch_pages)
+            fetched: Counts = np.minimum(ends, memory[0])
+            return fetched
+        points = seen.points
+        full = (points.full < memory[0]) | (points.store_full <= store_bytes)
+        ok = full & _alive(points, memory, store_bytes) & (points.end <= memory[0])
+        for lane, pages in enumerate(memory[1:]):
+            in_memory = (points.lanes[lane] < pages) & (points.full_since < memory[0])
+            ok &= in_memory | (points.store_lanes[lane] < store_bytes)
+        return _last(points, ok)
+
+    def _moved(self, plan: ReplayPlan, ends: tuple[Counts, Counts, Counts], full: tuple[Counts, Counts]) -> Moved:
+        """Count what is copied and read where every hit is used; Full as far as a tier lacks it, windows whole.
+
+        ``full`` is how many pages of Full the device and all of memory hold of each prompt.
+        """
+        device_ends, memory_ends, total_ends = ends
+        device_full, memory_full = full
+        full_bytes, *others = (component_bytes(each) for each in plan.true_layout.components)
+        spans = [each.span for each in plan.true_layout.components[1:]]
+
+        def bytes_for(target: Counts, held_full: Counts, held: Counts) -> Counts:
+            missing: Counts = np.maximum(target - held_full, 0) * full_bytes
+            for span, page_bytes in zip(spans, others, strict=True):
+                missing += np.where(target > held, np.minimum(target, span), 0) * page_bytes
+            return missing
+
+        from_host = bytes_for(memory_ends, device_full, device_ends)
+        if plan.storage is None:
+            return Moved(from_host, from_host, np.zeros_like(from_host), 0)
+        loaded = bytes_for(total_ends, device_full, device_ends)
+        fetched = bytes_for(total_ends, memory_full, memory_ends)
+        store_pages = self._store_bytes(plan) // plan.stored_bytes()[0]
+        cut = plan.device_pages[0]
+        stored_before = self._pass(plan, cut).stack.hit_pages(min(store_pages, NEVER))
+        pages_counts = np.minimum(self.trace.pages_counts, cut)
+        written = (int(pages_counts.sum()) - stored_before) * full_bytes
+        tail_pages = max(1, -(-plan.retention.tail_tokens // plan.layout.page_size))
+        for span, page_bytes in zip(spans, others, strict=True):
+            kept = np.minimum(pages_counts, span + tail_pages - 1) + plan.retention.branches * span
+            written += int(np.minimum(kept, pages_counts).sum()) * page_bytes
+        return Moved(from_host, loaded, fetched, written)
+
+    def _store_bytes(self, plan: ReplayPlan) -> int:
+        if plan.storage is None:
+            return 0
+        return NEVER if plan.storage_bytes is None else plan.storage_bytes
+
+    def _pass(self, plan: ReplayPlan, pages_max: int) -> TracePass:
+        """Return the pass over prompts cut to ``pages_max`` pages."""
+        cut = min(pages_max, self.trace.longest_pages)
+        if cut not in self._passes:
+            if len(self._passes) == PASSES_MAX:
+                del self._passes[next(iter(self._passes))]
+            trace = self.trace.cut(cut)
+            stack = LruStack.of(trace)
+            spans = [component.span for component in plan.layout.components[1:]]
+            stored = StoreFootprint(plan.stored_bytes(), _batch_pages(plan))
+            points = ResumePoints.of(trace, stack, spans, plan.retention, stored) if spans else None
+            self._passes[cut] = TracePass(stack, points)
+        return self._passes[cut]
+
+
+class PolicyHits(LruHits):
+    """Hits under policies that have no stack: each size of device and host memory is replayed, once.
+
+    What storage adds follows from the prompts, since a store evicts the least recently used under every plan. Windows
+    are taken to be made where they would be under lru.
+    """
+
+    def __init__(self, trace: TracePages, serve: ServePlan) -> None:
+        """``serve`` replays the requests of ``trace``."""
+        super().__init__(trace)
+        self._serve = serve
+        self._replayed: dict[tuple[tuple[int, ...], ...], Sequence[Hits]] = {}
+        """By the pages of the device and of the host."""
+
+    @property
+    def replays_count(self) -> int:
+        """Replays so far."""
+        return len(self._replayed)
+
+    def ends(self, plan: ReplayPlan) -> TierEnds:
+        """Return the hits under a plan.
+
+        Raises:
+            ConfigError: the plan has other pages than the trace, writes by another rule, or has several engines.
+        """
+        self.check_trace(plan)
+        if plan.engines > 1:
+            raise ConfigError(f"a plan for policies without a stack is that of one engine, found {plan.engines}")
+        memory = (plan.device_pages, plan.host_pages)
+        if memory not in self._replayed:
+            self._replayed[memory] = self._serve(replace(plan, storage=None, storage_bytes=None))
+        device_ends = np.array([hit.device for hit in self._replayed[memory]], np.int64)
+        memory_ends = np.array([hit.total for hit in self._replayed[memory]], np.int64)
+        return self.with_storage(replace(plan, policies=ReplayPolicies()), device_ends, memory_ends)
+
+
+def _memory_pages(plan: ReplayPlan) -> tuple[int, ...]:
+    """Return by component the pages of device and host memory together: the larger has what the other has."""
+    return tuple(max(pair) for pair in zip(plan.device_pages, plan.host_pages, strict=True))
+
+
+def _batch_pages(plan: ReplayPlan) -> int:
+    """Return the pages of Full that one call to a store takes."""
+    pages = max(1, BATCH_OBJECTS // sum(pool.page_bytes > 0 for pool in plan.layout.components[0].pools))
+    return min(pages, plan.host_pages[0] or pages)
+
+
+def _alive(points: ResumePoints, memory: tuple[int, ...], store_bytes: int) -> npt.NDArray[np.bool_]:
+    """Return for each point whether its windows were made, where memory knew of it, and stayed."""
+    alive = points.full_ever < memory[0]
+    for lane, pages in enumerate(memory[1:]):
+        alive &= points.lanes_ever[lane] < pages
+    return (points.full_made < memory[0]) & (alive | (points.store_ever < store_bytes))
+
+
+def _in_memory(points: ResumePoints, pages: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    """Tell of each point whether tiers of these pages hold all that a resume there needs."""
+    held = (points.full < pages[0]) & (points.full_since < pages[0])
+    for lane, capacity in enumerate(pages[1:]):
+        held &= points.lanes[lane] < capacity
+    return held
+
+
+def _last(points: ResumePoints, ok: npt.NDArray[np.bool_]) -> Counts:
+    """Return for each request the last of its points that will do; 0 where none does."""
+    ends = np.zeros(points.requests_count, np.int64)
+    np.maximum.at(ends, points.request[ok], points.end[ok])
+    return ends

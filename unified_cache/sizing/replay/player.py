@@ -1,0 +1,181 @@
+"""One engine of a replay: a cache, the engine that computes its pages, and the counts of the requests served."""
+
+from collections import Counter
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from unified_cache.cache.cache import UnifiedCache
+from unified_cache.cache.recording.requests import Hits
+from unified_cache.controller import InlineWorkers, NotStarted, Operation, TransferKind
+from unified_cache.controller.memory import NoBytes
+from unified_cache.core.config import WritePolicy
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Identity
+from unified_cache.core.window import window
+from unified_cache.sizing.replay.engine import OracleEngine
+from unified_cache.sizing.replay.missed import MissedTokens, missed_tokens
+from unified_cache.sizing.replay.plan import ReplayPlan
+from unified_cache.sizing.replay.trace import TraceRequest
+from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.tree import Lock
+
+__all__ = ["Player"]
+
+SETTLE_TIMEOUT_S = 600.0
+"""Longest wait for the transfers of one request: gigabytes on a slow disk, and still an end."""
+
+
+class Player:
+    """A cache, the engine over it, and the counts so far. Use it in a ``with`` block."""
+
+    def __init__(self, plan: ReplayPlan, cache: UnifiedCache, engine: OracleEngine | None) -> None:
+        """Take parts that fit each other; ``Player.open`` puts them together.
+
+        Without an engine nothing is computed and compared: there are no bytes.
+        """
+        self.plan = plan
+        self.cache = cache
+        self._engine = engine
+        self._pending: Operation | NotStarted | None = None
+        self._backs_up_itself = plan.policies.write is WritePolicy.ON_CALL
+        self.missed: MissedTokens | None = Counter() if plan.explains else None
+        """Missed tokens by reason."""
+        self.wrong_pages = 0
+        self.pages_verified = 0
+        self.component_hits = [Hits() for _ in plan.layout.components]
+        """Hit pages of each component, by the tier that they came from."""
+
+    @classmethod
+    def open(cls, plan: ReplayPlan, storage: StorageBackend | None) -> Self:
+        """Allocate the tiers of one engine over a store, which the player closes.
+
+        Raises:
+            ConfigError: memory does not suffice.
+
+        """
+        layout, config = plan.layout, plan.config
+        identity = Identity(plan.subject, dtype="uint8")
+        if not plan.with_bytes:
+            cache = UnifiedCache.assemble(layout, config, NoBytes(), InlineWorkers(), identity, storage)
+            return cls(plan, cache, None)
+        engine = OracleEngine.allocate(layout, plan.device_pages)
+        cache = UnifiedCache.open(layout, config, engine.pools, identity=identity, storage=storage)
+        return cls(plan, cache, engine)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cache.close()
+
+    def serve(self, request: TraceRequest) -> Hits:
+        """Serve one request; return the pages handed back, by the tier they came from.
+
+        The backup that it ends with settles before the next request, or in ``wait_all``. A request longer than the
+        device pool is served and kept as far as it fits.
+
+        Raises:
+            StorageError, CopyError: a transfer failed.
+
+        """
+        cache = self.cache
+        prompt = self._prompt(request)
+        if self._engine is not None:
+            _ = prompt.keys  # digested while the last request's pages are still on their way to storage
+        self.wait_all()
+        found = cache.match(prompt)
+        device_end = found.device_end
+        host_end = storage_end = found.host_end
+        arrived: tuple[list[int], ...] = ()
+        if self.plan.storage is not None and host_end < prompt.pages_count:
+            arrived = self._moved()
+            self.wait_all(cache.prefetch(prompt))
+            found = cache.match(prompt)
+            storage_end = found.host_end
+        if found.host_end > found.device_end:
+            arrived = arrived or self._moved()
+            self.wait_all(cache.load(prompt))
+            found = cache.match(prompt)
+        if self.missed is not None:
+            self.missed += missed_tokens(
+                prompt,
+                request.input_length,
+                found.device_end,
+                cache.explain(prompt, seeks_near=False),
+                full=self.plan.layout.components[0].name,
+                is_cut=prompt.pages_count < self.plan.pages_of(request),
+            )
+        ends = cache.checkpoint_ends(found)
+        lock = cache.lock(found)
+        self._count(lock, prompt, arrived)
+        # [0, locked_end)            handed back: pinned on the device, and now compared with the oracle
+        # [locked_end, pages_count)  computed here, then handed to the cache
+        locked_end = lock.end
+        if locked_end < prompt.pages_count:
+            slots = cache.allocate(cache.pages_to_allocate(locked_end, prompt.pages_count, ends))
+            assert slots is not None, "nothing but this request's own pages is pinned"
+            if self._engine is not None:
+                for component, given in enumerate(slots):
+                    computed = np.flatnonzero(given >= 0)
+                    keys = [prompt.keys[locked_end + page] for page in computed.tolist()]
+                    self._engine.compute(component, keys, given[computed])
+            lock = cache.insert(prompt, slots, lock)
+        if self.plan.has_host and self._backs_up_itself:
+            self._pending = cache.backup(prompt)
+        cache.release(lock)
+        return Hits.of_ends(device_end, host_end, min(storage_end, locked_end))
+
+    def _prompt(self, request: TraceRequest) -> Prompt:
+        """Return a request's prompt, as far as the device can hold it.
+
+        It is whole: a trace names the blocks of a request, and no token after them.
+        """
+        tokens = request.tokens()
+        if not self.plan.padded:
+            tokens = tokens[: request.input_length]
+        return self.cache.prompt(tokens, whole=True).head(self.plan.device_pages[0])
+
+    def _moved(self) -> tuple[list[int], ...]:
+        """Return by component the pages that have come from storage, and to the device, so far."""
+        traffic = self.cache.traffic()
+        return traffic[TransferKind.PREFETCH].component_pages, traffic[TransferKind.LOAD].component_pages
+
+    def _count(self, lock: Lock, prompt: Prompt, before: tuple[list[int], ...]) -> None:
+        """Book what a lock hands back of each component, and compare it with the oracle.
+
+        ``before`` is what had moved when the request came, empty if nothing has moved for it.
+        """
+        now = self._moved() if before else ()
+        for number, component in enumerate(self.plan.layout.components):
+            start = window(lock.end, component.span)
+            count = lock.end - start
+            storage, loaded = (
+                (after[number] - then[number] for after, then in zip(now, before, strict=True)) if now else (0, 0)
+            )
+            loaded = min(loaded, count)
+            storage = min(storage, loaded)
+            self.component_hits[number] += Hits(count - loaded, loaded - storage, storage)
+            if count and self._engine is not None:
+                slots = self.cache.slots(lock, number)
+                self.wrong_pages += self._engine.count_wrong(number, prompt.keys[start : lock.end], slots)
+                self.pages_verified += count
+
+    def wait_all(self, started: Operation | NotStarted | None = None) -> None:
+        """Wait until every transfer is over.
+
+        Raises:
+            StorageError, CopyError: one failed, ``started`` or another.
+            WaitTimeoutError: one does not end.
+
+        """
+        if started is None and self._pending is None and self._backs_up_itself:
+            return  # nothing is under way
+        ended = self.cache.settle(SETTLE_TIMEOUT_S)
+        for operation in (started, self._pending, *ended):
+            if operation and operation.error is not None:
+                raise operation.error
+        self._pending = None

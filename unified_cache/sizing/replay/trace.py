@@ -1,0 +1,257 @@
+"""Reads request traces in the Mooncake format: one JSON object a line, one line a request, plain or gzip.
+
+    {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48, ...]}
+
+``hash_ids`` names the prompt's blocks of 512 tokens, the last one possibly partial. Equal ids are equal blocks
+after equal prefixes. Lines that are not exactly this are refused, with file and line.
+
+A recording of a cache (``unified_cache.cache.recording``) says its ``page_size`` in each line: its blocks have that
+many tokens, and its ids are any of 63 bits, which are numbered here in the order of the lines.
+"""
+
+import gzip
+import io
+import math
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.core.errors import ConfigError, TraceError
+from unified_cache.core.nesting import parse_json
+
+__all__ = ["BLOCK_TOKENS", "HASH_ID_MAX", "Tell", "TraceRequest", "iterate_trace", "read_trace", "untold"]
+
+BLOCK_TOKENS = 512
+"""Tokens that one hash id stands for; as the Mooncake trace release says."""
+
+HASH_ID_MAX = 2**31 // BLOCK_TOKENS - 1
+"""Largest id whose ``BLOCK_TOKENS`` made-up token ids are still below 2**31."""
+
+NAME_MAX = 2**63 - 1
+"""Largest name of a page in a recording."""
+
+PAGE_SIZE_MAX = 1 << 20
+"""Largest page of a recording, in tokens."""
+
+LINE_BYTES_MAX = 64 * 1024 * 1024
+"""Longest line read: bounds memory where a file is no trace at all. A prompt of a billion tokens needs less."""
+
+_LMCACHE_MAGIC = b"LMCT"
+_LMCACHE_HEAD_BYTES = 64
+"""What a recording of LMCache begins with: a length, and a header that soon says what it is."""
+_GZIP_MAGIC = b"\x1f\x8b"
+_OFFSETS = np.arange(BLOCK_TOKENS, dtype=np.int32)
+_FOUND_CHARACTERS_MAX = 60
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request of a trace: its time, the lengths of prompt and answer, and the blocks of its prompt."""
+
+    timestamp: float
+    """Milliseconds since the trace began; orders requests, never paces them."""
+    input_length: int
+    """Tokens of the prompt."""
+    output_length: int
+    """Tokens of the answer."""
+    hash_ids: tuple[int, ...]
+    """One id for each block of the prompt."""
+    block_tokens: int = BLOCK_TOKENS
+    """Tokens of a block; the same in all requests of a trace."""
+
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """Make up the prompt's token ids, the tail block padded to a full one: a function of the hash ids alone."""
+        size = self.block_tokens
+        offsets = _OFFSETS if size == BLOCK_TOKENS else np.arange(size, dtype=np.int32)
+        tokens = np.empty((len(self.hash_ids), size), np.int32)
+        np.add(np.array(self.hash_ids, np.int32)[:, None] * size, offsets, out=tokens)
+        return tokens.reshape(-1)
+
+
+def is_of_lmcache(path: Path) -> bool:
+    """Tell whether a file begins as LMCache's recordings do, which ``trace convert`` reads; False if unreadable.
+
+    Of a pipe, too, since what is read from it is gone.
+    """
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            head = file.read(_LMCACHE_HEAD_BYTES)
+    except OSError:
+        return False
+    return head.startswith(b"\0") and _LMCACHE_MAGIC in head
+
+
+Tell = Callable[[int, str], None]
+"""Told how many are done, and a note to stand beside the number; called often."""
+
+
+def untold(_done: int, _note: str) -> None:
+    """Tell nobody."""
+
+
+def read_trace(path: Path, limit: int | None = None, tell: Tell = untold) -> list[TraceRequest]:
+    """Read a trace, or its first ``limit`` requests, line by line; sort by timestamp, equal ones as they stand.
+
+    ``tell`` is told after each how many were read.
+
+    Raises:
+        TraceError: the file is missing, unreadable, empty or malformed; the message says where and how.
+        ConfigError: ``limit`` is not positive.
+
+    """
+    requests: list[TraceRequest] = []
+    for request in iterate_trace(path, limit):
+        requests.append(request)
+        tell(len(requests), "")
+    requests.sort(key=_timestamp_of)
+    return requests
+
+
+def iterate_trace(path: Path, limit: int | None = None) -> Iterator[TraceRequest]:
+    """Yield the requests of a trace, or its first ``limit``, as they stand: for what keeps less of them than all.
+
+    Raises:
+        TraceError, ConfigError: as ``read_trace``.
+
+    """
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit must be at least 1, found {limit}")
+    if is_of_lmcache(path):
+        raise TraceError(
+            f"{path}: expected a trace, found a recording of LMCache: unified-cache trace convert it first"
+        )
+    numbers: dict[int, int] | None = None
+    """Of the names of a recording's pages; None for a trace, whose ids are numbers."""
+    block_tokens = 0
+    for count, (place, line) in enumerate(_lines(path), 1):
+        entry = _entry_of(line, place)
+        if count == 1 and "page_size" in entry:
+            numbers = {}
+        request = _request_of(entry, place, HASH_ID_MAX if numbers is None else NAME_MAX)
+        block_tokens = block_tokens or request.block_tokens
+        if request.block_tokens != block_tokens:
+            raise TraceError(
+                f"{place}: expected the page_size of the lines before, {block_tokens}, found {request.block_tokens}"
+            )
+        yield request if numbers is None else _numbered(request, numbers, place)
+        if count == limit:
+            break
+    if not block_tokens:
+        raise TraceError(f"{path}: expected at least one request, found an empty file")
+
+
+def _numbered(request: TraceRequest, numbers: dict[int, int], place: str) -> TraceRequest:
+    """Number names from 0, in the order in which they come first; requests share what they shared before.
+
+    Raises:
+        TraceError: there are more than tokens can be made of.
+    """
+    ids = tuple(numbers.setdefault(block, len(numbers)) for block in request.hash_ids)
+    blocks_max = 2**31 // request.block_tokens
+    if len(numbers) > blocks_max:
+        raise TraceError(f"{place}: expected at most {blocks_max} different hash_ids, found {len(numbers)}")
+    return replace(request, hash_ids=ids)
+
+
+def _timestamp_of(request: TraceRequest) -> float:
+    return request.timestamp
+
+
+def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield every line that is not blank, with the file and line it stands at."""
+    number = 0
+    try:
+        with path.open("rb") as raw, _unpacked(raw, path) as file:
+            while True:
+                number += 1
+                line = file.readline(LINE_BYTES_MAX + 1)
+                if not line:
+                    return
+                if len(line) > LINE_BYTES_MAX:
+                    raise TraceError(
+                        f"{path}:{number}: expected a line of JSON, found more than {LINE_BYTES_MAX} bytes"
+                    )
+                if not line.isspace():
+                    yield f"{path}:{number}", line
+    except FileNotFoundError:
+        raise TraceError(f"{path}: expected a trace, found no such file") from None
+    except IsADirectoryError:
+        raise TraceError(f"{path}: expected a trace, found a directory") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(f"{path}:{number}: expected whole gzip data, found: {error}") from error
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _unpacked(raw: io.BufferedReader, path: Path) -> io.BufferedIOBase:
+    """Unpack what begins or is named like gzip."""
+    if path.suffix == ".gz" or raw.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC):
+        return gzip.GzipFile(fileobj=raw)
+    return raw
+
+
+def _entry_of(line: bytes, place: str) -> dict[object, object]:
+    try:
+        entry = parse_json(line)
+    except ValueError as error:
+        raise TraceError(f"{place}: expected a JSON object, found {_shown(line)} ({error})") from error
+    if not isinstance(entry, dict):
+        raise TraceError(f"{place}: expected a JSON object, found {_shown(line)}")
+    return entry
+
+
+def _request_of(entry: dict[object, object], place: str, id_max: int) -> TraceRequest:
+    timestamp = _field(entry, "timestamp", place)
+    if type(timestamp) not in (int, float) or not isinstance(timestamp, int | float) or not math.isfinite(timestamp):
+        raise TraceError(f"{place}: expected timestamp to be a number of milliseconds, found {_shown(timestamp)}")
+    input_length = _count(entry, "input_length", place)
+    output_length = _count(entry, "output_length", place)
+    block_tokens = _count(entry, "page_size", place) if "page_size" in entry else BLOCK_TOKENS
+    if not 0 < block_tokens <= PAGE_SIZE_MAX:
+        raise TraceError(f"{place}: expected page_size to be in [1, {PAGE_SIZE_MAX}], found {block_tokens}")
+    hash_ids = _hash_ids(entry, place, id_max)
+    blocks = -(-input_length // block_tokens)
+    if len(hash_ids) != blocks:
+        raise TraceError(
+            f"{place}: expected {blocks} hash_ids for an input_length of {input_length} "
+            f"in blocks of {block_tokens}, found {len(hash_ids)}"
+        )
+    return TraceRequest(timestamp, input_length, output_length, hash_ids, block_tokens)
+
+
+def _field(entry: dict[object, object], name: str, place: str) -> object:
+    if name not in entry:
+        raise TraceError(f"{place}: expected a field {name}, found {_shown(', '.join(map(str, entry)))}")
+    return entry[name]
+
+
+def _count(entry: dict[object, object], name: str, place: str) -> int:
+    value = _field(entry, name, place)
+    if type(value) is not int or value < 0:
+        raise TraceError(f"{place}: expected {name} to be a number of tokens, found {_shown(value)}")
+    return value
+
+
+def _hash_ids(entry: dict[object, object], place: str, id_max: int) -> tuple[int, ...]:
+    listed = _field(entry, "hash_ids", place)
+    if not isinstance(listed, list):
+        raise TraceError(f"{place}: expected hash_ids to be a list, found {_shown(listed)}")
+    ids: list[int] = []
+    for value in listed:
+        if type(value) is not int or not 0 <= value <= id_max:
+            raise TraceError(f"{place}: expected hash_ids to be integers in [0, {id_max}], found {_shown(value)}")
+        ids.append(value)
+    return tuple(ids)
+
+
+def _shown(value: object) -> str:
+    """Show what was found, cut to what fits on a line."""
+    text = value.decode("utf-8", "replace").strip() if isinstance(value, bytes) else str(value)
+    text = repr(text) if isinstance(value, bytes | str) else text
+    return text if len(text) <= _FOUND_CHARACTERS_MAX else f"{text[: _FOUND_CHARACTERS_MAX - 3]}..."

@@ -1,0 +1,240 @@
+"""Pages of a trace as numbers in arrays: 4 bytes for each page that a request asks for.
+
+    requests   |-------- r = 0 --------|------- r = 1 -------|
+    numbers     0  1  2  3  4  5        0  1  2  6  7          the first three pages are the same
+
+A page has a number for its tokens and all before them. Equal hash ids stand for equal blocks after equal prefixes, so
+the number follows from the id of the block in which the page ends, and from the place of that end in the block.
+"""
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.core.errors import TraceError
+from unified_cache.sizing.replay.trace import TraceRequest
+
+__all__ = ["Counts", "Floats", "Numbers", "PageRuns", "TracePages"]
+
+Numbers = npt.NDArray[np.int32]
+Counts = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+NO_BLOCK = -1
+"""Stands before the first block of a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageRuns:
+    """Runs of pages that one request asks for and one other request does too; arrays have shape (runs,)."""
+
+    request: Counts
+    """Request that asks for the run, rising."""
+    other: Counts
+    """The request before it, or after it, that asks for the run."""
+    start: Counts
+    """First page of the run in the prompt of ``request``."""
+    length: Counts
+    """Pages of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracePages:
+    """Pages of every prompt of a trace, in the order of the requests."""
+
+    page_size: int
+    """Tokens of a page."""
+    starts: Counts
+    """Where the pages of each request begin in ``numbers``, and the end of all, shape (requests + 1,)."""
+    numbers: Numbers
+    """Number of every page asked for, shape (pages asked for,): below ``distinct_count``."""
+    distinct_count: int
+    times_s: Floats
+    """Arrivals, rising, in seconds since the trace began, shape (requests,)."""
+    input_tokens: Counts
+    """Tokens of each prompt, shape (requests,)."""
+
+    @classmethod
+    def of(cls, requests: Iterable[TraceRequest], page_size: int, *, padded: bool) -> "TracePages":
+        """Number the pages of requests, which are read once and not kept, in the order of their timestamps.
+
+        Their blocks are of one size and numbered from 0, as ``iterate_trace`` yields them. ``padded`` counts a prompt's
+        last block as a whole one, as block-level figures do.
+
+        Raises:
+            TraceError: there is no request.
+        """
+        block_tokens = 0
+        ids, lengths = array("i"), array("i")
+        times, inputs = array("d"), array("q")
+        for request in requests:
+            block_tokens = request.block_tokens
+            ids.extend(request.hash_ids)
+            lengths.append(len(request.hash_ids))
+            times.append(request.timestamp / 1000)
+            inputs.append(request.input_length)
+        if not lengths:
+            raise TraceError("a plan needs a trace of at least one request, found none")
+        times_s = np.array(times, np.float64)
+        order = np.argsort(times_s, kind="stable")
+        lengths_blocks = np.array(lengths, np.int64)
+        blocks = np.array(ids, np.int32)
+        if (order[1:] < order[:-1]).any():
+            blocks = blocks[_joined_ranges(_starts(lengths_blocks)[:-1][order], lengths_blocks[order])]
+            lengths_blocks = lengths_blocks[order]
+        inputs_tokens = np.array(inputs, np.int64)[order]
+        counted_tokens = lengths_blocks * block_tokens if padded else inputs_tokens
+        pages_counts = counted_tokens // page_size
+        numbers, distinct_count = _page_numbers(blocks, lengths_blocks, block_tokens, pages_counts, page_size)
+        return cls(
+            page_size=page_size,
+            starts=_starts(pages_counts),
+            numbers=numbers,
+            distinct_count=distinct_count,
+            times_s=times_s[order],
+            input_tokens=inputs_tokens,
+        )
+
+    @property
+    def requests_count(self) -> int:
+        """Requests of the trace."""
+        return len(self.starts) - 1
+
+    @property
+    def pages_counts(self) -> Counts:
+        """Pages that each request asks for, shape (requests,)."""
+        return np.diff(self.starts)
+
+    @property
+    def longest_pages(self) -> int:
+        """Pages of the longest prompt."""
+        return int(self.pages_counts.max())
+
+    def tokens_of(self, ends: Counts) -> Counts:
+        """Return the tokens of so many pages of each prompt, its last block at its true length, shape (requests,)."""
+        tokens: Counts = np.minimum(ends * self.page_size, self.input_tokens)
+        return tokens
+
+    def token_ratio(self, ends: Counts) -> float:
+        """Return what share of all tokens so many pages of each prompt are."""
+        return float(self.tokens_of(ends).sum()) / max(1, int(self.input_tokens.sum()))
+
+    def cut(self, pages_max: int) -> "TracePages":
+        """Return the trace with every prompt cut to its first ``pages_max`` pages."""
+        if pages_max >= self.longest_pages:
+            return self
+        return self._of_requests(slice(None), np.minimum(self.pages_counts, pages_max))
+
+    def dealt_to(self, number: int, count: int) -> "TracePages":
+        """Return the requests of one of ``count`` engines that take them in turn; every engine has one."""
+        mine = slice(number, None, count)
+        return self._of_requests(mine, self.pages_counts[mine])
+
+    def _of_requests(self, taken: slice, counts: Counts) -> "TracePages":
+        """Return some of the requests, and of each prompt the first ``counts`` pages, shape (requests taken,)."""
+        return replace(
+            self,
+            starts=_starts(counts),
+            numbers=self.numbers[_joined_ranges(self.starts[:-1][taken], counts)],
+            times_s=self.times_s[taken],
+            input_tokens=self.input_tokens[taken],
+        )
+
+    def runs_asked_before(self) -> PageRuns:
+        """Return runs of pages with the request that asked for them last; without pages asked for the first time."""
+        request, earlier, later = self._asked_again()
+        before = np.full(len(request), -1, np.int32)
+        before[later] = request[earlier]
+        return self._runs(request, before)
+
+    def runs_asked_next(self) -> PageRuns:
+        """Return runs of pages with the request that asks for them next; without pages never asked for again."""
+        request, earlier, later = self._asked_again()
+        after = np.full(len(request), -1, np.int32)
+        after[earlier] = request[later]
+        return self._runs(request, after)
+
+    def _asked_again(self) -> tuple[Numbers, Counts, Counts]:
+        """Return the request of every page asked for, and the places of each two uses of a page that follow each other.
+
+        Shapes (pages asked for,), (uses again,) and (uses again,).
+        """
+        request = np.repeat(np.arange(self.requests_count, dtype=np.int32), self.pages_counts)
+        order = np.argsort(self.numbers, kind="stable")
+        ordered = self.numbers[order]
+        again = np.flatnonzero(ordered[1:] == ordered[:-1])
+        return request, order[again], order[again + 1]
+
+    def _runs(self, request: Numbers, other: Numbers) -> PageRuns:
+        """Return runs of pages of one request and one other, which is -1 for pages that are in none."""
+        is_first = np.ones(len(other), np.bool_)
+        is_first[1:] = (other[1:] != other[:-1]) | (request[1:] != request[:-1])
+        firsts = np.flatnonzero(is_first)
+        lengths = np.diff(np.append(firsts, len(other)))
+        kept = other[firsts] >= 0
+        firsts, lengths = firsts[kept], lengths[kept]
+        requests = request[firsts].astype(np.int64)
+        return PageRuns(requests, other[firsts].astype(np.int64), firsts - self.starts[requests], lengths)
+
+
+def _starts(counts: Counts) -> Counts:
+    starts: Counts = np.concatenate([[0], np.cumsum(counts)])
+    return starts
+
+
+def _joined_ranges(starts: Counts, counts: Counts) -> Counts:
+    """Return the numbers of [start, start + count) for each start, one range after the other."""
+    first = np.repeat(starts - _starts(counts)[:-1], counts)
+    ranges: Counts = first + np.arange(len(first))
+    return ranges
+
+
+def _page_numbers(
+    blocks: Numbers, lengths: Counts, block_tokens: int, pages: Counts, page_size: int
+) -> tuple[Numbers, int]:
+    """Number the first ``pages[r]`` pages of each request, whose blocks follow each other in ``blocks``."""
+    if not len(blocks):
+        return np.empty(0, np.int32), 0
+    depths = _joined_ranges(np.zeros(len(lengths), np.int64), lengths)
+    blocks = _one_prefix_each(blocks, lengths)
+    # Pages that end before a block, and in it: those of a block depend on how deep it stands unless one size divides
+    # the other.
+    ended = depths * block_tokens // page_size
+    in_block = (depths + 1) * block_tokens // page_size - ended
+    pages_of_block = np.zeros(int(blocks.max()) + 1, np.int64)
+    pages_of_block[blocks] = in_block
+    first_number = _starts(pages_of_block)
+    taken = np.clip(np.repeat(pages, lengths) - ended, 0, in_block)
+    numbers = _joined_ranges(first_number[blocks], taken).astype(np.int32)
+    # Numbers without gaps, so that what is counted by number is no larger than what there is.
+    is_used = np.zeros(int(first_number[-1]), np.bool_)
+    is_used[numbers] = True
+    dense = np.cumsum(is_used, dtype=np.int32) - 1
+    return dense[numbers], int(is_used.sum())
+
+
+def _one_prefix_each(blocks: Numbers, lengths: Counts) -> Numbers:
+    """Return the blocks renumbered, where need be, so that equal numbers stand after equal prefixes."""
+    before = np.empty_like(blocks)
+    before[1:] = blocks[:-1]
+    begins = _starts(lengths)[:-1]
+    before[begins[lengths > 0]] = NO_BLOCK
+    usual = np.full(int(blocks.max()) + 1, NO_BLOCK, np.int32)
+    usual[blocks] = before
+    if (usual[blocks] == before).all():
+        return blocks
+    # The trace's ids name blocks and not prefixes: walk every prompt down a trie.
+    numbers: dict[tuple[int, int], int] = {}
+    renamed = np.empty_like(blocks)
+    at = 0
+    listed = blocks.tolist()
+    for length in lengths.tolist():
+        node = NO_BLOCK
+        for index in range(at, at + length):
+            node = numbers.setdefault((node, listed[index]), len(numbers))
+            renamed[index] = node
+        at += length
+    return renamed

@@ -1,0 +1,474 @@
+"""Copies pages from one store to another: read, verify, put; KV before sidecars, a bounded batch at a time.
+
+A copy keeps no state: the objects that the target holds are those already copied. An interrupted copy is resumed by
+starting it again, and two copies may run at the same time.
+
+Whole identities are copied, or the prefixes of single prompts. A page key is a digest over namespace and tokens, and no
+store can tell the namespace of a digest. So a prefix is named by its tokens and its namespace, as an engine would, and
+its keys are computed.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.core.errors import LayoutError
+from unified_cache.core.page import PageKey, Prompt
+from unified_cache.core.pool import ModelLayout
+from unified_cache.core.seal import Label
+from unified_cache.core.window import SPAN_UNTOLD, restorable_ends, window
+from unified_cache.storage_backends.manifest import Description, manifest_of
+from unified_cache.storage_backends.offline.listing import (
+    FlawedObject,
+    ObjectCount,
+    ObjectPools,
+    ReadObject,
+    ReadOutcome,
+    batches,
+    empty_page,
+    read_verified,
+    take_inventory,
+)
+from unified_cache.storage_backends.offline.upkeep import Watch
+from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend, StorageReader, StoredObject
+
+__all__ = [
+    "CopyPlan",
+    "CopyResult",
+    "CopyTask",
+    "Copying",
+    "Prefetched",
+    "PrefixPlan",
+    "backup_prefixes",
+    "chunks",
+    "copy_identity",
+    "exist",
+    "plan_backup",
+    "plan_identity",
+    "plan_prefetch",
+    "prefetch_prefixes",
+]
+
+CHUNK_PAGES = 64
+"""Pages whose objects are copied together, one pool after the other: an interrupted copy leaves whole pages behind it,
+and at most this many pages that have KV and no sidecars."""
+
+LOOK_LABELS_MAX = 4096
+"""Labels in one call of ``exists``."""
+
+
+class CopyTask(NamedTuple):
+    """Objects of one page that are to be copied, or to be checked."""
+
+    key: PageKey
+    parent: PageKey | None
+    """Key of the page before it; None for the first page, and where it is unknown, because a listing does not tell."""
+    objects: int
+    """A bit for each pool, see ``ObjectPools``."""
+
+
+@dataclass(slots=True)
+class CopyResult:
+    """Counts of a copy: objects copied, skipped, gone, declined and flawed."""
+
+    copied: ObjectCount = field(default_factory=ObjectCount)
+    """Objects that the target took."""
+    skipped: ObjectCount = field(default_factory=ObjectCount)
+    """Objects that the target had."""
+    gone_count: int = 0
+    """Objects that the source evicted while the copy ran; no failure."""
+    declined_count: int = 0
+    """Objects that the target had no room for, or evicted before the copy ended."""
+    findings: dict[Label, FlawedObject] = field(default_factory=dict)
+    """Objects of the source that are flawed or cannot be read; none of them was copied."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the target holds all requested objects that the source still has."""
+        return not self.declined_count and not self.findings
+
+
+class Copying:
+    """Copies objects of one identity between two stores and counts them."""
+
+    __slots__ = ("_level", "_source", "_target", "_watch", "pools", "result", "sound")
+
+    def __init__(self, source: StorageReader, target: StorageBackend, pools: ObjectPools, watch: Watch) -> None:
+        self._source = source
+        self._target = target
+        self._watch = watch
+        self._level = Level.DURABLE if target.capability().durable else Level.CACHED
+        self.pools = pools
+        self.result = CopyResult()
+        self.sound: dict[PageKey, int] = {}
+        """Objects of each page that the target holds and whose bytes were verified here."""
+
+    def copy(self, tasks: Sequence[CopyTask]) -> None:
+        """Copy the objects of a few pages, KV before sidecars; objects already found flawed are skipped.
+
+        Raises:
+            StorageError: either store fails. What was copied so far stays.
+        """
+        for bit, batch, parents in self._batches(tasks):
+            new = [found for found in batch if found.label not in self.result.findings]
+            readings = read_verified(self._source, [empty_page(found, parents[found.label]) for found in new])
+            self._store(bit, [reading for reading in readings if reading.outcome is ReadOutcome.SOUND])
+            for reading in readings:
+                self._count_fault(reading)
+            self._watch(len(batch), sum(found.object_bytes for found in batch))
+
+    def check(self, tasks: Sequence[CopyTask]) -> None:
+        """Verify objects that the target seems to have and remove flawed ones; sound ones become recent there.
+
+        Raises:
+            StorageError: the target fails.
+        """
+        for bit, batch, _ in self._batches(tasks):
+            flawed: list[Label] = []
+            for reading in read_verified(self._target, [empty_page(found) for found in batch]):
+                label = reading.page.label
+                if reading.outcome is ReadOutcome.SOUND:
+                    self.sound[label.key] = self.sound.get(label.key, 0) | 1 << bit
+                    self.result.skipped.add(reading.object_bytes)
+                elif reading.outcome is not ReadOutcome.GONE:
+                    flawed.append(label)
+            if flawed:
+                self._target.remove(flawed)
+            self._watch(len(batch), sum(found.object_bytes for found in batch))
+
+    def finish(self) -> CopyResult:
+        """Ask the target again for everything: under a cap it may have evicted the first objects for the last."""
+        placed = [
+            (self.pools.label(key, bit), bit)
+            for key, objects in self.sound.items()
+            for bit in range(len(self.pools.specs))
+            if objects >> bit & 1
+        ]
+        there = exist(self._target, [label for label, _ in placed])
+        for (label, bit), found in zip(placed, there, strict=True):
+            if not found:
+                self.sound[label.key] &= ~(1 << bit)
+                self.result.declined_count += 1
+        return self.result
+
+    def _batches(
+        self, tasks: Sequence[CopyTask]
+    ) -> Iterator[tuple[int, list[StoredObject], dict[Label, PageKey | None]]]:
+        """Yield, pool by pool, the objects of the tasks that the target is not known to hold, with parent keys."""
+        for bit in range(len(self.pools.specs)):
+            parents = {
+                self.pools.label(task.key, bit): task.parent
+                for task in tasks
+                if (task.objects & ~self.sound.get(task.key, 0)) >> bit & 1
+            }
+            size = self.pools.object_bytes(bit)
+            for batch in batches(StoredObject(label, size) for label in parents):
+                yield bit, batch, parents
+
+    def _store(self, bit: int, readings: Sequence[ReadObject]) -> None:
+        stored = self._target.put([reading.page for reading in readings], self._level) if readings else []
+        for reading, ok in zip(readings, stored, strict=True):
+            if ok:
+                key = reading.page.label.key
+                self.sound[key] = self.sound.get(key, 0) | 1 << bit
+                self.result.copied.add(reading.object_bytes)
+            else:
+                self.result.declined_count += 1
+
+    def _count_fault(self, reading: ReadObject) -> None:
+        if reading.outcome is ReadOutcome.GONE:
+            self.result.gone_count += 1
+        elif reading.outcome is not ReadOutcome.SOUND:
+            label = reading.page.label
+            self.result.findings[label] = FlawedObject(label, reading.outcome, reading.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """Difference between two stores for one identity: the objects to copy, and those that need no copy."""
+
+    tasks: Sequence[CopyTask]
+    todo: ObjectCount
+    skipped: ObjectCount
+    misfits: Sequence[StoredObject]
+    """Objects of the source that no engine could use; they are not copied."""
+    stale: Sequence[Label]
+    """Objects of the target with a wrong length, to be replaced by objects that are copied."""
+
+
+def plan_identity(source: StorageReader, target: StorageBackend, description: Description) -> CopyPlan:
+    """Compare the objects of one identity in two stores. One scan each, no reads; some 400 bytes of memory a page.
+
+    Objects that the target has at their right length are not copied, nor read: scrub the target if you doubt them.
+
+    Raises:
+        StorageError: either store cannot be listed.
+    """
+    identity = description.identity.digest(description.layout)
+    have = take_inventory(source, identity, description.layout)
+    there = take_inventory(target, identity, description.layout)
+    todo, skipped = ObjectCount(), ObjectCount()
+    tasks: list[CopyTask] = []
+    for key, present in have.pages.items():
+        held = there.pages.get(key, 0)
+        if present & ~held:
+            tasks.append(CopyTask(key, None, present & ~held))
+        for bit in range(len(have.pools.specs)):
+            if present >> bit & 1:
+                (skipped if held >> bit & 1 else todo).add(have.pools.object_bytes(bit))
+    stale = [found.label for found in there.misfits if found.label.key in have.pages]
+    return CopyPlan(tasks, todo, skipped, have.misfits, stale)
+
+
+def copy_identity(
+    source: StorageReader, target: StorageBackend, description: Description, plan: CopyPlan, watch: Watch
+) -> CopyResult:
+    """Copy the objects of a plan.
+
+    Raises:
+        StorageError: either store fails. What was copied so far stays; plan and copy again to go on.
+    """
+    identity = description.identity.digest(description.layout)
+    copying = Copying(source, target, ObjectPools(identity, description.layout), watch)
+    copying.result.skipped = plan.skipped
+    for found in plan.misfits:
+        reason = copying.pools.misfit(found) or ""
+        copying.result.findings[found.label] = FlawedObject(found.label, ReadOutcome.FLAWED, reason)
+    target.register(manifest_of(description.identity, description.layout), {})
+    if plan.stale:
+        target.remove(plan.stale)
+    for chunk in chunks(plan.tasks):
+        copying.copy(chunk)
+    return copying.finish()
+
+
+def chunks(tasks: Iterable[CopyTask]) -> Iterator[list[CopyTask]]:
+    """Cut tasks into runs of pages that are copied together."""
+    waiting = iter(tasks)
+    while chunk := list(islice(waiting, CHUNK_PAGES)):
+        yield chunk
+
+
+def exist(storage: StorageReader, labels: Sequence[Label]) -> list[Answer]:
+    """Return for each label whether a store has it, asking for a bounded number at a time."""
+    return [
+        found
+        for start in range(0, len(labels), LOOK_LABELS_MAX)
+        for found in storage.exists(labels[start : start + LOOK_LABELS_MAX])
+    ]
+
+
+Presence = npt.NDArray[np.bool_]
+"""Whether each object of a prompt is there, shape (pools with objects, pages)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetched:
+    """Restorable length of one prompt."""
+
+    prompt_pages: int
+    """Whole pages of the prompt."""
+    promised_pages: int
+    """The longest prefix that both stores together seemed to have."""
+    restorable_pages: int
+    """The longest prefix that can be restored from the target now; all of it was verified."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixPlan:
+    """Prompts, and the objects of their pages that two stores hold; no page was read."""
+
+    source: StorageReader
+    target: StorageBackend
+    description: Description
+    pools: ObjectPools
+    chains: Sequence["PromptChain"]
+    objects_count: int
+    """Objects to copy or, where the target has them, to check; those of several prompts counted once."""
+
+
+def plan_backup(
+    source: StorageReader, target: StorageBackend, description: Description, prompts: Sequence[Prompt]
+) -> PrefixPlan:
+    """Look for every page of the prompts' chains, in every pool, also beyond what can be restored.
+
+    Raises:
+        LayoutError: a pool's pages have another number of tokens, so that no key of a prompt names them.
+        StorageError: either store fails.
+    """
+    plan = _looked_for(source, target, description, prompts)
+    return replace(plan, objects_count=_union((chain, chain.in_source) for chain in plan.chains))
+
+
+def plan_prefetch(
+    source: StorageReader, target: StorageBackend, description: Description, prompts: Sequence[Prompt]
+) -> PrefixPlan:
+    """Look for the longest prefix of each prompt that both stores together can complete.
+
+    Where a component's span is not told, all that there is of it within the prefix belongs to it, and what is missing
+    does not shorten it: whether a resume can do without, only the engine knows.
+
+    Raises:
+        LayoutError: no component says which pages a resume needs; or as ``plan_backup``.
+        StorageError: either store fails.
+    """
+    if all(component.span == SPAN_UNTOLD for component in description.layout.components):
+        raise LayoutError(
+            "expected a component that says which pages a resume needs, found spans that are not told; "
+            "a backup copies every page"
+        )
+    plan = _looked_for(source, target, description, prompts)
+    return replace(plan, objects_count=_union((chain, chain.needed(chain.end)) for chain in plan.chains))
+
+
+def backup_prefixes(plan: PrefixPlan, watch: Watch) -> CopyResult:
+    """Copy the pages of the prompts. Objects that the target seems to have are read there, and replaced if flawed.
+
+    Raises:
+        StorageError: either store fails. What was copied so far stays; the same plan goes on.
+    """
+    copying = _begun(plan, watch)
+    for chain in plan.chains:
+        chain.bring(copying, chain.in_source.copy(), stop_early=False)
+    return copying.finish()
+
+
+def prefetch_prefixes(plan: PrefixPlan, watch: Watch) -> tuple[list[Prefetched], CopyResult]:
+    """Make the longest prefix of each prompt restorable from the target that both stores together can complete.
+
+    Copies what a resume there needs and the target lacks: of Full every page, of every other component the window
+    before the end. Where a page proves flawed, or finds no room, the next shorter prefix is taken instead.
+
+    Raises:
+        StorageError: either store fails. What was copied so far stays; the same plan goes on.
+    """
+    copying = _begun(plan, watch)
+    promised = [chain.end for chain in plan.chains]
+    for chain in plan.chains:
+        # A round that fails has found an object of this end to be nowhere, so the next round's end is another.
+        while chain.end and not chain.bring(copying, chain.needed(chain.end), stop_early=True):
+            pass
+    result = copying.finish()
+    found = [
+        Prefetched(chain.prompt.pages_count, end, chain.longest(chain.presence(copying.sound)))
+        for chain, end in zip(plan.chains, promised, strict=True)
+    ]
+    return found, result
+
+
+class PromptChain:
+    """Pages of one prompt, and the objects of them that two stores are known to hold."""
+
+    __slots__ = ("_layout", "_pools", "in_source", "in_target", "prompt")
+
+    def __init__(
+        self, prompt: Prompt, layout: ModelLayout, pools: ObjectPools, source: StorageReader, target: StorageBackend
+    ) -> None:
+        self._layout = layout
+        self._pools = pools
+        self.prompt = prompt
+        self.in_source = self._look(source)
+        self.in_target = self._look(target)
+
+    @property
+    def end(self) -> int:
+        """The longest prefix that both stores together can complete, in pages."""
+        return self.longest(self.in_source | self.in_target)
+
+    def longest(self, present: Presence) -> int:
+        """Return the longest prefix that can be restored from these objects, in pages."""
+        told = [
+            (number, component.span)
+            for number, component in enumerate(self._layout.components)
+            if component.span != SPAN_UNTOLD
+        ]
+        holes: list[npt.NDArray[np.bool_]] = [
+            np.logical_not(present[self._pools.component_bits(number)].all(axis=0)) for number, _ in told
+        ]
+        ok = restorable_ends([span for _, span in told], holes, 0, self.prompt.pages_count, [0] * len(told))
+        ends = np.flatnonzero(ok)
+        return int(ends[-1]) + 1 if ends.size else 0
+
+    def needed(self, end: int) -> Presence:
+        """Tell which objects a resume after ``end`` pages needs; of spans that are not told, all that there are."""
+        needed = np.zeros_like(self.in_source)
+        for number, component in enumerate(self._layout.components):
+            bits = self._pools.component_bits(number)
+            if component.span == SPAN_UNTOLD:
+                needed[bits, :end] = (self.in_source | self.in_target)[bits, :end]
+            else:
+                needed[bits, window(end, component.span) : end] = True
+        return needed
+
+    def bring(self, copying: Copying, wanted: Presence, *, stop_early: bool) -> bool:
+        """Make the target hold what is wanted, and strike what proves not to be there; True where it holds all now.
+
+        With ``stop_early`` it ends at the first pages that cannot be had.
+        """
+        for chunk in chunks(self.tasks(wanted & self.in_target)):
+            copying.check(chunk)
+        # Of what is wanted, the target has what is verified by now, and nothing else.
+        self.in_target = np.where(wanted, self.presence(copying.sound), self.in_target)
+        missing = wanted & ~self.in_target
+        if stop_early and (missing & ~self.in_source).any():
+            return False
+        for chunk in chunks(self.tasks(missing & self.in_source)):
+            copying.copy(chunk)
+            lacking = self.presence({task.key: task.objects & ~copying.sound.get(task.key, 0) for task in chunk})
+            self.in_source &= ~lacking
+            if stop_early and lacking.any():
+                break
+        self.in_target |= self.presence(copying.sound)
+        return not (wanted & ~self.in_target).any()
+
+    def presence(self, objects: dict[PageKey, int]) -> Presence:
+        """Spread sets of objects by page over this prompt."""
+        sets = np.array([objects.get(key, 0) for key in self.prompt.keys], np.int64)
+        return np.array([sets >> bit & 1 for bit in range(len(self._pools.specs))], np.bool_).reshape(self._shape)
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return len(self._pools.specs), self.prompt.pages_count
+
+    def _look(self, storage: StorageReader) -> Presence:
+        labels = [self._pools.label(key, bit) for bit in range(len(self._pools.specs)) for key in self.prompt.keys]
+        return np.array(exist(storage, labels), np.bool_).reshape(self._shape)
+
+    def tasks(self, wanted: Presence) -> list[CopyTask]:
+        """Say page by page what of this prompt is wanted; pages of which nothing is wanted are left out."""
+        keys = self.prompt.keys
+        weights = 1 << np.arange(len(wanted), dtype=np.int64)
+        sets = (wanted * weights[:, None]).sum(axis=0).tolist()
+        return [
+            CopyTask(keys[page], keys[page - 1] if page else None, objects)
+            for page, objects in enumerate(sets)
+            if objects
+        ]
+
+
+def _looked_for(
+    source: StorageReader, target: StorageBackend, description: Description, prompts: Sequence[Prompt]
+) -> PrefixPlan:
+    layout = description.layout
+    layout.check_page_sizes({pool.name for pool in layout.pools})
+    pools = ObjectPools(description.identity.digest(layout), layout)
+    chains = [PromptChain(prompt, layout, pools, source, target) for prompt in prompts]
+    return PrefixPlan(source, target, description, pools, chains, 0)
+
+
+def _union(chosen: Iterable[tuple[PromptChain, Presence]]) -> int:
+    """Count the objects of several prompts; one that prompts share is one, as it is copied once."""
+    objects: dict[PageKey, int] = {}
+    for chain, wanted in chosen:
+        for task in chain.tasks(wanted):
+            objects[task.key] = objects.get(task.key, 0) | task.objects
+    return sum(each.bit_count() for each in objects.values())
+
+
+def _begun(plan: PrefixPlan, watch: Watch) -> Copying:
+    plan.target.register(manifest_of(plan.description.identity, plan.description.layout), {})
+    return Copying(plan.source, plan.target, plan.pools, watch)

@@ -1,0 +1,281 @@
+"""Objects that a store holds of one identity: counted, grouped by page, read and verified."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from unified_cache.core.errors import LayoutError, StorageError
+from unified_cache.core.page import PageKey
+from unified_cache.core.pool import ModelLayout, PoolSpec
+from unified_cache.core.seal import HEADER_BYTES, Label, verify_buffers
+from unified_cache.core.window import SPAN_ALL, SPAN_UNTOLD
+from unified_cache.storage_backends.protocol import Answer, PageIO, StorageReader, StoredObject
+from unified_cache.storage_backends.verified import summed
+
+__all__ = [
+    "BATCH_BYTES_MAX",
+    "BATCH_OBJECTS_MAX",
+    "FlawedObject",
+    "Inventory",
+    "ObjectCount",
+    "ObjectPools",
+    "ReadObject",
+    "ReadOutcome",
+    "Watch",
+    "batches",
+    "count_objects",
+    "empty_page",
+    "listed",
+    "read_verified",
+    "take_inventory",
+    "total_of",
+    "unwatched",
+]
+
+BATCH_OBJECTS_MAX = 64
+"""Objects in one call of a backend."""
+
+BATCH_BYTES_MAX = 64 << 20
+"""Bytes in one call of a backend; a larger object goes alone."""
+
+POOLS_MAX = 62
+"""Pools whose bits fit one int64; published models have at most eight."""
+
+
+Watch = Callable[[int, int], None]
+"""Told after each batch: how many objects and bytes it had."""
+
+
+def unwatched(objects_count: int, object_bytes: int) -> None:
+    """Tell nobody."""
+
+
+@dataclass(slots=True)
+class ObjectCount:
+    """Number of objects and their bytes, headers included."""
+
+    objects_count: int = 0
+    object_bytes: int = 0
+
+    def add(self, object_bytes: int) -> None:
+        """Count one object."""
+        self.objects_count += 1
+        self.object_bytes += object_bytes
+
+
+class ObjectPools:
+    """The pools of a layout that have objects, in the order of every transfer, and a bit for each.
+
+    A page is the set of its objects: an int whose bit ``i`` stands for the object of ``specs[i]``.
+    """
+
+    __slots__ = ("_bits", "_identity", "_needed", "_on_full", "_whole_only", "specs")
+
+    def __init__(self, identity: bytes, layout: ModelLayout) -> None:
+        self._identity = identity
+        with_bytes = [(component, pool) for component, pool in layout.transfer_order if pool.page_bytes]
+        if len(with_bytes) > POOLS_MAX:
+            raise LayoutError(f"a page has objects in at most {POOLS_MAX} pools here, found {len(with_bytes)}")
+        self.specs: tuple[PoolSpec, ...] = tuple(pool for _, pool in with_bytes)
+        self._bits = {pool.name: bit for bit, pool in enumerate(self.specs)}
+        self._needed = [0] * len(layout.components)
+        for bit, (component, _) in enumerate(with_bytes):
+            self._needed[component] |= 1 << bit
+        # Only the engine knows what it needs of pages whose span it has not told. Pages of another size have keys of
+        # their own, so Full's page is another object's; and without Full at the front there is no such rule.
+        told = [component.span != SPAN_UNTOLD for component in layout.components]
+        sizes = [layout.page_size_of(component) for component in layout.components]
+        has_full = layout.components[0].span == SPAN_ALL
+        self._whole_only = [needed for needed, is_told in zip(self._needed, told, strict=True) if is_told]
+        self._on_full = 0
+        if has_full:
+            for needed, is_told, size in zip(self._needed, told, sizes, strict=True):
+                self._on_full |= needed if is_told and size == sizes[0] else 0
+
+    def label(self, key: PageKey, bit: int) -> Label:
+        """Name one object of a page."""
+        return Label(self._identity, key, self.specs[bit].name)
+
+    def bit_of(self, pool: str) -> int | None:
+        """Return the bit of a pool, None where the layout has no such pool."""
+        return self._bits.get(pool)
+
+    def object_bytes(self, bit: int) -> int:
+        """Return the length of an object: header and payload."""
+        return HEADER_BYTES + self.specs[bit].page_bytes
+
+    def component_bits(self, component: int) -> list[int]:
+        """Return the bits of one component's pools; none for a component without bytes."""
+        return [bit for bit in range(len(self.specs)) if self._needed[component] >> bit & 1]
+
+    def misfit(self, found: StoredObject) -> str | None:
+        """Say why an object can never be a hit; None where its pool and its length are right."""
+        bit = self._bits.get(found.label.pool)
+        if bit is None:
+            return "its layout has no such pool"
+        if found.object_bytes != self.object_bytes(bit):
+            return f"it has {found.object_bytes} bytes, not {self.object_bytes(bit)}"
+        return None
+
+    def useless(self, present: int) -> int:
+        """Return the objects of a page that no engine can use as long as its other objects are missing.
+
+        A component's page counts only with all of its pools, and only on Full's page; of a component whose span is not
+        told, any object may count.
+        """
+        useless = present & self._on_full if self._needed[0] & ~present else 0
+        for needed in self._whole_only:
+            if needed & ~present:
+                useless |= present & needed
+        return useless
+
+
+@dataclass(slots=True)
+class Inventory:
+    """The pages of one identity, by key, each as the set of its objects. About 200 bytes of memory a page."""
+
+    pools: ObjectPools
+    pages: dict[PageKey, int] = field(default_factory=dict)
+    misfits: list[StoredObject] = field(default_factory=list)
+    """Objects that no engine of this identity asks for, or could use."""
+
+
+def listed(storage: StorageReader, identity: bytes) -> Iterator[list[StoredObject]]:
+    """Yield the objects of an identity, a bounded number at a time.
+
+    Raises:
+        StorageError: the store fails, or its scan does not advance.
+    """
+    cursor = ""
+    while True:
+        found = storage.scan(identity, cursor)
+        yield found.objects
+        if not found.cursor:
+            return
+        if found.cursor == cursor:
+            raise StorageError(f"a scan must advance, {storage.capability().name} stays at {cursor!r}", retryable=False)
+        cursor = found.cursor
+
+
+def count_objects(storage: StorageReader, identity: bytes, watch: Watch = unwatched) -> dict[str, ObjectCount]:
+    """Count the objects of an identity by the name of their pool. One scan, no reads."""
+    counts: dict[str, ObjectCount] = defaultdict(ObjectCount)
+    for objects in listed(storage, identity):
+        watch(len(objects), sum(found.object_bytes for found in objects))
+        for found in objects:
+            counts[found.label.pool].add(found.object_bytes)
+    return dict(counts)
+
+
+def total_of(counts: Iterable[Mapping[str, ObjectCount]]) -> ObjectCount:
+    """Add up what several identities have in all pools."""
+    total = ObjectCount()
+    for by_pool in counts:
+        for count in by_pool.values():
+            total.objects_count += count.objects_count
+            total.object_bytes += count.object_bytes
+    return total
+
+
+def take_inventory(storage: StorageReader, identity: bytes, layout: ModelLayout, watch: Watch = unwatched) -> Inventory:
+    """Sort the objects of an identity by page. One scan, no reads."""
+    pools = ObjectPools(identity, layout)
+    inventory = Inventory(pools)
+    pages = inventory.pages
+    for objects in listed(storage, identity):
+        watch(len(objects), sum(found.object_bytes for found in objects))
+        for found in objects:
+            bit = pools.bit_of(found.label.pool)
+            if bit is None or found.object_bytes != pools.object_bytes(bit):
+                inventory.misfits.append(found)
+            else:
+                key = found.label.key
+                pages[key] = pages.get(key, 0) | 1 << bit
+    return inventory
+
+
+def batches(objects: Iterable[StoredObject]) -> Iterator[list[StoredObject]]:
+    """Cut a run of objects so that each batch is bounded in number and in bytes."""
+    batch: list[StoredObject] = []
+    batch_bytes = 0
+    for found in objects:
+        if batch and (len(batch) == BATCH_OBJECTS_MAX or batch_bytes + found.object_bytes > BATCH_BYTES_MAX):
+            yield batch
+            batch, batch_bytes = [], 0
+        batch.append(found)
+        batch_bytes += found.object_bytes
+    if batch:
+        yield batch
+
+
+class ReadOutcome(Enum):
+    """Outcome of reading an object."""
+
+    SOUND = "sound"
+    """Its seal and checksum hold for the page that its name says."""
+    FLAWED = "flawed"
+    """Its seal or checksum does not hold, or it has a wrong pool or length."""
+    UNREADABLE = "unreadable"
+    """The store cannot read it, and trying again would not help."""
+    GONE = "gone"
+    """It was removed after it was listed; no failure."""
+
+
+class ReadObject(NamedTuple):
+    """One object that was read. The page's buffers hold it if it is sound; otherwise their content is undefined."""
+
+    page: PageIO
+    object_bytes: int
+    outcome: ReadOutcome
+    reason: str = ""
+    """Its flaw in words; empty if it is sound."""
+
+
+class FlawedObject(NamedTuple):
+    """An object that is flawed or cannot be read."""
+
+    label: Label
+    outcome: ReadOutcome
+    reason: str
+
+
+def empty_page(found: StoredObject, parent: PageKey | None = None) -> PageIO:
+    """Allocate a buffer to read an object into."""
+    return PageIO(found.label, parent, (memoryview(bytearray(found.object_bytes)),))
+
+
+def read_verified(storage: StorageReader, pages: Sequence[PageIO]) -> list[ReadObject]:
+    """Read one batch and verify every page of it; nothing is removed.
+
+    Where the batch fails, its pages are read one by one, so that one bad sector costs one page.
+
+    Raises:
+        StorageError: the store fails in a way that may pass; asking again later may succeed.
+    """
+    asked = summed(pages)
+    try:
+        answers = storage.get(asked)
+    except StorageError as error:
+        if error.retryable:
+            raise
+        if len(pages) == 1:
+            return [_reading(pages[0], ReadOutcome.UNREADABLE, str(error))]
+        return [read_verified(storage, [page])[0] for page in pages]
+    return [_verified(page, answer) for page, answer in zip(asked, answers, strict=True)]
+
+
+def _verified(page: PageIO, answer: Answer) -> ReadObject:
+    if answer is Answer.FLAWED:
+        return _reading(page, ReadOutcome.FLAWED, "the store has something else in its place")
+    if answer is Answer.UNAVAILABLE:
+        return _reading(page, ReadOutcome.UNREADABLE, "the store did not give it")
+    if not answer:
+        return _reading(page, ReadOutcome.GONE)
+    flaw = verify_buffers(page.buffers, page.label, page.checksum)
+    return _reading(page, ReadOutcome.SOUND) if flaw is None else _reading(page, ReadOutcome.FLAWED, flaw.value)
+
+
+def _reading(page: PageIO, outcome: ReadOutcome, reason: str = "") -> ReadObject:
+    return ReadObject(page, sum(buffer.nbytes for buffer in page.buffers), outcome, reason)

@@ -1,0 +1,57 @@
+"""Reads prompts from a file, as token ids.
+
+[151, 7, 12]              JSON: one list is one prompt, a list of lists several
+[151, 7, 12]              JSON lines: one list, one prompt, a line
+[151, 9]
+151 7 12                  else: ids with white space between them, one prompt
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from unified_cache.core.errors import TokenError
+from unified_cache.core.nesting import parse_json
+from unified_cache.core.page import Namespace, Prompt
+
+__all__ = ["read_prompts"]
+
+
+def read_prompts(path: Path, page_size: int, namespace: Namespace) -> list[Prompt]:
+    """Read the prompts of a file, cut to whole pages; a prompt of less than a page has none.
+
+    Raises:
+        TokenError: the file holds no token ids, or holds something else; the message names it.
+        OSError: it cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+        found = _json_prompts(text) if text.startswith("[") else [[int(word) for word in text.split()]]
+    except ValueError as error:
+        raise TokenError(f"{path} must hold token ids as JSON lists or with spaces between, found {error}") from error
+    if not any(found):
+        raise TokenError(f"{path} must hold token ids, found none")
+    prompts: list[Prompt] = []
+    for number, tokens in enumerate(found, 1):
+        try:
+            prompts.append(Prompt.of(tokens, page_size, namespace))
+        except TokenError as error:
+            raise TokenError(f"{path}, prompt {number}: {error}") from error
+    return prompts
+
+
+def _json_prompts(text: str) -> Sequence[Sequence[int]]:
+    """Read one JSON value or, where the text is no single one, one a line."""
+    try:
+        whole = parse_json(text)
+    except json.JSONDecodeError:
+        return [_tokens(parse_json(line)) for line in text.splitlines() if line.strip()]
+    if isinstance(whole, list) and whole and all(isinstance(each, list) for each in whole):
+        return [_tokens(each) for each in whole]
+    return [_tokens(whole)]
+
+
+def _tokens(value: object) -> Sequence[int]:
+    if not isinstance(value, list) or not all(type(token) is int for token in value):
+        raise ValueError(f"{json.dumps(value)[:60]!r}, which is no list of integers")
+    return value

@@ -1,0 +1,201 @@
+"""Opens stores for tools, and lists the identities in them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from unified_cache.core.errors import ConfigError, StorageError
+from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.storage_backends.catalog import catalog_of
+from unified_cache.storage_backends.directory.disk import storage_error
+from unified_cache.storage_backends.directory.front import parse_address
+from unified_cache.storage_backends.file.store import FileReader, FileStorage
+from unified_cache.storage_backends.manifest import Description, described_by
+from unified_cache.storage_backends.packed.store import PackedReader, PackedStorage
+from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
+from unified_cache.storage_backends.url import open_storage
+from unified_cache.storage_backends.wrappers import CheckedStorage
+
+__all__ = [
+    "StoredIdentity",
+    "Undescribed",
+    "choose",
+    "has_cap_of_its_own",
+    "identities_of",
+    "open_existing",
+    "open_to_read",
+    "open_to_write",
+    "selected",
+]
+
+DIRECTORY_STORES: Mapping[str, type[FileStorage | PackedStorage]] = {"file": FileStorage, "packed": PackedStorage}
+"""Stores in a directory, by scheme."""
+
+DIRECTORY_READERS: Mapping[str, type[FileReader | PackedReader]] = {"file": FileReader, "packed": PackedReader}
+"""The same, opened to be read alone."""
+
+
+SHARED_STORES = frozenset({"grpc", "grpcs", "mooncake"})
+"""Schemes of stores that other machines share."""
+
+SHORT_NAME_DIGITS = 12
+"""Digits shown of a digest's 64 hex digits; any unique beginning names an identity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undescribed:
+    """Reason why the pages of an identity cannot be described."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredIdentity:
+    """One identity that a store holds."""
+
+    digest: bytes
+    """``Identity.digest``."""
+    description: Description | Undescribed
+
+    @property
+    def name(self) -> str:
+        """Name for tables: the model, or the digest if no manifest names it."""
+        if isinstance(self.description, Undescribed):
+            return self.digest.hex()
+        return self.description.identity.model
+
+    @property
+    def short_name(self) -> str:
+        """First digits of the digest, as tables show them and every command takes them."""
+        return self.digest.hex()[:SHORT_NAME_DIGITS]
+
+    def described(self) -> Description:
+        """Return the description that the manifest gives.
+
+        Raises:
+            StorageError: there is no manifest that can be read.
+        """
+        if isinstance(self.description, Undescribed):
+            raise StorageError(self.description.reason, retryable=False)
+        return self.description
+
+
+def open_to_write(url: str, bytes_max: int | None = None) -> StorageBackend:
+    """Open a store, made if it is not there yet; the caller closes it.
+
+    Raises:
+        ConfigError: no such scheme.
+        StorageError: the store cannot be opened.
+    """
+    return CheckedStorage(open_storage(url, bytes_max=bytes_max))
+
+
+def open_existing(url: str, bytes_max: int | None = None) -> StorageBackend:
+    """Open a store that must be there already, to remove objects from it; the caller closes it.
+
+    A tool reads in the order of names. If these reads counted as use, the store would later evict in that order. A
+    store in a directory does not count them; other stores may. Opening one sweeps the temp files of dead processes.
+
+    Raises:
+        ConfigError: no such scheme, or no store there; nothing was made.
+        StorageError: the store cannot be opened, or is a packed one that somebody has open.
+    """
+    _check_exists(url)
+    scheme, _, rest = url.partition(":")
+    if scheme in DIRECTORY_STORES:
+        address = parse_address(rest, scheme)
+        return DIRECTORY_STORES[scheme].open(
+            address.path, bytes_max=bytes_max, free_bytes_min=address.free_bytes_min, notes_reads=False
+        )
+    return open_to_write(url, bytes_max)
+
+
+def has_cap_of_its_own(url: str) -> bool:
+    """Tell whether a store is shared, and so takes no cap from who opens it: Mooncake, and what a service keeps."""
+    return url.partition(":")[0] in SHARED_STORES
+
+
+def open_to_read(url: str) -> StorageReader:
+    """Open a store that must be there already, to read it alone; the caller closes it.
+
+    A store in a directory is not changed in any way, and may be in use, on a mount that cannot be written, or somebody
+    else's: the file system says who may read. Other stores are opened as always, and may count reads as use.
+
+    Raises:
+        ConfigError: no such scheme, or no store there; nothing was made.
+        StorageError: the store cannot be opened.
+    """
+    _check_exists(url)
+    scheme, _, rest = url.partition(":")
+    if scheme in DIRECTORY_READERS:
+        return DIRECTORY_READERS[scheme].open(parse_address(rest, scheme).path)
+    return open_to_write(url)
+
+
+def identities_of(storage: StorageReader) -> list[StoredIdentity]:
+    """List the identities of a store in the order of their digests.
+
+    Raises:
+        ConfigError: the store offers no catalog.
+        StorageError: it cannot be listed.
+    """
+    return [_kept(digest, manifest) for digest, manifest in sorted(catalog_of(storage).manifests().items())]
+
+
+def selected(storage: StorageReader, url: str, wanted: str | None) -> list[StoredIdentity]:
+    """Return the identities of a store, or the one whose digest begins with ``wanted``.
+
+    Raises:
+        ConfigError: there is no such identity, or the store cannot say.
+        StorageError: it cannot be listed.
+    """
+    return identities_of(storage) if wanted is None else [choose(storage, url, wanted)]
+
+
+def choose(storage: StorageReader, url: str, wanted: str | None) -> StoredIdentity:
+    """Return the one identity of a store whose digest begins with ``wanted`` in hex, or the only one there is.
+
+    Raises:
+        ConfigError: there is none, or more than one, or the store cannot say.
+        StorageError: it cannot be listed.
+    """
+    found = identities_of(storage)
+    matching = [kept for kept in found if wanted is None or kept.digest.hex().startswith(wanted.lower())]
+    if len(matching) == 1:
+        return matching[0]
+    listed = ", ".join(f"{kept.short_name} ({kept.name})" for kept in found) or "none"
+    if wanted is None:
+        raise ConfigError(f"{url} must hold one identity unless --identity names one, found: {listed}")
+    raise ConfigError(
+        f"--identity must begin exactly one digest in {url}, {wanted!r} begins {len(matching)} of: {listed}"
+    )
+
+
+def _kept(digest: bytes, manifest: Manifest | None) -> StoredIdentity:
+    if manifest is None:
+        reason = (
+            f"identity {digest.hex()} has no manifest that can be read; the engine that wrote it can register it anew"
+        )
+        return StoredIdentity(digest, Undescribed(reason))
+    if manifest.identity != digest:
+        return StoredIdentity(
+            digest, Undescribed(f"identity {digest.hex()} has the manifest of {manifest.identity.hex()}")
+        )
+    try:
+        return StoredIdentity(digest, described_by(manifest))
+    except StorageError as error:
+        return StoredIdentity(digest, Undescribed(str(error)))
+
+
+def _check_exists(url: str) -> None:
+    """Refuse a directory that holds no store: opening would create one, which a tool must not."""
+    scheme, _, rest = url.partition(":")
+    if scheme not in DIRECTORY_STORES or not rest:
+        return
+    path = parse_address(rest, scheme).path
+    try:
+        if not path.is_dir():
+            raise ConfigError(f"{url} must be a {scheme} store, found {'a file' if path.exists() else 'nothing there'}")
+        if next(path.iterdir(), None) is None:
+            raise ConfigError(f"{url} must be a {scheme} store, found an empty directory")
+    except OSError as error:
+        raise storage_error(error, f"cannot read the directory of {url}") from error

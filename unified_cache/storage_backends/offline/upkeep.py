@@ -1,0 +1,216 @@
+"""Upkeep of a store: verify and scrub read everything, gc reads nothing, clear removes everything.
+
+None of them gives a page to an engine: bytes read for verification are dropped. All of them work on a store
+that engines use at the same time, where it may be open more than once. A removed object is a miss from then on, never
+wrong bytes.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from unified_cache.core.page import PageKey
+from unified_cache.core.pool import ModelLayout
+from unified_cache.core.seal import Label
+from unified_cache.storage_backends.manifest import Description
+from unified_cache.storage_backends.offline.listing import (
+    FlawedObject,
+    ObjectCount,
+    ObjectPools,
+    ReadObject,
+    ReadOutcome,
+    Watch,
+    batches,
+    empty_page,
+    listed,
+    read_verified,
+    take_inventory,
+    unwatched,
+)
+from unified_cache.storage_backends.offline.stores import StoredIdentity, Undescribed
+from unified_cache.storage_backends.protocol import PageIO, StorageBackend, StorageReader, StoredObject
+
+__all__ = ["Garbage", "Verification", "Watch", "clear", "collect", "find_garbage", "scrub", "shrink", "verify"]
+
+REMOVE_LABELS_MAX = 1000
+"""Labels in one call that removes."""
+
+
+@dataclass(slots=True)
+class Verification:
+    """Result of reading every object of one identity."""
+
+    read: ObjectCount = field(default_factory=ObjectCount)
+    """All objects that were read, whatever the outcome."""
+    sound_count: int = 0
+    gone_count: int = 0
+    findings: list[FlawedObject] = field(default_factory=list)
+    """Objects that are flawed or cannot be read, in the order of the listing."""
+    removed_count: int = 0
+
+    def count(self, outcome: ReadOutcome) -> int:
+        """Return the number of findings with this outcome."""
+        return sum(finding.outcome is outcome for finding in self.findings)
+
+
+def verify(storage: StorageReader, kept: StoredIdentity, watch: Watch) -> Verification:
+    """Read and verify every object of an identity; change nothing.
+
+    An object is flawed where its seal names another page, its checksum does not hold, or its pool or length are not
+    those of the layout. Of an identity without a manifest the seals alone are verified.
+
+    Raises:
+        StorageError: the store fails in a way that may pass.
+    """
+    result = Verification()
+    for readings in _examined(storage, kept):
+        _note(result, readings, watch)
+    return result
+
+
+def scrub(storage: StorageBackend, kept: StoredIdentity, watch: Watch) -> Verification:
+    """Verify every object of an identity and remove flawed ones, batch by batch.
+
+    Objects that cannot be read stay: the fault may be the disk's. If interrupted, it has removed those found so far.
+
+    Raises:
+        StorageError: the store fails in a way that may pass, or to remove.
+    """
+    result = Verification()
+    for readings in _examined(storage, kept):
+        flawed = [reading.page.label for reading in readings if reading.outcome is ReadOutcome.FLAWED]
+        result.removed_count += storage.remove(flawed) if flawed else 0
+        _note(result, readings, watch)
+    return result
+
+
+@dataclass(slots=True)
+class Garbage:
+    """Objects of a store that no engine can use."""
+
+    misfits: list[Label] = field(default_factory=list)
+    """Objects of a pool or a length that the layout does not have."""
+    incomplete: list[Label] = field(default_factory=list)
+    """Objects of pages that lack another object: a sidecar without its anchor, any page without Full's."""
+    bytes_count: int = 0
+
+    @property
+    def labels(self) -> list[Label]:
+        """Labels of all of these objects."""
+        return self.misfits + self.incomplete
+
+
+def find_garbage(storage: StorageReader, identity: bytes, layout: ModelLayout, watch: Watch = unwatched) -> Garbage:
+    """Find the objects that no engine can use. One scan, no reads.
+
+    A listing tells pools, lengths and which objects a page has. It does not tell a page's parent, so that pages whose
+    chain is broken before them stay; the store's own recency lets them go. An engine that is storing a page right now
+    may lose what it has stored of it: a miss.
+    """
+    inventory = take_inventory(storage, identity, layout, watch)
+    pools = inventory.pools
+    garbage = Garbage()
+    for found in inventory.misfits:
+        garbage.misfits.append(found.label)
+        garbage.bytes_count += found.object_bytes
+    for key, present in inventory.pages.items():
+        useless = pools.useless(present)
+        if useless:
+            for bit in range(len(pools.specs)):
+                if useless >> bit & 1:
+                    garbage.incomplete.append(pools.label(key, bit))
+                    garbage.bytes_count += pools.object_bytes(bit)
+    return garbage
+
+
+def collect(storage: StorageBackend, garbage: Garbage) -> int:
+    """Remove garbage; return how many objects there were."""
+    return _remove(storage, garbage.labels)
+
+
+def shrink(storage: StorageBackend, found: Sequence[StoredIdentity], bytes_max: int) -> None:
+    """Remove whole pages until these identities have at most ``bytes_max`` bytes, headers included.
+
+    For a store that evicts by itself and tells nobody when a page was used. Identities of which there is a later
+    generation go first, since no engine of that generation asks for them; then pages in the order of their keys, which
+    are digests: of all identities and prompts alike. One scan of each identity, no reads; some 400 bytes of memory for
+    an object.
+
+    Raises:
+        StorageError: the store fails. What was removed so far is gone; another call goes on.
+    """
+    last = set(_last_generations(found))
+    pages: dict[tuple[bool, PageKey, bytes], list[StoredObject]] = defaultdict(list)
+    left_bytes = 0
+    for kept in found:
+        for objects in listed(storage, kept.digest):
+            for each in objects:
+                pages[kept.digest in last, each.label.key, kept.digest].append(each)
+                left_bytes += each.object_bytes
+    going: list[StoredObject] = []
+    for place in sorted(pages):
+        if left_bytes <= bytes_max:
+            break
+        going += pages[place]
+        left_bytes -= sum(each.object_bytes for each in pages[place])
+    for start in range(0, len(going), REMOVE_LABELS_MAX):
+        storage.remove([each.label for each in going[start : start + REMOVE_LABELS_MAX]])
+
+
+def _last_generations(found: Sequence[StoredIdentity]) -> Iterator[bytes]:
+    """Yield the digests of the identities without a later generation; what has no manifest is one of them."""
+    newest: dict[Description, tuple[int, bytes]] = {}
+    for kept in found:
+        if isinstance(kept.description, Undescribed):
+            yield kept.digest
+            continue
+        identity = kept.description.identity
+        same = replace(kept.description, identity=replace(identity, generation=0))
+        newest[same] = max(newest.get(same, (-1, b"")), (identity.generation, kept.digest))
+    for _, digest in newest.values():
+        yield digest
+
+
+def clear(storage: StorageBackend, identity: bytes, watch: Watch) -> int:
+    """Remove every object of an identity; return how many there were. Its manifest stays.
+
+    Raises:
+        StorageError: the store fails. What was removed so far is gone; another call goes on.
+    """
+    removed_count = storage.clear(identity)
+    watch(removed_count, 0)
+    return removed_count
+
+
+def _remove(storage: StorageBackend, labels: list[Label]) -> int:
+    return sum(
+        storage.remove(labels[start : start + REMOVE_LABELS_MAX]) for start in range(0, len(labels), REMOVE_LABELS_MAX)
+    )
+
+
+def _examined(storage: StorageReader, kept: StoredIdentity) -> Iterator[list[ReadObject]]:
+    """Read every object of an identity, a batch at a time; objects of a wrong pool or length are flawed unread."""
+    pools = None if isinstance(kept.description, Undescribed) else ObjectPools(kept.digest, kept.description.layout)
+    for batch in batches(found for objects in listed(storage, kept.digest) for found in objects):
+        readings: list[ReadObject] = []
+        fitting: list[PageIO] = []
+        for found in batch:
+            reason = None if pools is None else pools.misfit(found)
+            if reason is None:
+                fitting.append(empty_page(found))
+            else:
+                unread = PageIO(found.label, None, ())
+                readings.append(ReadObject(unread, found.object_bytes, ReadOutcome.FLAWED, reason))
+        yield readings + (read_verified(storage, fitting) if fitting else [])
+
+
+def _note(result: Verification, readings: Sequence[ReadObject], watch: Watch) -> None:
+    for reading in readings:
+        result.read.add(reading.object_bytes)
+        if reading.outcome is ReadOutcome.SOUND:
+            result.sound_count += 1
+        elif reading.outcome is ReadOutcome.GONE:
+            result.gone_count += 1
+        else:
+            result.findings.append(FlawedObject(reading.page.label, reading.outcome, reading.reason))
+    watch(len(readings), sum(reading.object_bytes for reading in readings))
