@@ -40,16 +40,16 @@ TREE_MUTANTS = [
         "upper.stamps = [self.queues.clock + 1] * len(node.stamps)",
     ),
     Mutant(
-        "a window is not counted anew after a hole",
+        "a window is not counted anew after a tombstone",
         "core/window.py",
-        "np.maximum.accumulate(last_hole, out=last_hole)",
-        "np.minimum.accumulate(last_hole, out=last_hole)",
+        "np.maximum.accumulate(last_tombstone, out=last_tombstone)",
+        "np.minimum.accumulate(last_tombstone, out=last_tombstone)",
     ),
     Mutant(
-        "a hole above the run is forgotten",
+        "a tombstone above the run is forgotten",
         "tree/match.py",
-        "node.last_hole_before(view, component, upto) or before[component]",
-        "node.last_hole_before(view, component, upto)",
+        "node.last_tombstone_before(view, component, upto) or before[component]",
+        "node.last_tombstone_before(view, component, upto)",
     ),
     Mutant(
         "a window starts a page late",
@@ -85,8 +85,8 @@ TREE_MUTANTS = [
     Mutant(
         "a state is published without Full",
         "tree/lock.py",
-        "holes &= full[offsets] >= 0 if full is not None else False",
-        "holes &= True",
+        "tombstones &= full[offsets] >= 0 if full is not None else False",
+        "tombstones &= True",
     ),
     Mutant(
         "eviction leaves dependants behind",

@@ -67,7 +67,7 @@ EVERYWHERE = (
     "reset_in_flight",
 )
 WHERE_WINDOWED = ("revived_under_request", "recovered_under_request", "trimmed")
-"""A hole filled in a window that a lock covers; one filled in front of it, while the lock pins Full there."""
+"""A tombstone filled in a window that a lock covers; one filled in front of it, while the lock pins Full there."""
 WHERE_RECURRENT = ("forked", "fork_inserted", "fork_freed")
 ROUNDS_MAX = 6
 TIMES_MIN = 5

@@ -85,7 +85,7 @@ class AllocatorHistory:
             del self.peers[full]
 
     def move(self, at_hand: list[int]) -> None:
-        """Move peers from pages that have one to pages that have none: a hole recovered."""
+        """Move peers from pages that have one to pages that have none: a tombstone recovered."""
         with_peer = [full for full in at_hand if self.peers[full] is not None]
         without = [full for full in at_hand if self.peers[full] is None]
         for source, target in zip(with_peer, without, strict=False):

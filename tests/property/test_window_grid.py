@@ -1,4 +1,4 @@
-"""One exhaustive grid: match against the definition, over page sizes, windows, lengths, holes and tiers."""
+"""One exhaustive grid: match against the definition, over page sizes, windows, lengths, tombstones and tiers."""
 
 from collections.abc import Iterator, Sequence
 
@@ -32,7 +32,7 @@ def lengths(page_size: int, window: int) -> list[int]:
 
 
 def presences(pages: int) -> Iterator[Presence]:
-    """Yield every single hole, and none, over each way of spreading the pages over tiers."""
+    """Yield every single tombstone, and none, over each way of spreading the pages over tiers."""
     device, host, both = frozenset({Tier.DEVICE}), frozenset({Tier.HOST}), frozenset(Tier)
     spreads: list[Presence] = [
         [device] * pages,
@@ -44,8 +44,8 @@ def presences(pages: int) -> Iterator[Presence]:
     ]
     for spread in spreads:
         yield spread
-        for hole in range(pages):
-            yield [*spread[:hole], frozenset(), *spread[hole + 1 :]]
+        for tombstone in range(pages):
+            yield [*spread[:tombstone], frozenset(), *spread[tombstone + 1 :]]
 
 
 def build(components: Sequence[Component], prompt: Prompt, presence: Presence, node_pages: int) -> RadixTree:

@@ -33,10 +33,10 @@ FREE, OUT, KEPT = range(3)
 
 _NONE: Numbers = np.empty(0, np.int64)
 _NO_SLOTS: Slots = np.empty(0, np.int32)
-_HOLES = [np.full(pages, -1, np.int32) for pages in range(256)]
+_TOMBSTONES = [np.full(pages, -1, np.int32) for pages in range(256)]
 
 _columns = attrgetter(
-    "start", "end", "held_count", "locks", "last_hole", "slots", "full_children", "queued", "partial_locks"
+    "start", "end", "held_count", "locks", "last_tombstone", "slots", "full_children", "queued", "partial_locks"
 )
 _more_columns = attrgetter("in_flight", "parent", "key", "dead")
 _node = itemgetter(3)
@@ -124,7 +124,7 @@ class Audit:
         if nodes:
             walk = _Walk(nodes, self._components, state.page_key_bytes)
             walk.check_live()
-            walk.check_holes()
+            walk.check_tombstones()
             self._check_locks(walk, locks)
             walk.check_place()
             self._check_queues(walk)
@@ -356,8 +356,8 @@ class _Walk:
         self.nodes = nodes
         self.components = components
         self.index = {node: number for number, node in enumerate(nodes)}
-        (starts, ends, self._live, self.locks, self._last_hole, slots, self._full_children, self.queued, edges) = zip(
-            *map(_columns, nodes), strict=True
+        (starts, ends, self._live, self.locks, self._last_tombstone, slots, self._full_children, self.queued, edges) = (
+            zip(*map(_columns, nodes), strict=True)
         )
         arriving, parents, keys, dead = zip(*map(_more_columns, nodes), strict=True)
         assert True not in dead, "a dead node is in the tree"
@@ -374,8 +374,10 @@ class _Walk:
         self.below = self.parents >= 0
         self.offsets = np.cumsum(self.pages) - self.pages
         by_lane = list(zip(*slots, strict=True))
-        holes = [_HOLES[count] for count in pages]
-        arrays = [none if held is None else held for lane in by_lane for held, none in zip(lane, holes, strict=True)]
+        tombstones = [_TOMBSTONES[count] for count in pages]
+        arrays = [
+            none if held is None else held for lane in by_lane for held, none in zip(lane, tombstones, strict=True)
+        ]
         lanes = 2 * components
         assert list(map(len, arrays)) == pages * lanes, "slots have another length than the run"
         # Joined as bytes, which takes a third of the time; another type would have another length.
@@ -408,23 +410,23 @@ class _Walk:
         for tier in Tier:
             first = int(tier) * self.components
             full = self.held_counts[first]
-            assert _same(held[first], self.position < np.repeat(full, self.pages)), "Full has a hole in a node"
+            assert _same(held[first], self.position < np.repeat(full, self.pages)), "Full has a tombstone in a node"
             below = self.below & (full > 0)
-            assert not (below & (full != self.pages)[self.parents]).any(), "Full has a hole above a node"
+            assert not (below & (full != self.pages)[self.parents]).any(), "Full has a tombstone above a node"
             self.full_children[int(tier)] = np.bincount(self.parents[below], minlength=len(self.nodes))
             if self.components > 1:
                 assert not (held[first + 1 : first + self.components] & ~held[first]).any(), "a page without Full"
         assert self.full_children.T.tolist() == list(self._full_children), "full_children is wrong"
 
-    def check_holes(self) -> None:
+    def check_tombstones(self) -> None:
         if self.components == 1:
             return
         missing = np.logical_not(self.held)
         missing[self.components :] &= missing[: self.components]
         last = np.maximum.reduceat(np.where(missing, self.position + 1, 0), self.offsets, axis=1)
         windowed = [lane for lane in range(2 * self.components) if lane % self.components]
-        found = list(map(itemgetter(*windowed), self._last_hole))
-        assert list(zip(*last[windowed].tolist(), strict=True)) == found, "last_hole is wrong"
+        found = list(map(itemgetter(*windowed), self._last_tombstone))
+        assert list(zip(*last[windowed].tolist(), strict=True)) == found, "last_tombstone is wrong"
 
 
 def longest(picture: Picture, numbers: Contents, spans: Sequence[int]) -> tuple[int, int]:

@@ -175,10 +175,10 @@ class Corruption:
         self.node.locks[1] += 1
         self.undo = lambda: self.node.locks.__setitem__(1, self.node.locks[1] - 1)
 
-    def a_hole_is_forgotten(self) -> None:
-        old = self.node.last_hole[1]
-        self.node.last_hole[1] = old + 1
-        self.undo = lambda: self.node.last_hole.__setitem__(1, old)
+    def a_tombstone_is_forgotten(self) -> None:
+        old = self.node.last_tombstone[1]
+        self.node.last_tombstone[1] = old + 1
+        self.undo = lambda: self.node.last_tombstone.__setitem__(1, old)
 
     def a_child_is_forgotten(self) -> None:
         self.node.full_children[0] += 1

@@ -214,7 +214,7 @@ class Pinned:
     starts: tuple[int, ...]
     """By component: the first page that its window needs."""
     slots: tuple[Slots, ...]
-    """By component, of all pages up to the lock's end; -1 for holes."""
+    """By component, of all pages up to the lock's end; -1 for tombstones."""
 
     @classmethod
     def by(cls, lock: Lock) -> "Pinned":

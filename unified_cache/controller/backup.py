@@ -304,11 +304,11 @@ class Backups:
         """Return a mask of the ends in [1, host_end] at which a match can be resumed from device and host together."""
         ledger, end = self._ledger, found.host_end
         spans = [component.span for component in ledger.layout.components]
-        holes: list[Pages | None] = [None]
+        tombstones: list[Pages | None] = [None]
         for component in range(1, len(spans)):
             on_device, on_host = (ledger.tree.slots(found, tier, component, 0, end) for tier in Tier)
-            holes.append((on_device < 0) & (on_host < 0))
-        return restorable_ends(spans, holes, 0, end, [0 for _ in spans])
+            tombstones.append((on_device < 0) & (on_host < 0))
+        return restorable_ends(spans, tombstones, 0, end, [0 for _ in spans])
 
     def _exceeds_host(self, pages_count: int) -> bool:
         """Return whether a prompt of so many pages does not fit the host even where that is empty."""

@@ -14,7 +14,7 @@ Of a prefetch, what came is used however it ends:
     read       in the order of the prompt, all pools of a page together; storage verifies each page
     graft      put what came into the tree
 
-A page that the device holds is copied from there, as by a backup, so that the host's Full prefix stays without a hole.
+A page that the device holds is copied from there, as by a backup, so that Full's prefix on the host has no tombstone.
 The windows of the ends in between at which the prompt can be resumed are read too: wherever it ends early, one is left.
 
 Pages that the host has no room for go on to the device in pieces, if that has room: each is read into host slots of its
@@ -96,8 +96,8 @@ class MissingPages:
 
     def ends(self, coming: Sequence[Pages]) -> Pages:
         """Return a mask of the ends after ``known_end`` that can be resumed from once these pages have come."""
-        holes = [~(held | pages) for held, pages in zip(self.held, coming, strict=True)]
-        return restorable_ends(self.spans, holes, 0, len(holes[0]), [0 for _ in self.spans])[self.known_end :]
+        tombstones = [~(held | pages) for held, pages in zip(self.held, coming, strict=True)]
+        return restorable_ends(self.spans, tombstones, 0, len(tombstones[0]), [0 for _ in self.spans])[self.known_end :]
 
     def stored_ends(self, stored: Sequence[Pages]) -> Pages:
         """Return ``ends`` of what storage has; ``stored[c]`` says that of each page of ``to_read[c]``."""

@@ -44,9 +44,9 @@ __all__ = [
 ]
 
 Slots = npt.NDArray[np.int32]
-"""Page slots of one pool on one tier, shape (pages,); -1 for a tombstone, a page that the component does not hold.
+"""Page slots of one pool on one tier, shape (pages,); -1 for a tombstone.
 
-A *hole* in this code is a tombstone of SGLang.
+A tombstone, as in SGLang, is a page that a node has and the component does not hold.
 """
 
 Pages = npt.NDArray[np.bool_]

@@ -45,27 +45,27 @@ def window_counts(pages: npt.NDArray[np.bool_], span: int) -> npt.NDArray[np.int
 
 def restorable_ends(
     spans: Sequence[int],
-    holes: Sequence[npt.NDArray[np.bool_] | None],
+    tombstones: Sequence[npt.NDArray[np.bool_] | None],
     start: int,
     count: int,
-    last_holes: Sequence[int],
+    last_tombstones: Sequence[int],
 ) -> npt.NDArray[np.bool_]:
     """Return a mask of the ends in ``[start + 1, start + count]`` at which a prefix is restorable, shape (count,).
 
-    ``holes[c]`` has shape (count,) and is True where component ``c`` lacks page ``start + i``; None means no
-    hole at all. ``last_holes[c]`` is one more than the last page before ``start`` that ``c`` lacks, 0 if none.
+    ``tombstones[c]`` has shape (count,) and is True where component ``c`` lacks page ``start + i``; None means no
+    tombstone. ``last_tombstones[c]`` is one more than the last page before ``start`` that ``c`` lacks, 0 if none.
     Linear in pages.
     """
     ends = np.arange(start + 1, start + count + 1)
     ok = np.ones(count, np.bool_)
-    for span, missing, before in zip(spans, holes, last_holes, strict=True):
+    for span, missing, before in zip(spans, tombstones, last_tombstones, strict=True):
         if missing is None:
             if before:
                 ok &= before <= np.maximum(ends - span, 0)
             continue
-        last_hole = np.where(missing, ends, before)
-        np.maximum.accumulate(last_hole, out=last_hole)
-        ok &= last_hole <= np.maximum(ends - span, 0)
+        last_tombstone = np.where(missing, ends, before)
+        np.maximum.accumulate(last_tombstone, out=last_tombstone)
+        ok &= last_tombstone <= np.maximum(ends - span, 0)
     return ok
 
 

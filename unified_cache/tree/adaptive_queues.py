@@ -99,7 +99,7 @@ class ResumeShares:
         A window is ``span`` pages. One that has lost a page, or that the lane does not hold any more, is worth nothing.
         """
         pages, held_pages = node.end - node.start, node.held_count[lane]
-        if not held_pages or pages - node.last_hole[lane] < min(span, pages):
+        if not held_pages or pages - node.last_tombstone[lane] < min(span, pages):
             return 0.0
         resumed = 1.0
         if in_session(node.cell) and node.moved_past:

@@ -39,7 +39,7 @@ def check(
             if slots is not None:
                 held[lane].append(slots[slots >= 0])
         for component in range(1, tree.components_count):
-            _check_holes(tree, node, component)
+            _check_tombstones(tree, node, component)
     _check_locks(tree, locks)
     _check_marks(tree, transfers)
     return [_distinct(arrays) for arrays in held]
@@ -82,10 +82,10 @@ def _check_full(tree: TreeState, node: Node, tier: Tier) -> None:
         return
     slots = node.slots[lane]
     assert slots is not None
-    assert (slots[: node.held_count[lane]] >= 0).all(), "Full has a hole in a node"
+    assert (slots[: node.held_count[lane]] >= 0).all(), "Full has a tombstone in a node"
     parent = node.parent
     assert parent is not None
-    assert parent.parent is None or parent.held_count[lane] == parent.pages, "Full has a hole above a node"
+    assert parent.parent is None or parent.held_count[lane] == parent.pages, "Full has a tombstone above a node"
 
 
 def _check_lane(tree: TreeState, node: Node, lane: int) -> None:
@@ -175,13 +175,13 @@ def _check_preferences(tree: TreeState, preferences: Preferences) -> None:
             )
 
 
-def _check_holes(tree: TreeState, node: Node, component: int) -> None:
+def _check_tombstones(tree: TreeState, node: Node, component: int) -> None:
     for view in (ON_DEVICE, ANYWHERE):
         slots = node.seen(view, component)
-        holes = np.arange(node.pages) if slots is None else np.flatnonzero(slots < 0)
-        expected = int(holes[-1]) + 1 if holes.size else 0
-        found = node.last_hole[view * tree.components_count + component]
-        assert found == expected, f"last_hole is {found}, not {expected}"
+        tombstones = np.arange(node.pages) if slots is None else np.flatnonzero(slots < 0)
+        expected = int(tombstones[-1]) + 1 if tombstones.size else 0
+        found = node.last_tombstone[view * tree.components_count + component]
+        assert found == expected, f"last_tombstone is {found}, not {expected}"
 
 
 def _check_marks(tree: TreeState, transfers: Sequence[Transfer]) -> None:

@@ -21,7 +21,7 @@ def evict(tree: TreeState, tier: Tier, component: int, pages: int) -> Freed:
     """Free up to ``pages`` slots of a component on a tier, and what stands on those pages.
 
     Full goes from the tail of a leaf-most run, so that it stays prefix-closed; a windowed component from anywhere,
-    oldest page first, leaving holes. Components after it stand on it: they lose the same pages. A page that the
+    oldest page first, leaving tombstones. Components after it stand on it: they lose the same pages. A page that the
     other tier holds as well is thereby demoted; a node that holds nothing any more leaves the tree.
     O(log n) per victim. Frees fewer pages only when locks pin everything else.
     """

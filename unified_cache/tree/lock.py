@@ -2,7 +2,7 @@
 
 A lock names pages, not nodes, so it survives splits. It cuts a node only at its end; where a component's window
 begins inside a node, the node records {page: count} and a split distributes the entries (cutting both ends would
-double the nodes). Holes inside the interval count too, so a hole revived meanwhile cannot unbalance it.
+double the nodes). Tombstones inside the interval count too, so a tombstone revived meanwhile cannot unbalance it.
 
 Full is special in one respect only: while its last page is held on the tier, the ancestors cannot be evicted
 before it, so the lock takes the last node alone. Where that page is not held, the lock takes the whole path.
@@ -182,7 +182,7 @@ def fitting_end(tree: TreeState, found: Match, source: Tier, target: Tier, avail
     if all(end - window(end, span) <= room for span, room in zip(tree.spans, available_pages, strict=True)):
         return end
     components = tree.components_count
-    fits = restorable_ends(tree.spans, _holes(tree, found.path, view, end), 0, end, [0] * components)
+    fits = restorable_ends(tree.spans, _tombstones(tree, found.path, view, end), 0, end, [0] * components)
     for component, available in enumerate(available_pages):
         lane = int(target) * components + component
         takes = held_pages(found.path, int(source) * components + component, end, end)
@@ -209,9 +209,9 @@ def evictable_mask(tree: TreeState, path: Sequence[Node], lane: int, end: int) -
     return evictable
 
 
-def _holes(tree: TreeState, path: Sequence[Node], view: int, end: int) -> list[Pages | None]:
+def _tombstones(tree: TreeState, path: Sequence[Node], view: int, end: int) -> list[Pages | None]:
     """Return by component where it lacks pages before ``end`` in a view; Full lacks none before a restorable end."""
-    holes: list[Pages | None] = [None]
+    tombstones: list[Pages | None] = [None]
     for component in range(1, tree.components_count):
         lacks = all_pages(end)
         for node in path:
@@ -220,8 +220,8 @@ def _holes(tree: TreeState, path: Sequence[Node], view: int, end: int) -> list[P
             held = node.seen(view, component)
             if held is not None:
                 lacks[node.start : node.end] = held[: end - node.start] < 0
-        holes.append(lacks)
-    return holes
+        tombstones.append(lacks)
+    return tombstones
 
 
 def _in_flight(path: Sequence[Node], lane: int, end: int) -> Pages:
@@ -392,13 +392,13 @@ def _publish(
     slots: Slots,
     map_changes: list[MapChange],
 ) -> npt.NDArray[np.bool_]:
-    """Fill the holes among ``offsets`` that have something to stand on; tell which were filled."""
+    """Fill the tombstones among ``offsets`` that have something to stand on; tell which were filled."""
     component = lane % tree.components_count
     if component:
         held = node.slots[lane]
-        holes = all_pages(len(offsets)) if held is None else held[offsets] < 0
+        tombstones = all_pages(len(offsets)) if held is None else held[offsets] < 0
         full = node.slots[lane - component]
-        holes &= full[offsets] >= 0 if full is not None else False
+        tombstones &= full[offsets] >= 0 if full is not None else False
     else:
         parent = node.parent
         if parent is not None and parent.parent is not None and parent.held_count[lane] < parent.pages:
@@ -406,11 +406,11 @@ def _publish(
         # Only the run that continues the prefix, page by page after what is held; offsets ascend, so a gap ends it.
         held_count = node.held_count[lane]
         first = int(offsets.searchsorted(held_count))
-        holes = offsets == np.arange(held_count - first, held_count - first + len(offsets))
-        holes[:first] = False
-    tree.fill(node, lane, offsets[holes], slots[holes], map_changes)
+        tombstones = offsets == np.arange(held_count - first, held_count - first + len(offsets))
+        tombstones[:first] = False
+    tree.fill(node, lane, offsets[tombstones], slots[tombstones], map_changes)
     tree.queues.offer(node, lane)
-    return holes
+    return tombstones
 
 
 def release_transfer(tree: TreeState, transfer: Transfer) -> list[Slots]:

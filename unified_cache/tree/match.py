@@ -145,7 +145,7 @@ def node_at(path: list[Node], end: int) -> Node:
 
 
 def path_slots(path: list[Node], lane: int, start: int, end: int) -> Slots:
-    """Return a lane's slots of pages [start, end), a new array; -1 for holes."""
+    """Return a lane's slots of pages [start, end), a new array; -1 for tombstones."""
     runs: list[Slots] = []
     for node in path:
         if node.end <= start:
@@ -228,7 +228,7 @@ def _window_is_live(tree: TreeState, view: int, node: Node, end: int, component:
     at: Node | None = node
     upto = end
     while at is not None and at.end > window_start:
-        if at.last_hole_before(view, component, upto) > window_start:
+        if at.last_tombstone_before(view, component, upto) > window_start:
             return False
         upto = at.start
         at = at.parent
@@ -241,26 +241,26 @@ def _search(tree: TreeState, view: int, path: list[Node], end: int) -> int:
     windowed = range(1, tree.components_count)
     best = 0
     run: list[Node] = []
-    holes = holes_before_run = [0] * tree.components_count
+    tombstones = tombstones_before_run = [0] * tree.components_count
     for node in path:
         if node.start >= end:
             break
         upto = min(node.end, end)
-        before = holes
-        holes = before.copy()
+        before = tombstones
+        tombstones = before.copy()
         for component in windowed:
-            holes[component] = node.last_hole_before(view, component, upto) or before[component]
-        if all(holes[component] <= window(upto, spans[component]) for component in windowed):
+            tombstones[component] = node.last_tombstone_before(view, component, upto) or before[component]
+        if all(tombstones[component] <= window(upto, spans[component]) for component in windowed):
             best = upto
             run.clear()
         else:
             if not run:
-                holes_before_run = before
+                tombstones_before_run = before
             run.append(node)
-    return _search_inside(tree, view, run, end, holes_before_run) or best
+    return _search_inside(tree, view, run, end, tombstones_before_run) or best
 
 
-def _search_inside(tree: TreeState, view: int, run: list[Node], end: int, holes_before: list[int]) -> int:
+def _search_inside(tree: TreeState, view: int, run: list[Node], end: int, tombstones_before: list[int]) -> int:
     """Return the largest restorable end within a run of consecutive nodes, none of whose ends is one; or 0."""
     if not run:
         return 0
@@ -273,7 +273,7 @@ def _search_inside(tree: TreeState, view: int, run: list[Node], end: int, holes_
             [no_slots(node.pages) if part is None else part for node, part in zip(run, held, strict=True)]
         )
         missing.append(slots[:count] < 0)
-    ok = restorable_ends(tree.spans, missing, start, count, holes_before)
+    ok = restorable_ends(tree.spans, missing, start, count, tombstones_before)
     ends = numbers_of(ok)
     return start + int(ends[-1]) + 1 if ends.size else 0
 
@@ -304,7 +304,7 @@ def insert(
     """Put pages [start, prompt.pages_count) on ``tier``; ``slots[c]`` has one entry per page, -1 where not given.
 
     Pages before ``start`` must be held by component 0 on that tier, and it needs a slot for every page that it does
-    not hold there. ``slots`` are copied. A page that the tree holds already is a duplicate; a hole is filled; new
+    not hold there. ``slots`` are copied. A page that the tree holds already is a duplicate; a tombstone is filled; new
     pages become a new leaf, which is split where the longest window before its end begins, so that locks and queues
     see one window and not the whole run.
     Makes the prompt recent, and nothing else: a node in which it ends is cut there. Where pages go by priority, the
@@ -378,7 +378,7 @@ def _merge(
     duplicates: list[list[Slots]],
     map_changes: list[MapChange],
 ) -> None:
-    """Fill the holes of an existing node; what it holds already is a duplicate."""
+    """Fill the tombstones of an existing node; what it holds already is a duplicate."""
     first = max(start, node.start)
     offset = first - node.start
     for component, given in enumerate(slots):
@@ -387,14 +387,14 @@ def _merge(
         given_offsets = numbers_of(incoming >= 0)
         held = node.slots[lane]
         if held is None:
-            holes = given_offsets
+            tombstones = given_offsets
         else:
-            is_hole = held[offset + given_offsets] < 0
-            holes = given_offsets[is_hole]
-            duplicate = incoming[given_offsets[~is_hole]]
+            is_tombstone = held[offset + given_offsets] < 0
+            tombstones = given_offsets[is_tombstone]
+            duplicate = incoming[given_offsets[~is_tombstone]]
             if duplicate.size:
                 duplicates[component].append(duplicate)
-        tree.fill(node, lane, holes + offset, incoming[holes], map_changes)
+        tree.fill(node, lane, tombstones + offset, incoming[tombstones], map_changes)
 
 
 def _add_leaves(

@@ -83,7 +83,7 @@ class Node:
     """One run of pages. Only the tree's modules touch it.
 
     Component 0 (Full) is prefix-closed on each tier: its live pages are the first ``held_count[lane]`` of the run.
-    Every other component may have holes, which are tombstones, anywhere (-1 in its slots).
+    Every other component may have tombstones, which are tombstones, anywhere (-1 in its slots).
     """
 
     __slots__ = (
@@ -99,7 +99,7 @@ class Node:
         "in_flight",
         "key",
         "last_child",
-        "last_hole",
+        "last_tombstone",
         "locks",
         "moved_past",
         "parent",
@@ -140,8 +140,8 @@ class Node:
         """Bit ``queue id`` is set while the node stands in that eviction queue."""
         self.in_flight: dict[int, npt.NDArray[np.bool_]] | None = None
         """Mask of the pages that a transfer is bringing, by lane."""
-        self.last_hole = [end - start] * lanes
-        """One more than the offset of the last hole, by view and windowed component; 0 if there is none."""
+        self.last_tombstone = [end - start] * lanes
+        """One more than the offset of the last tombstone, by view and windowed component; 0 if there is none."""
         self.full_children = [0, 0]
         """Number of children that hold any page of component 0, by tier."""
         self.protection: Protection | None = None
@@ -163,24 +163,24 @@ class Node:
         """Length of the run."""
         return self.end - self.start
 
-    def refresh_holes(self, component: int) -> None:
-        """Recompute ``last_hole`` of a windowed component in both views, after its slots changed on a tier."""
+    def refresh_tombstones(self, component: int) -> None:
+        """Recompute ``last_tombstone`` of a windowed component in both views, after its slots changed on a tier."""
         components = len(self.held_count) >> 1
         pages = self.end - self.start
         host = components + component
         if self.held_count[component] == pages:
-            self.last_hole[component] = self.last_hole[host] = 0
+            self.last_tombstone[component] = self.last_tombstone[host] = 0
             return
         on_device = self.slots[component]
-        self.last_hole[component] = pages if on_device is None else _last_hole(on_device)
+        self.last_tombstone[component] = pages if on_device is None else _last_tombstone(on_device)
         if self.held_count[host] == pages:
-            self.last_hole[host] = 0
+            self.last_tombstone[host] = 0
         else:
             anywhere = self.seen(ANYWHERE, component)
-            self.last_hole[host] = pages if anywhere is None else _last_hole(anywhere)
+            self.last_tombstone[host] = pages if anywhere is None else _last_tombstone(anywhere)
 
     def seen(self, view: int, component: int) -> Slots | None:
-        """Return an array that is negative exactly at the holes of a component in a view; None if all are."""
+        """Return an array that is negative exactly at the tombstones of a component in a view; None if all are."""
         on_device = self.slots[component]
         if view == ON_DEVICE:
             return on_device
@@ -189,14 +189,14 @@ class Node:
             return on_host if on_device is None else on_device
         return np.maximum(on_device, on_host)
 
-    def last_hole_before(self, view: int, component: int, end: int) -> int:
+    def last_tombstone_before(self, view: int, component: int, end: int) -> int:
         """Return one more than the last absolute page before ``end`` that a component lacks; 0 if it lacks none."""
-        hole = self.last_hole[view * (len(self.held_count) >> 1) + component]
-        if not hole or self.start + hole <= end:
-            return self.start + hole if hole else 0
+        tombstone = self.last_tombstone[view * (len(self.held_count) >> 1) + component]
+        if not tombstone or self.start + tombstone <= end:
+            return self.start + tombstone if tombstone else 0
         slots = self.seen(view, component)
-        hole = end - self.start if slots is None else _last_hole(slots[: end - self.start])
-        return self.start + hole if hole else 0
+        tombstone = end - self.start if slots is None else _last_tombstone(slots[: end - self.start])
+        return self.start + tombstone if tombstone else 0
 
     def full_end(self, view: int) -> int:
         """Return the page where component 0 ends in a view: its live pages are [start, that)."""
@@ -225,9 +225,9 @@ class Node:
         return self.key[: page_size * TOKEN_BYTES]
 
 
-def _last_hole(slots: Slots) -> int:
-    holes = np.flatnonzero(slots < 0)
-    return int(holes[-1]) + 1 if holes.size else 0
+def _last_tombstone(slots: Slots) -> int:
+    tombstones = np.flatnonzero(slots < 0)
+    return int(tombstones[-1]) + 1 if tombstones.size else 0
 
 
 CHANGED_NODES_MAX = 64

@@ -180,7 +180,7 @@ class RadixTree:
         return self._sessions.expect(session, within_s)
 
     def slots(self, found: Match, tier: Tier, component: int, start: int, end: int) -> Slots:
-        """Return the slots of pages [start, end) of a match, a new array; -1 for holes."""
+        """Return the slots of pages [start, end) of a match, a new array; -1 for tombstones."""
         self._check_alive(found)
         return path_slots(found.path, self._lane(tier, component), start, min(end, found.tree_end))
 
@@ -258,7 +258,7 @@ class RadixTree:
         self._locks.pop(held, None)
 
     def lock_slots(self, held: Lock, component: int) -> Slots:
-        """Return a component's slots of the pages ``[window(end), end)`` of a lock; -1 for holes."""
+        """Return a component's slots of the pages ``[window(end), end)`` of a lock; -1 for tombstones."""
         start = window(held.end, self.components[component].span)
         path: list[Node] = []
         node: Node | None = held.node if held.end else None
@@ -371,7 +371,7 @@ class RadixTree:
         return [*self._locks, *(held for held in ends if not held.released)]
 
     def peers(self, component: int) -> tuple[Slots, Slots]:
-        """Return Full's device slots and, for each, that of ``component`` on the same page, 0 for a hole. Walks."""
+        """Return Full's device slots and, for each, that of ``component`` on that page, 0 for a tombstone. Walks."""
         full: list[Slots] = []
         peers: list[Slots] = []
         for node in self._state.nodes():

@@ -35,7 +35,7 @@ class TreeState:
     They keep these true, and ``check`` proves it:
 
     * on each tier component 0 is prefix-closed, and every other component stands on component 0, page by page
-    * ``held_count``, ``last_hole`` and ``full_children`` say what the slots say
+    * ``held_count``, ``last_tombstone`` and ``full_children`` say what the slots say
     * ``counts`` say what locks and slots say, once the nodes that have changed are counted
     * what could be evicted from a lane stands in the queue of that lane where it belongs
     * a node without pages on any tier lives only while a lock covers it or children hang below
@@ -147,8 +147,8 @@ class TreeState:
             upper.protection = node.protection.of_upper_part()
         self.counts.changed |= {upper, node}
         for component in range(1, components):
-            upper.refresh_holes(component)
-            node.refresh_holes(component)
+            upper.refresh_tombstones(component)
+            node.refresh_tombstones(component)
         self.queues.offer_all(upper)
         self.queues.offer_all(node)
         return upper
@@ -161,7 +161,7 @@ class TreeState:
         slots: Slots,
         map_changes: list[MapChange],
     ) -> None:
-        """Put slots at holes of a lane; append what that changes in the page map."""
+        """Put slots at tombstones of a lane; append what that changes in the page map."""
         if not len(offsets):
             return
         self.changes_count += 1
@@ -177,14 +177,14 @@ class TreeState:
         node.held_count[lane] += len(offsets)
         self.counts.changed.add(node)
         if component:
-            node.refresh_holes(component)
+            node.refresh_tombstones(component)
         if lane == self.mapped:
             full = node.slots[0]
             assert full is not None
             map_changes.append(MapChange(full[offsets], slots))
 
     def adopt(self, node: Node, lane: int, slots: Slots, held_count: int, map_changes: list[MapChange]) -> None:
-        """Give an empty lane of a new node the slots of its run, ``held_count`` of them not holes; they are copied.
+        """Copy the slots of a new node's run into an empty lane of it; ``held_count`` of them are not tombstones.
 
         Appends what that changes in the page map.
         """
@@ -193,7 +193,7 @@ class TreeState:
         node.slots[lane] = np.array(slots, np.int32)
         node.held_count[lane] = held_count
         if component:
-            node.refresh_holes(component)
+            node.refresh_tombstones(component)
             full = node.slots[0]
             if lane == self.mapped and full is not None:
                 map_changes.append(MapChange(full[slots >= 0], slots[slots >= 0]))
@@ -203,7 +203,7 @@ class TreeState:
             parent.full_children[lane // self.components_count] += 1
 
     def drop(self, node: Node, lane: int, start: int, end: int, freed: Freed) -> int:
-        """Make the pages at offsets [start, end) holes, none of them protected; return how many were held.
+        """Make the pages at offsets [start, end) tombstones, none of them protected; return how many were held.
 
         What stands on them goes before.
         """
@@ -234,7 +234,7 @@ class TreeState:
             segment[:] = -1
             node.held_count[lane] -= count
         if lane % self.components_count:
-            node.refresh_holes(lane % self.components_count)
+            node.refresh_tombstones(lane % self.components_count)
         freed.slots[lane].append(gone)
         return count
 
@@ -284,7 +284,7 @@ class TreeState:
             if held is not None:
                 node.slots[lane] = held[:pages]
         for component in range(1, self.components_count):
-            node.refresh_holes(component)
+            node.refresh_tombstones(component)
         if self.adaptive is not None and self.components_count > 1:  # windows are told apart by where nodes end
             self.queues.offer_all(node)
 
@@ -339,7 +339,7 @@ class HeldRun:
     """Encoded, whole pages."""
     pages_count: int
     slots: tuple[Slots | None, ...]
-    """Slot of every page, by lane, -1 for a hole; None where nothing is held. Copies."""
+    """Slot of every page, by lane, -1 for a tombstone; None where nothing is held. Copies."""
 
 
 def held_runs(tree: TreeState) -> list[HeldRun]:

@@ -194,7 +194,7 @@ def test_a_second_component_needs_no_change_in_tree_or_controller() -> None:
             assert "unified_cache.components" not in source.read_text()
 
 
-def test_what_leaves_a_window_while_its_request_runs_is_free_at_once_and_a_hole_later() -> None:
+def test_what_leaves_a_window_while_its_request_runs_is_free_at_once_and_a_tombstone_later() -> None:
     toy = ToyEngine(toy_layout((SPAN_ALL, 2), 16), (6, 4), (0, 0), None, InlineWorkers())
     cache = toy.cache
     prompt = cache.prompt(tokens(4))

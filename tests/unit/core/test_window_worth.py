@@ -106,11 +106,11 @@ def test_an_end_that_its_session_has_gone_on_from_goes_before_those_that_wait(ea
     assert [lru.resumable([*prompt, 9_999]) for prompt in waiting] == [0, 0, 0], "lru keeps them too; nothing is shown"
 
 
-def node_of(*, cell: int, pages: int, before: int = 0, holes_end: int = 0, moved_past: bool = False) -> Node:
+def node_of(*, cell: int, pages: int, before: int = 0, tombstones_end: int = 0, moved_past: bool = False) -> Node:
     """Make a node that holds its last page of a windowed component, before the last ``before`` pages of a prompt."""
     node = Node(b"", 0, pages, Node(b"", 0, 0, None, 2), 2)
     node.held_count[WINDOW_LANE] = 1
-    node.last_hole[WINDOW_LANE] = holes_end
+    node.last_tombstone[WINDOW_LANE] = tombstones_end
     node.cell, node.asked_end, node.moved_past = cell, pages + before, moved_past
     return node
 
@@ -140,8 +140,8 @@ def test_an_end_moved_past_is_worth_as_much_as_such_ends_are_asked_for_again() -
 
 def test_a_window_that_has_lost_a_page_is_worth_nothing() -> None:
     shares = ResumeShares()
-    assert shares.weigh(node_of(cell=forecast.SHARED, pages=9, holes_end=5), WINDOW_LANE, 4) == 3
-    assert shares.weigh(node_of(cell=forecast.SHARED, pages=9, holes_end=6), WINDOW_LANE, 4) == 0
+    assert shares.weigh(node_of(cell=forecast.SHARED, pages=9, tombstones_end=5), WINDOW_LANE, 4) == 3
+    assert shares.weigh(node_of(cell=forecast.SHARED, pages=9, tombstones_end=6), WINDOW_LANE, 4) == 0
     assert shares.weigh(node_of(cell=forecast.SHARED, pages=4), WINDOW_LANE, 8) == 2, "the rest of it stands above"
 
 

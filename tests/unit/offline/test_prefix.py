@@ -1,4 +1,4 @@
-"""Single prefixes from one store to another: windows, holes, flaws, and what can be restored afterwards."""
+"""Single prefixes from one store to another: windows, tombstones, flaws, and what can be restored afterwards."""
 
 import random
 from collections.abc import Sequence
@@ -218,7 +218,7 @@ def test_a_backup_of_a_prefix_replaces_what_is_flawed_in_the_target() -> None:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_combination_of_holes_and_flaws_gives_the_longest_prefix_that_is_whole(name: str) -> None:
+def test_every_combination_of_tombstones_and_flaws_gives_the_longest_prefix_that_is_whole(name: str) -> None:
     layout = LAYOUTS[name]
     for seed in range(40):
         rng = random.Random(seed)

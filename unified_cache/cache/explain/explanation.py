@@ -394,7 +394,7 @@ class Explainer:
         if full_end > end:
             losses.append(self._window_loss(name, lowest, held, end, full_end))
         after = np.arange(pages) >= max(full_end, end)
-        # What lies behind a hole of Full may be held; it is missed for the hole.
+        # What lies behind a tombstone of Full may be held; it is missed for the tombstone.
         reasons = self._missing(name, 0, lowest[0], after & ~held[0])
         for number, run in enumerate(reasons):
             upto = reasons[number + 1].start if number + 1 < len(reasons) else pages

@@ -21,7 +21,7 @@ BLOCK_PAGES_MIN = 64
 BLOCK_GROWTH = 4
 """Factor by which each next block reaches further back, so that the whole search is linear in pages."""
 
-Holes = npt.NDArray[np.bool_]
+Tombstones = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ def longest_prefix(
     full = [pool for pool in pools if pool.span >= min(pages_count, SPAN_ALL)]
     windowed = [pool for pool in pools if pool.span < min(pages_count, SPAN_ALL)]
     end, bound_by = pages_count, ""
-    for pool, holes in zip(full, _holes(present, full, 0, pages_count), strict=True):
-        first_hole = int(holes.argmax()) if holes.any() else pages_count
-        if first_hole < end:
-            end, bound_by = first_hole, pool.name
+    for pool, tombstones in zip(full, _tombstones(present, full, 0, pages_count), strict=True):
+        first_tombstone = int(tombstones.argmax()) if tombstones.any() else pages_count
+        if first_tombstone < end:
+            end, bound_by = first_tombstone, pool.name
     restorable = np.zeros(pages_count, np.bool_)
     if not windowed or not end:
         restorable[:end] = True
@@ -75,7 +75,7 @@ def longest_prefix(
     back = max(BLOCK_PAGES_MIN, 2 * max(pool.span for pool in windowed))
     start = 0 if every_end else max(0, end - back)
     while True:
-        missing = _holes(present, windowed, start, end)
+        missing = _tombstones(present, windowed, start, end)
         # What lies before is taken to be missing: of the ends that this leaves, the longest is right.
         ok = restorable_ends([pool.span for pool in windowed], missing, start, end - start, [start] * len(windowed))
         if ok.any() or not start:
@@ -86,11 +86,13 @@ def longest_prefix(
     found = start + int(np.flatnonzero(ok)[-1]) + 1 if ok.any() else 0
     if found < end:
         short = zip(windowed, missing, strict=True)
-        bound_by = next(pool.name for pool, holes in short if holes[max(window(end, pool.span) - start, 0) :].any())
+        bound_by = next(
+            pool.name for pool, tombstones in short if tombstones[max(window(end, pool.span) - start, 0) :].any()
+        )
     return RestorablePrefix(found, bound_by, restorable)
 
 
-def _holes(present: Present, pools: Sequence[PoolSpan], start: int, end: int) -> list[Holes]:
+def _tombstones(present: Present, pools: Sequence[PoolSpan], start: int, end: int) -> list[Tombstones]:
     """Return for each pool which pages of [start, end) are missing, all asked for at once."""
     if not pools or end == start:
         return [np.zeros(end - start, np.bool_) for _ in pools]

@@ -188,14 +188,14 @@ class PointsPass:
     def _look(self, request: int, path: Numbers, seen: int, full: Counts, runs: slice) -> int:
         """Note the points of a request; return the last one, 0 if there is none."""
         known = path[:seen]
-        holes: list[npt.NDArray[np.bool_] | None] = []
+        tombstones: list[npt.NDArray[np.bool_] | None] = []
         for lane in self._lanes:
             held = lane.held[known]
-            holes.append(~held)
+            tombstones.append(~held)
             here = known[held]
             lane.full_since[here] = np.maximum(lane.full_since[here], full[held])
             lane.full_ever[here] = np.maximum(lane.full_ever[here], full[held])
-        ok = restorable_ends(self._spans, holes, 0, seen, [0] * len(holes))
+        ok = restorable_ends(self._spans, tombstones, 0, seen, [0] * len(tombstones))
         ends = np.flatnonzero(ok)[::-1][:POINTS_MAX] + 1
         if not ends.size:
             return 0

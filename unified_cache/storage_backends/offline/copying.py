@@ -386,10 +386,10 @@ class PromptChain:
             for number, component in enumerate(self._layout.components)
             if component.span != SPAN_UNTOLD
         ]
-        holes: list[npt.NDArray[np.bool_]] = [
+        tombstones: list[npt.NDArray[np.bool_]] = [
             np.logical_not(present[self._pools.component_bits(number)].all(axis=0)) for number, _ in told
         ]
-        ok = restorable_ends([span for _, span in told], holes, 0, self.prompt.pages_count, [0] * len(told))
+        ok = restorable_ends([span for _, span in told], tombstones, 0, self.prompt.pages_count, [0] * len(told))
         ends = np.flatnonzero(ok)
         return int(ends[-1]) + 1 if ends.size else 0
 

@@ -82,7 +82,7 @@ def test_a_window_in_the_middle_comes_back_for_a_prompt_that_goes_on_otherwise()
     assert bring(toy, prompt_of(toy, 1, 2, 3, 9, 9)) == 3
 
 
-def test_holes_and_the_rest_of_the_prefix_come_together() -> None:
+def test_tombstones_and_the_rest_of_the_prefix_come_together() -> None:
     toy = engine(WINDOW)
     prompt = served_and_stored(toy, 1, 2, 3, 4, 5)
     lose(toy, 1)
