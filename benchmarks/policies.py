@@ -52,15 +52,15 @@ class TreeEngine:
         """Serve a request as ``UnifiedCache`` does."""
         tree = self.ledger.tree
         found = tree.match(prompt)
-        visit = tree.use(found, found.device_end)
-        lock = tree.lock(found, found.device_end, Tier.DEVICE, visit)
+        request = tree.use(found, found.device_end)
+        lock = tree.lock(found, found.device_end, Tier.DEVICE, request)
         self.hit_pages += lock.end
         new_pages = prompt.pages_count - lock.end
         if new_pages:
             slots = self.ledger.allocate_all(Tier.DEVICE, [(0, new_pages)])
             assert slots is not None, "only this request's own pages are pinned"
-            self.ledger.insert(prompt, lock.end, slots, Tier.DEVICE, visit=visit)
-            renewed = tree.lock(tree.match(prompt), prompt.pages_count, Tier.DEVICE, visit)
+            self.ledger.insert(prompt, lock.end, slots, Tier.DEVICE, request=request)
+            renewed = tree.lock(tree.match(prompt), prompt.pages_count, Tier.DEVICE, request)
             tree.unlock(lock)
             lock = renewed
         tree.unlock(lock)

@@ -10,8 +10,8 @@ Prompts of fewer than ``LONG_RUN_PAGES`` fill a tenth of the pages: they take 7 
 
 With ``--policies`` made-up traffic is served under lru and under adaptive eviction, and nothing is evicted, so that
 both trees are the same. Then every object that is reached from tree and queues is counted, but for tokens and slots;
-what the forecast has learned, which is bounded, stands beside it. The command fails where a node of a tree of
-``NODES_MIN`` or more takes too much more; below, the queues of cells, of which there is a fixed number, weigh more.
+what the predictor has learned, which is bounded, stands beside it. The command fails where a node of a tree of
+``NODES_MIN`` or more takes too much more; below, the queues of classes, of which there is a fixed number, weigh more.
 """
 
 import gc
@@ -88,7 +88,7 @@ class PolicyMemory:
     node_bytes: float
     """Bytes of nodes and queues, by node."""
     learned_bytes: int
-    """Bytes of the forecast."""
+    """Bytes of the predictor."""
 
 
 def served(kind: str, requests: int, policy: EvictionPolicy) -> PolicyMemory:
@@ -99,16 +99,16 @@ def served(kind: str, requests: int, policy: EvictionPolicy) -> PolicyMemory:
     for request in generated_trace(kind, requests, 0):
         prompt = Prompt.of(np.repeat(np.array(request.hash_ids, np.int32), PAGE_SIZE), PAGE_SIZE)
         found = tree.match(prompt)
-        visit = tree.use(found, found.device_end)
-        lock = tree.lock(found, found.device_end, Tier.DEVICE, visit)
+        used = tree.use(found, found.device_end)
+        lock = tree.lock(found, found.device_end, Tier.DEVICE, used)
         slots = np.arange(held + 1, held + 1 + prompt.pages_count - lock.end, dtype=np.int32)
-        inserted = tree.insert(prompt, lock.end, [slots], Tier.DEVICE, visit=visit)
-        renewed = tree.lock_inserted(inserted, prompt, Tier.DEVICE, visit)
+        inserted = tree.insert(prompt, lock.end, [slots], Tier.DEVICE, used=request)
+        renewed = tree.lock_inserted(inserted, prompt, Tier.DEVICE, used)
         tree.unlock(lock)
         tree.unlock(renewed)
         held += len(slots)
     state = tree._state
-    learned = [] if state.adaptive is None else [state.adaptive.forecast]
+    learned = [] if state.adaptive is None else [state.adaptive.predictor]
     counted = {id(each) for each in learned}
     nodes = tree.nodes_count()
     return PolicyMemory(nodes, reached_bytes([state], counted) / nodes, reached_bytes(learned, set()))

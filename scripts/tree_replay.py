@@ -47,12 +47,12 @@ def answered(requests: Iterable[list[int]], policy: EvictionPolicy) -> str:
         end = found.device_end
         seen.update(f"{end} {found.tree_end}\n".encode())
         seen.update(tree.slots(found, Tier.DEVICE, 0, 0, end).tobytes())
-        visit = tree.use(found, end)
-        locks.append(tree.lock(found, end, Tier.DEVICE, visit))
+        request = tree.use(found, end)
+        locks.append(tree.lock(found, end, Tier.DEVICE, request))
         pages = prompt.pages_count - end
         fresh = np.arange(next_slot, next_slot + pages, dtype=np.int32)
         next_slot += pages
-        inserted = tree.insert(prompt, end, (fresh, fresh), Tier.DEVICE, priority, visit)
+        inserted = tree.insert(prompt, end, (fresh, fresh), Tier.DEVICE, priority, request)
         held_pages += pages - _digested(seen, inserted.duplicates[:1])
         if len(locks) > HELD_LOCKS:
             tree.unlock(locks.pop(0))

@@ -4,10 +4,10 @@ from scripts.mutants.mutant import Mutant
 
 __all__ = ["TREE_MUTANTS"]
 
-WINDOW_TESTS = ("tests/unit/core/test_window_worth.py",)
+WINDOW_TESTS = ("tests/unit/core/test_window_score.py",)
 SESSION_TESTS = ("tests/unit/core/test_sessions.py",)
 LAST_TOKEN_TESTS = ("tests/unit/core/test_last_token.py",)
-FORECAST_TESTS = ("tests/unit/core/test_forecast.py", "tests/property/test_adaptive_eviction.py")
+PREDICTOR_TESTS = ("tests/unit/core/test_reuse_predictor.py", "tests/property/test_adaptive_eviction.py")
 
 TREE_MUTANTS = [
     Mutant(
@@ -186,7 +186,7 @@ TREE_MUTANTS = [
         tests=("tests/unit/core/test_eviction.py",),
     ),
     Mutant(
-        "of windows touched together the last one goes before those of another cell",
+        "of windows touched together the last one goes before those of another class",
         "tree/adaptive_queues.py",
         "return node.stamps[lane] + self.place_of(node, lane) / START_MAX",
         "return node.stamps[lane]",
@@ -205,11 +205,11 @@ TREE_MUTANTS = [
         "_unpin_all(lock, lock.held)\n    lock.held = []",
     ),
     Mutant(
-        "the forecast decides before anything was evicted",
+        "the predictor decides before anything was evicted",
         "tree/adaptive_queues.py",
-        "(self.forecast.is_ready and self._unlearned_pages[lane] <= 0)",
-        "self.forecast.is_ready",
-        tests=FORECAST_TESTS,
+        "(self.predictor.is_ready and self._unlearned_pages[lane] <= 0)",
+        "self.predictor.is_ready",
+        tests=PREDICTOR_TESTS,
     ),
     Mutant(
         "entries of nodes that have moved to another queue stay for ever",
@@ -219,18 +219,18 @@ TREE_MUTANTS = [
         tests=("tests/unit/core/test_tree_memory.py",),
     ),
     Mutant(
-        "what is worth most goes first",
-        "tree/forecast.py",
-        "        return self.table[cell]",
-        "        return -self.table[cell]",
-        tests=FORECAST_TESTS,
+        "the highest score goes first",
+        "tree/reuse_predictor.py",
+        "        return self.table[request_class]",
+        "        return -self.table[request_class]",
+        tests=PREDICTOR_TESTS,
     ),
     Mutant(
-        "a forecast is believed whatever has become of what it said",
-        "tree/forecast.py",
+        "predictions are used however the last ones have failed",
+        "tree/reuse_predictor.py",
         "bool(self.table) and not self._record.is_bad",
         "bool(self.table)",
-        tests=FORECAST_TESTS,
+        tests=PREDICTOR_TESTS,
     ),
     Mutant(
         "a window is weighed as if every session resumed at it",
@@ -255,17 +255,17 @@ TREE_MUTANTS = [
     ),
     Mutant(
         "a run that has left the tree is not remembered",
-        "tree/forecast.py",
-        "        ghosts[xxh3_64_intdigest(page, start)] = ghost\n",
+        "tree/reuse_predictor.py",
+        "        evicted_runs[xxh3_64_intdigest(page, start)] = evicted_run\n",
         "",
-        tests=FORECAST_TESTS,
+        tests=PREDICTOR_TESTS,
     ),
     Mutant(
         "a request continues the one before it, whosever that was",
         "tree/adaptive_queues.py",
-        "number, cell, asked_end = visit.number, visit.cell, node.end",
-        "number, cell, asked_end = self.forecast.now, visit.cell, node.end",
-        tests=FORECAST_TESTS,
+        "number, request_class, asked_end = request.number, request.request_class, node.end",
+        "number, request_class, asked_end = self.predictor.now, request.request_class, node.end",
+        tests=PREDICTOR_TESTS,
     ),
     Mutant(
         "matching goes as far as the last token",

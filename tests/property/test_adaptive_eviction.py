@@ -1,4 +1,4 @@
-"""Eviction by forecast, against a naive search of the whole tree at every victim."""
+"""Eviction by predictor, against a naive search of the whole tree at every victim."""
 
 import math
 import random
@@ -13,7 +13,7 @@ from unified_cache.core.config import EvictionConfig, EvictionPolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Slots, Tier
 from unified_cache.core.window import SPAN_ALL
-from unified_cache.tree import Lock, RadixTree, adaptive_queues, forecast
+from unified_cache.tree import Lock, RadixTree, adaptive_queues, reuse_predictor
 from unified_cache.tree.adaptive_queues import AdaptiveQueues
 from unified_cache.tree.node import Node
 
@@ -22,7 +22,7 @@ PAGES = (24, 12)
 
 
 class WatchedForecast:
-    """A tree whose lanes go by the forecast, requests under way, and counts of the victims that were looked at."""
+    """A tree whose lanes go by the predictor, requests under way, and counts of the victims that were looked at."""
 
     def __init__(self, spans: tuple[int, ...], seed: int) -> None:
         self.rng = random.Random(seed)
@@ -34,7 +34,7 @@ class WatchedForecast:
         self.slots_count = 0
         self.held = [0] * len(spans)
         self.locks: list[tuple[Prompt, Lock]] = []
-        self.by_forecast = 0
+        self.by_prediction = 0
         self.all_victims = 0
 
     def fresh(self, count: int) -> Slots:
@@ -44,15 +44,15 @@ class WatchedForecast:
     def begin(self, tokens: list[int]) -> None:
         prompt = Prompt.of(tokens, 1, session=f"s{self.rng.randrange(5)}" if self.rng.random() < 0.5 else None)
         found = self.tree.match(prompt)
-        visit = self.tree.use(found, found.device_end)
-        self.locks.append((prompt, self.tree.lock(found, found.device_end, Tier.DEVICE, visit)))
+        request = self.tree.use(found, found.device_end)
+        self.locks.append((prompt, self.tree.lock(found, found.device_end, Tier.DEVICE, request)))
 
     def end(self) -> None:
         """Insert what a request under way computed, perhaps nothing, and release it."""
         prompt, lock = self.locks.pop(self.rng.randrange(len(self.locks)))
         if self.rng.random() < 0.9 and prompt.pages_count > lock.end:
             given = [self.fresh(prompt.pages_count - lock.end) for _ in range(self.components)]
-            inserted = self.tree.insert(prompt, lock.end, given, Tier.DEVICE, visit=lock.visit)
+            inserted = self.tree.insert(prompt, lock.end, given, Tier.DEVICE, request=lock.request)
             for component, slots in enumerate(given):
                 self.held[component] += len(slots) - len(inserted.duplicates[component])
         self.tree.unlock(lock)
@@ -66,10 +66,10 @@ class WatchedForecast:
             self.tree.session_returns(session, self.rng.choice([0.5, 20.0]))
 
     def evict(self, component: int) -> bool:
-        """Evict a page, and see that no other was worth less; tell whether there was any."""
+        """Evict a page, and see that no other had a lower score; return whether there was any."""
         queues = self.tree._state.queues
         assert isinstance(queues, AdaptiveQueues)
-        queues._weigh_at[component] = 0
+        queues._score_at[component] = 0
         self.tree._sessions.lapse()
         victim = self.tree.next_victim(Tier.DEVICE, component)
         if victim is None:
@@ -90,54 +90,56 @@ class WatchedForecast:
         queues = self.tree._state.queues
         assert isinstance(queues, AdaptiveQueues)
         oldest: dict[int, int] = {}
-        cells = {node: _cell(node, lane) for node in candidates}
+        classes = {node: _class_of(node, lane) for node in candidates}
         for node in candidates:
-            oldest[cells[node]] = min(oldest.get(cells[node], node.stamps[lane]), node.stamps[lane])
+            oldest[classes[node]] = min(oldest.get(classes[node], node.stamps[lane]), node.stamps[lane])
         is_tail = victim is queues._next_tail(lane)
         is_young = victim is queues._node_at(~queues.queue_id(victim, lane), lane)
         if not is_tail and not is_young:
-            assert victim.stamps[lane] == oldest[cells[victim]], "neither the oldest nor the youngest of its cell"
-        heads = [node for node in candidates if node.stamps[lane] == oldest[cells[node]]]
+            assert victim.stamps[lane] == oldest[classes[victim]], "neither the oldest nor the youngest of its class"
+        heads = [node for node in candidates if node.stamps[lane] == oldest[classes[node]]]
         if is_tail:
             assert victim.end == victim.asked_end, "more than the last page of a prompt would go"
-        elif queues._by_forecast[lane]:
+        elif queues._by_prediction[lane]:
             assert queues._unlearned_pages[lane] <= 0
-            self.by_forecast += 1
-            worth = {node: self._worth(node, lane) for node in {*heads, victim}}
-            # Heads of one cell may have one stamp: parts of a prompt. Then any of them may stand first.
-            least = {cells[node]: max(worth[other] for other in heads if cells[other] == cells[node]) for node in heads}
-            assert worth[victim] <= min(least.values()) * (1 + 1e-9), "a node that is worth more went first"
+            self.by_prediction += 1
+            score = {node: self._score(node, lane) for node in {*heads, victim}}
+            # Heads of one class may have one stamp: parts of a prompt. Then any of them may stand first.
+            least = {
+                classes[node]: max(score[other] for other in heads if classes[other] == classes[node]) for node in heads
+            }
+            assert score[victim] <= min(least.values()) * (1 + 1e-9), "a node that is worth more went first"
         else:
             assert victim.stamps[lane] == min(oldest.values()), "not the least recent one, and nothing to go by"
 
-    def _worth(self, node: Node, lane: int) -> float:
-        """Weigh a page of Full as the forecast does, a window by who resumes at its end, page by page."""
+    def _score(self, node: Node, lane: int) -> float:
+        """Score a page of Full as the predictor does, a window by the requests that resume at its end, page by page."""
         queues = self.tree._state.queues
         assert isinstance(queues, AdaptiveQueues)
-        forecast_worth = queues.forecast.worth(node.cell, node.request)
+        predicted = queues.predictor.score(node.request_class, node.request)
         if lane == 0:
-            return forecast_worth
+            return predicted
         slots = node.slots[lane]
         assert slots is not None
         if (slots[-self.tree.components[lane].span :] < 0).any():
             return 0.0
         shares, held_pages = queues.shares, int((slots >= 0).sum())
         chance = 1.0
-        if forecast.in_session(node.cell) and node.moved_past:
+        if reuse_predictor.in_session(node.request_class) and node.moved_past:
             chance = shares.moved_past.part
-        elif forecast.in_session(node.cell):
+        elif reuse_predictor.in_session(node.request_class):
             left = [offset for offset in range(len(shares._counts)) if node.asked_end - offset <= node.end]
             chance = sum(shares._counts[offset] for offset in left[:held_pages]) / shares._total
-        return forecast_worth * chance * math.sqrt(node.end) / held_pages
+        return predicted * chance * math.sqrt(node.end) / held_pages
 
 
-def _cell(node: Node, lane: int) -> int:
+def _class_of(node: Node, lane: int) -> int:
     """Tell apart windows at a prompt's end, windows before it, and those that a session has moved past."""
-    if lane == 0 or not forecast.in_session(node.cell):
-        return node.cell
+    if lane == 0 or not reuse_predictor.in_session(node.request_class):
+        return node.request_class
     if node.moved_past:
-        return forecast.CELLS_COUNT + forecast.SESSION_CELLS
-    return node.cell + (forecast.CELLS_COUNT if node.end != node.asked_end else 0)
+        return reuse_predictor.CLASSES_COUNT + reuse_predictor.SESSION_CLASSES
+    return node.request_class + (reuse_predictor.CLASSES_COUNT if node.end != node.asked_end else 0)
 
 
 def _is_preferred(node: Node, lane: int) -> bool:
@@ -146,16 +148,16 @@ def _is_preferred(node: Node, lane: int) -> bool:
 
 
 @pytest.mark.parametrize("spans", [(SPAN_ALL,), (SPAN_ALL, 2)], ids=str)
-def test_every_victim_is_worth_least_of_the_oldest_of_each_cell(
+def test_every_victim_has_the_least_score_of_the_oldest_of_each_class(
     spans: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forecast, "REFRESH_REQUESTS", (8, 8))
-    monkeypatch.setattr(forecast, "COLUMN_TOKENS", 1)
-    monkeypatch.setattr(forecast, "GHOSTS_MAX", 8)
-    monkeypatch.setattr(forecast, "LOG_MAX", 64)
-    monkeypatch.setattr(forecast, "DEVIATIONS", -1e9)  # whatever is seen counts as a difference
-    monkeypatch.setattr(forecast, "EXPECTED_MIN", 1e-9)
-    monkeypatch.setattr(adaptive_queues, "WEIGH_REQUESTS", 1)
+    monkeypatch.setattr(reuse_predictor, "REFRESH_REQUESTS", (8, 8))
+    monkeypatch.setattr(reuse_predictor, "COLUMN_TOKENS", 1)
+    monkeypatch.setattr(reuse_predictor, "EVICTED_RUNS_MAX", 8)
+    monkeypatch.setattr(reuse_predictor, "LOG_MAX", 64)
+    monkeypatch.setattr(reuse_predictor, "DEVIATIONS", -1e9)  # whatever is seen counts as a difference
+    monkeypatch.setattr(reuse_predictor, "EXPECTED_MIN", 1e-9)
+    monkeypatch.setattr(adaptive_queues, "SCORE_REQUESTS", 1)
     for seed in range(examples(4, 60)):
         watched = WatchedForecast(spans, seed)
         rng = watched.rng
@@ -185,4 +187,4 @@ def test_every_victim_is_worth_least_of_the_oldest_of_each_cell(
                 while watched.held[component] > PAGES[component] and watched.evict(component):
                     pass
             watched.tree.check([lock for _, lock in watched.locks])
-        assert watched.by_forecast >= 10, "a history that the forecast hardly decides proves little"
+        assert watched.by_prediction >= 10, "a history that the predictor hardly decides proves little"

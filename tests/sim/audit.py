@@ -238,7 +238,7 @@ class Audit:
         for number, edges in walk.partial_locks.items():
             for lane in edges:
                 evictable[lane, number] = queues.evictable(walk.nodes[number], lane)
-        # Policies, preferences and the forecast put a node into other queues than that of its lane.
+        # Policies, preferences and the predictor put a node into other queues than that of its lane.
         is_by_lane = self._tree._state.adaptive is None
         for number, lane in np.argwhere(evictable.T).tolist():
             node = walk.nodes[number]

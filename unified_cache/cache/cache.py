@@ -225,11 +225,11 @@ class UnifiedCache:
         self._enter()
         check_kind(found, Match, "a match")
         used = found.prompt.head(found.used_end)
-        visit = self._ledger.tree.use(found, used.pages_count)
+        request = self._ledger.tree.use(found, used.pages_count)
         bound_by = binding_components(found) if self._recorder is not None else ()
         if found.tree_end and self._storage is not None and self.config.write is not WritePolicy.ON_CALL:
             self._backups.note_use(found, self._storage)
-        lock = self._ledger.tree.lock(found, found.device_end, Tier.DEVICE, visit)
+        lock = self._ledger.tree.lock(found, found.device_end, Tier.DEVICE, request)
         self._locks.add(lock)
         if self._speeds.is_choosing:
             self._speeds.prefill.begin(lock)
@@ -370,8 +370,8 @@ class UnifiedCache:
         self._enter()
         tree = self._ledger.tree
         tree.check_lock(lock)
-        inserted = self._ledger.insert(prompt, lock.end, slots, Tier.DEVICE, priority, lock.visit)
-        renewed = tree.lock_inserted(inserted, prompt, Tier.DEVICE, lock.visit)
+        inserted = self._ledger.insert(prompt, lock.end, slots, Tier.DEVICE, priority, lock.request)
+        renewed = tree.lock_inserted(inserted, prompt, Tier.DEVICE, lock.request)
         if prompt.session is None:
             renewed.session = lock.session
         self._locks.add(renewed)

@@ -21,7 +21,7 @@ from unified_cache.core.pool import ModelLayout, PageCopies, Pages, Slots, Tier,
 from unified_cache.core.slots import MapChange, PairedAllocator, SlotAllocator, StoredSlots
 from unified_cache.core.window import window
 from unified_cache.storage_backends.protocol import StorageReader
-from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree, Transfer, Victim, Visit
+from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree, Transfer, TreeRequest, Victim
 
 __all__ = ["Ledger", "Reservation", "TierTransfer", "VictimSaver"]
 
@@ -295,7 +295,7 @@ class Ledger:
         slots: Sequence[Slots],
         tier: Tier,
         priority: int = UNNAMED,
-        visit: Visit | None = None,
+        request: TreeRequest | None = None,
     ) -> Inserted:
         """Hand pages [start, pages_count) to the tree; duplicates are freed.
 
@@ -304,7 +304,7 @@ class Ledger:
         """
         given = self._check_out(slots, tier)
         self._check_pairs(slots, tier)
-        inserted = self.tree.insert(prompt, start, slots, tier, priority, visit)
+        inserted = self.tree.insert(prompt, start, slots, tier, priority, request)
         self._take_in(inserted, given, prompt, start, slots, tier)
         return inserted
 

@@ -4,12 +4,12 @@ from types import FunctionType
 
 from unified_cache.core.window import window
 from unified_cache.tree.evict import Victim
-from unified_cache.tree.forecast import Visit
 from unified_cache.tree.lock import Lock, Published, Transfer
 from unified_cache.tree.match import Inserted, Match, binding_components
 from unified_cache.tree.node import UNNAMED
 from unified_cache.tree.preferences import Preference
 from unified_cache.tree.radix import RadixTree
+from unified_cache.tree.reuse_predictor import TreeRequest
 from unified_cache.tree.state import Freed, HeldRun
 
 __all__ = [
@@ -23,8 +23,8 @@ __all__ = [
     "Published",
     "RadixTree",
     "Transfer",
+    "TreeRequest",
     "Victim",
-    "Visit",
     "binding_components",
     "compiled",
 ]

@@ -1,13 +1,13 @@
-"""Eviction queues of lanes that go by the forecast: a queue for each cell, and LRU until there is something to go by.
+"""Eviction queues that go by the reuse predictor: a queue for each request class, and LRU until there are predictions.
 
-Within a cell the oldest goes first, as everywhere, or the youngest where that is worth less: worth rises with age
-until people have thought, and falls after. Which cell gives the next victim says the forecast, by what these two are
-worth; of windows and states, see ``ResumeShares``. Where requests do not differ, or have not come back as was foretold,
-all cells go by their oldest: that is LRU. So ranks never fall, and a node goes earlier only by another queue.
+Within a class the oldest node goes first, or the youngest where its score is less: a score rises with age until people
+have thought, and falls after. The next victim has the least score of these two over all classes; for windows and states
+see ``ResumeShares``. Where requests do not differ, or recent predictions have failed, the oldest over all classes goes:
+that is LRU. So ranks never fall, and a node goes earlier only by another queue.
 
 The last page of a prompt, which the next turn fills up, goes before all that, as long as hardly any is asked for again.
 
-Which cell a node has, and which request's it is, is written by ``RequestMarks``.
+``RequestFeatures`` writes the class and the request of a node.
 """
 
 from collections import deque
@@ -19,59 +19,59 @@ from unified_cache.core.config import EvictionConfig, EvictionPolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Tier
 from unified_cache.tree.eviction_queues import STALE_MIN, EvictionQueues, Queue
-from unified_cache.tree.forecast import (
-    CELLS_COUNT,
-    SESSION_CELLS,
+from unified_cache.tree.node import Node
+from unified_cache.tree.reuse_predictor import (
+    CLASSES_COUNT,
+    SESSION_CLASSES,
     UNASKED,
-    Forecast,
-    Ghost,
+    EvictedRun,
     Returns,
-    Visit,
+    ReusePredictor,
+    TreeRequest,
     first_turn,
     goes_on,
     in_session,
-    shared_cell,
+    shared_class,
 )
-from unified_cache.tree.node import Node
 
-__all__ = ["WINDOW_CELLS", "AdaptiveQueues", "RequestMarks", "ResumeShares", "window_cell"]
+__all__ = ["WINDOW_CLASSES", "AdaptiveQueues", "RequestFeatures", "ResumeShares", "window_class"]
 
-MOVED_PAST = CELLS_COUNT + SESSION_CELLS
-"""Cell of ends that sessions have gone on from."""
-WINDOW_CELLS = MOVED_PAST + 1
-"""Cells of a windowed lane: the forecast's, for windows at a prompt's end; those of sessions once more, before it."""
+MOVED_PAST = CLASSES_COUNT + SESSION_CLASSES
+"""Class of ends that sessions have gone on from."""
+WINDOW_CLASSES = MOVED_PAST + 1
+"""Classes of a windowed lane: the predictor's, at a prompt's end; those of sessions once more, before the end."""
 OFFSETS_MAX = 64
-"""Pages before the end of a prompt that are told apart."""
+"""Pages before the end of a prompt that have a count of their own."""
 HALVED_AT = 4096
-"""Continuations that are counted before counts are halved: habits change."""
+"""Continuations at which the counts are halved: habits change."""
 
 
-def window_cell(node: Node) -> int:
-    """Return the cell of a node in a windowed lane."""
-    if not in_session(node.cell):
-        return node.cell
+def window_class(node: Node) -> int:
+    """Return the class of a node in a windowed lane."""
+    if not in_session(node.request_class):
+        return node.request_class
     if node.moved_past:
         return MOVED_PAST
-    return node.cell if node.end == node.asked_end else CELLS_COUNT + node.cell
+    return node.request_class if node.end == node.asked_end else CLASSES_COUNT + node.request_class
 
 
 class ResumeShares:
     """Counts of where sessions resume: how far before the end of their last prompt, and how often before it began.
 
-    A page of Full is used by whoever gets that far; a window only by who resumes at its very end. So what the forecast
-    makes of a session is shared out between the ends that its last request left:
+    Every request that reaches a page of Full uses it; only a request that resumes at its very end uses a window. So the
+    predicted score of a session is divided between the ends that its last request left:
 
-        worth = forecast x P(resumed here | goes on), for each page of the window  x square root of the pages before it
+        score = predicted x P(resumed here | goes on), for each page of the window  x square root of the pages before it
 
-    since who does not resume here computes those again; the root keeps few long prompts from driving out many short
-    ones. An end that its session has gone on from is worth as much less as such ends are asked for again.
+    since a request that does not resume here computes those again; the root keeps few long prompts from driving out
+    many short ones. An end that its session has gone on from counts by how often such ends are asked for again.
     """
 
     __slots__ = ("_counts", "_total", "moved_past")
 
     def __init__(self) -> None:
         self._counts = [1.0 / (1 + offset) for offset in range(OFFSETS_MAX)]
-        """Continuations by the pages of the prompt that they leave; at first, the nearer the end the likelier."""
+        """Continuations by the pages of the prompt that they drop; at first, the nearer the end the likelier."""
         self._total = sum(self._counts)
         self.moved_past = Returns(8, 1)
         """Ends that sessions have gone on from."""
@@ -93,89 +93,89 @@ class ResumeShares:
         if pages_left < OFFSETS_MAX:
             self._counts[pages_left] += 1
 
-    def weigh(self, node: Node, lane: int, span: int) -> float:
-        """Return what each window page of a node in ``lane`` is worth, of what the forecast says of its request.
+    def factor(self, node: Node, lane: int, span: int) -> float:
+        """Return the factor from a request's score to that of each window page of a node in ``lane``.
 
-        A window is ``span`` pages. One that has lost a page, or that the lane does not hold any more, is worth nothing.
+        A window is ``span`` pages. The factor is 0 if it has lost a page, or the lane does not hold it any more.
         """
         pages, held_pages = node.end - node.start, node.held_count[lane]
         if not held_pages or pages - node.last_tombstone[lane] < min(span, pages):
             return 0.0
         resumed = 1.0
-        if in_session(node.cell) and node.moved_past:
+        if in_session(node.request_class) and node.moved_past:
             resumed = self.moved_past.part
-        elif in_session(node.cell):
+        elif in_session(node.request_class):
             first = max(node.asked_end - node.end, 0)
             resumed = sum(self._counts[first : first + held_pages]) / self._total
         return resumed / held_pages * sqrt(node.end)
 
 
-WEIGH_REQUESTS = 4
-"""Requests after which the ends of all cells are weighed anew; in between only those that changed, or come up."""
+SCORE_REQUESTS = 4
+"""Requests after which the ends of all classes are scored again; in between only the ends that changed or come up."""
 ENDS_MAX = 1024
-"""Ends noted in a lane before all are weighed anew."""
+"""Ends recorded in a lane at which all are scored again."""
 START_MAX = 1 << 24
-"""More than the pages of a prompt: of windows of equal stamp, in whatever cells, that goes first which begins first."""
+"""More than the pages of a prompt: of windows of equal stamp, in any class, the one that begins first goes first."""
 YOUNG_MAX = 16
-"""Nodes of each cell, the youngest, that are known as such."""
+"""Youngest nodes that are known of each class."""
 
 
 class AdaptiveQueues(EvictionQueues):
-    """Eviction queues, of which those of some lanes go by the forecast."""
+    """Eviction queues that go by the predictor in some lanes."""
 
     __slots__ = (
-        "_by_forecast",
+        "_by_prediction",
         "_ends",
         "_is_adaptive",
         "_same_queues",
+        "_score_at",
         "_tail_lanes",
         "_tail_nodes",
         "_tails_max",
         "_unlearned_pages",
-        "_weigh_at",
         "_young",
-        "forecast",
+        "predictor",
         "shares",
         "tails",
     )
 
     def __init__(
-        self, spans: Sequence[int], eviction: EvictionConfig, capacity: Sequence[int], forecast: Forecast
+        self, spans: Sequence[int], eviction: EvictionConfig, capacity: Sequence[int], predictor: ReusePredictor
     ) -> None:
-        super().__init__(spans, eviction, WINDOW_CELLS)
+        super().__init__(spans, eviction, WINDOW_CLASSES)
         lanes = [(tier, component) for tier in Tier for component in range(len(spans))]
-        self.forecast = forecast
+        self.predictor = predictor
         self.shares = ResumeShares()
-        """Where sessions resume, by which windows are weighed."""
+        """Where sessions resume: factors of window scores."""
         self.tails = Returns()
         """Last pages of prompts."""
         self._is_adaptive = [eviction.policy(tier, component) is EvictionPolicy.ADAPTIVE for tier, component in lanes]
         self._unlearned_pages = [(pages + 1) // 2 for pages in capacity]
-        """By lane: pages yet to be evicted before its pages go by the forecast."""
-        self._by_forecast = [False] * len(lanes)
-        """Whether a lane goes by the forecast; else it is LRU."""
+        """By lane: pages yet to be evicted before its pages go by the predictor."""
+        self._by_prediction = [False] * len(lanes)
+        """Whether a lane goes by the predictor; else it is LRU."""
         self._ends: list[list[tuple[float, int]]] = [[] for _ in lanes]
-        """By lane: heap of the ends of its cells by worth or less; a queue id is its oldest node, ~id its youngest."""
-        self._weigh_at = [0] * len(lanes)
-        """By lane: number of the request from which on all its ends are weighed anew."""
+        """By lane: heap of (lower bound of the score, end of a class): a queue id its oldest node, ~id its youngest."""
+        self._score_at = [0] * len(lanes)
+        """By lane: number of the request from which on all its ends are scored again."""
         self._tail_nodes: list[deque[Node]] = [deque() for _ in lanes]
-        """Nodes that may end with the last page of a prompt, oldest first; of lanes of Full."""
+        """By lane of Full: nodes that may end with the last page of a prompt, oldest first."""
         self._tail_lanes = [lane for lane in range(0, len(lanes), len(spans)) if self._is_adaptive[lane]]
         self._tails_max = [STALE_MIN] * len(lanes)
-        """By lane: how many of them may be queued before those that do not are dropped."""
+        """By lane: length at which nodes that do not end so any more are dropped."""
         self._young: dict[int, deque[Node]] = {}
-        """By queue id: nodes that became evictable last, youngest last, and some that are not any more."""
+        """By queue id: nodes that became evictable last, youngest last, and some that are no longer evictable."""
         self._same_queues: dict[int, int] = {}
         """Values of ``Node.queued``, each once: as numbers of their own they take 48 bytes a node."""
 
-    # ---- what to go by -------------------------------------------------------------------------------------------
+    # ---- predictor or LRU ----------------------------------------------------------------------------------------
 
-    def follow_forecast(self) -> None:
-        """Go by the forecast from now on where it is ready and enough was evicted, and by LRU elsewhere."""
-        for lane, was_followed in enumerate(self._by_forecast):
-            if was_followed is not (self.forecast.is_ready and self._unlearned_pages[lane] <= 0):
-                self._by_forecast[lane] = not was_followed
-                self._weigh_at[lane] = 0
+    def follow_predictor(self) -> None:
+        """Switch each lane to the predictor where it is ready and enough was evicted, and to LRU elsewhere."""
+        for lane, was_followed in enumerate(self._by_prediction):
+            if was_followed is not (self.predictor.is_ready and self._unlearned_pages[lane] <= 0):
+                self._by_prediction[lane] = not was_followed
+                self._score_at[lane] = 0
 
     def pages_at_once(self, node: Node, lane: int, pages: int) -> int:
         """Return how many of ``pages`` the next victim gives before another is looked for; they are evicted now."""
@@ -185,7 +185,7 @@ class AdaptiveQueues(EvictionQueues):
             pages = min(pages, 1)
         if self._unlearned_pages[lane] > 0:
             self._unlearned_pages[lane] -= min(pages, node.held_count[lane])
-            self.follow_forecast()
+            self.follow_predictor()
         return pages
 
     # ---- queues --------------------------------------------------------------------------------------------------
@@ -194,8 +194,8 @@ class AdaptiveQueues(EvictionQueues):
         """Return the queue that a node belongs to while it is evictable from ``lane``."""
         if not self._is_adaptive[lane] or (node.history is not None and self.is_preferred(node, lane)):
             return super().queue_id(node, lane)
-        cell = window_cell(node) if lane % self._components_count else node.cell
-        return (len(Queue) + cell) * self._lanes_count + lane
+        request_class = window_class(node) if lane % self._components_count else node.request_class
+        return (len(Queue) + request_class) * self._lanes_count + lane
 
     def offer(self, node: Node, lane: int) -> None:
         """Queue ``node`` in ``lane`` if it is evictable there and not queued yet."""
@@ -219,7 +219,7 @@ class AdaptiveQueues(EvictionQueues):
             return
         if not young or young[-1] is not node:
             young.append(node)
-        if self._by_forecast[lane]:
+        if self._by_prediction[lane]:
             self._note_end(~queue_id, lane)
 
     def _enter(self, node: Node, lane: int, queue_id: int) -> None:
@@ -237,7 +237,7 @@ class AdaptiveQueues(EvictionQueues):
                 self.offer(node, lane)
 
     def next_victim(self, lane: int) -> Node | None:
-        """Return the node of ``lane`` that goes next; it stays queued. None if nothing can be evicted."""
+        """Return the next victim of ``lane``, which stays queued; None if nothing can be evicted."""
         if not self._is_adaptive[lane]:
             return super().next_victim(lane)
         victim = self._next_tail(lane) or self._least(lane)
@@ -254,7 +254,7 @@ class AdaptiveQueues(EvictionQueues):
     # ---- last pages of prompts -----------------------------------------------------------------------------------
 
     def note_tail(self, node: Node) -> None:
-        """Queue a node that ends with the last page of a prompt, and drop those that do not any more at times."""
+        """Queue a node that ends with the last page of a prompt; at times, drop nodes that do not end so any more."""
         self.tails.leave()
         for lane in self._tail_lanes:
             nodes = self._tail_nodes[lane]
@@ -267,7 +267,7 @@ class AdaptiveQueues(EvictionQueues):
     def _next_tail(self, lane: int) -> Node | None:
         """Return the oldest node that ends with the last page of a prompt, if such pages are not asked for again."""
         nodes = self._tail_nodes[lane]
-        if not self._by_forecast[lane] or not self.tails.are_rare:
+        if not self._by_prediction[lane] or not self.tails.are_rare:
             return None
         for _ in range(len(nodes)):
             node = nodes[0]
@@ -282,27 +282,27 @@ class AdaptiveQueues(EvictionQueues):
 
     def ends_with_tail(self, node: Node, lane: int) -> bool:
         """Return whether the last page that a lane of Full holds of a node is the last one of a prompt."""
-        return not node.dead and node.start + node.held_count[lane] == node.asked_end and in_session(node.cell)
+        return not node.dead and node.start + node.held_count[lane] == node.asked_end and in_session(node.request_class)
 
-    # ---- ends of cells -------------------------------------------------------------------------------------------
+    # ---- ends of classes -----------------------------------------------------------------------------------------
 
     def _note_end(self, end: int, lane: int) -> None:
-        """Have an end of a cell weighed before the next victim is chosen: no worth is less than this."""
+        """Queue an end of a class to be scored before the next victim is chosen; -1 is below every score."""
         heappush(self._ends[lane], (-1.0, end))
         if len(self._ends[lane]) > ENDS_MAX:
             self._ends[lane].clear()
-            self._weigh_at[lane] = 0
+            self._score_at[lane] = 0
 
     def _least(self, lane: int) -> Node | None:
-        """Return the node that is worth least of the oldest and youngest of all cells."""
+        """Return the node of least score among the oldest and youngest of all classes."""
         ends = self._ends[lane]
-        if self._weigh_at[lane] <= self.forecast.now:
-            self._weigh_at[lane] = self.forecast.now + WEIGH_REQUESTS
+        if self._score_at[lane] <= self.predictor.now:
+            self._score_at[lane] = self.predictor.now + SCORE_REQUESTS
             ids = range(len(Queue) * self._lanes_count + lane, len(self._queues), self._lanes_count)
             held = [queue_id for queue_id in ids if self._queues[queue_id]]
-            held += [~queue_id for queue_id in held] if self._by_forecast[lane] else []
+            held += [~queue_id for queue_id in held] if self._by_prediction[lane] else []
             nodes = ((end, self._node_at(end, lane)) for end in held)
-            ends[:] = [(self._worth(node, lane), end) for end, node in nodes if node is not None]
+            ends[:] = [(self._score(node, lane), end) for end, node in nodes if node is not None]
             heapify(ends)
         while ends:
             noted, end = ends[0]
@@ -310,14 +310,14 @@ class AdaptiveQueues(EvictionQueues):
             if node is None:
                 heappop(ends)
                 continue
-            worth = self._worth(node, lane)
-            if worth <= noted:
+            score = self._score(node, lane)
+            if score <= noted:
                 return node
-            heapreplace(ends, (worth, end))
+            heapreplace(ends, (score, end))
         return None
 
     def _node_at(self, end: int, lane: int) -> Node | None:
-        """Return the node at an end of a cell: its oldest one, or its youngest as far as that is known."""
+        """Return the node at an end of a class: its oldest, or its youngest if that is known."""
         if end >= 0:
             return self._first(end, lane)
         young = self._young.get(~end)
@@ -328,143 +328,145 @@ class AdaptiveQueues(EvictionQueues):
             young.pop()
         return None
 
-    def _worth(self, node: Node, lane: int) -> float:
-        """Return what a node of a lane is worth now; by lru, while there is nothing to go by, the later the more."""
-        if not self._by_forecast[lane]:
+    def _score(self, node: Node, lane: int) -> float:
+        """Return the score of a node in a lane now; by lru without predictions, the later the more."""
+        if not self._by_prediction[lane]:
             return node.stamps[lane] + self.place_of(node, lane) / START_MAX
-        worth = self.forecast.worth(node.cell, node.request)
+        score = self.predictor.score(node.request_class, node.request)
         component = lane % self._components_count
-        return worth * self.shares.weigh(node, lane, self._spans[component]) if component else worth
+        return score * self.shares.factor(node, lane, self._spans[component]) if component else score
 
     def _belongs(self, node: Node, lane: int, queue_id: int) -> bool:
         """Return whether a node, if it is evictable, belongs to a queue of a lane."""
         return not node.dead and queue_id == self.queue_id(node, lane)
 
 
-class RequestMarks:
-    """Marks of one tree's nodes: which request used them last; and what is learned from requests as they come.
+class RequestFeatures:
+    """Features of one tree's nodes: the request that used them last, its class, and its end.
 
-    A node knows the last request that ended with its pages: number, cell, and how far the next one must agree to
-    continue it. That is written when a request's pages become a leaf; when a leaf goes, its parent takes over the later
-    of the two. A node that is marked anew is offered to the queues, which stand by these marks.
+    A request continues another if it agrees with it up to that end. The features are written when a request's pages
+    become a leaf; when a leaf is evicted, its parent takes over the later of the two. A node whose features change is
+    offered to the queues, whose order depends on them.
     """
 
-    __slots__ = ("_has_windows", "_page_key_bytes", "_queues", "forecast")
+    __slots__ = ("_has_windows", "_page_key_bytes", "_queues", "predictor")
 
     def __init__(self, queues: AdaptiveQueues, page_key_bytes: int, *, has_windows: bool) -> None:
         self._queues = queues
-        self.forecast = queues.forecast
+        self.predictor = queues.predictor
         self._page_key_bytes = page_key_bytes
         self._has_windows = has_windows
-        """Whether any component but Full is there: where sessions resume matters to windows and states alone."""
+        """Whether there is any component but Full: where sessions resume matters to windows and states alone."""
 
-    def arrive(self, prompt: Prompt, path: Sequence[Node], tree_end: int) -> Visit:
-        """Note that a request takes up a prompt, of which the tree has ``tree_end`` pages on ``path``."""
+    def arrive(self, prompt: Prompt, path: Sequence[Node], tree_end: int) -> TreeRequest:
+        """Record a request for a prompt, of which the tree has ``tree_end`` pages on ``path``."""
         node = path[-1] if path else None
         last = self._recall(prompt, tree_end)
         is_shared = False
-        if node is not None and in_session(node.cell):
+        if node is not None and in_session(node.request_class):
             if last is None and goes_on(tree_end, node.start, node.asked_end):
-                last = Ghost(node.request, node.cell, node.asked_end, node.end)
+                last = EvictedRun(node.request, node.request_class, node.asked_end, node.end)
             if node.end == node.asked_end == tree_end:
                 self._queues.tails.come_back()
-        elif node is not None and node.cell < UNASKED:
+        elif node is not None and node.request_class < UNASKED:
             is_shared = last is None and node.end == tree_end
         if self._has_windows:
             self._queues.shares.count(node, tree_end, None if last is None else last.end)
-        visit = self.forecast.begin(tree_end, prompt.pages_count, last, below_shared=is_shared)
-        self._queues.follow_forecast()
+        request = self.predictor.begin(tree_end, prompt.pages_count, last, below_shared=is_shared)
+        self._queues.follow_predictor()
         if is_shared and node is not None:
-            self.forecast.close(node.request)
+            self.predictor.close(node.request)
             self._share(node)
-        return visit
+        return request
 
-    def _recall(self, prompt: Prompt, start: int) -> Ghost | None:
-        """Take back what is remembered of a prompt's pages from ``start`` on, which have left the tree.
+    def _recall(self, prompt: Prompt, start: int) -> EvictedRun | None:
+        """Return the evicted run of the prompt's session, if the pages from ``start`` on were evicted.
 
-        Returns the last request of the session that they belong to, if there is one.
+        Forgets the runs that it finds on the way.
         """
         at = start
         while at < prompt.pages_count:
             offset = at * self._page_key_bytes
-            ghost = self.forecast.recall(at, prompt.tokens[offset : offset + self._page_key_bytes])
-            if ghost is None:
+            evicted_run = self.predictor.recall(at, prompt.tokens[offset : offset + self._page_key_bytes])
+            if evicted_run is None:
                 return None
-            if in_session(ghost.cell):
-                if ghost.end == at + 1:
+            if in_session(evicted_run.request_class):
+                if evicted_run.end == at + 1:
                     self._queues.tails.come_back()
-                return ghost
-            self.forecast.close(ghost.number)
-            at = ghost.run_end
+                return evicted_run
+            self.predictor.close(evicted_run.number)
+            at = evicted_run.run_end
         return None
 
     def _share(self, node: Node) -> None:
-        """Note that one more session has begun below a node."""
-        node.asked_end = 2 if in_session(node.cell) else node.asked_end + 1
-        node.cell = shared_cell(node.asked_end)
-        node.request = self.forecast.open(node.cell)
+        """Count one more session that begins below a node."""
+        node.asked_end = 2 if in_session(node.request_class) else node.asked_end + 1
+        node.request_class = shared_class(node.asked_end)
+        node.request = self.predictor.open(node.request_class)
         node.moved_past = False
         self._queues.offer_all(node)
 
-    def take_up(self, node: Node, parent: Node, visit: Visit | None) -> None:
-        """Note that the pages of ``node``, after ``parent``, are those that a request has asked for last.
+    def take_up(self, node: Node, parent: Node, request: TreeRequest | None) -> None:
+        """Record ``node``, with its ancestors below ``parent``, as the last request's pages.
 
-        None for pages that storage brought before anybody asked.
+        ``request`` is None for pages that storage brought before anybody asked.
         """
-        if visit is None:
+        if request is None:
             first = node
             while first.parent is not None and first.parent is not parent:
                 first = first.parent
-            ghost = self.forecast.recall(first.start, first.key[: self._page_key_bytes])
-            if ghost is None:
-                ghost = Ghost(self.forecast.open(UNASKED), UNASKED, node.end, node.end)
-            number, cell, asked_end = ghost.number, ghost.cell, ghost.end
+            evicted_run = self.predictor.recall(first.start, first.key[: self._page_key_bytes])
+            if evicted_run is None:
+                evicted_run = EvictedRun(self.predictor.open(UNASKED), UNASKED, node.end, node.end)
+            number, request_class, asked_end = evicted_run.number, evicted_run.request_class, evicted_run.end
         else:
-            number, cell, asked_end = visit.number, visit.cell, node.end
+            number, request_class, asked_end = request.number, request.request_class, node.end
         at = node
         while at is not parent and at.parent is not None:
-            at.request, at.cell, at.asked_end = number, cell, asked_end
+            at.request, at.request_class, at.asked_end = number, request_class, asked_end
             at = at.parent
-        if visit is None:
+        if request is None:
             return
         self._queues.note_tail(node)
-        if first_turn(visit.cell) and parent.parent is not None and parent.end == visit.start:
+        if first_turn(request.request_class) and parent.parent is not None and parent.end == request.start:
             at = parent
-            while at.parent is not None and in_session(at.cell):
+            while at.parent is not None and in_session(at.request_class):
                 self._share(at)
                 at = at.parent
-        elif visit.goes_on and self._has_windows:
-            self._move_past(parent, visit)
+        elif request.goes_on and self._has_windows:
+            self._move_past(parent, request)
 
-    def _move_past(self, node: Node, visit: Visit) -> None:
-        """Note that a session has gone on below: what is kept there is what the next request resumes from."""
+    def _move_past(self, node: Node, request: TreeRequest) -> None:
+        """Record that a session has gone on below a node: its next request resumes from there."""
         at = node
-        while at.parent is not None and in_session(at.cell) and not at.moved_past:
-            if at.request != visit.number:
+        while at.parent is not None and in_session(at.request_class) and not at.moved_past:
+            if at.request != request.number:
                 self._queues.shares.moved_past.leave()
                 at.moved_past = True
                 self._queues.offer_all(at)
             at = at.parent
 
-    def settle(self, node: Node, visit: Visit) -> None:
-        """Note that a request has asked for all pages that end with ``node``, and no more."""
-        if node.request == visit.number and node.cell == visit.cell and node.asked_end == node.end:
-            return  # as ``take_up`` has left it
-        if in_session(node.cell) or node.cell == UNASKED:
-            node.request, node.cell, node.asked_end = visit.number, visit.cell, node.end
+    def settle(self, node: Node, request: TreeRequest) -> None:
+        """Record ``node`` as the end of a request's prompt."""
+        if (node.request, node.request_class, node.asked_end) == (request.number, request.request_class, node.end):
+            return  # as ``take_up`` left it
+        if in_session(node.request_class) or node.request_class == UNASKED:
+            node.request, node.request_class, node.asked_end = request.number, request.request_class, node.end
             node.moved_past = False
             self._queues.offer_all(node)
 
     def child_left(self, parent: Node, child: Node) -> bool:
-        """Have a parent take over from its child, which is evicted, the later request; return whether that was."""
-        if child.request <= parent.request or not in_session(child.cell) or not in_session(parent.cell):
+        """Copy the features of an evicted child to its parent if they are later; return whether they were."""
+        if child.request <= parent.request or not (
+            in_session(child.request_class) and in_session(parent.request_class)
+        ):
             return False
-        parent.request, parent.cell, parent.asked_end = child.request, child.cell, child.asked_end
+        parent.request, parent.request_class, parent.asked_end = child.request, child.request_class, child.asked_end
         parent.moved_past = False
         return True
 
     def remember(self, node: Node, end: int) -> None:
-        """Have the forecast remember whose pages of a node from ``end`` on leave the tree."""
+        """Remember the last request of a node whose pages from ``end`` on are evicted."""
         offset = (end - node.start) * self._page_key_bytes
         page = node.key[offset : offset + self._page_key_bytes]
-        self.forecast.remember(end, page, Ghost(node.request, node.cell, node.asked_end, node.end))
+        self.predictor.remember(end, page, EvictedRun(node.request, node.request_class, node.asked_end, node.end))

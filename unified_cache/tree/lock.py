@@ -29,9 +29,9 @@ import numpy.typing as npt
 from unified_cache.core.pool import PageCopies, Pages, Slots, Tier, all_pages, numbers_of
 from unified_cache.core.slots import MapChange
 from unified_cache.core.window import restorable_ends, window, window_counts
-from unified_cache.tree.forecast import Visit
 from unified_cache.tree.match import Match, held_pages
 from unified_cache.tree.node import ANYWHERE, CHANGED_NODES_MAX, ON_DEVICE, Node
+from unified_cache.tree.reuse_predictor import TreeRequest
 from unified_cache.tree.state import TreeState
 
 __all__ = [
@@ -58,10 +58,10 @@ class Lock:
     A plain class, since a dataclass is made by interpreted code where the core is compiled: a quarter of a lock's time.
     """
 
-    __slots__ = ("end", "held", "node", "released", "session", "tier", "tree", "visit")
+    __slots__ = ("end", "held", "node", "released", "request", "session", "tier", "tree")
 
     def __init__(
-        self, tree: TreeState, node: Node, end: int, tier: Tier, held: list[tuple[int, int]], visit: Visit | None
+        self, tree: TreeState, node: Node, end: int, tier: Tier, held: list[tuple[int, int]], used: TreeRequest | None
     ) -> None:
         self.tree = tree
         self.node = node
@@ -71,8 +71,8 @@ class Lock:
         self.held = held
         """(component, first page pinned): pages [that, end) are pinned for it."""
         self.released = False
-        self.visit = visit
-        """What the forecast made of the request; it goes on to the lock that ``insert`` returns."""
+        self.request = used
+        """Passed on to the lock that ``insert`` returns."""
         self.session: str | None = None
         """Session whose request has it; see ``Prompt.session``."""
 
@@ -81,19 +81,19 @@ class Lock:
         return any(number == component for number, _ in self.held)
 
 
-def lock(tree: TreeState, node: Node, end: int, tier: Tier, visit: Visit | None = None) -> Lock:
+def lock(tree: TreeState, node: Node, end: int, tier: Tier, request: TreeRequest | None = None) -> Lock:
     """Pin ``[window(end), end)`` of every component on ``tier``; ``end`` lies in ``node``, or is 0 to pin nothing.
 
     Splits ``node`` if ``end`` is inside it. The pages need not be held: a lock also keeps the place of pages
     that a transfer will bring.
     """
     if not end:
-        return Lock(tree, node, 0, tier, [], visit)
+        return Lock(tree, node, 0, tier, [], request)
     assert not node.dead
     if end < node.end:
         node = tree.split(node, end - node.start)
-    if tree.adaptive is not None and visit is not None and end == visit.end:
-        tree.adaptive.settle(node, visit)
+    if tree.adaptive is not None and request is not None and end == request.end:
+        tree.adaptive.settle(node, request)
     components = tree.components_count
     lane = int(tier) * components
     full_start = node.start if node.held_count[lane] == node.end - node.start else 0
@@ -105,7 +105,7 @@ def lock(tree: TreeState, node: Node, end: int, tier: Tier, visit: Visit | None 
         _pin(tree, node, lane + component, start)
     if len(tree.counts.changed) > CHANGED_NODES_MAX:
         tree.counts.count_changed()
-    return Lock(tree, node, end, tier, held, visit)
+    return Lock(tree, node, end, tier, held, request)
 
 
 def _pin(tree: TreeState, node: Node, lane: int, start: int) -> None:

@@ -13,8 +13,8 @@ from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Pages, Slots, Tier, no_slots, numbers_of
 from unified_cache.core.slots import MapChange
 from unified_cache.core.window import restorable_ends, window
-from unified_cache.tree.forecast import Visit
 from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
+from unified_cache.tree.reuse_predictor import TreeRequest
 from unified_cache.tree.state import TreeState
 
 __all__ = [
@@ -299,7 +299,7 @@ def insert(
     slots: Sequence[Slots],
     tier: Tier,
     priority: int,
-    visit: Visit | None = None,
+    request: TreeRequest | None = None,
 ) -> Inserted:
     """Put pages [start, prompt.pages_count) on ``tier``; ``slots[c]`` has one entry per page, -1 where not given.
 
@@ -331,7 +331,7 @@ def insert(
         above = node
         node = _add_leaves(tree, node, prompt, rest, tier, map_changes)
         if tree.adaptive is not None:
-            tree.adaptive.take_up(node, above, visit)
+            tree.adaptive.take_up(node, above, request)
     tree.queues.touch(node, priority)
     at: Node | None = node
     while at is not None and at.end > start:

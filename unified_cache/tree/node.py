@@ -38,8 +38,8 @@ class History:
 
     lru        least recently used; the stamp is the rank, and nothing else is kept
     priority   lowest priority first, lru within
-    adaptive   what a forecast says is worth least; see ``unified_cache.tree.forecast``. Here it is as lru: a queue for
-               each kind of request, in which the stamp is the rank
+    adaptive   least score; see ``unified_cache.tree.reuse_predictor``. Here it is as lru: a queue for each
+               class of requests, in which the stamp is the rank
 
     A rank depends on history and stamp alone, and never falls: no touch, use, arrival or higher priority makes a node
     go earlier. Only so may a queue find out a new rank when the node comes up; what makes a node go earlier is a change
@@ -88,7 +88,6 @@ class Node:
 
     __slots__ = (
         "asked_end",
-        "cell",
         "children",
         "dead",
         "digests",
@@ -107,6 +106,7 @@ class Node:
         "protection",
         "queued",
         "request",
+        "request_class",
         "slots",
         "stamps",
         "start",
@@ -151,8 +151,8 @@ class Node:
         self.digests: PageDigests = b""
         """Digests of the pages; empty where nothing is to be remembered of them."""
         self.request = 0
-        """Number of the last request that ended with the pages; see ``forecast``, as the two below."""
-        self.cell = 0
+        """Number of the last request that ended with the pages; see ``reuse_predictor``, as the two below."""
+        self.request_class = 0
         self.asked_end = 0
         """Pages that it asked for; of a prefix that sessions share, how many have begun below it."""
         self.moved_past = False

@@ -18,10 +18,9 @@ from unified_cache.core.pool import Component, Pages, Slots, Tier
 from unified_cache.core.window import window
 from unified_cache.tree import evict as eviction
 from unified_cache.tree import lock as locks
-from unified_cache.tree.adaptive_queues import AdaptiveQueues, RequestMarks
+from unified_cache.tree.adaptive_queues import AdaptiveQueues, RequestFeatures
 from unified_cache.tree.check import check
 from unified_cache.tree.eviction_queues import EvictionQueues
-from unified_cache.tree.forecast import Forecast, Visit
 from unified_cache.tree.lock import (
     Lock,
     Published,
@@ -35,6 +34,7 @@ from unified_cache.tree.lock import (
 from unified_cache.tree.match import Inserted, Match, find, held_pages, insert, make_recent, node_at, path_slots, peek
 from unified_cache.tree.node import UNNAMED, Node
 from unified_cache.tree.preferences import Preference, Preferences, SessionHints
+from unified_cache.tree.reuse_predictor import ReusePredictor, TreeRequest
 from unified_cache.tree.state import Freed, HeldRun, TreeState, held_runs
 
 __all__ = ["RadixTree"]
@@ -51,11 +51,11 @@ class RadixTree:
         "_capacity",
         "_clock",
         "_eviction",
-        "_forecast",
         "_forgotten",
         "_latest",
         "_lineage",
         "_locks",
+        "_predictor",
         "_preferences",
         "_preferred_max",
         "_sessions",
@@ -93,7 +93,7 @@ class RadixTree:
         self._lineage = object()
         self._forgotten = forgotten
         kinds = [eviction.policy(tier, number) for tier in Tier for number in range(len(components))]
-        self._forecast = Forecast(page_size) if EvictionPolicy.ADAPTIVE in kinds else None
+        self._predictor = ReusePredictor(page_size) if EvictionPolicy.ADAPTIVE in kinds else None
         """What was learned of requests; a ``clear`` leaves it, since those that it overtakes go on to use it."""
         self._state = self._empty()
         self._preferences = Preferences(self._state, self._preferred_max)
@@ -107,12 +107,12 @@ class RadixTree:
     def _empty(self) -> TreeState:
         spans = tuple(component.span for component in self.components)
         mapped = next((number for number, component in enumerate(self.components) if component.mapped), None)
-        if self._forecast is None:
-            queues, marks = EvictionQueues(spans, self._eviction), None
+        if self._predictor is None:
+            queues, features = EvictionQueues(spans, self._eviction), None
         else:
-            queues = AdaptiveQueues(spans, self._eviction, self._capacity, self._forecast)
-            marks = RequestMarks(queues, self.page_size * TOKEN_BYTES, has_windows=len(spans) > 1)
-        return TreeState(spans, self.page_size, mapped, self._lineage, queues, self._forgotten, marks)
+            queues = AdaptiveQueues(spans, self._eviction, self._capacity, self._predictor)
+            features = RequestFeatures(queues, self.page_size * TOKEN_BYTES, has_windows=len(spans) > 1)
+        return TreeState(spans, self.page_size, mapped, self._lineage, queues, self._forgotten, features)
 
     def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:
         """Find the longest restorable prefix; make it recent. Structure stays as it is.
@@ -141,7 +141,7 @@ class RadixTree:
             latest = self._latest = peek(self._state, prompt)
         return latest
 
-    def use(self, found: Match, end: int) -> Visit | None:
+    def use(self, found: Match, end: int) -> TreeRequest | None:
         """Count that a request takes ``end`` pages of a match, for adaptive eviction and hints about sessions.
 
         Matching makes recent but does not count: a request that waits may be matched many times.
@@ -203,21 +203,21 @@ class RadixTree:
                 return min(node.start + node.held_count[lane], found.tree_end)
         return 0
 
-    def lock(self, found: Match, end: int, tier: Tier, visit: Visit | None = None) -> Lock:
+    def lock(self, found: Match, end: int, tier: Tier, request: TreeRequest | None = None) -> Lock:
         """Pin what a resume after ``end`` pages of a match needs on ``tier``. The match is dead afterwards.
 
         Raises:
             StaleMatchError: the tree has changed since; nothing was pinned.
             InputError: the tree does not hold ``end`` pages of that prompt.
         """
-        return self._lock(self._node(found, end), found.prompt, end, tier, visit)
+        return self._lock(self._node(found, end), found.prompt, end, tier, request)
 
-    def lock_inserted(self, inserted: Inserted, prompt: Prompt, tier: Tier, visit: Visit | None = None) -> Lock:
+    def lock_inserted(self, inserted: Inserted, prompt: Prompt, tier: Tier, request: TreeRequest | None = None) -> Lock:
         """Pin on ``tier`` what a resume after all of a prompt needs that was inserted just now; nothing is sought."""
-        return self._lock(inserted.node, prompt, prompt.pages_count, tier, visit)
+        return self._lock(inserted.node, prompt, prompt.pages_count, tier, request)
 
-    def _lock(self, node: Node, prompt: Prompt, end: int, tier: Tier, visit: Visit | None) -> Lock:
-        held = lock(self._state, node, end, tier, visit)
+    def _lock(self, node: Node, prompt: Prompt, end: int, tier: Tier, request: TreeRequest | None) -> Lock:
+        held = lock(self._state, node, end, tier, request)
         held.session = prompt.session
         self._locks[held] = None
         return held
@@ -274,7 +274,7 @@ class RadixTree:
         slots: Sequence[Slots],
         tier: Tier,
         priority: int = UNNAMED,
-        visit: Visit | None = None,
+        request: TreeRequest | None = None,
     ) -> Inserted:
         """Hand over pages [start, pages_count) of ``prompt``; ``slots[c]`` has an entry a page, -1 if not given.
 
@@ -286,7 +286,7 @@ class RadixTree:
             SlotError: component 0 lacks a slot for a page. Nothing was changed.
         """
         self.check_prompt(prompt)
-        return insert(self._state, prompt, start, slots, tier, _whole(priority), visit)
+        return insert(self._state, prompt, start, slots, tier, _whole(priority), request)
 
     def evict(self, tier: Tier, component: int, pages: int) -> Freed:
         """Give up to ``pages`` slots of a component back, in the order of its policy; see ``tree.evict``."""

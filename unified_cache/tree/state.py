@@ -11,7 +11,7 @@ from unified_cache.core.miss_reason import ForgottenPages, MissReason
 from unified_cache.core.page import DIGEST_BYTES, TOKEN_BYTES, chained_digests, digests_where, root_digest
 from unified_cache.core.pool import Slots, no_slots
 from unified_cache.core.slots import MapChange
-from unified_cache.tree.adaptive_queues import RequestMarks
+from unified_cache.tree.adaptive_queues import RequestFeatures
 from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.node import ANYWHERE, Node, PageCounts
 
@@ -65,7 +65,7 @@ class TreeState:
         lineage: object,
         queues: EvictionQueues,
         forgotten: ForgottenPages | None,
-        adaptive: RequestMarks | None = None,
+        adaptive: RequestFeatures | None = None,
     ) -> None:
         self.mapped = mapped
         """The component whose device slots are reached through Full's; None if there is none."""
@@ -84,7 +84,7 @@ class TreeState:
         self.forgotten = forgotten
         """Remembers what is evicted; None where nothing does."""
         self.adaptive = adaptive
-        """Marks by which adaptive queues go; None where no lane is adaptive."""
+        """Features by which adaptive queues go; None where no lane is adaptive."""
         self.version = 0
         """Counts changes of structure; a match made under another version is dead."""
         self.changes_count = 0
@@ -133,7 +133,7 @@ class TreeState:
         upper.locks = node.locks.copy()
         upper.stamps = node.stamps.copy()
         upper.request = node.request
-        upper.cell = node.cell
+        upper.request_class = node.request_class
         upper.asked_end = node.asked_end
         upper.moved_past = node.moved_past
         if node.history is not None:

@@ -288,12 +288,12 @@ def test_windows_keep_the_order_of_the_prompt_however_they_were_touched(kind: Ev
     assert toy.tree.match(prompt).device_end == 16
 
 
-def test_windows_of_a_session_go_in_order_while_adaptive_has_no_forecast() -> None:
+def test_windows_of_a_session_go_in_order_while_adaptive_predicts_nothing() -> None:
     toy = Toy(EvictionPolicy.ADAPTIVE, spans=WINDOW)
     prompt = Prompt.of(range(1, 17), 1, session="one")
-    visit = toy.tree.use(toy.tree.match(prompt), 0)
-    assert visit is not None
-    toy.tree.insert(prompt, 0, [np.arange(1, 17, dtype=np.int32)] * 2, Tier.DEVICE, 0, visit)
+    request = toy.tree.use(toy.tree.match(prompt), 0)
+    assert request is not None
+    toy.tree.insert(prompt, 0, [np.arange(1, 17, dtype=np.int32)] * 2, Tier.DEVICE, 0, request)
     assert toy.evict(16, component=1) == list(range(1, 17))
 
 

@@ -1,4 +1,4 @@
-"""Forecast of reuse: what it makes of the log, which requests it takes for continuations, and what then goes first."""
+"""Reuse predictor: hazards and scores from the log, continuations, and the victims that follow from them."""
 
 import random
 from itertools import pairwise
@@ -11,22 +11,22 @@ from unified_cache.core.config import EvictionConfig, EvictionPolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Tier
 from unified_cache.core.window import SPAN_ALL
-from unified_cache.tree import Lock, RadixTree, forecast
+from unified_cache.tree import Lock, RadixTree, reuse_predictor
 from unified_cache.tree.adaptive_queues import AdaptiveQueues
-from unified_cache.tree.forecast import (
+from unified_cache.tree.reuse_predictor import (
     AGES,
     BINS,
-    CELLS_COUNT,
+    CLASSES_COUNT,
     COLUMN_TOKENS,
     COLUMNS,
     LAYERS,
     ROW_FACTORS,
-    SESSION_CELLS,
-    Forecast,
-    Ghost,
+    SESSION_CLASSES,
+    EvictedRun,
     ReuseLog,
-    hazards_by_cell,
-    worths,
+    ReusePredictor,
+    hazards_by_class,
+    scores,
 )
 
 PAGES = 60
@@ -44,8 +44,8 @@ class ServedTree:
     def begin(self, tokens: list[int]) -> tuple[Prompt, Lock]:
         prompt = Prompt.of(tokens, 1)
         found = self.tree.match(prompt)
-        visit = self.tree.use(found, found.device_end)
-        return prompt, self.tree.lock(found, found.device_end, Tier.DEVICE, visit)
+        request = self.tree.use(found, found.device_end)
+        return prompt, self.tree.lock(found, found.device_end, Tier.DEVICE, request)
 
     def end(self, prompt: Prompt, lock: Lock) -> None:
         count = prompt.pages_count - lock.end
@@ -54,7 +54,7 @@ class ServedTree:
             self.free += [slot for slots in freed.slots[0] for slot in slots.tolist()]
         if count:
             slots = np.array([self.free.pop() for _ in range(count)], np.int32)
-            inserted = self.tree.insert(prompt, lock.end, [slots], Tier.DEVICE, visit=lock.visit)
+            inserted = self.tree.insert(prompt, lock.end, [slots], Tier.DEVICE, request=lock.request)
             self.free += inserted.duplicates[0].tolist()
         self.tree.unlock(lock)
         self.tree.check()
@@ -72,65 +72,69 @@ class ServedTree:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at the log often, so that little has to be served before there is a forecast."""
-    monkeypatch.setattr(forecast, "REFRESH_REQUESTS", (16, 16))
-    monkeypatch.setattr(forecast, "COLUMN_TOKENS", 1)
+    """Look at the log often, so that little has to be served before there is a predictor."""
+    monkeypatch.setattr(reuse_predictor, "REFRESH_REQUESTS", (16, 16))
+    monkeypatch.setattr(reuse_predictor, "COLUMN_TOKENS", 1)
 
 
 def test_worth_is_the_best_rate_of_reuse_of_all_times_to_keep_a_page_for() -> None:
     rng = np.random.default_rng(3)
-    ended = rng.integers(0, 20, (CELLS_COUNT, BINS)).astype(np.float64)
-    spent = rng.integers(1, 4000, (CELLS_COUNT, BINS)).astype(np.float64)
-    found = worths(hazards_by_cell(ended, spent))
+    ended = rng.integers(0, 20, (CLASSES_COUNT, BINS)).astype(np.float64)
+    spent = rng.integers(1, 4000, (CLASSES_COUNT, BINS)).astype(np.float64)
+    found = scores(hazards_by_class(ended, spent))
     widths = [*(after - first for first, after in pairwise(AGES)), AGES[-1]]
-    sessions = range(SESSION_CELLS)
+    sessions = range(SESSION_CLASSES)
     base = [
-        (sum(ended[:SESSION_CELLS, b]) + 2) / (sum(spent[:SESSION_CELLS, b]) + 2 * (AGES[b] + 30) / 0.3)
+        (sum(ended[:SESSION_CLASSES, b]) + 2) / (sum(spent[:SESSION_CLASSES, b]) + 2 * (AGES[b] + 30) / 0.3)
         for b in range(BINS)
     ]
     hazards = [
-        [base[b] * (ROW_FACTORS[_place(cell)[0]] if cell in sessions else 1) for b in range(BINS)]
-        for cell in range(CELLS_COUNT)
+        [base[b] * (ROW_FACTORS[_place(request_class)[0]] if request_class in sessions else 1) for b in range(BINS)]
+        for request_class in range(CLASSES_COUNT)
     ]
     for alike, events in (((0,), 4), ((1,), 4), ((0, 1), 2), ((2,), 4), ((1, 2), 2)):
         before = [row.copy() for row in hazards]
-        for cell in sessions:
-            group = [other for other in sessions if all(_place(other)[axis] == _place(cell)[axis] for axis in alike)]
+        for request_class in sessions:
+            group = [
+                other for other in sessions if all(_place(other)[axis] == _place(request_class)[axis] for axis in alike)
+            ]
             for b in range(BINS):
                 weights = [0.7 ** abs(other - b) for other in range(BINS)]
                 seen = sum(float(ended[i] @ weights) for i in group)
                 expected = sum(float((spent[i] * before[i]) @ weights) for i in group)
-                hazards[cell][b] *= (seen + events) / (expected + events)
-    for cell in range(SESSION_CELLS, CELLS_COUNT):
+                hazards[request_class][b] *= (seen + events) / (expected + events)
+    for request_class in range(SESSION_CLASSES, CLASSES_COUNT):
         for b in range(BINS):
             weights = [0.7 ** abs(other - b) for other in range(BINS)]
-            hazards[cell][b] *= (float(ended[cell] @ weights) + 2) / (float((spent[cell] * base) @ weights) + 2)
-    for cell in (0, 7, SESSION_CELLS - 1, SESSION_CELLS, forecast.UNASKED):
+            hazards[request_class][b] *= (float(ended[request_class] @ weights) + 2) / (
+                float((spent[request_class] * base) @ weights) + 2
+            )
+    for request_class in (0, 7, SESSION_CLASSES - 1, SESSION_CLASSES, reuse_predictor.UNASKED):
         for first in range(BINS):
             best = reached = uses = kept = 0.0
             reached = 1.0
             for b in range(first, BINS):
-                lasting = 1 / (1 + hazards[cell][b] * widths[b])
+                lasting = 1 / (1 + hazards[request_class][b] * widths[b])
                 kept += reached * lasting * widths[b]
                 uses += reached * (1 - lasting)
                 reached *= lasting
                 best = max(best, uses / kept)
-            assert found[cell][first] == pytest.approx(best, rel=1e-9)
+            assert found[request_class][first] == pytest.approx(best, rel=1e-9)
 
 
-def _place(cell: int) -> tuple[int, int, int]:
-    """Return row, column and layer of a session's cell."""
-    return cell // (COLUMNS * LAYERS), cell // LAYERS % COLUMNS, cell % LAYERS
+def _place(request_class: int) -> tuple[int, int, int]:
+    """Return row, column and layer of a session's class."""
+    return request_class // (COLUMNS * LAYERS), request_class // LAYERS % COLUMNS, request_class % LAYERS
 
 
 def test_the_log_counts_what_was_continued_and_how_long_the_rest_has_waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecast, "LOG_MAX", 32)
+    monkeypatch.setattr(reuse_predictor, "LOG_MAX", 32)
     rng = random.Random(5)
     log = ReuseLog()
     entries: dict[int, tuple[int, int | None]] = {}
     for _ in range(500):
-        cell = rng.randrange(3)
-        entries[log.open(cell)] = (cell, None)
+        request_class = rng.randrange(3)
+        entries[log.open(request_class)] = (request_class, None)
         number = rng.randrange(max(1, log.now - 40), log.now + 1)
         log.close(number)
         if entries[number][1] is None:
@@ -139,13 +143,13 @@ def test_the_log_counts_what_was_continued_and_how_long_the_rest_has_waited(monk
     step = 1 << log._shift
     assert step > 1, "nothing was forgotten"
     kept = {number: entry for number, entry in entries.items() if number % step == 0}
-    for cell in range(3):
-        ages = [(number, age) for number, (of, age) in kept.items() if of == cell]
+    for request_class in range(3):
+        ages = [(number, age) for number, (of, age) in kept.items() if of == request_class]
         for b, first in enumerate(AGES):
             after = AGES[b + 1] if b + 1 < BINS else 1 << 60
-            assert ended[cell, b] == sum(age is not None and first <= age < after for _, age in ages)
+            assert ended[request_class, b] == sum(age is not None and first <= age < after for _, age in ages)
             lasted = [log.now - number if age is None else age for number, age in ages]
-            assert spent[cell, b] == sum(min(age, after) - first for age in lasted if age >= first)
+            assert spent[request_class, b] == sum(min(age, after) - first for age in lasted if age >= first)
 
 
 def test_a_request_continues_where_an_earlier_one_ended_or_nearly() -> None:
@@ -159,8 +163,8 @@ def test_a_request_continues_where_an_earlier_one_ended_or_nearly() -> None:
         ([1, 2, 8, 8], False),
     ):
         prompt, lock = served.begin(tokens)
-        assert lock.visit is not None
-        assert lock.visit.goes_on is is_continued, tokens
+        assert lock.request is not None
+        assert lock.request.goes_on is is_continued, tokens
         served.end(prompt, lock)
 
 
@@ -170,8 +174,8 @@ def test_a_session_is_known_again_after_all_of_it_was_evicted() -> None:
     served.serve([5, 6, 7, 8, 9, 10, 11, 12])
     assert not served.held([1, 2, 3, 4])
     prompt, lock = served.begin([1, 2, 3, 4, 20])
-    assert lock.visit is not None
-    assert lock.visit.goes_on
+    assert lock.request is not None
+    assert lock.request.goes_on
     served.end(prompt, lock)
 
 
@@ -188,15 +192,15 @@ def test_an_answer_that_is_inserted_extends_its_request() -> None:
     served = ServedTree()
     prompt, lock = served.begin([1, 2, 3])
     slots = np.array([served.free.pop() for _ in range(3)], np.int32)
-    served.tree.insert(prompt, 0, [slots], Tier.DEVICE, visit=lock.visit)
+    served.tree.insert(prompt, 0, [slots], Tier.DEVICE, request=lock.request)
     longer = Prompt.of([1, 2, 3, 4, 5], 1)
-    renewed = served.tree.lock(served.tree.match(prompt), 3, Tier.DEVICE, lock.visit)
+    renewed = served.tree.lock(served.tree.match(prompt), 3, Tier.DEVICE, lock.request)
     served.tree.unlock(lock)
     served.end(longer, renewed)
     assert [node.request for node in served.tree._state.nodes()] == [1, 1]
     prompt, lock = served.begin([1, 2, 3, 4, 5, 6])
-    assert lock.visit is not None
-    assert lock.visit.goes_on
+    assert lock.request is not None
+    assert lock.request.goes_on
     served.end(prompt, lock)
 
 
@@ -210,24 +214,24 @@ def test_a_request_that_a_clear_overtakes_is_continued_after_it() -> None:
     served.end(prompt, lock)
     _, lock = served.begin([1, 2, 3, 4])
     assert lock.end == 3
-    assert lock.visit is not None
-    assert lock.visit.goes_on
+    assert lock.request is not None
+    assert lock.request.goes_on
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_forecast_is_not_believed_from_soon_after_habits_change_until_it_has_learned_them(seed: int) -> None:
+def test_predictions_are_not_used_from_soon_after_habits_change_until_it_has_learned_them(seed: int) -> None:
     rng = random.Random(seed)
-    learned = Forecast(COLUMN_TOKENS)
-    waiting: list[Ghost] = []
+    learned = ReusePredictor(COLUMN_TOKENS)
+    waiting: list[EvictedRun] = []
     believed: list[bool] = []
     for number in range(4_000):
         goes_on = len(waiting) > 40 and rng.random() < 0.6
         last = waiting.pop(rng.randrange(len(waiting))) if goes_on else None
         start = 0 if last is None else last.end
         end = start + rng.choice((1, 20))
-        visit = learned.begin(start, end, last, below_shared=False)
+        request = learned.begin(start, end, last, below_shared=False)
         if rng.random() < (0.8 if (end - start == 1) == (number < 1_000) else 0.2):
-            waiting.append(Ghost(visit.number, visit.cell, end, end))
+            waiting.append(EvictedRun(request.number, request.request_class, end, end))
         believed.append(learned.is_ready)
     assert all(believed[250:1_000])
     assert not any(believed[1_200:2_000])
@@ -314,5 +318,5 @@ def test_last_pages_that_are_asked_for_again_do_not_go_before_others(quick: None
         served.serve([turn % 4, *range(100 * turn, 100 * turn + 5)])
         served.serve([turn % 4, *range(100 * turn, 100 * turn + 6)])
     queues = queues_of(served)
-    assert queues._by_forecast[0]
+    assert queues._by_prediction[0]
     assert queues._next_tail(0) is None

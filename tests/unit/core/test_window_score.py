@@ -1,4 +1,4 @@
-"""Windows under the forecast: of the ends that requests leave, which one goes first."""
+"""Windows under the predictor: of the ends that requests leave, which one goes first."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from unified_cache.core.config import EvictionConfig, EvictionPolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Tier
 from unified_cache.core.window import SPAN_ALL, needed_pages
-from unified_cache.tree import RadixTree, adaptive_queues, forecast
+from unified_cache.tree import RadixTree, adaptive_queues, reuse_predictor
 from unified_cache.tree.adaptive_queues import ResumeShares
 from unified_cache.tree.node import Node
 
@@ -31,8 +31,8 @@ class WindowedTree:
         found = self.tree.match(prompt)
         resumed = found.device_end
         branch = found.tree_end
-        visit = self.tree.use(found, resumed)
-        lock = self.tree.lock(found, resumed, Tier.DEVICE, visit)
+        request = self.tree.use(found, resumed)
+        lock = self.tree.lock(found, resumed, Tier.DEVICE, request)
         count = len(tokens) - resumed
         if count:
             kept = needed_pages([branch, *(len(tokens) + end for end in ends)], self.span, resumed, len(tokens))
@@ -40,7 +40,7 @@ class WindowedTree:
             if short > 0:
                 self.free += sum(map(len, self.tree.evict(Tier.DEVICE, WINDOW_LANE, short).slots[WINDOW_LANE]))
             given = [self._fresh(count), np.where(kept, self._fresh(count), -1).astype(np.int32)]
-            inserted = self.tree.insert(prompt, resumed, given, Tier.DEVICE, visit=visit)
+            inserted = self.tree.insert(prompt, resumed, given, Tier.DEVICE, request=request)
             self.free -= int(kept.sum()) - len(inserted.duplicates[WINDOW_LANE])
         self.tree.unlock(lock)
         self.tree.check()
@@ -57,14 +57,14 @@ class WindowedTree:
 
 @pytest.fixture
 def early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at the log often, so that little has to be served before there is a forecast, and believe it.
+    """Look at the log often, so that little has to be served before there is a predictor, and believe it.
 
     What is served then is not what it was learned from: sessions that all wait, which it would take for new habits.
     """
-    monkeypatch.setattr(forecast, "REFRESH_REQUESTS", (16, 16))
-    monkeypatch.setattr(forecast, "RECORD_DEVIATIONS", 100.0)
-    monkeypatch.setattr(forecast, "COLUMN_TOKENS", 1)
-    monkeypatch.setattr(adaptive_queues, "WEIGH_REQUESTS", 1)
+    monkeypatch.setattr(reuse_predictor, "REFRESH_REQUESTS", (16, 16))
+    monkeypatch.setattr(reuse_predictor, "RECORD_DEVIATIONS", 100.0)
+    monkeypatch.setattr(reuse_predictor, "COLUMN_TOKENS", 1)
+    monkeypatch.setattr(adaptive_queues, "SCORE_REQUESTS", 1)
 
 
 def turns(served: WindowedTree, sessions: int, *, agree: int) -> None:
@@ -106,52 +106,59 @@ def test_an_end_that_its_session_has_gone_on_from_goes_before_those_that_wait(ea
     assert [lru.resumable([*prompt, 9_999]) for prompt in waiting] == [0, 0, 0], "lru keeps them too; nothing is shown"
 
 
-def node_of(*, cell: int, pages: int, before: int = 0, tombstones_end: int = 0, moved_past: bool = False) -> Node:
+def node_of(
+    *, request_class: int, pages: int, before: int = 0, tombstones_end: int = 0, moved_past: bool = False
+) -> Node:
     """Make a node that holds its last page of a windowed component, before the last ``before`` pages of a prompt."""
     node = Node(b"", 0, pages, Node(b"", 0, 0, None, 2), 2)
     node.held_count[WINDOW_LANE] = 1
     node.last_tombstone[WINDOW_LANE] = tombstones_end
-    node.cell, node.asked_end, node.moved_past = cell, pages + before, moved_past
+    node.request_class, node.asked_end, node.moved_past = request_class, pages + before, moved_past
     return node
 
 
 def test_the_end_that_sessions_go_on_from_is_learned() -> None:
     shares = ResumeShares()
-    at_end, before_last = node_of(cell=0, pages=9), node_of(cell=0, pages=9, before=1)
-    assert shares.weigh(at_end, WINDOW_LANE, 1) > shares.weigh(before_last, WINDOW_LANE, 1), "expected, before any"
+    at_end, before_last = node_of(request_class=0, pages=9), node_of(request_class=0, pages=9, before=1)
+    assert shares.factor(at_end, WINDOW_LANE, 1) > shares.factor(before_last, WINDOW_LANE, 1), "expected, before any"
     for _ in range(100):
         shares.count(None, 8, 9)
-    assert shares.weigh(at_end, WINDOW_LANE, 1) * 20 < shares.weigh(before_last, WINDOW_LANE, 1)
+    assert shares.factor(at_end, WINDOW_LANE, 1) * 20 < shares.factor(before_last, WINDOW_LANE, 1)
     for _ in range(10_000):
         shares.count(None, 9, 9)
-    assert shares.weigh(at_end, WINDOW_LANE, 1) > 20 * shares.weigh(before_last, WINDOW_LANE, 1), "habits change"
+    assert shares.factor(at_end, WINDOW_LANE, 1) > 20 * shares.factor(before_last, WINDOW_LANE, 1), "habits change"
 
 
-def test_an_end_moved_past_is_worth_as_much_as_such_ends_are_asked_for_again() -> None:
+def test_an_end_moved_past_scores_by_how_often_such_ends_are_asked_for_again() -> None:
     shares = ResumeShares()
-    past, shared = node_of(cell=0, pages=9, moved_past=True), node_of(cell=forecast.SHARED, pages=9, moved_past=True)
+    past, shared = (
+        node_of(request_class=0, pages=9, moved_past=True),
+        node_of(request_class=reuse_predictor.SHARED, pages=9, moved_past=True),
+    )
     for _ in range(992):
         shares.moved_past.leave()
     for _ in range(99):
         shares.count(past, 9, None)
-    assert shares.weigh(past, WINDOW_LANE, 1) == pytest.approx(0.1 * 3)
-    assert shares.weigh(shared, WINDOW_LANE, 1) == 3, "what several sessions share is not one session's"
+    assert shares.factor(past, WINDOW_LANE, 1) == pytest.approx(0.1 * 3)
+    assert shares.factor(shared, WINDOW_LANE, 1) == 3, "what several sessions share is not one session's"
 
 
-def test_a_window_that_has_lost_a_page_is_worth_nothing() -> None:
+def test_a_window_that_has_lost_a_page_scores_nothing() -> None:
     shares = ResumeShares()
-    assert shares.weigh(node_of(cell=forecast.SHARED, pages=9, tombstones_end=5), WINDOW_LANE, 4) == 3
-    assert shares.weigh(node_of(cell=forecast.SHARED, pages=9, tombstones_end=6), WINDOW_LANE, 4) == 0
-    assert shares.weigh(node_of(cell=forecast.SHARED, pages=4), WINDOW_LANE, 8) == 2, "the rest of it stands above"
+    assert shares.factor(node_of(request_class=reuse_predictor.SHARED, pages=9, tombstones_end=5), WINDOW_LANE, 4) == 3
+    assert shares.factor(node_of(request_class=reuse_predictor.SHARED, pages=9, tombstones_end=6), WINDOW_LANE, 4) == 0
+    assert shares.factor(node_of(request_class=reuse_predictor.SHARED, pages=4), WINDOW_LANE, 8) == 2, (
+        "the rest of it stands above"
+    )
 
 
 def test_what_a_window_saves_counts_by_its_root() -> None:
     shares = ResumeShares()
-    short, long = (shares.weigh(node_of(cell=0, pages=pages), WINDOW_LANE, 1) for pages in (4, 64))
+    short, long = (shares.factor(node_of(request_class=0, pages=pages), WINDOW_LANE, 1) for pages in (4, 64))
     assert long == pytest.approx(4 * short)
 
 
-def test_a_window_that_its_tier_does_not_hold_any_more_is_worth_nothing() -> None:
-    gone = node_of(cell=forecast.SHARED, pages=1)
+def test_a_window_that_its_tier_does_not_hold_any_more_scores_nothing() -> None:
+    gone = node_of(request_class=reuse_predictor.SHARED, pages=1)
     gone.held_count[WINDOW_LANE] = 0
-    assert ResumeShares().weigh(gone, WINDOW_LANE, 1) == 0
+    assert ResumeShares().factor(gone, WINDOW_LANE, 1) == 0
