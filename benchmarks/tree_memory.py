@@ -102,7 +102,7 @@ def served(kind: str, requests: int, policy: EvictionPolicy) -> PolicyMemory:
         used = tree.use(found, found.device_end)
         lock = tree.lock(found, found.device_end, Tier.DEVICE, used)
         slots = np.arange(held + 1, held + 1 + prompt.pages_count - lock.end, dtype=np.int32)
-        inserted = tree.insert(prompt, lock.end, [slots], Tier.DEVICE, used=request)
+        inserted = tree.insert(prompt, lock.end, [slots], Tier.DEVICE, request=used)
         renewed = tree.lock_inserted(inserted, prompt, Tier.DEVICE, used)
         tree.unlock(lock)
         tree.unlock(renewed)

@@ -29,7 +29,7 @@ POLICIES = (EvictionPolicy.LRU, EvictionPolicy.ADAPTIVE)
 
 
 def plan_of(windows: int, policy: EvictionPolicy) -> ReplayPlan:
-    """Return the plan of one size of the windows' lane, prompts padded to whole blocks, and what goes first."""
+    """Return the plan for one number of windows on the device, prompts padded to whole blocks, and a policy."""
     full, swa = PoolSpec("full", 1), PoolSpec("swa", 1)
     layout = ModelLayout(BLOCK_TOKENS, (Full((full,)), SlidingWindow(BLOCK_TOKENS, BLOCK_TOKENS, (swa,))))
     return ReplayPlan(

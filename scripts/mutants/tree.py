@@ -13,8 +13,8 @@ TREE_MUTANTS = [
     Mutant(
         "an unlock walks to the root",
         "tree/lock.py",
-        "_unpin(lock.tree, lock.node, lane + component, start)",
-        "_unpin(lock.tree, lock.node, lane + component, 0)",
+        "_unpin(lock.tree, lock.node, tier_component + component, start)",
+        "_unpin(lock.tree, lock.node, tier_component + component, 0)",
     ),
     Mutant(
         "a lock leaves out the node it ends in",
@@ -25,7 +25,7 @@ TREE_MUTANTS = [
     Mutant(
         "a transfer's target is pinned at its end alone",
         "tree/lock.py",
-        "full_start = node.start if node.held_count[lane] == node.end - node.start else 0",
+        "full_start = node.start if node.held_count[tier_component] == node.end - node.start else 0",
         "full_start = node.start",
     ),
     Mutant(
@@ -66,8 +66,8 @@ TREE_MUTANTS = [
     Mutant(
         "two transfers bring one page",
         "tree/lock.py",
-        "lacking &= ~at.in_flight[target_lane]",
-        "lacking &= ~at.in_flight[target_lane] | True",
+        "lacking &= ~at.in_flight[target_tier_component]",
+        "lacking &= ~at.in_flight[target_tier_component] | True",
     ),
     Mutant(
         "pages are published before their prefix",
@@ -109,14 +109,14 @@ TREE_MUTANTS = [
     Mutant(
         "pages that arrive under a lock count as evictable",
         "tree/node.py",
-        "if not held_count or node.locks[lane]:",
+        "if not held_count or node.locks[tier_component]:",
         "if not held_count:",
     ),
     Mutant(
         "recency is lost with the child",
         "tree/state.py",
-        "parent.stamps[lane] = node.stamps[lane]",
-        "parent.stamps[lane] = parent.stamps[lane]",
+        "parent.stamps[tier_component] = node.stamps[tier_component]",
+        "parent.stamps[tier_component] = parent.stamps[tier_component]",
     ),
     Mutant(
         "a freed page stays in the map",
@@ -163,7 +163,7 @@ TREE_MUTANTS = [
     Mutant(
         "windows that a touch left out are queued by their stamp alone",
         "tree/eviction_queues.py",
-        "if node.history is None and not self._is_by_priority[lane]:",
+        "if node.history is None and not self._is_by_priority[tier_component]:",
         "if node.history is None:",
     ),
     Mutant(
@@ -188,8 +188,8 @@ TREE_MUTANTS = [
     Mutant(
         "of windows touched together the last one goes before those of another class",
         "tree/adaptive_queues.py",
-        "return node.stamps[lane] + self.place_of(node, lane) / START_MAX",
-        "return node.stamps[lane]",
+        "return node.stamps[tier_component] + self.place_of(node, tier_component) / START_MAX",
+        "return node.stamps[tier_component]",
         tests=("tests/unit/core/test_eviction.py",),
     ),
     Mutant(
@@ -207,14 +207,14 @@ TREE_MUTANTS = [
     Mutant(
         "the predictor decides before anything was evicted",
         "tree/adaptive_queues.py",
-        "(self.predictor.is_ready and self._unlearned_pages[lane] <= 0)",
+        "(self.predictor.is_ready and self._unlearned_pages[tier_component] <= 0)",
         "self.predictor.is_ready",
         tests=PREDICTOR_TESTS,
     ),
     Mutant(
         "entries of nodes that have moved to another queue stay for ever",
         "tree/eviction_queues.py",
-        "if node.dead or (node.queued & places != place and not self._belongs(node, lane, queue_id))",
+        "if node.dead or (node.queued & places != place and not self._belongs(node, tier_component, queue_id))",
         "if node.dead",
         tests=("tests/unit/core/test_tree_memory.py",),
     ),

@@ -21,8 +21,8 @@ PAGES = (24, 12)
 """Pages that the device may hold of Full and of the windowed component."""
 
 
-class WatchedForecast:
-    """A tree whose lanes go by the predictor, requests under way, and counts of the victims that were looked at."""
+class WatchedTree:
+    """A tree that goes by the predictor, requests under way, and counts of the victims that were looked at."""
 
     def __init__(self, spans: tuple[int, ...], seed: int) -> None:
         self.rng = random.Random(seed)
@@ -86,42 +86,48 @@ class WatchedForecast:
             self.held[number] -= sum(map(len, freed.slots[number]))
         return True
 
-    def _see_turn(self, victim: Node, candidates: list[Node], lane: int) -> None:
+    def _see_turn(self, victim: Node, candidates: list[Node], tier_component: int) -> None:
         queues = self.tree._state.queues
         assert isinstance(queues, AdaptiveQueues)
         oldest: dict[int, int] = {}
-        classes = {node: _class_of(node, lane) for node in candidates}
+        classes = {node: _class_of(node, tier_component) for node in candidates}
         for node in candidates:
-            oldest[classes[node]] = min(oldest.get(classes[node], node.stamps[lane]), node.stamps[lane])
-        is_tail = victim is queues._next_tail(lane)
-        is_young = victim is queues._node_at(~queues.queue_id(victim, lane), lane)
+            oldest[classes[node]] = min(
+                oldest.get(classes[node], node.stamps[tier_component]), node.stamps[tier_component]
+            )
+        is_tail = victim is queues._next_tail(tier_component)
+        is_young = victim is queues._node_at(~queues.queue_id(victim, tier_component), tier_component)
         if not is_tail and not is_young:
-            assert victim.stamps[lane] == oldest[classes[victim]], "neither the oldest nor the youngest of its class"
-        heads = [node for node in candidates if node.stamps[lane] == oldest[classes[node]]]
+            assert victim.stamps[tier_component] == oldest[classes[victim]], (
+                "neither the oldest nor the youngest of its class"
+            )
+        heads = [node for node in candidates if node.stamps[tier_component] == oldest[classes[node]]]
         if is_tail:
             assert victim.end == victim.asked_end, "more than the last page of a prompt would go"
-        elif queues._by_prediction[lane]:
-            assert queues._unlearned_pages[lane] <= 0
+        elif queues._by_prediction[tier_component]:
+            assert queues._unlearned_pages[tier_component] <= 0
             self.by_prediction += 1
-            score = {node: self._score(node, lane) for node in {*heads, victim}}
+            score = {node: self._score(node, tier_component) for node in {*heads, victim}}
             # Heads of one class may have one stamp: parts of a prompt. Then any of them may stand first.
             least = {
                 classes[node]: max(score[other] for other in heads if classes[other] == classes[node]) for node in heads
             }
             assert score[victim] <= min(least.values()) * (1 + 1e-9), "a node that is worth more went first"
         else:
-            assert victim.stamps[lane] == min(oldest.values()), "not the least recent one, and nothing to go by"
+            assert victim.stamps[tier_component] == min(oldest.values()), (
+                "not the least recent one, and nothing to go by"
+            )
 
-    def _score(self, node: Node, lane: int) -> float:
+    def _score(self, node: Node, tier_component: int) -> float:
         """Score a page of Full as the predictor does, a window by the requests that resume at its end, page by page."""
         queues = self.tree._state.queues
         assert isinstance(queues, AdaptiveQueues)
         predicted = queues.predictor.score(node.request_class, node.request)
-        if lane == 0:
+        if tier_component == 0:
             return predicted
-        slots = node.slots[lane]
+        slots = node.slots[tier_component]
         assert slots is not None
-        if (slots[-self.tree.components[lane].span :] < 0).any():
+        if (slots[-self.tree.components[tier_component].span :] < 0).any():
             return 0.0
         shares, held_pages = queues.shares, int((slots >= 0).sum())
         chance = 1.0
@@ -133,17 +139,17 @@ class WatchedForecast:
         return predicted * chance * math.sqrt(node.end) / held_pages
 
 
-def _class_of(node: Node, lane: int) -> int:
+def _class_of(node: Node, tier_component: int) -> int:
     """Tell apart windows at a prompt's end, windows before it, and those that a session has moved past."""
-    if lane == 0 or not reuse_predictor.in_session(node.request_class):
+    if tier_component == 0 or not reuse_predictor.in_session(node.request_class):
         return node.request_class
     if node.moved_past:
         return reuse_predictor.CLASSES_COUNT + reuse_predictor.SESSION_CLASSES
     return node.request_class + (reuse_predictor.CLASSES_COUNT if node.end != node.asked_end else 0)
 
 
-def _is_preferred(node: Node, lane: int) -> bool:
-    history = (node.history or {}).get(lane)
+def _is_preferred(node: Node, tier_component: int) -> bool:
+    history = (node.history or {}).get(tier_component)
     return history is not None and history.preferences > 0
 
 
@@ -159,7 +165,7 @@ def test_every_victim_has_the_least_score_of_the_oldest_of_each_class(
     monkeypatch.setattr(reuse_predictor, "EXPECTED_MIN", 1e-9)
     monkeypatch.setattr(adaptive_queues, "SCORE_REQUESTS", 1)
     for seed in range(examples(4, 60)):
-        watched = WatchedForecast(spans, seed)
+        watched = WatchedTree(spans, seed)
         rng = watched.rng
         prompts: list[list[int]] = [[0]]
         preferences = []

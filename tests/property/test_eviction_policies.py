@@ -45,7 +45,7 @@ class Naive:
     touches: int = 0
     slots_count: int = 0
     tree: RadixTree = field(init=False)
-    lanes: list[dict[Page, Record]] = field(init=False)
+    tier_components: list[dict[Page, Record]] = field(init=False)
     preferences: list[Preference] = field(default_factory=list)
     victims_count: int = 0
     """Evictions so far, each of which was compared with the naive order."""
@@ -57,7 +57,7 @@ class Naive:
         )
         capacity = ([PAGES] * len(self.spans),) * 2
         self.tree = RadixTree(toy_components(self.spans), 1, config, capacity)
-        self.lanes = [{} for _ in self.spans]
+        self.tier_components = [{} for _ in self.spans]
 
     # ---- what happens ----------------------------------------------------------------------------------------
 
@@ -76,10 +76,10 @@ class Naive:
         end = self.match(tokens, priority)
         given = [self._fresh(len(tokens) - end) for _ in self.spans]
         inserted = self.tree.insert(Prompt.of(tokens, 1), end, given, Tier.DEVICE, priority)
-        for lane, slots in enumerate(given):
-            refused = set(inserted.duplicates[lane].tolist())
+        for tier_component, slots in enumerate(given):
+            refused = set(inserted.duplicates[tier_component].tolist())
             for pages in self._path(tokens):
-                records = [self.lanes[lane].setdefault(page, Record()) for page in pages]
+                records = [self.tier_components[tier_component].setdefault(page, Record()) for page in pages]
                 came = [
                     (record, int(slots[len(page) - 1 - end]))
                     for page, record in zip(pages, records, strict=True)
@@ -97,49 +97,52 @@ class Naive:
         if preference is None:
             return
         self.preferences.append(preference)
-        for lane, span in enumerate(self.spans):
+        for tier_component, span in enumerate(self.spans):
             for page in range(window(end, span), end):
-                self.lanes[lane][tuple(tokens[: page + 1])].preferences.add(preference)
+                self.tier_components[tier_component][tuple(tokens[: page + 1])].preferences.add(preference)
 
     def unprefer(self, preference: Preference) -> None:
         self.tree.unprefer(preference)
         self.preferences.remove(preference)
-        for records in self.lanes:
+        for records in self.tier_components:
             for record in records.values():
                 record.preferences.discard(preference)
 
-    def evict(self, lane: int) -> None:
+    def evict(self, tier_component: int) -> None:
         """Evict one page, and see that it was its turn."""
-        records = self.lanes[lane]
-        candidates = self._candidates(lane)
-        freed = self.tree.evict(Tier.DEVICE, lane, 1)
-        (slot,) = freed.slots[lane][0].tolist()
-        turns = {records[self._next(lane, pages)].slot: self._turn(records[pages[0]]) for pages in candidates.values()}
+        records = self.tier_components[tier_component]
+        candidates = self._candidates(tier_component)
+        freed = self.tree.evict(Tier.DEVICE, tier_component, 1)
+        (slot,) = freed.slots[tier_component][0].tolist()
+        turns = {
+            records[self._next(tier_component, pages)].slot: self._turn(records[pages[0]])
+            for pages in candidates.values()
+        }
         assert turns[slot] == pytest.approx(min(turns.values()), rel=1e-9), "a page went before its turn"
         self.victims_count += 1
         lost = {slot for arrays in freed.slots for array in arrays for slot in array.tolist()}
-        for lane_records in self.lanes:
-            for record in lane_records.values():
+        for tier_component_records in self.tier_components:
+            for record in tier_component_records.values():
                 record.slot = None if record.slot in lost else record.slot
         self._forget_what_left()
 
     # ---- what should go --------------------------------------------------------------------------------------
 
-    def _candidates(self, lane: int) -> dict[Node, list[Page]]:
+    def _candidates(self, tier_component: int) -> dict[Node, list[Page]]:
         """Return the nodes of which something may go, with their pages."""
-        records = self.lanes[lane]
+        records = self.tier_components[tier_component]
         parents = {page[:-1] for page, record in records.items() if record.slot is not None}
         return {
             node: pages
             for node, pages in self._nodes()
             if any(records[page].slot is not None for page in pages)
-            and (lane or self._next(lane, pages) not in parents)
+            and (tier_component or self._next(tier_component, pages) not in parents)
         }
 
-    def _next(self, lane: int, pages: list[Page]) -> Page:
+    def _next(self, tier_component: int, pages: list[Page]) -> Page:
         """Return what goes first of a node: Full's last page, the oldest of a window."""
-        held = [page for page in pages if self.lanes[lane][page].slot is not None]
-        return held[0] if lane else held[-1]
+        held = [page for page in pages if self.tier_components[tier_component][page].slot is not None]
+        return held[0] if tier_component else held[-1]
 
     def _turn(self, record: Record) -> tuple[int, float]:
         """Return what orders a node among those that may go."""
@@ -159,8 +162,8 @@ class Naive:
     def _touch(self, tokens: list[int], priority: int) -> None:
         covered = self._covered(tokens)
         self.touches += bool(covered)
-        for lane, page in covered:
-            record = self.lanes[lane][page]
+        for tier_component, page in covered:
+            record = self.tier_components[tier_component][page]
             record.touched = self.touches
             record.priority = max(record.priority, priority)
 
@@ -169,8 +172,8 @@ class Naive:
         path = self._path(tokens)
         end = len(path[-1][-1]) if path else 0
         return [
-            (lane, page)
-            for lane, span in enumerate(self.spans)
+            (tier_component, page)
+            for tier_component, span in enumerate(self.spans)
             for pages in path
             if len(pages[-1]) > end - span - 1
             for page in pages
@@ -198,14 +201,16 @@ class Naive:
     def _forget_what_left(self) -> None:
         """Pages that no node stands for any more have no history; a split gave both halves the same."""
         alive = {page for _, pages in self._nodes() for page in pages}
-        self.lanes = [{page: record for page, record in records.items() if page in alive} for records in self.lanes]
+        self.tier_components = [
+            {page: record for page, record in records.items() if page in alive} for records in self.tier_components
+        ]
 
     def _fresh(self, count: int) -> Slots:
         self.slots_count += count
         return np.arange(self.slots_count - count + 1, self.slots_count + 1, dtype=np.int32)
 
-    def held(self, lane: int) -> int:
-        return sum(record.slot is not None for record in self.lanes[lane].values())
+    def held(self, tier_component: int) -> int:
+        return sum(record.slot is not None for record in self.tier_components[tier_component].values())
 
 
 def history(naive: Naive, rng: random.Random, steps: int) -> None:
@@ -228,9 +233,11 @@ def history(naive: Naive, rng: random.Random, steps: int) -> None:
             naive.unprefer(rng.choice(naive.preferences))
         else:
             naive.insert(tokens, rng.randrange(-2, 3))
-        for lane in range(len(naive.spans)):
-            while naive.held(lane) > PAGES // (lane + 1) or (rng.random() < 0.2 and naive.held(lane)):
-                naive.evict(lane)
+        for tier_component in range(len(naive.spans)):
+            while naive.held(tier_component) > PAGES // (tier_component + 1) or (
+                rng.random() < 0.2 and naive.held(tier_component)
+            ):
+                naive.evict(tier_component)
         naive.tree.check([])
 
 

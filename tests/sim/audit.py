@@ -4,7 +4,7 @@ The walk lays all nodes' pages end to end, so that an invariant is one compariso
 truth that the simulation keeps by itself: which page each slot's bytes are, and who holds the slots that are out.
 ``check`` itself runs now and then beside it; a test shows that each sees what the other sees.
 
-Slots, pages and queues of all lanes stand in one array each; a lane's part begins at its own *base*.
+Slots, pages and queues of all components on all tiers stand in one array each; each tier and component has a *base*.
 """
 
 from collections.abc import Sequence
@@ -46,16 +46,16 @@ class Claim(NamedTuple):
     """Pages that one request or one transfer holds, reads and brings; any of it may be nothing."""
 
     out: Numbers = _NONE
-    """Slots that it has been given, each counted from its lane's base."""
+    """Slots that it has been given, each counted from the base of its tier and component."""
     rows: Rows = _NONE
     """Where on the device pages lie that it has written, and ``contents``, what they are."""
     contents: Contents = _NONE
-    read_lanes: Numbers = _NONE
-    """Pages that it reads in the tree: lane, page number and slot of each."""
+    read_tier_components: Numbers = _NONE
+    """Pages that it reads in the tree: tier and component, page number and slot of each."""
     read_numbers: Contents = _NONE
     read_slots: Slots = _NO_SLOTS
     marked: Numbers = _NONE
-    """Pages that it brings from tier to tier, which the tree marks: ``lane * KEYS_MAX + page number`` of each."""
+    """Pages that it brings from tier to tier, which the tree marks: ``tier_component * KEYS_MAX + page number``."""
     full: Slots = _NO_SLOTS
     """Full slots out, and ``peers``, the slots that they must lead to, 0 for none."""
     peers: Slots = _NO_SLOTS
@@ -64,10 +64,10 @@ class Claim(NamedTuple):
 class Picture:
     """A tree's pages at one moment."""
 
-    def __init__(self, lanes: int, keys_count: int) -> None:
+    def __init__(self, tier_components: int, keys_count: int) -> None:
         self.keys_count = keys_count
-        self.slot_of: npt.NDArray[np.int32] = np.full((lanes, keys_count), -1, np.int32)
-        """By lane and page number: the slot that holds the page, -1 where none does."""
+        self.slot_of: npt.NDArray[np.int32] = np.full((tier_components, keys_count), -1, np.int32)
+        """By tier and component and page number: the slot that holds the page, -1 where none does."""
         self.nodes_count = 0
         self.depth_of: dict[Lock, int] = {}
         """Nodes from the root to the end of each lock that is out."""
@@ -77,11 +77,11 @@ class Picture:
         self.mark: tuple[int, ...] = ()
         """Counters that move with any change of tree, slots or map."""
 
-    def held(self, lane: int, numbers: Contents) -> npt.NDArray[np.bool_]:
-        """Tell which pages a lane holds."""
+    def held(self, tier_component: int, numbers: Contents) -> npt.NDArray[np.bool_]:
+        """Return a mask of the pages that a component holds on a tier."""
         known = np.zeros(len(numbers), np.bool_)
         old = numbers < self.keys_count
-        known[old] = self.slot_of[lane, numbers[old]] >= 0
+        known[old] = self.slot_of[tier_component, numbers[old]] >= 0
         return known
 
 
@@ -94,16 +94,16 @@ class Audit:
         self.memory = memory
         self.numbers = numbers
         self._components = len(cache.layout.components)
-        self._lanes = 2 * self._components
+        self._tier_components = 2 * self._components
         self._allocators = [allocator for tier in cache._ledger._allocators for allocator in tier]
         capacities = [allocator.capacity + 1 for allocator in self._allocators]
         self.bases: Numbers = np.cumsum([0, *capacities])
-        """By lane: where its slots begin in an array of all slots."""
+        """By tier and component: where its slots begin in an array of all slots."""
         self._chains: dict[Node, tuple[bytes, Contents, PageKey]] = {}
         """Of each node: its tokens, the numbers of its pages, and the key of the last one."""
         self._lines: dict[int, list[int]] = {}
         """By ``Node.queued``: its bits."""
-        self.picture = Picture(self._lanes, 0)
+        self.picture = Picture(self._tier_components, 0)
 
     def look(self, claims: Sequence[Claim]) -> Picture:
         """Assert everything; return what was seen."""
@@ -118,7 +118,7 @@ class Audit:
         known = len(self.numbers.keys)
         numbers = self._number(nodes, state.page_key_bytes)
         assert len(self.numbers.keys) == known, "the tree holds a page that nobody has asked for"
-        picture = Picture(self._lanes, known)
+        picture = Picture(self._tier_components, known)
         picture.nodes_count = len(nodes)
         locks = self._tree.locks_out()
         if nodes:
@@ -177,26 +177,26 @@ class Audit:
             assert lock.node.end == lock.end, "a lock's node ends elsewhere"
             first = int(lock.tier) * self._components
             for component, start in lock.held:
-                lane = first + component
+                tier_component = first + component
                 node: Node | None = lock.node
                 while node is not None and node.end > start:
                     number = index[node]
                     if node.start >= start:
                         if number not in expected:
-                            expected[number] = [0] * self._lanes
-                        expected[number][lane] += 1
+                            expected[number] = [0] * self._tier_components
+                        expected[number][tier_component] += 1
                     else:
-                        place = (number, lane, start)
+                        place = (number, tier_component, start)
                         begins[place] = begins.get(place, 0) + 1
                     node = node.parent
-        none = [0] * self._lanes
+        none = [0] * self._tier_components
         counts = [expected.get(number, none) for number in range(len(walk.nodes))]
         assert list(walk.locks) == counts, "the lock counts of nodes are not those of the locks that are out"
         walk.locked = expected
         found = {
-            (number, lane, page): edge_count
+            (number, tier_component, page): edge_count
             for number, edges in walk.partial_locks.items()
-            for lane, pages in edges.items()
+            for tier_component, pages in edges.items()
             for page, edge_count in pages.items()
         }
         assert found == begins, "locks that begin inside nodes are wrong"
@@ -206,13 +206,13 @@ class Audit:
         queues = self._tree._state.queues
         nodes_count, number_of = len(walk.nodes), walk.index.get
         standing: list[int] = []
-        dead = [0] * self._lanes
+        dead = [0] * self._tier_components
         for line, queue in enumerate(queues._queues):
             if not queue:
                 continue
             found = list(map(number_of, map(_node, queue)))
             alive = [number + line * nodes_count for number in found if number is not None]
-            dead[line % self._lanes] += len(found) - len(alive)
+            dead[line % self._tier_components] += len(found) - len(alive)
             if len(alive) < len(found):
                 assert len(set(map(_node, queue))) == len(queue), "a node stands twice in one queue"
             standing += alive
@@ -221,28 +221,32 @@ class Audit:
         ]
         assert sorted(standing) == sorted(said), "a node stands in other queues than it says, or twice in one"
         lines, numbers = np.divmod(np.array(said, np.int64), nodes_count)
-        lanes_said = np.bincount(lines % self._lanes * nodes_count + numbers, minlength=self._lanes * nodes_count)
-        beyond_one = np.maximum(lanes_said.reshape(self._lanes, -1) - 1, 0).sum(axis=1)
+        tier_components_said = np.bincount(
+            lines % self._tier_components * nodes_count + numbers, minlength=self._tier_components * nodes_count
+        )
+        beyond_one = np.maximum(tier_components_said.reshape(self._tier_components, -1) - 1, 0).sum(axis=1)
         assert (beyond_one + dead).tolist() == queues._stale_counts, "stale entries are miscounted"
         evictable = walk.held_counts > 0
         evictable[0] &= walk.full_children[0] == 0
         evictable[self._components] &= walk.full_children[1] == 0
         locked = [
-            (lane, number)
-            for number, lanes in walk.locked.items()
-            for lane, lock_count in enumerate(lanes)
+            (tier_component, number)
+            for number, tier_components in walk.locked.items()
+            for tier_component, lock_count in enumerate(tier_components)
             if lock_count
         ]
         if locked:
             evictable[tuple(zip(*locked, strict=True))] = False
         for number, edges in walk.partial_locks.items():
-            for lane in edges:
-                evictable[lane, number] = queues.evictable(walk.nodes[number], lane)
-        # Policies, preferences and the predictor put a node into other queues than that of its lane.
-        is_by_lane = self._tree._state.adaptive is None
-        for number, lane in np.argwhere(evictable.T).tolist():
+            for tier_component in edges:
+                evictable[tier_component, number] = queues.evictable(walk.nodes[number], tier_component)
+        # Policies, preferences and the predictor put a node into other queues than the first of its tier and component.
+        is_by_tier_component = self._tree._state.adaptive is None
+        for number, tier_component in np.argwhere(evictable.T).tolist():
             node = walk.nodes[number]
-            line = lane if is_by_lane and not node.history else queues.queue_id(node, lane)
+            line = (
+                tier_component if is_by_tier_component and not node.history else queues.queue_id(node, tier_component)
+            )
             assert node.queued >> line & 1, "an evictable node is not in the queue"
 
     def _lines_of(self, queued: int) -> list[int]:
@@ -257,9 +261,9 @@ class Audit:
         found = [_NONE]
         for number, arriving in walk.in_flight.items():
             first = int(walk.offsets[number])
-            for lane, marks in arriving.items():
+            for tier_component, marks in arriving.items():
                 assert len(marks) == walk.nodes[number].pages, "marks of another length than the run"
-                found.append(numbers[first : first + len(marks)][marks] + lane * KEYS_MAX)
+                found.append(numbers[first : first + len(marks)][marks] + tier_component * KEYS_MAX)
         expected = _joined([claim.marked for claim in claims if len(claim.marked)])
         if len(expected) or len(found) > 1:
             assert _same(np.sort(np.concatenate(found)), np.sort(expected)), "marks differ from transfers"
@@ -286,8 +290,8 @@ class Audit:
         picture.device = _joined(device_rows), _joined(device_contents)
         picture.host = _joined(host_rows), _joined(host_contents)
         self._check_bytes(picture)
-        reading = [claim for claim in claims if len(claim.read_lanes)]
-        read = _joined([claim.read_lanes * picture.keys_count + claim.read_numbers for claim in reading])
+        reading = [claim for claim in claims if len(claim.read_tier_components)]
+        read = _joined([claim.read_tier_components * picture.keys_count + claim.read_numbers for claim in reading])
         slots = _joined([claim.read_slots for claim in reading]).astype(np.int32)
         assert _same(picture.slot_of.reshape(-1)[read], slots), "a page that a transfer reads has moved or gone"
 
@@ -314,8 +318,8 @@ class Audit:
 
     def _check_owners(self, picture: Picture, claims: Sequence[Claim]) -> None:
         """Every slot is free, in the tree, or in one hand; in one of these only."""
-        lanes, pages = np.nonzero(picture.slot_of >= 0)
-        kept = picture.slot_of[lanes, pages] + self.bases[lanes]
+        tier_components, pages = np.nonzero(picture.slot_of >= 0)
+        kept = picture.slot_of[tier_components, pages] + self.bases[tier_components]
         out = _joined([claim.out for claim in claims])
         free = _joined(
             [
@@ -330,7 +334,7 @@ class Audit:
         assert (states[kept] == KEPT).all(), "the tree holds a slot that is not its own"
         assert (states[out] == OUT).all(), "a slot is with somebody, and not out"
         assert (states[free] == FREE).all(), "a slot is free, and not"
-        kept_counts = np.bincount(lanes, minlength=self._lanes).tolist()
+        kept_counts = np.bincount(tier_components, minlength=self._tier_components).tolist()
         assert [allocator._kept_count for allocator in self._allocators] == kept_counts, "kept slots are miscounted"
 
     def _check_map(self, picture: Picture, claims: Sequence[Claim]) -> None:
@@ -350,7 +354,7 @@ class Audit:
 
 
 class _Walk:
-    """All nodes of a tree, parents first, as columns; arrays are by lane, then by node or page."""
+    """All nodes of a tree, parents first, as columns; arrays are by tier and component, then by node or page."""
 
     def __init__(self, nodes: list[Node], components: int, page_key_bytes: int) -> None:
         self.nodes = nodes
@@ -373,21 +377,23 @@ class _Walk:
         self.parents = np.array([get(parent, -1) for parent in parents])
         self.below = self.parents >= 0
         self.offsets = np.cumsum(self.pages) - self.pages
-        by_lane = list(zip(*slots, strict=True))
+        by_tier_component = list(zip(*slots, strict=True))
         tombstones = [_TOMBSTONES[count] for count in pages]
         arrays = [
-            none if held is None else held for lane in by_lane for held, none in zip(lane, tombstones, strict=True)
+            none if held is None else held
+            for tier_component in by_tier_component
+            for held, none in zip(tier_component, tombstones, strict=True)
         ]
-        lanes = 2 * components
-        assert list(map(len, arrays)) == pages * lanes, "slots have another length than the run"
+        tier_components = 2 * components
+        assert list(map(len, arrays)) == pages * tier_components, "slots have another length than the run"
         # Joined as bytes, which takes a third of the time; another type would have another length.
-        self.slots: Slots = np.frombuffer(b"".join(arrays), np.int32).reshape(lanes, -1)
+        self.slots: Slots = np.frombuffer(b"".join(arrays), np.int32).reshape(tier_components, -1)
         assert self.slots.shape[1] == sum(pages), "slots of another type"
         self.held = self.slots >= 0
         self.held_count = np.count_nonzero(self.held)
         self.held_counts = np.add.reduceat(self.held, self.offsets, axis=1, dtype=np.int64)
         """Counted, not read."""
-        nothing = list(map(is_, chain.from_iterable(by_lane), repeat(None)))
+        nothing = list(map(is_, chain.from_iterable(by_tier_component), repeat(None)))
         assert nothing == (self.held_counts == 0).reshape(-1).tolist(), "an empty array of slots is kept"
         self.position = np.arange(self.slots.shape[1]) - np.repeat(self.offsets, self.pages)
         self.full_children = np.empty((2, len(nodes)), np.int64)
@@ -424,7 +430,7 @@ class _Walk:
         missing = np.logical_not(self.held)
         missing[self.components :] &= missing[: self.components]
         last = np.maximum.reduceat(np.where(missing, self.position + 1, 0), self.offsets, axis=1)
-        windowed = [lane for lane in range(2 * self.components) if lane % self.components]
+        windowed = [tier_component for tier_component in range(2 * self.components) if tier_component % self.components]
         found = list(map(itemgetter(*windowed), self._last_tombstone))
         assert list(zip(*last[windowed].tolist(), strict=True)) == found, "last_tombstone is wrong"
 

@@ -39,16 +39,16 @@ class JobClaims:
             self._happened[f"bounced by {type(task.job).__name__}"] += 1
         if flow.source is not None:
             slots = np.concatenate([part.source for part in flow.parts])
-            lanes = components + flow.source * self._components
+            tier_components = components + flow.source * self._components
             if bounces and flow.source is Tier.HOST:
                 stores = isinstance(task.job, StoreJob)
                 slots = np.concatenate([part.target if stores else part.source for part in flow.parts])
-                claim = claim._replace(out=slots + self._audit.bases[lanes])
+                claim = claim._replace(out=slots + self._audit.bases[tier_components])
             else:
-                claim = claim._replace(read_lanes=lanes, read_numbers=pages, read_slots=slots)
+                claim = claim._replace(read_tier_components=tier_components, read_numbers=pages, read_slots=slots)
         if flow.target is not None:
-            lanes = components + flow.target * self._components
-            out = np.concatenate([part.target for part in flow.parts]) + self._audit.bases[lanes]
+            tier_components = components + flow.target * self._components
+            out = np.concatenate([part.target for part in flow.parts]) + self._audit.bases[tier_components]
             fetch = self._cache._prefetches._under_way.get(task.operation)
             if isinstance(task.job, FetchJob) and fetch is not None and fetch.staging is not None:
                 reserved = enumerate(fetch.staging.slots)  # before a deadline a job fills only some of them
@@ -57,7 +57,7 @@ class JobClaims:
                 )
             claim = claim._replace(out=np.concatenate((claim.out, out)))
             if flow.source is not None and not bounces:
-                claim = claim._replace(marked=lanes * KEYS_MAX + pages)
+                claim = claim._replace(marked=tier_components * KEYS_MAX + pages)
         return claim
 
     def _bounces(self, task: ScheduledJob, flow: Flow) -> bool:

@@ -90,8 +90,10 @@ def evict_what_is_locked(patch: pytest.MonkeyPatch) -> None:
     """Windows and states go, locked or not."""
     evictable = EvictionQueues.evictable
 
-    def careless(self: EvictionQueues, node: Node, lane: int) -> bool:
-        return evictable(self, node, lane) or (lane % self._components_count > 0 and node.held_count[lane] > 0)
+    def careless(self: EvictionQueues, node: Node, tier_component: int) -> bool:
+        return evictable(self, node, tier_component) or (
+            tier_component % self._components_count > 0 and node.held_count[tier_component] > 0
+        )
 
     patch.setattr(EvictionQueues, "evictable", careless)
     patch.setattr(Node, "first_pinned", lambda self, _: self.pages)
@@ -162,7 +164,7 @@ class Corruption:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.state = simulation.tree._state
-        self.lane = simulation.components
+        self.tier_component = simulation.components
         """Full's on the host."""
         self.node = next(node for node in self.state.nodes() if node.held_count[0] > 1 and node.held_count[1])
         self.undo: Callable[[], None] = lambda: None
@@ -198,7 +200,7 @@ class Corruption:
 
     def a_slot_is_out_that_nobody_has(self) -> None:
         allocator = self.simulation.cache._ledger._allocators[Tier.HOST][0]
-        slots = self.state_slots(self.lane)
+        slots = self.state_slots(self.tier_component)
         allocator._states[slots[0]] = 1
         self.undo = lambda: allocator._states.__setitem__(slots[0], 2)
 
@@ -210,8 +212,8 @@ class Corruption:
         paired.map.table[slot] = 0 if old else 1
         self.undo = lambda: paired.map.table.__setitem__(slot, old)
 
-    def state_slots(self, lane: int) -> list[int]:
-        held = [slots for node in self.state.nodes() if (slots := node.slots[lane]) is not None]
+    def state_slots(self, tier_component: int) -> list[int]:
+        held = [slots for node in self.state.nodes() if (slots := node.slots[tier_component]) is not None]
         return [slot for slots in held for slot in slots.tolist() if slot > 0]
 
 

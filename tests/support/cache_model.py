@@ -81,9 +81,9 @@ class Census:
 
     spans: tuple[int, ...]
     held: tuple[Held, ...]
-    """By lane."""
+    """By tier and component."""
     in_flight: tuple[frozenset[PageKey], ...]
-    """By lane: pages marked as being brought."""
+    """By tier and component: pages marked as being brought."""
 
     @classmethod
     def take(cls, tree: RadixTree) -> "Census":
@@ -94,16 +94,18 @@ class Census:
             for pages, slots in zip(held, node.slots, strict=True):
                 if slots is not None:
                     pages.update((key, slot) for key, slot in zip(keys, slots.tolist(), strict=True) if slot >= 0)
-            for lane, marks in (node.in_flight or {}).items():
-                in_flight[lane].update(keys[page] for page in np.flatnonzero(marks))
+            for tier_component, marks in (node.in_flight or {}).items():
+                in_flight[tier_component].update(keys[page] for page in np.flatnonzero(marks))
         return cls(spans, held, tuple(map(frozenset, in_flight)))
 
-    def lane(self, tier: Tier, component: int) -> int:
+    def tier_component(self, tier: Tier, component: int) -> int:
         return int(tier) * len(self.spans) + component
 
     def longest(self, prompt: Prompt, tiers: Sequence[Tier]) -> int:
         """Return the longest prefix of which every component holds its window on ``tiers``: the definition itself."""
-        holders = [[self.held[self.lane(tier, number)] for tier in tiers] for number in range(len(self.spans))]
+        holders = [
+            [self.held[self.tier_component(tier, number)] for tier in tiers] for number in range(len(self.spans))
+        ]
 
         def whole(end: int) -> bool:
             return all(
@@ -122,7 +124,7 @@ class Census:
     def verify_lock(self, cache: UnifiedCache, prompt: Prompt, lock: Lock) -> None:
         """The slots that a lock names are those of its prompt's pages."""
         for number, span in enumerate(self.spans):
-            pages = self.held[self.lane(lock.tier, number)]
+            pages = self.held[self.tier_component(lock.tier, number)]
             expected = [pages.get(prompt.keys[page], -1) for page in range(window(lock.end, span), lock.end)]
             assert cache.slots(lock, number).tolist() == expected, "a lock names other slots than its prompt's"
 
@@ -133,10 +135,10 @@ class Census:
             for part in flow.parts:
                 keys = [flow.prompt.keys[page] for page in part.pages.tolist()]
                 if flow.source is not None:
-                    pages = self.held[self.lane(flow.source, part.component)]
+                    pages = self.held[self.tier_component(flow.source, part.component)]
                     assert [pages.get(key) for key in keys] == part.source.tolist(), "a page in flight was moved"
                 if flow.source is not None and flow.target is not None:
-                    marked[self.lane(flow.target, part.component)] += keys
+                    marked[self.tier_component(flow.target, part.component)] += keys
         assert [sorted(keys) for keys in marked] == list(map(sorted, self.in_flight)), "marks differ from transfers"
 
 
@@ -145,17 +147,17 @@ def verify_slots_out(cache: UnifiedCache, requests: Iterable[Sequence[Slots]], f
 
     ``requests`` holds by request and component its device slots, -1 for none.
     """
-    lanes: dict[tuple[Tier, int], list[int]] = {
+    tier_components: dict[tuple[Tier, int], list[int]] = {
         (tier, number): [] for tier in Tier for number in range(len(cache.layout.components))
     }
     for pages in requests:
         for number, slots in enumerate(pages):
-            lanes[Tier.DEVICE, number] += slots[slots >= 0].tolist()
+            tier_components[Tier.DEVICE, number] += slots[slots >= 0].tolist()
     for flow in flows:
         if flow.target is not None:
             for part in flow.parts:
-                lanes[flow.target, part.component] += part.target.tolist()
-    for (tier, number), named in lanes.items():
+                tier_components[flow.target, part.component] += part.target.tolist()
+    for (tier, number), named in tier_components.items():
         allocator = cache._ledger._allocators[tier][number]
         assert len(set(named)) == len(named), f"a slot of {tier.name}, component {number}, is in two hands"
         assert allocator.is_out(np.array(named, np.int32)), f"a slot of {tier.name}, component {number}, is not out"
@@ -193,10 +195,10 @@ def verify_bytes(engine: ToyEngine, payloads: Payloads, census: Census) -> None:
     assert isinstance(memory, TieredMemory)
     for number in range(len(census.spans)):
         for pool in engine.byte_pools(number):
-            on_device = census.held[census.lane(Tier.DEVICE, number)]
+            on_device = census.held[census.tier_component(Tier.DEVICE, number)]
             expected = payloads.rows(on_device, pool)
             assert np.array_equal(engine.rows(pool, list(on_device.values())), expected), f"wrong bytes in {pool.name}"
-            on_host = census.held[census.lane(Tier.HOST, number)]
+            on_host = census.held[census.tier_component(Tier.HOST, number)]
             host = memory._host[pool.name]
             assert np.array_equal(host.payload[list(on_host.values())], payloads.rows(on_host, pool))
             for key, slot in on_host.items():

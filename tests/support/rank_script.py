@@ -288,7 +288,7 @@ class Rank:
             [
                 page
                 for page, key in enumerate(prompt.keys)
-                if any(key in census.held[census.lane(tier, component)] for tier in Tier)
+                if any(key in census.held[census.tier_component(tier, component)] for tier in Tier)
             ]
             for component in range(len(self.spans))
         ]

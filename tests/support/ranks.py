@@ -127,7 +127,7 @@ def digest_of(cache: UnifiedCache) -> str:
     """Digest what must be the same on all ranks: the tree with its slots, pins and marks, and every free list."""
     found = hashlib.sha256()
     for node, keys in walk(cache._ledger.tree):
-        marks = {lane: pages.tolist() for lane, pages in (node.in_flight or {}).items()}
+        marks = {tier_component: pages.tolist() for tier_component, pages in (node.in_flight or {}).items()}
         found.update(
             repr((keys[-1], node.start, node.end, node.locks, node.partial_locks, node.stamps, marks)).encode()
         )

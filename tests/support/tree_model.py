@@ -128,25 +128,25 @@ class TreeModel:
 
     def _evict_one(self, tier: Tier, component: int, pinned: set[Pinned]) -> int:
         """Evict one page, and see that it is one of those that the policy lets go first."""
-        lane = int(tier) * len(self.spans) + component
+        tier_component = int(tier) * len(self.spans) + component
         state = self.tree._state
         owner: dict[int, Node] = {}
         for node in state.nodes():
-            held = node.slots[lane]
-            if held is not None and state.queues.evictable(node, lane):
+            held = node.slots[tier_component]
+            if held is not None and state.queues.evictable(node, tier_component):
                 owner.update(dict.fromkeys(held[held >= 0].tolist(), node))
         freed = self.tree.evict(tier, component, 1)
-        (slot,) = [slot for slots in freed.slots[lane] for slot in slots.tolist()]
-        turns = {node: self._turn(node, lane) for node in owner.values()}
+        (slot,) = [slot for slots in freed.slots[tier_component] for slot in slots.tolist()]
+        turns = {node: self._turn(node, tier_component) for node in owner.values()}
         assert turns[owner[slot]] == min(turns.values()), "a page went before its turn"
         return self._take_back(freed, tier, component, pinned)
 
-    def _turn(self, node: Node, lane: int) -> tuple[bool, int]:
+    def _turn(self, node: Node, tier_component: int) -> tuple[bool, int]:
         """Return what orders a node among those that may go, from what the tree remembers of it."""
-        history = (node.history or {}).get(lane)
+        history = (node.history or {}).get(tier_component)
         if history is None:
-            return False, node.stamps[lane]
-        return history.preferences > 0, self.tree._state.queues.rank(node, lane)
+            return False, node.stamps[tier_component]
+        return history.preferences > 0, self.tree._state.queues.rank(node, tier_component)
 
     def _evictable(self, tier: Tier, component: int, pinned: set[Pinned]) -> int:
         live = self.pages[tier, component]
@@ -161,8 +161,8 @@ class TreeModel:
 
     def _take_back(self, freed: Freed, tier: Tier, component: int, pinned: set[Pinned]) -> int:
         got = 0
-        for lane, arrays in enumerate(freed.slots):
-            where = Tier(lane // len(self.spans)), lane % len(self.spans)
+        for tier_component, arrays in enumerate(freed.slots):
+            where = Tier(tier_component // len(self.spans)), tier_component % len(self.spans)
             owner = {slot: prefix for prefix, slot in self.pages[where].items()}
             for slots in arrays:
                 for slot in slots.tolist():
@@ -394,13 +394,13 @@ class TreeModel:
 
     def verify(self) -> None:
         """Everything the tree says is what the model says, and no slot is lost."""
-        lanes = self.tree.check(self.locks())
+        tier_components = self.tree.check(self.locks())
         assert self.snapshot() == self.pages, "the tree differs from the model"
         pinned = self.pinned()
         for where, pages in self.pages.items():
             assert self.tree.protected_pages(*where) == len(pages) - self._evictable(*where, pinned)
-            lane = int(where[0]) * len(self.spans) + where[1]
-            assert lanes[lane].tolist() == sorted(pages.values())
+            tier_component = int(where[0]) * len(self.spans) + where[1]
+            assert tier_components[tier_component].tolist() == sorted(pages.values())
             for prefix, slot in pages.items():
                 assert self.content[where][slot] == prefix, "a slot holds another page's bytes"
             in_flight = sum(
@@ -419,10 +419,10 @@ class TreeModel:
             todo = [(child, seed + b"|") for child in root.children.values()]
             while todo:
                 node, above = todo.pop()
-                for lane, slots in enumerate(node.slots):
+                for tier_component, slots in enumerate(node.slots):
                     if slots is None:
                         continue
-                    where = Tier(lane // len(self.spans)), lane % len(self.spans)
+                    where = Tier(tier_component // len(self.spans)), tier_component % len(self.spans)
                     for i, slot in enumerate(slots.tolist()):
                         if slot >= 0:
                             out[where][above + node.key[: (i + 1) * page]] = slot
@@ -437,7 +437,9 @@ class TreeModel:
             todo = [(child, seed + b"|") for child in root.children.values()]
             while todo:
                 node, above = todo.pop()
-                remembered = {lane: astuple(history) for lane, history in (node.history or {}).items()}
+                remembered = {
+                    tier_component: astuple(history) for tier_component, history in (node.history or {}).items()
+                }
                 for i in range(node.pages):
                     out[above + node.key[: (i + 1) * page]] = (tuple(node.stamps), remembered)
                 todo += [(child, above + node.key) for child in node.children.values()]

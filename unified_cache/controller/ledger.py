@@ -209,8 +209,8 @@ class Ledger:
     def _take_evicted(self, freed: Freed) -> None:
         if self.changes.is_watched:
             self.changes.note_freed(freed)
-        for lane, count in self._take_back(freed):
-            tier, component = divmod(lane, len(self.layout.components))
+        for tier_component, count in self._take_back(freed):
+            tier, component = divmod(tier_component, len(self.layout.components))
             self._evicted_pages[tier][component] += count
 
     def fork(self, lock: Lock, memory: PageMemory) -> list[Slots] | None:
@@ -496,20 +496,20 @@ class Ledger:
             self.paired.map.apply(map_changes)
 
     def _take_back(self, freed: Freed) -> list[tuple[int, int]]:
-        """Take back what the tree has let go; return (lane, pages) of each lane that is any of it."""
+        """Free the slots that the tree released; return (tier_component, pages) of each that has any."""
         counts: list[tuple[int, int]] = []
         if self.paired is not None and freed.unmapped:
             self.paired.map.unbind(np.concatenate(freed.unmapped))
         components = len(self.layout.components)
-        for lane, arrays in enumerate(freed.slots):
+        for tier_component, arrays in enumerate(freed.slots):
             if arrays:
                 # In order, so that later copies join: the next to be allocated are taken from these.
                 slots = arrays[0]
                 if len(arrays) > 1:
                     slots = np.concatenate(arrays)
                     slots.sort()
-                self._allocators[lane // components][lane % components].drop(slots)
-                counts.append((lane, len(slots)))
+                self._allocators[tier_component // components][tier_component % components].drop(slots)
+                counts.append((tier_component, len(slots)))
         return counts
 
 

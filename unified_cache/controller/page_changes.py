@@ -300,10 +300,11 @@ class PageChanges:
     def note_freed(self, freed: Freed) -> None:
         """Note what was evicted."""
         components = len(freed.slots) // len(Tier)
-        for lane, arrays in enumerate(freed.slots):
+        for tier_component, arrays in enumerate(freed.slots):
             if arrays:
                 slots = np.concatenate(arrays)
-                self._note(SlotsLeft(Tier(lane // components), lane % components, slots), len(slots))
+                tier, component = divmod(tier_component, components)
+                self._note(SlotsLeft(Tier(tier), component, slots), len(slots))
 
     def note_stored(self, component: int, prompt: Prompt, pages: PageNumbers, since: int) -> None:
         """Note pages that storage has, as seen after ``since`` evictions, but for those evicted after that."""
@@ -396,10 +397,10 @@ class PageChanges:
             }
             if not gone:
                 continue
-            lane, digests = (len(Tier) * len(components)) + number, key_digests(list(gone))
-            reasons = forgotten.find(lane, digests).reasons
+            tier_component, digests = (len(Tier) * len(components)) + number, key_digests(list(gone))
+            reasons = forgotten.find(tier_component, digests).reasons
             told = (reasons != MissReason.FLAWED) & (reasons != MissReason.STORE_CLEARED)
-            forgotten.note(lane, digests_where(digests, told), MissReason.STORE_EVICTED)
+            forgotten.note(tier_component, digests_where(digests, told), MissReason.STORE_EVICTED)
 
     # ---- what becomes of pages, for explain -----------------------------------------------------------------
 
@@ -411,8 +412,8 @@ class PageChanges:
             return
         digests = prompt_digests(prompt)[start * DIGEST_BYTES :]
         for component, (given, left) in enumerate(zip(slots, duplicates, strict=True)):
-            lane = int(tier) * len(self._tree.components) + component
-            self.forgotten.note(lane, digests_where(digests, np.isin(given, left)), MissReason.DUPLICATE)
+            tier_component = int(tier) * len(self._tree.components) + component
+            self.forgotten.note(tier_component, digests_where(digests, np.isin(given, left)), MissReason.DUPLICATE)
 
     def remember_unbacked(self, prompt: Prompt, reason: MissReason) -> None:
         """Remember why pages of a prompt that the device holds and the host lacks were not copied to it."""
@@ -422,8 +423,8 @@ class PageChanges:
         digests = prompt_digests(prompt.head(found.tree_end))
         for component in range(len(self._tree.components)):
             device, host = (self._tree.slots(found, tier, component, 0, found.tree_end) for tier in Tier)
-            lane = len(self._tree.components) + component
-            self.forgotten.note(lane, digests_where(digests, (device >= 0) & (host < 0)), reason)
+            tier_component = len(self._tree.components) + component
+            self.forgotten.note(tier_component, digests_where(digests, (device >= 0) & (host < 0)), reason)
 
     def remember_stored(self, component: int, prompt: Prompt, pages: PageNumbers, reason: MissReason) -> None:
         """Remember what became of pages in storage, or on their way there.
@@ -432,8 +433,8 @@ class PageChanges:
         """
         if self.forgotten is not None and len(pages):
             keys = prompt.keys
-            lane = len(Tier) * len(self._tree.components) + component
-            self.forgotten.note(lane, key_digests([keys[page] for page in pages.tolist()]), reason)
+            tier_component = len(Tier) * len(self._tree.components) + component
+            self.forgotten.note(tier_component, key_digests([keys[page] for page in pages.tolist()]), reason)
 
     def remember_storage_cleared(self) -> None:
         """Remember that what was stored has been cleared since."""

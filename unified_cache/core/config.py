@@ -93,7 +93,7 @@ class EvictionConfig:
             raise ConfigError(f"preferred_share must be in [0, 1], found {self.preferred_share}")
 
     def policy(self, tier: Tier, component: int) -> EvictionPolicy:
-        """Return the policy of one lane."""
+        """Return the policy of one component on a tier."""
         named = self.device if tier is Tier.DEVICE else self.host
         return named[min(component, len(named) - 1)] if named else EvictionPolicy.LRU
 

@@ -1,12 +1,12 @@
 """Reasons why a page is missing on a tier, and a bounded memory of them: for explanations, replays and metrics.
 
-    note(lane, digests, reason)  pages of one lane were evicted, declined, removed; or stored, for storage
-    ring                         digest, reason and time of each, the oldest overwritten first; 18 bytes a page
-    find(lane, digests)          latest note of each page; sorts the ring now and then: 12 bytes a page more
+    record  adds pages of a component on a tier that were evicted, declined, removed; or stored, for storage
+    ring    digest, reason and time of each, the oldest overwritten first; 18 bytes a page
+    find    latest entry of each page; sorts the ring now and then: 12 bytes a page more
 
-A lane is one component on one tier, as in the tree, and, behind those, one component in storage. What memory forgets is
-known by a chained digest of the tokens from the root on, of 64 bits, what storage forgets by the head of its page key:
-neither says anything about the tokens. Where two pages share a digest, one is explained by the other's fate.
+``tier_component`` counts as in the tree, with storage as one more tier. A page of memory is known by a chained digest
+of the tokens from the root on, of 64 bits, a page of storage by the head of its key: neither says anything about the
+tokens. Where two pages share a digest, one is explained by the other's history.
 """
 
 import time
@@ -129,7 +129,7 @@ class FoundNotes(NamedTuple):
 
 
 _Note = tuple[PageDigests, int, int, float]
-"""Digests, lane, code and time of some pages; a plain tuple, since one is made at every eviction."""
+"""Digests, component on a tier, code and time of some pages; a plain tuple, since one is made at every eviction."""
 
 
 class ForgottenPages:
@@ -172,9 +172,9 @@ class ForgottenPages:
         """Whether nothing has been overwritten yet: what is not remembered was never noted."""
         return self._count + self._waiting_pages <= self.pages_max
 
-    def note(self, lane: int, digests: PageDigests, reason: MissReason, component: int = 0) -> None:
-        """Remember why pages of a lane are missing from now on."""
-        self._waiting.append((digests, lane, component << 8 | reason, self.clock()))
+    def note(self, tier_component: int, digests: PageDigests, reason: MissReason, component: int = 0) -> None:
+        """Remember why pages of a component on a tier are missing from now on."""
+        self._waiting.append((digests, tier_component, component << 8 | reason, self.clock()))
         self._waiting_pages += len(digests) // DIGEST_BYTES
         if self._waiting_pages > WAITING_PAGES_MAX:
             self._put_all()
@@ -186,12 +186,12 @@ class ForgottenPages:
         self._codes[renamed] = later
         self._noted_s[renamed] = self.clock()
 
-    def find(self, lane: int, digests: PageDigests) -> FoundNotes:
+    def find(self, tier_component: int, digests: PageDigests) -> FoundNotes:
         """Return the latest note of each page; no two of ``digests`` are alike."""
         self._put_all()
         if self._count - self._sorted_count > min(UNSORTED_PAGES_MAX, self.pages_max):
             self._sort()
-        wanted = np.frombuffer(digests, np.uint64) ^ _salt(lane)
+        wanted = np.frombuffer(digests, np.uint64) ^ _salt(tier_component)
         at = self._find_sorted(wanted)
         self._find_unsorted(wanted, at)
         is_noted = at >= 0
@@ -225,9 +225,9 @@ class ForgottenPages:
         self._waiting_pages = 0
         if not waiting:
             return
-        parts, lanes, codes_of_parts, times_of_parts = zip(*waiting, strict=True)
+        parts, tier_components, codes_of_parts, times_of_parts = zip(*waiting, strict=True)
         lengths = [len(part) // DIGEST_BYTES for part in parts]
-        salts = (np.array(lanes, np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+        salts = (np.array(tier_components, np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
         digests = np.frombuffer(b"".join(parts), np.uint64) ^ np.repeat(salts, lengths)
         codes = np.repeat(np.array(codes_of_parts, np.uint16), lengths)
         times = np.repeat(np.array(times_of_parts, np.float64), lengths)
@@ -249,6 +249,6 @@ class ForgottenPages:
         self._sorted_count = self._count
 
 
-def _salt(lane: int) -> np.uint64:
-    """Return what tells the digests of one lane from those of another."""
-    return np.uint64((lane + 1) * _GOLDEN & _MASK)
+def _salt(tier_component: int) -> np.uint64:
+    """Return a number that makes equal digests of different components and tiers differ."""
+    return np.uint64((tier_component + 1) * _GOLDEN & _MASK)

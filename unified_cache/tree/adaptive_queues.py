@@ -39,7 +39,7 @@ __all__ = ["WINDOW_CLASSES", "AdaptiveQueues", "RequestFeatures", "ResumeShares"
 MOVED_PAST = CLASSES_COUNT + SESSION_CLASSES
 """Class of ends that sessions have gone on from."""
 WINDOW_CLASSES = MOVED_PAST + 1
-"""Classes of a windowed lane: the predictor's, at a prompt's end; those of sessions once more, before the end."""
+"""Classes of windows: the predictor's, at a prompt's end; those of sessions once more, before the end."""
 OFFSETS_MAX = 64
 """Pages before the end of a prompt that have a count of their own."""
 HALVED_AT = 4096
@@ -47,7 +47,7 @@ HALVED_AT = 4096
 
 
 def window_class(node: Node) -> int:
-    """Return the class of a node in a windowed lane."""
+    """Return the class of a node in the queues of windows."""
     if not in_session(node.request_class):
         return node.request_class
     if node.moved_past:
@@ -93,13 +93,13 @@ class ResumeShares:
         if pages_left < OFFSETS_MAX:
             self._counts[pages_left] += 1
 
-    def factor(self, node: Node, lane: int, span: int) -> float:
-        """Return the factor from a request's score to that of each window page of a node in ``lane``.
+    def factor(self, node: Node, tier_component: int, span: int) -> float:
+        """Return the factor from a request's score to that of each window page of a node in ``tier_component``.
 
-        A window is ``span`` pages. The factor is 0 if it has lost a page, or the lane does not hold it any more.
+        A window is ``span`` pages. The factor is 0 if it has lost a page, or is not held there any more.
         """
-        pages, held_pages = node.end - node.start, node.held_count[lane]
-        if not held_pages or pages - node.last_tombstone[lane] < min(span, pages):
+        pages, held_pages = node.end - node.start, node.held_count[tier_component]
+        if not held_pages or pages - node.last_tombstone[tier_component] < min(span, pages):
             return 0.0
         resumed = 1.0
         if in_session(node.request_class) and node.moved_past:
@@ -113,7 +113,7 @@ class ResumeShares:
 SCORE_REQUESTS = 4
 """Requests after which the ends of all classes are scored again; in between only the ends that changed or come up."""
 ENDS_MAX = 1024
-"""Ends recorded in a lane at which all are scored again."""
+"""Ends recorded of a component on a tier at which all are scored again."""
 START_MAX = 1 << 24
 """More than the pages of a prompt: of windows of equal stamp, in any class, the one that begins first goes first."""
 YOUNG_MAX = 16
@@ -121,7 +121,7 @@ YOUNG_MAX = 16
 
 
 class AdaptiveQueues(EvictionQueues):
-    """Eviction queues that go by the predictor in some lanes."""
+    """Eviction queues that go by the predictor for some components on some tiers."""
 
     __slots__ = (
         "_by_prediction",
@@ -129,8 +129,8 @@ class AdaptiveQueues(EvictionQueues):
         "_is_adaptive",
         "_same_queues",
         "_score_at",
-        "_tail_lanes",
         "_tail_nodes",
+        "_tail_tiers",
         "_tails_max",
         "_unlearned_pages",
         "_young",
@@ -143,26 +143,27 @@ class AdaptiveQueues(EvictionQueues):
         self, spans: Sequence[int], eviction: EvictionConfig, capacity: Sequence[int], predictor: ReusePredictor
     ) -> None:
         super().__init__(spans, eviction, WINDOW_CLASSES)
-        lanes = [(tier, component) for tier in Tier for component in range(len(spans))]
+        tier_components = [(tier, component) for tier in Tier for component in range(len(spans))]
         self.predictor = predictor
         self.shares = ResumeShares()
         """Where sessions resume: factors of window scores."""
         self.tails = Returns()
         """Last pages of prompts."""
-        self._is_adaptive = [eviction.policy(tier, component) is EvictionPolicy.ADAPTIVE for tier, component in lanes]
+        self._is_adaptive = [eviction.policy(*each) is EvictionPolicy.ADAPTIVE for each in tier_components]
         self._unlearned_pages = [(pages + 1) // 2 for pages in capacity]
-        """By lane: pages yet to be evicted before its pages go by the predictor."""
-        self._by_prediction = [False] * len(lanes)
-        """Whether a lane goes by the predictor; else it is LRU."""
-        self._ends: list[list[tuple[float, int]]] = [[] for _ in lanes]
-        """By lane: heap of (lower bound of the score, end of a class): a queue id its oldest node, ~id its youngest."""
-        self._score_at = [0] * len(lanes)
-        """By lane: number of the request from which on all its ends are scored again."""
-        self._tail_nodes: list[deque[Node]] = [deque() for _ in lanes]
-        """By lane of Full: nodes that may end with the last page of a prompt, oldest first."""
-        self._tail_lanes = [lane for lane in range(0, len(lanes), len(spans)) if self._is_adaptive[lane]]
-        self._tails_max = [STALE_MIN] * len(lanes)
-        """By lane: length at which nodes that do not end so any more are dropped."""
+        """By tier and component: pages yet to be evicted before its pages go by the predictor."""
+        self._by_prediction = [False] * len(tier_components)
+        """Whether a component on a tier goes by the predictor; else it is LRU."""
+        self._ends: list[list[tuple[float, int]]] = [[] for _ in tier_components]
+        """Heaps of (lower bound of the score, end of a class): a queue id its oldest node, ~id its youngest."""
+        self._score_at = [0] * len(tier_components)
+        """By tier and component: number of the request from which on all its ends are scored again."""
+        self._tail_nodes: list[deque[Node]] = [deque() for _ in tier_components]
+        """Of Full, by tier: nodes that may end with the last page of a prompt, oldest first."""
+        self._tail_tiers = [full for full in range(0, len(tier_components), len(spans)) if self._is_adaptive[full]]
+        """Full on each tier where it is adaptive."""
+        self._tails_max = [STALE_MIN] * len(tier_components)
+        """By tier and component: length at which nodes that do not end so any more are dropped."""
         self._young: dict[int, deque[Node]] = {}
         """By queue id: nodes that became evictable last, youngest last, and some that are no longer evictable."""
         self._same_queues: dict[int, int] = {}
@@ -171,83 +172,84 @@ class AdaptiveQueues(EvictionQueues):
     # ---- predictor or LRU ----------------------------------------------------------------------------------------
 
     def follow_predictor(self) -> None:
-        """Switch each lane to the predictor where it is ready and enough was evicted, and to LRU elsewhere."""
-        for lane, was_followed in enumerate(self._by_prediction):
-            if was_followed is not (self.predictor.is_ready and self._unlearned_pages[lane] <= 0):
-                self._by_prediction[lane] = not was_followed
-                self._score_at[lane] = 0
+        """Go by the predictor where it is ready and enough was evicted, and by LRU elsewhere."""
+        for tier_component, was_followed in enumerate(self._by_prediction):
+            if was_followed is not (self.predictor.is_ready and self._unlearned_pages[tier_component] <= 0):
+                self._by_prediction[tier_component] = not was_followed
+                self._score_at[tier_component] = 0
 
-    def pages_at_once(self, node: Node, lane: int, pages: int) -> int:
+    def pages_at_once(self, node: Node, tier_component: int, pages: int) -> int:
         """Return how many of ``pages`` the next victim gives before another is looked for; they are evicted now."""
-        nodes = self._tail_nodes[lane]
-        if nodes and nodes[0] is node and self.ends_with_tail(node, lane):
+        nodes = self._tail_nodes[tier_component]
+        if nodes and nodes[0] is node and self.ends_with_tail(node, tier_component):
             nodes.popleft()
             pages = min(pages, 1)
-        if self._unlearned_pages[lane] > 0:
-            self._unlearned_pages[lane] -= min(pages, node.held_count[lane])
+        if self._unlearned_pages[tier_component] > 0:
+            self._unlearned_pages[tier_component] -= min(pages, node.held_count[tier_component])
             self.follow_predictor()
         return pages
 
     # ---- queues --------------------------------------------------------------------------------------------------
 
-    def queue_id(self, node: Node, lane: int) -> int:
-        """Return the queue that a node belongs to while it is evictable from ``lane``."""
-        if not self._is_adaptive[lane] or (node.history is not None and self.is_preferred(node, lane)):
-            return super().queue_id(node, lane)
-        request_class = window_class(node) if lane % self._components_count else node.request_class
-        return (len(Queue) + request_class) * self._lanes_count + lane
+    def queue_id(self, node: Node, tier_component: int) -> int:
+        """Return the queue that a node belongs to while it is evictable from ``tier_component``."""
+        is_preferred = node.history is not None and self.is_preferred(node, tier_component)
+        if is_preferred or not self._is_adaptive[tier_component]:
+            return super().queue_id(node, tier_component)
+        request_class = window_class(node) if tier_component % self._components_count else node.request_class
+        return (len(Queue) + request_class) * self._stride + tier_component
 
-    def offer(self, node: Node, lane: int) -> None:
-        """Queue ``node`` in ``lane`` if it is evictable there and not queued yet."""
-        if not self._is_adaptive[lane]:
-            super().offer(node, lane)
+    def offer(self, node: Node, tier_component: int) -> None:
+        """Queue ``node`` for ``tier_component`` if it is evictable there and not queued yet."""
+        if not self._is_adaptive[tier_component]:
+            super().offer(node, tier_component)
             return
-        if not self.evictable(node, lane):
+        if not self.evictable(node, tier_component):
             return
-        queue_id = self.queue_id(node, lane)
+        queue_id = self.queue_id(node, tier_component)
         queue = self._queues[queue_id]
         if not node.queued >> queue_id & 1:
-            self._enter(node, lane, queue_id)
+            self._enter(node, tier_component, queue_id)
             self._sequence += 1
-            heappush(queue, (node.stamps[lane], self.place_of(node, lane), self._sequence, node))
-        if queue_id < len(Queue) * self._lanes_count:
+            heappush(queue, (node.stamps[tier_component], self.place_of(node, tier_component), self._sequence, node))
+        if queue_id < len(Queue) * self._stride:
             return
         if queue[0][3] is node:
-            self._note_end(queue_id, lane)
+            self._note_end(queue_id, tier_component)
         young = self._young.setdefault(queue_id, deque(maxlen=YOUNG_MAX))
         if young and young[-1] is not node and young[-1].request > node.request:
             return
         if not young or young[-1] is not node:
             young.append(node)
-        if self._by_prediction[lane]:
-            self._note_end(~queue_id, lane)
+        if self._by_prediction[tier_component]:
+            self._note_end(~queue_id, tier_component)
 
-    def _enter(self, node: Node, lane: int, queue_id: int) -> None:
-        super()._enter(node, lane, queue_id)
+    def _enter(self, node: Node, tier_component: int, queue_id: int) -> None:
+        super()._enter(node, tier_component, queue_id)
         node.queued = self._same_queues.setdefault(node.queued, node.queued)
 
-    def _leave(self, node: Node, lane: int, queue_id: int) -> None:
-        super()._leave(node, lane, queue_id)
+    def _leave(self, node: Node, tier_component: int, queue_id: int) -> None:
+        super()._leave(node, tier_component, queue_id)
         node.queued = self._same_queues.setdefault(node.queued, node.queued)
 
     def offer_all(self, node: Node) -> None:
-        """Queue ``node`` in every lane where it is evictable."""
-        for lane, live in enumerate(node.held_count):
+        """Queue ``node`` in every component on a tier where it is evictable."""
+        for tier_component, live in enumerate(node.held_count):
             if live:
-                self.offer(node, lane)
+                self.offer(node, tier_component)
 
-    def next_victim(self, lane: int) -> Node | None:
-        """Return the next victim of ``lane``, which stays queued; None if nothing can be evicted."""
-        if not self._is_adaptive[lane]:
-            return super().next_victim(lane)
-        victim = self._next_tail(lane) or self._least(lane)
-        return self._first(Queue.PREFERRED * self._lanes_count + lane, lane) if victim is None else victim
+    def next_victim(self, tier_component: int) -> Node | None:
+        """Return the next victim of ``tier_component``, which stays queued; None if nothing can be evicted."""
+        if not self._is_adaptive[tier_component]:
+            return super().next_victim(tier_component)
+        victim = self._next_tail(tier_component) or self._least(tier_component)
+        return victim or self._first(Queue.PREFERRED * self._stride + tier_component, tier_component)
 
-    def pass_over(self, node: Node, lane: int) -> None:
-        """Take the next victim of ``lane`` out of every queue that it heads, until it is offered again."""
-        queue_id = self.queue_id(node, lane)
-        super().pass_over(node, lane)
-        for last in (self._young.get(queue_id), self._tail_nodes[lane]):
+    def pass_over(self, node: Node, tier_component: int) -> None:
+        """Take the next victim of ``tier_component`` out of every queue that it heads, until it is offered again."""
+        queue_id = self.queue_id(node, tier_component)
+        super().pass_over(node, tier_component)
+        for last in (self._young.get(queue_id), self._tail_nodes[tier_component]):
             if last and node in last:
                 last.remove(node)
 
@@ -256,89 +258,90 @@ class AdaptiveQueues(EvictionQueues):
     def note_tail(self, node: Node) -> None:
         """Queue a node that ends with the last page of a prompt; at times, drop nodes that do not end so any more."""
         self.tails.leave()
-        for lane in self._tail_lanes:
-            nodes = self._tail_nodes[lane]
+        for tier_component in self._tail_tiers:
+            nodes = self._tail_nodes[tier_component]
             nodes.append(node)
-            if len(nodes) > self._tails_max[lane]:
-                left = deque(node for node in nodes if self.ends_with_tail(node, lane))
-                self._tail_nodes[lane] = left
-                self._tails_max[lane] = max(STALE_MIN, 2 * len(left))
+            if len(nodes) > self._tails_max[tier_component]:
+                left = deque(node for node in nodes if self.ends_with_tail(node, tier_component))
+                self._tail_nodes[tier_component] = left
+                self._tails_max[tier_component] = max(STALE_MIN, 2 * len(left))
 
-    def _next_tail(self, lane: int) -> Node | None:
+    def _next_tail(self, tier_component: int) -> Node | None:
         """Return the oldest node that ends with the last page of a prompt, if such pages are not asked for again."""
-        nodes = self._tail_nodes[lane]
-        if not self._by_prediction[lane] or not self.tails.are_rare:
+        nodes = self._tail_nodes[tier_component]
+        if not self._by_prediction[tier_component] or not self.tails.are_rare:
             return None
         for _ in range(len(nodes)):
             node = nodes[0]
-            if self.ends_with_tail(node, lane):
-                if self.evictable(node, lane) and not self.is_preferred(node, lane):
+            if self.ends_with_tail(node, tier_component):
+                if self.evictable(node, tier_component) and not self.is_preferred(node, tier_component):
                     return node
-                if not node.full_children[lane // self._components_count]:
+                if not node.full_children[tier_component // self._components_count]:
                     nodes.rotate(-1)
                     continue
             nodes.popleft()
         return None
 
-    def ends_with_tail(self, node: Node, lane: int) -> bool:
-        """Return whether the last page that a lane of Full holds of a node is the last one of a prompt."""
-        return not node.dead and node.start + node.held_count[lane] == node.asked_end and in_session(node.request_class)
+    def ends_with_tail(self, node: Node, tier_component: int) -> bool:
+        """Return whether the last page of a node that Full holds on a tier is the last one of a prompt."""
+        held_end = node.start + node.held_count[tier_component]
+        return not node.dead and held_end == node.asked_end and in_session(node.request_class)
 
     # ---- ends of classes -----------------------------------------------------------------------------------------
 
-    def _note_end(self, end: int, lane: int) -> None:
+    def _note_end(self, end: int, tier_component: int) -> None:
         """Queue an end of a class to be scored before the next victim is chosen; -1 is below every score."""
-        heappush(self._ends[lane], (-1.0, end))
-        if len(self._ends[lane]) > ENDS_MAX:
-            self._ends[lane].clear()
-            self._score_at[lane] = 0
+        heappush(self._ends[tier_component], (-1.0, end))
+        if len(self._ends[tier_component]) > ENDS_MAX:
+            self._ends[tier_component].clear()
+            self._score_at[tier_component] = 0
 
-    def _least(self, lane: int) -> Node | None:
+    def _least(self, tier_component: int) -> Node | None:
         """Return the node of least score among the oldest and youngest of all classes."""
-        ends = self._ends[lane]
-        if self._score_at[lane] <= self.predictor.now:
-            self._score_at[lane] = self.predictor.now + SCORE_REQUESTS
-            ids = range(len(Queue) * self._lanes_count + lane, len(self._queues), self._lanes_count)
+        ends = self._ends[tier_component]
+        if self._score_at[tier_component] <= self.predictor.now:
+            self._score_at[tier_component] = self.predictor.now + SCORE_REQUESTS
+            ids = range(len(Queue) * self._stride + tier_component, len(self._queues), self._stride)
             held = [queue_id for queue_id in ids if self._queues[queue_id]]
-            held += [~queue_id for queue_id in held] if self._by_prediction[lane] else []
-            nodes = ((end, self._node_at(end, lane)) for end in held)
-            ends[:] = [(self._score(node, lane), end) for end, node in nodes if node is not None]
+            held += [~queue_id for queue_id in held] if self._by_prediction[tier_component] else []
+            nodes = ((end, self._node_at(end, tier_component)) for end in held)
+            ends[:] = [(self._score(node, tier_component), end) for end, node in nodes if node is not None]
             heapify(ends)
         while ends:
             noted, end = ends[0]
-            node = self._node_at(end, lane)
+            node = self._node_at(end, tier_component)
             if node is None:
                 heappop(ends)
                 continue
-            score = self._score(node, lane)
+            score = self._score(node, tier_component)
             if score <= noted:
                 return node
             heapreplace(ends, (score, end))
         return None
 
-    def _node_at(self, end: int, lane: int) -> Node | None:
+    def _node_at(self, end: int, tier_component: int) -> Node | None:
         """Return the node at an end of a class: its oldest, or its youngest if that is known."""
         if end >= 0:
-            return self._first(end, lane)
+            return self._first(end, tier_component)
         young = self._young.get(~end)
         while young:
             node = young[-1]
-            if self.evictable(node, lane) and self._belongs(node, lane, ~end):
+            if self.evictable(node, tier_component) and self._belongs(node, tier_component, ~end):
                 return node
             young.pop()
         return None
 
-    def _score(self, node: Node, lane: int) -> float:
-        """Return the score of a node in a lane now; by lru without predictions, the later the more."""
-        if not self._by_prediction[lane]:
-            return node.stamps[lane] + self.place_of(node, lane) / START_MAX
+    def _score(self, node: Node, tier_component: int) -> float:
+        """Return the score of a node in a component on a tier now; by lru without predictions, the later the more."""
+        if not self._by_prediction[tier_component]:
+            return node.stamps[tier_component] + self.place_of(node, tier_component) / START_MAX
         score = self.predictor.score(node.request_class, node.request)
-        component = lane % self._components_count
-        return score * self.shares.factor(node, lane, self._spans[component]) if component else score
+        component = tier_component % self._components_count
+        return score * self.shares.factor(node, tier_component, self._spans[component]) if component else score
 
-    def _belongs(self, node: Node, lane: int, queue_id: int) -> bool:
-        """Return whether a node, if it is evictable, belongs to a queue of a lane."""
-        return not node.dead and queue_id == self.queue_id(node, lane)
+    def _belongs(self, node: Node, tier_component: int, queue_id: int) -> bool:
+        """Return whether a node, if it is evictable, belongs to a queue of a component on a tier."""
+        return not node.dead and queue_id == self.queue_id(node, tier_component)
 
 
 class RequestFeatures:

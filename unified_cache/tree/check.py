@@ -18,13 +18,13 @@ __all__ = ["check"]
 def check(
     tree: TreeState, locks: Sequence[Lock], transfers: Sequence[Transfer], preferences: Preferences
 ) -> list[Slots]:
-    """Assert every invariant of ``TreeState``, and of the preferences; return by lane the slots held, ascending.
+    """Assert every invariant of ``TreeState``, and of the preferences; return the slots held by tier and component.
 
     The counts in the nodes must be exactly those of ``locks``, which are all that are out, and the pages marked as
     arriving those that ``transfers`` bring.
     """
-    lanes = 2 * tree.components_count
-    held: list[list[Slots]] = [[] for _ in range(lanes)]
+    tier_components = 2 * tree.components_count
+    held: list[list[Slots]] = [[] for _ in range(tier_components)]
     _check_roots(tree)
     _check_queues(tree)
     _check_counts(tree)
@@ -33,11 +33,11 @@ def check(
         _check_place(tree, node)
         for tier in Tier:
             _check_full(tree, node, tier)
-        for lane in range(lanes):
-            _check_lane(tree, node, lane)
-            slots = node.slots[lane]
+        for tier_component in range(tier_components):
+            _check_slots(tree, node, tier_component)
+            slots = node.slots[tier_component]
             if slots is not None:
-                held[lane].append(slots[slots >= 0])
+                held[tier_component].append(slots[slots >= 0])
         for component in range(1, tree.components_count):
             _check_tombstones(tree, node, component)
     _check_locks(tree, locks)
@@ -68,37 +68,38 @@ def _check_place(tree: TreeState, node: Node) -> None:
         assert node.digests == chained_digests(before, node.key, tree.page_key_bytes), "digests are of other pages"
     if not node.children and not node.pinned():
         assert node.full_end(ANYWHERE) == node.end, "a dead tail is kept"
-    for lane, marks in (node.in_flight or {}).items():
+    for tier_component, marks in (node.in_flight or {}).items():
         assert len(marks) == node.pages, "arriving marks have another length than the run"
         assert marks.any(), "empty arriving marks are kept"
-        assert node.first_pinned(lane) <= int(np.flatnonzero(marks)[0]), "pages arrive where nothing pins them"
+        assert node.first_pinned(tier_component) <= np.flatnonzero(marks)[0], "pages arrive where nothing pins them"
 
 
 def _check_full(tree: TreeState, node: Node, tier: Tier) -> None:
-    lane = int(tier) * tree.components_count
-    count = sum(child.held_count[lane] > 0 for child in node.children.values())
+    tier_component = int(tier) * tree.components_count
+    count = sum(child.held_count[tier_component] > 0 for child in node.children.values())
     assert node.full_children[tier] == count, "full_children is wrong"
-    if not node.held_count[lane]:
+    if not node.held_count[tier_component]:
         return
-    slots = node.slots[lane]
+    slots = node.slots[tier_component]
     assert slots is not None
-    assert (slots[: node.held_count[lane]] >= 0).all(), "Full has a tombstone in a node"
+    assert (slots[: node.held_count[tier_component]] >= 0).all(), "Full has a tombstone in a node"
     parent = node.parent
     assert parent is not None
-    assert parent.parent is None or parent.held_count[lane] == parent.pages, "Full has a tombstone above a node"
+    is_held = parent.parent is None or parent.held_count[tier_component] == parent.pages
+    assert is_held, "Full has a tombstone above a node"
 
 
-def _check_lane(tree: TreeState, node: Node, lane: int) -> None:
-    slots = node.slots[lane]
+def _check_slots(tree: TreeState, node: Node, tier_component: int) -> None:
+    slots = node.slots[tier_component]
     live = 0 if slots is None else int(np.count_nonzero(slots >= 0))
-    assert node.held_count[lane] == live, "live is wrong"
+    assert node.held_count[tier_component] == live, "live is wrong"
     assert (slots is None) == (live == 0), "an empty array of slots is kept"
-    assert node.locks[lane] >= 0, "a lock count is negative"
+    assert node.locks[tier_component] >= 0, "a lock count is negative"
     if slots is None:
         return
     assert len(slots) == node.pages, "slots have another length than the run"
     assert (slots[slots >= 0] > 0).all(), "the padding slot is held"
-    full = node.slots[lane - lane % tree.components_count]
+    full = node.slots[tier_component - tier_component % tree.components_count]
     assert full is not None, "a component is held without Full"
     assert ((slots < 0) | (full >= 0)).all(), "a page is held without Full"
 
@@ -106,30 +107,30 @@ def _check_lane(tree: TreeState, node: Node, lane: int) -> None:
 def _check_queues(tree: TreeState) -> None:
     """See that what could be evicted stands where it belongs, and that no rank has fallen since it was queued."""
     queues = tree.queues
-    lanes = 2 * tree.components_count
+    tier_components = 2 * tree.components_count
     lines: Counter[Node] = Counter()
-    stale = [0] * lanes
+    stale = [0] * tier_components
     for queue_id in range(queues.queues_count):
         entries = list(queues.entries(queue_id))
         assert len({id(node) for node, _ in entries}) == len(entries), "a node stands twice in one queue"
         for node, rank in entries:
-            stale[queue_id % lanes] += node.dead
+            stale[queue_id % tier_components] += node.dead
             lines[node] |= 1 << queue_id
-            assert node.dead or rank <= queues.rank(node, queue_id % lanes), "the rank of a queued node has fallen"
+            assert node.dead or rank <= queues.rank(node, queue_id % tier_components), "a queued node's rank has fallen"
     for node in tree.nodes():
         assert node.queued == lines[node], "a node says that it stands in other queues than it does"
-        for lane in range(lanes):
-            stale[lane] += max(queues.places_count(node, lane) - 1, 0)
-            if queues.evictable(node, lane):
-                assert node.queued >> queues.queue_id(node, lane) & 1, "an evictable node is not in the queue"
-    for lane, count in enumerate(stale):
-        assert count == queues.stale_count(lane), "stale entries are miscounted"
+        for tier_component in range(tier_components):
+            stale[tier_component] += max(queues.places_count(node, tier_component) - 1, 0)
+            if queues.evictable(node, tier_component):
+                assert node.queued >> queues.queue_id(node, tier_component) & 1, "an evictable node is not in the queue"
+    for tier_component, count in enumerate(stale):
+        assert count == queues.stale_count(tier_component), "stale entries are miscounted"
 
 
 def _check_counts(tree: TreeState) -> None:
     """Count protected pages from slots and locks alone."""
-    lanes = 2 * tree.components_count
-    counted = [tree.counts.protected(lane) for lane in range(lanes)]
+    tier_components = 2 * tree.components_count
+    counted = [tree.counts.protected(tier_component) for tier_component in range(tier_components)]
     protected: set[tuple[Node, int]] = set()
     for node in tree.nodes():
         for tier in Tier:
@@ -137,25 +138,25 @@ def _check_counts(tree: TreeState) -> None:
             while at is not None and (at, int(tier)) not in protected:
                 protected.add((at, int(tier)))
                 at = at.parent
-    expected = [0] * lanes
+    expected = [0] * tier_components
     for node in (*tree.roots.values(), *tree.nodes()):
         for tier in Tier:
             below = sum((child, int(tier)) in protected for child in node.children.values())
             counted_below = 0 if node.protection is None else node.protection.children[tier]
             assert counted_below == below, f"{counted_below} children protected, not {below}"
-        for lane, slots in enumerate(node.slots):
+        for tier_component, slots in enumerate(node.slots):
             if slots is None:
                 continue
-            tier_number, component = divmod(lane, tree.components_count)
+            tier_number, component = divmod(tier_component, tree.components_count)
             is_held = slots >= 0
             if component:
-                expected[lane] += int(np.count_nonzero(is_held[node.first_pinned(lane) :]))
+                expected[tier_component] += int(np.count_nonzero(is_held[node.first_pinned(tier_component) :]))
             elif (node, tier_number) in protected:
-                expected[lane] += int(np.count_nonzero(is_held))
-    assert counted == expected, f"{counted} pages protected by lane, not {expected}"
+                expected[tier_component] += int(np.count_nonzero(is_held))
+    assert counted == expected, f"{counted} pages protected by tier_component, not {expected}"
     for node in tree.nodes():
-        in_node = [tree.counts.protected_in(node, lane) for lane in range(lanes)]
-        counted_here = [0] * lanes if node.protection is None else node.protection.pages
+        in_node = [tree.counts.protected_in(node, tier_component) for tier_component in range(tier_components)]
+        counted_here = [0] * tier_components if node.protection is None else node.protection.pages
         assert counted_here == in_node, f"{counted_here} pages of a node protected, not {in_node}"
 
 
@@ -164,14 +165,14 @@ def _check_preferences(tree: TreeState, preferences: Preferences) -> None:
     marks: Counter[tuple[int, int]] = Counter()
     for preference in preferences.live:
         for component, start in enumerate(preference.starts):
-            lane = int(preference.tier) * tree.components_count + component
-            covered[lane] += preference.end - start
-            marks.update((id(node), lane) for node in nodes_of(preference, start))
+            tier_component = int(preference.tier) * tree.components_count + component
+            covered[tier_component] += preference.end - start
+            marks.update((id(node), tier_component) for node in nodes_of(preference, start))
     assert covered == preferences.covered(), "preferred pages are miscounted"
     for node in tree.nodes():
-        for lane, history in (node.history or {}).items():
-            assert history.preferences == marks[id(node), lane], (
-                f"{history.preferences} preferences on a node, not {marks[id(node), lane]}"
+        for tier_component, history in (node.history or {}).items():
+            assert history.preferences == marks[id(node), tier_component], (
+                f"{history.preferences} preferences on a node, not {marks[id(node), tier_component]}"
             )
 
 
@@ -189,13 +190,14 @@ def _check_marks(tree: TreeState, transfers: Sequence[Transfer]) -> None:
     expected: dict[tuple[int, int], list[int]] = {}
     for transfer in transfers:
         for part in () if transfer.at_once else transfer.parts:
-            lane = int(transfer.target.tier) * tree.components_count + part.component
+            tier_component = int(transfer.target.tier) * tree.components_count + part.component
             for node, first, last in nodes_of_pages(transfer.target.node, part.pages):
-                expected.setdefault((id(node), lane), []).extend((part.pages[first:last] - node.start).tolist())
+                offsets = (part.pages[first:last] - node.start).tolist()
+                expected.setdefault((id(node), tier_component), []).extend(offsets)
     found = {
-        (id(node), lane): np.flatnonzero(marks).tolist()
+        (id(node), tier_component): np.flatnonzero(marks).tolist()
         for node in tree.nodes()
-        for lane, marks in (node.in_flight or {}).items()
+        for tier_component, marks in (node.in_flight or {}).items()
     }
     assert found == {place: sorted(pages) for place, pages in expected.items()}, "marks differ from transfers"
 
@@ -211,22 +213,23 @@ def _check_locks(tree: TreeState, locks: Sequence[Lock]) -> None:
         assert lock.node.end == lock.end, "a lock's node ends elsewhere"
         assert not lock.node.dead, "a locked node died"
         for component, start in lock.held:
-            lane = int(lock.tier) * tree.components_count + component
+            tier_component = int(lock.tier) * tree.components_count + component
             node: Node | None = lock.node
             while node is not None and node.end > start:
                 if node.start >= start:
-                    whole[id(node), lane] += 1
+                    whole[id(node), tier_component] += 1
                 else:
-                    begins[id(node), lane, start] += 1
+                    begins[id(node), tier_component, start] += 1
                 node = node.parent
     found_begins: Counter[tuple[int, int, int]] = Counter()
     for node in tree.nodes():
-        for lane, count in enumerate(node.locks):
-            assert count == whole[id(node), lane], f"{count} locks on a node, not {whole[id(node), lane]}"
-        for lane, pages in (node.partial_locks or {}).items():
+        for tier_component, count in enumerate(node.locks):
+            found = whole[id(node), tier_component]
+            assert count == found, f"{count} locks on a node, not {found}"
+        for tier_component, pages in (node.partial_locks or {}).items():
             for page, count in pages.items():
                 assert node.start < page < node.end, "a lock begins outside its node"
-                found_begins[id(node), lane, page] = count
+                found_begins[id(node), tier_component, page] = count
     assert found_begins == begins, "locks that begin inside nodes are wrong"
 
 

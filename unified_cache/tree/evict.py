@@ -1,4 +1,4 @@
-"""Evict: give slots back, in the order of the lane's policy, never a page that a lock pins."""
+"""Evict: give slots back, in the order of the eviction policy, never a page that a lock pins."""
 
 from typing import NamedTuple
 
@@ -11,10 +11,10 @@ __all__ = ["Victim", "evict", "evict_from", "next_victim", "prompt_of", "would_l
 
 
 class Victim(NamedTuple):
-    """A node that eviction from a lane takes next."""
+    """A node that eviction from a component on a tier takes next."""
 
     node: Node
-    lane: int
+    tier_component: int
 
 
 def evict(tree: TreeState, tier: Tier, component: int, pages: int) -> Freed:
@@ -26,28 +26,28 @@ def evict(tree: TreeState, tier: Tier, component: int, pages: int) -> Freed:
     O(log n) per victim. Frees fewer pages only when locks pin everything else.
     """
     freed = Freed([[] for _ in range(2 * tree.components_count)], [], component)
-    lane = int(tier) * tree.components_count + component
+    tier_component = int(tier) * tree.components_count + component
     got = 0
     while got < pages:
-        node = tree.queues.next_victim(lane)
+        node = tree.queues.next_victim(tier_component)
         if node is None:
             break
-        got += evict_from(tree, node, lane, pages - got, freed)
+        got += evict_from(tree, node, tier_component, pages - got, freed)
     return freed
 
 
 def next_victim(tree: TreeState, tier: Tier, component: int) -> Victim | None:
     """Return the node that ``evict`` would take from next; None if locks pin everything."""
-    lane = int(tier) * tree.components_count + component
-    node = tree.queues.next_victim(lane)
-    return None if node is None else Victim(node, lane)
+    tier_component = int(tier) * tree.components_count + component
+    node = tree.queues.next_victim(tier_component)
+    return None if node is None else Victim(node, tier_component)
 
 
-def evict_from(tree: TreeState, node: Node, lane: int, pages: int, freed: Freed) -> int:
-    """Free up to ``pages`` slots of the next victim of a lane; return how many."""
-    pages = tree.queues.pages_at_once(node, lane, pages)
-    take = _evict_windowed if lane % tree.components_count else _evict_tail
-    got = take(tree, node, lane, pages, freed)
+def evict_from(tree: TreeState, node: Node, tier_component: int, pages: int, freed: Freed) -> int:
+    """Free up to ``pages`` slots of the next victim of a component on a tier; return how many."""
+    pages = tree.queues.pages_at_once(node, tier_component, pages)
+    take = _evict_windowed if tier_component % tree.components_count else _evict_tail
+    got = take(tree, node, tier_component, pages, freed)
     if not node.children:
         tree.prune(node)
     return got
@@ -55,13 +55,13 @@ def evict_from(tree: TreeState, node: Node, lane: int, pages: int, freed: Freed)
 
 def would_lose(tree: TreeState, victim: Victim, pages: int) -> bool:
     """Tell whether evicting up to ``pages`` of a victim takes any page that the other tier lacks."""
-    node, lane = victim
+    node, tier_component = victim
     components = tree.components_count
-    tier, component = divmod(lane, components)
+    tier, component = divmod(tier_component, components)
     if component == 0:
-        start, end = max(0, node.held_count[lane] - pages), node.pages
+        start, end = max(0, node.held_count[tier_component] - pages), node.pages
     else:
-        start, end = 0, _end_of_oldest(node, lane, pages)
+        start, end = 0, _end_of_oldest(node, tier_component, pages)
     for dependant in range(component, components):
         held = node.slots[tier * components + dependant]
         if held is not None:
@@ -79,16 +79,16 @@ def prompt_of(tree: TreeState, victim: Victim) -> Prompt:
 
     Where a window may reach from there into what is below, it follows the branch used last.
     """
-    node, lane = victim
-    tier, component = divmod(lane, tree.components_count)
+    node, tier_component = victim
+    tier, component = divmod(tier_component, tree.components_count)
     reach = node.end + (tree.spans[component] - 1 if component else 0)
     below: list[Node] = []
     while (below[-1] if below else node).end < reach:
-        full_lane = tier * tree.components_count
-        children = [child for child in (below[-1] if below else node).children.values() if child.held_count[full_lane]]
+        full = tier * tree.components_count
+        children = [child for child in (below[-1] if below else node).children.values() if child.held_count[full]]
         if not children:
             break
-        below.append(max(children, key=lambda child: child.stamps[lane]))
+        below.append(max(children, key=lambda child: child.stamps[tier_component]))
     above = [node]
     while above[-1].parent is not None:
         above.append(above[-1].parent)
@@ -96,28 +96,28 @@ def prompt_of(tree: TreeState, victim: Victim) -> Prompt:
     return Prompt.below(root.key, b"".join(part.key for part in (*above[::-1], *below)), tree.page_size)
 
 
-def _evict_tail(tree: TreeState, node: Node, lane: int, pages: int, freed: Freed) -> int:
+def _evict_tail(tree: TreeState, node: Node, tier_component: int, pages: int, freed: Freed) -> int:
     """Drop the last ``pages`` of Full's run in a node, after everything that stands on them."""
-    end = node.held_count[lane]
+    end = node.held_count[tier_component]
     start = max(0, end - pages)
-    for dependant in range(lane + tree.components_count - 1, lane, -1):
+    for dependant in range(tier_component + tree.components_count - 1, tier_component, -1):
         tree.drop(node, dependant, start, node.pages, freed)
-    return tree.drop(node, lane, start, end, freed)
+    return tree.drop(node, tier_component, start, end, freed)
 
 
-def _evict_windowed(tree: TreeState, node: Node, lane: int, pages: int, freed: Freed) -> int:
+def _evict_windowed(tree: TreeState, node: Node, tier_component: int, pages: int, freed: Freed) -> int:
     """Drop the oldest ``pages`` that no lock pins, and the same pages of the components after this one."""
-    end = _end_of_oldest(node, lane, pages)
-    last_lane = (lane // tree.components_count + 1) * tree.components_count - 1
-    for dependant in range(last_lane, lane, -1):
+    end = _end_of_oldest(node, tier_component, pages)
+    last_tier_component = (tier_component // tree.components_count + 1) * tree.components_count - 1
+    for dependant in range(last_tier_component, tier_component, -1):
         tree.drop(node, dependant, 0, min(end, node.first_pinned(dependant)), freed)
-    return tree.drop(node, lane, 0, end, freed)
+    return tree.drop(node, tier_component, 0, end, freed)
 
 
-def _end_of_oldest(node: Node, lane: int, pages: int) -> int:
+def _end_of_oldest(node: Node, tier_component: int, pages: int) -> int:
     """Return the offset behind the oldest ``pages`` that no lock pins, or behind all of them if there are fewer."""
-    held = node.slots[lane]
+    held = node.slots[tier_component]
     assert held is not None
-    end = node.first_pinned(lane)
+    end = node.first_pinned(tier_component)
     victims = numbers_of(held[:end] >= 0)
     return int(victims[pages - 1]) + 1 if victims.size > pages else end

@@ -95,33 +95,33 @@ def lock(tree: TreeState, node: Node, end: int, tier: Tier, request: TreeRequest
     if tree.adaptive is not None and request is not None and end == request.end:
         tree.adaptive.settle(node, request)
     components = tree.components_count
-    lane = int(tier) * components
-    full_start = node.start if node.held_count[lane] == node.end - node.start else 0
+    tier_component = int(tier) * components
+    full_start = node.start if node.held_count[tier_component] == node.end - node.start else 0
     held = [(0, full_start)]
-    _pin(tree, node, lane, full_start)
+    _pin(tree, node, tier_component, full_start)
     for component in range(1, components):
         start = window(end, tree.spans[component])
         held.append((component, start))
-        _pin(tree, node, lane + component, start)
+        _pin(tree, node, tier_component + component, start)
     if len(tree.counts.changed) > CHANGED_NODES_MAX:
         tree.counts.count_changed()
     return Lock(tree, node, end, tier, held, request)
 
 
-def _pin(tree: TreeState, node: Node, lane: int, start: int) -> None:
+def _pin(tree: TreeState, node: Node, tier_component: int, start: int) -> None:
     """Count one more lock on pages from ``start`` to the end of ``node``."""
     changed = tree.counts.changed
     at = node
     while at.start >= start and at.parent is not None:
-        if not at.locks[lane]:
+        if not at.locks[tier_component]:
             changed.add(at)
-        at.locks[lane] += 1
+        at.locks[tier_component] += 1
         at = at.parent
     if at.end > start:
         changed.add(at)
         if at.partial_locks is None:
             at.partial_locks = {}
-        begins = at.partial_locks.setdefault(lane, {})
+        begins = at.partial_locks.setdefault(tier_component, {})
         begins[start] = begins.get(start, 0) + 1
 
 
@@ -141,35 +141,35 @@ def release_windows(lock: Lock) -> None:
 
 
 def _unpin_all(lock: Lock, held: list[tuple[int, int]]) -> None:
-    lane = int(lock.tier) * lock.tree.components_count
+    tier_component = int(lock.tier) * lock.tree.components_count
     for component, start in held:
-        _unpin(lock.tree, lock.node, lane + component, start)
+        _unpin(lock.tree, lock.node, tier_component + component, start)
 
 
-def _unpin(tree: TreeState, node: Node, lane: int, start: int) -> None:
+def _unpin(tree: TreeState, node: Node, tier_component: int, start: int) -> None:
     """Count one lock less on pages from ``start`` to the end of ``node``; offer what that frees."""
     changed = tree.counts.changed
     offer = tree.queues.offer
     at = node
     while at.start >= start and at.parent is not None:
-        at.locks[lane] -= 1
-        assert at.locks[lane] >= 0, "unlocked more often than locked"
-        if not at.locks[lane]:
+        at.locks[tier_component] -= 1
+        assert at.locks[tier_component] >= 0, "unlocked more often than locked"
+        if not at.locks[tier_component]:
             changed.add(at)
-            offer(at, lane)
+            offer(at, tier_component)
         at = at.parent
     if at.end > start:
         assert at.partial_locks is not None
         changed.add(at)
-        begins = at.partial_locks[lane]
+        begins = at.partial_locks[tier_component]
         begins[start] -= 1
         if not begins[start]:
             del begins[start]
             if not begins:
-                del at.partial_locks[lane]
+                del at.partial_locks[tier_component]
         if not at.partial_locks:
             at.partial_locks = None
-        offer(at, lane)
+        offer(at, tier_component)
 
 
 def fitting_end(tree: TreeState, found: Match, source: Tier, target: Tier, available_pages: Sequence[int]) -> int:
@@ -184,27 +184,27 @@ def fitting_end(tree: TreeState, found: Match, source: Tier, target: Tier, avail
     components = tree.components_count
     fits = restorable_ends(tree.spans, _tombstones(tree, found.path, view, end), 0, end, [0] * components)
     for component, available in enumerate(available_pages):
-        lane = int(target) * components + component
+        tier_component = int(target) * components + component
         takes = held_pages(found.path, int(source) * components + component, end, end)
-        takes &= ~held_pages(found.path, lane, end, end)
-        takes &= ~_in_flight(found.path, lane, end)
-        takes |= evictable_mask(tree, found.path, lane, end)
+        takes &= ~held_pages(found.path, tier_component, end, end)
+        takes &= ~_in_flight(found.path, tier_component, end)
+        takes |= evictable_mask(tree, found.path, tier_component, end)
         fits &= window_counts(takes, tree.spans[component])[1:] <= available
     ends = numbers_of(fits)
     return int(ends[-1]) + 1 if ends.size else 0
 
 
-def evictable_mask(tree: TreeState, path: Sequence[Node], lane: int, end: int) -> Pages:
-    """Tell of each of the first ``end`` pages of a path whether a lane holds it and eviction could give it back."""
+def evictable_mask(tree: TreeState, path: Sequence[Node], tier_component: int, end: int) -> Pages:
+    """Return a mask of the first ``end`` pages of a path that eviction could free of a component on a tier."""
     tree.counts.count_changed()
     evictable = np.zeros(end, np.bool_)
     for node in path:
-        held = node.slots[lane]
+        held = node.slots[tier_component]
         if node.start >= end:
             break
-        if held is not None and tree.counts.protected_in(node, lane) < node.held_count[lane]:
+        if held is not None and tree.counts.protected_in(node, tier_component) < node.held_count[tier_component]:
             # Of Full it is all that the node holds, of the others what lies before the first page that a lock pins.
-            first_pinned = min(node.start + node.first_pinned(lane), end)
+            first_pinned = min(node.start + node.first_pinned(tier_component), end)
             evictable[node.start : first_pinned] = held[: first_pinned - node.start] >= 0
     return evictable
 
@@ -224,12 +224,12 @@ def _tombstones(tree: TreeState, path: Sequence[Node], view: int, end: int) -> l
     return tombstones
 
 
-def _in_flight(path: Sequence[Node], lane: int, end: int) -> Pages:
-    """Tell of each of the first ``end`` pages of a path whether another transfer is bringing it to a lane."""
+def _in_flight(path: Sequence[Node], tier_component: int, end: int) -> Pages:
+    """Return a mask of the first ``end`` pages of a path that another transfer is bringing."""
     arriving = np.zeros(end, np.bool_)
     for node in path:
-        if node.in_flight is not None and lane in node.in_flight and node.start < end:
-            arriving[node.start : node.end] = node.in_flight[lane][: end - node.start]
+        if node.in_flight is not None and tier_component in node.in_flight and node.start < end:
+            arriving[node.start : node.end] = node.in_flight[tier_component][: end - node.start]
     return arriving
 
 
@@ -292,21 +292,21 @@ def _missing(
     tree: TreeState, node: Node, end: int, component: int, source: Tier, target: Tier, *, at_once: bool
 ) -> Wanted | None:
     """Collect the pages of a window that ``source`` holds and ``target`` does not, nor, unless at once, expects."""
-    source_lane = int(source) * tree.components_count + component
-    target_lane = int(target) * tree.components_count + component
+    source_tier_component = int(source) * tree.components_count + component
+    target_tier_component = int(target) * tree.components_count + component
     start = window(end, tree.spans[component])
     pages: list[npt.NDArray[np.int64]] = []
     slots: list[Slots] = []
     at: Node | None = node
     while at is not None and at.end > start:
-        held = at.slots[source_lane]
-        if held is not None and at.held_count[target_lane] < at.pages:
+        held = at.slots[source_tier_component]
+        if held is not None and at.held_count[target_tier_component] < at.pages:
             lacking = held >= 0
-            present = at.slots[target_lane]
+            present = at.slots[target_tier_component]
             if present is not None:
                 lacking &= present < 0
-            if not at_once and at.in_flight is not None and target_lane in at.in_flight:
-                lacking &= ~at.in_flight[target_lane]
+            if not at_once and at.in_flight is not None and target_tier_component in at.in_flight:
+                lacking &= ~at.in_flight[target_tier_component]
             if at.start < start:
                 lacking[: start - at.start] = False
             offsets = numbers_of(lacking)
@@ -335,15 +335,15 @@ def _mark(
     """Mark the pages of a part, which lie in these nodes, as on their way, or as so no longer."""
     if transfer.at_once:
         return
-    lane = int(transfer.target.tier) * tree.components_count + part.component
+    tier_component = int(transfer.target.tier) * tree.components_count + part.component
     for node, first, last in nodes:
         marks = node.in_flight if node.in_flight is not None else {}
-        pages = marks.get(lane)
+        pages = marks.get(tier_component)
         if pages is None:
-            pages = marks[lane] = np.zeros(node.pages, np.bool_)
+            pages = marks[tier_component] = np.zeros(node.pages, np.bool_)
         pages[part.pages[first:last] - node.start] = arriving
         if not arriving and not np.count_nonzero(pages):
-            del marks[lane]
+            del marks[tier_component]
         node.in_flight = marks or None
 
 
@@ -372,11 +372,11 @@ def publish_transfer(tree: TreeState, transfer: Transfer) -> Published:
     for part in transfer.parts:
         nodes = nodes_of_pages(transfer.target.node, part.pages)
         _mark(tree, transfer, part, nodes, arriving=False)
-        lane = int(transfer.target.tier) * tree.components_count + part.component
+        tier_component = int(transfer.target.tier) * tree.components_count + part.component
         took = np.zeros(len(part), np.bool_)
         for node, first, last in nodes:
             offsets = part.pages[first:last] - node.start
-            took[first:last] = _publish(tree, node, lane, offsets, part.target[first:last], map_changes)
+            took[first:last] = _publish(tree, node, tier_component, offsets, part.target[first:last], map_changes)
         taken.append(part.where(took))
         leftovers[part.component] = part.target[~took]
     transfer.parts = ()
@@ -387,29 +387,29 @@ def publish_transfer(tree: TreeState, transfer: Transfer) -> Published:
 def _publish(
     tree: TreeState,
     node: Node,
-    lane: int,
+    tier_component: int,
     offsets: npt.NDArray[np.int64],
     slots: Slots,
     map_changes: list[MapChange],
 ) -> npt.NDArray[np.bool_]:
     """Fill the tombstones among ``offsets`` that have something to stand on; tell which were filled."""
-    component = lane % tree.components_count
+    component = tier_component % tree.components_count
     if component:
-        held = node.slots[lane]
+        held = node.slots[tier_component]
         tombstones = all_pages(len(offsets)) if held is None else held[offsets] < 0
-        full = node.slots[lane - component]
+        full = node.slots[tier_component - component]
         tombstones &= full[offsets] >= 0 if full is not None else False
     else:
         parent = node.parent
-        if parent is not None and parent.parent is not None and parent.held_count[lane] < parent.pages:
+        if parent is not None and parent.parent is not None and parent.held_count[tier_component] < parent.pages:
             return np.zeros(len(offsets), np.bool_)
         # Only the run that continues the prefix, page by page after what is held; offsets ascend, so a gap ends it.
-        held_count = node.held_count[lane]
+        held_count = node.held_count[tier_component]
         first = int(offsets.searchsorted(held_count))
         tombstones = offsets == np.arange(held_count - first, held_count - first + len(offsets))
         tombstones[:first] = False
-    tree.fill(node, lane, offsets[tombstones], slots[tombstones], map_changes)
-    tree.queues.offer(node, lane)
+    tree.fill(node, tier_component, offsets[tombstones], slots[tombstones], map_changes)
+    tree.queues.offer(node, tier_component)
     return tombstones
 
 

@@ -144,15 +144,15 @@ def node_at(path: list[Node], end: int) -> Node:
     raise AssertionError(f"page {end - 1} is not on the path")
 
 
-def path_slots(path: list[Node], lane: int, start: int, end: int) -> Slots:
-    """Return a lane's slots of pages [start, end), a new array; -1 for tombstones."""
+def path_slots(path: list[Node], tier_component: int, start: int, end: int) -> Slots:
+    """Return the slots of pages [start, end) of a component on a tier, a new array; -1 for tombstones."""
     runs: list[Slots] = []
     for node in path:
         if node.end <= start:
             continue
         if node.start >= end:
             break
-        held = node.slots[lane]
+        held = node.slots[tier_component]
         if held is None:
             held = no_slots(node.pages)
         if node.start < start or node.end > end:
@@ -164,16 +164,17 @@ def path_slots(path: list[Node], lane: int, start: int, end: int) -> Slots:
     return np.frombuffer(bytearray().join(runs), np.int32)  # type: ignore[arg-type]  # arrays are buffers
 
 
-def held_pages(path: Sequence[Node], lane: int, end: int, count: int) -> Pages:
-    """Tell of each of ``count`` pages, the first ``end`` of which stand on a path, whether a lane holds it."""
+def held_pages(path: Sequence[Node], tier_component: int, end: int, count: int) -> Pages:
+    """Return a mask of the pages, ``count`` with ``end`` of them on a path, that a component holds on a tier."""
     held_mask = np.zeros(count, np.bool_)
     for node in path:
         if node.start >= end:
             break
-        held = node.slots[lane]
+        held = node.slots[tier_component]
         if held is not None:
             last = min(node.end, end)
-            held_mask[node.start : last] = node.held_count[lane] == node.pages or held[: last - node.start] >= 0
+            is_whole = node.held_count[tier_component] == node.pages
+            held_mask[node.start : last] = is_whole or held[: last - node.start] >= 0
     return held_mask
 
 
@@ -382,10 +383,10 @@ def _merge(
     first = max(start, node.start)
     offset = first - node.start
     for component, given in enumerate(slots):
-        lane = int(tier) * tree.components_count + component
+        tier_component = int(tier) * tree.components_count + component
         incoming = given[first - start : node.end - start]
         given_offsets = numbers_of(incoming >= 0)
-        held = node.slots[lane]
+        held = node.slots[tier_component]
         if held is None:
             tombstones = given_offsets
         else:
@@ -394,7 +395,7 @@ def _merge(
             duplicate = incoming[given_offsets[~is_tombstone]]
             if duplicate.size:
                 duplicates[component].append(duplicate)
-        tree.fill(node, lane, tombstones + offset, incoming[tombstones], map_changes)
+        tree.fill(node, tier_component, tombstones + offset, incoming[tombstones], map_changes)
 
 
 def _add_leaves(

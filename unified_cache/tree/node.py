@@ -1,6 +1,6 @@
 """A run of pages in the radix tree, what each component holds of it on each tier, and how much of that locks protect.
 
-Everything per component and tier is kept in flat lists indexed by *lane*: ``tier * components_count + component``.
+Flat lists have an entry for each component on each tier, at ``tier_component = tier * components_count + component``.
 What a reader of the device alone, or of device and host together, sees is indexed by *view* in the same way.
 """
 
@@ -32,9 +32,9 @@ UNNAMED = -(1 << 31)
 
 @dataclass(slots=True)
 class History:
-    """History of a node in one lane beside its stamp, which its rank depends on; a split gives both halves a copy.
+    """History of a node for one component on a tier, by which its rank goes beside the stamp; a split copies it.
 
-    Ranks are the order in which the nodes of a lane are evicted:
+    Ranks are the order in which the nodes of a component on a tier are evicted:
 
     lru        least recently used; the stamp is the rank, and nothing else is kept
     priority   lowest priority first, lru within
@@ -49,7 +49,7 @@ class History:
     priority: int = UNNAMED
     """The highest that requests that needed the pages have named."""
     preferences: int = 0
-    """Preferences that cover the node in this lane."""
+    """Preferences that cover the node."""
 
 
 ON_DEVICE = 0
@@ -63,9 +63,9 @@ class Protection:
 
     __slots__ = ("children", "is_protected", "pages")
 
-    def __init__(self, lanes: int) -> None:
-        self.pages = [0] * lanes
-        """Protected pages, by lane."""
+    def __init__(self, tier_components: int) -> None:
+        self.pages = [0] * tier_components
+        """Protected pages, by tier and component."""
         self.is_protected = [False, False]
         """True if a lock pins component 0 here or below, by tier."""
         self.children = [0, 0]
@@ -82,8 +82,8 @@ class Protection:
 class Node:
     """One run of pages. Only the tree's modules touch it.
 
-    Component 0 (Full) is prefix-closed on each tier: its live pages are the first ``held_count[lane]`` of the run.
-    Every other component may have tombstones, which are tombstones, anywhere (-1 in its slots).
+    Component 0 (Full) is prefix-closed on each tier: its live pages are the first ``held_count`` of the run.
+    Every other component may have tombstones anywhere (-1 in its slots).
     """
 
     __slots__ = (
@@ -113,7 +113,7 @@ class Node:
     )
 
     def __init__(self, key: bytes, start: int, end: int, parent: "Node | None", components_count: int) -> None:
-        lanes = 2 * components_count
+        tier_components = 2 * components_count
         self.key = key
         """Tokens of the run, encoded."""
         self.start = start
@@ -124,23 +124,23 @@ class Node:
         """Children, by their encoded first page."""
         self.last_child: Node | None = None
         """One of the children: where the last walk went on. One request walks its path several times."""
-        self.slots: list[Slots | None] = [None] * lanes
-        """Slot of every page, by lane, -1 for a tombstone; None when nothing is held."""
-        self.held_count = [0] * lanes
-        """Pages held, by lane."""
-        self.locks = [0] * lanes
-        """Locks that pin the whole run, by lane: the reference count."""
+        self.slots: list[Slots | None] = [None] * tier_components
+        """Slot of every page, by tier and component, -1 for a tombstone; None when nothing is held."""
+        self.held_count = [0] * tier_components
+        """Pages held, by tier and component."""
+        self.locks = [0] * tier_components
+        """Locks that pin the whole run, by tier and component: the reference count."""
         self.partial_locks: dict[int, dict[int, int]] | None = None
-        """{page: count} of the locks that begin strictly inside the run, at that page, by lane."""
-        self.stamps = [0] * lanes
-        """Clock of the last use, by lane. When a Full child is evicted, its stamp passes to its parent."""
+        """{page: count} of the locks that begin strictly inside the run, at that page, by tier and component."""
+        self.stamps = [0] * tier_components
+        """Clock of the last use, by tier and component. An evicted Full child passes its stamp to its parent."""
         self.history: dict[int, History] | None = None
-        """Priority and preferences, by lane; None where no lane has either."""
+        """Priority and preferences, by tier and component; None if there are none."""
         self.queued = 0
         """Bit ``queue id`` is set while the node stands in that eviction queue."""
         self.in_flight: dict[int, npt.NDArray[np.bool_]] | None = None
-        """Mask of the pages that a transfer is bringing, by lane."""
-        self.last_tombstone = [end - start] * lanes
+        """Mask of the pages that a transfer is bringing, by tier and component."""
+        self.last_tombstone = [end - start] * tier_components
         """One more than the offset of the last tombstone, by view and windowed component; 0 if there is none."""
         self.full_children = [0, 0]
         """Number of children that hold any page of component 0, by tier."""
@@ -207,17 +207,17 @@ class Node:
                 live = on_host
         return self.start + live
 
-    def first_pinned(self, lane: int) -> int:
-        """Return the offset of the first page that locks pin in a lane; the run's length if none is."""
-        if self.locks[lane]:
+    def first_pinned(self, tier_component: int) -> int:
+        """Return the offset of the first page that locks pin in a component on a tier; the run's length if none is."""
+        if self.locks[tier_component]:
             return 0
         edges = self.partial_locks
-        if edges is None or lane not in edges:
+        if edges is None or tier_component not in edges:
             return self.end - self.start
-        return min(edges[lane]) - self.start
+        return min(edges[tier_component]) - self.start
 
     def pinned(self) -> bool:
-        """Tell whether any lock on any lane covers any page of the run."""
+        """Return whether any lock covers any page of the run."""
         return self.partial_locks is not None or any(self.locks)
 
     def page_tokens(self, page_size: int) -> bytes:
@@ -235,21 +235,21 @@ CHANGED_NODES_MAX = 64
 
 
 class PageCounts:
-    """Protected pages of every lane, counted as locks change, so that an engine may ask for them in O(1).
+    """Protected pages by tier and component, counted as locks change, so that an engine may ask for them in O(1).
 
     A page is *protected* when eviction could not give it back now, not even after pages that have to go before it.
-    Every other page that the tree holds is *evictable*. A lock protects, in each lane of its tier:
+    Every other page that the tree holds is *evictable*. A lock protects on its tier:
 
         Full            every page of the nodes it pins, and every page above them: Full goes from the tail
         any other       the pages from where the lock begins, and no page above
 
-    Evicting moves pages from evictable to free and changes neither count of any other page. What goes with an evictable
-    page, because it stands on it, was evictable in its own lane: a lock that pins it would protect the page below it.
-    So in each lane *free + evictable* is what can be allocated, in all lanes at once. And so only locks, and what is
+    Evicting moves pages from evictable to free and changes neither count of any other page. A page that
+    goes with it, because it stands on it, was evictable too: a lock that pins that page would protect the one below.
+    So *free + evictable* pages can be allocated, of all components on all tiers at once. And so only locks, and pages
     filled in below them, are counted here: neither a new leaf nor an eviction changes how many pages are protected.
 
-    A lock only notes the nodes it pins. They are counted when somebody asks, or when many have been noted: a request
-    that locks a long path and lets go of it climbs it once at most, up to the first node that other locks protect.
+    A lock only records the nodes it pins. They are counted when a caller asks, or when many are recorded: a request
+    that locks and unlocks a long path climbs it once at most, up to the first node that other locks protect.
     """
 
     __slots__ = ("_components_count", "_protected", "changed")
@@ -257,14 +257,14 @@ class PageCounts:
     def __init__(self, components_count: int) -> None:
         self._components_count = components_count
         self._protected = [0] * (2 * components_count)
-        """Sum of ``Protection.pages`` over all nodes, by lane."""
+        """Sum of ``Protection.pages`` over all nodes, by tier and component."""
         self.changed: set[Node] = set()
         """Nodes whose locks have changed, or whose slots below locks, since they were counted; some may be dead."""
 
-    def protected(self, lane: int) -> int:
-        """Return the pages of a lane that locks keep from eviction."""
+    def protected(self, tier_component: int) -> int:
+        """Return the pages of a component on a tier that locks keep from eviction."""
         self.count_changed()
-        return self._protected[lane]
+        return self._protected[tier_component]
 
     def count_changed(self) -> None:
         """Count the nodes that have changed."""
@@ -273,27 +273,27 @@ class PageCounts:
 
     def _count(self, node: Node) -> None:
         """Count a node anew, and the nodes above it as far up as its locks make a difference."""
-        for tier, lane in enumerate((0, self._components_count)):
+        for tier, tier_component in enumerate((0, self._components_count)):
             at = node
-            protection = self._recount(at, lane)
+            protection = self._recount(at, tier_component)
             while at.parent is not None:
-                is_protected = at.locks[lane] > 0 or protection.children[tier] > 0
+                is_protected = at.locks[tier_component] > 0 or protection.children[tier] > 0
                 if is_protected == protection.is_protected[tier]:
                     break
                 protection.is_protected[tier] = is_protected
                 at = at.parent
                 protection = self._protection(at)
                 protection.children[tier] += 1 if is_protected else -1
-                self._recount(at, lane)
-        for lane in range(len(self._protected)):
-            if lane % self._components_count:
-                self._recount(node, lane)
+                self._recount(at, tier_component)
+        for tier_component in range(len(self._protected)):
+            if tier_component % self._components_count:
+                self._recount(node, tier_component)
 
-    def _recount(self, node: Node, lane: int) -> Protection:
+    def _recount(self, node: Node, tier_component: int) -> Protection:
         protection = self._protection(node)
-        count = self.protected_in(node, lane)
-        self._protected[lane] += count - protection.pages[lane]
-        protection.pages[lane] = count
+        count = self.protected_in(node, tier_component)
+        self._protected[tier_component] += count - protection.pages[tier_component]
+        protection.pages[tier_component] = count
         return protection
 
     def _protection(self, node: Node) -> Protection:
@@ -301,16 +301,16 @@ class PageCounts:
             node.protection = Protection(len(self._protected))
         return node.protection
 
-    def protected_in(self, node: Node, lane: int) -> int:
-        """Count the protected pages of one node in a lane; of Full, if its children have been counted."""
-        held_count = node.held_count[lane]
-        if not held_count or node.locks[lane]:
+    def protected_in(self, node: Node, tier_component: int) -> int:
+        """Count the protected pages of one node on a tier and component; of Full, once its children are counted."""
+        held_count = node.held_count[tier_component]
+        if not held_count or node.locks[tier_component]:
             return held_count
-        tier, component = divmod(lane, self._components_count)
+        tier, component = divmod(tier_component, self._components_count)
         if not component:
             return held_count if node.protection is not None and node.protection.children[tier] else 0
-        slots = node.slots[lane]
-        first_pinned = node.first_pinned(lane)
+        slots = node.slots[tier_component]
+        first_pinned = node.first_pinned(tier_component)
         if slots is None or first_pinned == node.pages:
             return 0
         return int(np.count_nonzero(slots[first_pinned:] >= 0))

@@ -1,8 +1,8 @@
 """Preferences: prefixes that a caller would rather keep. They bias the order of eviction, and forbid none.
 
 A lock keeps pages whatever happens; a preference only sends them to the end of the queue: a preferred page is evicted
-when nothing else is left in its lane. So preferences may live long, but what they cover is bounded, and one too many
-is declined.
+when nothing else of its component is left on its tier. So preferences may live long, but the pages that they cover
+are bounded, and one too many is declined.
 
 A preference covers pages ``[window(end), end)`` per component on one tier, and Full's prefix, by marking their nodes.
 What leaves the tree leaves its preference: a page that is computed again is not preferred again, unless the other tier
@@ -46,9 +46,9 @@ class Preferences:
     def __init__(self, tree: TreeState, pages_max: Sequence[int]) -> None:
         self._tree = tree
         self._pages_max = tuple(pages_max)
-        """Most pages that preferences may cover, by lane."""
+        """Most pages that preferences may cover, by tier and component."""
         self._pages = [0] * len(self._pages_max)
-        """Pages that preferences cover, by lane, held or not, counted once for each preference."""
+        """Pages that preferences cover, by tier and component, held or not, counted once for each preference."""
         self.live: set[Preference] = set()
 
     def prefer(self, node: Node, end: int, tier: Tier) -> Preference | None:
@@ -60,9 +60,10 @@ class Preferences:
         windows = [window(end, span) for span in tree.spans]
         # What stands on a page goes with it, so a component is preferred as far back as those that stand on it.
         starts = tuple(accumulate(reversed(windows), min))[::-1]
-        lanes = range(int(tier) * tree.components_count, (int(tier) + 1) * tree.components_count)
+        tier_components = range(int(tier) * tree.components_count, (int(tier) + 1) * tree.components_count)
         if any(
-            self._pages[lane] + end - start > self._pages_max[lane] for lane, start in zip(lanes, starts, strict=True)
+            self._pages[tier_component] + end - start > self._pages_max[tier_component]
+            for tier_component, start in zip(tier_components, starts, strict=True)
         ):
             return None
         if end < node.end:
@@ -93,14 +94,14 @@ class Preferences:
         queues = self._tree.queues
         components = self._tree.components_count
         for component, start in enumerate(preference.starts):
-            lane = int(preference.tier) * components + component
-            self._pages[lane] += count * (preference.end - start)
+            tier_component = int(preference.tier) * components + component
+            self._pages[tier_component] += count * (preference.end - start)
             for node in nodes_of(preference, start):
-                queues.history(node, lane).preferences += count
-                queues.offer(node, lane)
+                queues.history(node, tier_component).preferences += count
+                queues.offer(node, tier_component)
 
     def covered(self) -> list[int]:
-        """Return by lane the pages that live preferences cover; at most the bound."""
+        """Return by tier and component the pages that live preferences cover; at most the bound."""
         assert all(pages <= most for pages, most in zip(self._pages, self._pages_max, strict=True)), (
             "too much is preferred"
         )

@@ -156,7 +156,7 @@ class RadixTree:
         return None if adaptive is None else adaptive.arrive(found.prompt, found.path, found.tree_end)
 
     def prefer(self, found: Match, end: int, tier: Tier) -> Preference | None:
-        """Have the first ``end`` pages of a match on ``tier`` go last: when nothing else is left in their lane.
+        """Evict the first ``end`` pages of a match on ``tier`` last: once nothing else of their component is left.
 
         The match is dead afterwards. None, with nothing changed, if all preferences together would cover more than
         ``EvictionConfig.preferred_share`` of what some component can hold on that tier.
@@ -182,12 +182,12 @@ class RadixTree:
     def slots(self, found: Match, tier: Tier, component: int, start: int, end: int) -> Slots:
         """Return the slots of pages [start, end) of a match, a new array; -1 for tombstones."""
         self._check_alive(found)
-        return path_slots(found.path, self._lane(tier, component), start, min(end, found.tree_end))
+        return path_slots(found.path, self._tier_component(tier, component), start, min(end, found.tree_end))
 
     def held_pages(self, found: Match, tier: Tier, component: int) -> Pages:
         """Tell of each page of a match's prompt whether a component is held on a tier, a new array."""
         self._check_alive(found)
-        return held_pages(found.path, self._lane(tier, component), found.tree_end, found.prompt.pages_count)
+        return held_pages(found.path, self._tier_component(tier, component), found.tree_end, found.prompt.pages_count)
 
     def node_ends(self, found: Match) -> list[int]:
         """Return where the nodes of a match end, ascending: where prompts end, were resumed, or leave each other."""
@@ -197,10 +197,10 @@ class RadixTree:
     def full_end(self, found: Match, tier: Tier) -> int:
         """Return the first page of a match that component 0 does not hold on ``tier``."""
         self._check_alive(found)
-        lane = self._lane(tier, 0)
+        tier_component = self._tier_component(tier, 0)
         for node in reversed(found.path):
-            if node.held_count[lane]:
-                return min(node.start + node.held_count[lane], found.tree_end)
+            if node.held_count[tier_component]:
+                return min(node.start + node.held_count[tier_component], found.tree_end)
         return 0
 
     def lock(self, found: Match, end: int, tier: Tier, request: TreeRequest | None = None) -> Lock:
@@ -265,7 +265,7 @@ class RadixTree:
         while node is not None and node.end > start:
             path.append(node)
             node = node.parent
-        return path_slots(path[::-1], self._lane(held.tier, component), start, held.end)
+        return path_slots(path[::-1], self._tier_component(held.tier, component), start, held.end)
 
     def insert(
         self,
@@ -300,7 +300,7 @@ class RadixTree:
 
     def evict_from(self, victim: eviction.Victim, pages: int) -> Freed:
         """Give up to ``pages`` slots of the next victim back."""
-        freed = Freed([[] for _ in range(2 * len(self.components))], [], victim.lane % len(self.components))
+        freed = Freed([[] for _ in range(2 * len(self.components))], [], victim.tier_component % len(self.components))
         eviction.evict_from(self._state, *victim, pages, freed)
         return freed
 
@@ -338,7 +338,7 @@ class RadixTree:
             StaleMatchError: the tree has changed since.
         """
         self._check_alive(found)
-        return evictable_mask(self._state, found.path, self._lane(tier, component), found.tree_end)
+        return evictable_mask(self._state, found.path, self._tier_component(tier, component), found.tree_end)
 
     def begin(self, found: Match, end: int, source: Tier, target: Tier, *, at_once: bool = False) -> Transfer:
         """Pin ``end`` pages of a match on both tiers and say what ``target`` lacks. The match is dead afterwards.
@@ -392,11 +392,11 @@ class RadixTree:
         """Forget everything, pinned or not; return every slot held. Locks, pins and matches become void."""
         freed = Freed([[] for _ in range(2 * len(self.components))], [])
         for node in self._state.nodes():
-            for lane, held in enumerate(node.slots):
+            for tier_component, held in enumerate(node.slots):
                 if held is not None:
-                    freed.slots[lane].append(held[held >= 0])
+                    freed.slots[tier_component].append(held[held >= 0])
                     if self._forgotten is not None:
-                        self._forgotten.note(lane, digests_where(node.digests, held >= 0), MissReason.RESET)
+                        self._forgotten.note(tier_component, digests_where(node.digests, held >= 0), MissReason.RESET)
         if self._state.mapped is not None:
             freed.unmapped.extend(freed.slots[0])
         self._state = self._empty()
@@ -407,7 +407,7 @@ class RadixTree:
         return freed
 
     def check(self, locks: Iterable[Lock] | None = None) -> list[Slots]:
-        """Verify every invariant from scratch; return by lane the slots held.
+        """Verify every invariant from scratch; return by tier and component the slots held.
 
         With ``locks``, those and no others must be out.
         """
@@ -418,12 +418,12 @@ class RadixTree:
         return check(self._state, out, list(self._transfers), self._preferences)
 
     def arriving(self, prompt: Prompt) -> list[Pages]:
-        """Tell by lane of each page of a prompt whether a transfer is bringing it."""
+        """Tell by tier and component of each page of a prompt whether a transfer is bringing it."""
         masks = [np.zeros(prompt.pages_count, np.bool_) for _ in range(len(Tier) * len(self.components))]
         found = peek(self._state, prompt)
         for node in found.path:
-            for lane, pages in (node.in_flight or {}).items():
-                masks[lane][node.start : min(node.end, found.tree_end)] = pages[: found.tree_end - node.start]
+            for tier_component, pages in (node.in_flight or {}).items():
+                masks[tier_component][node.start : min(node.end, found.tree_end)] = pages[: found.tree_end - node.start]
         return masks
 
     def prompts_alike(self, prompt: Prompt) -> list[tuple[Prompt, int]]:
@@ -446,9 +446,9 @@ class RadixTree:
 
     def protected_pages(self, tier: Tier, component: int) -> int:
         """Return the pages held that ``evict`` would not give back if asked for all. O(1), see ``PageCounts``."""
-        return self._state.counts.protected(self._lane(tier, component))
+        return self._state.counts.protected(self._tier_component(tier, component))
 
-    def _lane(self, tier: Tier, component: int) -> int:
+    def _tier_component(self, tier: Tier, component: int) -> int:
         return int(tier) * len(self.components) + component
 
     def _node(self, found: Match, end: int) -> Node:

@@ -22,7 +22,7 @@ class Freed(NamedTuple):
     """Slots that the tree no longer holds; the caller frees them."""
 
     slots: list[list[Slots]]
-    """Arrays of slots, by lane."""
+    """Arrays of slots, by tier and component."""
     unmapped: list[Slots]
     """Full slots to be left without a peer in the page map, before the slots are free."""
     component: int = 0
@@ -37,7 +37,7 @@ class TreeState:
     * on each tier component 0 is prefix-closed, and every other component stands on component 0, page by page
     * ``held_count``, ``last_tombstone`` and ``full_children`` say what the slots say
     * ``counts`` say what locks and slots say, once the nodes that have changed are counted
-    * what could be evicted from a lane stands in the queue of that lane where it belongs
+    * every node that could be evicted from a component on a tier stands in the queue where it belongs
     * a node without pages on any tier lives only while a lock covers it or children hang below
     """
 
@@ -84,7 +84,7 @@ class TreeState:
         self.forgotten = forgotten
         """Remembers what is evicted; None where nothing does."""
         self.adaptive = adaptive
-        """Features by which adaptive queues go; None where no lane is adaptive."""
+        """Features by which adaptive queues go; None where no component on a tier is adaptive."""
         self.version = 0
         """Counts changes of structure; a match made under another version is dead."""
         self.changes_count = 0
@@ -137,11 +137,11 @@ class TreeState:
         upper.asked_end = node.asked_end
         upper.moved_past = node.moved_past
         if node.history is not None:
-            upper.history = {lane: replace(history) for lane, history in node.history.items()}
+            upper.history = {tier_component: replace(history) for tier_component, history in node.history.items()}
         _split_edges(upper, node, cut)
         _split_arriving(upper, node, offset)
-        for lane in range(2 * components):
-            _split_slots(upper, node, lane, offset)
+        for tier_component in range(2 * components):
+            _split_slots(upper, node, tier_component, offset)
         upper.full_children = [int(node.held_count[0] > 0), int(node.held_count[components] > 0)]
         if node.protection is not None:
             upper.protection = node.protection.of_upper_part()
@@ -156,62 +156,64 @@ class TreeState:
     def fill(
         self,
         node: Node,
-        lane: int,
+        tier_component: int,
         offsets: npt.NDArray[np.intp],
         slots: Slots,
         map_changes: list[MapChange],
     ) -> None:
-        """Put slots at tombstones of a lane; append what that changes in the page map."""
+        """Put slots at tombstones of a component on a tier; append what that changes in the page map."""
         if not len(offsets):
             return
         self.changes_count += 1
-        component = lane % self.components_count
-        held = node.slots[lane]
+        component = tier_component % self.components_count
+        held = node.slots[tier_component]
         if held is None:
-            held = node.slots[lane] = no_slots(node.pages)
-        if component == 0 and not node.held_count[lane]:
+            held = node.slots[tier_component] = no_slots(node.pages)
+        if component == 0 and not node.held_count[tier_component]:
             parent = node.parent
             assert parent is not None
-            parent.full_children[lane // self.components_count] += 1
+            parent.full_children[tier_component // self.components_count] += 1
         held[offsets] = slots
-        node.held_count[lane] += len(offsets)
+        node.held_count[tier_component] += len(offsets)
         self.counts.changed.add(node)
         if component:
             node.refresh_tombstones(component)
-        if lane == self.mapped:
+        if tier_component == self.mapped:
             full = node.slots[0]
             assert full is not None
             map_changes.append(MapChange(full[offsets], slots))
 
-    def adopt(self, node: Node, lane: int, slots: Slots, held_count: int, map_changes: list[MapChange]) -> None:
-        """Copy the slots of a new node's run into an empty lane of it; ``held_count`` of them are not tombstones.
+    def adopt(
+        self, node: Node, tier_component: int, slots: Slots, held_count: int, map_changes: list[MapChange]
+    ) -> None:
+        """Copy the slots of a new node's run, ``held_count`` of them not tombstones.
 
         Appends what that changes in the page map.
         """
         self.changes_count += 1
-        component = lane % self.components_count
-        node.slots[lane] = np.array(slots, np.int32)
-        node.held_count[lane] = held_count
+        component = tier_component % self.components_count
+        node.slots[tier_component] = np.array(slots, np.int32)
+        node.held_count[tier_component] = held_count
         if component:
             node.refresh_tombstones(component)
             full = node.slots[0]
-            if lane == self.mapped and full is not None:
+            if tier_component == self.mapped and full is not None:
                 map_changes.append(MapChange(full[slots >= 0], slots[slots >= 0]))
         else:
             parent = node.parent
             assert parent is not None
-            parent.full_children[lane // self.components_count] += 1
+            parent.full_children[tier_component // self.components_count] += 1
 
-    def drop(self, node: Node, lane: int, start: int, end: int, freed: Freed) -> int:
+    def drop(self, node: Node, tier_component: int, start: int, end: int, freed: Freed) -> int:
         """Make the pages at offsets [start, end) tombstones, none of them protected; return how many were held.
 
         What stands on them goes before.
         """
-        held = node.slots[lane]
+        held = node.slots[tier_component]
         if held is None:
             return 0
         segment = held[start:end]
-        whole = node.held_count[lane] == node.pages
+        whole = node.held_count[tier_component] == node.pages
         gone = segment.copy() if whole else segment[segment >= 0]
         count = int(gone.size)
         if not count:
@@ -220,36 +222,36 @@ class TreeState:
         if self.forgotten is not None:
             digests = node.digests[start * DIGEST_BYTES : (start + len(segment)) * DIGEST_BYTES]
             evicted = digests if whole else digests_where(digests, segment >= 0)
-            self.forgotten.note(lane, evicted, MissReason.EVICTED, freed.component)
-        if lane == self.mapped:
+            self.forgotten.note(tier_component, evicted, MissReason.EVICTED, freed.component)
+        if tier_component == self.mapped:
             full = node.slots[0]
             assert full is not None
             freed.unmapped.append(full[start:end].copy() if whole else full[start:end][segment >= 0])
-        if count == node.held_count[lane]:
-            node.slots[lane] = None
-            node.held_count[lane] = 0
-            if lane % self.components_count == 0:
-                self._full_child_left(node, lane)
+        if count == node.held_count[tier_component]:
+            node.slots[tier_component] = None
+            node.held_count[tier_component] = 0
+            if tier_component % self.components_count == 0:
+                self._full_child_left(node, tier_component)
         else:
             segment[:] = -1
-            node.held_count[lane] -= count
-        if lane % self.components_count:
-            node.refresh_tombstones(lane % self.components_count)
-        freed.slots[lane].append(gone)
+            node.held_count[tier_component] -= count
+        if tier_component % self.components_count:
+            node.refresh_tombstones(tier_component % self.components_count)
+        freed.slots[tier_component].append(gone)
         return count
 
-    def _full_child_left(self, node: Node, lane: int) -> None:
+    def _full_child_left(self, node: Node, tier_component: int) -> None:
         """Tell the parent that a child holds nothing of Full any more; it may be the next to go."""
         parent = node.parent
         assert parent is not None
-        tier = lane // self.components_count
+        tier = tier_component // self.components_count
         parent.full_children[tier] -= 1
-        if parent.stamps[lane] < node.stamps[lane]:
-            parent.stamps[lane] = node.stamps[lane]
+        if parent.stamps[tier_component] < node.stamps[tier_component]:
+            parent.stamps[tier_component] = node.stamps[tier_component]
         if self.adaptive is not None and self.adaptive.child_left(parent, node):
             self.queues.offer_all(parent)
         elif not parent.full_children[tier]:
-            self.queues.offer(parent, lane)
+            self.queues.offer(parent, tier_component)
 
     def prune(self, node: Node) -> None:
         """Remove ``node`` and its ancestors as far up as nothing holds or pins them; shorten a dead tail."""
@@ -280,9 +282,9 @@ class TreeState:
         node.key = node.key[: pages * self.page_key_bytes]
         node.digests = node.digests[: pages * DIGEST_BYTES]
         node.end = end
-        for lane, held in enumerate(node.slots):
+        for tier_component, held in enumerate(node.slots):
             if held is not None:
-                node.slots[lane] = held[:pages]
+                node.slots[tier_component] = held[:pages]
         for component in range(1, self.components_count):
             node.refresh_tombstones(component)
         if self.adaptive is not None and self.components_count > 1:  # windows are told apart by where nodes end
@@ -295,12 +297,12 @@ def _split_edges(upper: Node, lower: Node, cut: int) -> None:
         return
     above: dict[int, dict[int, int]] = {}
     below: dict[int, dict[int, int]] = {}
-    for lane, begins in lower.partial_locks.items():
+    for tier_component, begins in lower.partial_locks.items():
         for page, count in begins.items():
             if page <= cut:
-                lower.locks[lane] += count
+                lower.locks[tier_component] += count
             if page != cut:
-                (above if page < cut else below).setdefault(lane, {})[page] = count
+                (above if page < cut else below).setdefault(tier_component, {})[page] = count
     upper.partial_locks = above or None
     lower.partial_locks = below or None
 
@@ -309,22 +311,22 @@ def _split_arriving(upper: Node, lower: Node, offset: int) -> None:
     if lower.in_flight is None:
         return
     marks = lower.in_flight
-    upper.in_flight = {lane: pages[:offset].copy() for lane, pages in marks.items() if pages[:offset].any()} or None
-    lower.in_flight = {lane: pages[offset:].copy() for lane, pages in marks.items() if pages[offset:].any()} or None
+    upper.in_flight = {each: pages[:offset].copy() for each, pages in marks.items() if pages[:offset].any()} or None
+    lower.in_flight = {each: pages[offset:].copy() for each, pages in marks.items() if pages[offset:].any()} or None
 
 
-def _split_slots(upper: Node, lower: Node, lane: int, offset: int) -> None:
-    held = lower.slots[lane]
+def _split_slots(upper: Node, lower: Node, tier_component: int, offset: int) -> None:
+    held = lower.slots[tier_component]
     if held is None:
         return
     above = held[:offset]
-    whole = lower.held_count[lane] == len(held)
+    whole = lower.held_count[tier_component] == len(held)
     live_above = offset if whole else int(np.count_nonzero(above >= 0))
-    upper.held_count[lane] = live_above
-    lower.held_count[lane] -= live_above
+    upper.held_count[tier_component] = live_above
+    lower.held_count[tier_component] -= live_above
     # Copies: a view would keep the whole run's array alive for as long as either part lives.
-    upper.slots[lane] = above.copy() if live_above else None
-    lower.slots[lane] = held[offset:].copy() if lower.held_count[lane] else None
+    upper.slots[tier_component] = above.copy() if live_above else None
+    lower.slots[tier_component] = held[offset:].copy() if lower.held_count[tier_component] else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +341,7 @@ class HeldRun:
     """Encoded, whole pages."""
     pages_count: int
     slots: tuple[Slots | None, ...]
-    """Slot of every page, by lane, -1 for a tombstone; None where nothing is held. Copies."""
+    """Slot of every page, by tier and component, -1 for a tombstone; None where nothing is held. Copies."""
 
 
 def held_runs(tree: TreeState) -> list[HeldRun]:

@@ -64,12 +64,12 @@ def explained(toy: ToyEngine, pages: int, first: int = 0, namespace: Namespace =
     return toy.cache.explain(toy.cache.prompt(tokens(pages, first), namespace))
 
 
-def lane(explanation: Explanation, tier: str, component: int = 0) -> ComponentExplanation:
+def tier_component(explanation: Explanation, tier: str, component: int = 0) -> ComponentExplanation:
     return next(each for each in explanation.tiers if each.name == tier).components[component]
 
 
 def reasons(explanation: Explanation, tier: str, component: int = 0) -> Mapping[tuple[int, int], Reason]:
-    return {(run.start, run.end): run.reason for run in lane(explanation, tier, component).missing}
+    return {(run.start, run.end): run.reason for run in tier_component(explanation, tier, component).missing}
 
 
 def whys(explanation: Explanation, tier: str, component: int = 0) -> Mapping[tuple[int, int], MissReason]:
@@ -102,7 +102,7 @@ def test_a_prompt_that_two_requests_compute_at_once_was_computed_twice() -> None
         assert slots is not None
         cache.release(cache.insert(prompt, slots, lock))
     explanation = explained(toy, 6)
-    assert lane(explanation, "device").repeated == ((0, 6),)
+    assert tier_component(explanation, "device").repeated == ((0, 6),)
     assert "[0, 6) computed twice" in str(explanation)
 
 

@@ -38,10 +38,10 @@ def test_the_ring_finds_what_a_list_of_all_notes_finds(pages_max: int, seed: int
     notes: list[tuple[int, int, MissReason, int, float]] = []
     for _ in range(200):
         time_s += 1.0
-        lane, reason, component = rng.randrange(3), MissReason(rng.randrange(1, 13)), rng.randrange(4)
+        tier_component, reason, component = rng.randrange(3), MissReason(rng.randrange(1, 13)), rng.randrange(4)
         digests = rng.sample(range(100), rng.randrange(1, 40))
-        forgotten.note(lane, some(*digests), reason, component)
-        notes += [(lane, digest, reason, component, time_s) for digest in digests]
+        forgotten.note(tier_component, some(*digests), reason, component)
+        notes += [(tier_component, digest, reason, component, time_s) for digest in digests]
         if rng.random() < 0.2:
             asked = rng.randrange(3)
             found = forgotten.find(asked, some(*range(100)))

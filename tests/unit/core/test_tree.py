@@ -232,4 +232,4 @@ def test_queues_do_not_grow_with_nodes_that_died() -> None:
     for i in range(2000):
         tree.insert(Prompt.of([i + 10], 1), 0, [slots(1 + i % 7), slots(1 + i % 7)], Tier.DEVICE)
         tree.evict(Tier.DEVICE, 0, 1)
-    assert all(tree._state.queues.queue_length(lane) < 200 for lane in range(4))
+    assert all(tree._state.queues.queue_length(tier_component) < 200 for tier_component in range(4))

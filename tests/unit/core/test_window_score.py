@@ -12,7 +12,7 @@ from unified_cache.tree import RadixTree, adaptive_queues, reuse_predictor
 from unified_cache.tree.adaptive_queues import ResumeShares
 from unified_cache.tree.node import Node
 
-WINDOW_LANE = 1
+DEVICE_WINDOW = 1
 
 
 class WindowedTree:
@@ -38,10 +38,10 @@ class WindowedTree:
             kept = needed_pages([branch, *(len(tokens) + end for end in ends)], self.span, resumed, len(tokens))
             short = int(kept.sum()) - self.free
             if short > 0:
-                self.free += sum(map(len, self.tree.evict(Tier.DEVICE, WINDOW_LANE, short).slots[WINDOW_LANE]))
+                self.free += sum(map(len, self.tree.evict(Tier.DEVICE, DEVICE_WINDOW, short).slots[DEVICE_WINDOW]))
             given = [self._fresh(count), np.where(kept, self._fresh(count), -1).astype(np.int32)]
             inserted = self.tree.insert(prompt, resumed, given, Tier.DEVICE, request=request)
-            self.free -= int(kept.sum()) - len(inserted.duplicates[WINDOW_LANE])
+            self.free -= int(kept.sum()) - len(inserted.duplicates[DEVICE_WINDOW])
         self.tree.unlock(lock)
         self.tree.check()
         return resumed
@@ -111,8 +111,8 @@ def node_of(
 ) -> Node:
     """Make a node that holds its last page of a windowed component, before the last ``before`` pages of a prompt."""
     node = Node(b"", 0, pages, Node(b"", 0, 0, None, 2), 2)
-    node.held_count[WINDOW_LANE] = 1
-    node.last_tombstone[WINDOW_LANE] = tombstones_end
+    node.held_count[DEVICE_WINDOW] = 1
+    node.last_tombstone[DEVICE_WINDOW] = tombstones_end
     node.request_class, node.asked_end, node.moved_past = request_class, pages + before, moved_past
     return node
 
@@ -120,13 +120,15 @@ def node_of(
 def test_the_end_that_sessions_go_on_from_is_learned() -> None:
     shares = ResumeShares()
     at_end, before_last = node_of(request_class=0, pages=9), node_of(request_class=0, pages=9, before=1)
-    assert shares.factor(at_end, WINDOW_LANE, 1) > shares.factor(before_last, WINDOW_LANE, 1), "expected, before any"
+    assert shares.factor(at_end, DEVICE_WINDOW, 1) > shares.factor(before_last, DEVICE_WINDOW, 1), (
+        "expected, before any"
+    )
     for _ in range(100):
         shares.count(None, 8, 9)
-    assert shares.factor(at_end, WINDOW_LANE, 1) * 20 < shares.factor(before_last, WINDOW_LANE, 1)
+    assert shares.factor(at_end, DEVICE_WINDOW, 1) * 20 < shares.factor(before_last, DEVICE_WINDOW, 1)
     for _ in range(10_000):
         shares.count(None, 9, 9)
-    assert shares.factor(at_end, WINDOW_LANE, 1) > 20 * shares.factor(before_last, WINDOW_LANE, 1), "habits change"
+    assert shares.factor(at_end, DEVICE_WINDOW, 1) > 20 * shares.factor(before_last, DEVICE_WINDOW, 1), "habits change"
 
 
 def test_an_end_moved_past_scores_by_how_often_such_ends_are_asked_for_again() -> None:
@@ -139,26 +141,30 @@ def test_an_end_moved_past_scores_by_how_often_such_ends_are_asked_for_again() -
         shares.moved_past.leave()
     for _ in range(99):
         shares.count(past, 9, None)
-    assert shares.factor(past, WINDOW_LANE, 1) == pytest.approx(0.1 * 3)
-    assert shares.factor(shared, WINDOW_LANE, 1) == 3, "what several sessions share is not one session's"
+    assert shares.factor(past, DEVICE_WINDOW, 1) == pytest.approx(0.1 * 3)
+    assert shares.factor(shared, DEVICE_WINDOW, 1) == 3, "what several sessions share is not one session's"
 
 
 def test_a_window_that_has_lost_a_page_scores_nothing() -> None:
     shares = ResumeShares()
-    assert shares.factor(node_of(request_class=reuse_predictor.SHARED, pages=9, tombstones_end=5), WINDOW_LANE, 4) == 3
-    assert shares.factor(node_of(request_class=reuse_predictor.SHARED, pages=9, tombstones_end=6), WINDOW_LANE, 4) == 0
-    assert shares.factor(node_of(request_class=reuse_predictor.SHARED, pages=4), WINDOW_LANE, 8) == 2, (
+    assert (
+        shares.factor(node_of(request_class=reuse_predictor.SHARED, pages=9, tombstones_end=5), DEVICE_WINDOW, 4) == 3
+    )
+    assert (
+        shares.factor(node_of(request_class=reuse_predictor.SHARED, pages=9, tombstones_end=6), DEVICE_WINDOW, 4) == 0
+    )
+    assert shares.factor(node_of(request_class=reuse_predictor.SHARED, pages=4), DEVICE_WINDOW, 8) == 2, (
         "the rest of it stands above"
     )
 
 
 def test_what_a_window_saves_counts_by_its_root() -> None:
     shares = ResumeShares()
-    short, long = (shares.factor(node_of(request_class=0, pages=pages), WINDOW_LANE, 1) for pages in (4, 64))
+    short, long = (shares.factor(node_of(request_class=0, pages=pages), DEVICE_WINDOW, 1) for pages in (4, 64))
     assert long == pytest.approx(4 * short)
 
 
 def test_a_window_that_its_tier_does_not_hold_any_more_scores_nothing() -> None:
     gone = node_of(request_class=reuse_predictor.SHARED, pages=1)
-    gone.held_count[WINDOW_LANE] = 0
-    assert ResumeShares().factor(gone, WINDOW_LANE, 1) == 0
+    gone.held_count[DEVICE_WINDOW] = 0
+    assert ResumeShares().factor(gone, DEVICE_WINDOW, 1) == 0

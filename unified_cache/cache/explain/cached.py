@@ -7,7 +7,7 @@ import numpy as np
 from unified_cache.cache.explain.explanation import (
     Explainer,
     Explanation,
-    LaneFates,
+    PageHistory,
     StoredPages,
     StoreSilence,
     present_pages,
@@ -25,7 +25,7 @@ from unified_cache.storage_backends.manifest import Description
 __all__ = ["explain", "fates_of"]
 
 
-def fates_of(ledger: Ledger, prompt: Prompt, stored: StoredPages | StoreSilence | None) -> list[list[LaneFates]]:
+def fates_of(ledger: Ledger, prompt: Prompt, stored: StoredPages | StoreSilence | None) -> list[list[PageHistory]]:
     """Return the fates of a prompt's pages by tier, as there are tiers, and component; changes nothing.
 
     ``stored`` is what the store says, None where there is no store.
@@ -43,12 +43,12 @@ def fates_of(ledger: Ledger, prompt: Prompt, stored: StoredPages | StoreSilence 
     arriving = ledger.tree.arriving(prompt)
     is_complete = ledger.changes.forgotten is not None and ledger.changes.forgotten.is_complete
     unknown = MissReason.NEVER_COMPUTED if is_complete else MissReason.NOT_REMEMBERED
-    fates: list[list[LaneFates]] = []
+    fates: list[list[PageHistory]] = []
     for place in places:
-        lanes: list[LaneFates] = []
+        histories: list[PageHistory] = []
         for number in range(components):
-            lane = place * components + number
-            note = notes[lane]
+            tier_component = place * components + number
+            note = notes[tier_component]
             reasons = note.reasons.copy()
             is_repeated = note.reasons == MissReason.DUPLICATE
             silent = note.reasons == MissReason.NOT_REMEMBERED
@@ -56,13 +56,14 @@ def fates_of(ledger: Ledger, prompt: Prompt, stored: StoredPages | StoreSilence 
             reasons[silent & known[number]] = _absent(place)
             reasons[silent & ~known[0]] = unknown
             if place < len(Tier):
-                reasons[arriving[lane]] = MissReason.ARRIVING
+                reasons[arriving[tier_component]] = MissReason.ARRIVING
                 lower = [held[later * components + number] for later in places if later > place]
                 reasons[silent & np.logical_or.reduce([*lower, np.zeros_like(silent)])] = MissReason.NOT_FETCHED
             if place == len(Tier) and isinstance(stored, StoreSilence):
                 reasons[:] = MissReason.STORE_UNAVAILABLE
-            lanes.append(LaneFates(held[lane], reasons, note.components, note.noted_s, is_repeated & held[lane]))
-        fates.append(lanes)
+            is_held = held[tier_component]
+            histories.append(PageHistory(is_held, reasons, note.components, note.noted_s, is_repeated & is_held))
+        fates.append(histories)
     return fates
 
 
@@ -72,7 +73,7 @@ def _absent(place: int) -> MissReason:
 
 
 def _held(ledger: Ledger, prompt: Prompt) -> list[Pages]:
-    """Return by lane of memory which pages of a prompt are held."""
+    """Return by tier and component of memory which pages of a prompt are held."""
     tree = ledger.tree
     found = tree.peek(prompt)
     held: list[Pages] = []
@@ -84,18 +85,18 @@ def _held(ledger: Ledger, prompt: Prompt) -> list[Pages]:
     return held
 
 
-def _notes(ledger: Ledger, prompt: Prompt, lanes: int) -> list[FoundNotes]:
-    """Return by lane what is remembered of a prompt's pages: of memory, and of storage where there is some."""
+def _notes(ledger: Ledger, prompt: Prompt, tier_components: int) -> list[FoundNotes]:
+    """Return the eviction history of a prompt's pages by tier, storage too if there is one, and component."""
     forgotten, count = ledger.changes.forgotten, prompt.pages_count
     if forgotten is None or not count:
         nothing = FoundNotes(np.zeros(count, np.uint8), np.zeros(count, np.uint8), np.zeros(count, np.float64))
-        return [nothing] * lanes
-    memory_lanes = len(Tier) * len(ledger.layout.components)
+        return [nothing] * tier_components
+    memory_count = len(Tier) * len(ledger.layout.components)
     digests = prompt_digests(prompt)
-    found = [forgotten.find(lane, digests) for lane in range(memory_lanes)]
-    if lanes > memory_lanes:
+    found = [forgotten.find(tier_component, digests) for tier_component in range(memory_count)]
+    if tier_components > memory_count:
         keys = key_digests(prompt.keys)
-        found += [forgotten.find(lane, keys) for lane in range(memory_lanes, lanes)]
+        found += [forgotten.find(tier_component, keys) for tier_component in range(memory_count, tier_components)]
     return found
 
 

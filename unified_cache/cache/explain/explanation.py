@@ -23,16 +23,16 @@ __all__ = [
     "ComponentExplanation",
     "Explainer",
     "Explanation",
-    "LaneFates",
     "Loss",
     "MissingRun",
     "NextPage",
+    "PageHistory",
     "Reason",
     "StoreSilence",
     "StoredPages",
     "TierExplanation",
     "ago_text",
-    "lane_line",
+    "held_line",
     "pages_text",
     "present_pages",
     "stored_fates",
@@ -54,8 +54,8 @@ class StoreSilence:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneFates:
-    """Fates of a prompt's pages in one lane; arrays of one entry a page."""
+class PageHistory:
+    """History of a prompt's pages in one component on a tier; arrays of one entry a page."""
 
     held: Pages
     reasons: npt.NDArray[np.uint8]
@@ -68,7 +68,7 @@ class LaneFates:
     """Computed again while it was held, and the second copy dropped."""
 
     @classmethod
-    def without_notes(cls, held: Pages, reason: MissReason) -> "LaneFates":
+    def without_notes(cls, held: Pages, reason: MissReason) -> "PageHistory":
         """Return the fates of pages that all lack for one reason."""
         count = len(held)
         reasons = np.full(count, reason, np.uint8)
@@ -94,12 +94,12 @@ def present_pages(answers: Sequence[Answer], pools: Sequence[int], pages: int) -
     return StoredPages(present)
 
 
-def stored_fates(stored: StoredPages | StoreSilence, components: int, pages: int) -> list[LaneFates]:
+def stored_fates(stored: StoredPages | StoreSilence, components: int, pages: int) -> list[PageHistory]:
     """Return the fates in a store of which nothing else is known, by component."""
     if isinstance(stored, StoreSilence):
         nothing = np.zeros(pages, np.bool_)
-        return [LaneFates.without_notes(nothing, MissReason.STORE_UNAVAILABLE) for _ in range(components)]
-    return [LaneFates.without_notes(present, MissReason.NOT_IN_STORE) for present in stored.present]
+        return [PageHistory.without_notes(nothing, MissReason.STORE_UNAVAILABLE) for _ in range(components)]
+    return [PageHistory.without_notes(present, MissReason.NOT_IN_STORE) for present in stored.present]
 
 
 _POLICIES = {
@@ -162,7 +162,7 @@ LINE_COLUMNS = 48
 _HELD, _PARTLY, _MISSING, _WINDOW = "#", "+", ".", "="
 
 
-def lane_line(held: Sequence[tuple[int, int]], needed: tuple[int, int], pages: int) -> str:
+def held_line(held: Sequence[tuple[int, int]], needed: tuple[int, int], pages: int) -> str:
     """Draw the pages of a prompt: ``=`` held and needed for the resume, ``#`` held, ``+`` held in part, ``.`` missing.
 
     ``held`` are runs [start, end), ascending; ``needed`` is the window of the resume.
@@ -307,7 +307,7 @@ class Explanation:
             for component in tier.components:
                 missing = "; ".join(f"[{run.start}, {run.end}) {run.reason.text}" for run in component.missing)
                 repeated = "; ".join(f"[{start}, {end}) computed twice" for start, end in component.repeated)
-                marks = lane_line(component.held, (component.window_start, tier.end), self.pages_count)
+                marks = held_line(component.held, (component.window_start, tier.end), self.pages_count)
                 said = "; ".join(part for part in (missing, repeated) if part)
                 yield f"  {component.name:{width}}  |{marks}|  {said}".rstrip()
         if self.left_alone is not None:
@@ -341,7 +341,7 @@ class Explainer:
 
     def explain(
         self,
-        tiers: Sequence[tuple[str, Sequence[LaneFates]]],
+        tiers: Sequence[tuple[str, Sequence[PageHistory]]],
         pages: int,
         near: Sequence[NearMatch],
         remembers: str,
@@ -349,18 +349,18 @@ class Explainer:
         """Return the explanation of a prompt from the fates of its pages, by tier and component."""
         held: list[Pages] = [np.zeros(pages, np.bool_) for _ in self.components]
         explained: list[TierExplanation] = []
-        for name, lanes in tiers:
-            held = [above | lane.held for above, lane in zip(held, lanes, strict=True)]
-            explained.append(self._tier(name, lanes, held, pages))
+        for name, histories in tiers:
+            held = [above | history.held for above, history in zip(held, histories, strict=True)]
+            explained.append(self._tier(name, histories, held, pages))
         lowest_name, lowest = tiers[-1]
         losses = self._losses(lowest_name, lowest, held, explained[-1].end, pages)
         return Explanation(pages, self.page_size, tuple(explained), losses, tuple(near), remembers)
 
-    def _tier(self, name: str, lanes: Sequence[LaneFates], held: Sequence[Pages], pages: int) -> TierExplanation:
+    def _tier(self, name: str, histories: Sequence[PageHistory], held: Sequence[Pages], pages: int) -> TierExplanation:
         end = self._end(held, pages)
         next_pages: list[NextPage] = []
         components: list[ComponentExplanation] = []
-        for number, (component, lane) in enumerate(zip(self.components, lanes, strict=True)):
+        for number, (component, history) in enumerate(zip(self.components, histories, strict=True)):
             start = window(end, component.span)
             if end < pages and component.span != SPAN_UNTOLD:
                 needed = window(end + 1, component.span)
@@ -370,11 +370,11 @@ class Explainer:
             components.append(
                 ComponentExplanation(
                     component.name,
-                    tuple(_runs(lane.held)),
+                    tuple(_runs(history.held)),
                     self._reach(held[number], component.span),
                     start,
-                    tuple(self._missing(name, number, lane, ~lane.held)),
-                    tuple(_runs(lane.is_repeated)),
+                    tuple(self._missing(name, number, history, ~history.held)),
+                    tuple(_runs(history.is_repeated)),
                 )
             )
         return TierExplanation(
@@ -382,7 +382,7 @@ class Explainer:
         )
 
     def _losses(
-        self, name: str, lowest: Sequence[LaneFates], held: Sequence[Pages], end: int, pages: int
+        self, name: str, lowest: Sequence[PageHistory], held: Sequence[Pages], end: int, pages: int
     ) -> tuple[Loss, ...]:
         """Return whom each page after ``end`` is missed for.
 
@@ -402,7 +402,7 @@ class Explainer:
         return tuple(losses)
 
     def _window_loss(
-        self, name: str, lowest: Sequence[LaneFates], held: Sequence[Pages], end: int, full_end: int
+        self, name: str, lowest: Sequence[PageHistory], held: Sequence[Pages], end: int, full_end: int
     ) -> Loss:
         for number in range(1, len(self.components)):
             span = self.components[number].span
@@ -422,27 +422,27 @@ class Explainer:
     def _reach(self, held: Pages, span: int) -> int:
         return 0 if span == SPAN_UNTOLD else _last(restorable_ends([span], [~held], 0, len(held), [0]))
 
-    def _missing(self, tier: str, number: int, lane: LaneFates, wanted: Pages) -> list[MissingRun]:
+    def _missing(self, tier: str, number: int, history: PageHistory, wanted: Pages) -> list[MissingRun]:
         """Return the runs of wanted pages that are missing for one reason each."""
-        codes = np.where(wanted, lane.reasons.astype(np.int64) << 8 | lane.components, -1)
+        codes = np.where(wanted, history.reasons.astype(np.int64) << 8 | history.components, -1)
         return [
-            MissingRun(start, end, self._reason(tier, number, lane, start, end))
+            MissingRun(start, end, self._reason(tier, number, history, start, end))
             for start, end in _runs_alike(codes)
             if wanted[start]
         ]
 
-    def _reason(self, tier: str, number: int, lane: LaneFates, start: int, end: int) -> Reason:
-        why = MissReason(lane.reasons[start])
+    def _reason(self, tier: str, number: int, history: PageHistory, start: int, end: int) -> Reason:
+        why = MissReason(history.reasons[start])
         if self.config is None:
             return Reason(why)
         if why in (MissReason.NOT_BACKED_UP, MissReason.NOT_STORED):
             return Reason(why, policy=self.config.write)
         if why not in _HAPPENED:
             return Reason(why)
-        ago_s = max(self.now_s - float(lane.noted_s[start:end].max()), 0.0)
+        ago_s = max(self.now_s - float(history.noted_s[start:end].max()), 0.0)
         if why is not MissReason.EVICTED:
             return Reason(why, ago_s)
-        return Reason(why, ago_s, self._policy(tier, number), self.components[int(lane.components[start])].name)
+        return Reason(why, ago_s, self._policy(tier, number), self.components[int(history.components[start])].name)
 
     def _policy(self, tier: str, number: int) -> EvictionPolicy:
         assert self.config is not None, "only a cache evicts"

@@ -84,11 +84,11 @@ class PageBook:
             ends.append((prompt.keys[-1], run.tokens[-TOKEN_BYTES:] if above[1] else b""))
             namespace = self._changes.namespace(run.root[:seed_bytes])
             assert number == len(ends) - 1
-            for lane, slots in enumerate(run.slots):
+            for tier_component, slots in enumerate(run.slots):
                 if slots is None:
                     continue
                 pages = np.flatnonzero(slots >= 0)
-                tier, component = Tier(lane // components), lane % components
+                tier, component = Tier(tier_component // components), tier_component % components
                 self._hold(PagesHeld(tier, component, prompt, pages, slots[pages]))
                 yield from self._runs(Medium(tier), component, prompt, pages, namespace, run.parent is None)
             for component, mask in enumerate(held.stored):
