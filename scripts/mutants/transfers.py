@@ -39,8 +39,8 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "pages that another backup is still storing count as stored",
         "core/slots.py",
-        "return self._heard_at[component][slots] > 0",
-        "return self._heard_at[component][slots] != 0",
+        "return self._touched_at[component][slots] > 0",
+        "return self._touched_at[component][slots] != 0",
         LOST,
     ),
     Mutant(
@@ -177,8 +177,8 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "reads are measured where the policy is fastest alone",
         "controller/prefetch.py",
-        "speeds.reads.note(",
-        "speeds.is_choosing and speeds.reads.note(",
+        "speeds.reads.record(",
+        "speeds.is_choosing and speeds.reads.record(",
         tests=READS,
     ),
     Mutant(

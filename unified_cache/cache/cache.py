@@ -30,7 +30,7 @@ from unified_cache.controller import (
 from unified_cache.controller.backup import Backups
 from unified_cache.controller.backup_scheduler import BackupScheduler
 from unified_cache.controller.estimates import TransferSpeeds
-from unified_cache.controller.ledger import Ledger, VictimSaver
+from unified_cache.controller.ledger import Ledger, WriteBack
 from unified_cache.controller.memory import ComputeStreams, DevicePool, PageMemory, TieredMemory
 from unified_cache.controller.operation import Traffic, TrafficCounts
 from unified_cache.controller.prefetch import Loads, Prefetches, PrefetchProgress
@@ -48,7 +48,7 @@ from unified_cache.core.errors import (
     check_text,
 )
 from unified_cache.core.gone import method_instead
-from unified_cache.core.miss_reason import ForgottenPages
+from unified_cache.core.miss_reason import EvictionHistory
 from unified_cache.core.page import DEFAULT_NAMESPACE, Namespace, Prompt, TokensLike
 from unified_cache.core.pool import Identity, ModelLayout, Pages, Slots, Tier, identity_of
 from unified_cache.core.slots import PairedAllocator
@@ -151,9 +151,9 @@ class UnifiedCache:
         self.identity = identity
         self._memory = memory
         self._storage: StorageTier | None = None
-        forgotten = ForgottenPages(config.forgotten_pages_max) if config.forgotten_pages_max else None
+        eviction_history = EvictionHistory(config.forgotten_pages_max) if config.forgotten_pages_max else None
         capacity = (config.device_pages, config.host_pages)
-        self._ledger = Ledger(layout, capacity, config.eviction, forgotten, clock, self._saver)
+        self._ledger = Ledger(layout, capacity, config.eviction, eviction_history, clock, self._write_back)
         self.changes = self._ledger.changes
         """Pages that enter and leave the tiers, for one watcher: a publisher of KV events."""
         self._ranks = ranks
@@ -199,7 +199,7 @@ class UnifiedCache:
             InputError: ``session`` is neither text nor None.
         """
         if namespace is not DEFAULT_NAMESPACE and self.changes.names_namespaces:
-            self.changes.note_namespace(namespace)
+            self.changes.record_namespace(namespace)
         return Prompt.of(tokens, self.layout.page_size, namespace, session, whole=whole)
 
     def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:
@@ -211,7 +211,7 @@ class UnifiedCache:
         """
         self._enter()
         found = self._ledger.tree.match(prompt, priority).within(prompt.reusable_pages)
-        self._lookups.note(prompt.reusable_pages, found.device_end, found.host_end)
+        self._lookups.record(prompt.reusable_pages, found.device_end, found.host_end)
         if self._recorder is not None:
             self._recorder.matched(prompt, found.device_end, found.host_end)
         return found
@@ -228,7 +228,7 @@ class UnifiedCache:
         request = self._ledger.tree.use(found, used.pages_count)
         bound_by = binding_components(found) if self._recorder is not None else ()
         if found.tree_end and self._storage is not None and self.config.write is not WritePolicy.ON_CALL:
-            self._backups.note_use(found, self._storage)
+            self._backups.record_use(found, self._storage)
         lock = self._ledger.tree.lock(found, found.device_end, Tier.DEVICE, request)
         self._locks.add(lock)
         if self._speeds.is_choosing:
@@ -428,7 +428,7 @@ class UnifiedCache:
         steps = self._backups.backup(prompt, self._storage, level, tally)
         operation = self._controller.start(TransferKind.BACKUP, steps, tally=tally)
         if not operation:
-            self._backups.note_declined(prompt)
+            self._backups.record_declined(prompt)
         return operation
 
     def prefetch(self, prompt: Prompt, deadline_s: float = math.inf) -> Operation | NotStarted:
@@ -744,8 +744,8 @@ class UnifiedCache:
         if self._closed:
             raise ClosedError("the cache is closed")
 
-    def _saver(self) -> VictimSaver | None:
-        """Return what saves the pages that the device evicts, where the write policy backs all of them up."""
+    def _write_back(self) -> WriteBack | None:
+        """Return the write-back on eviction, if the write policy backs up every page."""
         return self._backups if self._scheduler.writes_inserted else None
 
     def _count(self) -> Stats:

@@ -86,7 +86,7 @@ class LookupCounts:
     missed_pages: int = 0
     """The rest: to be prefetched, if storage has them, or computed."""
 
-    def note(self, pages_count: int, device_end: int, host_end: int) -> None:
+    def record(self, pages_count: int, device_end: int, host_end: int) -> None:
         """Count a prompt of so many pages that can be resumed that far from the device, and with the host."""
         self.count += 1
         self.device_pages += device_end

@@ -14,7 +14,7 @@ from unified_cache.cache.explain.explanation import (
     StoredPages,
     StoreSilence,
     present_pages,
-    stored_fates,
+    stored_history,
 )
 from unified_cache.cache.explain.near import NearMatch, namespace_differences, near_in_store
 from unified_cache.cli.options import IdentityOption, JsonOptions, NamespaceOptions, TokensFileOption
@@ -91,8 +91,8 @@ def _explained(
         under = [] if prompt.root == b"" or prompt.first else [(plain, namespace_differences(namespace, Namespace()))]
         near = near_in_store(storage, prompt, description, {name: owner for names in pools for name in names}, under)
     explainer = Explainer(layout.components, layout.page_size, None, 0.0)
-    fates = stored_fates(stored, len(layout.components), prompt.pages_count)
-    return explainer.explain([("storage", fates)], prompt.pages_count, near, REMEMBERS)
+    histories = stored_history(stored, len(layout.components), prompt.pages_count)
+    return explainer.explain([("storage", histories)], prompt.pages_count, near, REMEMBERS)
 
 
 def _print_explained(explained: Sequence[Explanation]) -> None:

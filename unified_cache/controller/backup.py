@@ -43,7 +43,7 @@ from unified_cache.tree import Match
 
 __all__ = ["BackupRequest", "Backups"]
 
-HEARD_PARTS = 32
+HINT_PARTS = 32
 """Storage hears of a page in use once for so many pages that it is given: the host's, divided by this."""
 
 _REASONS = tuple(LeftOut)
@@ -215,7 +215,7 @@ class Backups:
                 wanted.append(pages)
         return BackupRequest(found.prompt, wanted)
 
-    def save(self, prompt: Prompt) -> None:
+    def evict_to_host(self, prompt: Prompt) -> None:
         """Copy what the host lacks of a prompt's device prefix before the device evicts it; return when it is there.
 
         As far as the host has room. What cannot be copied is lost, as everywhere once a rank is.
@@ -392,8 +392,8 @@ class Backups:
                 stored.add(part.component, part.target[mask])
                 stored.forget(part.component, part.target[~mask])
         new = [mask & ~was for part, mask, was in zip(held, whole, known, strict=True) if not part.component]
-        stored.note_given(sum(map(np.count_nonzero, new)))
-        self._note_stored_on_device(run, held, whole, clears_count)
+        stored.record_given(sum(map(np.count_nonzero, new)))
+        self._record_stored_on_device(run, held, whole, clears_count)
 
     def _put(
         self, run: BackupRun, parts: Sequence[PageCopies], known: Sequence[Pages]
@@ -412,11 +412,11 @@ class Backups:
             run.operation = yield job
             whole = true_for_all(self._ranks, job.stored)
         finally:
-            if ledger.changes.forgotten is not None:
-                self._note_puts(prompt, parts, whole, job)
+            if ledger.changes.eviction_history is not None:
+                self._record_puts(prompt, parts, whole, job)
             if ledger.changes.is_watched:
                 for part, mask in zip(parts, whole, strict=True):
-                    ledger.changes.note_stored(part.component, prompt, part.pages[mask], since)
+                    ledger.changes.record_stored(part.component, prompt, part.pages[mask], since)
         for part, mask, refused in zip(parts, whole, job.declined, strict=True):
             run.tally.stored += int(np.count_nonzero(mask))
             run.tally.arrived += request.take_off(part.component, part.pages[mask])
@@ -457,8 +457,8 @@ class Backups:
                     run.tally.copied += self._traffic.add(TransferKind.BACKUP, parts)
                     known: list[Pages] = [np.zeros(len(part), np.bool_) for part in parts]
                     whole = yield from self._put(run, parts, known)
-                self._note_stored_on_device(run, parts, whole, clears_count)
-                ledger.stored.note_given(int(np.count_nonzero(whole[0])))
+                self._record_stored_on_device(run, parts, whole, clears_count)
+                ledger.stored.record_given(int(np.count_nonzero(whole[0])))
 
     def _ends_to_put(self, run: BackupRun) -> list[int]:
         """Return the ends, ascending, whose windows are still to be put, and the longest that the device holds."""
@@ -488,7 +488,7 @@ class Backups:
                 piece_end = min(piece_end, int(left[room]) + start)
         return [(pages[pages < piece_end], slots[pages < piece_end]) for pages, slots in pieces]
 
-    def _note_stored_on_device(
+    def _record_stored_on_device(
         self, run: BackupRun, parts: Sequence[PageCopies], whole: Sequence[Pages], clears_count: int
     ) -> None:
         """Record that storage has the pages of these parts for the device slots that hold them now.
@@ -504,20 +504,20 @@ class Backups:
             there = slots[part.pages[mask & (part.pages < found.tree_end)]]
             ledger.stored_device.add(part.component, there[there >= 0])
 
-    def _note_puts(self, prompt: Prompt, parts: Sequence[PageCopies], whole: Sequence[Pages], job: StoreJob) -> None:
+    def _record_puts(self, prompt: Prompt, parts: Sequence[PageCopies], whole: Sequence[Pages], job: StoreJob) -> None:
         """Note what became of pages that were offered to storage."""
-        note = self._ledger.changes.remember_stored
+        record = self._ledger.changes.remember_stored
         for number, (part, stored) in enumerate(zip(parts, whole, strict=True)):
             taken = part.where(stored)
-            note(part.component, prompt, taken.pages, MissReason.STORE_LOST)
+            record(part.component, prompt, taken.pages, MissReason.STORE_LOST)
             if len(taken) < len(part):
                 declined = job.declined[number]
-                note(part.component, prompt, part.pages[declined & ~stored], MissReason.STORE_DECLINED)
-                note(part.component, prompt, part.pages[~declined & ~stored], MissReason.STORE_FAILED)
+                record(part.component, prompt, part.pages[declined & ~stored], MissReason.STORE_DECLINED)
+                record(part.component, prompt, part.pages[~declined & ~stored], MissReason.STORE_FAILED)
 
     # ---- beside backups ---------------------------------------------------------------------------------------
 
-    def note_use(self, found: Match, storage: StorageTier) -> None:
+    def record_use(self, found: Match, storage: StorageTier) -> None:
         """Give storage a recency hint, before it is given more, for the pages in memory that a request asks for.
 
         Handed out or computed again, and the windows of all ends on the way, where other prompts part from this one. Of
@@ -527,7 +527,7 @@ class Backups:
         if storage.touches is None:
             return
         ledger = self._ledger
-        given_pages = -(-ledger.capacity(Tier.HOST, 0) // HEARD_PARTS)
+        given_pages = -(-ledger.capacity(Tier.HOST, 0) // HINT_PARTS)
         pages: list[PageNumbers] = []
         for component in range(len(ledger.layout.components)):
             slots = ledger.tree.slots(found, Tier.HOST, component, 0, found.tree_end)
@@ -538,7 +538,7 @@ class Backups:
         if any(map(len, pages)):
             storage.touches.add(UsedPages(found.prompt, tuple(pages)))
 
-    def note_declined(self, prompt: Prompt) -> None:
+    def record_declined(self, prompt: Prompt) -> None:
         """Record that a backup of a prompt was not started."""
         self._ledger.changes.remember_unbacked(prompt, MissReason.BACKUP_DECLINED)
 

@@ -269,7 +269,7 @@ class BackupScheduler:
     def started(self, request: BackupRequest, operation: Operation | NotStarted) -> None:
         """Record the backup of a prompt that was due; it is not started where a rank is lost."""
         if not operation:
-            self._backups.note_declined(request.prompt)
+            self._backups.record_declined(request.prompt)
             self._lose(request, LeftOut.FAILED)
         else:
             self._running[operation] = request

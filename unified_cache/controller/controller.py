@@ -272,7 +272,7 @@ class Controller:
         "_clock",
         "_completed",
         "_ended",
-        "_is_loss_told",
+        "_is_loss_reported",
         "_live",
         "_operations_max",
         "_ranks",
@@ -308,7 +308,7 @@ class Controller:
         """Operations so far that have given back what they held while a job of theirs ran."""
         self.slowest: Slowest[SlowOperation] = Slowest(clock())
         """Slowest of those that ``take_completed`` has returned."""
-        self._is_loss_told = False
+        self._is_loss_reported = False
         """Whether the caller knows that a rank is lost."""
 
     @property
@@ -384,7 +384,7 @@ class Controller:
         """
         if self._live:
             self._poll_once(0, has_time=True)
-        self._tell_loss()
+        self._report_loss()
         return self.take_completed()
 
     def take_completed(self) -> list[Operation]:
@@ -413,17 +413,17 @@ class Controller:
         while self._live:
             left_s = deadline - self._clock()
             has_all_time = self._poll_once(self._wait_s(left_s), has_time=left_s > 0)
-            self._tell_loss()
+            self._report_loss()
             if not has_all_time and self._live:
                 kinds = sorted(operation.kind.value for operation in self._live)
                 raise WaitTimeoutError(f"{len(kinds)} operations still run after {timeout_s} s: {', '.join(kinds)}")
 
     def try_wait_all(self, timeout_s: float) -> None:
         """Wait as ``wait_all`` does and raise nothing; of a rank that is lost meanwhile the next poll tells."""
-        was_loss_told = self._is_loss_told
+        was_loss_reported = self._is_loss_reported
         with suppress(WaitTimeoutError, RankLostError):
             self.wait_all(timeout_s)
-        self._is_loss_told = was_loss_told
+        self._is_loss_reported = was_loss_reported
 
     def close(self, timeout_s: float) -> list[str]:
         """Let running jobs end, give back what operations hold, stop the workers; name those that are stuck.
@@ -547,10 +547,10 @@ class Controller:
             if operation.state is OperationState.RUNNING:
                 self._end_early(operation, OperationState.FAILED, error)
 
-    def _tell_loss(self) -> None:
+    def _report_loss(self) -> None:
         """Raise what a group says that has lost a rank, wherever that was found out; once."""
-        if self._ranks.is_lost and not self._is_loss_told:
-            self._is_loss_told = True
+        if self._ranks.is_lost and not self._is_loss_reported:
+            self._is_loss_reported = True
             try:
                 self._ranks.agree(np.empty(0, np.bool_))
             except RankLostError as error:

@@ -66,7 +66,7 @@ class LayerProgress:
             self._error = error
             self._changed.notify_all()
 
-    def note(self, copied: Copied) -> None:
+    def record(self, copied: Copied) -> None:
         """Say where the copy of the next layer ends."""
         with self._changed:
             self._copied.append(copied)
@@ -228,7 +228,7 @@ class LoadJob:
         with self.progress, self._ordered:
             for _, component, pool, layer in self._order:
                 part = self._parts[component]
-                self.progress.note(self._memory.load_layer(pool, layer, part.source, part.target))
+                self.progress.record(self._memory.load_layer(pool, layer, part.source, part.target))
         return True
 
     def stop(self) -> None:
@@ -372,9 +372,9 @@ class StoreJob:
             try:
                 self._storage.touch(used)
             except StorageError:  # a page is older there than it should be; the put says what is wrong with the store
-                touches.note_dropped(used)
+                touches.record_dropped(used)
             else:
-                touches.note_told(used)
+                touches.record_hinted(used)
 
     def _take_back_if_void(self) -> None:
         if self._storage.clearing.is_void(self):

@@ -15,7 +15,7 @@ from unified_cache.controller.memory import PageMemory
 from unified_cache.controller.page_changes import PageChanges
 from unified_cache.core.config import EvictionConfig
 from unified_cache.core.errors import ConfigError, InputError, SlotError
-from unified_cache.core.miss_reason import ForgottenPages
+from unified_cache.core.miss_reason import EvictionHistory
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, PageCopies, Pages, Slots, Tier, no_slots, numbers_of
 from unified_cache.core.slots import MapChange, PairedAllocator, SlotAllocator, StoredSlots
@@ -23,13 +23,13 @@ from unified_cache.core.window import window
 from unified_cache.storage_backends.protocol import StorageReader
 from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree, Transfer, TreeRequest, Victim
 
-__all__ = ["Ledger", "Reservation", "TierTransfer", "VictimSaver"]
+__all__ = ["Ledger", "Reservation", "TierTransfer", "WriteBack"]
 
 
-class VictimSaver(Protocol):
-    """Copies to the host what the device is about to evict and the host lacks."""
+class WriteBack(Protocol):
+    """Write-back on eviction: copies pages to the host before the device evicts them."""
 
-    def save(self, prompt: Prompt) -> None:
+    def evict_to_host(self, prompt: Prompt) -> None:
         """Copy the pages that a prompt needs, before it returns, as far as the host has room for them."""
         ...
 
@@ -40,7 +40,7 @@ class Ledger:
     __slots__ = (
         "_allocators",
         "_evicted_pages",
-        "_saver",
+        "_write_back",
         "changes",
         "layout",
         "paired",
@@ -54,13 +54,13 @@ class Ledger:
         layout: ModelLayout,
         capacity: Sequence[Sequence[int]],
         eviction: EvictionConfig = EvictionConfig(),
-        forgotten: ForgottenPages | None = None,
+        eviction_history: EvictionHistory | None = None,
         clock: Callable[[], float] = time.monotonic,
-        saver: Callable[[], VictimSaver | None] = lambda: None,
+        write_back: Callable[[], WriteBack | None] = lambda: None,
     ) -> None:
-        """Take ``capacity[tier][component]`` pages; ``forgotten`` remembers what becomes of pages that are not kept.
+        """Take ``capacity[tier][component]`` pages; ``eviction_history`` records why pages are not kept.
 
-        ``saver`` returns what saves pages that the device evicts and the host lacks; None where they are lost.
+        ``write_back`` copies pages that the device evicts and the host lacks to the host; None drops them.
 
         Raises:
             ConfigError: not one capacity per component.
@@ -69,13 +69,13 @@ class Ledger:
             if len(pages) != len(layout.components):
                 raise ConfigError(f"expected pages for {len(layout.components)} components, found {len(pages)}")
         self.layout = layout
-        self.tree = RadixTree(layout.components, layout.page_size, eviction, capacity, clock, forgotten)
+        self.tree = RadixTree(layout.components, layout.page_size, eviction, capacity, clock, eviction_history)
         self._allocators = [[SlotAllocator(pages) for pages in tier] for tier in capacity]
         self.stored = StoredSlots(capacity[Tier.HOST])
         self.stored_device = StoredSlots(capacity[Tier.DEVICE])
         """Device slots whose page went to storage without staying on the host, or came from there so."""
-        self.changes = PageChanges(self.tree, self.stored, forgotten, has_host=bool(capacity[Tier.HOST][0]))
-        self._saver = saver
+        self.changes = PageChanges(self.tree, self.stored, eviction_history, has_host=bool(capacity[Tier.HOST][0]))
+        self._write_back = write_back
         self._evicted_pages = [[0 for _ in tier] for tier in capacity]
         device = self._allocators[Tier.DEVICE]
         self.paired = None if layout.mapped is None else PairedAllocator(device[0], device[layout.mapped])
@@ -130,10 +130,10 @@ class Ledger:
         """
         if any(count > self.available_pages(tier, component) for component, count in counts):
             return None
-        saver = self._saver() if tier is Tier.DEVICE else None
-        if saver is not None:
+        write_back = self._write_back() if tier is Tier.DEVICE else None
+        if write_back is not None:
             for component, count in counts:
-                self._make_room_saving(saver, component, count, may_wait=may_wait)
+                self._make_room_writing_back(write_back, component, count, may_wait=may_wait)
         if not all(self._make_room(tier, component, count) for component, count in counts):
             return None
         allocated: list[Slots] = []
@@ -179,7 +179,7 @@ class Ledger:
             self._take_evicted(self.tree.evict(tier, component, short))
         return count <= allocator.free_count
 
-    def _make_room_saving(self, saver: VictimSaver, component: int, count: int, *, may_wait: bool) -> None:
+    def _make_room_writing_back(self, write_back: WriteBack, component: int, count: int, *, may_wait: bool) -> None:
         """Evict what is short of ``count`` free device slots, and have the host get first what it lacks of it.
 
         Where the caller should not wait for that, what the host has goes first.
@@ -198,7 +198,7 @@ class Ledger:
             elif victim in saved or not self.tree.would_lose(victim, short):
                 self._take_evicted(self.tree.evict_from(victim, short))
             elif may_wait:
-                saver.save(self.tree.prompt_of(victim))
+                write_back.evict_to_host(self.tree.prompt_of(victim))
                 saved.add(victim)
             else:
                 self.tree.pass_over(victim)
@@ -208,7 +208,7 @@ class Ledger:
 
     def _take_evicted(self, freed: Freed) -> None:
         if self.changes.is_watched:
-            self.changes.note_freed(freed)
+            self.changes.record_freed(freed)
         for tier_component, count in self._take_back(freed):
             tier, component = divmod(tier_component, len(self.layout.components))
             self._evicted_pages[tier][component] += count
@@ -333,7 +333,7 @@ class Ledger:
             allocator.drop(duplicates)
         self.changes.remember_duplicates(tier, prompt, start, slots, inserted.duplicates)
         if self.changes.is_watched:
-            self.changes.note_inserted(tier, prompt, start, slots, inserted.duplicates)
+            self.changes.record_inserted(tier, prompt, start, slots, inserted.duplicates)
 
     def fitting_end(self, found: Match, source: Tier, target: Tier) -> int:
         """Return the longest end that a match can be resumed at from ``source`` and ``target`` has room for; or 0."""
@@ -378,7 +378,7 @@ class Ledger:
         for part in published.taken:
             self._allocators[tier][part.component].keep(part.target)
         if self.changes.is_watched:
-            self.changes.note_published(tier, prompt, published.taken)
+            self.changes.record_published(tier, prompt, published.taken)
         return published.taken
 
     @contextmanager
@@ -429,13 +429,13 @@ class Ledger:
         self.stored.forget_all()
         self.stored_device.forget_all()
         if self.changes.is_watched:
-            self.changes.note_storage_cleared()
+            self.changes.record_storage_cleared()
 
     def clear(self) -> None:
         """Forget every page of the tree; slots that are out stay with whom they are."""
         self._take_back(self.tree.clear())
         if self.changes.is_watched:
-            self.changes.note_memory_cleared()
+            self.changes.record_memory_cleared()
 
     def check(self, locks: Sequence[Lock] | None = None) -> None:
         """Assert that the tree is sound and that every slot is in exactly one place.

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.core.errors import ConfigError, OwnerThreadError, StateError
-from unified_cache.core.miss_reason import ForgottenPages, MissReason
+from unified_cache.core.miss_reason import EvictionHistory, MissReason
 from unified_cache.core.page import (
     DEFAULT_NAMESPACE,
     DIGEST_BYTES,
@@ -132,34 +132,34 @@ class PageChanges:
         "_feed",
         "_has_host",
         "_namespaces",
-        "_noted_pages",
-        "_notes",
         "_owner",
         "_owners",
         "_pages_max",
+        "_recorded",
+        "_recorded_pages",
         "_storage",
         "_stored",
         "_tree",
+        "eviction_history",
         "evictions_count",
-        "forgotten",
         "is_watched",
         "lost_count",
     )
 
     def __init__(
-        self, tree: RadixTree, stored: StoredSlots, forgotten: ForgottenPages | None = None, *, has_host: bool = True
+        self, tree: RadixTree, stored: StoredSlots, history: EvictionHistory | None = None, *, has_host: bool = True
     ) -> None:
-        """Note changes of a tree; ``forgotten`` remembers what becomes of pages, whether somebody watches or not."""
+        """Record changes of a tree; ``history`` records lost pages, whether or not anybody watches."""
         self._tree = tree
         self._has_host = has_host
-        self.forgotten = forgotten
-        """Remembers what becomes of pages that are not kept; None where nothing is to be remembered."""
+        self.eviction_history = history
+        """Why pages were not kept; None if nothing is recorded."""
         self._owners: Mapping[str, bytes] = {}
         """Identity that each pool's pages are stored under."""
         self._stored = stored
-        self._notes: list[PageChange] | None = None
+        self._recorded: list[PageChange] | None = None
         """None where notes were lost, and at the beginning."""
-        self._noted_pages = 0
+        self._recorded_pages = 0
         self._pages_max = 0
         self._owner = 0
         self._namespaces: dict[bytes, Namespace] = {}
@@ -196,8 +196,8 @@ class PageChanges:
     def unwatch(self) -> None:
         """Note nothing any more. Once more does nothing."""
         self.is_watched = False
-        self._notes = None
-        if self.forgotten is None:
+        self._recorded = None
+        if self.eviction_history is None:
             self._namespaces.clear()
             self._unsubscribe()
 
@@ -209,7 +209,7 @@ class PageChanges:
         self._unsubscribe()
         self._storage = storage
         self._owners = owners
-        if self.is_watched or self.forgotten is not None:
+        if self.is_watched or self.eviction_history is not None:
             self._subscribe()
 
     def take(self) -> list[PageChange] | None:
@@ -220,13 +220,13 @@ class PageChanges:
         """
         self._check_owner()
         self._take_removals()
-        notes, self._notes, self._noted_pages = self._notes, [], 0
+        notes, self._recorded, self._recorded_pages = self._recorded, [], 0
         return notes
 
     def forget(self) -> None:
         """Drop what is noted: the next ``take`` returns None."""
-        self._notes = None
-        self._noted_pages = 0
+        self._recorded = None
+        self._recorded_pages = 0
 
     def held_runs(self) -> list[StoredRun]:
         """Return all that memory holds, run by run, each after the one that it continues; copies. Walks the tree.
@@ -254,7 +254,7 @@ class PageChanges:
     @property
     def names_namespaces(self) -> bool:
         """Whether namespaces are to be noted: somebody watches, or what has gone is remembered."""
-        return self.is_watched or self.forgotten is not None
+        return self.is_watched or self.eviction_history is not None
 
     def seeds(self) -> list[bytes]:
         """Return the seeds of all namespaces that were noted, and the empty one of no name."""
@@ -262,7 +262,7 @@ class PageChanges:
 
     def take_removals(self) -> None:
         """Remember what the store has let go since it was last asked, where what has gone is remembered."""
-        if self.forgotten is not None:
+        if self.eviction_history is not None:
             self._take_removals()
 
     def was_evicted(self, component: int, key: PageKey) -> bool:
@@ -271,7 +271,7 @@ class PageChanges:
 
     # ---- noting: what calls these asks ``is_watched`` first ---------------------------------------------------
 
-    def note_namespace(self, namespace: Namespace) -> None:
+    def record_namespace(self, namespace: Namespace) -> None:
         """Remember the namespace of a prompt."""
         seed = namespace.seed
         if seed not in self._namespaces:
@@ -279,7 +279,7 @@ class PageChanges:
                 del self._namespaces[next(iter(self._namespaces))]
             self._namespaces[seed] = namespace
 
-    def note_inserted(
+    def record_inserted(
         self, tier: Tier, prompt: Prompt, start: int, slots: Sequence[Slots], duplicates: Sequence[Slots]
     ) -> None:
         """Note the pages [start, pages_count) that were given a slot, without those whose slots are duplicates."""
@@ -289,31 +289,31 @@ class PageChanges:
                 taken &= ~np.isin(given, left)
             pages = np.flatnonzero(taken)
             if pages.size:
-                self._note(PagesHeld(tier, component, prompt, pages + start, given[pages]), pages.size)
+                self._record(PagesHeld(tier, component, prompt, pages + start, given[pages]), pages.size)
 
-    def note_published(self, tier: Tier, prompt: Prompt, taken: Sequence[PageCopies]) -> None:
+    def record_published(self, tier: Tier, prompt: Prompt, taken: Sequence[PageCopies]) -> None:
         """Note what a transfer has brought to a tier."""
         for part in taken:
             if len(part):
-                self._note(PagesHeld(tier, part.component, prompt, part.pages, part.target), len(part))
+                self._record(PagesHeld(tier, part.component, prompt, part.pages, part.target), len(part))
 
-    def note_freed(self, freed: Freed) -> None:
+    def record_freed(self, freed: Freed) -> None:
         """Note what was evicted."""
         components = len(freed.slots) // len(Tier)
         for tier_component, arrays in enumerate(freed.slots):
             if arrays:
                 slots = np.concatenate(arrays)
                 tier, component = divmod(tier_component, components)
-                self._note(SlotsLeft(Tier(tier), component, slots), len(slots))
+                self._record(SlotsLeft(Tier(tier), component, slots), len(slots))
 
-    def note_stored(self, component: int, prompt: Prompt, pages: PageNumbers, since: int) -> None:
+    def record_stored(self, component: int, prompt: Prompt, pages: PageNumbers, since: int) -> None:
         """Note pages that storage has, as seen after ``since`` evictions, but for those evicted after that."""
         if self._evicted:
             pages = pages[[self._is_there(component, prompt.keys[page], since) for page in pages.tolist()]]
         if len(pages):
-            self._note(PagesStored(component, prompt, pages), len(pages))
+            self._record(PagesStored(component, prompt, pages), len(pages))
 
-    def note_evicted(self, labels: Sequence[Label]) -> None:
+    def record_evicted(self, labels: Sequence[Label]) -> None:
         """Note objects that the store has let go."""
         if not labels:
             return
@@ -324,29 +324,29 @@ class PageChanges:
         if len(self._evicted) > EVICTED_MAX:
             self._evicted.clear()
             self._evictions_known = False
-        self._note(ObjectsEvicted(tuple(labels)), len(labels))
+        self._record(ObjectsEvicted(tuple(labels)), len(labels))
 
-    def note_memory_cleared(self) -> None:
+    def record_memory_cleared(self) -> None:
         """Note that the tree holds nothing any more."""
-        self._note(MemoryCleared(), 1)
+        self._record(MemoryCleared(), 1)
 
-    def note_storage_cleared(self) -> None:
+    def record_storage_cleared(self) -> None:
         """Note that storage holds nothing that is known."""
         if self._feed is not None:
             self._feed.take()  # of what was there before
         self._evicted.clear()
         self._evictions_known = True
-        self._note(StorageCleared(), 1)
+        self._record(StorageCleared(), 1)
 
-    def _note(self, change: PageChange, pages_count: int) -> None:
-        if self._notes is None:
+    def _record(self, change: PageChange, pages_count: int) -> None:
+        if self._recorded is None:
             return
-        self._noted_pages += pages_count
-        if self._noted_pages > self._pages_max:
+        self._recorded_pages += pages_count
+        if self._recorded_pages > self._pages_max:
             self.lost_count += 1
             self.forget()
         else:
-            self._notes.append(change)
+            self._recorded.append(change)
 
     def _is_there(self, component: int, key: PageKey, since: int) -> bool:
         """Tell whether no object of a page has gone since then, and forget that any had gone before."""
@@ -375,17 +375,17 @@ class PageChanges:
         if self._feed is None:
             return
         removals = self._feed.take()
-        if self.forgotten is not None:
-            self._remember(self.forgotten, removals.labels)
+        if self.eviction_history is not None:
+            self._remember(self.eviction_history, removals.labels)
         if not self.is_watched:
             return
         if removals.lost_count:
             self.evictions_count += removals.lost_count
             self._evictions_known = False
-            self._note(StorageCleared(), 1)
-        self.note_evicted(removals.labels)
+            self._record(StorageCleared(), 1)
+        self.record_evicted(removals.labels)
 
-    def _remember(self, forgotten: ForgottenPages, labels: Sequence[Label]) -> None:
+    def _remember(self, eviction_history: EvictionHistory, labels: Sequence[Label]) -> None:
         """Remember objects that the store has let go; not those that are remembered as flawed or cleared."""
         components = self._tree.components
         for number, component in enumerate(components):
@@ -398,9 +398,9 @@ class PageChanges:
             if not gone:
                 continue
             tier_component, digests = (len(Tier) * len(components)) + number, key_digests(list(gone))
-            reasons = forgotten.find(tier_component, digests).reasons
+            reasons = eviction_history.find(tier_component, digests).reasons
             told = (reasons != MissReason.FLAWED) & (reasons != MissReason.STORE_CLEARED)
-            forgotten.note(tier_component, digests_where(digests, told), MissReason.STORE_EVICTED)
+            eviction_history.record(tier_component, digests_where(digests, told), MissReason.STORE_EVICTED)
 
     # ---- what becomes of pages, for explain -----------------------------------------------------------------
 
@@ -408,38 +408,40 @@ class PageChanges:
         self, tier: Tier, prompt: Prompt, start: int, slots: Sequence[Slots], duplicates: Sequence[Slots]
     ) -> None:
         """Remember which of the pages [start, pages_count), given in ``slots``, the tree had already."""
-        if self.forgotten is None or not any(map(len, duplicates)):
+        if self.eviction_history is None or not any(map(len, duplicates)):
             return
         digests = prompt_digests(prompt)[start * DIGEST_BYTES :]
         for component, (given, left) in enumerate(zip(slots, duplicates, strict=True)):
             tier_component = int(tier) * len(self._tree.components) + component
-            self.forgotten.note(tier_component, digests_where(digests, np.isin(given, left)), MissReason.DUPLICATE)
+            self.eviction_history.record(
+                tier_component, digests_where(digests, np.isin(given, left)), MissReason.DUPLICATE
+            )
 
     def remember_unbacked(self, prompt: Prompt, reason: MissReason) -> None:
         """Remember why pages of a prompt that the device holds and the host lacks were not copied to it."""
-        if self.forgotten is None or not self._has_host:
+        if self.eviction_history is None or not self._has_host:
             return
         found = self._tree.peek(prompt)
         digests = prompt_digests(prompt.head(found.tree_end))
         for component in range(len(self._tree.components)):
             device, host = (self._tree.slots(found, tier, component, 0, found.tree_end) for tier in Tier)
             tier_component = len(self._tree.components) + component
-            self.forgotten.note(tier_component, digests_where(digests, (device >= 0) & (host < 0)), reason)
+            self.eviction_history.record(tier_component, digests_where(digests, (device >= 0) & (host < 0)), reason)
 
     def remember_stored(self, component: int, prompt: Prompt, pages: PageNumbers, reason: MissReason) -> None:
         """Remember what became of pages in storage, or on their way there.
 
         Of those that it took STORE_LOST: where it lacks them later without a report, it has lost them.
         """
-        if self.forgotten is not None and len(pages):
+        if self.eviction_history is not None and len(pages):
             keys = prompt.keys
             tier_component = len(Tier) * len(self._tree.components) + component
-            self.forgotten.note(tier_component, key_digests([keys[page] for page in pages.tolist()]), reason)
+            self.eviction_history.record(tier_component, key_digests([keys[page] for page in pages.tolist()]), reason)
 
     def remember_storage_cleared(self) -> None:
         """Remember that what was stored has been cleared since."""
-        if self.forgotten is not None:
-            self.forgotten.rename(MissReason.STORE_LOST, MissReason.STORE_CLEARED)
+        if self.eviction_history is not None:
+            self.eviction_history.rename(MissReason.STORE_LOST, MissReason.STORE_CLEARED)
 
     def _check_owner(self) -> None:
         if threading.get_ident() != self._owner:

@@ -595,7 +595,7 @@ class Prefetches:
         try:
             yield job
             came_bytes = speeds.payload_bytes([int(mask.sum()) for mask in job.arrived])
-            speeds.reads.note(job.calls_count, came_bytes, job.ended_s - began_s)
+            speeds.reads.record(job.calls_count, came_bytes, job.ended_s - began_s)
         except (StorageError, RankError) as error:  # what came before it is as good as ever
             failure = error
         fetch.job = None
@@ -639,7 +639,7 @@ class Prefetches:
         for part in kept:
             stored.add(part.component, part.target)
             if ledger.changes.is_watched:
-                ledger.changes.note_stored(part.component, prompt, part.pages, fetch.evictions_count)
+                ledger.changes.record_stored(part.component, prompt, part.pages, fetch.evictions_count)
 
 
 class Loads:

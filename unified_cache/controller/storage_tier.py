@@ -99,7 +99,7 @@ class UsedPages:
 class TouchCounts:
     """Pages in use, by whether storage came to know of it; each as often as it was to be told."""
 
-    told_pages: int = 0
+    hinted_pages: int = 0
     dropped_pages: int = 0
     """Not told: too many uses waited for a put, or the store failed."""
 
@@ -107,11 +107,11 @@ class TouchCounts:
 class Touches:
     """Uses that a store is to be told of, the latest last, at most TOUCHES_MAX, and counts of them. Thread-safe."""
 
-    __slots__ = ("_dropped_pages", "_guard", "_told_pages", "_waiting")
+    __slots__ = ("_dropped_pages", "_guard", "_hinted_pages", "_waiting")
 
     def __init__(self) -> None:
         self._waiting: deque[UsedPages] = deque()
-        self._told_pages = 0
+        self._hinted_pages = 0
         self._dropped_pages = 0
         self._guard = Lock()
 
@@ -128,12 +128,12 @@ class Touches:
             waiting, self._waiting = self._waiting, deque()
         return waiting
 
-    def note_told(self, used: UsedPages) -> None:
+    def record_hinted(self, used: UsedPages) -> None:
         """Count a use that the store was told of."""
         with self._guard:
-            self._told_pages += used.count
+            self._hinted_pages += used.count
 
-    def note_dropped(self, used: UsedPages) -> None:
+    def record_dropped(self, used: UsedPages) -> None:
         """Count a use that the store could not be told of."""
         with self._guard:
             self._dropped_pages += used.count
@@ -141,7 +141,7 @@ class Touches:
     def counts(self) -> TouchCounts:
         """Return the counts so far."""
         with self._guard:
-            return TouchCounts(self._told_pages, self._dropped_pages)
+            return TouchCounts(self._hinted_pages, self._dropped_pages)
 
 
 PoolOrder = tuple[tuple[int, PoolSpec], ...]

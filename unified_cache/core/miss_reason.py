@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from unified_cache.core.page import DIGEST_BYTES, PageDigests
 
-__all__ = ["FORGOTTEN_PAGE_BYTES", "ForgottenPages", "FoundNotes", "MissReason"]
+__all__ = ["HISTORY_PAGE_BYTES", "EvictionHistory", "EvictionRecords", "MissReason"]
 
 
 class MissReason(IntEnum):
@@ -104,11 +104,11 @@ _TEXTS = {
 Digests = npt.NDArray[np.uint64]
 """Digests as numbers, shape (pages,)."""
 
-FORGOTTEN_PAGE_BYTES = 30
+HISTORY_PAGE_BYTES = 30
 """Memory for each page that can be remembered: digest, time, component and reason, and the sorted index."""
 
 WAITING_PAGES_MAX = 4_096
-"""Pages noted before they are put into the ring, all in one step."""
+"""Pages recorded before they are put into the ring, all in one step."""
 
 UNSORTED_PAGES_MAX = 8_192
 """Pages put into the ring since it was last sorted, beyond which it is sorted again before pages are looked for."""
@@ -117,30 +117,30 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
-class FoundNotes(NamedTuple):
-    """Latest note of each page that was looked for; arrays of one length."""
+class EvictionRecords(NamedTuple):
+    """Latest record of each page that was looked for; arrays of one length."""
 
     reasons: npt.NDArray[np.uint8]
     """``MissReason``, NOT_REMEMBERED where nothing is."""
     components: npt.NDArray[np.uint8]
     """Component that room was made for, where the reason is an eviction from memory."""
-    noted_s: npt.NDArray[np.float64]
+    recorded_s: npt.NDArray[np.float64]
     """Time of the clock; 0 where nothing is remembered."""
 
 
-_Note = tuple[PageDigests, int, int, float]
+_Record = tuple[PageDigests, int, int, float]
 """Digests, component on a tier, code and time of some pages; a plain tuple, since one is made at every eviction."""
 
 
-class ForgottenPages:
-    """Ring of the last ``pages_max`` notes. One thread, the cache's owner."""
+class EvictionHistory:
+    """Ring of the last ``pages_max`` records. One thread, the cache's owner."""
 
     __slots__ = (
         "_codes",
         "_count",
         "_digests",
-        "_noted_s",
         "_order",
+        "_recorded_s",
         "_sorted",
         "_sorted_count",
         "_waiting",
@@ -154,12 +154,12 @@ class ForgottenPages:
         self.clock = clock
         """Seconds."""
         self._digests = np.zeros(pages_max, np.uint64)
-        self._noted_s = np.zeros(pages_max, np.float64)
+        self._recorded_s = np.zeros(pages_max, np.float64)
         self._codes = np.zeros(pages_max, np.uint16)
         """Reason in the lower byte, component in the upper one."""
         self._count = 0
         """Pages put into the ring so far; the next one goes to this, modulo the size."""
-        self._waiting: list[_Note] = []
+        self._waiting: list[_Record] = []
         self._waiting_pages = 0
         self._sorted = np.zeros(0, np.uint64)
         self._order = np.zeros(0, np.int32)
@@ -169,10 +169,10 @@ class ForgottenPages:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing has been overwritten yet: what is not remembered was never noted."""
+        """Whether nothing has been overwritten yet: what is not remembered was never recorded."""
         return self._count + self._waiting_pages <= self.pages_max
 
-    def note(self, tier_component: int, digests: PageDigests, reason: MissReason, component: int = 0) -> None:
+    def record(self, tier_component: int, digests: PageDigests, reason: MissReason, component: int = 0) -> None:
         """Remember why pages of a component on a tier are missing from now on."""
         self._waiting.append((digests, tier_component, component << 8 | reason, self.clock()))
         self._waiting_pages += len(digests) // DIGEST_BYTES
@@ -184,20 +184,20 @@ class ForgottenPages:
         self._put_all()
         renamed = self._codes == reason
         self._codes[renamed] = later
-        self._noted_s[renamed] = self.clock()
+        self._recorded_s[renamed] = self.clock()
 
-    def find(self, tier_component: int, digests: PageDigests) -> FoundNotes:
-        """Return the latest note of each page; no two of ``digests`` are alike."""
+    def find(self, tier_component: int, digests: PageDigests) -> EvictionRecords:
+        """Return the latest record of each page; no two of ``digests`` are alike."""
         self._put_all()
         if self._count - self._sorted_count > min(UNSORTED_PAGES_MAX, self.pages_max):
             self._sort()
         wanted = np.frombuffer(digests, np.uint64) ^ _salt(tier_component)
         at = self._find_sorted(wanted)
         self._find_unsorted(wanted, at)
-        is_noted = at >= 0
-        codes = np.where(is_noted, self._codes[at], np.uint16(0))
-        noted_s = np.where(is_noted, self._noted_s[at], 0.0)
-        return FoundNotes((codes & 0xFF).astype(np.uint8), (codes >> 8).astype(np.uint8), noted_s)
+        is_recorded = at >= 0
+        codes = np.where(is_recorded, self._codes[at], np.uint16(0))
+        recorded_s = np.where(is_recorded, self._recorded_s[at], 0.0)
+        return EvictionRecords((codes & 0xFF).astype(np.uint8), (codes >> 8).astype(np.uint8), recorded_s)
 
     def _find_sorted(self, wanted: Digests) -> npt.NDArray[np.int64]:
         """Return the place in the ring of each, as last sorted; -1 for none, or where it was overwritten since."""
@@ -208,7 +208,7 @@ class ForgottenPages:
         return np.where(self._digests[at] == wanted, at, -1)
 
     def _find_unsorted(self, wanted: Digests, at: npt.NDArray[np.int64]) -> None:
-        """Put into ``at`` the place of each that was noted since the ring was sorted, the latest."""
+        """Put into ``at`` the latest place of each that was recorded since the ring was sorted."""
         if self._sorted_count == self._count or not len(wanted):
             return
         places = np.arange(self._sorted_count, self._count) % self.pages_max
@@ -235,12 +235,12 @@ class ForgottenPages:
         self._count += len(digests)
         start = (self._count - kept) % self.pages_max
         whole = min(kept, self.pages_max - start)
-        for ring, noted in ((self._digests, digests), (self._codes, codes), (self._noted_s, times)):
-            ring[start : start + whole] = noted[len(noted) - kept : len(noted) - kept + whole]
-            ring[: kept - whole] = noted[len(noted) - kept + whole :]
+        for ring, recorded in ((self._digests, digests), (self._codes, codes), (self._recorded_s, times)):
+            ring[start : start + whole] = recorded[len(recorded) - kept : len(recorded) - kept + whole]
+            ring[: kept - whole] = recorded[len(recorded) - kept + whole :]
 
     def _sort(self) -> None:
-        """Sort the ring by digest, what was noted later behind what was noted before."""
+        """Sort the ring by digest, and by time within a digest."""
         kept = min(self._count, self.pages_max)
         places = np.arange(self._count - kept, self._count) % self.pages_max
         order = np.argsort(self._digests[places], kind="stable")

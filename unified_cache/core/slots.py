@@ -25,7 +25,7 @@ class StoredSlots:
     By component. Time is counted in pages that storage was given: a store that evicts does so only then.
     """
 
-    __slots__ = ("_has_any", "_heard_at", "_now", "clears_count")
+    __slots__ = ("_has_any", "_now", "_touched_at", "clears_count")
 
     def __init__(self, capacity: Sequence[int]) -> None:
         self.clears_count = 0
@@ -33,51 +33,51 @@ class StoredSlots:
         self._now = 1
         self._has_any = False
         """Whether storage was given any since all was forgotten."""
-        self._heard_at: list[npt.NDArray[np.int64]] = [np.zeros(pages + 1, np.int64) for pages in capacity]
+        self._touched_at: list[npt.NDArray[np.int64]] = [np.zeros(pages + 1, np.int64) for pages in capacity]
         """0 where storage does not have the page, -1 where it is being given."""
 
     def add(self, component: int, slots: Slots) -> None:
         """Note that storage has the pages in these slots, and hears of them now."""
         self._has_any = True
-        self._heard_at[component][slots] = self._now
+        self._touched_at[component][slots] = self._now
 
     def offer(self, component: int, slots: Slots) -> None:
         """Record that a backup is giving storage the pages in these slots, until ``add`` or ``forget``."""
         self._has_any = True
-        self._heard_at[component][slots] = _OFFERED
+        self._touched_at[component][slots] = _OFFERED
 
     def offered(self, component: int, slots: Slots) -> npt.NDArray[np.bool_]:
         """Return a mask of the slots whose page a backup is giving to storage."""
-        mask: npt.NDArray[np.bool_] = self._heard_at[component][slots] == _OFFERED
+        mask: npt.NDArray[np.bool_] = self._touched_at[component][slots] == _OFFERED
         return mask
 
-    def note_given(self, pages: int) -> None:
+    def record_given(self, pages: int) -> None:
         """Let time pass: storage was given so many pages."""
         self._now += pages
 
     def forget(self, component: int, slots: Slots) -> None:
         """Note that storage may not have them, or that other pages come into these slots."""
         if self._has_any:
-            self._heard_at[component][slots] = 0
+            self._touched_at[component][slots] = 0
 
     def forget_all(self) -> None:
         """Note that storage may have none."""
         self.clears_count += 1
         self._has_any = False
-        for heard_at in self._heard_at:
-            heard_at[:] = 0
+        for touched_at in self._touched_at:
+            touched_at[:] = 0
 
     def among(self, component: int, slots: Slots) -> npt.NDArray[np.bool_]:
         """Tell of each of these slots whether storage has its page."""
-        return self._heard_at[component][slots] > 0
+        return self._touched_at[component][slots] > 0
 
     def unheard_of(self, component: int, slots: Slots, pages: int) -> npt.NDArray[np.bool_]:
         """Tell of which of these slots storage has the page and did not hear while it was given ``pages`` pages.
 
         False for a slot of -1.
         """
-        heard_at = self._heard_at[component][slots]
-        return (heard_at > 0) & (heard_at <= self._now - pages) & (slots >= 0)
+        touched_at = self._touched_at[component][slots]
+        return (touched_at > 0) & (touched_at <= self._now - pages) & (slots >= 0)
 
 
 class SlotAllocator:
@@ -253,14 +253,14 @@ class PageMap:
         if not len(full):
             return
         self.table[full] = peers
-        self._note(full)
+        self._record(full)
 
     def unbind(self, full: Slots) -> None:
         """Leave Full slots without a peer."""
         if not len(full):
             return
         self.table[full] = 0
-        self._note(full)
+        self._record(full)
 
     def apply(self, changes: Iterable[MapChange]) -> None:
         """Make changes of the tree in the order given."""
@@ -285,7 +285,7 @@ class PageMap:
         start = len(self._changed) - (self.version - version) * self.table.itemsize
         return None if start < 0 else np.frombuffer(self._changed[start:], np.int32)
 
-    def _note(self, full: Slots) -> None:
+    def _record(self, full: Slots) -> None:
         """Count changed entries, and remember them, or none at all once they are too many."""
         self.version += len(full)
         self._changed += full.tobytes()

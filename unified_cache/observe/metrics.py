@@ -120,7 +120,7 @@ def _storage_answers(stats: Stats) -> Samples:
 
 
 def _touched_pages(stats: Stats) -> Samples:
-    yield ("told",), stats.touches.told_pages
+    yield ("told",), stats.touches.hinted_pages
     yield ("dropped",), stats.touches.dropped_pages
 
 

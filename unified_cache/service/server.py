@@ -233,7 +233,7 @@ def _recorder(settings: ServiceSettings, opened: ExitStack) -> Callable[[Request
     if record.file is None:
         return None
     bounds = RecorderSettings(record.file_bytes_max, record.files_max)
-    return opened.enter_context(TraceRecorder.open(record.file, bounds)).note
+    return opened.enter_context(TraceRecorder.open(record.file, bounds)).record
 
 
 def _live_server(

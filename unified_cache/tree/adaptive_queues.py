@@ -215,14 +215,14 @@ class AdaptiveQueues(EvictionQueues):
         if queue_id < len(Queue) * self._stride:
             return
         if queue[0][3] is node:
-            self._note_end(queue_id, tier_component)
+            self._record_end(queue_id, tier_component)
         young = self._young.setdefault(queue_id, deque(maxlen=YOUNG_MAX))
         if young and young[-1] is not node and young[-1].request > node.request:
             return
         if not young or young[-1] is not node:
             young.append(node)
         if self._by_prediction[tier_component]:
-            self._note_end(~queue_id, tier_component)
+            self._record_end(~queue_id, tier_component)
 
     def _enter(self, node: Node, tier_component: int, queue_id: int) -> None:
         super()._enter(node, tier_component, queue_id)
@@ -255,7 +255,7 @@ class AdaptiveQueues(EvictionQueues):
 
     # ---- last pages of prompts -----------------------------------------------------------------------------------
 
-    def note_tail(self, node: Node) -> None:
+    def record_tail(self, node: Node) -> None:
         """Queue a node that ends with the last page of a prompt; at times, drop nodes that do not end so any more."""
         self.tails.leave()
         for tier_component in self._tail_tiers:
@@ -289,7 +289,7 @@ class AdaptiveQueues(EvictionQueues):
 
     # ---- ends of classes -----------------------------------------------------------------------------------------
 
-    def _note_end(self, end: int, tier_component: int) -> None:
+    def _record_end(self, end: int, tier_component: int) -> None:
         """Queue an end of a class to be scored before the next victim is chosen; -1 is below every score."""
         heappush(self._ends[tier_component], (-1.0, end))
         if len(self._ends[tier_component]) > ENDS_MAX:
@@ -308,13 +308,13 @@ class AdaptiveQueues(EvictionQueues):
             ends[:] = [(self._score(node, tier_component), end) for end, node in nodes if node is not None]
             heapify(ends)
         while ends:
-            noted, end = ends[0]
+            recorded, end = ends[0]
             node = self._node_at(end, tier_component)
             if node is None:
                 heappop(ends)
                 continue
             score = self._score(node, tier_component)
-            if score <= noted:
+            if score <= recorded:
                 return node
             heapreplace(ends, (score, end))
         return None
@@ -430,7 +430,7 @@ class RequestFeatures:
             at = at.parent
         if request is None:
             return
-        self._queues.note_tail(node)
+        self._queues.record_tail(node)
         if first_turn(request.request_class) and parent.parent is not None and parent.end == request.start:
             at = parent
             while at.parent is not None and in_session(at.request_class):

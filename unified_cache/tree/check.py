@@ -63,7 +63,7 @@ def _check_place(tree: TreeState, node: Node) -> None:
     assert node.start == parent.end, "a child does not start where its parent ends"
     assert node.pages > 0, "a node has no pages"
     assert len(node.key) == node.pages * tree.page_key_bytes, "key and pages differ in length"
-    if tree.forgotten is not None:
+    if tree.eviction_history is not None:
         before = parent.digests or root_digest(parent.key)
         assert node.digests == chained_digests(before, node.key, tree.page_key_bytes), "digests are of other pages"
     if not node.children and not node.pinned():

@@ -192,12 +192,12 @@ class EvictionQueues:
         """Note that ``node`` died: its entries are stale."""
         for tier_component, places in enumerate(self._places):
             if node.queued & places:
-                self._note_stale(tier_component)
+                self._record_stale(tier_component)
 
     def _enter(self, node: Node, tier_component: int, queue_id: int) -> None:
         """Record that a node is in a queue; its entry in another queue for the same tier and component is stale."""
         if node.queued & self._places[tier_component]:
-            self._note_stale(tier_component)
+            self._record_stale(tier_component)
         node.queued |= 1 << queue_id
 
     def _leave(self, node: Node, tier_component: int, queue_id: int) -> None:
@@ -206,7 +206,7 @@ class EvictionQueues:
         if node.dead or node.queued & self._places[tier_component]:
             self._stale_counts[tier_component] -= 1
 
-    def _note_stale(self, tier_component: int) -> None:
+    def _record_stale(self, tier_component: int) -> None:
         """Count one more stale entry of a component on a tier; sweep its queues once there are too many."""
         self._stale_counts[tier_component] += 1
         if self._stale_counts[tier_component] > self._stale_max[tier_component]:

@@ -146,16 +146,16 @@ class SessionHints:
         """Node where the last prompt of each session ends, or ended while it lived; that heard of last at the end."""
         self._expected: dict[str, ExpectedReturn] = {}
 
-    def note_end(self, session: str, node: Node) -> None:
+    def record_end(self, session: str, node: Node) -> None:
         """Note that the last prompt of a session, given back now, ends with ``node``."""
         self._ends.pop(session, None)
         self._ends[session] = node
         if len(self._ends) > SESSIONS_MAX:
             forgotten = next(iter(self._ends))
-            self.note_arrival(forgotten)
+            self.record_arrival(forgotten)
             del self._ends[forgotten]
 
-    def note_arrival(self, session: str) -> None:
+    def record_arrival(self, session: str) -> None:
         """Note that a request of a session is there, for which nothing needs to be kept any more."""
         expected = self._expected.pop(session, None)
         if expected is not None:
@@ -167,7 +167,7 @@ class SessionHints:
         What was said of it before does not count any more.
         """
         self.lapse()
-        self.note_arrival(session)
+        self.record_arrival(session)
         node = self._ends.get(session)
         if node is None or node.dead:
             return False

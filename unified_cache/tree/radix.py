@@ -12,7 +12,7 @@ import numpy as np
 
 from unified_cache.core.config import EvictionConfig, EvictionPolicy
 from unified_cache.core.errors import ConfigError, InputError, LockError, StaleMatchError, check_kind
-from unified_cache.core.miss_reason import ForgottenPages, MissReason
+from unified_cache.core.miss_reason import EvictionHistory, MissReason
 from unified_cache.core.page import TOKEN_BYTES, Prompt, digests_where
 from unified_cache.core.pool import Component, Pages, Slots, Tier
 from unified_cache.core.window import window
@@ -51,7 +51,7 @@ class RadixTree:
         "_capacity",
         "_clock",
         "_eviction",
-        "_forgotten",
+        "_eviction_history",
         "_latest",
         "_lineage",
         "_locks",
@@ -72,12 +72,12 @@ class RadixTree:
         eviction: EvictionConfig = EvictionConfig(),
         capacity: Sequence[Sequence[int]] = (),
         clock: Callable[[], float] = time.monotonic,
-        forgotten: ForgottenPages | None = None,
+        eviction_history: EvictionHistory | None = None,
     ) -> None:
         """Make an empty tree. ``capacity[tier][component]`` pages bound the preferences; without, all are declined.
 
         ``clock`` gives seconds; it is asked only where a session comes back.
-        ``forgotten`` remembers what is evicted and cleared.
+        ``eviction_history`` remembers what is evicted and cleared.
 
         Raises:
             ConfigError: ``eviction`` names policies for more components than there are.
@@ -91,7 +91,7 @@ class RadixTree:
         self._preferred_max = [int(pages * eviction.preferred_share) for pages in room]
         self._clock = clock
         self._lineage = object()
-        self._forgotten = forgotten
+        self._eviction_history = eviction_history
         kinds = [eviction.policy(tier, number) for tier in Tier for number in range(len(components))]
         self._predictor = ReusePredictor(page_size) if EvictionPolicy.ADAPTIVE in kinds else None
         """What was learned of requests; a ``clear`` leaves it, since those that it overtakes go on to use it."""
@@ -112,7 +112,7 @@ class RadixTree:
         else:
             queues = AdaptiveQueues(spans, self._eviction, self._capacity, self._predictor)
             features = RequestFeatures(queues, self.page_size * TOKEN_BYTES, has_windows=len(spans) > 1)
-        return TreeState(spans, self.page_size, mapped, self._lineage, queues, self._forgotten, features)
+        return TreeState(spans, self.page_size, mapped, self._lineage, queues, self._eviction_history, features)
 
     def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:
         """Find the longest restorable prefix; make it recent. Structure stays as it is.
@@ -151,7 +151,7 @@ class RadixTree:
         """
         self._node(found, end)
         if found.prompt.session is not None:
-            self._sessions.note_arrival(found.prompt.session)
+            self._sessions.record_arrival(found.prompt.session)
         adaptive = self._state.adaptive
         return None if adaptive is None else adaptive.arrive(found.prompt, found.path, found.tree_end)
 
@@ -253,7 +253,7 @@ class RadixTree:
         """
         self.check_lock(held)
         if held.session is not None and held.end and held.tree is self._state:
-            self._sessions.note_end(held.session, held.node)
+            self._sessions.record_end(held.session, held.node)
         unlock(held)
         self._locks.pop(held, None)
 
@@ -395,8 +395,10 @@ class RadixTree:
             for tier_component, held in enumerate(node.slots):
                 if held is not None:
                     freed.slots[tier_component].append(held[held >= 0])
-                    if self._forgotten is not None:
-                        self._forgotten.note(tier_component, digests_where(node.digests, held >= 0), MissReason.RESET)
+                    if self._eviction_history is not None:
+                        self._eviction_history.record(
+                            tier_component, digests_where(node.digests, held >= 0), MissReason.RESET
+                        )
         if self._state.mapped is not None:
             freed.unmapped.extend(freed.slots[0])
         self._state = self._empty()

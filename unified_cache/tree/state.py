@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.core.miss_reason import ForgottenPages, MissReason
+from unified_cache.core.miss_reason import EvictionHistory, MissReason
 from unified_cache.core.page import DIGEST_BYTES, TOKEN_BYTES, chained_digests, digests_where, root_digest
 from unified_cache.core.pool import Slots, no_slots
 from unified_cache.core.slots import MapChange
@@ -46,7 +46,7 @@ class TreeState:
         "changes_count",
         "components_count",
         "counts",
-        "forgotten",
+        "eviction_history",
         "lineage",
         "mapped",
         "page_key_bytes",
@@ -64,7 +64,7 @@ class TreeState:
         mapped: int | None,
         lineage: object,
         queues: EvictionQueues,
-        forgotten: ForgottenPages | None,
+        eviction_history: EvictionHistory | None,
         adaptive: RequestFeatures | None = None,
     ) -> None:
         self.mapped = mapped
@@ -81,7 +81,7 @@ class TreeState:
         self.roots: dict[bytes, Node] = {}
         """Roots by name, which is also their key; see ``Prompt.root``. A root has no pages and is never locked."""
         self.queues = queues
-        self.forgotten = forgotten
+        self.eviction_history = eviction_history
         """Remembers what is evicted; None where nothing does."""
         self.adaptive = adaptive
         """Features by which adaptive queues go; None where no component on a tier is adaptive."""
@@ -109,7 +109,7 @@ class TreeState:
             self.roots[parent.key] = parent
         child = Node(key, start, start + len(key) // self.page_key_bytes, parent, self.components_count)
         parent.children[child.page_tokens(self.page_size)] = child
-        if self.forgotten is not None:  # now, while the processor's caches hold the tokens
+        if self.eviction_history is not None:  # now, while the processor's caches hold the tokens
             child.digests = chained_digests(parent.digests or root_digest(parent.key), key, self.page_key_bytes)
         return child
 
@@ -219,10 +219,10 @@ class TreeState:
         if not count:
             return 0
         self.changes_count += 1
-        if self.forgotten is not None:
+        if self.eviction_history is not None:
             digests = node.digests[start * DIGEST_BYTES : (start + len(segment)) * DIGEST_BYTES]
             evicted = digests if whole else digests_where(digests, segment >= 0)
-            self.forgotten.note(tier_component, evicted, MissReason.EVICTED, freed.component)
+            self.eviction_history.record(tier_component, evicted, MissReason.EVICTED, freed.component)
         if tier_component == self.mapped:
             full = node.slots[0]
             assert full is not None

@@ -171,7 +171,7 @@ def test_a_page_in_use_is_told_of_once_for_a_32nd_of_the_pages_that_the_host_hol
         ask(toy, toy.cache.prompt(tokens(1, 1_000 * (number + 1))))
     (times,) = {store.touched.count(label) for label in needed_labels(toy, document)}
     assert times in (9, 10), "41 pages were given, 4 for each time, of 200 uses"
-    assert toy.cache.stats().touches == TouchCounts(told_pages=times * DOCUMENT_PAGES)
+    assert toy.cache.stats().touches == TouchCounts(hinted_pages=times * DOCUMENT_PAGES)
 
 
 def test_the_store_hears_of_uses_before_it_is_given_pages_and_of_a_prompt_the_first_page_most() -> None:
@@ -210,11 +210,11 @@ def test_uses_that_wait_for_a_put_are_bounded_and_those_dropped_are_counted() ->
     prompts = [toy.cache.prompt(tokens(1, 1_000 * number)) for number in range(TOUCHES_MAX + 6)]
     for prompt in prompts:
         ask(toy, prompt)
-    toy.cache._ledger.stored.note_given(1_000)
+    toy.cache._ledger.stored.record_given(1_000)
     storage = toy.cache._storage
     assert storage is not None
     for prompt in prompts:
-        toy.cache._backups.note_use(toy.cache.match(prompt), storage)
+        toy.cache._backups.record_use(toy.cache.match(prompt), storage)
     store.calls.clear()
     ask(toy, toy.cache.prompt(tokens(1, 900_000)))
     assert {label.key for label in store.touched} == {prompt.keys[0] for prompt in prompts[6:]}
@@ -267,7 +267,7 @@ def test_when_storage_heard_of_a_page_last_is_counted_in_pages_given(seed: int) 
                 model = {slot: heard for slot, heard in model.items() if slot not in some}
             case 2:
                 given = rng.randrange(4)
-                stored.note_given(given)
+                stored.record_given(given)
                 now += given
             case _ if rng.random() < 0.1:
                 stored.forget_all()

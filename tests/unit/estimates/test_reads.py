@@ -13,7 +13,7 @@ def noted(call_s: float, mib_s: float, reads: list[tuple[int, int]], times: Read
     """Return what is known after reads of so many calls and MiB from a store of that speed."""
     times = ReadTimes() if times is None else times
     for calls, mib in reads:
-        times.note(calls, mib * MIB, calls * call_s + mib * mib_s)
+        times.record(calls, mib * MIB, calls * call_s + mib * mib_s)
     return times
 
 
@@ -46,7 +46,7 @@ def test_a_new_speed_is_believed_at_once(factor: float) -> None:
 def test_one_slow_read_is_forgotten_after_the_next_ones() -> None:
     reads = [(1, 8), (1, 2), (1, 4)] * 3
     times = noted(0.002, 0.01, reads)
-    times.note(1, 8 * MIB, 1.0)
+    times.record(1, 8 * MIB, 1.0)
     noted(0.002, 0.01, reads, times)
     assert times.call_s + 8 * MIB * times.byte_s == pytest.approx(0.082, rel=0.1)
 
@@ -55,7 +55,7 @@ def test_one_slow_read_is_forgotten_after_the_next_ones() -> None:
 def test_a_read_without_calls_bytes_or_time_says_nothing(calls: int, size: int, seconds: float) -> None:
     times = noted(0.002, 0.01, [(1, 8), (1, 2)])
     before = times.call_s, times.byte_s
-    times.note(calls, size, seconds)
+    times.record(calls, size, seconds)
     assert (times.call_s, times.byte_s) == before
 
 
@@ -63,7 +63,7 @@ def test_a_read_without_calls_bytes_or_time_says_nothing(calls: int, size: int, 
 def test_figures_stay_numbers_whatever_a_clock_says(jump_s: float) -> None:
     times = noted(0.002, 0.01, [(1, 8), (1, 2)] * 3)
     for size in (1, 10**12, 1, 10**12):
-        times.note(1, size, jump_s)
+        times.record(1, size, jump_s)
         noted(0.002, 0.01, [(1, 8)], times)
         assert 0 <= times.call_s < math.inf
         assert 0 <= times.byte_s < math.inf

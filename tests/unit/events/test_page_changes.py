@@ -77,12 +77,12 @@ def watched(toy: ToyEngine, pages_max: int = 1 << 18) -> ToldPages:
 def test_nothing_is_noted_before_somebody_watches() -> None:
     toy = engine()
     serve(toy, 4)
-    assert toy.cache.changes._noted_pages == 0
+    assert toy.cache.changes._recorded_pages == 0
     told = watched(toy)
     assert told.memory() == held(toy, [toy.cache.prompt(tokens(4))])
     toy.cache.changes.unwatch()
     serve(toy, 3, first=1000)
-    assert toy.cache.changes._notes is None
+    assert toy.cache.changes._recorded is None
 
 
 def test_replayed_changes_are_what_the_tiers_hold_whatever_happens() -> None:
@@ -154,7 +154,7 @@ def test_more_changes_than_there_is_room_for_are_said_to_be_lost_and_announced_a
     told = watched(toy, pages_max=3)
     prompt = serve(toy, 4)
     assert toy.cache.changes.lost_count == 1
-    assert toy.cache.changes._notes is None
+    assert toy.cache.changes._recorded is None
     serve(toy, 2, first=1000)
     assert told.take().events[0] == ClearedEvent()
     assert told.memory() == held(toy, [prompt, toy.cache.prompt(tokens(2, 1000))])

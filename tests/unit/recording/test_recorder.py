@@ -37,8 +37,8 @@ def lines_of(path: Path) -> list[dict[str, object]]:
 def test_a_line_is_of_the_mooncake_format_with_what_that_lacks(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl.gz"
     with TraceRecorder.open(path, RecorderSettings(salt=SALT)) as recorder:
-        recorder.note(note_of(1, namespace="acme"))
-        recorder.note(note_of(2))
+        recorder.record(note_of(1, namespace="acme"))
+        recorder.record(note_of(2))
     first, second = lines_of(path)
     assert set(first) == {
         *("timestamp", "input_length", "output_length", "hash_ids"),
@@ -58,7 +58,7 @@ def test_names_are_equal_for_equal_pages_and_say_nothing_of_them_without_the_sal
         path = tmp_path / f"{name}.gz"
         with TraceRecorder.open(path) as recorder:
             for number in (1, 1, 2):
-                recorder.note(note_of(number, namespace="acme"))
+                recorder.record(note_of(number, namespace="acme"))
         text = gzip.decompress(path.read_bytes())
         ids[name] = [json.loads(line)["hash_ids"] for line in text.splitlines()]
         assert b"acme" not in text
@@ -85,10 +85,10 @@ def test_what_there_is_no_room_for_is_dropped_and_counted_and_nobody_waits(tmp_p
         recorder._queue.extend([note] * 5)
         recorder._queue_bytes = 5 * size
     for _ in range(3):
-        recorder.note(note_of(2, pages=300))
+        recorder.record(note_of(2, pages=300))
     counts = recorder.close()
     assert (counts.written, counts.dropped, counts.failed) == (5, 3, 0)
-    recorder.note(note)
+    recorder.record(note)
     assert recorder.counts().dropped == 4, "after the end, too"
 
 
@@ -96,7 +96,7 @@ def test_files_are_rotated_and_the_oldest_goes(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl.gz"
     for number in range(6):
         with TraceRecorder.open(path, RecorderSettings(file_bytes_max=1, files_max=3, salt=SALT)) as recorder:
-            recorder.note(note_of(number))
+            recorder.record(note_of(number))
     assert sorted(each.name for each in tmp_path.iterdir()) == ["trace.1.jsonl.gz", "trace.2.jsonl.gz"]
     names = [lines_of(tmp_path / f"trace.{number}.jsonl.gz")[0]["hash_ids"] for number in (1, 2)]
     assert names == [TraceNames(SALT).pages(note_of(number).pages.keys) for number in (5, 4)]
@@ -106,7 +106,7 @@ def test_a_file_that_is_cut_short_keeps_what_was_whole(tmp_path: Path) -> None:
     path = tmp_path / "trace.gz"
     for number in (1, 2):
         with TraceRecorder.open(path) as recorder:
-            recorder.note(note_of(number))
+            recorder.record(note_of(number))
     assert len(lines_of(path)) == 2, "a recording goes on after what is there"
 
 
@@ -116,7 +116,7 @@ def test_a_file_that_cannot_be_written_costs_lines_and_raises_nothing(tmp_path: 
     recorder = TraceRecorder.open(room / "trace.gz")
     (room / "trace.gz").unlink()
     room.rmdir()
-    recorder.note(note_of(1))
+    recorder.record(note_of(1))
     assert recorder.close() == RecorderCounts(written=0, dropped=0, failed=1)
 
 
@@ -125,7 +125,7 @@ def test_only_its_owner_can_read_a_recording(tmp_path: Path) -> None:
     path = tmp_path / "trace.gz"
     with TraceRecorder.open(path) as recorder:
         path.unlink()  # as a rotation does
-        recorder.note(note_of(1))
+        recorder.record(note_of(1))
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -134,8 +134,8 @@ def test_pages_that_are_known_by_their_keys_alone_are_recorded_alike(tmp_path: P
     keyed = KeyedPages(note.pages.keys, PAGE_SIZE, b"")
     path = tmp_path / "trace.gz"
     with TraceRecorder.open(path) as recorder:
-        recorder.note(note)
-        recorder.note(RequestNote(note.at_s, keyed, 2, note.found, note.bound_by))
+        recorder.record(note)
+        recorder.record(RequestNote(note.at_s, keyed, 2, note.found, note.bound_by))
     first, second = lines_of(path)
     assert first == second
 

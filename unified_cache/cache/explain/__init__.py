@@ -2,7 +2,7 @@
 
 In the order in which an explanation is made:
 
-    fates        what became of each page of a prompt, one array for each component on each tier
+    histories        what became of each page of a prompt, one array for each component on each tier
     remembered   the same, as a cache's tree and its memory of what has gone tell it
     near         the same tokens under another namespace, or in storage under another identity
     reasons      reason why a run of pages is missing, with what is known of it

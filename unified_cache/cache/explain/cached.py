@@ -17,16 +17,16 @@ from unified_cache.controller import StorageTier
 from unified_cache.controller.ledger import Ledger
 from unified_cache.core.config import CacheConfig
 from unified_cache.core.errors import StorageError
-from unified_cache.core.miss_reason import FoundNotes, MissReason
+from unified_cache.core.miss_reason import EvictionRecords, MissReason
 from unified_cache.core.page import Prompt, key_digests, prompt_digests
 from unified_cache.core.pool import Identity, Pages, Tier
 from unified_cache.storage_backends.manifest import Description
 
-__all__ = ["explain", "fates_of"]
+__all__ = ["explain", "history_of"]
 
 
-def fates_of(ledger: Ledger, prompt: Prompt, stored: StoredPages | StoreSilence | None) -> list[list[PageHistory]]:
-    """Return the fates of a prompt's pages by tier, as there are tiers, and component; changes nothing.
+def history_of(ledger: Ledger, prompt: Prompt, stored: StoredPages | StoreSilence | None) -> list[list[PageHistory]]:
+    """Return the histories of a prompt's pages by tier, as there are tiers, and component; changes nothing.
 
     ``stored`` is what the store says, None where there is no store.
     """
@@ -37,21 +37,21 @@ def fates_of(ledger: Ledger, prompt: Prompt, stored: StoredPages | StoreSilence 
         held += stored.present
     elif stored is not None:
         held += [np.zeros(prompt.pages_count, np.bool_) for _ in range(components)]
-    notes = _notes(ledger, prompt, len(held))
+    records = _records(ledger, prompt, len(held))
     places = [*map(int, memory), *([len(Tier)] if stored is not None else [])]
-    known = [_known(held[number::components], notes[number::components]) for number in range(components)]
+    known = [_known(held[number::components], records[number::components]) for number in range(components)]
     arriving = ledger.tree.arriving(prompt)
-    is_complete = ledger.changes.forgotten is not None and ledger.changes.forgotten.is_complete
+    is_complete = ledger.changes.eviction_history is not None and ledger.changes.eviction_history.is_complete
     unknown = MissReason.NEVER_COMPUTED if is_complete else MissReason.NOT_REMEMBERED
-    fates: list[list[PageHistory]] = []
+    tiers: list[list[PageHistory]] = []
     for place in places:
         histories: list[PageHistory] = []
         for number in range(components):
             tier_component = place * components + number
-            note = notes[tier_component]
-            reasons = note.reasons.copy()
-            is_repeated = note.reasons == MissReason.DUPLICATE
-            silent = note.reasons == MissReason.NOT_REMEMBERED
+            record = records[tier_component]
+            reasons = record.reasons.copy()
+            is_repeated = record.reasons == MissReason.DUPLICATE
+            silent = record.reasons == MissReason.NOT_REMEMBERED
             reasons[silent & ~known[number]] = MissReason.NOT_KEPT
             reasons[silent & known[number]] = _absent(place)
             reasons[silent & ~known[0]] = unknown
@@ -62,9 +62,9 @@ def fates_of(ledger: Ledger, prompt: Prompt, stored: StoredPages | StoreSilence 
             if place == len(Tier) and isinstance(stored, StoreSilence):
                 reasons[:] = MissReason.STORE_UNAVAILABLE
             is_held = held[tier_component]
-            histories.append(PageHistory(is_held, reasons, note.components, note.noted_s, is_repeated & is_held))
-        fates.append(histories)
-    return fates
+            histories.append(PageHistory(is_held, reasons, record.components, record.recorded_s, is_repeated & is_held))
+        tiers.append(histories)
+    return tiers
 
 
 def _absent(place: int) -> MissReason:
@@ -85,26 +85,28 @@ def _held(ledger: Ledger, prompt: Prompt) -> list[Pages]:
     return held
 
 
-def _notes(ledger: Ledger, prompt: Prompt, tier_components: int) -> list[FoundNotes]:
+def _records(ledger: Ledger, prompt: Prompt, tier_components: int) -> list[EvictionRecords]:
     """Return the eviction history of a prompt's pages by tier, storage too if there is one, and component."""
-    forgotten, count = ledger.changes.forgotten, prompt.pages_count
-    if forgotten is None or not count:
-        nothing = FoundNotes(np.zeros(count, np.uint8), np.zeros(count, np.uint8), np.zeros(count, np.float64))
+    eviction_history, count = ledger.changes.eviction_history, prompt.pages_count
+    if eviction_history is None or not count:
+        nothing = EvictionRecords(np.zeros(count, np.uint8), np.zeros(count, np.uint8), np.zeros(count, np.float64))
         return [nothing] * tier_components
     memory_count = len(Tier) * len(ledger.layout.components)
     digests = prompt_digests(prompt)
-    found = [forgotten.find(tier_component, digests) for tier_component in range(memory_count)]
+    found = [eviction_history.find(tier_component, digests) for tier_component in range(memory_count)]
     if tier_components > memory_count:
         keys = key_digests(prompt.keys)
-        found += [forgotten.find(tier_component, keys) for tier_component in range(memory_count, tier_components)]
+        found += [
+            eviction_history.find(tier_component, keys) for tier_component in range(memory_count, tier_components)
+        ]
     return found
 
 
-def _known(held: Sequence[Pages], notes: Sequence[FoundNotes]) -> Pages:
+def _known(held: Sequence[Pages], records: Sequence[EvictionRecords]) -> Pages:
     """Tell of each page whether a component has ever had it, on any tier, as far as is remembered."""
     known: Pages = np.logical_or.reduce(list(held))
-    for note in notes:
-        known = known | (note.reasons != MissReason.NOT_REMEMBERED)
+    for record in records:
+        known = known | (record.reasons != MissReason.NOT_REMEMBERED)
     return known
 
 
@@ -127,13 +129,13 @@ def explain(
     ledger.changes.take_removals()
     pages = prompt.pages_count
     stored = None if storage is None or not pages else _asked(storage, prompt)
-    fates = fates_of(ledger, prompt, stored)
-    has_host = len(fates) > 1 + (stored is not None)
+    histories = history_of(ledger, prompt, stored)
+    has_host = len(histories) > 1 + (stored is not None)
     names = [TIER_NAMES[0], *([TIER_NAMES[1]] if has_host else []), *([TIER_NAMES[2]] if stored is not None else [])]
-    clock_s = 0.0 if ledger.changes.forgotten is None else ledger.changes.forgotten.clock()
+    clock_s = 0.0 if ledger.changes.eviction_history is None else ledger.changes.eviction_history.clock()
     explainer = Explainer(ledger.layout.components, ledger.layout.page_size, config, clock_s)
     near = _near(ledger, storage, identity, prompt, stored) if seeks_near else []
-    return explainer.explain(list(zip(names, fates, strict=True)), pages, near, _remembers(ledger))
+    return explainer.explain(list(zip(names, histories, strict=True)), pages, near, _remembers(ledger))
 
 
 def _near(
@@ -159,12 +161,12 @@ def _near(
 
 
 def _remembers(ledger: Ledger) -> str:
-    forgotten = ledger.changes.forgotten
-    if forgotten is None:
+    eviction_history = ledger.changes.eviction_history
+    if eviction_history is None:
         return "nothing that has gone is remembered; CacheConfig.forgotten_pages_max says how many pages are to be"
-    if forgotten.is_complete:
+    if eviction_history.is_complete:
         return "everything since the cache was opened"
-    return f"the last {forgotten.pages_max:,} pages that something happened to (CacheConfig.forgotten_pages_max)"
+    return f"the last {eviction_history.pages_max:,} pages that something happened to (CacheConfig.forgotten_pages_max)"
 
 
 def _alike(ledger: Ledger, prompt: Prompt) -> list[tuple[Prompt, int, tuple[str, ...]]]:

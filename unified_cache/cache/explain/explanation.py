@@ -35,7 +35,7 @@ __all__ = [
     "held_line",
     "pages_text",
     "present_pages",
-    "stored_fates",
+    "stored_history",
 ]
 
 
@@ -62,14 +62,14 @@ class PageHistory:
     """``MissReason``; of no meaning where the page is held."""
     components: npt.NDArray[np.uint8]
     """Component that room was made for, where the page was evicted."""
-    noted_s: npt.NDArray[np.float64]
+    recorded_s: npt.NDArray[np.float64]
     """Time of what has happened, where something has."""
     is_repeated: Pages
     """Computed again while it was held, and the second copy dropped."""
 
     @classmethod
-    def without_notes(cls, held: Pages, reason: MissReason) -> "PageHistory":
-        """Return the fates of pages that all lack for one reason."""
+    def without_records(cls, held: Pages, reason: MissReason) -> "PageHistory":
+        """Return the histories of pages that all lack for one reason."""
         count = len(held)
         reasons = np.full(count, reason, np.uint8)
         nothing = np.zeros(count, np.bool_)
@@ -94,12 +94,12 @@ def present_pages(answers: Sequence[Answer], pools: Sequence[int], pages: int) -
     return StoredPages(present)
 
 
-def stored_fates(stored: StoredPages | StoreSilence, components: int, pages: int) -> list[PageHistory]:
-    """Return the fates in a store of which nothing else is known, by component."""
+def stored_history(stored: StoredPages | StoreSilence, components: int, pages: int) -> list[PageHistory]:
+    """Return the histories in a store of which nothing else is known, by component."""
     if isinstance(stored, StoreSilence):
         nothing = np.zeros(pages, np.bool_)
-        return [PageHistory.without_notes(nothing, MissReason.STORE_UNAVAILABLE) for _ in range(components)]
-    return [PageHistory.without_notes(present, MissReason.NOT_IN_STORE) for present in stored.present]
+        return [PageHistory.without_records(nothing, MissReason.STORE_UNAVAILABLE) for _ in range(components)]
+    return [PageHistory.without_records(present, MissReason.NOT_IN_STORE) for present in stored.present]
 
 
 _POLICIES = {
@@ -331,7 +331,7 @@ def _component_as_json(component: ComponentExplanation) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Explainer:
-    """Makes explanations of fates: what the arrays say, in the words of one cache."""
+    """Makes explanations of histories: what the arrays say, in the words of one cache."""
 
     components: Sequence[Component]
     page_size: int
@@ -346,7 +346,7 @@ class Explainer:
         near: Sequence[NearMatch],
         remembers: str,
     ) -> Explanation:
-        """Return the explanation of a prompt from the fates of its pages, by tier and component."""
+        """Return the explanation of a prompt from the histories of its pages, by tier and component."""
         held: list[Pages] = [np.zeros(pages, np.bool_) for _ in self.components]
         explained: list[TierExplanation] = []
         for name, histories in tiers:
@@ -439,7 +439,7 @@ class Explainer:
             return Reason(why, policy=self.config.write)
         if why not in _HAPPENED:
             return Reason(why)
-        ago_s = max(self.now_s - float(history.noted_s[start:end].max()), 0.0)
+        ago_s = max(self.now_s - float(history.recorded_s[start:end].max()), 0.0)
         if why is not MissReason.EVICTED:
             return Reason(why, ago_s)
         return Reason(why, ago_s, self._policy(tier, number), self.components[int(history.components[start])].name)

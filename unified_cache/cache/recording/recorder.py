@@ -1,4 +1,4 @@
-"""Records requests: whoever serves them hands notes over and goes on; a thread names pages and writes lines.
+"""Recorder of requests: the serving thread queues notes and goes on; another names pages and writes lines.
 
 recorder = TraceRecorder.open(Path("trace.jsonl.gz"))
 cache.record_to(recorder.requests_of(cache.layout))
@@ -27,7 +27,7 @@ from unified_cache.core.pool import ModelLayout
 __all__ = ["SALT_BYTES", "RecorderCounts", "RecorderSettings", "TraceNames", "TraceRecorder"]
 
 WRITE_EVERY_S = 1.0
-"""Longest time for which a note waits before it is written: what a crash can lose."""
+"""Longest time that a note waits before it is written, and so is lost in a crash."""
 
 BATCH_NOTES_MAX = 1_000
 """Notes of one write."""
@@ -170,7 +170,7 @@ class RotatedFile:
 
 
 class TraceRecorder:
-    """A recording under way. ``note`` is for any thread and never waits; ``close`` writes what is left."""
+    """A recording under way. ``record`` is for any thread and never waits; ``close`` writes what is left."""
 
     def __init__(self, file: RotatedFile, names: TraceNames, queue_bytes_max: int) -> None:
         """Take the parts; ``TraceRecorder.open`` puts them together and begins."""
@@ -206,9 +206,9 @@ class TraceRecorder:
 
     def requests_of(self, layout: ModelLayout) -> RequestWatcher:
         """Return a watcher of one cache, for ``UnifiedCache.record_to``."""
-        return RequestWatcher([component.name for component in layout.components], self.note)
+        return RequestWatcher([component.name for component in layout.components], self.record)
 
-    def note(self, note: RequestNote) -> None:
+    def record(self, note: RequestNote) -> None:
         """Take a request; drop and count it if too many wait. Nothing is computed or written here."""
         size = _bytes_of(note)
         with self._guard:
@@ -290,7 +290,7 @@ class TraceRecorder:
 
 
 def _bytes_of(note: RequestNote) -> int:
-    """Return the memory that a note keeps, about."""
+    """Return about how much memory a note keeps."""
     pages = note.pages
     if isinstance(pages, Prompt):
         return len(pages.tokens)

@@ -53,7 +53,7 @@ class ReadTimes:
         self._variance = (0.0, 0.0, 0.0)
         """Of ``call_s``, of both together, and of ``byte_s``."""
 
-    def note(self, calls_count: int, bytes_count: int, seconds: float) -> None:
+    def record(self, calls_count: int, bytes_count: int, seconds: float) -> None:
         """Count a read; one that brought nothing, or took no time by the clock, says nothing."""
         if not calls_count or not bytes_count or not 0 < seconds < math.inf:
             return

@@ -9,7 +9,7 @@ from pathlib import Path
 from unified_cache.core.byte_sizes import bytes_text
 from unified_cache.core.config import CacheConfig, EvictionConfig, EvictionPolicy, Prefetching, Retention, WritePolicy
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.miss_reason import FORGOTTEN_PAGE_BYTES
+from unified_cache.core.miss_reason import HISTORY_PAGE_BYTES
 from unified_cache.core.pool import ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.core.tier_sizes import component_bytes
@@ -181,7 +181,7 @@ class ReplayPlan:
 
     def _check_memory(self) -> None:
         engine = (sum(self.device_pages) + sum(self.host_pages)) * SLOT_BYTES
-        engine += FORGOTTEN_PAGE_BYTES * REMEMBERED_PAGES if self.explains else 0
+        engine += HISTORY_PAGE_BYTES * REMEMBERED_PAGES if self.explains else 0
         store = 0
         if self.with_bytes:
             sizes = zip(self.layout.components, self.device_pages, self.host_pages, strict=True)
