@@ -288,7 +288,7 @@ class UnifiedCache:
         return tuple(sorted(end for end in {prompt.reusable_pages, *ends} if end > found.device_end))
 
     def pages_to_allocate(self, start: int, end: int, ends: Iterable[int]) -> list[Pages]:
-        """Tell by component which pages of [start, end) a resume at one of ``ends`` needs: what ``allocate`` takes.
+        """Return a mask by component of the pages of [start, end) that a resume at one of ``ends`` needs.
 
         See ``ModelLayout.pages_to_allocate``.
         """
@@ -321,7 +321,7 @@ class UnifiedCache:
         return self._ledger.allocate_pages(masks, may_wait=may_wait)
 
     def free(self, pages: Sequence[Slots]) -> None:
-        """Take back what ``allocate`` or ``fork`` handed out and ``insert`` did not take.
+        """Free slots from ``allocate`` or ``fork`` that ``insert`` did not take.
 
         Raises:
             SlotError: a slot is not the caller's. Nothing was freed.
@@ -330,7 +330,7 @@ class UnifiedCache:
         self._ledger.free_pages(pages)
 
     def trim(self, pages: Sequence[Slots], masks: Sequence[Pages]) -> None:
-        """Take back of an allocation the slots of pages whose mask is False; they become -1 in ``pages``.
+        """Free the slots of an allocation whose mask is False; they become -1 in ``pages``.
 
         For what has left every window that matters while its request still runs; Full keeps its slots.
 
@@ -360,7 +360,7 @@ class UnifiedCache:
 
         That is all pages of the prompt, the last one too where ``match`` leaves it out: longer prompts reuse it.
         ``slots[c]`` has an entry for each page from ``lock.end`` on, -1 where component ``c`` keeps none. The
-        prompt's slots are those of the new lock from now on: a page that somebody else inserted meanwhile is a
+        prompt's slots are those of the new lock from now on: a page that another request inserted meanwhile is a
         duplicate, and the caller's slot for it was freed.
 
         Raises:
@@ -491,7 +491,7 @@ class UnifiedCache:
         load.operation.followers.discard(load)
 
     def poll(self) -> list[Operation]:
-        """Let transfers go on whose bytes have moved; return those that are over, each once.
+        """Advance transfers whose bytes have moved; return those that are over, each once.
 
         Raises:
             RankLostError: of several ranks, one no longer answers; told once. From now on nothing is moved any more.
@@ -528,7 +528,7 @@ class UnifiedCache:
         return self._controller.take_completed()
 
     def finish_early(self, operation: Operation) -> None:
-        """End a transfer early and keep what has arrived, as far as it can be resumed from; ``poll`` returns it."""
+        """End a transfer early and keep what has arrived, as far as it can be resumed from. As in SGLang 0.5.23."""
         self._enter()
         operation.stop()
 
@@ -560,7 +560,7 @@ class UnifiedCache:
         self._ledger.tree.unprefer(preference)
 
     def session_returns(self, session: str, within_s: float) -> bool:
-        """Say that a session comes back within some seconds: after the call of a tool, say; whatever the policy.
+        """Keep a session that comes back within some seconds, such as after a tool call, under any policy.
 
         The prompt that it gave back last is preferred (see ``prefer``) on the device and the host, until its next
         request is locked or the time is over. Tells whether anything is preferred now: nothing is where nothing of it
@@ -579,7 +579,7 @@ class UnifiedCache:
     # ---- operating -----------------------------------------------------------------------------------------
 
     def explain(self, prompt: Prompt, *, seeks_near: bool = True) -> Explanation:
-        """Say why a prompt's hit is as long as it is, and what became of the pages that are missing.
+        """Explain the length of a prompt's hit, and why pages are missing.
 
         By tier and component how far it goes, and which component binds it; ``str()`` of it draws a picture. Its pages
         are those that ``match`` could find, and so not the last one where its tokens fill it.
@@ -614,7 +614,7 @@ class UnifiedCache:
         return self._traffic.copy()
 
     def record_to(self, watcher: RequestWatcher | None) -> None:
-        """Tell a watcher of every request from now on, such as one that a ``TraceRecorder`` makes; None ends that."""
+        """Report every request to a watcher from now on, such as that of a ``TraceRecorder``; None ends that."""
         self._enter()
         self._recorder = watcher
 

@@ -44,7 +44,7 @@ from unified_cache.tree import Match
 __all__ = ["BackupRequest", "Backups"]
 
 HINT_PARTS = 32
-"""Storage hears of a page in use once for so many pages that it is given: the host's, divided by this."""
+"""A page in use is hinted to storage once per ``host_pages / HINT_PARTS`` pages stored."""
 
 _REASONS = tuple(LeftOut)
 _UNTRIED = 1
@@ -505,7 +505,7 @@ class Backups:
             ledger.stored_device.add(part.component, there[there >= 0])
 
     def _record_puts(self, prompt: Prompt, parts: Sequence[PageCopies], whole: Sequence[Pages], job: StoreJob) -> None:
-        """Note what became of pages that were offered to storage."""
+        """Record the outcome of pages that were offered to storage."""
         record = self._ledger.changes.remember_stored
         for number, (part, stored) in enumerate(zip(parts, whole, strict=True)):
             taken = part.where(stored)
@@ -518,7 +518,7 @@ class Backups:
     # ---- beside backups ---------------------------------------------------------------------------------------
 
     def record_use(self, found: Match, storage: StorageTier) -> None:
-        """Give storage a recency hint, before it is given more, for the pages in memory that a request asks for.
+        """Send storage a recency hint, before the next put, for pages that a request hits in memory.
 
         Handed out or computed again, and the windows of all ends on the way, where other prompts part from this one. Of
         these only what storage has and has not heard of for long, and only where it evicts. What the host does not hold

@@ -275,7 +275,7 @@ class BackupScheduler:
             self._running[operation] = request
 
     def close(self) -> BackupCounts:
-        """Give up what still waits, and return the counts; of what no backup has tried the reason is CLOSED."""
+        """Drop the backups that wait, and return the counts; pages that no backup tried count as CLOSED."""
         self._look_at_ends()
         self.give_up_waiting()
         while self._due:
@@ -283,14 +283,14 @@ class BackupScheduler:
         return self.counts()
 
     def forget(self) -> None:
-        """Give up what waits: memory holds nothing any more."""
+        """Drop the backups that wait: memory is empty."""
         self._look_at_ends()
         self.give_up_waiting()
         while self._due:
             self._lose(self._due.popleft(), LeftOut.EVICTED)
 
     def counts(self) -> BackupCounts:
-        """Return what came of all pages that the policy meant to back up."""
+        """Return the outcome of all pages that the policy meant to back up."""
         waiting = [*self._due, *self._running.values(), *self._dirty.requests]
         waiting += [*self._for_room.requests, *self._for_store.requests]
         counts = replace(
@@ -357,7 +357,7 @@ class BackupScheduler:
             self._lose(request, LeftOut.QUEUE_FULL)
 
     def _lose(self, request: BackupRequest, reason: LeftOut) -> None:
-        """Give a prompt up, for ``reason`` as far as no backup has left its pages out for another."""
+        """Drop a prompt for ``reason``, but for pages that one backup has left to another."""
         request.leave_untried(reason)
         self._count_lost(request)
         for why, pages in request.left_out():

@@ -55,7 +55,7 @@ class Workers(Protocol):
     """
 
     def submit(self, operation: Operation, job: Job) -> None:
-        """Have ``job`` run; never blocks."""
+        """Queue ``job``; never blocks."""
         ...
 
     def finished(self, timeout_s: float) -> Iterable[Finished]:
@@ -146,7 +146,7 @@ class ThreadWorkers:
 
     @classmethod
     def start(cls, *, copy: int = 2, storage: int = 2) -> "ThreadWorkers":
-        """Have ``copy`` threads for copies, so that a load goes beside a backup, and ``storage`` for storage."""
+        """Start ``copy`` threads for copies, so that a load runs beside a backup, and ``storage`` for storage."""
         counts = {JobQueue.COPY: copy, JobQueue.STORAGE: storage}
         return cls({kind: CallThreads(kind.value, n, deferrable_max=max(1, n - 1)) for kind, n in counts.items()})
 
@@ -177,7 +177,7 @@ class ThreadWorkers:
             self._finished.popleft()
 
     def close(self, timeout_s: float) -> list[str]:
-        """Let queued jobs end and stop the threads; name those that did not stop within ``timeout_s``, all together.
+        """Finish queued jobs and stop the threads; name those that did not stop within ``timeout_s``, all together.
 
         Threads of jobs that were given up are not waited for: their stores are named by their calls.
         """
@@ -255,7 +255,7 @@ class OperationCounts:
 
 
 class Controller:
-    """Operations under way, at most ``operations_max`` of them, each for at most ``timeout_s``.
+    """Operations under way, at most ``operations_max``, each for at most ``timeout_s``. As in SGLang 0.5.23.
 
     Everything but the jobs themselves runs on the owner's thread, inside ``start``, ``poll``, ``wait_all``, ``cancel``
     or ``close``. An operation is *live* until it has given back what it held. One that is cancelled or too late is
@@ -374,7 +374,7 @@ class Controller:
             operation.followers.clear()
 
     def poll(self) -> list[Operation]:
-        """Let operations go on whose job has ended on every rank; return those whose outcome has become known.
+        """Advance operations whose job has ended on every rank; return those whose outcome is now known.
 
         Each operation is returned once, also one that was over when ``start`` returned. Waits for no job; while
         something is live, for the other ranks to poll.
@@ -403,7 +403,7 @@ class Controller:
         return completed
 
     def wait_all(self, timeout_s: float) -> None:
-        """Let operations go on until nothing is live; ``take_completed`` or ``poll`` returns them.
+        """Advance operations until none is live; ``take_completed`` or ``poll`` returns them.
 
         Raises:
             WaitTimeoutError: something still is after ``timeout_s`` on some rank; it goes on all the same.
@@ -426,9 +426,9 @@ class Controller:
         self._is_loss_reported = was_loss_reported
 
     def close(self, timeout_s: float) -> list[str]:
-        """Let running jobs end, give back what operations hold, stop the workers; name those that are stuck.
+        """Finish running jobs, release the slots of operations, stop the workers; name those that are stuck.
 
-        An operation whose job or store is stuck keeps its slots: somebody may still be writing to them. No other rank
+        An operation whose job or store is stuck keeps its slots: a thread may still write to them. No other rank
         and no follower is waited for.
         """
         stuck = self._workers.close(timeout_s)
@@ -585,7 +585,7 @@ class Controller:
             self._workers.submit(operation, operation.job)
 
     def _wake(self) -> None:
-        """Let operations go on that have waited for another one.
+        """Advance operations that have waited for another one.
 
         Outcomes become known by agreement, or by calls that all ranks make; so the same ones wake on every rank.
         """
@@ -603,10 +603,10 @@ class Controller:
 
 
 def in_use(operation: Operation, error: CacheError | None) -> bool:
-    """Tell whether somebody still uses the pages of an operation whose job has ended so."""
+    """Return whether a store may still use the pages of an operation whose job has ended so."""
     return bool(operation.followers) or in_flight(error)
 
 
 def in_flight(error: CacheError | None) -> TypeGuard[StorageTimeoutError]:
-    """Tell whether a store is still in the call that it did not return from in time."""
+    """Return whether a store is still in a call that is late."""
     return isinstance(error, StorageTimeoutError) and not error.call.returned

@@ -67,13 +67,13 @@ class LayerProgress:
             self._changed.notify_all()
 
     def record(self, copied: Copied) -> None:
-        """Say where the copy of the next layer ends."""
+        """Record where the copy of the next layer ends."""
         with self._changed:
             self._copied.append(copied)
             self._changed.notify_all()
 
     def has(self, pool: str, layer: int) -> bool:
-        """Tell whether ``wait`` would return at once."""
+        """Return whether ``wait`` would return at once."""
         place = self._find(pool, layer)
         with self._changed:
             return place < len(self._copied)
@@ -102,7 +102,7 @@ class LayerProgress:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerwiseLoad:
-    """The pages of a load, lent to an engine that computes on them before they are in the tree.
+    """Pages of a load on which an engine computes before they are in the tree.
 
     From ``begin_layerwise`` to ``end_layerwise`` the load keeps all its slots and pins, whatever becomes of it: done,
     failed, cancelled or late, nothing is published and nothing given back before ``end_layerwise``. So the slots stay
@@ -123,7 +123,7 @@ class LayerwiseLoad:
     progress: LayerProgress
 
     def arrived(self, pool: str, layer: int) -> bool:
-        """Tell whether ``wait`` would return at once; ``layer`` is the pool's own number of its tensor.
+        """Return whether ``wait`` would return at once; ``layer`` is the pool's own number of its tensor.
 
         Raises:
             InputError: the pool has no such layer.
@@ -145,7 +145,7 @@ class LayerwiseLoad:
 
 
 STORAGE_BATCH_OBJECTS = 128
-"""Objects per call to a store at most: between two calls a job can be stopped, and what came before stays."""
+"""Objects per call to a store at most: between two calls a job can be stopped, and keep the pages before it."""
 
 STORAGE_BATCH_BYTES = 32 << 20
 """Bytes per call to a store at most, or one object: within the guard's deadline of 5 s for a store of 6.7 MB/s.
@@ -190,7 +190,7 @@ class BackupJob:
         return True
 
     def _labels(self, pool: PoolSpec, part: PageCopies) -> Iterator[Label]:
-        """Yield the name of each page in one pool, as far as somebody seals them."""
+        """Yield the name of each page in one pool, if they are sealed."""
         owner, keys = self._owners[pool.name], self._prompt.keys
         return (Label(owner, keys[page], pool.name) for page in part.pages.tolist())
 
@@ -284,7 +284,7 @@ class StorageBatches:
         return whole_pages(self._parts, self._listed, done)
 
     def answered(self, answer: Answer) -> list[Pages]:
-        """Tell by part of which pages the store gave that answer for any object."""
+        """Return a mask by part of the pages for which the store gave that answer for any object."""
         pages = [np.zeros(len(part), np.bool_) for part in self._parts]
         for (number, index, _), told in zip(self._listed or (), self._done, strict=False):
             if told is answer:
@@ -292,7 +292,7 @@ class StorageBatches:
         return pages
 
     def move(self, call: Callable[[list[PageIO]], list[Answer]]) -> Iterator[None]:
-        """Call the store for one batch after the other, until all are moved, one raises, or somebody stops it.
+        """Call the store for one batch after the other, until all are moved, one raises, or the job is stopped.
 
         Yields between two calls.
         """
@@ -364,7 +364,7 @@ class StoreJob:
             self._take_back_if_void()
 
     def _tell_uses(self) -> None:
-        """Tell the store first what is in use, so that it evicts other pages for those that are put."""
+        """Send recency hints first, so that the store evicts other pages for those that are put."""
         touches = self._storage.touches
         if touches is None:
             return
@@ -458,7 +458,7 @@ class ProbeJob:
             self.present[component] = present
 
     def among(self, pages: Sequence[npt.NDArray[np.int64]]) -> list[Pages]:
-        """Tell by component for each of ``pages`` whether it was asked for and storage has it."""
+        """Return a mask by component of ``pages`` that were asked for and that storage has."""
         found: list[Pages] = []
         for wanted, asked, present in zip(pages, self._pages, self.present, strict=True):
             is_there = np.zeros(self._prompt.pages_count, np.bool_)

@@ -267,7 +267,7 @@ class Ledger:
             self.free(Tier.DEVICE, component, slots)
 
     def trim_pages(self, pages: Sequence[Slots], masks: Sequence[Pages]) -> None:
-        """Take back the device slots of pages whose mask is False; they become -1 in ``pages``. Full keeps all.
+        """Free the device slots of pages whose mask is False; they become -1 in ``pages``. Full keeps all.
 
         For pages that have left every window that matters while their request still runs.
 
@@ -417,7 +417,7 @@ class Ledger:
         return [window(end, component.span) for component in self.layout.components]
 
     def follow_storage(self, storage: StorageReader | None, owners: Mapping[str, bytes]) -> None:
-        """Note that another store lies below the host now, or none: it may have none of the pages held there.
+        """Record that another store, or none, lies below the host: it may have none of the pages held there.
 
         ``owners`` names by pool the identity that pages are stored under.
         """
@@ -425,7 +425,7 @@ class Ledger:
         self.forget_stored()
 
     def forget_stored(self) -> None:
-        """Note that storage may have none of the pages that the host holds."""
+        """Record that storage may have none of the pages that the host holds."""
         self.stored.forget_all()
         self.stored_device.forget_all()
         if self.changes.is_watched:
@@ -491,7 +491,7 @@ class Ledger:
                 raise SlotError(f"{name}: slots that are not reached through the Full slots of the same pages")
 
     def _apply(self, map_changes: Sequence[MapChange]) -> None:
-        """Have the page map follow the tree."""
+        """Update the page map from the tree."""
         if self.paired is not None:
             self.paired.map.apply(map_changes)
 

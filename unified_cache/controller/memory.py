@@ -81,7 +81,7 @@ class PageMemory(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what is held of the device and of the system, once no copy is under way any more."""
+        """Release memory of the device and of the system, once no copy is under way."""
         ...
 
 
@@ -175,7 +175,7 @@ class TieredMemory:
         """Wrap the engine's pools and allocate a host slab for each, and the buffers of copies where they are on a GPU.
 
         ``host_pages`` gives the pages of each pool's slab, by pool name. ``after`` returns the streams that compute on
-        the pools; the current one of whoever calls, if it is left out.
+        the pools; the caller's current one by default.
 
         Raises:
             ConfigError: the slabs do not fit into memory, or the pools are on two devices, or on one that is neither
@@ -238,7 +238,7 @@ class TieredMemory:
         return len(self._rows[pool.name].device) if pool.page_bytes else 0
 
     def ordered(self, target: Tier) -> AbstractContextManager[None]:
-        """On a GPU, have copies go on a stream beside the engine's; in memory, whoever computes has computed."""
+        """On a GPU, run copies on a stream beside the engine's; in memory the computation is already done."""
         return self._gpu[target].ordered() if self._gpu else nullcontext()
 
     def backup(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
@@ -294,7 +294,7 @@ class TieredMemory:
         return {name: host.slab for name, host in self._host.items() if host.spec.page_bytes}
 
     def close(self) -> None:
-        """Let the system have pinned memory back; nothing may be copied any more."""
+        """Unpin the memory; nothing may be copied any more."""
         for host in self._host.values():
             if host.pinned is not None:
                 host.pinned.close()

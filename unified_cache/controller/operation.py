@@ -344,7 +344,7 @@ class Operation:
         Zero is an answer, not a failure.
         """
         self.tally = PageTally() if tally is None else tally
-        """Pages that it was asked for, and what came of each; whole once it is over."""
+        """Pages that it was asked for, and the outcome of each; complete once it is over."""
         self.left_alone: LeftAlone | None = None
         """What could have been brought and was not, because computing it is faster; None if nothing."""
         self.error: CacheError | None = None
@@ -421,12 +421,12 @@ class Operation:
             self.tally.gain(pages_count)
 
     def tell_done(self, pages_count: int) -> None:
-        """Say that it is done as far as anybody waits for it: what it still does is for later requests."""
+        """Mark it as done for its caller: the rest of its work is for later requests."""
         self.gain(pages_count)
         self.set_outcome(OperationState.DONE, None)
 
     def stop(self) -> None:
-        """Have it make do with what has come by now: the longest prefix that can be resumed from stays."""
+        """Stop reading; keep the longest prefix that can be resumed from."""
         self._stopping = True
         if self.job is not None:
             self.job.stop()
@@ -446,7 +446,7 @@ class Operation:
         self.error = error
 
     def release(self) -> None:
-        """Give back what it holds. No job of it may be running, and no store may use its pages."""
+        """Release its slots and locks. No job of it may be running, and no store may use its pages."""
         self.job = self.awaited = None
         try:
             self._steps.close()

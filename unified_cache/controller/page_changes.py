@@ -1,20 +1,19 @@
-"""Pages that enter and leave the tiers of a cache, as values that somebody else takes: a publisher of KV events.
+"""Log of pages that enter and leave the tiers of a cache, which an observer polls, such as a publisher of KV events.
 
-Nobody is called back. Where somebody watches, whoever changes a tier notes it here, and the watcher takes the notes
+There are no callbacks. While an observer is registered, each change of a tier is recorded here, and it takes them
 later, on the owner's thread, between two calls to the cache:
 
     insert, load, backup, prefetch     PagesHeld     prompt, which of its pages, their slots on the tier
-    eviction                           SlotsLeft     slots of the tier; the watcher knows whose pages they held
+    eviction                           SlotsLeft     slots of the tier; the observer knows their pages
     a put, a prefetch                  PagesStored   prompt, which of its pages storage has
-    a store that lets pages go         ObjectsEvicted: asked for at each ``take``, of stores that tell
+    eviction by a store                ObjectsEvicted: asked for at each ``take``, of stores that report it
     reset; clear_storage, detach       MemoryCleared, StorageCleared
 
-The notes are bounded by pages. When more are noted than that, all of them are dropped and the next ``take`` says so:
-the watcher begins anew from ``held_runs``, which tells what memory holds now.
+The log is bounded by pages. When it is full, all of it is dropped and the next ``take`` returns None: the observer
+starts again from ``held_runs``, the pages that memory holds now.
 
-What becomes of pages that are not kept is remembered for ``explain``, in a ring and whether somebody watches or not: an
-eviction by the tree, where it drops pages; all else here, by whoever drops, declines or loses them. Where nothing is to
-be remembered, that costs one question.
+The eviction history for ``explain`` is recorded with or without an observer: evictions by the tree where it drops
+pages, everything else here, by the code that drops, declines or loses them. Without a history that costs one check.
 """
 
 import threading
@@ -60,7 +59,7 @@ NAMESPACES_MAX = 4_096
 """Namespaces remembered by their seed, so that events can name them; the oldest is forgotten first."""
 
 EVICTED_MAX = 1 << 18
-"""Objects remembered that the store has let go; with more, nothing is said of storage in ``held_runs``."""
+"""Objects remembered that the store has evicted; with more, nothing is said of storage in ``held_runs``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ class PagesStored:
 
 @dataclass(frozen=True, slots=True)
 class ObjectsEvicted:
-    """Objects that the store says it has let go."""
+    """Objects that the store reports as evicted."""
 
     labels: tuple[Label, ...]
 
@@ -124,7 +123,7 @@ class StoredRun:
 
 
 class PageChanges:
-    """Notes of one cache. Nothing is noted, and nothing costs anything, until somebody watches."""
+    """Change log of one cache. Nothing is recorded, at no cost, until an observer is registered."""
 
     __slots__ = (
         "_evicted",
@@ -166,10 +165,10 @@ class PageChanges:
         self._storage: StorageReader | None = None
         self._feed: RemovalFeed | None = None
         self._evicted: dict[tuple[str, PageKey], int] = {}
-        """Objects that the store has let go since it was last known to have them, and how many others before each."""
+        """Objects that the store has evicted since it was last known to have them, and how many others before each."""
         self._evictions_known = True
         self.evictions_count = 0
-        """Objects that the store has let go so far."""
+        """Objects that the store has evicted so far."""
         self.is_watched = False
         self.lost_count = 0
         """Times that more was noted than there was room for."""
@@ -181,7 +180,7 @@ class PageChanges:
 
         Raises:
             ConfigError: no room for a page.
-            StateError: somebody watches already.
+            StateError: there is an observer already.
         """
         if pages_max < 1:
             raise ConfigError(f"pages_max must be positive, found {pages_max}")
@@ -194,7 +193,7 @@ class PageChanges:
         self.forget()
 
     def unwatch(self) -> None:
-        """Note nothing any more. Once more does nothing."""
+        """Stop recording; a second call does nothing."""
         self.is_watched = False
         self._recorded = None
         if self.eviction_history is None:
@@ -202,7 +201,7 @@ class PageChanges:
             self._unsubscribe()
 
     def follow_storage(self, storage: StorageReader | None, owners: Mapping[str, bytes]) -> None:
-        """Ask this store from now on what it lets go; None for no store.
+        """Ask this store from now on for its evictions; None for no store.
 
         ``owners`` names by pool the identity that pages are stored under.
         """
@@ -248,12 +247,12 @@ class PageChanges:
         return runs
 
     def namespace(self, seed: bytes) -> Namespace | None:
-        """Return the namespace with that seed; None where no prompt of it was made while somebody watched."""
+        """Return the namespace with that seed; None if no prompt of it was made under an observer."""
         return self._namespaces.get(seed) if seed else DEFAULT_NAMESPACE
 
     @property
     def names_namespaces(self) -> bool:
-        """Whether namespaces are to be noted: somebody watches, or what has gone is remembered."""
+        """Whether namespaces are recorded: for an observer, or for the eviction history."""
         return self.is_watched or self.eviction_history is not None
 
     def seeds(self) -> list[bytes]:
@@ -261,12 +260,12 @@ class PageChanges:
         return [b"", *self._namespaces]
 
     def take_removals(self) -> None:
-        """Remember what the store has let go since it was last asked, where what has gone is remembered."""
+        """Add the store's evictions since the last call to the eviction history, if there is one."""
         if self.eviction_history is not None:
             self._take_removals()
 
     def was_evicted(self, component: int, key: PageKey) -> bool:
-        """Tell whether the store has let any object of a page go since it was last known to have it."""
+        """Return whether the store has evicted any object of a page since it was last known to have it."""
         return any((pool.name, key) in self._evicted for pool in self._tree.components[component].pools)
 
     # ---- noting: what calls these asks ``is_watched`` first ---------------------------------------------------
@@ -282,7 +281,7 @@ class PageChanges:
     def record_inserted(
         self, tier: Tier, prompt: Prompt, start: int, slots: Sequence[Slots], duplicates: Sequence[Slots]
     ) -> None:
-        """Note the pages [start, pages_count) that were given a slot, without those whose slots are duplicates."""
+        """Record the pages [start, pages_count) that were given a slot, without those whose slots are duplicates."""
         for component, (given, left) in enumerate(zip(slots, duplicates, strict=True)):
             taken = given >= 0
             if left.size:
@@ -292,13 +291,13 @@ class PageChanges:
                 self._record(PagesHeld(tier, component, prompt, pages + start, given[pages]), pages.size)
 
     def record_published(self, tier: Tier, prompt: Prompt, taken: Sequence[PageCopies]) -> None:
-        """Note what a transfer has brought to a tier."""
+        """Record the pages that a transfer has brought to a tier."""
         for part in taken:
             if len(part):
                 self._record(PagesHeld(tier, part.component, prompt, part.pages, part.target), len(part))
 
     def record_freed(self, freed: Freed) -> None:
-        """Note what was evicted."""
+        """Record freed slots."""
         components = len(freed.slots) // len(Tier)
         for tier_component, arrays in enumerate(freed.slots):
             if arrays:
@@ -307,14 +306,14 @@ class PageChanges:
                 self._record(SlotsLeft(Tier(tier), component, slots), len(slots))
 
     def record_stored(self, component: int, prompt: Prompt, pages: PageNumbers, since: int) -> None:
-        """Note pages that storage has, as seen after ``since`` evictions, but for those evicted after that."""
+        """Record pages that storage has, as seen after ``since`` evictions, but for those evicted after that."""
         if self._evicted:
             pages = pages[[self._is_there(component, prompt.keys[page], since) for page in pages.tolist()]]
         if len(pages):
             self._record(PagesStored(component, prompt, pages), len(pages))
 
     def record_evicted(self, labels: Sequence[Label]) -> None:
-        """Note objects that the store has let go."""
+        """Record objects that the store has evicted."""
         if not labels:
             return
         for label in labels:
@@ -327,11 +326,11 @@ class PageChanges:
         self._record(ObjectsEvicted(tuple(labels)), len(labels))
 
     def record_memory_cleared(self) -> None:
-        """Note that the tree holds nothing any more."""
+        """Record that the tree is empty."""
         self._record(MemoryCleared(), 1)
 
     def record_storage_cleared(self) -> None:
-        """Note that storage holds nothing that is known."""
+        """Record that storage may be empty."""
         if self._feed is not None:
             self._feed.take()  # of what was there before
         self._evicted.clear()
@@ -349,7 +348,7 @@ class PageChanges:
             self._recorded.append(change)
 
     def _is_there(self, component: int, key: PageKey, since: int) -> bool:
-        """Tell whether no object of a page has gone since then, and forget that any had gone before."""
+        """Return whether no object of a page has gone since then, and forget that any had gone before."""
         names = [(pool.name, key) for pool in self._tree.components[component].pools]
         if any(self._evicted.get(name, -1) >= since for name in names):
             return False
@@ -368,7 +367,7 @@ class PageChanges:
             self._feed = None
 
     def _take_removals(self) -> None:
-        """Note what the store has let go since it was last asked; where it does not know, any page may have gone.
+        """Record the store's evictions since the last call; if it does not know them, any page may have gone.
 
         What the cache itself believes to be stored stays as it is: it is alike on all ranks, and not all are watched.
         """
@@ -386,7 +385,7 @@ class PageChanges:
         self.record_evicted(removals.labels)
 
     def _remember(self, eviction_history: EvictionHistory, labels: Sequence[Label]) -> None:
-        """Remember objects that the store has let go; not those that are remembered as flawed or cleared."""
+        """Remember objects that the store has evicted; not those that are remembered as flawed or cleared."""
         components = self._tree.components
         for number, component in enumerate(components):
             names = {pool.name for pool in component.pools}

@@ -1,6 +1,6 @@
 """Prefetch and load: bring pages up to a request, from storage to the host and from the host to the device.
 
-Of a prefetch, what came is used however it ends:
+A prefetch keeps the pages that arrived, however it ends:
 
                  0            known_end     host_full_end   full_end                 end       pages_count
     Full         |---- on the host -----------|-- copied ------|======= read ==========|.............|
@@ -12,7 +12,7 @@ Of a prefetch, what came is used however it ends:
     choose     the longest end that memory has room for; none where computing is faster, or another prefetch reads it
     allocate   pin what memory has, copy to the host what the device alone has, reserve host slots for the rest
     read       in the order of the prompt, all pools of a page together; storage verifies each page
-    graft      put what came into the tree
+    graft      put the pages that arrived into the tree
 
 A page that the device holds is copied from there, as by a backup, so that Full's prefix on the host has no tombstone.
 The windows of the ends in between at which the prompt can be resumed are read too: wherever it ends early, one is left.
@@ -210,7 +210,7 @@ class Prefetches:
         self.host_pages_left = host_pages_max
 
     def prefetch(self, prompt: Prompt, storage: StorageTier, worth_pages: int) -> Steps:
-        """Read from storage what memory lacks for the longest resume that both together allow, and graft what came.
+        """Read the pages that memory lacks for the longest resume with storage, and graft those that arrive.
 
         Each rank says at which ends it could resume; of those that all could, and that there is room for, the last is
         read for, or none where computing is faster (``TransferPolicy``). Ends that add fewer than
@@ -488,7 +488,7 @@ class Prefetches:
     # ---- read ------------------------------------------------------------------------------------------------
 
     def _bring_to_host(self, fetch: FetchUnderWay) -> Generator[Job | WaitFor, Operation, list[PageNumbers]]:
-        """Bring what a plan says and graft what came; return by component the pages that did not."""
+        """Fetch the pages of a plan and graft them; return by component those that did not arrive."""
         operation, prompt, missing, plan = fetch.operation, fetch.prompt, fetch.missing, fetch.plan
         anchor = min(plan.end, missing.full_end)
         gained_before = operation.pages_count
@@ -596,7 +596,7 @@ class Prefetches:
             yield job
             came_bytes = speeds.payload_bytes([int(mask.sum()) for mask in job.arrived])
             speeds.reads.record(job.calls_count, came_bytes, job.ended_s - began_s)
-        except (StorageError, RankError) as error:  # what came before it is as good as ever
+        except (StorageError, RankError) as error:  # pages that arrived before it are good
             failure = error
         fetch.job = None
         arrived = true_for_all(self._ranks, job.arrived)
@@ -612,7 +612,7 @@ class Prefetches:
     def _graft(
         self, fetch: FetchUnderWay, staging: Reservation, parts: Sequence[PageCopies], arrived: Sequence[Pages]
     ) -> None:
-        """Put what came of ``parts`` into the tree, on the tier of the reservation, and record that storage has it.
+        """Graft the pages of ``parts`` that arrived, on the tier of the reservation; record that storage has them.
 
         Full as far as it continues the tier's prefix, the rest where Full is.
         """

@@ -72,7 +72,7 @@ class Clearing:
                 self._void.discard(job)
 
     def is_void(self, job: object) -> bool:
-        """Tell whether ``job`` has to take back the pages that it has put."""
+        """Return whether ``job`` has to remove the pages that it has put."""
         with self._guard:
             return job in self._void
 
@@ -116,14 +116,14 @@ class Touches:
         self._guard = Lock()
 
     def add(self, used: UsedPages) -> None:
-        """Have a use wait for the next put."""
+        """Queue a use until the next put."""
         with self._guard:
             self._waiting.append(used)
             if len(self._waiting) > TOUCHES_MAX:
                 self._dropped_pages += self._waiting.popleft().count
 
     def take_all(self) -> Sequence[UsedPages]:
-        """Return and forget all that wait, the oldest first; whoever takes them says whether the store was told."""
+        """Return and forget all that wait, the oldest first; the caller records whether the hints were sent."""
         with self._guard:
             waiting, self._waiting = self._waiting, deque()
         return waiting
@@ -254,7 +254,7 @@ class StorageTier:
         return [Label(owner, key, name) for key in keys]
 
     def touch(self, used: UsedPages) -> None:
-        """Tell the store that pages are in use, as far as this rank stores them; the first of a prompt most of all.
+        """Send the store recency hints, as far as this rank stores them; the first of a prompt most of all.
 
         Raises:
             StorageError: the store failed.
@@ -297,7 +297,7 @@ class StorageTier:
 def whole_pages(
     parts: Sequence[PageCopies], listed: Sequence[tuple[int, int, PageIO]], answers: Sequence[Answer]
 ) -> list[npt.NDArray[np.bool_]]:
-    """Tell by part which pages are whole: a page counts only when every pool of its component has it."""
+    """Return a mask by part of the pages that are whole: a page counts only when every pool of its component has it."""
     whole = [all_pages(len(part)) for part in parts]
     for (number, index, _), answer in zip(listed, answers, strict=True):
         if answer is not Answer.STORED and answer is not Answer.HIT:  # in the place of its truth, which is a call

@@ -37,7 +37,7 @@ class StoredSlots:
         """0 where storage does not have the page, -1 where it is being given."""
 
     def add(self, component: int, slots: Slots) -> None:
-        """Note that storage has the pages in these slots, and hears of them now."""
+        """Record that storage has the pages in these slots, as of now."""
         self._has_any = True
         self._touched_at[component][slots] = self._now
 
@@ -52,27 +52,27 @@ class StoredSlots:
         return mask
 
     def record_given(self, pages: int) -> None:
-        """Let time pass: storage was given so many pages."""
+        """Advance the clock, which counts the pages that storage was given."""
         self._now += pages
 
     def forget(self, component: int, slots: Slots) -> None:
-        """Note that storage may not have them, or that other pages come into these slots."""
+        """Record that storage may not have them, or that the slots get other pages."""
         if self._has_any:
             self._touched_at[component][slots] = 0
 
     def forget_all(self) -> None:
-        """Note that storage may have none."""
+        """Record that storage may have none."""
         self.clears_count += 1
         self._has_any = False
         for touched_at in self._touched_at:
             touched_at[:] = 0
 
     def among(self, component: int, slots: Slots) -> npt.NDArray[np.bool_]:
-        """Tell of each of these slots whether storage has its page."""
+        """Return a mask of the slots whose page storage has."""
         return self._touched_at[component][slots] > 0
 
     def unheard_of(self, component: int, slots: Slots, pages: int) -> npt.NDArray[np.bool_]:
-        """Tell of which of these slots storage has the page and did not hear while it was given ``pages`` pages.
+        """Return a mask of the slots whose page storage has, without a hint for the last ``pages`` pages it was given.
 
         False for a slot of -1.
         """
@@ -143,7 +143,7 @@ class SlotAllocator:
         self._push(slots)
 
     def keep(self, slots: Slots) -> None:
-        """Note that slots which are out are the tree's now; see ``check_out``."""
+        """Record that slots which are out are the tree's now; see ``check_out``."""
         self._states[slots] = _KEPT
         self._kept_count += len(slots)
 
@@ -166,7 +166,7 @@ class SlotAllocator:
         self._check(slots, _OUT)
 
     def is_out(self, slots: Slots) -> bool:
-        """Tell whether every slot is in range and out."""
+        """Return whether every slot is in range and out."""
         return self._all_are(slots, _OUT)
 
     def out_among(self, slots: Slots) -> Slots:
@@ -175,7 +175,7 @@ class SlotAllocator:
         return slots[is_out]
 
     def is_kept(self, slots: Slots) -> bool:
-        """Tell whether every slot is in range and the tree's."""
+        """Return whether every slot is in range and the tree's."""
         return self._all_are(slots, _KEPT)
 
     def _all_are(self, slots: Slots, state: int) -> bool:
@@ -230,7 +230,7 @@ class PageMap:
     """Full slot → slot of the component that is reached through Full's slots (SWA), one entry per page.
 
     Engines and the tree carry Full locations only; kernels of SWA layers need the other slot. The table is changed
-    in place and never replaced, so whoever reads it holds it for good; what was read from it is true until the next
+    in place and never replaced, so a reader may keep it for good; what was read from it is true until the next
     change, so nobody keeps that longer than one forward.
 
     ``table[slot]`` is 0 where nothing is mapped: that is the padding sink. The last entry is -1, so that slot -1

@@ -54,7 +54,7 @@ def evict_from(tree: TreeState, node: Node, tier_component: int, pages: int, fre
 
 
 def would_lose(tree: TreeState, victim: Victim, pages: int) -> bool:
-    """Tell whether evicting up to ``pages`` of a victim takes any page that the other tier lacks."""
+    """Return whether evicting up to ``pages`` of a victim takes any page that the other tier lacks."""
     node, tier_component = victim
     components = tree.components_count
     tier, component = divmod(tier_component, components)

@@ -47,7 +47,7 @@ class Queue(IntEnum):
 
 
 class EvictionQueues:
-    """Eviction queues of all components on all tiers, and the clock that orders them."""
+    """Eviction queues of all components on all tiers, and their clock. As in SGLang 0.5.23."""
 
     __slots__ = (
         "_by_priority",
@@ -135,7 +135,7 @@ class EvictionQueues:
     # ---- queues ------------------------------------------------------------------------------------------------
 
     def evictable(self, node: Node, tier_component: int) -> bool:
-        """Tell whether anything of ``node`` could be evicted from ``tier_component`` now."""
+        """Return whether anything of ``node`` could be evicted from ``tier_component`` now."""
         if not node.held_count[tier_component] or node.locks[tier_component] or node.dead:
             return False
         if tier_component % self._components_count == 0:
@@ -189,7 +189,7 @@ class EvictionQueues:
                 self.offer(node, tier_component)
 
     def forget(self, node: Node) -> None:
-        """Note that ``node`` died: its entries are stale."""
+        """Record that ``node`` died: its entries are stale."""
         for tier_component, places in enumerate(self._places):
             if node.queued & places:
                 self._record_stale(tier_component)
@@ -201,7 +201,7 @@ class EvictionQueues:
         node.queued |= 1 << queue_id
 
     def _leave(self, node: Node, tier_component: int, queue_id: int) -> None:
-        """Note that a node stands in a queue no more."""
+        """Record that a node has left a queue."""
         node.queued ^= 1 << queue_id
         if node.dead or node.queued & self._places[tier_component]:
             self._stale_counts[tier_component] -= 1

@@ -62,7 +62,7 @@ class Match:
         return Match(self.prompt, *ends, self.tree_end, self.path, self.tree, self.version, self.changes_count)
 
     def is_as_found(self) -> bool:
-        """Tell whether the tree would find the same now: neither its structure nor what it holds has changed."""
+        """Return whether the tree would find the same now: neither its structure nor what it holds has changed."""
         return self.version == self.tree.version and self.changes_count == self.tree.changes_count
 
 
@@ -219,12 +219,12 @@ def binding_components(found: Match) -> tuple[int, ...]:
 
 
 def _windows_live(tree: TreeState, view: int, node: Node, end: int) -> bool:
-    """Tell whether every windowed component holds its window before ``end``, which lies in ``node``."""
+    """Return whether every windowed component holds its window before ``end``, which lies in ``node``."""
     return all(_window_is_live(tree, view, node, end, component) for component in range(1, tree.components_count))
 
 
 def _window_is_live(tree: TreeState, view: int, node: Node, end: int, component: int) -> bool:
-    """Tell whether one windowed component holds its window before ``end``, which lies in ``node``."""
+    """Return whether one windowed component holds its window before ``end``, which lies in ``node``."""
     window_start = window(end, tree.spans[component])
     at: Node | None = node
     upto = end

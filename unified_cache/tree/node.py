@@ -231,7 +231,7 @@ def _last_tombstone(slots: Slots) -> int:
 
 
 CHANGED_NODES_MAX = 64
-"""Nodes that may wait to be counted anew: what asking may cost."""
+"""Nodes that may wait to be counted again: the cost of asking."""
 
 
 class PageCounts:
@@ -272,7 +272,7 @@ class PageCounts:
             self._count(self.changed.pop())
 
     def _count(self, node: Node) -> None:
-        """Count a node anew, and the nodes above it as far up as its locks make a difference."""
+        """Count a node again, and the nodes above it as far up as its locks make a difference."""
         for tier, tier_component in enumerate((0, self._components_count)):
             at = node
             protection = self._recount(at, tier_component)

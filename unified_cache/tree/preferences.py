@@ -120,7 +120,7 @@ def nodes_of(preference: Preference, start: int) -> list[Node]:
 
 
 SESSIONS_MAX = 16_384
-"""Sessions that are known; one more makes the one forgotten that was heard of longest ago."""
+"""Sessions that are known; one more drops the one seen longest ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class SessionHints:
         self._expected: dict[str, ExpectedReturn] = {}
 
     def record_end(self, session: str, node: Node) -> None:
-        """Note that the last prompt of a session, given back now, ends with ``node``."""
+        """Record ``node`` as the end of a session's last prompt, which is released now."""
         self._ends.pop(session, None)
         self._ends[session] = node
         if len(self._ends) > SESSIONS_MAX:
@@ -156,7 +156,7 @@ class SessionHints:
             del self._ends[forgotten]
 
     def record_arrival(self, session: str) -> None:
-        """Note that a request of a session is there, for which nothing needs to be kept any more."""
+        """Record a request of a session, and end the preference for its pages."""
         expected = self._expected.pop(session, None)
         if expected is not None:
             self._take_back(expected)

@@ -99,7 +99,7 @@ class RadixTree:
         self._preferences = Preferences(self._state, self._preferred_max)
         self._sessions = SessionHints(self._state, self._preferences, clock)
         self._latest: Match | None = None
-        """What was found last, for whoever asks for the same prompt again."""
+        """Latest match, for a second look-up of the same prompt."""
         self._locks: dict[Lock, None] = {}
         self._transfers: dict[Transfer, None] = {}
         """Transfers in flight. ``check`` counts pins from scratch from them and from ``_locks``."""
@@ -172,7 +172,7 @@ class RadixTree:
         self._preferences.unprefer(preference)
 
     def session_returns(self, session: str, within_s: float) -> bool:
-        """Have the last prompt of a session go last until its next request, for ``within_s`` at most.
+        """Evict the last prompt of a session last until its next request, for ``within_s`` at most.
 
         Tells whether anything of it is preferred now, see ``prefer``: not if nothing of it is known or held, or more
         than preferences may cover.
@@ -185,7 +185,7 @@ class RadixTree:
         return path_slots(found.path, self._tier_component(tier, component), start, min(end, found.tree_end))
 
     def held_pages(self, found: Match, tier: Tier, component: int) -> Pages:
-        """Tell of each page of a match's prompt whether a component is held on a tier, a new array."""
+        """Return a mask of the pages of a match's prompt that a component holds on a tier, a new array."""
         self._check_alive(found)
         return held_pages(found.path, self._tier_component(tier, component), found.tree_end, found.prompt.pages_count)
 
@@ -289,7 +289,7 @@ class RadixTree:
         return insert(self._state, prompt, start, slots, tier, _whole(priority), request)
 
     def evict(self, tier: Tier, component: int, pages: int) -> Freed:
-        """Give up to ``pages`` slots of a component back, in the order of its policy; see ``tree.evict``."""
+        """Free up to ``pages`` slots of a component, in the order of its policy; see ``tree.evict``."""
         self._sessions.lapse()
         return eviction.evict(self._state, tier, component, pages)
 
@@ -299,13 +299,13 @@ class RadixTree:
         return eviction.next_victim(self._state, tier, component)
 
     def evict_from(self, victim: eviction.Victim, pages: int) -> Freed:
-        """Give up to ``pages`` slots of the next victim back."""
+        """Free up to ``pages`` slots of the next victim."""
         freed = Freed([[] for _ in range(2 * len(self.components))], [], victim.tier_component % len(self.components))
         eviction.evict_from(self._state, *victim, pages, freed)
         return freed
 
     def would_lose(self, victim: eviction.Victim, pages: int) -> bool:
-        """Tell whether evicting up to ``pages`` of a victim takes any page that the other tier lacks."""
+        """Return whether evicting up to ``pages`` of a victim takes any page that the other tier lacks."""
         return eviction.would_lose(self._state, victim, pages)
 
     def prompt_of(self, victim: eviction.Victim) -> Prompt:
@@ -313,7 +313,7 @@ class RadixTree:
         return eviction.prompt_of(self._state, victim)
 
     def pass_over(self, victim: eviction.Victim) -> None:
-        """Let the victim after this one be the next, until this one is offered again."""
+        """Skip this victim until it is offered again."""
         self._state.queues.pass_over(*victim)
 
     def offer(self, victim: eviction.Victim) -> None:
@@ -332,7 +332,7 @@ class RadixTree:
         return fitting_end(self._state, found, source, target, available_pages)
 
     def evictable_mask(self, found: Match, tier: Tier, component: int) -> Pages:
-        """Tell of each page of a match that stands in the tree whether ``evict`` could give it back on ``tier`` now.
+        """Return a mask of the pages of a match in the tree that ``evict`` could free on ``tier`` now.
 
         Raises:
             StaleMatchError: the tree has changed since.
@@ -420,7 +420,7 @@ class RadixTree:
         return check(self._state, out, list(self._transfers), self._preferences)
 
     def arriving(self, prompt: Prompt) -> list[Pages]:
-        """Tell by tier and component of each page of a prompt whether a transfer is bringing it."""
+        """Return a mask by tier and component of the pages of a prompt that a transfer is bringing."""
         masks = [np.zeros(prompt.pages_count, np.bool_) for _ in range(len(Tier) * len(self.components))]
         found = peek(self._state, prompt)
         for node in found.path:

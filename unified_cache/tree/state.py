@@ -70,7 +70,7 @@ class TreeState:
         self.mapped = mapped
         """The component whose device slots are reached through Full's; None if there is none."""
         self.lineage = lineage
-        """Tells the locks of one tree from another's; ``clear`` starts a new state of the same lineage."""
+        """Identity of the tree for its locks; ``clear`` starts a new state of the same lineage."""
         self.spans = spans
         """Pages before an end that a resume there needs, by component."""
         self.components_count = len(self.spans)
@@ -241,7 +241,7 @@ class TreeState:
         return count
 
     def _full_child_left(self, node: Node, tier_component: int) -> None:
-        """Tell the parent that a child holds nothing of Full any more; it may be the next to go."""
+        """Update the parent of a child that holds nothing of Full any more; it may be the next victim."""
         parent = node.parent
         assert parent is not None
         tier = tier_component // self.components_count
@@ -287,7 +287,7 @@ class TreeState:
                 node.slots[tier_component] = held[:pages]
         for component in range(1, self.components_count):
             node.refresh_tombstones(component)
-        if self.adaptive is not None and self.components_count > 1:  # windows are told apart by where nodes end
+        if self.adaptive is not None and self.components_count > 1:  # the class of a window depends on its node's end
             self.queues.offer_all(node)
 
 

@@ -103,7 +103,7 @@ def _records(ledger: Ledger, prompt: Prompt, tier_components: int) -> list[Evict
 
 
 def _known(held: Sequence[Pages], records: Sequence[EvictionRecords]) -> Pages:
-    """Tell of each page whether a component has ever had it, on any tier, as far as is remembered."""
+    """Return a mask of the pages that a component is known to have had on any tier."""
     known: Pages = np.logical_or.reduce(list(held))
     for record in records:
         known = known | (record.reasons != MissReason.NOT_REMEMBERED)

@@ -149,7 +149,7 @@ _STEPS: Sequence[tuple[float, str]] = ((86_400, "d"), (3_600, "h"), (60, "min"),
 
 
 def ago_text(ago_s: float) -> str:
-    """Say how long ago something was."""
+    """Return a time ago in words."""
     for seconds, unit in _STEPS:
         if ago_s >= seconds:
             return f"{ago_s / seconds:,.1f} {unit} ago"
@@ -180,7 +180,7 @@ def held_line(held: Sequence[tuple[int, int]], needed: tuple[int, int], pages: i
 
 
 def pages_text(pages: int) -> str:
-    """Say a number of pages."""
+    """Return a number of pages in words."""
     return "1 page" if pages == 1 else f"{pages:,} pages"
 
 

@@ -80,7 +80,7 @@ class RecorderCounts:
 class TraceNames:
     """Names of one recording: the same page has the same name in it, and nobody can tell which page that is.
 
-    A name is a digest of the page's key under a secret salt. Keys alone would not do: whoever guesses a prompt can
+    A name is a digest of the page's key under a secret salt. Keys alone would not do: anybody who guesses a prompt can
     compute its keys. The salt is made at random and never written, so that two recordings cannot be held against each
     other either, unless they are given the same one. For any thread.
     """

@@ -48,13 +48,13 @@ def copy_rows(source: torch.Tensor, source_slots: Slots, target: torch.Tensor, t
 
 
 def _breaks(slots: Slots) -> Pages:
-    """Tell of each slot but the first whether it does not follow the one before."""
+    """Return a mask of the slots, but the first, that do not follow the one before."""
     follows: Pages = slots[1:] - slots[:-1] != 1
     return follows
 
 
 def _is_wide(rows: torch.Tensor) -> bool:
-    """Tell whether rows of bytes can be taken for rows of WIDE."""
+    """Return whether rows of bytes can be taken for rows of WIDE."""
     return not any(count % WIDE.itemsize for count in (rows.shape[1], rows.stride(0), rows.storage_offset()))
 
 
