@@ -37,7 +37,7 @@ CONFIG = CacheConfig(device_pages=(12, 6, 6), host_pages=(64, 32, 32), write=Wri
 
 
 class HybridEngine:
-    """An engine whose forward writes what can be told from the prompt alone."""
+    """An engine whose forward writes a function of the prompt alone."""
 
     def __init__(self, storage: str) -> None:
         """Make the tensors, one slot more than pages for the padding, and the cache that moves pages between tiers."""
@@ -89,15 +89,15 @@ def main() -> None:
     Its tokens fill its pages, and the last token is always computed, for the logits after it: by itself it reuses all
     pages but the last, continued all of them.
     """
-    told, other = list(range(40)), [7, *range(1, 40)]
+    prompt, other = list(range(40)), [7, *range(1, 40)]
     with TemporaryDirectory() as directory:
         engine = HybridEngine(f"file:{directory}")
-        print(f"cold: {engine.serve(told)} of 10 pages reused")
+        print(f"cold: {engine.serve(prompt)} of 10 pages reused")
         print(f"another prompt: {engine.serve(other)} of 10")
-        print(f"continued, from host memory: {engine.serve([*told, 40, 41, 42, 43])} of 11")
+        print(f"continued, from host memory: {engine.serve([*prompt, 40, 41, 42, 43])} of 11")
         engine.cache.close()
         engine = HybridEngine(f"file:{directory}")
-        print(f"restarted, from storage: {engine.serve(told)} of 10")
+        print(f"restarted, from storage: {engine.serve(prompt)} of 10")
         engine.cache.close()
 
 

@@ -25,7 +25,7 @@ TIMEOUT_MS = 30_000
 END = (-1).to_bytes(8, "big", signed=True)
 
 
-def pages_told(publisher: EventPublisher, replay: "zmq.Socket[bytes]", batches: int) -> str:
+def pages_reported(publisher: EventPublisher, replay: "zmq.Socket[bytes]", batches: int) -> str:
     """Ask for every batch once there are so many, and return how many pages each tier holds by them."""
     while publisher.counts().batches < batches:
         time.sleep(0.01)
@@ -63,10 +63,10 @@ def main() -> None:
         list(PrefixCachedModel(model, cache, pages).generate(PROMPT, tokens_max=8))
         cache.wait_all(WAIT_S)
         publisher.publish()
-        print(pages_told(publisher, replay, 1))
+        print(pages_reported(publisher, replay, 1))
         cache.reset()
         publisher.publish()
-        print(pages_told(publisher, replay, 2))
+        print(pages_reported(publisher, replay, 2))
 
 
 if __name__ == "__main__":

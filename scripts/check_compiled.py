@@ -70,7 +70,7 @@ def unpacked(directory: Path) -> Path:
     return home
 
 
-def told(home: Path, *arguments: str) -> str:
+def output_of(home: Path, *arguments: str) -> str:
     """Run Python over the package that lies in ``home``; return what it prints.
 
     Raises:
@@ -87,11 +87,11 @@ def told(home: Path, *arguments: str) -> str:
 
 def answers(home: Path) -> list[object]:
     """Return what the package in ``home`` does in a simulation, as a digest, and what it finds in replays."""
-    simulated = told(home, "-m", "tests.sim", *SIMULATED)
+    simulated = output_of(home, "-m", "tests.sim", *SIMULATED)
     (steps,) = (line for line in simulated.splitlines() if line.startswith("trace "))
     found: list[object] = [steps]
     for policy in POLICIES:
-        result = json.loads(told(home, "-c", COMMAND_LINE, "replay", *REPLAYED, "--policy", policy, "--json"))
+        result = json.loads(output_of(home, "-c", COMMAND_LINE, "replay", *REPLAYED, "--policy", policy, "--json"))
         found.append({key: value for key, value in result.items() if key not in APART})
     return found
 
@@ -107,9 +107,9 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as directory:
         home = unpacked(Path(directory))
-        if told(home, "-c", "import unified_cache; print(unified_cache.compiled)").strip() != "True":
+        if output_of(home, "-c", "import unified_cache; print(unified_cache.compiled)").strip() != "True":
             sys.exit("expected the package in the wheel to run compiled, found that it does not")
-        told(home, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not long", *TESTS)
+        output_of(home, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not long", *TESTS)
         compiled, plain = answers(home), answers(ROOT)
     for ours, theirs in zip(plain, compiled, strict=True):
         if ours != theirs:

@@ -25,15 +25,15 @@ def main() -> None:
         return
     wanted = apt_command(missing)
     if os.geteuid() != 0 or shutil.which(wanted[0]) is None:
-        _say(f"Mooncake needs {', '.join(missing)}, and only root on Debian can install them: {' '.join(wanted)}")
+        _print(f"Mooncake needs {', '.join(missing)}, and only root on Debian can install them: {' '.join(wanted)}")
         return
-    _say(f"Installing {', '.join(missing)}.")
+    _print(f"Installing {', '.join(missing)}.")
     # The package lists may be as old as the image.
     if not _ran(wanted) and _ran([wanted[0], "update"]):
         _ran(wanted)
     left = missing_packages()
     if left:
-        _say(f"Mooncake still needs {', '.join(left)}: {' '.join(apt_command(left))}")
+        _print(f"Mooncake still needs {', '.join(left)}: {' '.join(apt_command(left))}")
 
 
 def _ran(command: list[str]) -> bool:
@@ -49,7 +49,7 @@ def _ran(command: list[str]) -> bool:
     return result.returncode == 0
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 

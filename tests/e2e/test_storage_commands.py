@@ -468,9 +468,9 @@ def test_progress_is_a_bar_on_a_terminal_and_nothing_elsewhere() -> None:
         with objects_watched(stream, "backup", 1000) as watch:
             for _ in range(100):
                 watch(10, 10 << 20)
-        with watched(stream, "replay", 10, "requests") as tell:
+        with watched(stream, "replay", 10, "requests") as on_progress:
             for served in range(1, 11):
-                tell(served, "hit ratio 50.00%")
+                on_progress(served, "hit ratio 50.00%")
         with objects_watched(stream, "backup", 0) as watch:
             watch(1, 1)
     assert "backup" in terminal.getvalue()

@@ -8,7 +8,7 @@ import pytest
 from tests.sources import ROOT
 from tests.support.cluster import ask
 from unified_cache.sizing.replay.trace import TraceRequest, read_trace
-from unified_cache.sizing.replay.trace_figures import TOLD_BLOCKS, TraceFigures
+from unified_cache.sizing.replay.trace_figures import PROGRESS_BLOCKS, TraceFigures
 from unified_cache.sizing.replay.trace_sessions import cut_sessions, in_blocks_of, sessions_of
 
 TRACE = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
@@ -103,7 +103,7 @@ def test_whoever_watches_is_told_how_many_blocks_are_counted() -> None:
     request = request_of(0, *range(1_000))
     told: list[int] = []
     TraceFigures.of([request] * 140, lambda count, _: told.append(count))
-    assert told == [TOLD_BLOCKS, 2 * TOLD_BLOCKS]
+    assert told == [PROGRESS_BLOCKS, 2 * PROGRESS_BLOCKS]
 
 
 def test_a_part_of_a_trace_has_whole_sessions_the_same_for_the_same_seed(tmp_path: Path) -> None:

@@ -232,9 +232,9 @@ def _values(values: object, path: SettingPath) -> Iterator[tuple[SettingPath, ob
 
 
 def _row(explained: ExplainedSetting) -> tuple[str, ...]:
-    whom = explained.sections[0] if len(explained.sections) == 1 else "all that have it"
+    sections = explained.sections[0] if len(explained.sections) == 1 else "all that have it"
     meaning = explained.setting.meaning.replace("``", "")
-    return (explained.name, _text(explained), explained.place, whom, meaning)
+    return (explained.name, _text(explained), explained.place, sections, meaning)
 
 
 def _text(explained: ExplainedSetting) -> str:

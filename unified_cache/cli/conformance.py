@@ -109,10 +109,10 @@ class ConformanceCommand(JsonOptions):
         contract = storage_contract.KeysOnlyContract if self.keys_only else storage_contract.StorageContract
         tests = promises_of(contract)
         tried: list[ContractTrial] = []
-        with watched(sys.stderr, "conformance", len(tests), "promises") as tell:
+        with watched(sys.stderr, "conformance", len(tests), "promises") as on_progress:
             for trial in try_promises(tests, lambda: self._opened(cap), self.timeout_s):
                 tried.append(trial)
-                tell(len(tried), "")
+                on_progress(len(tried), "")
         self._show(tried)
         broken = sum(trial.verdict is TrialVerdict.BROKEN for trial in tried)
         if broken:

@@ -73,8 +73,8 @@ class DemoCommand(JsonOptions):
         write_page = page_writer(self.report)
         self.check_json_file()
         settings = demo.DemoSettings(model=self.model, storage=self.storage, users=self.users)
-        with watched(sys.stderr, "demo", settings.requests_count, "requests") as tell:
-            result: DemoResult = demo.run_demo(settings, tell)
+        with watched(sys.stderr, "demo", settings.requests_count, "requests") as on_progress:
+            result: DemoResult = demo.run_demo(settings, on_progress)
         if not self.shown_as_json("demo", result.as_json()):
             print_demo(sys.stdout, result)
         write_page(page_of(result))

@@ -62,10 +62,10 @@ class ExplainCommand(JsonOptions, NamespaceOptions):
             description = kept.described()
             prompts = read_prompts(self.tokens, description.layout.page_size, namespace)
             explained: list[Explanation] = []
-            with watched(sys.stderr, "explain", len(prompts), "prompts") as tell:
+            with watched(sys.stderr, "explain", len(prompts), "prompts") as on_progress:
                 for prompt in prompts:
                     explained.append(_explained(storage, kept.digest, description, prompt, namespace))
-                    tell(len(explained), "")
+                    on_progress(len(explained), "")
         value = {
             "store": self.storage,
             "identity": kept.digest.hex(),

@@ -103,8 +103,8 @@ class PlanCommand(JsonOptions):
         write_page = page_writer(choices.report)
         self.check_json_file()
         serve = self._served(choices) if choices.check or not model.has_stack else None
-        with watched(sys.stderr, "plan", len(sweep) + choices.check, "combinations") as tell:
-            result = Planner(self.trace, choices.limit, model, hardware).plan(sweep, tell, choices.check, serve)
+        with watched(sys.stderr, "plan", len(sweep) + choices.check, "combinations") as on_progress:
+            result = Planner(self.trace, choices.limit, model, hardware).plan(sweep, on_progress, choices.check, serve)
         page = page_of(result)
         if not self.shown_as_json("plan", result.as_json()):
             print_page(page)

@@ -128,8 +128,8 @@ class ReplayCommand(JsonOptions):
         write_page = page_writer(directory)
         self.check_json_file()
         total = len(requests) * (2 if settings.plan.compares_private_stores else 1)
-        with watched(sys.stderr, "replay", total, "requests") as tell:
-            result: ReplayResult = runner.replay(self.trace.name, requests, settings, tell)
+        with watched(sys.stderr, "replay", total, "requests") as on_progress:
+            result: ReplayResult = runner.replay(self.trace.name, requests, settings, on_progress)
         page = page_of(result)
         if not self.shown_as_json("replay", {"headline": page.headline, **result.as_json()}):
             print_page(page, WIDTH_MIN)

@@ -19,7 +19,7 @@ from unified_cache.cli.text import LineConsole, console_on, example
 from unified_cache.core.byte_sizes import parse_bytes, size_text
 from unified_cache.core.errors import CacheError, ConfigError
 from unified_cache.core.pool import Component, ModelLayout
-from unified_cache.core.window import SPAN_ALL, SPAN_UNTOLD
+from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
 from unified_cache.storage_backends.catalog import UsedBetween, catalog_of
 from unified_cache.storage_backends.offline.listing import (
     FlawedObject,
@@ -419,7 +419,7 @@ def stat_as_json(
                 {
                     "name": component.name,
                     "hit_policy": None if (policy := component.hit_policy) is None else policy.value,
-                    "span_pages": None if component.span in (SPAN_ALL, SPAN_UNTOLD) else component.span,
+                    "span_pages": None if component.span in (SPAN_ALL, SPAN_UNKNOWN) else component.span,
                     "page_size": layout.page_size_of(component),
                     "pools": [{"name": pool.name, "page_bytes": pool.page_bytes} for pool in component.pools],
                 }
@@ -481,8 +481,8 @@ def _pool_rows(layout: ModelLayout) -> Iterator[tuple[str, str, str, int]]:
 
 
 def _needs(component: Component) -> str:
-    if component.span == SPAN_UNTOLD:
-        return "not told"
+    if component.span == SPAN_UNKNOWN:
+        return "unknown"
     return "every page" if component.span == SPAN_ALL else f"the last {component.span:,}"
 
 

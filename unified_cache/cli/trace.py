@@ -39,7 +39,7 @@ TRACE_EPILOG = """**Examples**
 """
 
 LMCACHE_CHUNK_TOKENS = 256
-"""Tokens of a chunk, unless LMCache was told otherwise."""
+"""Tokens of a chunk, LMCache's default."""
 
 trace_app = typer.Typer(
     name="trace",
@@ -70,8 +70,8 @@ class TraceInfoCommand(JsonOptions):
         self.check_json_file()
         write_page = page_writer(self.report)
         requests = read_watched(self.trace)
-        with watched(sys.stderr, "count", sum(len(each.hash_ids) for each in requests), "blocks") as tell:
-            figures = TraceFigures.of(requests, tell)
+        with watched(sys.stderr, "count", sum(len(each.hash_ids) for each in requests), "blocks") as on_progress:
+            figures = TraceFigures.of(requests, on_progress)
         page = page_of(self.trace.name, figures)
         if not self.shown_as_json("trace info", figures.as_json()):
             print_page(replace(page, tables=[TableSection("", ("", self.trace.name), page.settings), *page.tables]))
@@ -139,8 +139,8 @@ class TraceConvertCommand(JsonOptions):
 def _read_lmcache(path: Path, chunk_tokens: int) -> list[TraceRequest]:
     """Read the look-ups of a recording of LMCache, show how far it is, and say where it was cut off."""
     lmcache = import_with_extra("unified_cache.sizing.replay.lmcache_trace", "events", "reading a recording of LMCache")
-    with watched(sys.stderr, "read", None, "requests") as tell:
-        found: LmcacheTrace = lmcache.read_lmcache_trace(path, chunk_tokens, tell)
+    with watched(sys.stderr, "read", None, "requests") as on_progress:
+        found: LmcacheTrace = lmcache.read_lmcache_trace(path, chunk_tokens, on_progress)
     if not found.is_whole:
         sys.stderr.write(f"{path} ends within a record: what came before it was read\n")
     return found.requests

@@ -396,7 +396,7 @@ class Controller:
             seconds = now_s - operation.started_s
             if self.slowest.is_slow(seconds, now_s):
                 kind, state, pages_count = operation.kind, operation.state, operation.pages_count
-                self.slowest.note(seconds, SlowOperation(seconds, kind, state, pages_count, time.time()))
+                self.slowest.record(seconds, SlowOperation(seconds, kind, state, pages_count, time.time()))
             if operation.state is OperationState.FAILED and not isinstance(operation.error, ClosedError):
                 unexpected = operation.error if isinstance(operation.error, InternalError) else None
                 logger.warning("the %s failed: %s", operation.kind.value, operation.error, exc_info=unexpected)

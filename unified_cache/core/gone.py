@@ -98,7 +98,7 @@ GONE: Sequence[Gone] = (
         methods=("prefetch_tail", "landed_tail", "join_tail"),
     ),
     Gone(
-        "nothing: what adaptive eviction expects is not told; explain says what became of pages that are missing",
+        "nothing: adaptive eviction reports no expectations; explain says what became of pages that are missing",
         imports=("unified_cache.cache.explain.outlooks", "unified_cache.tree.outlook", "unified_cache.tree.shadow_lru"),
     ),
     Gone(

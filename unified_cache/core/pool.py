@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from unified_cache.core.errors import ConfigError, InputError, LayoutError, check_each, check_kind, check_text
 from unified_cache.core.shards import WHOLE_MODEL, NamedShard, Shard
-from unified_cache.core.window import SPAN_ALL, SPAN_UNTOLD, needed_pages
+from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN, needed_pages
 
 __all__ = [
     "POOL_NAME_BYTES_MAX",
@@ -143,7 +143,7 @@ class Component:
     name: str
     """Name for people: tables, errors, metrics."""
     span: int
-    """Pages before ``end`` that a resume at ``end`` needs; ``SPAN_ALL`` for all of them. ``SPAN_UNTOLD`` where an
+    """Pages before ``end`` that a resume at ``end`` needs; ``SPAN_ALL`` for all of them. ``SPAN_UNKNOWN`` where an
     engine does not say: such pages can be stored and had again, and only the engine knows what it needs of them."""
     pools: tuple[PoolSpec, ...]
     """The anchor pool, whose slots the component allocates, then the sidecars that follow its slots."""
@@ -157,7 +157,7 @@ class Component:
 
     def __post_init__(self) -> None:
         check_each(self.pools, PoolSpec, f"the pools of {self.name} as a tuple, such as (PoolSpec(...),)", LayoutError)
-        if self.span != SPAN_UNTOLD and not 1 <= self.span <= SPAN_ALL:
+        if self.span != SPAN_UNKNOWN and not 1 <= self.span <= SPAN_ALL:
             raise LayoutError(f"the span of {self.name} must be in [1, {SPAN_ALL}], found {self.span}")
         check_kind(self.page_size, Integral | None, f"page_size of {self.name} as a whole number", LayoutError)
         if self.page_size is not None and self.page_size <= 0:
@@ -167,8 +167,8 @@ class Component:
 
     @property
     def hit_policy(self) -> HitPolicy | None:
-        """The span in the words that SGLang's storage interface uses; None where it is not told."""
-        if self.span == SPAN_UNTOLD:
+        """The span in the words that SGLang's storage interface uses; None where it is unknown."""
+        if self.span == SPAN_UNKNOWN:
             return None
         return HitPolicy.ALL_PAGES if self.span == SPAN_ALL else HitPolicy.TRAILING_PAGES
 
@@ -234,14 +234,12 @@ class ModelLayout:
         """Refuse a layout that a cache could not resume from: it needs every span, one size of pages, and Full first.
 
         Raises:
-            LayoutError: a component stands first that does not need all pages, or one has untold spans or other pages.
+            LayoutError: a component stands first that does not need all pages, or one has unknown spans or other pages.
         """
         first = self.components[0]
         for component in self.components:
-            if component.span == SPAN_UNTOLD:
-                raise LayoutError(
-                    f"{component.name} must say which pages a resume needs, found a span that is not told"
-                )
+            if component.span == SPAN_UNKNOWN:
+                raise LayoutError(f"{component.name} must say which pages a resume needs, found an unknown span")
             if component.page_size not in {None, self.page_size}:
                 raise LayoutError(
                     f"{component.name}: a window counted in pages of {component.page_size} tokens, "
@@ -362,8 +360,8 @@ def _shapes(arrays: Sequence[Slots] | Sequence[Pages]) -> str:
     return ", ".join(f"{array.dtype} {array.shape}" for array in arrays)
 
 
-def facts_of(told: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
-    """Return facts for an ``Identity`` from what an engine tells: sorted, text as it is, everything else as JSON.
+def facts_of(reported: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
+    """Return facts for an ``Identity`` from what an engine reports: sorted, text as it is, everything else as JSON.
 
     What is None is left out: it is not known, and a fact that is not known is none.
 
@@ -371,7 +369,7 @@ def facts_of(told: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
         InputError: a name that is no text, or a value that JSON has no form for.
     """
     facts: list[tuple[str, str]] = []
-    for name, value in told.items():
+    for name, value in reported.items():
         check_text("name of a fact", name)
         if value is None:
             continue
@@ -445,7 +443,7 @@ class Identity:
     def parts(self, layout: ModelLayout) -> tuple[OwnedPools, ...]:
         """Return the identities that the layout's pools are stored under, each with its pools.
 
-        Replicated pools belong to the stage and go by its name; pools of units of heads belong to whoever holds the
+        Replicated pools belong to the stage and go by its name; pools of units of heads belong to the owner of the
         unit, in groups of any size. The others, with the whole layout, go by the shard; but of state that is not cut by
         heads, as recurrent state is not, each rank has its own part, also where several ranks hold the same heads.
 

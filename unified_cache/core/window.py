@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SPAN_ALL", "SPAN_UNTOLD", "last_end", "needed_pages", "restorable_ends", "window", "window_counts"]
+__all__ = ["SPAN_ALL", "SPAN_UNKNOWN", "last_end", "needed_pages", "restorable_ends", "window", "window_counts"]
 
 SPAN_ALL = 1 << 30
 """Span of a component that needs every page since the root."""
 
-SPAN_UNTOLD = 0
+SPAN_UNKNOWN = 0
 """Span of a component whose engine did not say how far back a resume reaches; nothing may be computed from it."""
 
 

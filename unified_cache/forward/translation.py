@@ -52,7 +52,7 @@ class SwaTranslation:
         """Version of the map that ``table`` shows; no version of a map is negative."""
         self._copied: torch.cuda.Event | None = None
         """On a GPU: the end of the last operation that changed ``table``."""
-        self._note_change()
+        self._record_change()
         self.page_size = page_size
         """Tokens per page, in both pools."""
 
@@ -114,7 +114,7 @@ class SwaTranslation:
             else:
                 slots, peers = sent(np.stack((changed, self._map.peers(changed))), self._table.device)
                 self._table.index_copy_(0, slots.to(torch.int64), peers)
-            self._note_change()
+            self._record_change()
         self._version = self._map.version
 
     def translate_locs(self, locs: torch.Tensor) -> torch.Tensor:
@@ -149,7 +149,7 @@ class SwaTranslation:
         self._follow()
         return self._table[wide]
 
-    def _note_change(self) -> None:
+    def _record_change(self) -> None:
         """Record that the current stream has been given a change of the table."""
         if self._table.is_cuda:
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch says no types

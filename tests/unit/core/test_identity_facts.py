@@ -1,4 +1,4 @@
-"""Facts of an identity, spans that are not told, pages of other sizes: named by the digest, said by the manifest."""
+"""Facts of an identity, unknown spans, pages of other sizes: named by the digest, said by the manifest."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.core.errors import InputError, LayoutError, StorageError
 from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, facts_of
 from unified_cache.core.shards import Extent, Shard
-from unified_cache.core.window import SPAN_UNTOLD
+from unified_cache.core.window import SPAN_UNKNOWN
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 from unified_cache.testing.storage_contract import LAYOUT, MODEL
 
@@ -83,10 +83,10 @@ def test_a_manifest_with_a_fact_changed_does_not_have_its_digest() -> None:
 def test_a_layout_of_stored_pages_says_spans_that_are_not_told_and_pages_of_other_sizes() -> None:
     layouts = [
         ModelLayout(64, (Full((KV,)), Component("swa", 2, (SWA,)))),
-        ModelLayout(64, (Full((KV,)), Component("swa", SPAN_UNTOLD, (SWA,)))),
+        ModelLayout(64, (Full((KV,)), Component("swa", SPAN_UNKNOWN, (SWA,)))),
         ModelLayout(64, (Full((KV,)), Component("swa", 2, (SWA,), page_size=16))),
-        ModelLayout(64, (Component("swa", SPAN_UNTOLD, (SWA,)), Full((KV,)))),
-        ModelLayout(64, (Component("swa", SPAN_UNTOLD, (SWA,), page_size=16),)),
+        ModelLayout(64, (Component("swa", SPAN_UNKNOWN, (SWA,)), Full((KV,)))),
+        ModelLayout(64, (Component("swa", SPAN_UNKNOWN, (SWA,), page_size=16),)),
     ]
     assert len({MODEL.digest(layout) for layout in layouts}) == len(layouts)
     for layout in layouts:
@@ -104,7 +104,7 @@ def test_a_window_counted_in_the_layout_s_own_pages_changes_no_digest() -> None:
 @pytest.mark.parametrize(
     ("component", "message"),
     [
-        (Component("swa", SPAN_UNTOLD, (SWA,)), "swa must say which pages a resume needs"),
+        (Component("swa", SPAN_UNKNOWN, (SWA,)), "swa must say which pages a resume needs"),
         (Component("swa", 2, (SWA,), page_size=16), "swa: a window counted in pages of 16 tokens, found 64"),
     ],
 )

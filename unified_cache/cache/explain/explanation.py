@@ -12,7 +12,7 @@ from unified_cache.cache.explain.near import NearMatch
 from unified_cache.core.config import CacheConfig, EvictionPolicy, WritePolicy
 from unified_cache.core.miss_reason import MissReason
 from unified_cache.core.pool import Component, Pages, Tier
-from unified_cache.core.window import SPAN_UNTOLD, restorable_ends, window
+from unified_cache.core.window import SPAN_UNKNOWN, restorable_ends, window
 from unified_cache.storage_backends.protocol import Answer
 
 if TYPE_CHECKING:  # the controller needs torch, and a store alone is explained without it
@@ -362,7 +362,7 @@ class Explainer:
         components: list[ComponentExplanation] = []
         for number, (component, history) in enumerate(zip(self.components, histories, strict=True)):
             start = window(end, component.span)
-            if end < pages and component.span != SPAN_UNTOLD:
+            if end < pages and component.span != SPAN_UNKNOWN:
                 needed = window(end + 1, component.span)
                 lacking = np.flatnonzero(~held[number][needed : end + 1])
                 if lacking.size:
@@ -408,19 +408,19 @@ class Explainer:
             span = self.components[number].span
             start = window(full_end, span)
             lacking = np.flatnonzero(~held[number][start:full_end])
-            if span != SPAN_UNTOLD and lacking.size:
+            if span != SPAN_UNKNOWN and lacking.size:
                 page = start + int(lacking[-1])
                 reason = self._reason(name, number, lowest[number], page, page + 1)
                 return Loss(self.components[number].name, end, full_end, reason)
         raise AssertionError("a prefix that Full holds is bound by another component")
 
     def _end(self, held: Sequence[Pages], pages: int) -> int:
-        told = [number for number, component in enumerate(self.components) if component.span != SPAN_UNTOLD]
+        told = [number for number, component in enumerate(self.components) if component.span != SPAN_UNKNOWN]
         spans = [self.components[number].span for number in told]
         return _last(restorable_ends(spans, [~held[number] for number in told], 0, pages, [0] * len(told)))
 
     def _reach(self, held: Pages, span: int) -> int:
-        return 0 if span == SPAN_UNTOLD else _last(restorable_ends([span], [~held], 0, len(held), [0]))
+        return 0 if span == SPAN_UNKNOWN else _last(restorable_ends([span], [~held], 0, len(held), [0]))
 
     def _missing(self, tier: str, number: int, history: PageHistory, wanted: Pages) -> list[MissingRun]:
         """Return the runs of wanted pages that are missing for one reason each."""

@@ -42,7 +42,7 @@ class TlsSettings(Section):
     """Domain of the SPIFFE IDs that name tenants; if unset, common names do."""
 
     @model_validator(mode="after")
-    def _lists_have_authorities(self) -> "TlsSettings":
+    def _check_authorities(self) -> "TlsSettings":
         if self.client_crl is not None and self.client_ca is None:
             raise ValueError("client_crl must be of the authorities in client_ca, found none")
         return self

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, facts_of
 from unified_cache.core.shards import NamedShard
-from unified_cache.core.window import SPAN_ALL, SPAN_UNTOLD
+from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
 from unified_cache.integrations.engine_store.pools import BundleName
 from unified_cache.integrations.sglang.settings import HiCacheSettings
 
@@ -112,7 +112,7 @@ def name_bundle(
         facts=facts_of(facts),
     )
     name = _bundle_name(bundle)
-    span = SPAN_ALL if bundle == (anchor,) else SPAN_UNTOLD
+    span = SPAN_ALL if bundle == (anchor,) else SPAN_UNKNOWN
     component = Component(name, span, (PoolSpec(name, sum(pools[pool].page_bytes for pool in bundle)),))
     page_tokens = pools.get(anchor, pools[bundle[0]]).page_size
     return BundleName(identity, ModelLayout(page_tokens, (component,)))

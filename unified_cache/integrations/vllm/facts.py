@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.window import SPAN_UNTOLD
+from unified_cache.core.window import SPAN_UNKNOWN
 from unified_cache.integrations.vllm.names import GroupFacts, RowShape, VllmFacts
 from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.integrations.weights import weights_digest
@@ -107,7 +107,7 @@ def spec_facts(offloading: "OffloadingConfig", settings: TierSettings) -> VllmFa
         dtype=offloading.model.dtype,
         groups=tuple(
             GroupFacts(
-                group.group_id, tokens[group.group_id], SPAN_UNTOLD, f"layers {_digest(','.join(group.layer_names))}"
+                group.group_id, tokens[group.group_id], SPAN_UNKNOWN, f"layers {_digest(','.join(group.layer_names))}"
             )
             for group in offloading.groups
         ),

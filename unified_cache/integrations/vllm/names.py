@@ -33,7 +33,7 @@ class GroupFacts:
     """Number of the group in vLLM's KV cache configuration, and in its offload keys."""
     tokens_per_chunk: int
     span: int
-    """Chunks that a resume needs of this group: ``SPAN_ALL`` for all, ``SPAN_UNTOLD`` if the engine did not tell."""
+    """Chunks that a resume needs of this group: ``SPAN_ALL`` for all, ``SPAN_UNKNOWN`` if the engine did not tell."""
     kind: str
     """Kind of its layers and their bytes, as text for the identity."""
 

@@ -119,7 +119,7 @@ class ServiceMetrics:
             self.bytes.labels(name, direction).inc(count_bytes)
         with self._guard:
             if self._slowest.is_slow(seconds, time.monotonic()):
-                self._slowest.note(seconds, SlowCall(seconds, method, code, time.time()))
+                self._slowest.record(seconds, SlowCall(seconds, method, code, time.time()))
 
     def slowest_calls(self) -> tuple[SlowCall, ...]:
         """Return the slowest calls of the last minutes, the slowest first."""

@@ -14,7 +14,7 @@ from unified_cache.core.errors import InputError
 from unified_cache.core.page import Namespace, PageKey, Prompt
 from unified_cache.core.seal import Label
 from unified_cache.core.settings.limits import LimitSettings
-from unified_cache.core.window import SPAN_UNTOLD
+from unified_cache.core.window import SPAN_UNKNOWN
 from unified_cache.proto import service_pb2
 from unified_cache.proto.wire.calls import Parsed, parsed
 from unified_cache.proto.wire.names import check_digests, labels_in, labels_of
@@ -199,7 +199,7 @@ def _pools_of(request: service_pb2.LookupRequest, registration: Registration) ->
 
 
 def _told(pool: PoolSpan) -> PoolSpan:
-    if pool.span == SPAN_UNTOLD:
+    if pool.span == SPAN_UNKNOWN:
         raise InputError(f"the span of pool {pool.name} is not told by its manifest, and must be given")
     return pool
 

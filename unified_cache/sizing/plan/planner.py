@@ -23,7 +23,7 @@ from unified_cache.sizing.plan.sweep import TIERS, PlannedModel, TierBytes
 from unified_cache.sizing.plan.tier_hits import LruHits, PolicyHits, ServePlan, TierEnds
 from unified_cache.sizing.replay.clairvoyant import FutureUses
 from unified_cache.sizing.replay.plan import component_bytes
-from unified_cache.sizing.replay.trace import Tell, iterate_trace
+from unified_cache.sizing.replay.trace import OnProgress, iterate_trace
 from unified_cache.sizing.replay.trace_pages import TracePages
 
 __all__ = ["Checked", "Evaluator", "PlanPoint", "PlanResult", "Planner", "knee", "recommended"]
@@ -234,7 +234,11 @@ class Planner:
     hardware: Hardware
 
     def plan(
-        self, combinations: Sequence[TierBytes], tell: Tell, checks: int = 0, serve: ServePlan | None = None
+        self,
+        combinations: Sequence[TierBytes],
+        on_progress: OnProgress,
+        checks: int = 0,
+        serve: ServePlan | None = None,
     ) -> PlanResult:
         """Evaluate combinations, recommend one, and replay ``checks`` of them.
 
@@ -262,11 +266,11 @@ class Planner:
         with suppress(KeyboardInterrupt):
             for sizes in combinations:
                 points.append(evaluator.point(sizes))
-                tell(len(points), f"hit ratio {points[-1].hit_ratio:.2%}")
+                on_progress(len(points), f"hit ratio {points[-1].hit_ratio:.2%}")
             if checks and serve is not None:
                 for each in self._checked(points, checks, pages, serve):
                     checked.append(each)
-                    tell(len(points) + len(checked), f"replayed {each.replayed:.2%}, planned {each.planned:.2%}")
+                    on_progress(len(points) + len(checked), f"replayed {each.replayed:.2%}, planned {each.planned:.2%}")
             is_complete = True
         if not points:
             raise KeyboardInterrupt

@@ -125,25 +125,25 @@ def _curve(result: PlanResult, tier: str) -> BandChart:
     curve = result.curve(tier)
     knee = result.knees()[tier]
     sizes = [point.sizes.by_tier()[tier] for point in curve]
-    marks = [
+    highlights = [
         ", ".join(
             ([f"knee at {bytes_text(size)}"] if size == knee else []) + (["best"] if point is result.best else [])
         )
         for size, point in zip(sizes, curve, strict=True)
     ]
-    marks_text = "; ".join(
-        mark if mark.startswith("knee") else f"{mark} at {bytes_text(size)}"
-        for size, mark in zip(sizes, marks, strict=True)
-        if mark
+    highlights_text = "; ".join(
+        highlight if highlight.startswith("knee") else f"{highlight} at {bytes_text(size)}"
+        for size, highlight in zip(sizes, highlights, strict=True)
+        if highlight
     )
     return BandChart(
-        title=f"Share of the tokens handed back, by size of {NAMES[tier]}; circles: {marks_text}",
+        title=f"Share of the tokens handed back, by size of {NAMES[tier]}; circles: {highlights_text}",
         unit=Unit.RATIO,
         position_name=NAMES[tier],
         positions=[size / GIB for size in sizes],
-        position_notes=marks,
+        position_notes=highlights,
         bands=tier_series(TIERS, [point.tier_ratios for point in curve]),
         bound=Series("clairvoyant", Hue.PLAIN, [point.bound_ratio for point in curve]),
         position_labels=[bytes_text(size) for size in sizes],
-        marked=[number for number, mark in enumerate(marks) if mark],
+        marked=[number for number, highlight in enumerate(highlights) if highlight],
     )

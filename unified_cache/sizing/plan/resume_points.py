@@ -1,9 +1,9 @@
 """Points at which each prompt of a trace could be resumed with windows or states, and what memory that takes.
 
 Full attention lies in an LRU stack (see ``lru_stack``). Windows and states are kept at some ends only, and each
-component has a lane of its own, least recently used first. One pass over the trace keeps, for a cache that never
-evicts, which windows there are, in which order their lanes would give them up, and how large a lane must have been for
-a window to have stayed since it was made:
+component has a queue of its own, least recently used first. One pass over the trace keeps, for a cache that never
+evicts, which windows there are, in which order they would be evicted, and how many pages a component must have had
+for a window to have stayed since it was made:
 
     prompt      |--------- seen before ---------|------- new --------|
     windows           w       w         w                           w
@@ -54,12 +54,12 @@ class ResumePoints:
     """Pages that it would have handed back."""
     full: Counts
     """Pages of Full that a tier must have had to hold them."""
-    lanes: Counts
-    """Pages that a component's lane must have had to hold its window since it was last used."""
-    lanes_ever: Counts
+    window_pages: Counts
+    """Pages that a component must have had to hold its window since it was last used."""
+    window_pages_ever: Counts
     """Pages that it must have had to hold it since it was made."""
     full_since: Counts
-    """Pages of Full that a tier must have had for the window not to have lost what it stands on, since last used."""
+    """Pages of Full that a tier must have had for the window not to have lost the pages below it, since last used."""
     full_ever: Counts
     """The same, since the windows were made."""
     full_made: Counts
@@ -67,7 +67,7 @@ class ResumePoints:
     one is made only if memory still knows the place."""
     store_full: Counts
     """Bytes that a store must have had to hold the pages of Full."""
-    store_lanes: Counts
+    store_window_bytes: Counts
     """Bytes that it must have had to hold a component's window."""
     store_ever: Counts
     """Bytes that it must have had to hold all windows since they were made."""
@@ -83,8 +83,8 @@ class ResumePoints:
         return found.points()
 
 
-class WindowLane:
-    """Windows of one component: which pages are held, in which order they would go."""
+class ComponentWindows:
+    """Windows of one component: which pages are held, in which order they would be evicted."""
 
     def __init__(self, pages: int, events: int, span: int, page_bytes: int) -> None:
         self.span = span
@@ -101,7 +101,7 @@ class WindowLane:
         self.at_stamp = np.zeros(events, np.int32)
 
     def positions(self, pages: Numbers) -> Counts:
-        """Return how many pages of the lane would go after each of these; those of one use are alike."""
+        """Return how many of the pages held would be evicted after each of these; those of one use are alike."""
         stamps = self.stamp[pages]
         above: dict[int, int] = {}
         for stamp in stamps.tolist():
@@ -110,7 +110,7 @@ class WindowLane:
         return np.array([above[stamp] for stamp in stamps.tolist()], np.int64)
 
     def make(self, pages: Numbers, full_need: int) -> None:
-        """Have windows at these pages: those that were not there are added where their pages stand in the order."""
+        """Hold windows at these pages; new ones are added at the place of their pages in the order."""
         new = pages[~self.held[pages]]
         for stamp in self.stamp[new].tolist():
             self.order.add(stamp, 1)
@@ -148,7 +148,7 @@ class PointsPass:
         self._spans = tuple(spans)
         events = 2 * trace.requests_count + 2
         sizes = zip(spans, stored.page_bytes[1:], strict=True)
-        self._lanes = [WindowLane(trace.distinct_count, events, span, page_bytes) for span, page_bytes in sizes]
+        self._windows = [ComponentWindows(trace.distinct_count, events, span, page_bytes) for span, page_bytes in sizes]
         self._ends_node = np.zeros(trace.distinct_count, np.bool_)
         """Whether a node of the tree ends with the page."""
         self._store = Fenwick(trace.requests_count)
@@ -158,15 +158,15 @@ class PointsPass:
 
     def points(self) -> ResumePoints:
         """Return what was found."""
-        lanes = len(self._lanes)
-        table = np.array(self._found, np.int64).reshape(-1, 8 + 3 * lanes).T
+        windowed = len(self._windows)
+        table = np.array(self._found, np.int64).reshape(-1, 8 + 3 * windowed).T
         return ResumePoints(
             self._trace.requests_count,
             *(table[0], table[1], table[2]),
-            table[8 : 8 + lanes],
-            table[8 + lanes : 8 + 2 * lanes],
+            table[8 : 8 + windowed],
+            table[8 + windowed : 8 + 2 * windowed],
             *(table[3], table[4], table[5], table[6]),
-            table[8 + 2 * lanes :],
+            table[8 + 2 * windowed :],
             table[7],
         )
 
@@ -186,15 +186,15 @@ class PointsPass:
         self._put(request, path, seen, runs)
 
     def _look(self, request: int, path: Numbers, seen: int, full: Counts, runs: slice) -> int:
-        """Note the points of a request; return the last one, 0 if there is none."""
+        """Record the points of a request; return the last one, 0 if there is none."""
         known = path[:seen]
         tombstones: list[npt.NDArray[np.bool_] | None] = []
-        for lane in self._lanes:
-            held = lane.held[known]
+        for windows in self._windows:
+            held = windows.held[known]
             tombstones.append(~held)
             here = known[held]
-            lane.full_since[here] = np.maximum(lane.full_since[here], full[held])
-            lane.full_ever[here] = np.maximum(lane.full_ever[here], full[held])
+            windows.full_since[here] = np.maximum(windows.full_since[here], full[held])
+            windows.full_ever[here] = np.maximum(windows.full_ever[here], full[held])
         ok = restorable_ends(self._spans, tombstones, 0, seen, [0] * len(tombstones))
         ends = np.flatnonzero(ok)[::-1][:POINTS_MAX] + 1
         if not ends.size:
@@ -205,20 +205,20 @@ class PointsPass:
         return int(ends[0])
 
     def _point(self, request: int, end: int, known: Numbers, full: Counts, store_full: Counts) -> tuple[int, ...]:
-        lanes, ever, stored = [], [], []
+        since, ever, stored = [], [], []
         full_since = full_ever = full_made = store_ever = 0
-        for lane in self._lanes:
-            pages = known[window(end, lane.span) : end]
-            lanes.append(int(lane.positions(pages).max()))
-            ever.append(max(int(lane.need[pages].max()), 0))
-            full_since = max(full_since, int(lane.full_since[pages].max()))
-            full_ever = max(full_ever, int(lane.full_ever[pages].max()))
-            full_made = max(full_made, int(lane.full_made[pages].max()))
-            store_ever = max(store_ever, int(lane.store_need[pages].max()))
-            stored_at = int(lane.stored_at[pages].min())
+        for windows in self._windows:
+            pages = known[window(end, windows.span) : end]
+            since.append(int(windows.positions(pages).max()))
+            ever.append(max(int(windows.need[pages].max()), 0))
+            full_since = max(full_since, int(windows.full_since[pages].max()))
+            full_ever = max(full_ever, int(windows.full_ever[pages].max()))
+            full_made = max(full_made, int(windows.full_made[pages].max()))
+            store_ever = max(store_ever, int(windows.store_need[pages].max()))
+            stored_at = int(windows.stored_at[pages].min())
             stored.append(NEVER if stored_at < 0 else self._store.sum_after(stored_at))
         fixed = (request, end, int(full[end - 1]), full_since, full_ever, full_made)
-        return (*fixed, int(store_full[end - 1]), store_ever, *lanes, *ever, *stored)
+        return (*fixed, int(store_full[end - 1]), store_ever, *since, *ever, *stored)
 
     def _store_full(self, runs: slice, seen: int) -> Counts:
         """Return for each page of a prompt the bytes that a store needs to have it and all before it."""
@@ -241,20 +241,20 @@ class PointsPass:
         if not count:
             return
         ends = [end for end in self._retention.ends(count, seen, self._trace.page_size) if end > resumed]
-        for lane in self._lanes:
-            made = np.flatnonzero(needed_pages(ends, lane.span, 0, count))
+        for windows in self._windows:
+            made = np.flatnonzero(needed_pages(ends, windows.span, 0, count))
             # What was there and is resumed from stays what it is; what lies at the end of what was seen is there
             # whether it was kept or is made again.
             again = made[(made < seen) & (made >= resumed)]
-            lane.make(path[again], full_need)
+            windows.make(path[again], full_need)
             fresh = made[made >= seen]
-            lane.stamp[path[fresh]] = 2 * request
-            lane.make(path[fresh], 0)
+            windows.stamp[path[fresh]] = 2 * request
+            windows.make(path[fresh], 0)
             if seen and resumed == seen and self._retention.branches:
-                there = path[window(seen, lane.span) : seen]
-                lane.need[there] = 0
-                lane.full_made[there] = np.minimum(lane.full_made[there], full_need)
-            start = window(count, lane.span)
+                there = path[window(seen, windows.span) : seen]
+                windows.need[there] = 0
+                windows.full_made[there] = np.minimum(windows.full_made[there], full_need)
+            start = window(count, windows.span)
             if start > seen:
                 self._ends_node[path[start - 1]] = True
         if seen:
@@ -265,11 +265,11 @@ class PointsPass:
     def _touch(self, path: Numbers, end: int, now: int) -> None:
         """Make the windows before an end recent, with the nodes that they begin in."""
         ends_node = np.flatnonzero(self._ends_node[path[:end]])
-        for lane in self._lanes:
-            first = max(end - lane.span - 1, 0)
+        for windows in self._windows:
+            first = max(end - windows.span - 1, 0)
             before = int(np.searchsorted(ends_node, first))
             start = int(ends_node[before - 1]) + 1 if before else 0
-            lane.touch(path[start:end], now)
+            windows.touch(path[start:end], now)
 
     def _put(self, request: int, path: Numbers, seen: int, runs: slice) -> None:
         """Store what the request leaves: all of Full again, the windows of its end, and others once."""
@@ -278,16 +278,16 @@ class PointsPass:
         for run in range(runs.start, runs.stop):
             store.add(int(stack.asked_before[run]), -int(stack.length[run]) * page_bytes)
         put_bytes = len(path) * page_bytes
-        for lane in self._lanes:
-            held = path[lane.held[path]]
-            again = held[(lane.stored_at[held] < 0) | (lane.stamp[held] >= 2 * request)]
-            was_stored = again[lane.stored_at[again] >= 0]
+        for windows in self._windows:
+            held = path[windows.held[path]]
+            again = held[(windows.stored_at[held] < 0) | (windows.stamp[held] >= 2 * request)]
+            was_stored = again[windows.stored_at[again] >= 0]
             for page in was_stored.tolist():
-                at = int(lane.stored_at[page])
-                lane.store_need[page] = max(int(lane.store_need[page]), store.sum_after(at))
-                store.add(at, -lane.page_bytes)
-            lane.stored_at[again] = request
-            put_bytes += len(again) * lane.page_bytes
+                at = int(windows.stored_at[page])
+                windows.store_need[page] = max(int(windows.store_need[page]), store.sum_after(at))
+                store.add(at, -windows.page_bytes)
+            windows.stored_at[again] = request
+            put_bytes += len(again) * windows.page_bytes
         if put_bytes:
             store.add(request, put_bytes)
 

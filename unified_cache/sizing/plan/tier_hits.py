@@ -185,9 +185,9 @@ class LruHits:
         points = seen.points
         full = (points.full < memory[0]) | (points.store_full <= store_bytes)
         ok = full & _alive(points, memory, store_bytes) & (points.end <= memory[0])
-        for lane, pages in enumerate(memory[1:]):
-            in_memory = (points.lanes[lane] < pages) & (points.full_since < memory[0])
-            ok &= in_memory | (points.store_lanes[lane] < store_bytes)
+        for component, pages in enumerate(memory[1:]):
+            in_memory = (points.window_pages[component] < pages) & (points.full_since < memory[0])
+            ok &= in_memory | (points.store_window_bytes[component] < store_bytes)
         return _last(points, ok)
 
     def _moved(self, plan: ReplayPlan, ends: tuple[Counts, Counts, Counts], full: tuple[Counts, Counts]) -> Moved:
@@ -292,16 +292,16 @@ def _batch_pages(plan: ReplayPlan) -> int:
 def _alive(points: ResumePoints, memory: tuple[int, ...], store_bytes: int) -> npt.NDArray[np.bool_]:
     """Return for each point whether its windows were made, where memory knew of it, and stayed."""
     alive = points.full_ever < memory[0]
-    for lane, pages in enumerate(memory[1:]):
-        alive &= points.lanes_ever[lane] < pages
+    for component, pages in enumerate(memory[1:]):
+        alive &= points.window_pages_ever[component] < pages
     return (points.full_made < memory[0]) & (alive | (points.store_ever < store_bytes))
 
 
 def _in_memory(points: ResumePoints, pages: tuple[int, ...]) -> npt.NDArray[np.bool_]:
-    """Tell of each point whether tiers of these pages hold all that a resume there needs."""
+    """Return for each point whether tiers of these pages hold all that a resume there needs."""
     held = (points.full < pages[0]) & (points.full_since < pages[0])
-    for lane, capacity in enumerate(pages[1:]):
-        held &= points.lanes[lane] < capacity
+    for component, capacity in enumerate(pages[1:]):
+        held &= points.window_pages[component] < capacity
     return held
 
 

@@ -14,7 +14,7 @@ __all__ = ["KeptResult", "different_settings", "flat", "page_of", "read_result"]
 RATIOS = ("token_hit_ratio", "block_hit_ratio", "seen_block_ratio")
 """Figures of a whole run that are shares."""
 
-WORTH_NAMING = 0.0005
+NAMED_DIFFERENCE = 0.0005
 """Share of the tokens that four digits behind the point would show."""
 
 
@@ -71,7 +71,7 @@ def page_of(first: KeptResult, second: KeptResult) -> Page:
     """Return what a comparison says: which of two runs hit more, and by how much, and why."""
     one, other = first.figures["token_hit_ratio"], second.figures["token_hit_ratio"]
     headline = f"Both hit {one:.1%} of the tokens."
-    if abs(other - one) >= WORTH_NAMING:
+    if abs(other - one) >= NAMED_DIFFERENCE:
         more = f"{abs(other - one) * 100:.1f} points {'more' if other > one else 'less'}"
         headline = f"The second hits {other:.1%} of the tokens, {more} than the first with {one:.1%}."
     settings = different_settings(first, second)

@@ -14,7 +14,7 @@ from typing import BinaryIO, TypeVar
 
 from unified_cache.core.errors import ConfigError, TraceError
 from unified_cache.core.extras import needs_extra
-from unified_cache.sizing.replay.trace import Tell, TraceRequest, untold
+from unified_cache.sizing.replay.trace import OnProgress, TraceRequest, no_progress
 
 with needs_extra("events", "reading a recording of LMCache"):
     import msgspec
@@ -64,10 +64,10 @@ class LmcacheTrace:
     """False if the file ends within a record, as where LMCache was killed."""
 
 
-def read_lmcache_trace(path: Path, chunk_tokens: int, tell: Tell = untold) -> LmcacheTrace:
+def read_lmcache_trace(path: Path, chunk_tokens: int, on_progress: OnProgress = no_progress) -> LmcacheTrace:
     """Read the look-ups of a recording, chunks numbered from 0; prompts shorter than a chunk are none.
 
-    ``tell`` is told after each how many were read.
+    ``on_progress`` is called after each with how many were read.
 
     Raises:
         TraceError: the file cannot be read, is no such recording, or none of storage; the message says where and how.
@@ -89,7 +89,7 @@ def read_lmcache_trace(path: Path, chunk_tokens: int, tell: Tell = untold) -> Lm
                 ids = tuple(numbers.setdefault(chunk, len(numbers)) for chunk in chunks)
                 if ids:
                     requests.append(TraceRequest(1000 * call.t_mono, len(ids) * chunk_tokens, 0, ids, chunk_tokens))
-                    tell(len(requests), "")
+                    on_progress(len(requests), "")
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
     if not requests:

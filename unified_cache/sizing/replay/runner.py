@@ -32,7 +32,7 @@ from unified_cache.sizing.replay.result import (
     TokenUse,
 )
 from unified_cache.sizing.replay.settings import PlannedSettings
-from unified_cache.sizing.replay.trace import Tell, TraceRequest, untold
+from unified_cache.sizing.replay.trace import OnProgress, TraceRequest, no_progress
 from unified_cache.storage_backends.memory import KeysOnlyStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import check_storage_url, open_storage
@@ -45,11 +45,11 @@ WINDOWS_MAX = 120
 
 
 def replay(
-    trace: str, requests: Sequence[TraceRequest], settings: PlannedSettings, tell: Tell = untold
+    trace: str, requests: Sequence[TraceRequest], settings: PlannedSettings, on_progress: OnProgress = no_progress
 ) -> ReplayResult:
     """Serve ``requests`` in their order by engines of these sizes; ``trace`` is what the result calls them.
 
-    Several engines over a store are then compared with as many that have a part of it each; ``tell`` counts that
+    Several engines over a store are then compared with as many that have a part of it each; ``on_progress`` counts that
     second run too.
 
     Raises:
@@ -62,7 +62,7 @@ def replay(
         store_bytes = None if store is None else store.capability().bytes_max
         with _opened(plan, [store] * plan.engines) as players:
             started_s = time.perf_counter()
-            served = _serve(players, plan, requests, tell)
+            served = _serve(players, plan, requests, on_progress)
             seconds = time.perf_counter() - started_s
             if plan.with_bytes:
                 for player in players:
@@ -78,7 +78,7 @@ def replay(
         stores = [KeysOnlyStorage(part, plan.objects()) for _ in range(plan.engines)]
         alone = plan.without_bytes()
         with _opened(alone, stores) as rivals:
-            apart = _summed(_serve(rivals, alone, requests, lambda done, note: tell(len(requests) + done, note)))
+            apart = _summed(_serve(rivals, alone, requests, lambda done, note: on_progress(len(requests) + done, note)))
     return ReplayResult(
         trace=trace,
         settings=settings,
@@ -111,7 +111,7 @@ def served_hits(plan: ReplayPlan, requests: Sequence[TraceRequest]) -> list[Hits
 
     """
     with _shared_store(plan) as store, _opened(plan, [store] * plan.engines) as players:
-        return [each.hits for each in _serve(players, plan, requests, untold)]
+        return [each.hits for each in _serve(players, plan, requests, no_progress)]
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def _opened(plan: ReplayPlan, stores: Sequence[StorageBackend | None]) -> Iterat
 
 
 def _serve(
-    players: Sequence[Player], plan: ReplayPlan, requests: Sequence[TraceRequest], tell: Tell
+    players: Sequence[Player], plan: ReplayPlan, requests: Sequence[TraceRequest], on_progress: OnProgress
 ) -> list[ServedRequests]:
     """Serve requests by engines in turn (round robin), as from a load balancer that does not know their caches.
 
@@ -163,7 +163,7 @@ def _serve(
         served.append(ServedRequests(requests=1, pages=pages, seen_pages=seen_pages, hits=hits, tokens=tokens))
         asked += tokens.asked
         handed += tokens.hits.total
-        tell(len(served), f"hit ratio {handed / asked if asked else 0.0:.2%}")
+        on_progress(len(served), f"hit ratio {handed / asked if asked else 0.0:.2%}")
     for player in players:
         player.wait_all()
     return served

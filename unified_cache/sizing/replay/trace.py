@@ -23,7 +23,7 @@ import numpy.typing as npt
 from unified_cache.core.errors import ConfigError, TraceError
 from unified_cache.core.nesting import parse_json
 
-__all__ = ["BLOCK_TOKENS", "HASH_ID_MAX", "Tell", "TraceRequest", "iterate_trace", "read_trace", "untold"]
+__all__ = ["BLOCK_TOKENS", "HASH_ID_MAX", "OnProgress", "TraceRequest", "iterate_trace", "no_progress", "read_trace"]
 
 BLOCK_TOKENS = 512
 """Tokens that one hash id stands for; as the Mooncake trace release says."""
@@ -73,7 +73,7 @@ class TraceRequest:
 
 
 def is_of_lmcache(path: Path) -> bool:
-    """Tell whether a file begins as LMCache's recordings do, which ``trace convert`` reads; False if unreadable.
+    """Return whether a file begins as LMCache's recordings do, which ``trace convert`` reads; False if unreadable.
 
     Of a pipe, too, since what is read from it is gone.
     """
@@ -87,18 +87,18 @@ def is_of_lmcache(path: Path) -> bool:
     return head.startswith(b"\0") and _LMCACHE_MAGIC in head
 
 
-Tell = Callable[[int, str], None]
-"""Told how many are done, and a note to stand beside the number; called often."""
+OnProgress = Callable[[int, str], None]
+"""Called often with how many are done, and a note to show beside the number."""
 
 
-def untold(_done: int, _note: str) -> None:
-    """Tell nobody."""
+def no_progress(_done: int, _note: str) -> None:
+    """Report to nobody."""
 
 
-def read_trace(path: Path, limit: int | None = None, tell: Tell = untold) -> list[TraceRequest]:
+def read_trace(path: Path, limit: int | None = None, on_progress: OnProgress = no_progress) -> list[TraceRequest]:
     """Read a trace, or its first ``limit`` requests, line by line; sort by timestamp, equal ones as they stand.
 
-    ``tell`` is told after each how many were read.
+    ``on_progress`` is called after each with how many were read.
 
     Raises:
         TraceError: the file is missing, unreadable, empty or malformed; the message says where and how.
@@ -108,7 +108,7 @@ def read_trace(path: Path, limit: int | None = None, tell: Tell = untold) -> lis
     requests: list[TraceRequest] = []
     for request in iterate_trace(path, limit):
         requests.append(request)
-        tell(len(requests), "")
+        on_progress(len(requests), "")
     requests.sort(key=_timestamp_of)
     return requests
 

@@ -6,15 +6,15 @@ from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 
 from unified_cache.sizing.replay.lru_stack import Fenwick
-from unified_cache.sizing.replay.trace import Tell, TraceRequest, untold
+from unified_cache.sizing.replay.trace import OnProgress, TraceRequest, no_progress
 from unified_cache.sizing.replay.trace_sessions import sessions_of
 from unified_cache.sizing.report.charts import BarChart, Hue, Series, Unit
 from unified_cache.sizing.report.page import Page, TableSection
 
 __all__ = ["TraceFigures", "page_of"]
 
-TOLD_BLOCKS = 65_536
-"""Blocks between two times that whoever watches is told."""
+PROGRESS_BLOCKS = 65_536
+"""Blocks between two reports of progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class TraceFigures:
         return sum(self.session_requests)
 
     @classmethod
-    def of(cls, requests: Sequence[TraceRequest], tell: Tell = untold) -> "TraceFigures":
+    def of(cls, requests: Sequence[TraceRequest], on_progress: OnProgress = no_progress) -> "TraceFigures":
         """Count a trace; its blocks are used in the order of its requests. Costs n log n of its blocks.
 
-        ``tell`` is told every now and then how many blocks were counted.
+        ``on_progress`` is called now and then with how many blocks were counted.
         """
         uses = [block for request in requests for block in request.hash_ids]
         counts = Counter(uses)
@@ -64,7 +64,7 @@ class TraceFigures:
             output_tokens=sum(request.output_length for request in requests),
             blocks=len(uses),
             different_blocks=len(counts),
-            reuse_distances=_by_powers(_distances(uses, tell)),
+            reuse_distances=_by_powers(_distances(uses, on_progress)),
             popularity=_by_powers([count for count in counts.values() for _ in range(count)]),
             session_requests=_by_powers(list(sessions.values())),
         )
@@ -123,7 +123,7 @@ def _rows(counts: Sequence[int]) -> list[tuple[str, str]]:
     return [(text, f"{count:,}") for text, count in zip(texts, counts, strict=True)]
 
 
-def _distances(uses: Sequence[int], tell: Tell) -> list[int]:
+def _distances(uses: Sequence[int], on_progress: OnProgress) -> list[int]:
     """Return, for each use of a block again, how many blocks were used since its last use, itself included.
 
     ``latest`` has a one at each position where a block was used last.
@@ -138,8 +138,8 @@ def _distances(uses: Sequence[int], tell: Tell) -> list[int]:
             latest.add(before, -1)
         latest.add(at, 1)
         last[block] = at
-        if not (at + 1) % TOLD_BLOCKS:
-            tell(at + 1, "")
+        if not (at + 1) % PROGRESS_BLOCKS:
+            on_progress(at + 1, "")
     return distances
 
 

@@ -20,7 +20,7 @@ from unified_cache.core.errors import LayoutError
 from unified_cache.core.page import PageKey, Prompt
 from unified_cache.core.pool import ModelLayout
 from unified_cache.core.seal import Label
-from unified_cache.core.window import SPAN_UNTOLD, restorable_ends, window
+from unified_cache.core.window import SPAN_UNKNOWN, restorable_ends, window
 from unified_cache.storage_backends.manifest import Description, manifest_of
 from unified_cache.storage_backends.offline.listing import (
     FlawedObject,
@@ -316,7 +316,7 @@ def plan_prefetch(
         LayoutError: no component says which pages a resume needs; or as ``plan_backup``.
         StorageError: either store fails.
     """
-    if all(component.span == SPAN_UNTOLD for component in description.layout.components):
+    if all(component.span == SPAN_UNKNOWN for component in description.layout.components):
         raise LayoutError(
             "expected a component that says which pages a resume needs, found spans that are not told; "
             "a backup copies every page"
@@ -384,7 +384,7 @@ class PromptChain:
         told = [
             (number, component.span)
             for number, component in enumerate(self._layout.components)
-            if component.span != SPAN_UNTOLD
+            if component.span != SPAN_UNKNOWN
         ]
         tombstones: list[npt.NDArray[np.bool_]] = [
             np.logical_not(present[self._pools.component_bits(number)].all(axis=0)) for number, _ in told
@@ -398,7 +398,7 @@ class PromptChain:
         needed = np.zeros_like(self.in_source)
         for number, component in enumerate(self._layout.components):
             bits = self._pools.component_bits(number)
-            if component.span == SPAN_UNTOLD:
+            if component.span == SPAN_UNKNOWN:
                 needed[bits, :end] = (self.in_source | self.in_target)[bits, :end]
             else:
                 needed[bits, window(end, component.span) : end] = True

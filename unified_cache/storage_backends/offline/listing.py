@@ -10,7 +10,7 @@ from unified_cache.core.errors import LayoutError, StorageError
 from unified_cache.core.page import PageKey
 from unified_cache.core.pool import ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label, verify_buffers
-from unified_cache.core.window import SPAN_ALL, SPAN_UNTOLD
+from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
 from unified_cache.storage_backends.protocol import Answer, PageIO, StorageReader, StoredObject
 from unified_cache.storage_backends.verified import summed
 
@@ -85,7 +85,7 @@ class ObjectPools:
             self._needed[component] |= 1 << bit
         # Only the engine knows what it needs of pages whose span it has not told. Pages of another size have keys of
         # their own, so Full's page is another object's; and without Full at the front there is no such rule.
-        told = [component.span != SPAN_UNTOLD for component in layout.components]
+        told = [component.span != SPAN_UNKNOWN for component in layout.components]
         sizes = [layout.page_size_of(component) for component in layout.components]
         has_full = layout.components[0].span == SPAN_ALL
         self._whole_only = [needed for needed, is_told in zip(self._needed, told, strict=True) if is_told]

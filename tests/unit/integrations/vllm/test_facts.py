@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.window import SPAN_ALL, SPAN_UNTOLD
+from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
 from unified_cache.integrations.vllm.facts import OffloadedGroup, engine_facts, row_shape, spec_facts
 from unified_cache.integrations.vllm.names import VllmFacts
 from unified_cache.integrations.vllm.settings import TierSettings
@@ -229,7 +229,7 @@ def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
 
 def test_a_bare_tier_knows_what_vllm_tells_it() -> None:
     found = spec_facts(Offloading(), TierSettings(url="file:/kv", revision="1"))
-    assert (found.model, found.revision, found.groups[0].span) == ("org/model", "1", SPAN_UNTOLD)
+    assert (found.model, found.revision, found.groups[0].span) == ("org/model", "1", SPAN_UNKNOWN)
     assert found.others.keys() < facts().others.keys()
 
 

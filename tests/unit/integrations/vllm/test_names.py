@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.vllm_tier import FACTS, ROW, offload_key
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.window import SPAN_ALL, SPAN_UNTOLD
+from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
 from unified_cache.integrations.vllm.names import ChunkNames, GroupFacts, RowShape, VllmFacts, is_stable_key
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 
@@ -72,7 +72,7 @@ def test_a_manifest_says_every_fact_and_every_window() -> None:
 
 
 def test_a_tier_that_is_not_told_windows_says_so() -> None:
-    names = ChunkNames.of(replace(FACTS, groups=(GroupFacts(3, 16, SPAN_UNTOLD, "layers"),)), ROW)
+    names = ChunkNames.of(replace(FACTS, groups=(GroupFacts(3, 16, SPAN_UNKNOWN, "layers"),)), ROW)
     assert names.layout.components[0].hit_policy is None
     assert names.label(offload_key(1, 3)).pool == "g3"
 

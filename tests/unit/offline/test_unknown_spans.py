@@ -1,4 +1,4 @@
-"""Offline commands over layouts of stored pages: spans that are not told, no Full first, pages of other sizes."""
+"""Offline commands over layouts of stored pages: unknown spans, no Full first, pages of other sizes."""
 
 from dataclasses import replace
 from io import StringIO
@@ -10,7 +10,7 @@ from unified_cache.cli.storage import print_stat, stat_as_json
 from unified_cache.core.errors import LayoutError
 from unified_cache.core.pool import Component, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label
-from unified_cache.core.window import SPAN_ALL, SPAN_UNTOLD
+from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
 from unified_cache.storage_backends.manifest import Description
 from unified_cache.storage_backends.offline.copying import (
     Prefetched,
@@ -27,7 +27,7 @@ from unified_cache.testing.storage_contract import sealed_page
 
 KV, SWA, STATE = PoolSpec("kv", 96), PoolSpec("swa", 40), PoolSpec("swa_state", 8)
 FULL = Component("full", SPAN_ALL, (KV,))
-UNTOLD = ModelLayout(PAGE_SIZE, (FULL, Component("swa", SPAN_UNTOLD, (SWA, STATE))))
+UNTOLD = ModelLayout(PAGE_SIZE, (FULL, Component("swa", SPAN_UNKNOWN, (SWA, STATE))))
 PROMPT = prompt_of(1)
 
 
@@ -38,7 +38,7 @@ def put(storage: ListedMemory, layout: ModelLayout, pool: PoolSpec, *numbers: in
     return set(labels)
 
 
-def test_a_prefetch_brings_all_there_is_of_an_untold_span_within_the_prefix() -> None:
+def test_a_prefetch_brings_all_there_is_of_an_unknown_span_within_the_prefix() -> None:
     source, target = ListedMemory(), ListedMemory()
     kv = put(source, UNTOLD, KV, *range(6))
     swa = put(source, UNTOLD, SWA, 1, 4, 5) | put(source, UNTOLD, STATE, 5)
@@ -51,7 +51,7 @@ def test_a_prefetch_brings_all_there_is_of_an_untold_span_within_the_prefix() ->
     assert objects_of(target, UNTOLD).keys() == kv | swa | had
 
 
-def test_a_flawed_page_of_an_untold_span_does_not_shorten_the_prefix() -> None:
+def test_a_flawed_page_of_an_unknown_span_does_not_shorten_the_prefix() -> None:
     source, target = ListedMemory(), ListedMemory()
     kv, swa = put(source, UNTOLD, KV, *range(6)), put(source, UNTOLD, SWA, 4)
     flawed = Label(TOY.digest(UNTOLD), PROMPT.keys[5], SWA.name)
@@ -65,7 +65,7 @@ def test_a_flawed_page_of_an_untold_span_does_not_shorten_the_prefix() -> None:
     assert objects_of(target, UNTOLD).keys() == kv | swa
 
 
-def test_a_backup_copies_every_page_of_an_untold_span() -> None:
+def test_a_backup_copies_every_page_of_an_unknown_span() -> None:
     source, target = ListedMemory(), ListedMemory()
     everything = put(source, UNTOLD, KV, *range(6)) | put(source, UNTOLD, SWA, 0, 3, 8)
     assert backup_prefixes(plan_backup(source, target, description_of(UNTOLD), [PROMPT]), unwatched).is_complete
@@ -73,7 +73,7 @@ def test_a_backup_copies_every_page_of_an_untold_span() -> None:
 
 
 def test_where_no_span_is_told_no_prefix_is_promised() -> None:
-    layout = ModelLayout(PAGE_SIZE, (Component("swa", SPAN_UNTOLD, (SWA,)),))
+    layout = ModelLayout(PAGE_SIZE, (Component("swa", SPAN_UNKNOWN, (SWA,)),))
     with pytest.raises(LayoutError, match="a backup copies every page"):
         plan_prefetch(ListedMemory(), ListedMemory(), description_of(layout), [PROMPT])
 
@@ -102,7 +102,7 @@ def test_a_prompt_s_keys_do_not_name_pages_of_another_size() -> None:
         ModelLayout(PAGE_SIZE, (FULL, Component("swa", 2, (SWA,), page_size=PAGE_SIZE // 2))),
         ModelLayout(PAGE_SIZE, (Component("swa", 2, (SWA,)), FULL)),
     ],
-    ids=["untold", "own page size", "no Full first"],
+    ids=["unknown span", "own page size", "no Full first"],
 )
 def test_gc_and_verify_leave_pages_alone_that_only_the_engine_can_judge(layout: ModelLayout) -> None:
     storage = ListedMemory()
@@ -127,5 +127,5 @@ def test_stat_shows_facts_and_what_is_not_told() -> None:
     ]
     shown = StringIO()
     print_stat(shown, kept, {"kv": ObjectCount(3, 300)}, None)
-    for text in ("attention triton", "weights sha256:77", "not told", "the last 1, of 2 tokens"):
+    for text in ("attention triton", "weights sha256:77", "unknown", "the last 1, of 2 tokens"):
         assert text in shown.getvalue()
