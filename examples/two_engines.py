@@ -54,7 +54,7 @@ def show(name: str, answers: list[Said]) -> None:
 
 
 def main(storage: str) -> None:
-    """Let the engine of this process answer; then another process's, while the first engine is still there."""
+    """Run the engine of this process, then another process's, while the first engine is still there."""
     prompts = [list(SYSTEM + question) for question in QUESTIONS]
     spawn = get_context("spawn")
     ours, theirs = spawn.Pipe()

@@ -1,1 +1,1 @@
-"""Programs that the Makefile runs, for whoever works on the library."""
+"""Programs that the Makefile runs, for those who work on the library."""

@@ -51,7 +51,7 @@ class CompiledCoreHook(BuildHookInterface[Any]):
         return list(REQUIRES) if self._is_wanted() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, and name what came in the build; the wheel's tag becomes that of this Python and platform.
+        """Compile, and name the results in the build; the wheel's tag becomes that of this Python and platform.
 
         Raises:
             Exception: of any kind, where ``UNIFIED_CACHE_COMPILE=1`` asked for it.
@@ -90,7 +90,7 @@ class CompiledCoreHook(BuildHookInterface[Any]):
 
 
 def can_compile() -> bool:
-    """Tell whether wheels are compiled here if nobody says: CPython, its headers and a compiler, on 64-bit Linux."""
+    """Return whether wheels are compiled here by default: CPython, its headers and a compiler, on 64-bit Linux."""
     if (platform.system(), platform.machine(), platform.python_implementation()) != ("Linux", "x86_64", "CPython"):
         return False
     compiler = os.environ.get("CC", sysconfig.get_config_var("CC") or "cc").split()[0]
@@ -98,7 +98,7 @@ def can_compile() -> bool:
 
 
 def compile_modules(root: Path, modules: list[str], scratch: Path) -> list[str]:
-    """Compile modules of the package, given as paths below ``root``; return what came, as paths below ``scratch``.
+    """Compile modules of the package, given as paths below ``root``; return the results, as paths below ``scratch``.
 
     Raises:
         Exception: of any kind; ``SystemExit`` among them.

@@ -14,7 +14,7 @@ END = "<!-- end of all settings -->\n"
 
 
 def settings_table() -> str:
-    """Return the table: a setting that several sections have alike stands there once."""
+    """Return the table: a setting that several sections have alike has one row."""
     rows: dict[Setting, list[str]] = {}
     for section, model in SECTIONS.items():
         for setting in settings_of(model):

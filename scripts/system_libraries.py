@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _ran(command: list[str]) -> bool:
-    """Run apt-get without questions; tell whether it went well."""
+    """Run apt-get without questions; return whether it succeeded."""
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     quiet = [command[0], "-qq", *LOCK, *command[1:]]
     try:

@@ -6,7 +6,7 @@ transfers    operations, jobs, loads and prefetches
 device       order between a device's streams, its pinned memory and the host
 storage      what names, seals, verifies and lists stored pages
 engines      engines' own memory and trees
-events       KV events, and the index of what engines have told
+events       KV events, and the index of what engines have reported
 """
 
 from scripts.mutants.device import DEVICE_MUTANTS

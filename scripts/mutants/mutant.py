@@ -31,7 +31,7 @@ TESTS = [
 
 @dataclass(frozen=True)
 class Mutant:
-    """One mistake: in ``path``, ``sound`` (which stands there once) becomes ``broken``."""
+    """One mistake: in ``path``, ``sound`` (which occurs there once) becomes ``broken``."""
 
     name: str
     path: str

@@ -85,11 +85,11 @@ STORAGE_MUTANTS = [
         ("tests/unit/core/test_identity_facts.py",),
     ),
     Mutant(
-        "a span that is not told needs nothing",
+        "an unknown span needs nothing",
         "storage_backends/offline/copying.py",
         "needed[bits, :end] = (self.in_source | self.in_target)[bits, :end]",
         "needed[bits, :end] = False",
-        ("tests/unit/offline/test_untold.py",),
+        ("tests/unit/offline/test_unknown_spans.py",),
     ),
     Mutant(
         "a process that is not alone in a directory sweeps nothing",

@@ -40,7 +40,7 @@ TREE_MUTANTS = [
         "upper.stamps = [self.queues.clock + 1] * len(node.stamps)",
     ),
     Mutant(
-        "a window is not counted anew after a tombstone",
+        "a window is not counted again after a tombstone",
         "core/window.py",
         "np.maximum.accumulate(last_tombstone, out=last_tombstone)",
         "np.minimum.accumulate(last_tombstone, out=last_tombstone)",

@@ -91,7 +91,7 @@ class BackupCommand(JsonOptions, NamespaceOptions):
         """
         namespace = self.namespace
         if self.prefix is None and namespace != Namespace():
-            raise ConfigError("a namespace needs --prefix TOKENS_FILE: without tokens nobody can tell whose a page is")
+            raise ConfigError("a namespace needs --prefix TOKENS_FILE: without tokens a page's namespace is unknown")
         with closing(_opened(self.source, self.target)) as source:
             if self.prefix is None:
                 found = selected(source, self.source, self.identity)

@@ -153,15 +153,15 @@ class ConfigInitCommand:
 
 
 def file_to_begin_with(sections: list[str]) -> str:
-    """Return a file in which every setting of the sections stands as a comment, with its default and its meaning."""
+    """Return a file in which every setting of the sections is a comment, with its default and its meaning."""
     lines = [
         f"# {FILE_NAME}: settings of {', '.join(sections)}. Take away the # before what you set.",
-        "# What stands before the first section is for every command that has it; in a section, for that one alone.",
+        "# A setting before the first section is for every command that has it; in a section, for that one alone.",
     ]
     for section in sections:
         settings = settings_of(SECTIONS[section])
         tables = dict.fromkeys((section, *setting.path[:-1]) for setting in settings)
-        for path in sorted(tables, key=len):  # what is in a table stands before the tables in it
+        for path in sorted(tables, key=len):  # values of a table go before the tables in it
             lines += ["", f"[{section}]" if path == (section,) else f"# [{'.'.join(path)}]"]
             for setting in settings:
                 if (section, *setting.path[:-1]) == path:
@@ -192,7 +192,7 @@ def _all_read(names: list[str], file: Path | None) -> _Loaded:
     """Read the settings of all sections.
 
     Raises:
-        ConfigError: one or several cannot be; what is wrong for several stands there once.
+        ConfigError: one or several cannot be; an error of several is said once.
     """
     loaded: dict[str, LoadedSettings[Settings]] = {}
     flaws: dict[str, None] = {}
@@ -293,8 +293,8 @@ def _callers(settings: ServiceSettings) -> str:
         ways.append("client certificates")
     if settings.access.tokens is not None:
         ways.append("tokens")
-    alone = f"anybody who reaches it, as tenant {settings.access.local_tenant}, {settings.access.local_role.value}"
-    return f"whoever shows {' or '.join(ways)}" if ways else alone
+    alone = f"anyone who reaches it, as tenant {settings.access.local_tenant}, {settings.access.local_role.value}"
+    return f"anyone who shows {' or '.join(ways)}" if ways else alone
 
 
 for _name, _command, _options in (

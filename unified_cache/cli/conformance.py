@@ -72,7 +72,7 @@ class ConformanceCommand(JsonOptions):
     """Run the storage contract over a backend and show which promises it keeps.
 
     STORE is the URL of a store: one of ours, or a third party's package.module:factory, with a further colon and an
-    argument where it takes one. It is opened anew for every promise, as factory(argument, bytes_max), and closed. The
+    argument where it takes one. It is opened again for every promise, as factory(argument, bytes_max), and closed. The
     contract stores under two identities of its own, cleared before every promise. A store that holds other pages is
     refused, since a cap makes them go; one that cannot list its identities is taken for empty. It needs room for 1 MiB.
     Every page that is read is verified, as every cache does it.

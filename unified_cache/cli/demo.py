@@ -61,7 +61,7 @@ class DemoCommand(JsonOptions):
     report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a page there, index.html.")] = None
 
     def run(self) -> None:
-        """Run the demo and show what came of it.
+        """Run the demo and show the result.
 
         Raises:
             InputError: an option cannot be used; nothing was touched.

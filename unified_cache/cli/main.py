@@ -120,7 +120,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _unread() -> int:
-    """Let go of standard output, whose reader has gone: the interpreter would complain when it flushes."""
+    """Replace standard output, whose reader has gone: the interpreter would complain when it flushes."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return EXIT_BROKEN_PIPE
 

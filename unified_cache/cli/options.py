@@ -64,7 +64,7 @@ class JsonOptions:
             check_writable(self.json_file.parent)
 
     def shown_as_json(self, command: str, value: Mapping[str, object]) -> bool:
-        """Write the figures as the options say; tell whether they were printed, so that nothing else is.
+        """Write the figures as the options say; return whether they were printed, so that nothing else is.
 
         Raises:
             OSError: the file cannot be written. It is as it was.

@@ -45,8 +45,8 @@ plan_app = typer.Typer(rich_markup_mode="markdown")
 class PlanCommand(JsonOptions):
     """Say what to buy: the hit ratio of a trace for every combination of tier sizes, and what it brings.
 
-    Distances in the LRU stack tell all sizes apart in a few passes over the trace; for other policies each size of
-    memory is replayed. Beside the hit ratio stands what no policy could exceed with as many bytes. The hardware turns
+    Distances in the LRU stack give the hits of all sizes in a few passes over the trace. For other policies each size
+    of memory is replayed. Beside the hit ratio is the bound of any policy with as many bytes. The hardware turns
     hits into time to the first token, prefill saved, money and wear; what is recommended costs least for a token and
     keeps up with the trace.
     """

@@ -72,7 +72,7 @@ class ServeCommand:
     """Serve a store over gRPC, safe by default: to this machine alone, unless client certificates are asked for.
 
     Settings come from options, which win over UNIFIED_CACHE_... in the environment, and that over a TOML file.
-    SIGTERM lets calls in flight finish; a second one stops at once.
+    On SIGTERM calls in flight finish; a second one stops at once.
     """
 
     listen: Annotated[str | None, SettingOption(ServiceSettings, "listen", "ADDR")] = None
@@ -131,7 +131,7 @@ class TokenNewCommand:
     """Make a token: print it, this once, and append what the server needs to know of it to the file."""
 
     tokens: TokensOption
-    tenant: Annotated[str, typer.Option(metavar="NAME", help="Whom it speaks for.")]
+    tenant: Annotated[str, typer.Option(metavar="NAME", help="Tenant of the token.")]
     role: Annotated[str, typer.Option(metavar="ROLE", help="reader, writer or admin.")] = "reader"
     days: Annotated[int | None, typer.Option(min=0, max=36_500, help="Days until it expires. [default: never]")] = None
 

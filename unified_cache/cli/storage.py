@@ -164,7 +164,7 @@ class VerifyCommand(_StoreOptions):
 class ScrubCommand(_StoreOptions):
     """Verify every object of a store and remove the flawed ones, so that an engine can store those pages again.
 
-    Objects that cannot be read stay: the fault may be the disk's. A damaged manifest is named, and written anew by the
+    Objects that cannot be read stay: the fault may be the disk's. A damaged manifest is named, and written again by the
     engine whose pages it describes.
     """
 
@@ -188,11 +188,11 @@ class GcCommand(JsonOptions):
     """Remove objects that no engine can use, and with --bytes-max those that exceed a cap. Reads no page.
 
     No engine can use: objects of a pool or length that their layout does not have, sidecars without their anchor, and
-    pages without Full's. A listing does not tell a page's parent, so pages whose chain is broken before them stay until
-    the cap lets them go, the least recently used first. Opening a file store always sweeps the temp files of dead
+    pages without Full's. A listing does not have a page's parent, so pages whose chain is broken before them stay until
+    the cap evicts them, the least recently used first. Opening a file store always sweeps the temp files of dead
     processes.
 
-    Mooncake and services tell nobody when a page was used. There --bytes-max removes earlier generations first, then
+    Mooncake and services do not report when a page was used. There --bytes-max removes earlier generations first, then
     pages in no order of use; of a service, your own pages alone.
     """
 
@@ -232,7 +232,7 @@ class GcCommand(JsonOptions):
 
 
 def _collected(storage: StorageBackend, kept: StoredIdentity, watch: Watch) -> Garbage | None:
-    """Remove the garbage of one identity and return it; None where nobody can tell what is."""
+    """Remove the garbage of one identity and return it; None where it is unknown."""
     if isinstance(kept.description, Undescribed):
         return None
     garbage = find_garbage(storage, kept.digest, kept.description.layout, watch)

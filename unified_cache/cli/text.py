@@ -21,7 +21,7 @@ class LineConsole(Console):
     """Console for text that others may have written: a line is one line, and none of it commands the terminal."""
 
     def on_broken_pipe(self) -> None:
-        """Leave it to whoever runs the command that nobody reads any more; rich would exit with status 1.
+        """Raise for a closed pipe, as the caller expects; rich would exit with status 1.
 
         Raises:
             BrokenPipeError: always.
@@ -60,7 +60,7 @@ class LineConsole(Console):
 def printable(text: str) -> str:
     """Write escapes in the place of characters that a terminal would obey: controls, line ends, changes of direction.
 
-    Names of models come from manifests, and messages from servers: whoever wrote them shall not write on a terminal.
+    Names of models come from manifests, and messages from servers: their authors must not control a terminal.
     """
     if text.isprintable():
         return text

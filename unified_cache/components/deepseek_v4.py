@@ -26,7 +26,7 @@ for itself and for the layers up to the next; no state is cached, since a page i
     SWA        swa                           all         page_size
 
 Names and formats as SGLang has them (#38954, ``hicache_storage.PoolName``), where windows are paged. Where it keeps
-them by request, and computes the last window anew after a hit ("bounded replay"), they are no part of its cache.
+them by request, and recomputes the last window after a hit ("bounded replay"), they are no part of its cache.
 """
 
 from collections import Counter

@@ -14,7 +14,7 @@ __all__ = ["Full", "RecurrentState", "SlidingWindow"]
 
 
 def Full(pools: tuple[PoolSpec, ...]) -> Component:
-    """Make full attention: a resume needs every page since the root, and every other component stands on it.
+    """Make full attention: a resume needs every page since the root, and every other component needs it below.
 
     ``pools`` are the anchor, then the sidecars that share its slots; so for every kind.
     """

@@ -44,7 +44,7 @@ class Retention:
 
     Full attention can be resumed at any page; a window or a recurrent state only where it was kept. Prompts are
     continued from where they end, and share beginnings: so it is kept where the prompt ends and, with ``branches``,
-    where it leaves what other prompts have been through before it. What stands at the very end of a prompt is often
+    where it leaves what other prompts have been through before it. The text at the very end of a prompt is often
     not the beginning of its continuation (a template's last tokens, a partial block), so with ``tail_tokens`` it is
     kept at every page boundary of that many tokens before the end, too.
     """
@@ -93,7 +93,7 @@ class EvictionConfig:
             raise ConfigError(f"preferred_share must be in [0, 1], found {self.preferred_share}")
 
     def policy(self, tier: Tier, component: int) -> EvictionPolicy:
-        """Return the policy of one component on a tier."""
+        """Return the policy of one component on one tier."""
         named = self.device if tier is Tier.DEVICE else self.host
         return named[min(component, len(named) - 1)] if named else EvictionPolicy.LRU
 
@@ -116,9 +116,9 @@ class Prefetching:
     """Bounds on what a prefetch from storage costs a request and the host tier."""
 
     threshold_tokens: int = 0
-    """Fewer tokens than these are not worth a look into storage, nor, where storage adds no more, reading them."""
+    """Prefixes of fewer tokens are not asked of storage, nor read where it adds fewer."""
     patience_s: float = math.inf
-    """How long a request waits for a prefetch, whatever its length; then the prefetch is done, with what has come."""
+    """How long a request waits for a prefetch, whatever its length; then the prefetch is done, with the pages that have arrived."""
     patience_per_1024_tokens_s: float = 0.0
     """How much longer for every 1,024 tokens that are missing."""
     host_share: float = 1.0

@@ -28,7 +28,7 @@ class Drain:
     def __init__(self) -> None:
         self._is_asked = False
         self._wakes: SimpleQueue[None] = SimpleQueue()
-        """Something once it is asked. Its put may interrupt anything, its get and another put included."""
+        """An item once it is asked. Its put may interrupt anything, its get and another put included."""
 
     def ask(self) -> None:
         """Ask it to end; twice is once."""
@@ -38,11 +38,11 @@ class Drain:
 
     @property
     def is_asked(self) -> bool:
-        """True once somebody has asked."""
+        """True once it was asked."""
         return self._is_asked
 
     def wait(self, timeout_s: float = math.inf) -> bool:
-        """Wait at most ``timeout_s`` until it is asked; tell whether it is. One thread at a time."""
+        """Wait at most ``timeout_s`` until it is asked; return whether it is. One thread at a time."""
         end_s = time.monotonic() + timeout_s
         while not self._is_asked and (left_s := end_s - time.monotonic()) > 0:
             # The system may hand a signal to any thread, which does not wake this one; its handler runs when this
@@ -54,7 +54,7 @@ class Drain:
 
 @contextmanager
 def signals_drain(drain: Drain, exit_now: Callable[[int], object] = os._exit) -> Iterator[None]:
-    """Let SIGTERM and SIGINT ask for the end inside the with block, and the second of them stop at once.
+    """Make SIGTERM and SIGINT ask for the end inside the with block, and the second of them stop at once.
 
     ``exit_now`` takes the exit status; nothing of this process runs after it. Main thread only.
     """

@@ -172,7 +172,7 @@ class StorageFullError(StorageError):
 
 
 class CallInFlight(Protocol):
-    """A call to a store that nobody waits for any more, and that may still read or fill its buffers."""
+    """An abandoned call to a store, which may still read or fill its buffers."""
 
     @property
     def name(self) -> str:
@@ -186,11 +186,11 @@ class CallInFlight(Protocol):
 
     @property
     def returned(self) -> bool:
-        """Whether the store has let go of the call, and so of its buffers."""
+        """Whether the store has returned from the call, and so released its buffers."""
         ...
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` for the call to return; tell whether it has."""
+        """Wait at most ``timeout_s`` for the call to return; return whether it has."""
         ...
 
 

@@ -11,7 +11,7 @@ __all__ = ["check_writable", "replace_whole", "write_whole"]
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Write a file under another name first and rename it: whoever looks sees all of it, or what was there before.
+    """Write a file under another name first and rename it: a reader sees all of it, or the file before.
 
     Args:
         path: where; one thread at a time.

@@ -81,7 +81,7 @@ class Namespace:
 
     @property
     def seed(self) -> bytes:
-        """Digest that stands before the first page; empty without any name, whether pages are of bigrams or not."""
+        """Digest before the first page; empty without any name, whether pages are of bigrams or not."""
         shared = (self.extra_key, self.cache_salt)
         ours = (self.lora_id, self.tenant)
         if ours == (None, None):
@@ -169,7 +169,7 @@ class Prompt:
         """First token of all, encoded, where pages are of bigrams; else empty."""
         self.page_size = page_size
         self.seed = seed
-        """Digest of the namespace; it stands before the first page in the key chain."""
+        """Digest of the namespace, before the first page in the key chain."""
         self.pages_count = len(tokens) // (page_size * TOKEN_BYTES)
         self.tokens_count = self.pages_count * page_size + len(first) // TOKEN_BYTES
         """Tokens of the request, those of a partial last page included."""
@@ -193,7 +193,7 @@ class Prompt:
 
         An engine computes the last token of a prompt at least, since it wants the logits after it. So where the last
         page ends with that token, all pages but this one can be reused; as in SGLang and vLLM. ``whole`` says that all
-        pages can: for whoever computes no token after them, such as warm-up, backup jobs, replays, or disaggregated
+        pages can: for users that compute no token after them, such as warm-up, backup jobs, replays, or disaggregated
         prefill.
 
         Raises:
@@ -287,7 +287,7 @@ PageDigests = bytes
 
 
 def root_digest(root: bytes) -> PageDigests:
-    """Return the digest that stands before the first page below the root of that name, see ``Prompt.root``."""
+    """Return the digest before the first page below the root of that name, see ``Prompt.root``."""
     return xxh3_64_digest(root)
 
 

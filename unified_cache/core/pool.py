@@ -44,10 +44,7 @@ __all__ = [
 ]
 
 Slots = npt.NDArray[np.int32]
-"""Page slots of one pool on one tier, shape (pages,); -1 for a tombstone.
-
-A tombstone, as in SGLang, is a page that a node has and the component does not hold.
-"""
+"""Page slots of one pool on one tier, shape (pages,); -1 for a tombstone, a page that the component lacks."""
 
 Pages = npt.NDArray[np.bool_]
 """Mask over the pages of a range, shape (pages,)."""

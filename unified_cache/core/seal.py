@@ -78,7 +78,7 @@ class Label(NamedTuple):
 
 
 class PageChecksum:
-    """Checksum of one page's payload, taken piece by piece by whoever reads the page.
+    """Checksum of one page's payload, taken piece by piece as the page is read.
 
     A piece that has just been read is still in the processor's caches; of a whole page of several MiB most has left
     them by the time it is there. One thread at a time.
@@ -97,7 +97,7 @@ class PageChecksum:
     def add(self, start: int, pieces: Sequence[memoryview]) -> None:
         """Add the bytes of the page from ``start`` on, which are in place now; the caller changes them no more.
 
-        In order and without a gap, the header too. A ``start`` of 0 begins anew: what is read again counts again.
+        In order and without a gap, the header too. A ``start`` of 0 begins again: bytes read again count again.
         """
         if not start:
             self._stream = xxh3_64()
@@ -152,7 +152,7 @@ def relabelled(header: bytes, label: Label) -> bytes:
 
 
 def is_header_of(header: memoryview, label: Label, payload_bytes: int, checksum: int) -> bool:
-    """Tell whether ``header`` is the one of a page of that label, length and checksum of its payload."""
+    """Return whether ``header`` is the one of a page of that label, length and checksum of its payload."""
     return header.tobytes() == _header(label, payload_bytes, checksum)
 
 

@@ -39,7 +39,7 @@ class Extent:
         return cls(0, total, total)
 
     def contains(self, other: "Extent") -> bool:
-        """Tell whether ``other`` is part of it."""
+        """Return whether ``other`` is part of it."""
         return self.total == other.total and self.start <= other.start and other.end <= self.end
 
     def __str__(self) -> str:
@@ -172,7 +172,7 @@ class Shard:
         if page_size % turn_tokens:
             raise LayoutError(
                 f"page_size must be a multiple of the {turn_tokens} tokens after which context-parallel ranks "
-                f"take turns anew, found {page_size}"
+                f"take turns again, found {page_size}"
             )
         for unit in units:
             if unit.stage != self.stage or not self.heads.contains(unit.heads):
@@ -181,7 +181,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class NamedShard:
-    """Shard of which only the name is known, as a store's manifest tells it; the whole model if that is empty."""
+    """Shard of which only the name is known, as from a store's manifest; the whole model if that is empty."""
 
     text: str = ""
 
@@ -190,7 +190,7 @@ class NamedShard:
         """Name of what all tensor-parallel ranks hold alike; only the whole model has it.
 
         Raises:
-            LayoutError: nothing tells which layers these are.
+            LayoutError: the layers are unknown.
         """
         if self.text:
             raise LayoutError(
@@ -204,7 +204,7 @@ class NamedShard:
         return self.text
 
     def check_cut(self, page_size: int, units: Sequence[Shard]) -> None:
-        """Refuse units of heads: nothing tells whether they are part of it.
+        """Refuse units of heads: whether they are part of it is unknown.
 
         Raises:
             LayoutError: there is one.

@@ -37,7 +37,7 @@ EVEN_MODES = ONE_TOKEN_MODES | {ForwardMode.TARGET_VERIFY}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardBatch:
-    """One forward, as scheduled. A value: whoever changes it makes another.
+    """One forward, as scheduled. A value: a change makes another.
 
     The tensors are the engine's, on one device. Nobody writes into ``out_cache_loc`` once metadata was built from it.
     """

@@ -87,7 +87,7 @@ class GraphBucket:
         return self.tokens_max // self.requests_max
 
     def fits(self, batch: ForwardBatch) -> bool:
-        """Tell whether a graph of this bucket can run a batch: the mode, its numbers of tokens, and room enough."""
+        """Return whether a graph of this bucket can run a batch: the mode, its numbers of tokens, and room enough."""
         if batch.mode is ForwardMode.IDLE:
             return batch.tokens_count <= self.tokens_max
         return (

@@ -71,7 +71,7 @@ class HybridAttentionMetadata(AttentionMetadata):
     """Version of the map that it was translated by."""
 
     def is_current(self, batch: ForwardBatch, translation: SwaTranslation) -> bool:
-        """Tell whether ``swa_out_cache_loc`` is what translating the batch now would give; waits for no device.
+        """Return whether ``swa_out_cache_loc`` is what translating the batch now would give; waits for no device.
 
         Yes only if the batch holds the very tensor that was translated, nobody has written into it since, and the
         map is at the same version. Each has its reason:
@@ -103,7 +103,7 @@ def init_metadata(batch: ForwardBatch, translation: SwaTranslation) -> HybridAtt
 def init_metadata(batch: ForwardBatch, translation: SwaTranslation | None) -> AttentionMetadata:
     """Build the metadata of one forward, translated once for all layers if the model is hybrid.
 
-    Call it after every allocation and load of this forward has changed the map, and for each forward anew.
+    Call it after every allocation and load of this forward has changed the map, and again for each forward.
     """
     starts = sent(query_starts(batch, batch.requests_count), batch.seq_lens.device)
     if translation is None:

@@ -22,7 +22,7 @@ def _never() -> bool:
 
 
 class SwaTranslation:
-    """Read one ``PageMap`` where kernels run; keep the map's entries there, and no translation of anything.
+    """Read one ``PageMap`` where kernels run; keep the map's entries there, and no translation.
 
     On the CPU the table *is* the map's array. On another device it is a copy at a fixed address, so that captured
     graphs may read it; before anything is translated, the entries are copied that have changed since the last time.
@@ -43,7 +43,7 @@ class SwaTranslation:
     ) -> None:
         """Take a table that shares the map's memory or has its shape; ``of`` makes either.
 
-        ``is_capturing`` tells whether what the current stream is given now is captured and not run.
+        ``is_capturing`` returns whether the current stream captures its work now and does not run it.
         """
         self._map = page_map
         self._table = table

@@ -1,4 +1,4 @@
-"""Programs that say what a cache is worth before it is deployed; nothing in the library imports them.
+"""Programs that measure a cache before it is deployed; nothing in the library imports them.
 
     replay   a trace of requests through a real cache
     plan     hit ratios by size of each tier, from a trace or a recording

@@ -213,7 +213,7 @@ def test_fields_of_an_unknown_architecture_say_how_it_is_laid_out() -> None:
     ],
 )
 def test_an_unknown_architecture_that_keeps_more_than_attention_is_refused_with_the_field(field: str) -> None:
-    with pytest.raises(LayoutError, match=f"whose field {field} tells of more than plain attention"):
+    with pytest.raises(LayoutError, match=f"whose field {field} means more than plain attention"):
         size_hf_config({**NEW, field: 16})
     for more in ({}, LATENT):
         with pytest.raises(LayoutError, match="layer_types must hold nothing but"):

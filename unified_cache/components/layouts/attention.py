@@ -125,7 +125,7 @@ def alternating(fields: Fields, layers: int) -> list[str]:
 
 
 def after_dense(fields: Fields, layers: int) -> list[str]:
-    """Have every fourth layer be full, counted anew behind the first dense ones, whose period is their own."""
+    """Make every fourth layer full, counted from 1 again behind the first dense ones, which have their own period."""
     dense = fields.number("first_k_dense_replace", default=0)
     if dense > layers:
         raise fields.error("first_k_dense_replace", f"at most num_hidden_layers {layers}")

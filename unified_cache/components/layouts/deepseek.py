@@ -69,7 +69,7 @@ def _latent_rows(fields: Fields, choice: Choice, layers: int) -> SizedLayout:
 
 
 def indexing_layers(fields: Fields, layers: int) -> list[bool]:
-    """Tell by layer whether it has an indexer of its own; the others go by the choice of the one before."""
+    """Return for each layer whether it has its own indexer; the others use the choice of the one before."""
     if "indexer_types" in fields:
         fields.of_layers("indexer_types", layers)
         return [each == "full" for each in fields.texts("indexer_types", ("full", "shared"))]
@@ -132,7 +132,7 @@ def compress_ratios(fields: Fields) -> tuple[int, ...]:
 
 
 def row_format(fields: Fields, choice: Choice) -> str:
-    """Return the row format that ``Choice.dtype`` names; any fp8 stands for the default one.
+    """Return the row format that ``Choice.dtype`` names; any fp8 means the default one.
 
     Raises:
         LayoutError: it names another thing, or the heads are not those that the formats are made for.

@@ -124,7 +124,7 @@ class Fields:
         return bool(value)
 
     def inner(self, name: str) -> "Fields":
-        """Return a nested object, whose errors say where it stands.
+        """Return a nested object, whose errors say its place.
 
         Raises:
             LayoutError: it is another thing, or absent.
@@ -135,7 +135,7 @@ class Fields:
         return Fields({str(key): item for key, item in value.items()}, f"{self.path}{name}.")
 
     def objects(self, name: str) -> list["Fields"]:
-        """Return a list of nested objects, whose errors say where they stand.
+        """Return a list of nested objects, whose errors say their place.
 
         Raises:
             LayoutError: it is another thing, or absent.
@@ -179,7 +179,7 @@ class Fields:
         return self.with_values(found)
 
     def holds(self, name: str, value: object) -> bool:
-        """Tell whether a field is exactly ``value``, true and 1 being different things."""
+        """Return whether a field is exactly ``value``; true is not 1."""
         found = self.values.get(name)
         return type(found) is type(value) and found == value
 

@@ -62,7 +62,7 @@ def from_hf_config(
 def size_hf_config(
     config: Mapping[str, object] | str | Path, *, page_size: int | None = None, dtype: str | None = None
 ) -> SizedLayout:
-    """Return what ``from_hf_config`` returns, together with the layers behind each pool; what it warns of is in notes.
+    """Return what ``from_hf_config`` returns, together with the layers behind each pool; its warnings are in ``notes``.
 
     Raises:
         LayoutError: as ``from_hf_config``.

@@ -12,7 +12,7 @@ __all__ = ["PRESETS", "PRESET_ALIASES", "is_preset", "layout", "preset_config", 
 
 
 def is_preset(name: str) -> bool:
-    """Tell whether a preset has this name or alias; upper and lower case are alike."""
+    """Return whether a preset has this name or alias; upper and lower case are alike."""
     return PRESET_ALIASES.get(name.lower(), name.lower()) in PRESETS
 
 

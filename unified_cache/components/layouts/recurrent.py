@@ -84,7 +84,7 @@ def all_linear(fields: Fields, layers: int) -> list[str]:
 
 
 def numbered(name: str) -> LayersWithWindow:
-    """Have the layers whose numbers ``name`` lists be full, the others recurrent."""
+    """Return the kinds: full for the layers that ``name`` lists, recurrent for the others."""
 
     def kinds(fields: Fields, layers: int) -> list[str]:
         full = set(fields.numbers(name, range(layers))) if name in fields else set()

@@ -17,7 +17,7 @@ OTHER_STATE = re.compile(
     r"|(linear_|attn_layer_|index_|hybrid_|wkv).*"
     r"|(full_attn_idxs|attn_type_list|block_configs|layers_block_type|num_kv_shared_layers|expand)$"
 )
-"""Names of fields that tell of state other than K and V of each layer's own, or of layers that differ."""
+"""Names of fields that mean state other than K and V of each layer's own, or of layers that differ."""
 
 DECODER_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
@@ -41,13 +41,13 @@ def rule_of_fields(fields: Fields) -> Rule:
     """Return the rule that the fields of an unknown architecture speak for.
 
     Raises:
-        LayoutError: some of them tell of state that is not attention's; the message names the first of them.
+        LayoutError: some of them mean state that is not attention's; the message names the first of them.
     """
     telling = sorted(name for name in fields.values if name in fields and OTHER_STATE.match(name))
     if telling:
         raise LayoutError(
             f"{fields.path}model_type must be one that is known, found {fields.text('model_type')!r}, whose field "
-            f"{telling[0]} tells of more than plain attention; give --layers, --heads and --head-dim if it is not so"
+            f"{telling[0]} means more than plain attention; give --layers, --heads and --head-dim if it is not so"
         )
     if "kv_lora_rank" in fields:
         if "layer_types" in fields:

@@ -22,7 +22,7 @@ class Role(Enum):
     """Clear every identity of a tenant, drain the server."""
 
     def includes(self, needed: "Role") -> bool:
-        """Tell whether this role may do what ``needed`` may."""
+        """Return whether this role may do what ``needed`` may."""
         order = list(Role)
         return order.index(self) >= order.index(needed)
 

@@ -36,7 +36,7 @@ class ListenAddress:
             raise ConfigError(f"an address is HOST:PORT, [IPV6]:PORT or unix:PATH, found {text!r}")
         bracketed = host.startswith("[") and host.endswith("]")
         if ":" in host and not bracketed:
-            raise ConfigError(f"an IPv6 address stands in brackets as in [::1]:{port}, found {text!r}")
+            raise ConfigError(f"an IPv6 address goes in brackets as in [::1]:{port}, found {text!r}")
         return cls(text, host[1:-1] if bracketed else host, int(port))
 
     @property

@@ -83,6 +83,6 @@ def _of_service(settings: ServiceSettings) -> Iterator[str]:
 
 
 def _is_embedded(loaded: LoadedSettings[Settings]) -> bool:
-    """Tell whether a file says something that a cache which an engine embeds alone has."""
+    """Return whether a file has a setting that only an embedded cache has."""
     names = ("operations_max", "storage_workers", "dirty_share")
     return any(loaded.origin((name,)).source is not SettingSource.DEFAULT for name in names)

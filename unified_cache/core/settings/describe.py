@@ -13,7 +13,7 @@ from unified_cache.core.settings.toml import SettingPath
 __all__ = ["ANY_NAME", "UNSET", "Setting", "is_known", "setting_named", "settings_of"]
 
 ANY_NAME = "NAME"
-"""In the place of a name that whoever writes the file chooses, such as that of a tenant."""
+"""Placeholder of a name that the user chooses, such as that of a tenant."""
 
 UNSET = "unset"
 
@@ -75,7 +75,7 @@ def setting_named(model: type[Settings], name: str) -> Setting:
 
 
 def is_known(model: type[Settings], path: SettingPath) -> bool:
-    """Tell whether a section has a setting or a table at a path; what is wrong with its value is another question."""
+    """Return whether a section has a setting or a table at a path, whatever its value."""
     return any(_leads(each.path, path) for each in settings_of(model))
 
 
@@ -106,7 +106,7 @@ def _settings(
 
 
 def _resolved(node: _Schema, definitions: Mapping[str, _Schema]) -> _Schema:
-    """Return what a node stands for: the type beside null, and what a reference names."""
+    """Return the type of a node: the one beside null, or the one that a reference names."""
     for choice in cast("list[_Schema]", node.get("anyOf", [])):
         if choice.get("type") != "null":
             return _resolved(choice, definitions)

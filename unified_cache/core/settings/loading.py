@@ -222,7 +222,7 @@ def _variables(model: type[Settings], environment: Mapping[str, str], section: s
 
 
 def _tables(model: type[Settings], file: TomlFile) -> Iterator[GivenValues]:
-    """Yield what a file says to a section: what stands in its table, and then what stands at the top."""
+    """Yield a file's values for a section: those of its table, then those at the top."""
     section = section_of(model)
     inner = file.values.get(section)
     if isinstance(inner, Mapping):

@@ -71,7 +71,7 @@ def variable_name(path: SettingPath, section: str | None = None) -> str:
 
 
 def is_setting_variable(variable: str) -> bool:
-    """Tell whether a variable must name a setting."""
+    """Return whether a variable must name a setting."""
     return variable.startswith(PREFIX) and OTHERS.fullmatch(variable) is None
 
 

@@ -1,4 +1,4 @@
-"""Settings of what a service tells of itself: metrics, live page, audit log and recordings."""
+"""Settings of a service's observation: metrics, live page, audit log and recordings."""
 
 from pathlib import Path
 from typing import Annotated
@@ -48,7 +48,7 @@ class AuditSettings(Section):
     """Lines of JSON that say who asked for what, and the outcome."""
 
     file: Path | None = None
-    """File of its own, opened anew when it is moved away; without one the lines are among those of the log."""
+    """File of its own, opened again when it is moved away; without one the lines are among those of the log."""
 
 
 class RecordSettings(Section):

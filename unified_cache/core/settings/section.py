@@ -134,7 +134,7 @@ class Section(BaseModel):
 
 
 class Settings(BaseSettings):
-    """All settings of one command, or of a cache that an engine embeds: its tables, and what stands in none.
+    """All settings of one command, or of a cache that an engine embeds: its tables, and the settings in none.
 
     What code makes has the values that it is given, and defaults; ``read_settings`` asks files and variables.
     """

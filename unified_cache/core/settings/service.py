@@ -1,4 +1,4 @@
-"""Settings of a service: where it listens, whom it serves, the store behind it, and every limit, all of them finite."""
+"""Settings of a service: addresses, access, the store behind it, and every limit, all of them finite."""
 
 import os
 from pathlib import Path
@@ -44,7 +44,7 @@ class ServiceSettings(Settings):
     insecure: bool = False
     """Serve beyond this machine without client certificates."""
     reflection: bool = True
-    """Tell clients such as grpcurl what the service offers."""
+    """List the service's calls to clients such as grpcurl (reflection)."""
     tls: TlsSettings | None = None
     access: AccessSettings = AccessSettings()
     limits: LimitSettings = LimitSettings()

@@ -21,7 +21,7 @@ _PLACE = re.compile(r" ?\(at line (\d+), column \d+\)|\(at end of document\)")
 
 @dataclass(frozen=True, slots=True)
 class TomlFile:
-    """Values of a file, and where each stands."""
+    """Values of a file, and the place of each."""
 
     path: Path
     values: Mapping[str, object]
@@ -95,12 +95,12 @@ def flattened(values: Mapping[str, object], prefix: SettingPath = ()) -> Iterato
 
 
 def as_toml(settings: BaseModel) -> str:
-    """Write settings as a file that gives the same settings; what is unset stands as a comment."""
+    """Write settings as a file that gives the same settings; an unset one becomes a comment."""
     return "\n".join(_tables(settings.model_dump(mode="json"))) + "\n"
 
 
 def _tables(values: Mapping[str, object], name: str = "") -> list[str]:
-    """Return the lines of a file with these values; what is None stands as a comment."""
+    """Return the lines of a file with these values; None becomes a comment."""
     lines = [f"[{name}]"] if name else []
     tables: list[str] = []
     for key, value in values.items():
@@ -112,12 +112,12 @@ def _tables(values: Mapping[str, object], name: str = "") -> list[str]:
 
 
 def quoted(key: str) -> str:
-    """Return a key as it stands in a file."""
+    """Return a key as a file has it."""
     return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else toml_literal(key)
 
 
 def toml_literal(value: object) -> str:
-    """Return a value as it stands in a file."""
+    """Return a value as a file has it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):

@@ -1,4 +1,4 @@
-"""Worth of hits on given hardware: time to the first token, prefill saved, money, wear of the drives.
+"""Value of hits on given hardware: time to the first token, prefill saved, money, wear of the drives.
 
     arrival ──► storage link ──► bus to the devices ──► prefill of what is left ──► first token
                  what memory lacks   what devices lack
@@ -28,7 +28,7 @@ TOKENS_UNIT = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Worth and price of one combination of sizes. Times in seconds, money in the currency of the hardware file."""
+    """Value and price of one combination of sizes. Times in seconds, money in the currency of the hardware file."""
 
     ttft_p50_s: float
     ttft_p90_s: float

@@ -23,7 +23,7 @@ from unified_cache.sizing.replay.trace_pages import Counts, Floats
 __all__ = ["HARDWARE", "Hardware", "hardware_named", "read_hardware"]
 
 ACTIVE_PARAMETERS = 13e9
-"""Parameters that a token passes through, where nobody says: those of a mixture of experts of medium size."""
+"""Parameters that a token passes through, by default: those of a mixture of experts of medium size."""
 
 MODEL_FLOPS_SHARE = 0.4
 """Part of a device's peak that prefill reaches: what well-tuned dense BF16 inference reports, 0.3 to 0.5."""

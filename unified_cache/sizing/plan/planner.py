@@ -1,6 +1,6 @@
 """Makes a plan: numbers a trace once, evaluates a sweep, recommends, and replays some combinations where asked to.
 
-Beside the hits of a combination stands what no policy could beat with as much memory.
+Beside the hits of a combination is the bound that no policy could beat with as much memory.
 """
 
 import math
@@ -35,7 +35,7 @@ NORMAL_95 = 1.96
 """Half the interval of 95 %, in standard errors."""
 
 BLOCKS = 10
-"""Parts of the trace whose hit ratios tell how much the whole one's could have come out otherwise."""
+"""Parts of the trace whose hit ratios give the spread of the whole one's."""
 
 CHECK_SEED = 17
 """Chooses the combinations that are replayed: the same ones every time."""
@@ -108,7 +108,7 @@ class PlanResult:
     """In the order of their sizes."""
     best: PlanPoint
     replays: int
-    """Sizes of device and host memory that were replayed; 0 for ``lru``, whose distances tell all of them."""
+    """Sizes of device and host memory that were replayed; 0 for ``lru``, whose distances give all of them."""
     checked: Sequence[Checked]
     is_complete: bool
     """False where the plan was interrupted."""

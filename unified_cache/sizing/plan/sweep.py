@@ -16,7 +16,7 @@ __all__ = ["TIERS", "PlannedModel", "TierBytes", "combinations", "parse_sweeps"]
 TIERS = ("device", "host", "storage")
 
 COMBINATIONS_MAX = 100_000
-"""Combinations of one sweep: a thousand are evaluated in some seconds, and nobody looks at more."""
+"""Combinations of one sweep: a thousand are evaluated in some seconds, and more are not readable."""
 
 STEPS = {"device": 4, "host": 11, "storage": 10}
 """Sizes of each tier where a sweep does not say how many."""
@@ -75,7 +75,7 @@ class PlannedModel:
 
     @property
     def has_stack(self) -> bool:
-        """Whether distances in a stack tell the hits of all sizes; else each is replayed."""
+        """Whether distances in a stack give the hits of all sizes; else each is replayed."""
         return {self.policies.device, self.policies.host} == {EvictionPolicy.LRU}
 
     def settings(self, sizes: TierBytes) -> ModelSettings:

@@ -2,7 +2,7 @@
 
 A page kept from one request for it to the next takes one place meanwhile and brings one hit. With ``n`` places most
 hits come from dropping, whenever there are too many, the page that is asked for last (L. A. Belady, IBM Systems Journal
-5, 1966, with bypass). Whoever asks for a page asks for all before it, so no page is asked for later than those that
+5, 1966, with bypass). A request for a page asks for all before it, so no page is asked for later than those that
 stand on it: of pages asked for by one request the deepest goes first, and what is left is a prefix of each prompt.
 
 No policy can hit more with as much memory, over however many tiers it lies.

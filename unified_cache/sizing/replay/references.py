@@ -1,7 +1,7 @@
-"""References for a replay: what lru would have handed back with as much memory, and whoever knows every later request.
+"""References for a replay: hits of lru, and of a policy that knows every later request, with as much memory.
 
 They are counted from the prompts after the replay, for full attention: lru by its stack, as many pages as the largest
-tier holds, since that has what the others have; the clairvoyant bound for all tiers together, which nobody can pass.
+tier holds, since that has what the others have; the clairvoyant bound for all tiers together, which no policy can pass.
 """
 
 from collections.abc import Sequence

@@ -101,7 +101,7 @@ def component_table(result: ReplayResult) -> TableSection | None:
 
 
 def miss_table(result: ReplayResult) -> TableSection | None:
-    """Return a row for each reason that tokens were missed for, and one for all; None where nobody asked for that."""
+    """Return a row for each reason that tokens were missed for, and one for all; None where it was not asked for."""
     if not result.missed:
         return None
     total = sum(result.missed.values())

@@ -141,9 +141,9 @@ class ReplayResult(ServedRequests):
     """What each engine has served."""
     components: tuple[ComponentUse, ...]
     missed: Mapping[ComponentMiss, int] | None
-    """Missed tokens by reason and component, most first; None where nobody asked for that."""
+    """Missed tokens by reason and component, most first; None where it was not asked for."""
     references: Mapping[str, ReferenceHits] | None
-    """Hits of lru and of the clairvoyant policy; None where nobody asked for reasons, and as ``references_of`` says."""
+    """Hits of lru and of the clairvoyant policy; None without reasons, and as ``references_of`` says."""
     pages_verified: int
     """Pages handed back whose every byte was compared with the oracle."""
     wrong_pages: int

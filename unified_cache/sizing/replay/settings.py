@@ -25,7 +25,7 @@ SCALE = 1 / 1024
 """Default share of a page's bytes that is moved."""
 
 POOL_BYTES_MIN = 64
-"""Smallest payload that a page is scaled down to: enough to tell any two pages apart."""
+"""Smallest payload that a page is scaled down to: enough to distinguish any two pages."""
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ def _timestamp_of(request: TraceRequest) -> float:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield every line that is not blank, with the file and line it stands at."""
+    """Yield every line that is not blank, with its file and line."""
     number = 0
     try:
         with path.open("rb") as raw, _unpacked(raw, path) as file:

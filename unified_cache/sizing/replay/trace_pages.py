@@ -24,7 +24,7 @@ Counts = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 NO_BLOCK = -1
-"""Stands before the first block of a prompt."""
+"""Value before the first block of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,65 @@
+"""Names, docstrings and comments of the package use the words of the field, and none of the private ones before."""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.sources import ROOT
+
+WORDS = frozenset(
+    "lane lanes hole holes told untold hear hears heard whoever anew lend lends lent loan loans errand errands passage "
+    "passages door doors ghost ghosts standing foretell foretells foretold foreseen fates saver owed".split()
+)
+"""Words of no name, docstring or comment."""
+
+PHRASES = re.compile(r"\blets? go\b|\bwhat (?:came|has come)\b|\btell(?:s|ing)? apart\b|\blanding (?:memory|buffer)\b", re.I)
+FIRST_WORDS = re.compile(r"(?:Tell|Note|Have|Let)\b")
+"""Beginnings of docstrings; the verbs are return, record, make, allow."""
+
+ALLOWED = {
+    "storage_backends/directory/slots.py": frozenset({"holes"}),
+    "storage_backends/packed/store.py": frozenset({"holes"}),
+}
+"""Words with another meaning, by file: holes of a sparse file."""
+
+
+def texts_of(source: str) -> Iterator[tuple[int, str, bool]]:
+    """Yield line, text and whether it is a docstring, of all docstrings and comments."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value, True
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string, False
+
+
+def flaws_of(source: str, allowed: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Yield each private word of a source file with its line."""
+    banned = WORDS - allowed
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.NAME:
+            parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", token.string)
+            yield from (f"{token.start[0]}: {token.string}" for part in parts if part.lower() in banned)
+    for line, text, is_docstring in texts_of(source):
+        found = [word for word in re.findall(r"[a-z]+", text.lower()) if word in banned] + PHRASES.findall(text)
+        yield from (f"{line}: {word}" for word in found)
+        if is_docstring and FIRST_WORDS.match(text):
+            yield f"{line}: {text.split()[0]}"
+
+
+def test_the_package_has_no_private_words() -> None:
+    root = Path(ROOT) / "unified_cache"
+    files = [path for path in sorted(root.rglob("*.py")) if not path.name.endswith("_pb2.py")]
+    names = {path: path.relative_to(root).as_posix() for path in files}
+    flaws = [f"{names[path]}:{flaw}" for path in files for flaw in flaws_of(path.read_text(), ALLOWED.get(names[path], frozenset()))]
+    assert not flaws, f"{len(flaws)} private words:\n" + "\n".join(flaws)
+
+
+@pytest.mark.parametrize("source", ["def untold(): ...", "class WindowLane: ...", "# told anew", '"""Tell whether."""'])
+def test_a_private_word_is_found(source: str) -> None:
+    assert list(flaws_of(source))
