@@ -116,7 +116,7 @@ class DeferredCommand(TyperCommand):
     def make_context(
         self, info_name: str | None, args: list[str], parent: "AnyContext | None" = None, **extra: bool
     ) -> "AnyContext":
-        """Have the command itself parse its arguments; what is invoked from here on is that command."""
+        """Import the command and parse its arguments with it; it is invoked from here on."""
         return self.load().make_context(info_name, args, parent, **extra)
 
 
@@ -132,7 +132,7 @@ def command_line(root: Typer) -> TyperGroup:
 
 
 def _show_flags_alone(command: "Command") -> None:
-    """Have help show no type of flags, which take no value; its own flag is one."""
+    """Hide the type of flags in help, as they take no value; help's own flag is one."""
     for option in (*command.params, command.get_help_option(Context(command, help_option_names=HELP_NAMES))):
         if isinstance(option, TyperOption) and option.is_flag:
             option.metavar = ""

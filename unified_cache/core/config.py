@@ -118,7 +118,7 @@ class Prefetching:
     threshold_tokens: int = 0
     """Prefixes of fewer tokens are not asked of storage, nor read where it adds fewer."""
     patience_s: float = math.inf
-    """How long a request waits for a prefetch, whatever its length; then it is done with the pages that have arrived."""
+    """How long a request waits for a prefetch, whatever its length; then it ends with the pages that have arrived."""
     patience_per_1024_tokens_s: float = 0.0
     """How much longer for every 1,024 tokens that are missing."""
     host_share: float = 1.0

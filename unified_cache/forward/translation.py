@@ -156,7 +156,7 @@ class SwaTranslation:
             self._copied.record(torch.cuda.current_stream(self._table.device))
 
     def _follow(self) -> None:
-        """Have the current stream come after the last change of the table; a capture may wait for nothing outside."""
+        """Order the current stream after the last change of the table; a capture may not wait for events outside."""
         if self._copied is not None and not self._is_capturing():
             torch.cuda.current_stream(self._table.device).wait_event(self._copied)
 

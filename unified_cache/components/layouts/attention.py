@@ -110,7 +110,7 @@ def layer_types(fields: Fields, layers: int, *, window: str = SLIDING, drafts: i
 
 
 def periodic(name: str, default: int, other: str = SLIDING) -> LayersWithWindow:
-    """Have each ``name``-th layer be full and the others of another kind, with a window if none is named."""
+    """Make each ``name``-th layer full and the others of another kind, with a window if none is named."""
 
     def kinds(fields: Fields, layers: int) -> list[str]:
         period = fields.count(name, default=default)
@@ -120,7 +120,7 @@ def periodic(name: str, default: int, other: str = SLIDING) -> LayersWithWindow:
 
 
 def alternating(fields: Fields, layers: int) -> list[str]:
-    """Have even layers be with a window and odd ones full."""
+    """Give even layers a window; make odd ones full."""
     return [FULL if number % 2 else SLIDING for number in range(layers)]
 
 
@@ -134,7 +134,7 @@ def after_dense(fields: Fields, layers: int) -> list[str]:
 
 
 def from_the_last(fields: Fields, layers: int) -> list[str]:
-    """Have the last layer be full, and every fourth before it."""
+    """Make the last layer full, and every fourth before it."""
     return [SLIDING if (layers - 1 - number) % 4 else FULL for number in range(layers)]
 
 
@@ -144,17 +144,17 @@ def listed(fields: Fields, layers: int) -> list[str]:
 
 
 def no_layer(fields: Fields, layers: int) -> list[str]:
-    """Have all layers be full."""
+    """Make all layers full."""
     return [FULL] * layers
 
 
 def where_named(fields: Fields, layers: int) -> list[str]:
-    """Have all layers be with a window where the configuration has one, else full."""
+    """Give all layers a window where the configuration has one, else make them full."""
     return [SLIDING if "sliding_window" in fields else FULL] * layers
 
 
 def last_layers(fields: Fields, layers: int) -> list[str]:
-    """Have the layers from ``max_window_layers`` on be with a window, if ``use_sliding_window`` is true."""
+    """Give the layers from ``max_window_layers`` on a window, if ``use_sliding_window`` is true."""
     if not fields.flag("use_sliding_window") or "sliding_window" not in fields:
         return [FULL] * layers
     start = fields.number("max_window_layers", default=0)
@@ -162,7 +162,7 @@ def last_layers(fields: Fields, layers: int) -> list[str]:
 
 
 def exaone_pattern(fields: Fields, layers: int) -> list[str]:
-    """Have layers be with a window as ``sliding_window_pattern`` says: by a period, or by letters L and G in turn."""
+    """Give layers a window as ``sliding_window_pattern`` says: by a period, or by letters L and G in turn."""
     name = "sliding_window_pattern"
     if "sliding_window" not in fields:
         return [FULL] * layers

@@ -79,7 +79,7 @@ def layer_kinds(fields: Fields, kinds_of: LayersWithWindow) -> list[str]:
 
 
 def all_linear(fields: Fields, layers: int) -> list[str]:
-    """Have all layers be recurrent."""
+    """Make all layers recurrent."""
     return [LINEAR] * layers
 
 

@@ -90,7 +90,7 @@ def _listed_policies(value: object) -> object:
 
 
 def _checked(value: object, handler: ModelWrapValidatorHandler[object]) -> object:
-    """Have a value of the library check itself; what it refuses is a flaw of this setting.
+    """Build the library's value, which checks itself; its refusal is a flaw of this setting.
 
     Raises:
         PydanticCustomError: it refuses the value.
