@@ -30,14 +30,14 @@ EVENTS_MUTANTS = [
     ),
     Mutant(
         "an announcement tells of storage what was evicted there",
-        "observe/events/book.py",
+        "observe/events/slot_keys.py",
         "not self._changes.was_evicted(component, prompt.keys[page])",
         "True",
         EVENT_TESTS,
     ),
     Mutant(
         "a run in the middle of the tree begins a prompt",
-        "observe/events/book.py",
+        "observe/events/slot_keys.py",
         "begins = is_at_root and not start",
         "begins = not start",
         EVENT_TESTS,
@@ -51,14 +51,14 @@ EVENTS_MUTANTS = [
     ),
     Mutant(
         "an event names pages without a bound",
-        "observe/events/book.py",
+        "observe/events/slot_keys.py",
         "cuts = {*range(0, len(pages), EVENT_PAGES_MAX), *breaks.tolist(), len(pages)}",
         "cuts = {0, *breaks.tolist(), len(pages)}",
         EVENT_TESTS,
     ),
     Mutant(
         "a clear of storage takes memory along for good",
-        "observe/events/book.py",
+        "observe/events/slot_keys.py",
         "self.needs_announcement = any(map(any, self._in_slots))",
         "self.needs_announcement = False",
         PUBLISHER_TESTS,

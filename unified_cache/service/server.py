@@ -16,7 +16,7 @@ from grpc_health.v1 import health  # type: ignore[import-untyped]
 from prometheus_client import CollectorRegistry
 
 from unified_cache.cache.recording.recorder import RecorderSettings, TraceRecorder
-from unified_cache.cache.recording.requests import RequestNote
+from unified_cache.cache.recording.requests import RequestRecord
 from unified_cache.core.drain import Drain
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.extras import import_with_extra
@@ -43,7 +43,7 @@ from unified_cache.service.access.tls import (
 from unified_cache.service.access.tokens import Tokens, read_tokens, token_changes
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.descriptors import room_for_connections
-from unified_cache.service.operations.live_figures import ServiceDoor, ServiceFigures
+from unified_cache.service.operations.live_figures import ServiceAuthenticator, ServiceFigures
 from unified_cache.service.operations.logs import Log, open_audit
 from unified_cache.service.operations.metrics import BoundedLabels, ServiceMetrics, UsageCollector
 from unified_cache.service.operations.metrics_listener import MetricsListener
@@ -227,7 +227,7 @@ def _metrics_listener(settings: ServiceSettings, metrics: ServiceMetrics, access
     return MetricsListener(address, metrics.registry, clients, context)
 
 
-def _recorder(settings: ServiceSettings, opened: ExitStack) -> Callable[[RequestNote], None] | None:
+def _recorder(settings: ServiceSettings, opened: ExitStack) -> Callable[[RequestRecord], None] | None:
     """Return what takes a note of each look-up; None where nothing is recorded."""
     record = settings.record
     if record.file is None:
@@ -248,9 +248,9 @@ def _live_server(
         contexts = _http_context(tls, None, settings.access, metrics)
         context = metrics_context(tls, None)
         context.sni_callback = lambda connection, _name, _first: _use_context(connection, contexts.latest())
-    door = ServiceDoor(access.tokens, _local_caller(settings))
+    authenticator = ServiceAuthenticator(access.tokens, _local_caller(settings))
     opened: LiveServer = live.LiveServer.open(
-        figures, live.LiveAddress(address.host, address.port, settings.live.every_s, context), door
+        figures, live.LiveAddress(address.host, address.port, settings.live.every_s, context), authenticator
     )
     return opened
 

@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 from google.protobuf.message import Message
 
-from unified_cache.cache.recording.requests import Hits, KeyedPages, RequestNote
+from unified_cache.cache.recording.requests import Hits, KeyedPages, RequestRecord
 from unified_cache.core.errors import InputError
 from unified_cache.core.seal import FORMAT_VERSION, Label
 from unified_cache.core.settings.access import Role
@@ -59,7 +59,7 @@ class CacheService:
         gate: ServiceGate,
         limits: LimitSettings,
         ask_drain: Callable[[], object],
-        record: Callable[[RequestNote], None] | None = None,
+        record: Callable[[RequestRecord], None] | None = None,
     ) -> None:
         self._limits = limits
         self._store = store
@@ -142,7 +142,7 @@ class CacheService:
         if self._record is not None:
             pages = KeyedPages(keys, registration.layout.page_size, call.tenant.encode() + identity)
             bound_by = (found.bound_by,) if found.bound_by else ()
-            self._record(RequestNote(time.time(), pages, 0, Hits(storage=found.end), bound_by))
+            self._record(RequestRecord(time.time(), pages, 0, Hits(storage=found.end), bound_by))
         reply = pb.LookupReply(end_max=found.end, bound_by=found.bound_by, pages_count=len(keys))
         if request.every_end:
             reply.restorable = np.packbits(found.restorable, bitorder="little").tobytes()

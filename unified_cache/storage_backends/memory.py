@@ -71,7 +71,7 @@ class MemoryStorage:
                 if hit:
                     self._fill(page, self._pages[page.label])
                 elif self._pages.pop(page.label, None) is not None:
-                    self._removed.note((page.label,))
+                    self._removed.record((page.label,))
             return hits
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
@@ -90,12 +90,12 @@ class MemoryStorage:
             for label in evicted:
                 del self._pages[label]
             if evicted:
-                self._removed.note(evicted)
+                self._removed.record(evicted)
             for page, object_bytes, ok in zip(pages, sizes, stored, strict=True):
                 kept = self._pages.get(page.label)
                 if not ok:
                     if self._pages.pop(page.label, None) is not None:
-                        self._removed.note((page.label,))
+                        self._removed.record((page.label,))
                 elif kept is None or len(kept) != object_bytes:
                     self._pages[page.label] = self._take(page)
             self._removed.restored(page.label for page, ok in zip(pages, stored, strict=True) if ok)
@@ -163,7 +163,7 @@ class MemoryStorage:
         self._lru.forget(label)
         was_there = self._pages.pop(label, None) is not None
         if was_there:
-            self._removed.note((label,))
+            self._removed.record((label,))
         return was_there
 
 

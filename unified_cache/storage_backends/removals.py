@@ -113,7 +113,7 @@ class _BoundedFeed:
         """Whether somebody may still ask."""
         return self._is_open
 
-    def note(self, labels: Iterable[Label]) -> None:
+    def record(self, labels: Iterable[Label]) -> None:
         """Note that pages have gone."""
         with self._guard:
             if self._is_open:
@@ -177,7 +177,7 @@ class RemovalBuffer:
         self._guard = Lock()
 
     @property
-    def is_told(self) -> bool:
+    def has_subscribers(self) -> bool:
         """Whether there is a subscriber, for whom it is worth to collect labels."""
         return any(feed.is_open for feed in self._feeds)
 
@@ -198,12 +198,12 @@ class RemovalBuffer:
             self._feeds = (*others, feed)
             return feed
 
-    def note(self, labels: Iterable[Label]) -> None:
+    def record(self, labels: Iterable[Label]) -> None:
         """Note that pages have gone."""
         if feeds := self._feeds:
             gone = tuple(labels)
             for feed in feeds:
-                feed.note(gone)
+                feed.record(gone)
 
     def restored(self, labels: Iterable[Label]) -> None:
         """Note that pages are there, again or for the first time."""

@@ -65,7 +65,7 @@ class EngineLeftovers:
     regions: tuple[str, ...]
     """Files of vLLM's host memory that are still mapped."""
     slab_bytes: int
-    """Landing memory of ours that was not let go of."""
+    """Bounce buffers of ours that were not released."""
 
 
 class VllmEngine:

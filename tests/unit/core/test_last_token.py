@@ -10,7 +10,7 @@ from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import COMPONENT_SETS
 from tests.support.operations import configured
 from unified_cache.cache.cache import UnifiedCache
-from unified_cache.cache.recording.requests import RequestNote, RequestWatcher
+from unified_cache.cache.recording.requests import RequestRecord, RequestWatcher
 from unified_cache.controller import InlineWorkers, NotStarted, Operation, TransferKind
 from unified_cache.core.config import EvictionConfig, EvictionPolicy, Prefetching, Retention, WritePolicy
 from unified_cache.core.page import Namespace, Prompt
@@ -244,15 +244,15 @@ def test_a_prompt_asked_again_and_again_stays_whole_while_others_go(
 def test_a_page_that_no_request_can_reuse_is_no_miss() -> None:
     toy = engine(LAYOUTS["full-mamba"], MemoryStorage())
     cache = toy.cache
-    notes: list[RequestNote] = []
-    cache.record_to(RequestWatcher(["full", "mamba"], notes.append))
+    records: list[RequestRecord] = []
+    cache.record_to(RequestWatcher(["full", "mamba"], records.append))
     prompt = prompt_of(cache)
     assert serve(toy, prompt) == 0
     before = cache.stats().lookups.missed_pages
     assert before % 7 == 0
     assert serve(toy, prompt_of(cache)) == 7
     assert cache.stats().lookups.missed_pages == before
-    assert [(note.found.device, note.bound_by) for note in notes] == [(0, ("full",)), (7, ())]
+    assert [(record.found.device, record.bound_by) for record in records] == [(0, ("full",)), (7, ())]
     assert cache.explain(prompt).end == 7
     assert not cache.explain(prompt).losses
 
@@ -260,11 +260,11 @@ def test_a_page_that_no_request_can_reuse_is_no_miss() -> None:
 def test_a_request_is_bound_by_the_component_that_lacks_its_window_before_the_last_page() -> None:
     toy = engine(LAYOUTS["full-mamba"])
     cache = toy.cache
-    notes: list[RequestNote] = []
-    cache.record_to(RequestWatcher(["full", "mamba"], notes.append))
+    records: list[RequestRecord] = []
+    cache.record_to(RequestWatcher(["full", "mamba"], records.append))
     serve(toy, cache.prompt(np.arange(PAGES * cache.layout.page_size), whole=True))
     assert serve(toy, prompt_of(cache)) == 0, "whole, it has left a state at its end alone"
-    assert notes[-1].bound_by == ("mamba",)
+    assert records[-1].bound_by == ("mamba",)
 
 
 def test_a_prefetch_is_worth_what_a_request_can_reuse() -> None:

@@ -13,7 +13,7 @@ from unified_cache.core.errors import ConfigError, OwnerThreadError, StateError
 from unified_cache.core.page import Namespace, PageKey, Prompt
 from unified_cache.core.pool import Tier
 from unified_cache.core.seal import HEADER_BYTES, Label
-from unified_cache.observe.events.book import EVENT_PAGES_MAX, PageBook
+from unified_cache.observe.events.slot_keys import EVENT_PAGES_MAX, SlotKeys
 from unified_cache.observe.events.values import ClearedEvent, KvEvent, Medium, RemovedEvent, StoredEvent
 from unified_cache.storage_backends.memory import MemoryStorage
 
@@ -25,7 +25,7 @@ class ToldPages:
 
     def __init__(self, toy: ToyEngine) -> None:
         self.cache = toy.cache
-        self.book = PageBook(toy.cache.changes, toy.layout, IDENTITY.owners(toy.layout))
+        self.slot_keys = SlotKeys(toy.cache.changes, toy.layout, IDENTITY.owners(toy.layout))
         self.lanes: Lanes = {}
         self.events: list[KvEvent] = []
 
@@ -33,7 +33,7 @@ class ToldPages:
         """Apply what has changed since the last call, or, where that is not known, all that memory holds."""
         taken = self.cache.changes.take()
         runs = self.cache.changes.held_runs() if taken is None else []
-        self.events = list(self.book.announcement(runs) if taken is None else self.book.events(taken))
+        self.events = list(self.slot_keys.announcement(runs) if taken is None else self.slot_keys.events(taken))
         for event in self.events:
             self.apply(event)
         return self
@@ -120,7 +120,7 @@ def test_a_backup_tells_what_storage_has_and_clearing_it_tells_that_nothing_is_k
     toy.cache.wait_all(1)
     told.take()
     assert told.events == [ClearedEvent()]
-    assert told.book.needs_announcement, "memory still holds its pages"
+    assert told.slot_keys.needs_announcement, "memory still holds its pages"
     toy.cache.changes.forget()
     assert told.take().memory() == held(toy, [prompt])
     assert (Medium.STORAGE, 0) not in told.lanes
@@ -221,8 +221,8 @@ def test_an_event_names_a_bounded_number_of_pages() -> None:
     toy = engine()
     pages = 2 * EVENT_PAGES_MAX + 1
     prompt = Prompt.of(tokens(pages), toy.layout.page_size)
-    book = PageBook(toy.cache.changes, toy.layout, IDENTITY.owners(toy.layout))
-    events = list(book.events([PagesStored(0, prompt, np.arange(pages))]))
+    slot_keys = SlotKeys(toy.cache.changes, toy.layout, IDENTITY.owners(toy.layout))
+    events = list(slot_keys.events([PagesStored(0, prompt, np.arange(pages))]))
     named = [event.hashes for event in events if isinstance(event, StoredEvent)]
     assert [len(hashes) for hashes in named] == [EVENT_PAGES_MAX, EVENT_PAGES_MAX, 1]
     assert tuple(key for hashes in named for key in hashes) == prompt.keys
@@ -315,9 +315,9 @@ def test_a_cache_that_is_watched_no_longer_leaves_its_store() -> None:
     store = MemoryStorage()
     toy = engine(store)
     watched(toy)
-    assert store._removed.is_told
+    assert store._removed.has_subscribers
     toy.cache.changes.unwatch()
-    assert not store._removed.is_told
+    assert not store._removed.has_subscribers
 
 
 def holds(toy: ToyEngine, key: bytes) -> bool:

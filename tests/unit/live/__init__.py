@@ -1,1 +1,1 @@
-"""Live page: figures, door, server and browser."""
+"""Live page: figures, authenticator, server and browser."""

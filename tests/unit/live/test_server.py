@@ -13,12 +13,12 @@ import pytest
 from tests.sources import ROOT
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.settings.addresses import is_local
-from unified_cache.observe.live.door import OpenDoor, TokenDoor, View
+from unified_cache.observe.live.authenticator import OpenAuthenticator, TokenAuthenticator, View
 from unified_cache.observe.live.figures import (
+    ComponentFigures,
+    FigureUnit,
     FoundPages,
-    LaneFigures,
-    LaneUnit,
-    LegFigures,
+    LinkFigures,
     LiveFigures,
     OperationFigures,
     SlowFigures,
@@ -36,8 +36,8 @@ FIGURES = LiveFigures(
 )
 FULL = replace(
     FIGURES,
-    lanes=(LaneFigures("device", "full", LaneUnit.PAGES, 1_000, 100, 300, 100, 500, 12_345),),
-    legs=(LegFigures("load", 5, 1 << 20),),
+    components=(ComponentFigures("device", "full", FigureUnit.PAGES, 1_000, 100, 300, 100, 500, 12_345),),
+    links=(LinkFigures("load", 5, 1 << 20),),
     operations=(OperationFigures("load", 4, 3, 2, 1),),
     slowest=(SlowFigures("load", "done", 5, 0.25, 1.0),),
     store=StoreFigures("open", 9, 8, 7, 6, (("get", "hit", 5),)),
@@ -77,8 +77,8 @@ class MovingSource:
         return replace(FIGURES, name=self._name, operations_live=next(self._numbers))
 
 
-class HalfDoor:
-    """Door that lets everybody see everything but tenants."""
+class TenantBlindAuthenticator:
+    """Authenticator that shows everybody everything but tenants."""
 
     needs_token = False
 
@@ -88,19 +88,19 @@ class HalfDoor:
 
 @pytest.fixture
 def server() -> Iterator[LiveServer]:
-    with LiveServer.open(StillSource(), LiveAddress("127.0.0.1", 0, every_s=0.01), OpenDoor()) as opened:
+    with LiveServer.open(StillSource(), LiveAddress("127.0.0.1", 0, every_s=0.01), OpenAuthenticator()) as opened:
         yield opened
 
 
 @pytest.fixture
 def moving() -> Iterator[LiveServer]:
-    with LiveServer.open(MovingSource(), LiveAddress("127.0.0.1", 0, every_s=0.01), OpenDoor()) as opened:
+    with LiveServer.open(MovingSource(), LiveAddress("127.0.0.1", 0, every_s=0.01), OpenAuthenticator()) as opened:
         yield opened
 
 
 @pytest.fixture
 def locked() -> Iterator[LiveServer]:
-    with LiveServer.open(StillSource(), LiveAddress("127.0.0.1", 0, every_s=0.01), TokenDoor(TOKEN)) as opened:
+    with LiveServer.open(StillSource(), LiveAddress("127.0.0.1", 0, every_s=0.01), TokenAuthenticator(TOKEN)) as opened:
         yield opened
 
 
@@ -140,7 +140,7 @@ def test_the_figures_are_json(server: LiveServer) -> None:
 
 
 def test_the_figures_have_the_fields_of_the_document() -> None:
-    with LiveServer.open(StillSource(FULL), LiveAddress("127.0.0.1", 0), OpenDoor()) as opened:
+    with LiveServer.open(StillSource(FULL), LiveAddress("127.0.0.1", 0), OpenAuthenticator()) as opened:
         found = json.loads(asked(opened, "/figures.json").read())
     parts = [value for value in found.values() if isinstance(value, dict)]
     parts += [each for value in found.values() if isinstance(value, list) for each in value if isinstance(each, dict)]
@@ -169,7 +169,7 @@ def test_figures_that_have_not_changed_are_sent_only_with_a_new_point_of_the_his
 
 def test_a_reader_that_does_not_read_keeps_nobody_waiting() -> None:
     source = MovingSource("x" * 1_000_000)
-    with LiveServer.open(source, LiveAddress("127.0.0.1", 0, every_s=0.01), OpenDoor()) as opened:
+    with LiveServer.open(source, LiveAddress("127.0.0.1", 0, every_s=0.01), OpenAuthenticator()) as opened:
         idle, reading = asked(opened, "/events"), asked(opened, "/events")
         numbers = [
             value["operations_live"] for _, value in (event(reading) for _ in range(8)) if isinstance(value, dict)
@@ -183,7 +183,7 @@ def test_a_reader_that_does_not_read_keeps_nobody_waiting() -> None:
 
 
 def test_who_may_not_know_tenants_is_not_told_of_them() -> None:
-    with LiveServer.open(StillSource(), LiveAddress("127.0.0.1", 0), HalfDoor()) as opened:
+    with LiveServer.open(StillSource(), LiveAddress("127.0.0.1", 0), TenantBlindAuthenticator()) as opened:
         text = asked(opened, "/figures.json").read()
         assert json.loads(text)["tenants"] is None
         assert b"acme" not in text
@@ -245,17 +245,17 @@ def test_open_pages_do_not_keep_a_server_from_closing(server: LiveServer) -> Non
 @pytest.mark.threat("reading the live page")
 def test_other_machines_are_let_in_only_with_a_token() -> None:
     with pytest.raises(ConfigError, match=r"needs a token, found 0\.0\.0\.0 and none"):
-        LiveServer.open(StillSource(), LiveAddress("0.0.0.0", 0), OpenDoor())
+        LiveServer.open(StillSource(), LiveAddress("0.0.0.0", 0), OpenAuthenticator())
     with pytest.raises(ConfigError, match="at least 16 characters, found 5"):
-        TokenDoor("short")
-    with LiveServer.open(StillSource(), LiveAddress("0.0.0.0", 0), TokenDoor(TOKEN)) as opened:
+        TokenAuthenticator("short")
+    with LiveServer.open(StillSource(), LiveAddress("0.0.0.0", 0), TokenAuthenticator(TOKEN)) as opened:
         answer = asked(opened, "/figures.json", Host="cache.example", Authorization=f"Bearer {TOKEN}")
         assert answer.status == 200
 
 
 def test_an_address_that_is_taken_is_an_error_and_no_thread_stays(server: LiveServer) -> None:
     with pytest.raises(ConfigError, match="cannot be served at 127"):
-        LiveServer.open(StillSource(), LiveAddress("127.0.0.1", server.port), OpenDoor())
+        LiveServer.open(StillSource(), LiveAddress("127.0.0.1", server.port), OpenAuthenticator())
     assert [thread.name for thread in threading.enumerate()].count("unified-cache-live") == 1
 
 

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from tests.support.clock import ManualClock
-from unified_cache.observe.live.door import View
+from unified_cache.observe.live.authenticator import View
 from unified_cache.observe.live.figures import FoundPages, LiveFigures, SlowFigures, SourceKind
 from unified_cache.observe.live.updates import POINTS_MAX, LiveUpdates
 

@@ -27,7 +27,7 @@ from unified_cache.testing.storage_contract import sealed_page
 
 KV, SWA, STATE = PoolSpec("kv", 96), PoolSpec("swa", 40), PoolSpec("swa_state", 8)
 FULL = Component("full", SPAN_ALL, (KV,))
-UNTOLD = ModelLayout(PAGE_SIZE, (FULL, Component("swa", SPAN_UNKNOWN, (SWA, STATE))))
+UNKNOWN = ModelLayout(PAGE_SIZE, (FULL, Component("swa", SPAN_UNKNOWN, (SWA, STATE))))
 PROMPT = prompt_of(1)
 
 
@@ -40,36 +40,36 @@ def put(storage: ListedMemory, layout: ModelLayout, pool: PoolSpec, *numbers: in
 
 def test_a_prefetch_brings_all_there_is_of_an_unknown_span_within_the_prefix() -> None:
     source, target = ListedMemory(), ListedMemory()
-    kv = put(source, UNTOLD, KV, *range(6))
-    swa = put(source, UNTOLD, SWA, 1, 4, 5) | put(source, UNTOLD, STATE, 5)
-    put(source, UNTOLD, SWA, 6, 7)  # beyond the prefix
-    had = put(target, UNTOLD, SWA, 0)
-    plan = plan_prefetch(source, target, description_of(UNTOLD), [PROMPT])
+    kv = put(source, UNKNOWN, KV, *range(6))
+    swa = put(source, UNKNOWN, SWA, 1, 4, 5) | put(source, UNKNOWN, STATE, 5)
+    put(source, UNKNOWN, SWA, 6, 7)  # beyond the prefix
+    had = put(target, UNKNOWN, SWA, 0)
+    plan = plan_prefetch(source, target, description_of(UNKNOWN), [PROMPT])
     found, result = prefetch_prefixes(plan, unwatched)
     assert found == [Prefetched(PAGES, 6, 6)]
     assert result.is_complete
-    assert objects_of(target, UNTOLD).keys() == kv | swa | had
+    assert objects_of(target, UNKNOWN).keys() == kv | swa | had
 
 
 def test_a_flawed_page_of_an_unknown_span_does_not_shorten_the_prefix() -> None:
     source, target = ListedMemory(), ListedMemory()
-    kv, swa = put(source, UNTOLD, KV, *range(6)), put(source, UNTOLD, SWA, 4)
-    flawed = Label(TOY.digest(UNTOLD), PROMPT.keys[5], SWA.name)
+    kv, swa = put(source, UNKNOWN, KV, *range(6)), put(source, UNKNOWN, SWA, 4)
+    flawed = Label(TOY.digest(UNKNOWN), PROMPT.keys[5], SWA.name)
     source.put(
         [sealed_page(flawed._replace(pool="other"), HEADER_BYTES + SWA.page_bytes)._replace(label=flawed)], Level.CACHED
     )
-    plan = plan_prefetch(source, target, description_of(UNTOLD), [PROMPT])
+    plan = plan_prefetch(source, target, description_of(UNKNOWN), [PROMPT])
     found, result = prefetch_prefixes(plan, unwatched)
     assert found == [Prefetched(PAGES, 6, 6)]
     assert list(result.findings) == [flawed]
-    assert objects_of(target, UNTOLD).keys() == kv | swa
+    assert objects_of(target, UNKNOWN).keys() == kv | swa
 
 
 def test_a_backup_copies_every_page_of_an_unknown_span() -> None:
     source, target = ListedMemory(), ListedMemory()
-    everything = put(source, UNTOLD, KV, *range(6)) | put(source, UNTOLD, SWA, 0, 3, 8)
-    assert backup_prefixes(plan_backup(source, target, description_of(UNTOLD), [PROMPT]), unwatched).is_complete
-    assert objects_of(target, UNTOLD).keys() == everything
+    everything = put(source, UNKNOWN, KV, *range(6)) | put(source, UNKNOWN, SWA, 0, 3, 8)
+    assert backup_prefixes(plan_backup(source, target, description_of(UNKNOWN), [PROMPT]), unwatched).is_complete
+    assert objects_of(target, UNKNOWN).keys() == everything
 
 
 def test_where_no_span_is_told_no_prefix_is_promised() -> None:
@@ -98,11 +98,11 @@ def test_a_prompt_s_keys_do_not_name_pages_of_another_size() -> None:
 @pytest.mark.parametrize(
     "layout",
     [
-        UNTOLD,
+        UNKNOWN,
         ModelLayout(PAGE_SIZE, (FULL, Component("swa", 2, (SWA,), page_size=PAGE_SIZE // 2))),
         ModelLayout(PAGE_SIZE, (Component("swa", 2, (SWA,)), FULL)),
     ],
-    ids=["unknown span", "own page size", "no Full first"],
+    ids=["unknown", "own page size", "no Full first"],
 )
 def test_gc_and_verify_leave_pages_alone_that_only_the_engine_can_judge(layout: ModelLayout) -> None:
     storage = ListedMemory()
@@ -113,7 +113,7 @@ def test_gc_and_verify_leave_pages_alone_that_only_the_engine_can_judge(layout: 
 
 
 def test_stat_shows_facts_and_what_is_not_told() -> None:
-    layout = ModelLayout(PAGE_SIZE, (*UNTOLD.components, Component("state", 1, (PoolSpec("state", 8),), page_size=2)))
+    layout = ModelLayout(PAGE_SIZE, (*UNKNOWN.components, Component("state", 1, (PoolSpec("state", 8),), page_size=2)))
     identity = replace(TOY, facts=(("attention", "triton"), ("weights", "sha256:77")))
     kept = StoredIdentity(identity.digest(layout), Description(identity, layout))
     about = stat_as_json(kept, {"kv": ObjectCount(3, 300)}, None)

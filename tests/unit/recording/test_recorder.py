@@ -15,7 +15,7 @@ from unified_cache.cache.recording.recorder import (
     TraceNames,
     TraceRecorder,
 )
-from unified_cache.cache.recording.requests import Hits, KeyedPages, RequestNote
+from unified_cache.cache.recording.requests import Hits, KeyedPages, RequestRecord
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.page import Namespace, Prompt
 from unified_cache.sizing.replay.trace import read_trace
@@ -24,10 +24,10 @@ PAGE_SIZE = 4
 SALT = bytes(range(SALT_BYTES))
 
 
-def note_of(number: int, pages: int = 3, namespace: str | None = None) -> RequestNote:
+def record_of(number: int, pages: int = 3, namespace: str | None = None) -> RequestRecord:
     tokens = list(range(1_000 * number, 1_000 * number + pages * PAGE_SIZE))
     prompt = Prompt.of(tokens, PAGE_SIZE, Namespace(cache_salt=namespace) if namespace else Namespace())
-    return RequestNote(100.0 + number, prompt, 2, Hits(1, 1, 0), ("swa",))
+    return RequestRecord(100.0 + number, prompt, 2, Hits(1, 1, 0), ("swa",))
 
 
 def lines_of(path: Path) -> list[dict[str, object]]:
@@ -37,8 +37,8 @@ def lines_of(path: Path) -> list[dict[str, object]]:
 def test_a_line_is_of_the_mooncake_format_with_what_that_lacks(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl.gz"
     with TraceRecorder.open(path, RecorderSettings(salt=SALT)) as recorder:
-        recorder.record(note_of(1, namespace="acme"))
-        recorder.record(note_of(2))
+        recorder.record(record_of(1, namespace="acme"))
+        recorder.record(record_of(2))
     first, second = lines_of(path)
     assert set(first) == {
         *("timestamp", "input_length", "output_length", "hash_ids"),
@@ -58,7 +58,7 @@ def test_names_are_equal_for_equal_pages_and_say_nothing_of_them_without_the_sal
         path = tmp_path / f"{name}.gz"
         with TraceRecorder.open(path) as recorder:
             for number in (1, 1, 2):
-                recorder.record(note_of(number, namespace="acme"))
+                recorder.record(record_of(number, namespace="acme"))
         text = gzip.decompress(path.read_bytes())
         ids[name] = [json.loads(line)["hash_ids"] for line in text.splitlines()]
         assert b"acme" not in text
@@ -66,7 +66,7 @@ def test_names_are_equal_for_equal_pages_and_say_nothing_of_them_without_the_sal
     assert first == again
     assert not set(first) & set(other)
     assert not set(first) & set(ids["other"][0]), "two recordings cannot be held against each other"
-    keys = note_of(1, namespace="acme").pages.keys
+    keys = record_of(1, namespace="acme").pages.keys
     guesses = [key[:8] for key in keys] + [blake2b(key, digest_size=8).digest() for key in keys]
     assert not {int.from_bytes(guess, "little") >> 1 for guess in guesses} & set(first), (
         "who guesses a prompt learns nothing"
@@ -75,20 +75,20 @@ def test_names_are_equal_for_equal_pages_and_say_nothing_of_them_without_the_sal
 
 
 def test_what_there_is_no_room_for_is_dropped_and_counted_and_nobody_waits(tmp_path: Path) -> None:
-    note = note_of(1)
-    size = len(note.pages.tokens) if isinstance(note.pages, Prompt) else 0
+    record = record_of(1)
+    size = len(record.pages.tokens) if isinstance(record.pages, Prompt) else 0
     recorder = TraceRecorder.open(tmp_path / "trace.gz", RecorderSettings(queue_bytes_max=5 * size))
     with recorder._guard:  # the writer cannot take anything meanwhile
         held = threading.Thread(target=lambda: None)
         held.start()
         held.join()
-        recorder._queue.extend([note] * 5)
+        recorder._queue.extend([record] * 5)
         recorder._queue_bytes = 5 * size
     for _ in range(3):
-        recorder.record(note_of(2, pages=300))
+        recorder.record(record_of(2, pages=300))
     counts = recorder.close()
     assert (counts.written, counts.dropped, counts.failed) == (5, 3, 0)
-    recorder.record(note)
+    recorder.record(record)
     assert recorder.counts().dropped == 4, "after the end, too"
 
 
@@ -96,17 +96,17 @@ def test_files_are_rotated_and_the_oldest_goes(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl.gz"
     for number in range(6):
         with TraceRecorder.open(path, RecorderSettings(file_bytes_max=1, files_max=3, salt=SALT)) as recorder:
-            recorder.record(note_of(number))
+            recorder.record(record_of(number))
     assert sorted(each.name for each in tmp_path.iterdir()) == ["trace.1.jsonl.gz", "trace.2.jsonl.gz"]
     names = [lines_of(tmp_path / f"trace.{number}.jsonl.gz")[0]["hash_ids"] for number in (1, 2)]
-    assert names == [TraceNames(SALT).pages(note_of(number).pages.keys) for number in (5, 4)]
+    assert names == [TraceNames(SALT).pages(record_of(number).pages.keys) for number in (5, 4)]
 
 
 def test_a_file_that_is_cut_short_keeps_what_was_whole(tmp_path: Path) -> None:
     path = tmp_path / "trace.gz"
     for number in (1, 2):
         with TraceRecorder.open(path) as recorder:
-            recorder.record(note_of(number))
+            recorder.record(record_of(number))
     assert len(lines_of(path)) == 2, "a recording goes on after what is there"
 
 
@@ -116,7 +116,7 @@ def test_a_file_that_cannot_be_written_costs_lines_and_raises_nothing(tmp_path: 
     recorder = TraceRecorder.open(room / "trace.gz")
     (room / "trace.gz").unlink()
     room.rmdir()
-    recorder.record(note_of(1))
+    recorder.record(record_of(1))
     assert recorder.close() == RecorderCounts(written=0, dropped=0, failed=1)
 
 
@@ -125,17 +125,17 @@ def test_only_its_owner_can_read_a_recording(tmp_path: Path) -> None:
     path = tmp_path / "trace.gz"
     with TraceRecorder.open(path) as recorder:
         path.unlink()  # as a rotation does
-        recorder.record(note_of(1))
+        recorder.record(record_of(1))
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_pages_that_are_known_by_their_keys_alone_are_recorded_alike(tmp_path: Path) -> None:
-    note = note_of(1)
-    keyed = KeyedPages(note.pages.keys, PAGE_SIZE, b"")
+    record = record_of(1)
+    keyed = KeyedPages(record.pages.keys, PAGE_SIZE, b"")
     path = tmp_path / "trace.gz"
     with TraceRecorder.open(path) as recorder:
-        recorder.record(note)
-        recorder.record(RequestNote(note.at_s, keyed, 2, note.found, note.bound_by))
+        recorder.record(record)
+        recorder.record(RequestRecord(record.at_s, keyed, 2, record.found, record.bound_by))
     first, second = lines_of(path)
     assert first == second
 

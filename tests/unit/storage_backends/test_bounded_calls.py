@@ -77,7 +77,7 @@ class ScriptedCall:
             call = current_call()
             assert call is not None
             try:
-                with StoreStep(call, "get", self._clock(), DEADLINE_S, self._note_late):
+                with StoreStep(call, "get", self._clock(), DEADLINE_S, self._record_late):
                     self.done.put(True)
                     assert self.commands.get(timeout=PATIENCE_S) is Instruction.LEAVE
             except StorageTimeoutError:
@@ -94,7 +94,7 @@ class ScriptedCall:
         self.commands.put(command)
         return self.done.get(timeout=PATIENCE_S)
 
-    def _note_late(self, thread_id: int) -> None:
+    def _record_late(self, thread_id: int) -> None:
         self.late_count += 1
 
 

@@ -129,17 +129,17 @@ def test_a_store_refuses_more_subscribers_than_it_can_tell() -> None:
 def test_labels_that_can_be_walked_once_reach_every_subscriber() -> None:
     buffer = RemovalBuffer()
     feeds = [buffer.subscribe(), buffer.subscribe()]
-    buffer.note(iter(LABELS[:3]))
+    buffer.record(iter(LABELS[:3]))
     buffer.restored(iter(LABELS[:1]))
     assert [feed.take().labels for feed in feeds] == [tuple(LABELS[1:3])] * 2
 
 
 def test_what_came_back_before_anybody_asked_is_not_told() -> None:
     buffer = RemovalBuffer()
-    buffer.note(LABELS[:2])
+    buffer.record(LABELS[:2])
     feed = buffer.subscribe()
     assert feed.take() == Removals(0, 0, ())
-    buffer.note([LABELS[0], LABELS[1], LABELS[2]])
+    buffer.record([LABELS[0], LABELS[1], LABELS[2]])
     buffer.restored([LABELS[1], LABELS[9]])
     assert feed.take() == Removals(0, 0, (LABELS[0], LABELS[2]))
     assert feed.take() == Removals(2, 0, ())
@@ -148,11 +148,11 @@ def test_what_came_back_before_anybody_asked_is_not_told() -> None:
 def test_what_there_is_no_room_for_is_lost_and_the_next_answer_says_so() -> None:
     buffer = RemovalBuffer(labels_max=3)
     feed = buffer.subscribe()
-    buffer.note(LABELS[:3])
-    buffer.note(LABELS[:3])
+    buffer.record(LABELS[:3])
+    buffer.record(LABELS[:3])
     assert feed.take() == Removals(0, 0, tuple(LABELS[:3]))
-    buffer.note(LABELS[:4])
-    buffer.note(LABELS[5:7])
+    buffer.record(LABELS[:4])
+    buffer.record(LABELS[5:7])
     told = feed.take()
     assert told == Removals(7, 4, tuple(LABELS[5:7]))
     assert feed.take() == Removals(told.end, 0, ())

@@ -415,9 +415,9 @@ class Explainer:
         raise AssertionError("a prefix that Full holds is bound by another component")
 
     def _end(self, held: Sequence[Pages], pages: int) -> int:
-        told = [number for number, component in enumerate(self.components) if component.span != SPAN_UNKNOWN]
-        spans = [self.components[number].span for number in told]
-        return _last(restorable_ends(spans, [~held[number] for number in told], 0, pages, [0] * len(told)))
+        known = [number for number, component in enumerate(self.components) if component.span != SPAN_UNKNOWN]
+        spans = [self.components[number].span for number in known]
+        return _last(restorable_ends(spans, [~held[number] for number in known], 0, pages, [0] * len(known)))
 
     def _reach(self, held: Pages, span: int) -> int:
         return 0 if span == SPAN_UNKNOWN else _last(restorable_ends([span], [~held], 0, len(held), [0]))

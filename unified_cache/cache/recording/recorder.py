@@ -1,4 +1,4 @@
-"""Recorder of requests: the serving thread queues notes and goes on; another names pages and writes lines.
+"""Records requests: whoever serves them hands records over and goes on; a thread names pages and writes lines.
 
 recorder = TraceRecorder.open(Path("trace.jsonl.gz"))
 cache.record_to(recorder.requests_of(cache.layout))
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from unified_cache.cache.recording.requests import KeyedPages, RequestNote, RequestWatcher
+from unified_cache.cache.recording.requests import KeyedPages, RequestRecord, RequestWatcher
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.page import PageKey, Prompt
 from unified_cache.core.pool import ModelLayout
@@ -29,7 +29,7 @@ __all__ = ["SALT_BYTES", "RecorderCounts", "RecorderSettings", "TraceNames", "Tr
 WRITE_EVERY_S = 1.0
 """Longest time that a note waits before it is written, and so is lost in a crash."""
 
-BATCH_NOTES_MAX = 1_000
+BATCH_RECORDS_MAX = 1_000
 """Notes of one write."""
 
 CLOSE_S = 10.0
@@ -177,7 +177,7 @@ class TraceRecorder:
         self._file = file
         self._names = names
         self._queue_bytes_max = queue_bytes_max
-        self._queue: deque[RequestNote] = deque()
+        self._queue: deque[RequestRecord] = deque()
         self._queue_bytes = 0
         self._counts = RecorderCounts()
         self._began_s = time.time()
@@ -208,16 +208,16 @@ class TraceRecorder:
         """Return a watcher of one cache, for ``UnifiedCache.record_to``."""
         return RequestWatcher([component.name for component in layout.components], self.record)
 
-    def record(self, note: RequestNote) -> None:
+    def record(self, record: RequestRecord) -> None:
         """Take a request; drop and count it if too many wait. Nothing is computed or written here."""
-        size = _bytes_of(note)
+        size = _bytes_of(record)
         with self._guard:
             if self._is_closing or self._queue_bytes + size > self._queue_bytes_max:
                 self._counts.dropped += 1
                 return
-            self._queue.append(note)
+            self._queue.append(record)
             self._queue_bytes += size
-            is_full = len(self._queue) >= BATCH_NOTES_MAX
+            is_full = len(self._queue) >= BATCH_RECORDS_MAX
         if is_full:
             self._woken.set()
 
@@ -245,20 +245,20 @@ class TraceRecorder:
         while True:
             self._woken.wait(WRITE_EVERY_S)
             self._woken.clear()
-            while notes := self._taken():
-                self._write(notes)
+            while records := self._taken():
+                self._write(records)
             with self._guard:
                 if self._is_closing and not self._queue:
                     return
 
-    def _taken(self) -> list[RequestNote]:
+    def _taken(self) -> list[RequestRecord]:
         with self._guard:
-            notes = [self._queue.popleft() for _ in range(min(BATCH_NOTES_MAX, len(self._queue)))]
-            self._queue_bytes -= sum(map(_bytes_of, notes))
-            return notes
+            records = [self._queue.popleft() for _ in range(min(BATCH_RECORDS_MAX, len(self._queue)))]
+            self._queue_bytes -= sum(map(_bytes_of, records))
+            return records
 
-    def _write(self, notes: Sequence[RequestNote]) -> None:
-        lines = b"".join(self._line(note) for note in notes)
+    def _write(self, records: Sequence[RequestRecord]) -> None:
+        lines = b"".join(self._line(record) for record in records)
         try:
             self._file.append(lines)
         except OSError as error:
@@ -266,32 +266,32 @@ class TraceRecorder:
                 self._has_failed = True
                 logger.error("a recording cannot be written, and what it lacks is counted: %s", error)
             with self._guard:
-                self._counts.failed += len(notes)
+                self._counts.failed += len(records)
             return
         self._has_failed = False
         with self._guard:
-            self._counts.written += len(notes)
+            self._counts.written += len(records)
 
-    def _line(self, note: RequestNote) -> bytes:
+    def _line(self, record: RequestRecord) -> bytes:
         """Return the line of one request; its times count from the beginning of the recording."""
-        pages = note.pages
+        pages = record.pages
         names = self._names.pages(pages.keys)
         entry = {
-            "timestamp": round((note.at_s - self._began_s) * 1000, 3),
+            "timestamp": round((record.at_s - self._began_s) * 1000, 3),
             "input_length": len(names) * pages.page_size,
-            "output_length": note.output_pages * pages.page_size,
+            "output_length": record.output_pages * pages.page_size,
             "hash_ids": names,
             "page_size": pages.page_size,
             "namespace": self._names.namespace(pages.seed),
-            "hit_pages": note.found.by_tier(),
-            "bound_by": list(note.bound_by),
+            "hit_pages": record.found.by_tier(),
+            "bound_by": list(record.bound_by),
         }
         return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
 
 
-def _bytes_of(note: RequestNote) -> int:
-    """Return about how much memory a note keeps."""
-    pages = note.pages
+def _bytes_of(record: RequestRecord) -> int:
+    """Return the memory that a record keeps, about."""
+    pages = record.pages
     if isinstance(pages, Prompt):
         return len(pages.tokens)
     assert isinstance(pages, KeyedPages)

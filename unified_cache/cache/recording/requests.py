@@ -9,7 +9,7 @@ from typing import NamedTuple
 from unified_cache.core.page import PageKey, Prompt
 from unified_cache.tree import Lock
 
-__all__ = ["Hits", "KeyedPages", "RequestNote", "RequestWatcher"]
+__all__ = ["Hits", "KeyedPages", "RequestRecord", "RequestWatcher"]
 
 WAITING_MAX = 1_024
 """Prompts looked up and not locked yet, and requests that run: of more, the oldest is let go or taken for over."""
@@ -69,7 +69,7 @@ class Hits:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestNote:
+class RequestRecord:
     """One request that is over."""
 
     at_s: float
@@ -100,7 +100,7 @@ class FirstLookup(NamedTuple):
 
 
 class RequestWatcher:
-    """Makes a note of each request of a cache once it is over. Called on the owner's thread; never waits.
+    """Records each request of a cache once it is over. Called on the owner's thread; never waits.
 
     An engine looks up, prefetches, loads and locks with one ``Prompt``. Its first look-up tells tiers apart: what the
     device had then, and what host memory had beyond that; what is locked beyond both has come from storage meanwhile.
@@ -108,13 +108,13 @@ class RequestWatcher:
 
     __slots__ = ("_components", "_looked_up", "_running", "_take")
 
-    def __init__(self, components: Sequence[str], take: Callable[[RequestNote], None]) -> None:
-        """Name the layout's components; ``take`` is given each note."""
+    def __init__(self, components: Sequence[str], take: Callable[[RequestRecord], None]) -> None:
+        """Name the layout's components; ``take`` is given each record."""
         self._components = tuple(components)
         self._take = take
         self._looked_up: OrderedDict[int, FirstLookup] = OrderedDict()
         """Prompts that are not locked yet, by their ``id``."""
-        self._running: OrderedDict[Lock, RequestNote] = OrderedDict()
+        self._running: OrderedDict[Lock, RequestRecord] = OrderedDict()
         """By the lock that a request has now."""
 
     def matched(self, prompt: Prompt, device_end: int, host_end: int) -> None:
@@ -135,21 +135,21 @@ class RequestWatcher:
         first = self._looked_up.pop(id(prompt), None) or FirstLookup(prompt, time.time(), lock.end, lock.end)
         names = tuple(self._components[number] for number in bound_by)
         found = Hits.of_ends(first.device_end, first.host_end, lock.end)
-        self._running[lock] = RequestNote(first.at_s, prompt, 0, found, names)
+        self._running[lock] = RequestRecord(first.at_s, prompt, 0, found, names)
         if len(self._running) > WAITING_MAX:
             self._end(*self._running.popitem(last=False))
 
     def inserted(self, before: Lock, after: Lock) -> None:
         """Go on with another lock, on what the request has computed too."""
-        note = self._running.pop(before, None)
-        if note is not None:
-            self._running[after] = note
+        record = self._running.pop(before, None)
+        if record is not None:
+            self._running[after] = record
 
     def released(self, lock: Lock) -> None:
         """End a request."""
-        note = self._running.pop(lock, None)
-        if note is not None:
-            self._end(lock, note)
+        record = self._running.pop(lock, None)
+        if record is not None:
+            self._end(lock, record)
 
-    def _end(self, lock: Lock, note: RequestNote) -> None:
-        self._take(replace(note, output_pages=max(0, lock.end - note.pages_count)))
+    def _end(self, lock: Lock, record: RequestRecord) -> None:
+        self._take(replace(record, output_pages=max(0, lock.end - record.pages_count)))

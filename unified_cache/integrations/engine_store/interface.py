@@ -96,7 +96,7 @@ class Unavailable(Enum):
     FAILED = "the store failed"
     REFUSED = "the store said so, or its circuit breaker was open"
     BUSY = "no thread was free in time"
-    NO_LANDING = "no bounce buffer was free in time, or the page is larger than all of them"
+    NO_BOUNCE_BUFFER = "no bounce buffer was free in time, or the page is larger than all of them"
     CALL_OVER = "the time of the whole call was over, or the store was closed meanwhile"
     CLOSED = "the store was closed"
 

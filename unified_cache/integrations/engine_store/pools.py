@@ -190,10 +190,10 @@ PROBE_PAGES_MAX = 4096
 BATCH_PAGES = 128
 """Pages of one call to the store; as STORAGE_BATCH_SIZE in SGLang 0.5.23."""
 
-LANES = 2
+PARALLEL_PARTS = 2
 """Calls to the store at a time that one call of the engine's is split into: while one checks a page, another copies."""
 
-LANE_BYTES_MIN = 2 << 20
+PART_BYTES_MIN = 2 << 20
 """Less is moved by one call: handing it to a second thread costs more than it saves."""
 
 
@@ -255,7 +255,7 @@ class EnginePools:
         self._bundles: dict[tuple[str, ...], _Bundle] = {}
         self._guard = Lock()
         # Two callers at a time, one that reads and one that writes; each does the first part of its call itself.
-        self._lanes = CallThreads("unified-cache-lane", 2 * (LANES - 1))
+        self._part_threads = CallThreads("unified-cache-part", 2 * (PARALLEL_PARTS - 1))
 
     def add(self, pool: str, pages: PageRows | None) -> None:
         """Add a pool, or replace it; None for one without bytes, which is stored nowhere and always there."""
@@ -309,8 +309,8 @@ class EnginePools:
         with self._guard:
             self._pools.clear()
             self._bundles.clear()
-        self._lanes.close(0)
-        self._lanes.withdraw_waiting()
+        self._part_threads.close(0)
+        self._part_threads.withdraw_waiting()
 
     def _stored(self, pools: Iterable[str]) -> tuple[str, ...]:
         """Return those of the pools that are stored, or not known, in one order."""
@@ -430,21 +430,22 @@ class EnginePools:
         """Call for some pages at a time; give up after a batch of which the store did nothing."""
         done: list[bool] = []
         for start in range(0, len(pages), BATCH_PAGES):
-            answers = self._in_lanes(pages[start : start + BATCH_PAGES], call)
+            answers = self._in_parts(pages[start : start + BATCH_PAGES], call)
             done += map(bool, answers)
             if all(answer is Answer.UNAVAILABLE for answer in answers):
                 break
         return done + [False] * (len(pages) - len(done))
 
-    def _in_lanes(
+    def _in_parts(
         self, pages: Sequence[EnginePage], call: Callable[[Sequence[EnginePage]], list[Answer]]
     ) -> list[Answer]:
-        """Call for the pages in as many parts at a time as there are lanes, where they are worth it."""
-        part = -(-len(pages) // LANES)
-        if part * sum(row.nbytes for row in pages[0].rows) < LANE_BYTES_MIN:
+        """Call for the pages in as many parts parallel as ``PARALLEL_PARTS``, where they are large enough."""
+        part = -(-len(pages) // PARALLEL_PARTS)
+        if part * sum(row.nbytes for row in pages[0].rows) < PART_BYTES_MIN:
             return call(pages)
         others = [
-            self._lanes.submit(partial(call, pages[start : start + part])) for start in range(part, len(pages), part)
+            self._part_threads.submit(partial(call, pages[start : start + part]))
+            for start in range(part, len(pages), part)
         ]
         try:
             answers = call(pages[:part])
@@ -456,17 +457,17 @@ class EnginePools:
         return answers
 
 
-def _settle(lanes: Sequence[BoundedCall[list[Answer]]]) -> None:
-    """Wait until no lane has rows any more: each ends by its store's deadline, or was closed before it began.
+def _settle(parts: Sequence[BoundedCall[list[Answer]]]) -> None:
+    """Wait until no part has rows any more: each ends by its store's deadline, or was closed before it began.
 
     Raises:
-        KeyboardInterrupt: who waits was interrupted meanwhile.
+        KeyboardInterrupt: the wait was interrupted.
     """
     is_interrupted = False
-    for lane in lanes:
-        while not lane.returned:
+    for part in parts:
+        while not part.returned:
             try:
-                lane.wait(LOOK_S)
+                part.wait(LOOK_S)
             except KeyboardInterrupt:
                 is_interrupted = True
     if is_interrupted:

@@ -387,7 +387,7 @@ class EngineStore:
             pieces = pieces_of(pages, self._piece_bytes(opened, method, level))
             buffer = self._bounce.reserve(max(piece.buffer_bytes for piece in pieces), opened.guard.deadline_s)
             if buffer is None:
-                return self._answered(method, [], len(pages), Unavailable.NO_LANDING, started_s)
+                return self._answered(method, [], len(pages), Unavailable.NO_BOUNCE_BUFFER, started_s)
             path = BufferedPath(pages, buffer)
             task = Task(partial(move, pieces, path), path)
             reason = self._call(opened, identities, task, started_s, buffer)

@@ -29,11 +29,11 @@ class ChunksRemoved(NamedTuple):
 class ChunkChanges:
     """Changes in their order, and the jobs whose chunks are not told yet."""
 
-    __slots__ = ("_began", "_changes", "_gone", "_told_count")
+    __slots__ = ("_began", "_changes", "_gone", "_reported_count")
 
     def __init__(self) -> None:
         self._changes: deque[ChunksStored | ChunksRemoved] = deque(maxlen=CHANGES_MAX)
-        self._told_count = 0
+        self._reported_count = 0
         """Times that removals were told."""
         self._began: dict[int, int] = {}
         """By store job under way: how often removals had been told before it."""
@@ -42,7 +42,7 @@ class ChunkChanges:
 
     def begin(self, job: int) -> None:
         """Note that a store job has begun."""
-        self._began[job] = self._told_count
+        self._began[job] = self._reported_count
 
     def end(self, job: int, stored: Iterable[bytes]) -> None:
         """Note that a job has ended, and what it has stored; nothing of a job from before ``forget``."""
@@ -62,8 +62,8 @@ class ChunkChanges:
         if self._began:
             for key in keys:
                 self._gone.pop(key, None)
-                self._gone[key] = self._told_count
-        self._told_count += 1
+                self._gone[key] = self._reported_count
+        self._reported_count += 1
 
     def take(self) -> list[ChunksStored | ChunksRemoved]:
         """Return the changes since the last call."""
@@ -79,6 +79,6 @@ class ChunkChanges:
 
     def _prune(self) -> None:
         """Forget what went before the oldest job under way."""
-        oldest = min(self._began.values(), default=self._told_count)
+        oldest = min(self._began.values(), default=self._reported_count)
         while self._gone and next(iter(self._gone.values())) < oldest:
             del self._gone[next(iter(self._gone))]

@@ -31,10 +31,10 @@ __all__ = ["ChunkTier", "TierCounts"]
 
 logger = logging.getLogger(__name__)
 
-LANDING_BYTES = 256 << 20
+BOUNCE_BYTES = 256 << 20
 """Memory that chunks pass through, unless a few of them are larger."""
 
-LANDED_ROWS_MIN = 4
+BOUNCE_ROWS_MIN = 4
 """Chunks that fit in it at the least."""
 
 CLOSE_S = 5.0
@@ -72,7 +72,7 @@ class ChunkTier:
         self._moving = Moving(store, rows, settings)
         self._counts = TierCounts(self._lookups.answered)
         self._changes: ChunkChanges | None = None
-        self._tells_removals = False
+        self._reports_removals = False
 
     @classmethod
     def open(cls, settings: TierSettings, facts: VllmFacts, view: memoryview, row: RowShape) -> "ChunkTier":
@@ -86,7 +86,7 @@ class ChunkTier:
         names = ChunkNames.of(facts, row)
         config = EngineStoreConfig(
             guard=GuardConfig(deadline_s=settings.deadline_s),
-            landing_bytes=max(LANDING_BYTES, LANDED_ROWS_MIN * row.stride_bytes),
+            landing_bytes=max(BOUNCE_BYTES, BOUNCE_ROWS_MIN * row.stride_bytes),
         )
         store = EngineStore.open(settings.url, config, bytes_max=settings.bytes_max)
         store.register(names.identity, names.layout)
@@ -113,9 +113,9 @@ class ChunkTier:
         self._changes = ChunkChanges()
 
     @property
-    def tells_removals(self) -> bool:
+    def reports_removals(self) -> bool:
         """Whether the store tells what it lets go, as far as is known."""
-        return self._tells_removals
+        return self._reports_removals
 
     def changes(self) -> list[ChunksStored | ChunksRemoved]:
         """Return what the store has gained and lost of this engine's chunks since the last call, if watched.
@@ -125,7 +125,7 @@ class ChunkTier:
         if self._changes is None:
             return []
         removals = self._store.take_removals()
-        self._tells_removals = removals is not None
+        self._reports_removals = removals is not None
         if removals is not None:
             keys = [self._names.offload_key(label) for label in removals.labels]
             self._changes.remove([key for key in keys if key is not None])
@@ -190,7 +190,7 @@ class ChunkTier:
             self._store.register(self._names.identity, self._names.layout)
             if self._changes is not None:
                 self._changes.forget()
-        self._lookups.ask_anew()
+        self._lookups.ask_again()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until every look-up that was sent is answered and every job has ended; False after ``timeout_s``."""
@@ -229,6 +229,6 @@ class ChunkTier:
         return bool(self._store.exists_at_once([self._names.label(key)])[0])
 
     def _ask(self, keys: Sequence[bytes]) -> list[bool]:
-        """Ask the store on the thread of look-ups; an answer of another generation is dropped by ``ask_anew``."""
+        """Ask the store on the thread of look-ups; an answer of another generation is dropped by ``ask_again``."""
         names = self._names
         return [bool(answer) for answer in self._store.exists([names.label(key) for key in keys])]

@@ -33,7 +33,7 @@ STABLE_HASHES = frozenset({"sha256", "sha256_cbor"})
 COMMIT = re.compile(r"[0-9a-f]{40}")
 """Revision that vLLM has resolved at the hub."""
 
-TOLD_FIELDS = ("sliding_window", "attention_chunk_size", "mamba_type", "mamba_cache_mode", "kv_quant_mode")
+REPORTED_FIELDS = ("sliding_window", "attention_chunk_size", "mamba_type", "mamba_cache_mode", "kv_quant_mode")
 """Fields of a KV cache spec that a person wants to read; the digest has all of them."""
 
 VOLATILE_KEYS = frozenset({"_name_or_path", "_commit_hash", "transformers_version"})
@@ -161,7 +161,7 @@ def _kind(group: "KVCacheGroupSpec") -> str:
     told = [f"{len(group.layer_names)} layers", f"{spec.block_size} tokens", f"{spec.page_size_bytes} bytes"]
     if dataclasses.is_dataclass(spec):
         names = {each.name for each in dataclasses.fields(spec)}
-        values = {name: operator.attrgetter(name)(spec) for name in TOLD_FIELDS if name in names}
+        values = {name: operator.attrgetter(name)(spec) for name in REPORTED_FIELDS if name in names}
         told += [f"{name} {_text(value, '')}" for name, value in values.items() if value is not None]
     return f"{type(spec).__name__}: {', '.join(told)}, {_digest(f'{list(group.layer_names)} {spec!r}')}"
 

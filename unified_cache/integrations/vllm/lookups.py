@@ -135,7 +135,7 @@ class Lookups:
             if not asked.requests:
                 del self._asked[key]
 
-    def ask_anew(self) -> None:
+    def ask_again(self) -> None:
         """Drop all answers, those under way too: living requests ask again."""
         self._asked.clear()
         self._keys.clear()

@@ -140,7 +140,7 @@ class UnifiedCacheTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's, u
     def take_events(self) -> Iterable[OffloadingEvent]:
         """Return what the store has taken and let go since the last call, where vLLM publishes KV events."""
         # vLLM then keeps the blocks of each chunk, to name all of them when it goes. A chunk of one block has its name.
-        removal_expected = self._blocks_per_chunk > 1 and self._chunks.tells_removals
+        removal_expected = self._blocks_per_chunk > 1 and self._chunks.reports_removals
         events: list[OffloadingEvent] = []
         for change in self._chunks.changes():
             match change:

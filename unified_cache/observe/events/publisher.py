@@ -16,9 +16,9 @@ from unified_cache.controller.page_changes import (
     PagesStored,
     SlotsLeft,
 )
-from unified_cache.observe.events.book import PageBook
 from unified_cache.observe.events.config import EventsConfig
 from unified_cache.observe.events.sender import BatchSender, HandedOver, PublisherCounts
+from unified_cache.observe.events.slot_keys import SlotKeys
 
 __all__ = ["EventPublisher"]
 
@@ -50,8 +50,8 @@ class EventPublisher:
         """
         cache.changes.watch(config.changes_pages_max)
         try:
-            book = PageBook(cache.changes, cache.layout, cache.identity.owners(cache.layout))
-            sender = BatchSender.start(book, config, wall_clock)
+            slot_keys = SlotKeys(cache.changes, cache.layout, cache.identity.owners(cache.layout))
+            sender = BatchSender.start(slot_keys, config, wall_clock)
         except BaseException:
             cache.changes.unwatch()
             raise

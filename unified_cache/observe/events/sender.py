@@ -19,9 +19,9 @@ from itertools import islice
 from unified_cache.controller.page_changes import PageChange, StoredRun
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.extras import needs_extra
-from unified_cache.observe.events.book import PageBook
 from unified_cache.observe.events.config import EventsConfig
 from unified_cache.observe.events.encoding import EventEncoder
+from unified_cache.observe.events.slot_keys import SlotKeys
 from unified_cache.observe.events.values import ClearedEvent, KvEvent
 
 with needs_extra("events", "unified_cache.observe.events"):
@@ -113,13 +113,13 @@ class BatchSender:
 
     def __init__(
         self,
-        book: PageBook,
+        slot_keys: SlotKeys,
         config: EventsConfig,
         wall_clock: Callable[[], float],
         context: "zmq.Context[zmq.Socket[bytes]]",
     ) -> None:
         """Take a context of its own, which it ends; ``start`` makes one."""
-        self._book = book
+        self._slot_keys = slot_keys
         self._config = config
         self._wall_clock = wall_clock
         self._context = context
@@ -142,13 +142,13 @@ class BatchSender:
         self.replay_endpoint = config.replay_endpoint
 
     @classmethod
-    def start(cls, book: PageBook, config: EventsConfig, wall_clock: Callable[[], float]) -> "BatchSender":
+    def start(cls, slot_keys: SlotKeys, config: EventsConfig, wall_clock: Callable[[], float]) -> "BatchSender":
         """Open the sockets and start the thread.
 
         Raises:
             ConfigError: an address that cannot be used.
         """
-        sender = cls(book, config, wall_clock, zmq.Context())
+        sender = cls(slot_keys, config, wall_clock, zmq.Context())
         try:
             sender._open()
         except ConfigError:
@@ -219,9 +219,9 @@ class BatchSender:
                 work = self._queue.popleft()
             if work.runs is not None:
                 self._counts.announcements += 1
-                self._send(self._book.announcement(work.runs))
-            self._send(self._book.events(work.changes))
-            if self._book.needs_announcement:
+                self._send(self._slot_keys.announcement(work.runs))
+            self._send(self._slot_keys.events(work.changes))
+            if self._slot_keys.needs_announcement:
                 self._is_announcement_asked = True
             with self._guard:
                 self._waiting_pages -= work.pages_count

@@ -4,7 +4,7 @@ Its server runs on a thread of its own, and reads figures that were published fo
 Needs the extra ``live``. From the figures to the browser:
 
     figures        values of one moment; torch is not needed
-    door           who may look, and at what
+    authenticator  authentication of readers
     updates        their JSON, and totals of the last minutes
     readers        open pages that listen, of whom a slow one keeps nobody waiting
     server         the HTTP server: page, JSON, and server-sent events

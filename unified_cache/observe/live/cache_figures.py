@@ -3,10 +3,10 @@
 from unified_cache.cache.stats import AttachedStore, Stats, StatsSource
 from unified_cache.controller import TransferKind
 from unified_cache.observe.live.figures import (
+    ComponentFigures,
+    FigureUnit,
     FoundPages,
-    LaneFigures,
-    LaneUnit,
-    LegFigures,
+    LinkFigures,
     LiveFigures,
     OperationFigures,
     SlowFigures,
@@ -45,11 +45,11 @@ def figures_of(name: str, stats: Stats) -> LiveFigures:
         kind=SourceKind.CACHE,
         name=name,
         counted_at_s=stats.counted_at_s,
-        lanes=tuple(
-            LaneFigures(
+        components=tuple(
+            ComponentFigures(
                 held.tier.name.lower(),
                 held.component,
-                LaneUnit.PAGES,
+                FigureUnit.PAGES,
                 capacity=held.capacity,
                 pinned=held.protected,
                 evictable=held.evictable,
@@ -63,7 +63,7 @@ def figures_of(name: str, stats: Stats) -> LiveFigures:
         found=FoundPages(
             lookups.count, lookups.device_pages, lookups.host_pages, prefetched, storage=0, missed=lookups.missed_pages
         ),
-        legs=tuple(LegFigures(kind.value, moved.pages, moved.payload_bytes) for kind, moved in stats.traffic.items()),
+        links=tuple(LinkFigures(kind.value, moved.pages, moved.payload_bytes) for kind, moved in stats.traffic.items()),
         operations_live=stats.operations_live,
         operations=tuple(
             OperationFigures(kind.value, counts.done, counts.failed, counts.cancelled, counts.declined, counts.partial)

@@ -9,10 +9,10 @@ from typing import NamedTuple, Protocol
 
 __all__ = [
     "FIGURES_FORMAT",
+    "ComponentFigures",
+    "FigureUnit",
     "FoundPages",
-    "LaneFigures",
-    "LaneUnit",
-    "LegFigures",
+    "LinkFigures",
     "LiveFigures",
     "LiveSource",
     "OperationFigures",
@@ -33,19 +33,19 @@ class SourceKind(Enum):
     SERVICE = "service"
 
 
-class LaneUnit(StrEnum):
-    """Unit of a lane's figures."""
+class FigureUnit(StrEnum):
+    """Unit of a component's figures."""
 
     PAGES = "pages"
     BYTES = "bytes"
 
 
-class LaneFigures(NamedTuple):
-    """Use of one lane, one component on one tier: its parts add up to its capacity."""
+class ComponentFigures(NamedTuple):
+    """Use of one component on one tier: its parts add up to its capacity."""
 
     tier: str
     component: str
-    unit: LaneUnit
+    unit: FigureUnit
     capacity: int
     pinned: int
     """Held, and locks keep it from eviction."""
@@ -71,7 +71,7 @@ class FoundPages(NamedTuple):
     missed: int
 
 
-class LegFigures(NamedTuple):
+class LinkFigures(NamedTuple):
     """Payload moved one way between two tiers since the start."""
 
     name: str
@@ -149,9 +149,9 @@ class LiveFigures:
     name: str
     counted_at_s: float
     """Time of the figures, in seconds since the epoch: when they were published, not when they were read."""
-    lanes: tuple[LaneFigures, ...]
+    components: tuple[ComponentFigures, ...]
     found: FoundPages
-    legs: tuple[LegFigures, ...]
+    links: tuple[LinkFigures, ...]
     operations_live: int
     operations: tuple[OperationFigures, ...]
     slowest: tuple[SlowFigures, ...]
@@ -167,9 +167,9 @@ class LiveFigures:
             "kind": self.kind.value,
             "name": self.name,
             "counted_at_s": self.counted_at_s,
-            "lanes": [lane._asdict() for lane in self.lanes],
+            "lanes": [each._asdict() for each in self.components],
             "found": self.found._asdict(),
-            "legs": [leg._asdict() for leg in self.legs],
+            "legs": [each._asdict() for each in self.links],
             "operations_live": self.operations_live,
             "operations": [each._asdict() for each in self.operations],
             "slowest": [each.as_json() for each in self.slowest],

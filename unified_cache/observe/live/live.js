@@ -95,9 +95,9 @@ function table(id, columns, rows, nothing) {
 
 // ---- tiers -------------------------------------------------------------------------------------------------------
 
-function newLane(lane) {
+function newComponent(held) {
   const root = made("div", "lane");
-  const bar = made("div", "bar " + lane.tier);
+  const bar = made("div", "bar " + held.tier);
   bar.setAttribute("aria-hidden", "true");
   const parts = PARTS.slice(0, 3).map((part) => made("i", part));
   bar.append(...parts);
@@ -110,12 +110,12 @@ function newLane(lane) {
     list.append(pair);
     cells.set(name, value);
   }
-  root.append(made("h4", "", lane.component), bar, list);
+  root.append(made("h4", "", held.component), bar, list);
   return { root, parts, cells };
 }
 
-function showLanes(lanes) {
-  const tiers = [...new Set(lanes.map((lane) => lane.tier))];
+function showComponents(components) {
+  const tiers = [...new Set(components.map((held) => held.tier))];
   const groups = keyed(byId("lanes"), tiers, (tier) => {
     const root = made("div");
     const body = made("div");
@@ -123,27 +123,27 @@ function showLanes(lanes) {
     return { root, body };
   });
   for (const tier of tiers) {
-    const own = lanes.filter((lane) => lane.tier === tier);
-    const kept = keyed(groups.get(tier).body, own.map((lane) => lane.component), (name) => newLane(own.find((lane) => lane.component === name)));
-    for (const lane of own) {
-      const { parts, cells } = kept.get(lane.component);
-      const form = lane.unit === "bytes" ? bytes : count;
+    const own = components.filter((held) => held.tier === tier);
+    const kept = keyed(groups.get(tier).body, own.map((held) => held.component), (name) => newComponent(own.find((held) => held.component === name)));
+    for (const held of own) {
+      const { parts, cells } = kept.get(held.component);
+      const form = held.unit === "bytes" ? bytes : count;
       parts.forEach((part, number) => {
-        const width = (100 * lane[PARTS[number]]) / lane.capacity + "%";
+        const width = (100 * held[PARTS[number]]) / held.capacity + "%";
         if (part.style.width !== width) part.style.width = width;
       });
-      const prefix = lane.tier + "." + lane.component + ".";
-      const used = (lane.capacity - lane.free) / lane.capacity;
+      const prefix = held.tier + "." + held.component + ".";
+      const used = (held.capacity - held.free) / held.capacity;
       figure(cells.get("used"), prefix + "used", used, percent(used));
-      for (const name of [...PARTS, "capacity"]) figure(cells.get(name), prefix + name, lane[name], form(lane[name]));
-      figure(cells.get("evicted"), prefix + "evicted", lane.evicted, count(lane.evicted));
+      for (const name of [...PARTS, "capacity"]) figure(cells.get(name), prefix + name, held[name], form(held[name]));
+      figure(cells.get("evicted"), prefix + "evicted", held.evicted, count(held.evicted));
     }
   }
 }
 
 // ---- the last minutes --------------------------------------------------------------------------------------------
 
-let points = []; // [time, lookups, device, host, prefetched, storage, missed, bytes of each leg...], totals
+let points = []; // [time, lookups, device, host, prefetched, storage, missed, bytes of each link...], totals
 
 function addPoint(point) {
   const last = points[points.length - 1];
@@ -169,10 +169,10 @@ function ratiosAt(at, span = RATIO_SPAN_S) {
   return asked > 0 ? [device / asked, own / asked, (host - own + storage) / asked] : null;
 }
 
-// Look-ups and bytes of each leg per second, over the last minute or what there is of it.
+// Look-ups and bytes of each link per second, over the last minute or what there is of it.
 function ratesInTheLastMinute() {
-  const [passed, lookups, , , , , , ...legs] = cameBefore(points.length - 1, MINUTE_S);
-  return { lookups: passed > 0 ? lookups / passed : 0, legs: legs.map((each) => (passed > 0 ? each / passed : 0)) };
+  const [passed, lookups, , , , , , ...links] = cameBefore(points.length - 1, MINUTE_S);
+  return { lookups: passed > 0 ? lookups / passed : 0, links: links.map((each) => (passed > 0 ? each / passed : 0)) };
 }
 
 function drawHits() {
@@ -240,7 +240,7 @@ function showTiles(figures, perS) {
     ["from the host", percent(ratios[1])],
     ["from storage", percent(ratios[2])],
     ["look-ups per second", perS.lookups.toFixed(1)],
-    ["moved per second", bytes(perS.legs.reduce((sum, each) => sum + each, 0))],
+    ["moved per second", bytes(perS.links.reduce((sum, each) => sum + each, 0))],
     ["under way", count(figures.operations_live)],
     ["store", store],
   ];
@@ -285,10 +285,10 @@ function show(figures) {
   byId("moment").dataset.countedAt = figures.counted_at_s;
   const perS = ratesInTheLastMinute();
   showTiles(figures, perS);
-  showLanes(figures.lanes);
-  table("legs", ["way", "pages", "bytes", "last minute"], figures.legs.map((leg, number) => [leg.name, [
-    leg.name, ["legs." + leg.name + ".pages", leg.pages, leg.pages === null ? "" : count(leg.pages)], ["legs." + leg.name + ".bytes", leg.bytes, bytes(leg.bytes)],
-    bytes(perS.legs[number]) + "/s",
+  showComponents(figures.lanes);
+  table("legs", ["way", "pages", "bytes", "last minute"], figures.legs.map((link, number) => [link.name, [
+    link.name, ["legs." + link.name + ".pages", link.pages, link.pages === null ? "" : count(link.pages)], ["legs." + link.name + ".bytes", link.bytes, bytes(link.bytes)],
+    bytes(perS.links[number]) + "/s",
   ]]), "Nothing was moved.");
   const found = figures.found;
   table("found", ["found", "pages"], [

@@ -6,8 +6,8 @@ with LivePage.start(cache, port=8765) as page:
 """
 
 from unified_cache.cache.stats import StatsSource
+from unified_cache.observe.live.authenticator import OpenAuthenticator, TokenAuthenticator
 from unified_cache.observe.live.cache_figures import CacheFigures
-from unified_cache.observe.live.door import OpenDoor, TokenDoor
 from unified_cache.observe.live.server import LiveAddress, LiveServer
 
 __all__ = ["LivePage"]
@@ -41,5 +41,5 @@ class LivePage(LiveServer):
                 could reach the page.
             MissingExtraError: the extra ``live`` is not installed.
         """
-        door = OpenDoor() if token is None else TokenDoor(token)
-        return cls.open(CacheFigures(name, cache), LiveAddress(host, port, every_s), door)
+        authenticator = OpenAuthenticator() if token is None else TokenAuthenticator(token)
+        return cls.open(CacheFigures(name, cache), LiveAddress(host, port, every_s), authenticator)

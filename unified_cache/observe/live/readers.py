@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from unified_cache.core.extras import needs_extra
-from unified_cache.observe.live.door import View
+from unified_cache.observe.live.authenticator import View
 
 with needs_extra("live", "the live page"):
     from aiohttp import web

@@ -15,7 +15,7 @@ from typing import Self
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.extras import needs_extra
 from unified_cache.core.settings.addresses import is_local
-from unified_cache.observe.live.door import LiveDoor, Sessions, View
+from unified_cache.observe.live.authenticator import LiveAuthenticator, Sessions, View
 from unified_cache.observe.live.figures import LiveSource
 from unified_cache.observe.live.readers import UNREAD_S_MAX, EventReader, EventReaders, event_bytes
 from unified_cache.observe.live.updates import LiveUpdates
@@ -97,20 +97,22 @@ class LiveServer:
         self._thread = thread
 
     @classmethod
-    def open(cls, source: LiveSource, address: LiveAddress, door: LiveDoor) -> Self:
+    def open(cls, source: LiveSource, address: LiveAddress, authenticator: LiveAuthenticator) -> Self:
         """Listen, and serve the figures of ``source`` from now on.
 
         Raises:
             ConfigError: the address cannot be listened at, or other machines could reach it and need no token.
         """
-        if not door.needs_token and not is_local(address.host):
+        if not authenticator.needs_token and not is_local(address.host):
             raise ConfigError(
                 f"a live page that other machines can reach needs a token, found {address.host} and none; "
                 f"give it one, or listen at 127.0.0.1"
             )
         opened = _Opening()
         thread = threading.Thread(
-            target=_serve, args=(_Site(source, door, address.every_s), address, opened), name="unified-cache-live"
+            target=_serve,
+            args=(_Site(source, authenticator, address.every_s), address, opened),
+            name="unified-cache-live",
         )
         thread.daemon = True
         thread.start()
@@ -184,9 +186,9 @@ async def _serve_site(site: "_Site", address: LiveAddress, opened: _Opening) -> 
 class _Site:
     """Answers of the server; all of it runs on the loop of the server's thread."""
 
-    def __init__(self, source: LiveSource, door: LiveDoor, every_s: float) -> None:
+    def __init__(self, source: LiveSource, authenticator: LiveAuthenticator, every_s: float) -> None:
         self._source = source
-        self._door = door
+        self._authenticator = authenticator
         self._every_s = every_s
         self._sessions = Sessions()
         self._streams_count = 0
@@ -243,7 +245,9 @@ class _Site:
             history = event_bytes("history", json.dumps(self._updates.points, separators=(",", ":")).encode())
             async with asyncio.timeout(UNREAD_S_MAX):
                 await response.write(history + self._updates.latest.event(view))
-            await self._readers.listen(EventReader(request, response, partial(self._door.view, self._shown(request))))
+            await self._readers.listen(
+                EventReader(request, response, partial(self._authenticator.view, self._shown(request)))
+            )
         except (ConnectionError, TimeoutError):
             pass  # the reader has gone, or does not read
         finally:
@@ -254,7 +258,7 @@ class _Site:
         """Take a token from the page's form and send the reader back to the page, with a session."""
         self._check_host(request)
         token = (await request.post()).get("token")
-        if not isinstance(token, str) or self._door.view(token) is None:
+        if not isinstance(token, str) or self._authenticator.view(token) is None:
             raise web.HTTPSeeOther("./?refused")
         back = web.HTTPSeeOther("./")
         name = self._sessions.begin(token)
@@ -268,7 +272,7 @@ class _Site:
             HTTPUnauthorized, HTTPForbidden: it may see nothing, or asks for a host that this is not.
         """
         self._check_host(request)
-        view = self._door.view(self._shown(request))
+        view = self._authenticator.view(self._shown(request))
         if view is None:
             raise web.HTTPUnauthorized(text="a valid token is needed\n", headers={"WWW-Authenticate": "Bearer"})
         return view
@@ -284,7 +288,7 @@ class _Site:
         Raises:
             HTTPForbidden: the host is no name of this machine.
         """
-        if self._door.needs_token:
+        if self._authenticator.needs_token:
             return
         host = request.url.host or ""
         if not is_local(host):

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from unified_cache.observe.live.door import View
+from unified_cache.observe.live.authenticator import View
 from unified_cache.observe.live.figures import FIGURES_FORMAT, LiveFigures, LiveSource
 from unified_cache.observe.live.readers import event_bytes
 
@@ -18,7 +18,7 @@ POINT_EVERY_S = 1.0
 """Between two points."""
 
 HistoryPoint = list[float]
-"""Totals at one moment: seconds of a clock that never goes back, the fields of ``FoundPages``, bytes of each leg."""
+"""Totals at one moment: seconds of a clock that never goes back, the fields of ``FoundPages``, bytes of each link."""
 
 _encoded = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -86,6 +86,6 @@ class LiveUpdates:
         if now_s < self._due_s:
             return LiveUpdate(figures, None)
         self._due_s = now_s + POINT_EVERY_S
-        point = [round(now_s, 2), *figures.found, *(leg.bytes for leg in figures.legs)]
+        point = [round(now_s, 2), *figures.found, *(link.bytes for link in figures.links)]
         self._points.append(point)
         return LiveUpdate(figures, point)

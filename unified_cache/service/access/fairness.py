@@ -103,7 +103,7 @@ class FairScheduler:
             self._tenants[tenant] = found
             found.half_open_count += 1
             self._in_flight_count += 1
-            self._note_active(tenant)
+            self._record_active(tenant)
             return Ticket(self, tenant)
 
     def hold(self, ticket: "Ticket", count_bytes: int) -> bool:
@@ -157,7 +157,7 @@ class FairScheduler:
             tenant.bytes_count -= ticket.held_bytes
             self._in_flight_count -= 1
             ticket.state = _State.LEFT
-            self._note_active(ticket.tenant)
+            self._record_active(ticket.tenant)
             self._forget_if_idle(ticket.tenant, tenant)
             self._start_waiting()
         ticket.woken.set()
@@ -167,7 +167,7 @@ class FairScheduler:
         with self._guard:
             self._start_waiting()
 
-    def _note_active(self, tenant: str) -> None:
+    def _record_active(self, tenant: str) -> None:
         self._active[tenant] = self._clock()
         self._active.move_to_end(tenant)
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from prometheus_client import Counter as MetricsCounter
 
-from unified_cache.observe.live.door import View
+from unified_cache.observe.live.authenticator import View
 from unified_cache.observe.live.figures import (
     FoundPages,
-    LegFigures,
+    LinkFigures,
     LiveFigures,
     OperationFigures,
     SlowFigures,
@@ -26,7 +26,7 @@ from unified_cache.service.operations.metrics import ServiceMetrics
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.storage_backends.protocol import Answer
 
-__all__ = ["ServiceDoor", "ServiceFigures"]
+__all__ = ["ServiceAuthenticator", "ServiceFigures"]
 
 TENANTS_MAX = 100
 """Tenants shown: those that have stored most."""
@@ -37,8 +37,8 @@ OUTCOMES = {"OK": "done", "CANCELLED": "cancelled", "RESOURCE_EXHAUSTED": "decli
 _NO_CALLS = TenantCalls(0, 0, 0, 0)
 
 
-class ServiceDoor:
-    """Door of a server's live page: whoever may call the server may look, and an administrator sees tenants too."""
+class ServiceAuthenticator:
+    """Authenticator of a server's live page: callers of the server may look, an administrator sees tenants too."""
 
     __slots__ = ("_local", "_tokens")
 
@@ -79,9 +79,9 @@ class ServiceFigures:
             kind=SourceKind.SERVICE,
             name=self.name,
             counted_at_s=time.time(),
-            lanes=(),
+            components=(),
             found=self._found(),
-            legs=(LegFigures("received", None, moved["in"]), LegFigures("sent", None, moved["out"])),
+            links=(LinkFigures("received", None, moved["in"]), LinkFigures("sent", None, moved["out"])),
             operations_live=running_count,
             operations=self._calls(),
             slowest=tuple(

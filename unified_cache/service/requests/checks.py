@@ -188,17 +188,17 @@ def _pools_of(request: service_pb2.LookupRequest, registration: Registration) ->
         if pool.page_bytes
     }
     if not request.pools:
-        return [_told(PoolSpan(name, span)) for name, span in spans.items()]
+        return [_known(PoolSpan(name, span)) for name, span in spans.items()]
     names = {pool.name for pool in request.pools}
     unknown = names - spans.keys()
     if unknown:
         raise InputError(f"a pool is one of {', '.join(spans)}, found {min(unknown)!r}")
     if len(names) < len(request.pools):
         raise InputError(f"a lookup names each pool once, found {len(names)} pools named {len(request.pools)} times")
-    return [_told(PoolSpan(pool.name, pool.span or spans[pool.name])) for pool in request.pools]
+    return [_known(PoolSpan(pool.name, pool.span or spans[pool.name])) for pool in request.pools]
 
 
-def _told(pool: PoolSpan) -> PoolSpan:
+def _known(pool: PoolSpan) -> PoolSpan:
     if pool.span == SPAN_UNKNOWN:
         raise InputError(f"the span of pool {pool.name} is not told by its manifest, and must be given")
     return pool

@@ -110,10 +110,10 @@ PAGES_WAITING_MAX = 512
 class Stamps:
     """Times of use. A read costs no call on the disk for its time, only every so many do. Thread-safe."""
 
-    def __init__(self, clock: Clock, *, notes_reads: bool = True) -> None:
+    def __init__(self, clock: Clock, *, records_reads: bool = True) -> None:
         """A tool that only looks notes no reads."""
         self._clock = clock
-        self._notes_reads = notes_reads
+        self._records_reads = records_reads
         self._last_ns = clock()
         self._written_ns = self._last_ns
         self._waiting: dict[Label, int] = {}
@@ -129,14 +129,14 @@ class Stamps:
         with self._guard:
             return self._new(count)
 
-    def note(
+    def record(
         self, pages: Sequence[SizedPage], hits: Sequence[Answer | bool], stamp: int | None = None
     ) -> dict[Label, int]:
         """Note that hits were used, the first page at ``stamp``, or now, each other one a nanosecond earlier.
 
         Return what is to be written now, of this use and of earlier ones, the least recent first.
         """
-        if not self._notes_reads:
+        if not self._records_reads:
             return {}
         with self._guard:
             latest = self._new(len(pages)) if stamp is None else stamp
@@ -149,13 +149,13 @@ class Stamps:
 
     def keep(self, pages: Sequence[SizedPage], hits: Sequence[bool]) -> None:
         """Note that hits were used, as ``note`` does, and leave it to a later use to have it written."""
-        if self._notes_reads:
+        if self._records_reads:
             with self._guard:
                 self._add(pages, hits, self._new(len(pages)))
 
     def touch(self, labels: Sequence[Label]) -> dict[Label, int]:
         """Note that objects are used now, the first one last; return what is to be written now, as ``note`` does."""
-        if not self._notes_reads:
+        if not self._records_reads:
             return {}
         with self._guard:
             latest = self._new(len(labels))

@@ -16,8 +16,8 @@ whole blocks. So what does not lie in whole blocks of the caller's lands in memo
 the disk reads what is next::
 
     file      [ object                      |  rest of its block ][ object  ...      neighbours, all of one length
-    in place  [ page: whole blocks ]  [ tail of the page in a landing slot ]  [ page ...
-    landed    [ landing slot: whole blocks, one page or several, or a piece of one ]   copied from there
+    in place  [ page: whole blocks ]  [ tail of the page in a bounce slot ]  [ page ...
+    bounced   [ bounce slot: whole blocks, one page or several, or a piece of one ]   copied from there
 """
 
 import ctypes
@@ -46,10 +46,10 @@ from unified_cache.storage_backends.protocol import PageIO
 
 __all__ = [
     "BLOCK_BYTES",
+    "BOUNCE_SLOTS",
     "CALL_BYTES",
     "DIRECT_BLOCK_BYTES",
     "DIRECT_WRITE_BYTES_MIN",
-    "LANDING_SLOTS",
     "DirectIo",
     "DirectRun",
     "PageReads",
@@ -68,13 +68,13 @@ BLOCK_BYTES = 4096
 class SystemMemory:
     """The system's memory, as far as the system can tell what it has there. Thread-safe."""
 
-    __slots__ = ("_disk", "_is_memory", "_tells_reads", "tells_blocks")
+    __slots__ = ("_disk", "_is_memory", "_reports_reads", "reports_blocks")
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self.tells_blocks = True
+        self.reports_blocks = True
         """Whether it is believed to tell whether a block is there."""
-        self._tells_reads = True
+        self._reports_reads = True
         """Whether it is believed to read what is there, and nothing else."""
         self._is_memory = False
         """Whether the file system cannot tell, and needs not: it is memory."""
@@ -82,19 +82,19 @@ class SystemMemory:
     @property
     def is_readable(self) -> bool:
         """Whether reads of what is there can be told from others; found out by the first of them."""
-        return self._tells_reads or self._is_memory
+        return self._reports_reads or self._is_memory
 
     def is_cold(self, fd: int, offset: int) -> bool:
         """Return whether the system lacks the block at an offset, as far as it can say.
 
         A read of it from memory would come to nothing, and have the system begin to read what is better read directly.
         """
-        if self._is_memory or not self.tells_blocks:
+        if self._is_memory or not self.reports_blocks:
             return False
         try:
             return not self._disk.has_cached(fd, offset, BLOCK_BYTES)
         except OSError:
-            self.tells_blocks = False
+            self.reports_blocks = False
             return False
 
     def read(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
@@ -105,11 +105,11 @@ class SystemMemory:
         try:
             if self._is_memory:
                 return self._disk.preadv(fd, buffers, offset)
-            return self._disk.preadv_cached(fd, buffers, offset) if self._tells_reads else 0
+            return self._disk.preadv_cached(fd, buffers, offset) if self._reports_reads else 0
         except OSError as error:
             if error.errno == errno.EOPNOTSUPP and not self._is_memory:
                 self._is_memory = self._disk.file_system_of(fd) in IN_MEMORY
-                self._tells_reads = False
+                self._reports_reads = False
             return 0
 
 
@@ -122,7 +122,7 @@ DIRECT_BLOCK_BYTES = 4096
 DIRECT_PAGES_MAX = 64
 """Pages of one read in place; each takes two of the 1024 buffers that a call may have, and a block of a slot."""
 
-LANDING_SLOTS = 46
+BOUNCE_SLOTS = 46
 """Reads under way at most, and a quarter less while what came is copied: never fewer than 32."""
 
 _SLOT_BYTES = 66 * DIRECT_BLOCK_BYTES
@@ -181,7 +181,7 @@ class DirectIo:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._landings: SimpleQueue[mmap] = SimpleQueue()
+        self._bounce_buffers: SimpleQueue[mmap] = SimpleQueue()
         """Of calls that have returned: as many as there were calls at a time."""
         self.is_refused = False
         """Whether the file system takes no direct reads and writes."""
@@ -189,13 +189,13 @@ class DirectIo:
     def read(self, runs: Iterable[DirectRun]) -> Generator[tuple[DirectRun, bool], None, None]:
         """Fill the pages of runs; yield each run when it has ended, with whether all of it came.
 
-        Runs are taken as they can be begun, and ``LANDING_SLOTS`` reads are under way at a time. A page that came was
+        Runs are taken as they can be begun, and ``BOUNCE_SLOTS`` reads are under way at a time. A page that came was
         added to its checksum. Whoever stops before the end closes this, which waits for what is under way.
         """
-        landing = self._lend_landing()
-        view = memoryview(landing)
+        bounce_buffer = self._reserve_bounce_buffer()
+        view = memoryview(bounce_buffer)
         slots = [view[start : start + _SLOT_BYTES] for start in range(0, len(view), _SLOT_BYTES)]
-        free = list(range(LANDING_SLOTS))
+        free = list(range(BOUNCE_SLOTS))
         under_way: dict[int, _DirectPiece] = {}
 
         def begin() -> Iterator[FileRead]:
@@ -205,19 +205,19 @@ class DirectIo:
                 progress = _RunProgress(run, len(starts))
                 for start in starts:
                     number = free.pop()
-                    cut = _in_place if is_in_place else _landed
+                    cut = _in_place if is_in_place else _through_bounce_buffer
                     buffers, under_way[number] = cut(progress, start, slots[number])
                     yield FileRead(number, run.fd, buffers, run.offset + start)
 
         try:
-            with closing(self._disk.preadv_each(begin(), LANDING_SLOTS)) as outcomes:
+            with closing(self._disk.preadv_each(begin(), BOUNCE_SLOTS)) as outcomes:
                 for (number, *_), outcome in outcomes:
                     progress = self._end(under_way.pop(number), outcome)
                     free.append(number)
                     if not progress.left_count:
                         yield progress.run, progress.is_whole
         finally:
-            self._landings.put(landing)
+            self._bounce_buffers.put(bounce_buffer)
 
     def begin(self, fd: int) -> bool:
         """Make reads and writes of a descriptor bypass the page cache; return whether they do."""
@@ -276,15 +276,15 @@ class DirectIo:
                     page.checksum.add_all(page.buffers)
         return progress
 
-    def _lend_landing(self) -> mmap:
+    def _reserve_bounce_buffer(self) -> mmap:
         try:
-            return self._landings.get_nowait()
+            return self._bounce_buffers.get_nowait()
         except Empty:
-            landing = mmap(-1, LANDING_SLOTS * _SLOT_BYTES, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+            bounce_buffer = mmap(-1, BOUNCE_SLOTS * _SLOT_BYTES, flags=MAP_PRIVATE | MAP_ANONYMOUS)
             if "MADV_HUGEPAGE" in vars(system_mmap):
                 with suppress(OSError):  # a system without them
-                    landing.madvise(system_mmap.MADV_HUGEPAGE)
-            return landing
+                    bounce_buffer.madvise(system_mmap.MADV_HUGEPAGE)
+            return bounce_buffer
 
 
 def run_pages_max(page: PageIO, stride_bytes: int) -> int:
@@ -322,7 +322,9 @@ def _in_place(progress: _RunProgress, start: int, slot: memoryview) -> tuple[tup
     return tuple(buffers), _DirectPiece(progress, wanted_bytes, copies)
 
 
-def _landed(progress: _RunProgress, start: int, slot: memoryview) -> tuple[tuple[memoryview, ...], _DirectPiece]:
+def _through_bounce_buffer(
+    progress: _RunProgress, start: int, slot: memoryview
+) -> tuple[tuple[memoryview, ...], _DirectPiece]:
     """Read what a slot takes of a run, from ``start`` on, and copy it from there into the buffers of its pages."""
     run = progress.run
     end = min(start + _SLOT_BYTES, len(run.pages) * run.stride_bytes)
@@ -393,7 +395,7 @@ class PageReads:
 
     def may_be_direct(self, pages: Sequence[PageIO]) -> bool:
         """Return whether to look where pages are: a small one alone comes sooner than the answer."""
-        if self.direct.is_refused or not self._memory.tells_blocks or not pages:
+        if self.direct.is_refused or not self._memory.reports_blocks or not pages:
             return False
         return len(pages) > 1 or page_bytes(pages[0]) >= ALONE_BYTES_MIN or begins_on_block(pages[0])
 

@@ -192,7 +192,7 @@ class ReadQueues:
         Raises:
             OSError: the system has no queues, or gives none now. No read was taken.
         """
-        return self._read(self._lend(), reads, depth)
+        return self._read(self._reserve(), reads, depth)
 
     def _read(self, queue: _ReadQueue, reads: Iterable[FileRead], depth: int) -> FileReads:
         coming, is_over = iter(reads), False
@@ -211,7 +211,7 @@ class ReadQueues:
             raise
         self._idle.put(queue)
 
-    def _lend(self) -> _ReadQueue:
+    def _reserve(self) -> _ReadQueue:
         try:
             while not (queue := self._idle.get_nowait()).is_own:
                 pass

@@ -486,7 +486,7 @@ class ForeignFiles:
         """Intruders found so far."""
         self._guard = Lock()
 
-    def note(self) -> None:
+    def record(self) -> None:
         """Count one that the next put replaces as it is."""
         with self._guard:
             self.count += 1
@@ -497,7 +497,7 @@ class ForeignFiles:
         It is moved aside first, so whoever puts the object meanwhile loses nothing: what was moved is looked at again,
         and a whole object goes back.
         """
-        self.note()
+        self.record()
         disk, aside = self._root.disk, self._root.new_temp()
         try:
             disk.rename(name, aside, src_dir_fd=directory.fd, dst_dir_fd=self._root.writer_fd)

@@ -16,7 +16,7 @@ from unified_cache.storage_backends.file.page_reader import ListedObject, OpenDi
 from unified_cache.storage_backends.protocol import Answer, PageIO, StoredObject
 from unified_cache.storage_backends.removals import RemovalBuffer
 
-__all__ = ["LOW_SHARE", "SWEEP_SHARE", "UNREMOVABLE_MAX", "FileQuota", "Visits"]
+__all__ = ["LOW_SHARE", "SWEEP_SHARE", "UNREMOVABLE_MAX", "FileQuota", "OpenCounter"]
 
 SWEEP_SHARE = 16
 """A process begins a sweep whenever it has stored the cap divided by this, and ends it within as much more."""
@@ -38,8 +38,8 @@ _NAME = "visits"
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class Visits:
-    """A file that grows by a byte whenever the store is opened, so that one who came and went is noticed.
+class OpenCounter:
+    """A file that grows by a byte at each opening of the store, so that a short-lived process is noticed too.
 
     Not thread-safe.
     """
@@ -51,8 +51,8 @@ class Visits:
         """Whether no other process was in the store at the last look."""
 
     @classmethod
-    def enter(cls, root: StoreRoot) -> "Visits":
-        """Count this process as a visitor.
+    def enter(cls, root: StoreRoot) -> "OpenCounter":
+        """Count this opening.
 
         Raises:
             OSError: the file cannot be written.
@@ -65,7 +65,7 @@ class Visits:
         return cls(root)
 
     def forget(self) -> None:
-        """Let the next look find others."""
+        """Make the next look return False."""
         self.is_alone = False
 
     def look(self) -> bool:
@@ -133,7 +133,7 @@ class FileQuota:
         bytes_max: int | None,
         directories: OpenDirectories,
         stamps: Stamps,
-        visits: Visits,
+        open_counter: OpenCounter,
         free_bytes_min: int,
     ) -> None:
         self.bytes_max = bytes_max
@@ -147,7 +147,7 @@ class FileQuota:
         self._lru = StoreLru(bytes_max)
         self._directories = directories
         self._stamps = stamps
-        self._visits = visits
+        self._open_counter = open_counter
         self._free_bytes_min = free_bytes_min
         self._sweep_bytes = (bytes_max or 0) // SWEEP_SHARE
         self._restored_count = 0
@@ -174,7 +174,7 @@ class FileQuota:
             OSError: the directories cannot be listed.
         """
         with self._sweep_guard:
-            self._visits.look()
+            self._open_counter.look()
             self._sweep = sweep = _Sweep(self._root, {})
             sweep.go_on(None)
             self._end(sweep)
@@ -196,7 +196,7 @@ class FileQuota:
         No page of the batch, which ``fresh`` are part of, is evicted for it. Each grant ends with ``end_grant``.
         """
         if self._restored_count != self._root.restored_count:
-            self._begin_anew()
+            self._begin_again()
         granted = [each for each in fresh if self.bytes_max is None or each.object_bytes <= self.bytes_max]
         self._decline_for_free_space(granted)
         if self.bytes_max is not None:
@@ -217,7 +217,7 @@ class FileQuota:
                 self._end_under_way((*named, *dropped))
                 self._forget(gone)
                 self._add([each for each in named if each.label not in self._lru])
-        self.removed.note(gone)
+        self.removed.record(gone)
 
     def evict_for_inodes(self, batch: Sequence[PageIO]) -> bool:
         """Evict where the file system takes no more files, for those of a batch and some; tell whether that helped."""
@@ -262,7 +262,7 @@ class FileQuota:
         """Note that objects are about to be removed."""
         with self._guard:
             self._forget(labels)
-        self.removed.note(labels)
+        self.removed.record(labels)
 
     def _evict_for(self, granted: list[StoredObject], batch: Sequence[PageIO]) -> None:
         """Evict for what is granted; take out of it what finds no room even so."""
@@ -325,7 +325,7 @@ class FileQuota:
             self.evicted_count += len(victims) - len(stuck)
             self.unremovable_count += len(stuck)
             self._add(stuck)
-        self.removed.note(victim.label for victim in victims if victim not in stuck)
+        self.removed.record(victim.label for victim in victims if victim not in stuck)
         return stuck
 
     def _go_on_sweeping(self, coming_bytes: int) -> None:
@@ -346,19 +346,19 @@ class FileQuota:
                 self._end(sweep)
         except OSError:
             # What cannot be listed now may be at the next put, from the beginning.
-            self._sweep_anew()
+            self._sweep_again()
         finally:
             self._sweep_guard.release()
 
-    def _begin_anew(self) -> None:
+    def _begin_again(self) -> None:
         """Believe nothing of what was known before somebody removed the directory."""
         self._restored_count = self._root.restored_count
         self.removed.lose()
         with self._sweep_guard:
-            self._sweep_anew()
+            self._sweep_again()
 
-    def _sweep_anew(self) -> None:
-        self._visits.forget()
+    def _sweep_again(self) -> None:
+        self._open_counter.forget()
         self._sweep = None
         self._unswept_bytes = self._sweep_bytes
 
@@ -366,7 +366,7 @@ class FileQuota:
         """Begin a sweep where enough was stored since the last one, and others were there or are."""
         if self._unswept_bytes < self._sweep_bytes:
             return
-        is_alone = self._visits.look()
+        is_alone = self._open_counter.look()
         with self._guard:
             self._unswept_bytes = 0
             if not is_alone:
@@ -379,7 +379,7 @@ class FileQuota:
         sweep.found.sort(key=lambda known: max(known.mtime_ns, unwritten.get(known.label, 0)))
         found = [StoredObject(known.label, known.object_bytes) for known in sweep.found]
         with self._guard:
-            gone = set(self._lru.oldest(len(self._lru))) if self.removed.is_told else set()
+            gone = set(self._lru.oldest(len(self._lru))) if self.removed.has_subscribers else set()
             self._lru.replace(found)
             for label, object_bytes in sweep.changes.items():
                 if object_bytes is None:
@@ -391,11 +391,11 @@ class FileQuota:
             short_bytes = self._lru.bytes_used - self.bytes_max
             victims: list[StoredObject] = []
             if short_bytes > 0:
-                below_bytes = 0 if self._visits.is_alone else self.bytes_max // LOW_SHARE
+                below_bytes = 0 if self._open_counter.is_alone else self.bytes_max // LOW_SHARE
                 keep = {each.label for each in self._under_way}
                 victims, _ = self._lru.least_recent(short_bytes + below_bytes, keep)
                 self._forget(victim.label for victim in victims)
-        self.removed.note(gone)
+        self.removed.record(gone)
         self._evict(victims)
 
     def _add(self, objects: Sequence[StoredObject]) -> None:

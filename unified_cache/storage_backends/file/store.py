@@ -59,7 +59,7 @@ from unified_cache.storage_backends.directory.root import (
     open_root_to_read,
 )
 from unified_cache.storage_backends.file.page_reader import FILES_OPEN_MAX, OpenDirectories, PageReader, place_of
-from unified_cache.storage_backends.file.quota import FileQuota, Visits
+from unified_cache.storage_backends.file.quota import FileQuota, OpenCounter
 from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
 
@@ -119,7 +119,7 @@ class FileStorage(DirectoryStorage):
         bytes_max: int | None = None,
         free_bytes_min: int = FREE_BYTES_MIN,
         clock: Clock = time.time_ns,
-        notes_reads: bool = True,
+        records_reads: bool = True,
         new_writer: Callable[[], str] = partial(secrets.token_hex, 8),
         disk: Disk | None = None,
     ) -> "FileStorage":
@@ -128,7 +128,7 @@ class FileStorage(DirectoryStorage):
         With a cap it lists every object, and keeps some 400 bytes of memory for each; without one it does neither.
 
         A put is declined that would leave less than ``free_bytes_min`` free on the file system. ``clock`` gives
-        nanoseconds for modification times; without ``notes_reads`` a page that is read is none that is used.
+        nanoseconds for modification times; without ``records_reads`` a page that is read is none that is used.
         ``new_writer`` gives a name that no other process uses, ``disk`` the calls of the operating system.
 
         Raises:
@@ -138,7 +138,7 @@ class FileStorage(DirectoryStorage):
         check_limits(bytes_max, free_bytes_min)
         root = open_root(disk or Disk(), Path(path), FORMAT, new_writer, is_remade=True)
         try:
-            visits = Visits.enter(root)
+            open_counter = OpenCounter.enter(root)
             if root.is_alone():
                 # Earlier versions kept one, for a count that all processes shared.
                 root.disk.rmtree("journal", ignore_errors=True, dir_fd=root.fd)
@@ -146,8 +146,8 @@ class FileStorage(DirectoryStorage):
             root.close()
             raise storage_error(error, f"cannot enter the file store in {path}") from error
         directories = OpenDirectories(root.disk, root.fd, DIRECTORIES_OPEN_MAX)
-        stamps = Stamps(clock, notes_reads=notes_reads)
-        quota = FileQuota(root, bytes_max, directories, stamps, visits, free_bytes_min)
+        stamps = Stamps(clock, records_reads=records_reads)
+        quota = FileQuota(root, bytes_max, directories, stamps, open_counter, free_bytes_min)
         storage = cls(root, directories, quota, stamps)
         try:
             if bytes_max is not None:
@@ -197,11 +197,11 @@ class FileStorage(DirectoryStorage):
         with self._calls:
             hits = self._page_reader.read(pages)
             if Answer.FLAWED in hits:
-                self._quota.removed.note(
+                self._quota.removed.record(
                     page.label for page, hit in zip(pages, hits, strict=True) if hit is Answer.FLAWED
                 )
             self._quota.record(pages, hits)
-            self._stamp(self._stamps.note(pages, hits))
+            self._stamp(self._stamps.record(pages, hits))
             return hits
 
     def knows(self, labels: Sequence[Label]) -> list[bool]:
@@ -410,7 +410,7 @@ class PageWriter:
             except OSError as error:
                 raise self._cannot_store(label, error) from error
             if is_there:
-                self._note(draft, batch)
+                self._record(draft, batch)
             else:
                 drafts[label] = draft
         return list(drafts.values())
@@ -428,7 +428,7 @@ class PageWriter:
         except OSError as error:
             if error.errno not in NOT_A_FILE | UNREADABLE:
                 raise
-            self._foreign.note()
+            self._foreign.record()
             return False
         try:
             status = disk.fstat(fd)
@@ -447,7 +447,7 @@ class PageWriter:
         finally:
             close_quietly(disk, fd)
         # The rename will replace it.
-        self._foreign.note()
+        self._foreign.record()
         return False
 
     def _make_durable(self, fd: int, status: os.stat_result, directory: Directory) -> bool:
@@ -519,7 +519,7 @@ class PageWriter:
                 if fault is not None:
                     raise fault
                 self._name(draft)
-                self._note(draft, batch)
+                self._record(draft, batch)
         except OSError as error:
             assert draft is not None
             raise self._cannot_store(draft.page.label, error) from error
@@ -539,7 +539,7 @@ class PageWriter:
             with suppress(OSError):
                 self._disk.unlink(draft.temp, dir_fd=self._root.writer_fd)
 
-    def _note(self, draft: _Draft, batch: _WriteBatch) -> None:
+    def _record(self, draft: _Draft, batch: _WriteBatch) -> None:
         batch.stored.add(draft.page.label)
         if batch.durable:
             batch.touched[draft.directory] = draft.page.label.identity

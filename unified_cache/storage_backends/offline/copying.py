@@ -309,7 +309,7 @@ def plan_prefetch(
 ) -> PrefixPlan:
     """Look for the longest prefix of each prompt that both stores together can complete.
 
-    Where a component's span is not told, all that there is of it within the prefix belongs to it, and what is missing
+    Where a component's span is not known, all that there is of it within the prefix belongs to it, and what is missing
     does not shorten it: whether a resume can do without, only the engine knows.
 
     Raises:
@@ -381,20 +381,20 @@ class PromptChain:
 
     def longest(self, present: Presence) -> int:
         """Return the longest prefix that can be restored from these objects, in pages."""
-        told = [
+        known = [
             (number, component.span)
             for number, component in enumerate(self._layout.components)
             if component.span != SPAN_UNKNOWN
         ]
         tombstones: list[npt.NDArray[np.bool_]] = [
-            np.logical_not(present[self._pools.component_bits(number)].all(axis=0)) for number, _ in told
+            np.logical_not(present[self._pools.component_bits(number)].all(axis=0)) for number, _ in known
         ]
-        ok = restorable_ends([span for _, span in told], tombstones, 0, self.prompt.pages_count, [0] * len(told))
+        ok = restorable_ends([span for _, span in known], tombstones, 0, self.prompt.pages_count, [0] * len(known))
         ends = np.flatnonzero(ok)
         return int(ends[-1]) + 1 if ends.size else 0
 
     def needed(self, end: int) -> Presence:
-        """Tell which objects a resume after ``end`` pages needs; of spans that are not told, all that there are."""
+        """Tell which objects a resume after ``end`` pages needs; of spans that are not known, all that there are."""
         needed = np.zeros_like(self.in_source)
         for number, component in enumerate(self._layout.components):
             bits = self._pools.component_bits(number)

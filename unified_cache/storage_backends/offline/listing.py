@@ -85,14 +85,14 @@ class ObjectPools:
             self._needed[component] |= 1 << bit
         # Only the engine knows what it needs of pages whose span it has not told. Pages of another size have keys of
         # their own, so Full's page is another object's; and without Full at the front there is no such rule.
-        told = [component.span != SPAN_UNKNOWN for component in layout.components]
+        known = [component.span != SPAN_UNKNOWN for component in layout.components]
         sizes = [layout.page_size_of(component) for component in layout.components]
         has_full = layout.components[0].span == SPAN_ALL
-        self._whole_only = [needed for needed, is_told in zip(self._needed, told, strict=True) if is_told]
+        self._whole_only = [needed for needed, is_known in zip(self._needed, known, strict=True) if is_known]
         self._on_full = 0
         if has_full:
-            for needed, is_told, size in zip(self._needed, told, sizes, strict=True):
-                self._on_full |= needed if is_told and size == sizes[0] else 0
+            for needed, is_known, size in zip(self._needed, known, sizes, strict=True):
+                self._on_full |= needed if is_known and size == sizes[0] else 0
 
     def label(self, key: PageKey, bit: int) -> Label:
         """Name one object of a page."""
@@ -123,7 +123,7 @@ class ObjectPools:
         """Return the objects of a page that no engine can use as long as its other objects are missing.
 
         A component's page counts only with all of its pools, and only on Full's page; of a component whose span is not
-        told, any object may count.
+        known, any object may count.
         """
         useless = present & self._on_full if self._needed[0] & ~present else 0
         for needed in self._whole_only:

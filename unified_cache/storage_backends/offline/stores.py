@@ -104,7 +104,7 @@ def open_existing(url: str, bytes_max: int | None = None) -> StorageBackend:
     if scheme in DIRECTORY_STORES:
         address = parse_address(rest, scheme)
         return DIRECTORY_STORES[scheme].open(
-            address.path, bytes_max=bytes_max, free_bytes_min=address.free_bytes_min, notes_reads=False
+            address.path, bytes_max=bytes_max, free_bytes_min=address.free_bytes_min, records_reads=False
         )
     return open_to_write(url, bytes_max)
 

@@ -64,7 +64,7 @@ def verify(storage: StorageReader, kept: StoredIdentity, watch: Watch) -> Verifi
     """
     result = Verification()
     for readings in _examined(storage, kept):
-        _note(result, readings, watch)
+        _record(result, readings, watch)
     return result
 
 
@@ -80,7 +80,7 @@ def scrub(storage: StorageBackend, kept: StoredIdentity, watch: Watch) -> Verifi
     for readings in _examined(storage, kept):
         flawed = [reading.page.label for reading in readings if reading.outcome is ReadOutcome.FLAWED]
         result.removed_count += storage.remove(flawed) if flawed else 0
-        _note(result, readings, watch)
+        _record(result, readings, watch)
     return result
 
 
@@ -204,7 +204,7 @@ def _examined(storage: StorageReader, kept: StoredIdentity) -> Iterator[list[Rea
         yield readings + (read_verified(storage, fitting) if fitting else [])
 
 
-def _note(result: Verification, readings: Sequence[ReadObject], watch: Watch) -> None:
+def _record(result: Verification, readings: Sequence[ReadObject], watch: Watch) -> None:
     for reading in readings:
         result.read.add(reading.object_bytes)
         if reading.outcome is ReadOutcome.SOUND:

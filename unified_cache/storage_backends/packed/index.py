@@ -110,7 +110,7 @@ class PageIndex:
                 slot = self._slots.get(label)
                 if slot is not None and slot.segment.object_bytes != sizes[number]:
                     batch.gone.append(self._slots.pop(label))
-                    self.removed.note((label,))
+                    self.removed.record((label,))
                     slot = None
                 # Of a page that is in the batch at two lengths the last one is stored.
                 stored[number] = stored[number] and self.lru.size_of(label) == sizes[number]
@@ -258,5 +258,5 @@ class PageIndex:
             if slot is not None:
                 self.lru.forget(label)
                 slots.append(slot)
-                self.removed.note((label,))
+                self.removed.record((label,))
         return slots

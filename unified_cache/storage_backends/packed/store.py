@@ -123,14 +123,14 @@ class PackedStorage(DirectoryStorage):
         bytes_max: int | None = None,
         free_bytes_min: int = FREE_BYTES_MIN,
         clock: Clock = time.time_ns,
-        notes_reads: bool = True,
+        records_reads: bool = True,
         new_writer: Callable[[], str] = partial(secrets.token_hex, 8),
         disk: Disk | None = None,
     ) -> "PackedStorage":
         """Open the store in ``path``, made with mode 0700 if absent; evict what exceeds the cap. Linear in objects.
 
         A put is declined that would leave less than ``free_bytes_min`` free on the file system. ``clock`` gives
-        nanoseconds for times of use; without ``notes_reads`` a page that is read is none that is used. ``new_writer``
+        nanoseconds for times of use; without ``records_reads`` a page that is read is none that is used. ``new_writer``
         gives a name that no other process uses, ``disk`` the calls of the operating system.
 
         Raises:
@@ -156,7 +156,7 @@ class PackedStorage(DirectoryStorage):
             root.close()
             raise storage_error(error, f"cannot read the packed store in {path}") from error
         found.sort(key=lambda each: each.stamp)
-        stamps = Stamps(clock, notes_reads=notes_reads)
+        stamps = Stamps(clock, records_reads=records_reads)
         stamps.outrun(found[-1].stamp if found else 0)
         storage = cls(root, segments, index, stamps, free_bytes_min)
         storage._free_quietly(index.fill((label, slot) for label, slot, _ in found))
@@ -221,7 +221,7 @@ class PackedStorage(DirectoryStorage):
                     answers[number] = Answer.MISS
             if unreadable:
                 self._index.set_aside(unreadable)
-            due = self._stamps.note(pages, answers)
+            due = self._stamps.record(pages, answers)
             if due:
                 self._stamp(due)
             return answers
@@ -263,7 +263,7 @@ class PackedStorage(DirectoryStorage):
             finally:
                 self._free_quietly(spare)
             if len(batch.fresh) < len(pages):
-                self._stamp(self._stamps.note(pages, batch.refreshed(), batch.stamp))
+                self._stamp(self._stamps.record(pages, batch.refreshed(), batch.stamp))
             return Answer.of_puts(batch.stored)
 
     def remove(self, labels: Sequence[Label]) -> int:
@@ -529,7 +529,7 @@ class PackedReader(DirectoryReader):
         """
         with self._calls:
             check_scan(identity, cursor)
-            listing = self._listing(identity) if cursor else self._list_anew(identity)
+            listing = self._listing(identity) if cursor else self._list_again(identity)
             start = bisect_right(listing.names, cursor)
             labels = listing.labels[start : start + SCAN_OBJECTS_MAX]
             objects = [StoredObject(label, listing.slots[label].segment.object_bytes) for label in labels]
@@ -579,9 +579,9 @@ class PackedReader(DirectoryReader):
 
     def _listing(self, identity: bytes) -> _Listing:
         listing = self._listings.get(identity)
-        return self._list_anew(identity) if listing is None else listing
+        return self._list_again(identity) if listing is None else listing
 
-    def _list_anew(self, identity: bytes) -> _Listing:
+    def _list_again(self, identity: bytes) -> _Listing:
         try:
             listing = _listing_of(self._disk, self._root_fd, identity)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""A stream of pages, landed straight in the buffers that they were asked for with, and added to their checksums."""
+"""Copy a stream of pages straight into the buffers of the call, and add it to their checksums."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from unified_cache.storage_backends.remote.reasons import answer_of
 __all__ = ["ScatterReader"]
 
 
-class LandingPiece(NamedTuple):
+class BufferPiece(NamedTuple):
     """Bytes of one page that have come, or are about to."""
 
     number: int
@@ -34,7 +34,7 @@ class ScatterReader:
         self._pages = pages
         self._answered_count = 0
         self._offset = 0
-        self._coming: deque[LandingPiece | int] = deque()
+        self._coming: deque[BufferPiece | int] = deque()
         """Buffers to fill, and after the last of each page its number."""
 
     def take(self, part: Chunk) -> None:
@@ -53,7 +53,7 @@ class ScatterReader:
             if hit:
                 start = 0
                 for buffer in self._pages[number].buffers:
-                    self._coming.append(LandingPiece(number, start, buffer))
+                    self._coming.append(BufferPiece(number, start, buffer))
                     start += len(buffer)
                 self._coming.append(number)
             else:
@@ -61,7 +61,7 @@ class ScatterReader:
         self._copy(part)
 
     def _copy(self, part: Chunk) -> None:
-        pieces: list[LandingPiece] = []
+        pieces: list[BufferPiece] = []
         whole: list[int] = []
         offset = self._offset
         while self._coming:
@@ -74,17 +74,17 @@ class ScatterReader:
                 offset += len(piece)
                 if len(piece) < len(coming.buffer):
                     rest = coming.buffer[len(piece) :]
-                    self._coming[0] = LandingPiece(coming.number, coming.start + len(piece), rest)
+                    self._coming[0] = BufferPiece(coming.number, coming.start + len(piece), rest)
                     break
             self._coming.popleft()
         if offset < part.end:
             raise InputError(f"found {part.end - offset} bytes more than the pages have")
-        self._land(part, pieces)
+        self._fill(part, pieces)
         self._offset = offset
         for number in whole:
             self.hits[number] = Answer.HIT
 
-    def _land(self, part: Chunk, pieces: Sequence[LandingPiece]) -> None:
+    def _fill(self, part: Chunk, pieces: Sequence[BufferPiece]) -> None:
         start = 0
         for piece in pieces:
             end = start + len(piece.buffer)

@@ -236,7 +236,7 @@ class StorageGuard(StorageLayer):
         call = current_call()
         if call is None or call.is_in_store:
             return self._hand_over(method, work, admission)
-        on_late = partial(self._note_late, admission)
+        on_late = partial(self._record_late, admission)
         with StoreStep(call, method.value, self._clock(), self.deadline_s, on_late) as step:
             with self._changed:
                 if len(self._in_flight) >= self._calls_max:
@@ -281,7 +281,7 @@ class StorageGuard(StorageLayer):
             self._closing = threads.submit(self._backend.close, name=Method.CLOSE.value)
             threads.close(0)
 
-    def _note_late(self, admission: Admission | None, thread_id: int) -> None:
+    def _record_late(self, admission: Admission | None, thread_id: int) -> None:
         """Count a call that is given up as a failure now; how it ends, if ever, counts for nothing."""
         with self._changed:
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Landing memory against a naive model: no span overlaps another, none is lost, quarantine returns."""
+"""Bounce buffers against a naive model: no span overlaps another, none is lost, quarantine returns."""
 
 import random
 from threading import Thread

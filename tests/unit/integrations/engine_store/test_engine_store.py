@@ -235,7 +235,7 @@ def test_a_page_larger_than_all_landing_memory_is_unavailable(tmp_path: Path) ->
         store.register(IDENTITY, LAYOUT)
         page = EnginePage(label_of(1), None, (rows,))
         assert store.put([page]) == [Answer.UNAVAILABLE]
-        assert store.counts().unavailable == {(Method.PUT, Unavailable.NO_LANDING): 1}
+        assert store.counts().unavailable == {(Method.PUT, Unavailable.NO_BOUNCE_BUFFER): 1}
 
 
 @pytest.mark.parametrize("url", ["", "no_such:", "no.such.module:make", "memory:rest", "file:"])

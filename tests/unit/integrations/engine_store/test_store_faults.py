@@ -32,7 +32,7 @@ from unified_cache.storage_backends.wrappers import Method
 
 SOON = GuardConfig(deadline_s=0.05, calls_max=2, retry_rounds_max=1, breaker_failures_max=100)
 SOON_LATE = EngineStoreConfig(guard=SOON, landing_bytes=8192, piece_bytes=8192)
-"""Landing memory for one call of a page or two, and for another beside it."""
+"""Bounce buffers for one call of a page or two, and for another beside it."""
 
 HANG = StorageFault.HANG
 
@@ -141,7 +141,7 @@ def test_with_all_landing_memory_in_quarantine_pages_are_unavailable_at_once() -
     store = opened(backend)
     store.get(EngineRows(2).pages([1, 1]))
     assert store.get(EngineRows(1).pages([1])) == [Answer.UNAVAILABLE]
-    assert store.counts().unavailable[Method.GET, Unavailable.NO_LANDING] == 1
+    assert store.counts().unavailable[Method.GET, Unavailable.NO_BOUNCE_BUFFER] == 1
     assert store.exists([label_of(1)]) == [Answer.HIT]
     store.close(0.0)
     backend.release()

@@ -85,7 +85,7 @@ def store(tier: ChunkTier, memory: HostMemory, job: int, numbers: range, group: 
 @pytest.mark.parametrize("scheme", ["file", "packed"])
 def test_what_a_store_evicts_is_told_by_the_engine_s_own_keys(scheme: str, memory: HostMemory, tmp_path: Path) -> None:
     tier = watched(memory, f"{scheme}:{tmp_path}", bytes_max=256 << 10)
-    assert tier.tells_removals
+    assert tier.reports_removals
     there: set[bytes] = set()
     for job in range(20):
         group = job % 2

@@ -178,7 +178,7 @@ def test_an_answer_of_the_time_before_a_reset_is_dropped(lookups: Lookups, store
     store.gate.clear()
     answers(lookups, "a")
     lookups.send()
-    lookups.ask_anew()
+    lookups.ask_again()
     store.held.clear()
     assert answers(lookups, "a") == [ChunkAnswer.LATER] * 6
     lookups.send()

@@ -14,7 +14,7 @@ from tests.support.files import descriptors, path_of
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import HEADER_BYTES, Label, PageChecksum, seal
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.page_reads import DIRECT_BLOCK_BYTES, LANDING_SLOTS
+from unified_cache.storage_backends.directory.page_reads import BOUNCE_SLOTS, DIRECT_BLOCK_BYTES
 from unified_cache.storage_backends.directory.read_queue import FileRead, FileReads
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
@@ -243,7 +243,7 @@ def test_pages_of_any_length_in_any_cuts_land_right(
 def test_more_pages_than_land_at_a_time_come_right_however_they_lie(
     opening: Opening, disk: DirectDisk, tmp_path: Path
 ) -> None:
-    page_bytes, count = (48 << 10) + 128, 3 * LANDING_SLOTS
+    page_bytes, count = (48 << 10) + 128, 3 * BOUNCE_SLOTS
     with closing(opening(tmp_path / "store", disk)) as storage:
         assert all(storage.put([sealed(number, page_bytes) for number in range(count)], Level.CACHED))
         forget(tmp_path)
@@ -275,7 +275,7 @@ def test_what_is_in_memory_comes_from_there_among_what_is_not(
 def test_a_call_that_is_interrupted_closes_what_it_opened(
     file_storage: FileStorage, disk: DirectDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page_bytes, count = (48 << 10) + 128, 2 * LANDING_SLOTS
+    page_bytes, count = (48 << 10) + 128, 2 * BOUNCE_SLOTS
     assert all(file_storage.put([sealed(number, page_bytes) for number in range(count)], Level.CACHED))
     forget(tmp_path)
     before = descriptors(tmp_path)

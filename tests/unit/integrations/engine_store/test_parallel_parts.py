@@ -8,11 +8,11 @@ import pytest
 
 from tests.unit.integrations.engine_store.test_pools import CountedStore, Pools, chain
 from unified_cache.integrations.engine_store import EnginePage, EngineStore
-from unified_cache.integrations.engine_store.pools import LANE_BYTES_MIN, LANES, BundlePages
+from unified_cache.integrations.engine_store.pools import PARALLEL_PARTS, PART_BYTES_MIN, BundlePages
 from unified_cache.storage_backends.protocol import Answer
 
 PATIENCE_S = 10.0
-PAGES = 2 * LANES
+PAGES = 2 * PARALLEL_PARTS
 
 
 class PausedLanes(CountedStore):
@@ -26,7 +26,7 @@ class PausedLanes(CountedStore):
         self.ended_count = 0
 
     def get_by_deadline(self, pages: Sequence[EnginePage]) -> list[Answer]:
-        if threading.current_thread().name.startswith("unified-cache-lane"):
+        if threading.current_thread().name.startswith("unified-cache-part"):
             self.begun.release()
             assert self.goes_on.wait(PATIENCE_S)
             answers = super().get_by_deadline(pages)
@@ -50,29 +50,31 @@ def whole_chain() -> list[BundlePages]:
 
 
 def test_who_is_interrupted_hears_of_it_when_no_lane_has_rows_any_more(store: PausedLanes) -> None:
-    pools = Pools(store, kv=LANE_BYTES_MIN)
+    pools = Pools(store, kv=PART_BYTES_MIN)
     store.interrupts = True
     with pytest.raises(KeyboardInterrupt):
         pools.tier.get(whole_chain())
-    assert store.ended_count == LANES - 1
+    assert store.ended_count == PARALLEL_PARTS - 1
     pools.tier.close()
 
 
 def test_what_waits_for_a_lane_when_the_tier_is_closed_was_not_read(store: PausedLanes) -> None:
-    pools = Pools(store, kv=LANE_BYTES_MIN)
+    pools = Pools(store, kv=PART_BYTES_MIN)
     store.goes_on.set()
     assert pools.store(chain(PAGES), "kv") == [True] * PAGES
     store.goes_on.clear()
-    lanes_count = 2 * (LANES - 1)
-    with ThreadPoolExecutor(lanes_count + 1) as callers:
+    parts_count = 2 * (PARALLEL_PARTS - 1)
+    with ThreadPoolExecutor(parts_count + 1) as callers:
         gets: list[Future[list[list[bool]]]] = []
-        for _ in range(lanes_count):
+        for _ in range(parts_count):
             gets.append(callers.submit(pools.tier.get, whole_chain()))
             assert store.begun.acquire(timeout=PATIENCE_S)
         late = callers.submit(pools.tier.get, whole_chain())
-        while len(store.gets) < lanes_count + 1:  # each does the first part itself
+        while len(store.gets) < parts_count + 1:  # each does the first part itself
             threading.Event().wait(0.001)
         pools.tier.close()
         store.goes_on.set()
-        assert late.result(PATIENCE_S) == [[True] * (PAGES // LANES) + [False] * (PAGES - PAGES // LANES)]
-        assert [get.result(PATIENCE_S) for get in gets] == [[[True] * PAGES]] * lanes_count
+        assert late.result(PATIENCE_S) == [
+            [True] * (PAGES // PARALLEL_PARTS) + [False] * (PAGES - PAGES // PARALLEL_PARTS)
+        ]
+        assert [get.result(PATIENCE_S) for get in gets] == [[[True] * PAGES]] * parts_count

@@ -1,4 +1,4 @@
-"""The way in to the live page: who may look, and whether tenants are shown."""
+"""Authentication of the live page, and whether it shows tenants."""
 
 import hmac
 import secrets
@@ -9,7 +9,7 @@ from typing import Protocol
 
 from unified_cache.core.errors import ConfigError
 
-__all__ = ["LiveDoor", "OpenDoor", "Sessions", "TokenDoor", "View"]
+__all__ = ["LiveAuthenticator", "OpenAuthenticator", "Sessions", "TokenAuthenticator", "View"]
 
 TOKEN_CHARACTERS_MIN = 16
 """Shorter ones could be guessed."""
@@ -26,8 +26,8 @@ class View(Enum):
     """Tenants too."""
 
 
-class LiveDoor(Protocol):
-    """The way in. Thread-safe."""
+class LiveAuthenticator(Protocol):
+    """Authentication of readers. Thread-safe."""
 
     @property
     def needs_token(self) -> bool:
@@ -39,8 +39,8 @@ class LiveDoor(Protocol):
         ...
 
 
-class OpenDoor:
-    """Door of a page that other machines cannot reach: everybody on this one may see everything."""
+class OpenAuthenticator:
+    """Authenticator of a page on loopback: everybody on this machine may see everything."""
 
     __slots__ = ()
 
@@ -54,8 +54,8 @@ class OpenDoor:
         return View.EVERYTHING
 
 
-class TokenDoor:
-    """Door with one token, which its holder sees everything by."""
+class TokenAuthenticator:
+    """Authenticator with one token, whose holder may see everything."""
 
     __slots__ = ("_digest",)
 

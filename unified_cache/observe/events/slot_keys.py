@@ -1,4 +1,4 @@
-"""Book of the pages of one cache: which key lies in which slot, and so which events its changes are."""
+"""Keys of the slots of one cache, and the events that its changes are."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
@@ -21,7 +21,7 @@ from unified_cache.core.page import PAGE_KEY_BYTES, TOKEN_BYTES, Namespace, Page
 from unified_cache.core.pool import ModelLayout, Tier
 from unified_cache.observe.events.values import ClearedEvent, KvEvent, Medium, RemovedEvent, StoredEvent
 
-__all__ = ["PageBook"]
+__all__ = ["SlotKeys"]
 
 EVENT_PAGES_MAX = 512
 """Pages in one event: a batch is bounded, whatever is inserted or evicted at a time."""
@@ -29,7 +29,7 @@ EVENT_PAGES_MAX = 512
 Numbers = npt.NDArray[np.int64]
 
 
-class PageBook:
+class SlotKeys:
     """Events of one cache, made of its changes in their order. One thread uses it."""
 
     __slots__ = ("_changes", "_components_by_pool", "_in_slots", "_layout", "_owners", "_spans", "needs_announcement")
