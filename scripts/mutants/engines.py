@@ -16,7 +16,7 @@ ENGINES_MUTANTS = [
         "integrations/engine_store/pools.py",
         "            _settle(others)\n",
         "            pass\n",
-        tests=("tests/unit/integrations/engine_store/test_lanes.py",),
+        tests=("tests/unit/integrations/engine_store/test_parallel_parts.py",),
     ),
     Mutant(
         "a late read fills the engine's rows",

@@ -1,4 +1,4 @@
-"""Digest of a checkpoint's bytes: what tells apart two sets of weights under one path."""
+"""Digest of a checkpoint's bytes: what distinguishes two sets of weights under one path."""
 
 import hashlib
 from collections.abc import Iterator

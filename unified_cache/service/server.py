@@ -266,12 +266,12 @@ def _http_context(
 
 
 def _use_context(connection: ssl.SSLObject, context: ssl.SSLContext) -> None:
-    """Have a handshake go on with the certificate that is valid now."""
+    """Continue a handshake with the certificate that is valid now."""
     connection.context = context
 
 
 def _is_guarded(settings: ServiceSettings) -> bool:
-    """Tell whether every caller on another machine needs a certificate."""
+    """Return whether every caller on another machine needs a certificate."""
     return settings.address.is_local or (settings.tls is not None and settings.tls.client_ca is not None)
 
 

@@ -37,7 +37,7 @@ class Catalog(Protocol):
         ...
 
     def used_between(self, identity: bytes) -> UsedBetween | None:
-        """Tell when objects of an identity were used; None where there are none, or nobody knows."""
+        """Return when objects of an identity were used; None where there are none, or nobody knows."""
         ...
 
 

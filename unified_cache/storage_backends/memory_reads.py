@@ -73,7 +73,7 @@ class RowsTarget(NamedTuple):
         return HEADER_BYTES + self.payload_bytes
 
     def holds_page(self, checksum: int | None = None) -> bool:
-        """Tell whether what was read is exactly the page; ``checksum`` is that of the rows, where it is known."""
+        """Return whether what was read is exactly the page; ``checksum`` is that of the rows, where it is known."""
         header, *rows = self.buffers
         found = checksum_of(rows) if checksum is None else checksum
         return is_header_of(header, self.label, self.payload_bytes, found)

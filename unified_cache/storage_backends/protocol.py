@@ -25,7 +25,7 @@ class Level(Enum):
     DURABLE = "durable"
     """Readable after any crash, until it is evicted or removed.
 
-    Before this is said of a page that was there already, its bytes were verified by its seal, or written anew.
+    Before this is said of a page that was there already, its bytes were verified by its seal, or written again.
     """
 
 

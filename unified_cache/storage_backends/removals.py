@@ -41,9 +41,9 @@ class Removals(NamedTuple):
     """Pages that have left a store since its subscriber last asked."""
 
     start: int
-    """Pages that left before these, told or lost, since the feed was opened: where this answer begins."""
+    """Pages that left before these, reported or lost, since the feed was opened: where this answer begins."""
     lost_count: int
-    """Of those, pages that left since the last answer and are not told. Unless 0, any page may have gone."""
+    """Of those, pages that left since the last answer and are not reported. Unless 0, any page may have gone."""
     labels: tuple[Label, ...]
     """Pages that have gone and had not come back, in the order in which they went; each once."""
 
@@ -67,13 +67,13 @@ class RemovalFeed(Protocol):
 
 @runtime_checkable
 class RemovalSource(Protocol):
-    """A store that tells what it lets go.
+    """A store that reports its removals.
 
     # Behavior
 
     * a page is told when it is evicted, removed, cleared, or found to be another page or damaged, whoever did that
     * a page that is stored again before it was told is not told
-    * what other processes do to the store is told once this one has heard of it, see the store
+    * what other processes do to the store is reported once this one has heard of it, see the store
     * nothing is told of a page that vanishes without the store: a crash, a disk that was emptied
     """
 
@@ -114,7 +114,7 @@ class _BoundedFeed:
         return self._is_open
 
     def record(self, labels: Iterable[Label]) -> None:
-        """Note that pages have gone."""
+        """Record that pages have gone."""
         with self._guard:
             if self._is_open:
                 for label in labels:
@@ -124,14 +124,14 @@ class _BoundedFeed:
                     self._lose()
 
     def restored(self, labels: Iterable[Label]) -> None:
-        """Note that pages are there."""
+        """Record that pages are there."""
         if self._gone:
             with self._guard:
                 for label in labels:
                     self._gone.pop(label, None)
 
     def lose(self) -> None:
-        """Note that any page may have gone."""
+        """Record that any page may have gone."""
         with self._guard:
             if self._is_open:
                 self._lose()
@@ -199,20 +199,20 @@ class RemovalBuffer:
             return feed
 
     def record(self, labels: Iterable[Label]) -> None:
-        """Note that pages have gone."""
+        """Record that pages have gone."""
         if feeds := self._feeds:
             gone = tuple(labels)
             for feed in feeds:
                 feed.record(gone)
 
     def restored(self, labels: Iterable[Label]) -> None:
-        """Note that pages are there, again or for the first time."""
+        """Record that pages are there, again or for the first time."""
         if feeds := self._feeds:
             there = tuple(labels)
             for feed in feeds:
                 feed.restored(there)
 
     def lose(self) -> None:
-        """Note that any page may have gone."""
+        """Record that any page may have gone."""
         for feed in self._feeds:
             feed.lose()

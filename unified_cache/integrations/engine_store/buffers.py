@@ -83,7 +83,7 @@ class BounceMemory:
         return self._whole
 
     def reserved_bytes(self) -> int:
-        """Return how many bytes are reserved by calls that somebody waits for."""
+        """Return the bytes reserved by calls that are waited for."""
         with self._changed:
             return sum(buffer.size_bytes for buffer in self._reserved)
 
@@ -138,7 +138,7 @@ class BounceMemory:
             try:
                 mapping.close()
             except BufferError:
-                return  # as above: a view that the store below has not let go of
+                return  # as above: a view that the store below has not released
 
     def check(self) -> None:
         """Assert that every byte is free, reserved or in quarantine, and in one of these alone. For tests."""

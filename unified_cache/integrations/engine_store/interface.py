@@ -114,7 +114,7 @@ class EngineStoreCounts:
     seconds: Mapping[Method, float]
     """Time spent inside of the calls, by method."""
     late_calls_count: int
-    """Calls that nobody waited for any more."""
+    """Abandoned calls."""
     last_error: str
     """What failed last, for people; empty if nothing has."""
     flaws: Mapping[Flaw, int] = field(default_factory=dict)
@@ -172,7 +172,7 @@ class CallCounts:
             self._bytes[method] = self._bytes.get(method, 0) + payload_bytes
 
     def add_late(self) -> None:
-        """Count a call that nobody waits for any more."""
+        """Count an abandoned call."""
         with self._guard:
             self._late_count += 1
 

@@ -59,7 +59,7 @@ PROBES_COUNT = 16
 class PageRows(Protocol):
     """Pages of one pool in an engine's memory, by slot.
 
-    Slots are page numbers within the pool. A pool whose memory is not its pages' bytes lends copies instead.
+    Slots are page numbers within the pool. A pool whose memory is not its pages' bytes hands out copies instead.
     """
 
     @property
@@ -290,15 +290,15 @@ class EnginePools:
         return Restorable((np.flatnonzero(ok) + 1).tolist(), reach)
 
     def get(self, batch: Sequence[BundlePages]) -> list[list[bool]]:
-        """Fill the pages of each bundle; tell for each page whether it is what its key names."""
+        """Fill the pages of each bundle; return for each page whether it is what its key names."""
         return self._move(batch, self._get)
 
     def put(self, batch: Sequence[BundlePages]) -> list[list[bool]]:
-        """Store the pages of each bundle; tell for each page whether the store has it now."""
+        """Store the pages of each bundle; return for each page whether the store has it now."""
         return self._move(batch, self._put)
 
     def clear(self) -> bool:
-        """Remove all pages of every bundle that was named so far; tell whether all are gone."""
+        """Remove all pages of every bundle that was named so far; return whether all are gone."""
         with self._guard:
             digests = {bundle.digest for bundle in self._bundles.values()}
         cleared = [self._store.clear(digest) for digest in digests]

@@ -249,7 +249,7 @@ class EngineStore:
         return self._transfer(Method.PUT, pages, level, asked=[page.label for page in pages])
 
     def touch(self, labels: Sequence[Label]) -> None:
-        """Have pages count as used now, the first most of all; a touch that the store does not take is lost."""
+        """Count pages as used now, the first most of all; a touch that the store does not take is lost."""
         if not labels:
             return
         started_s = self._clock()
@@ -269,7 +269,7 @@ class EngineStore:
         self._counts.add(Method.TOUCH, [], self._clock() - started_s)
 
     def clear(self, identity: bytes) -> bool:
-        """Make every page of one identity a miss; tell whether the store says that it has. A late clear goes on."""
+        """Make every page of one identity a miss; return whether the store says that it has. A late clear goes on."""
         started_s = self._clock()
         opened = self._reached(())
         if opened is None:
@@ -311,7 +311,7 @@ class EngineStore:
         )
 
     def wait_for_late_calls(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` until the store has returned from every late call; tell whether it has."""
+        """Wait at most ``timeout_s`` until the store has returned from every late call; return whether it has."""
         return self._threads.wait_for_lost(timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -459,7 +459,7 @@ class EngineStore:
         return Unavailable.FAILED, call
 
     def _may_be_in_place(self, opened: OpenedStore, identities: Collection[bytes]) -> bool:
-        """Tell whether the store may be called on its caller's thread and be given rows: it returns by itself."""
+        """Return whether the store may be called on its caller's thread and be given rows: it returns by itself."""
         return opened.capability.bounded and self._registrations.are_taken(identities)
 
     def _piece_bytes(self, opened: OpenedStore, method: Method, level: Level) -> int:

@@ -142,7 +142,7 @@ class BufferedPath:
         """Payload that was moved so far."""
 
     def revoke(self) -> None:
-        """Let go of the engine's rows, now and for good; wait for a copy under way."""
+        """Release the engine's rows, now and for good; wait for a copy under way."""
         with self._guard:
             self._rows = None
 
@@ -203,7 +203,7 @@ class ZeroCopyPath:
         self.copied_bytes = 0
 
     def revoke(self) -> None:
-        """Let go of the engine's rows."""
+        """Release the engine's rows."""
         self._pages = ()
 
     def pages_of(self, piece: Piece) -> list[PageIO]:
@@ -248,7 +248,7 @@ class Task:
                 return
 
     def revoke(self) -> None:
-        """Let go of the engine's rows, now and for good; wait for a copy under way."""
+        """Release the engine's rows, now and for good; wait for a copy under way."""
         if self.path is not None:
             self.path.revoke()
 
@@ -342,5 +342,5 @@ def _put(
 
 
 def _answers_anything(answers: Sequence[Answer]) -> bool:
-    """Tell whether it makes sense to go on: not with a store that answers nothing."""
+    """Return whether it makes sense to go on: not with a store that answers nothing."""
     return any(answer is not Answer.UNAVAILABLE for answer in answers)

@@ -58,7 +58,7 @@ ARGUMENTS = (
 """Arguments of the server that change what pages hold: facts of every identity."""
 
 PAGE_TOKENS_USEFUL_MIN = 16
-"""Shortest page that a store is not warned of. SGLang 0.5.23 begins with pages of one token unless it is told."""
+"""Shortest page that a store is not warned of. SGLang 0.5.23 begins with pages of one token by default."""
 
 CLOSE_TIMEOUT_S = 5.0
 """Longest wait for calls under way when SGLang detaches the store; it waits 10 s for its own threads before."""
@@ -153,7 +153,7 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
     # ---- first generation ------------------------------------------------------------------------------------------
 
     def exists(self, key: str) -> bool:
-        """Tell whether the anchor pool has a page."""
+        """Return whether the anchor pool has a page."""
         return self.batch_exists([key]) == 1
 
     def batch_exists(self, keys: Sequence[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
@@ -201,7 +201,7 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
     # ---- operation -------------------------------------------------------------------------------------------------
 
     def clear(self) -> bool:
-        """Remove every page of this engine's pools; tell whether all are gone."""
+        """Remove every page of this engine's pools; return whether all are gone."""
         return self._safely(self._calls.clear, False)
 
     def get_stats(self) -> StorageMetrics:
@@ -221,7 +221,7 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
         return self._store.counts()
 
     def close(self) -> None:
-        """Let the store and the engine's memory go."""
+        """Release the store and the engine's memory."""
         self._safely(lambda: logger.info("unified-cache closes %s: %s", self._url, self._store.counts()), None)
         self._calls.close()
         self._safely(lambda: self._store.close(CLOSE_TIMEOUT_S), None)

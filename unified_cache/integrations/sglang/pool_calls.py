@@ -130,7 +130,7 @@ class PoolCalls:
         return self._move_pools(transfers, extra, self._tier.put, self.write_rates)
 
     def clear(self) -> bool:
-        """Remove all pages of this engine's pools; tell whether all are gone."""
+        """Remove all pages of this engine's pools; return whether all are gone."""
         return self._tier.clear()
 
     def _move_pools(

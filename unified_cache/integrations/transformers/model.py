@@ -113,7 +113,7 @@ class PrefixCachedModel:
         return Sequence(self.cache, self.pages, ids, namespace, self._chunk_pages)
 
     def prefill(self, tokens: TokensLike, namespace: Namespace = DEFAULT_NAMESPACE) -> Sequence:
-        """Return a request whose prompt is computed: the longest restorable prefix from the tiers, the rest anew.
+        """Return a request; restore the longest prefix and compute the rest.
 
         Waits for transfers. The caller ends the request: ``finish`` or ``abort``, or its ``with`` block.
 

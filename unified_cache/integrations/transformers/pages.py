@@ -242,7 +242,7 @@ class DevicePages:
         ``locs[c]`` says where component ``c`` keeps them: ``slot * page_size + offset``, int64, shape (tokens,), on the
         model's device. Where it keeps none the slot is 0, the sink; the offset is the token's own all the same. A row
         of several tokens is written with the last of them, a checkpoint if the very last token ends a page. Rows
-        that the model has let go of already are left as they are.
+        that the model has released already are left as they are.
         """
         reads = [layer_state(layer).read() for layer in past.layers]
         for strand, tensor, home in zip(self.kept.strands, self._tensors, self._homes, strict=True):
@@ -259,7 +259,7 @@ class DevicePages:
     def chunk_end(self, start: int, end: int, slots: Sequence[Slots]) -> int:
         """Return where a chunk of pages [start, end) must end at the latest.
 
-        Before the model lets go of state that is kept: of a page from ``start`` on that has a slot. ``slots[c]`` has an
+        Before the model releases state that is kept: of a page from ``start`` on that has a slot. ``slots[c]`` has an
         entry for each page of the chunk, and may go on.
         """
         for held, whole_pages in zip(slots, self.whole_pages, strict=True):

@@ -204,7 +204,7 @@ class Sequence:
     def _chunk_end(self, start: int) -> int:
         """Return where the chunk from page ``start`` on ends.
 
-        At a multiple of the chunk size, or earlier: where the model would otherwise let go of state that is kept.
+        At a multiple of the chunk size, or earlier: where the model would otherwise release state that is kept.
         """
         end = min((start // self._chunk_pages + 1) * self._chunk_pages, self._prompt.pages_count)
         if self._fresh is None or self._lock is None:

@@ -1,7 +1,7 @@
 """Gains and losses of the store, of one engine's chunks, for vLLM's KV events.
 
 A job's end is told to vLLM some time after the store has taken its chunks, and some of them may have gone meanwhile and
-been told so: those are not told as stored any more. Belongs to the scheduler's thread.
+been told so: those are not reported as stored any more. Belongs to the scheduler's thread.
 """
 
 from collections import deque
@@ -27,25 +27,25 @@ class ChunksRemoved(NamedTuple):
 
 
 class ChunkChanges:
-    """Changes in their order, and the jobs whose chunks are not told yet."""
+    """Changes in their order, and the jobs whose chunks are not reported yet."""
 
     __slots__ = ("_began", "_changes", "_gone", "_reported_count")
 
     def __init__(self) -> None:
         self._changes: deque[ChunksStored | ChunksRemoved] = deque(maxlen=CHANGES_MAX)
         self._reported_count = 0
-        """Times that removals were told."""
+        """Times that removals were reported."""
         self._began: dict[int, int] = {}
-        """By store job under way: how often removals had been told before it."""
+        """By store job under way: how often removals had been reported before it."""
         self._gone: dict[bytes, int] = {}
-        """Chunks that went while jobs were under way: when it was told, oldest first."""
+        """Chunks that went while jobs were under way: when it was reported, oldest first."""
 
     def begin(self, job: int) -> None:
-        """Note that a store job has begun."""
+        """Record that a store job has begun."""
         self._began[job] = self._reported_count
 
     def end(self, job: int, stored: Iterable[bytes]) -> None:
-        """Note that a job has ended, and what it has stored; nothing of a job from before ``forget``."""
+        """Record that a job has ended, and what it has stored; nothing of a job from before ``forget``."""
         began = self._began.pop(job, None)
         if began is None:
             return
@@ -55,7 +55,7 @@ class ChunkChanges:
         self._prune()
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Note that the store has let chunks go."""
+        """Record that the store has let chunks go."""
         if not keys:
             return
         self._changes.append(ChunksRemoved(tuple(keys)))

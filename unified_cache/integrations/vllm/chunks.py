@@ -98,7 +98,7 @@ class ChunkTier:
         return self._names
 
     def look_up(self, key: bytes, request: str) -> ChunkAnswer:
-        """Tell whether the store has a chunk, as far as is known without waiting."""
+        """Return whether the store has a chunk, as far as is known without waiting."""
         if not is_stable_key(key):
             self._counts.unstable_count += 1
             return ChunkAnswer.MISS
@@ -109,18 +109,18 @@ class ChunkTier:
         self._lookups.send()
 
     def watch(self) -> None:
-        """Note from now on what the store gains and loses, for ``changes``."""
+        """Record from now on what the store gains and loses, for ``changes``."""
         self._changes = ChunkChanges()
 
     @property
     def reports_removals(self) -> bool:
-        """Whether the store tells what it lets go, as far as is known."""
+        """Whether the store reports what it removes, as far as is known."""
         return self._reports_removals
 
     def changes(self) -> list[ChunksStored | ChunksRemoved]:
         """Return what the store has gained and lost of this engine's chunks since the last call, if watched.
 
-        Beyond a bound removals are lost, and logged: vLLM has no event that takes back whatever a tier has told.
+        Beyond a bound removals are lost, and logged: vLLM has no event that takes back whatever a tier has reported.
         """
         if self._changes is None:
             return []
@@ -172,7 +172,7 @@ class ChunkTier:
         return ended
 
     def touch(self, keys: Collection[bytes]) -> None:
-        """Have the store told that chunks are in use."""
+        """Send the store a recency hint for chunks in use."""
         labels = [self._names.label(key) for key in keys if is_stable_key(key)]
         if labels:
             self._moving.touch(labels)
@@ -209,7 +209,7 @@ class ChunkTier:
         return self._moving.rows_out(direction)
 
     def close(self) -> bool:
-        """End jobs and threads and close the store, within bounds; tell whether vLLM's memory is let go of.
+        """End jobs and threads and close the store, within bounds; return whether vLLM's memory is released.
 
         False if a thread has not ended: vLLM must not unmap its memory then.
         """
@@ -225,7 +225,7 @@ class ChunkTier:
         self._moving.submit(ChunkJob(number, direction, named))
 
     def _is_known(self, key: bytes) -> bool:
-        """Tell whether memory alone says that the store has a chunk."""
+        """Return whether memory alone says that the store has a chunk."""
         return bool(self._store.exists_at_once([self._names.label(key)])[0])
 
     def _ask(self, keys: Sequence[bytes]) -> list[bool]:

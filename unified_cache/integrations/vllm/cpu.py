@@ -80,7 +80,7 @@ class CpuCopyWorker(OffloadingWorker):  # type: ignore[misc]  # vLLM's, untyped 
         """Return: every copy is over."""
 
     def shutdown(self) -> None:
-        """Let the KV cache and the host tier go."""
+        """Release the KV cache and the host tier."""
         self._caches.clear()
         self._hosts.clear()
         if self._region is not None:

@@ -146,7 +146,7 @@ def _is_dummy(config: "VllmConfig") -> bool:
 
 
 def _revision(model: "ModelConfig") -> str:
-    """Return what tells these weights from any others."""
+    """Return a text that identifies these weights."""
     path = Path(model.model)
     if path.is_dir():
         return f"weights {weights_digest(path)}"

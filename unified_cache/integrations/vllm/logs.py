@@ -8,7 +8,7 @@ PACKAGE = __name__.partition(".")[0]
 
 
 def show_logs_with(engine: logging.Logger) -> None:
-    """Have what this package logs go wherever the engine's lines go.
+    """Send this package's log lines to the engine's handlers.
 
     Changes nothing where it goes somewhere already: whoever runs the engine has said where. Calling it again is free.
     """

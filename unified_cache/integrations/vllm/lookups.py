@@ -110,7 +110,7 @@ class Lookups:
         return asked.answer
 
     def send(self) -> None:
-        """Have the keys gathered in this step asked for."""
+        """Ask for the keys gathered in this step."""
         self._apply()
         self._known_left = KNOWN_KEYS_MAX
         self._unknown_request = ""
@@ -156,7 +156,7 @@ class Lookups:
         return True
 
     def close(self, timeout_s: float) -> bool:
-        """Stop asking; tell whether the thread has ended within ``timeout_s``."""
+        """Stop asking; return whether the thread has ended within ``timeout_s``."""
         self._threads.withdraw_waiting()
         return not self._threads.close(timeout_s)
 

@@ -53,12 +53,12 @@ class HostRows:
         self.rows_count = len(self._flat) // stride_bytes
 
     def row(self, number: int) -> memoryview:
-        """Return the payload of one row; whoever asks lets go of it before ``release``."""
+        """Return the payload of one row; the caller releases it before ``release``."""
         start = number * self._stride_bytes
         return self._flat[start : start + self.payload_bytes]
 
     def release(self) -> None:
-        """Let vLLM's memory go."""
+        """Release vLLM's memory."""
         self._flat.release()
 
 
@@ -221,7 +221,7 @@ class Moving:
                 self._changed.wait_for(lambda: not self._jobs_count)
 
     def close(self, timeout_s: float) -> bool:
-        """End every job as ``drain`` does, and the threads; tell whether all of them have ended.
+        """End every job as ``drain`` does, and the threads; return whether all of them have ended.
 
         False if a call of the store goes on past its deadline: then a thread may still hold a view of a row.
         """

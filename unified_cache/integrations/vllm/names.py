@@ -135,7 +135,7 @@ def group_of(offload_key: bytes) -> int:
 
 
 def is_stable_key(offload_key: bytes) -> bool:
-    """Tell whether another process gives the same chunk the same key: xxhash's are shorter and seeded at random."""
+    """Return whether another process gives the same chunk the same key: xxhash's are shorter and seeded at random."""
     return len(offload_key) == HASH_BYTES + GROUP_BYTES
 
 

@@ -152,7 +152,7 @@ class UnifiedCacheTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's, u
         return events
 
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
-        """Have the store told that chunks are in use."""
+        """Send the store a recency hint for chunks in use."""
         self._chunks.touch(keys)
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:

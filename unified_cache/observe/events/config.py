@@ -33,11 +33,11 @@ class EventsConfig:
     rank: int | None = None
     """Data-parallel rank that batches name."""
     changes_pages_max: int = 1 << 18
-    """Pages of changes that wait for ``publish``; after more, everything is announced anew."""
+    """Pages of changes that wait for ``publish``; after more, everything is announced again."""
     queued_pages_max: int = 1 << 18
     """Pages of changes handed over and not sent yet; with as many, ``publish`` hands over none."""
     batch_pages_max: int = 1_024
-    """Pages told in one batch."""
+    """Pages reported in one batch."""
     replay_batches_max: int = 10_000
     """Batches kept for replay; as buffer_steps in vLLM 0.33."""
     replay_bytes_max: int = 64 << 20

@@ -54,7 +54,7 @@ class PublisherCounts:
     """Batches numbered; the next one has this number."""
     events: int = 0
     pages: int = 0
-    """Pages told, once for each event that names them."""
+    """Pages reported, once for each event that names them."""
     announcements: int = 0
     """Times that all that memory holds was announced: the first one, those asked for, and those after a loss."""
     losses: int = 0
@@ -182,7 +182,7 @@ class BatchSender:
         return replace(self._counts, losses=losses)
 
     def close(self, timeout_s: float) -> bool:
-        """Send what is queued and end the thread; tell whether it ended within ``timeout_s``."""
+        """Send what is queued and end the thread; return whether it ended within ``timeout_s``."""
         self._is_stopping = True
         self._wake()
         self._thread.join(timeout_s)

@@ -46,10 +46,10 @@ class SlotKeys:
         self._in_slots: list[list[dict[int, PageKey]]] = [[{} for _ in layout.components] for _ in Tier]
         """Key of the page in each slot, by tier and component."""
         self.needs_announcement = False
-        """True after ``AllBlocksCleared`` was said although memory holds pages: they have to be announced anew."""
+        """True after ``AllBlocksCleared`` was said although memory holds pages: they have to be announced again."""
 
     def events(self, changes: Sequence[PageChange]) -> Iterator[KvEvent]:
-        """Yield what consumers are to be told of some changes."""
+        """Yield what consumers are to be sent of some changes."""
         for change in changes:
             match change:
                 case PagesHeld():

@@ -1,6 +1,6 @@
 """Figures of one moment: what each tier holds, what was found, moved and stored; values, and their JSON.
 
-What every request changes is made anew at every update of a page, so it is plain tuples.
+What every request changes is made again at every update of a page, so it is plain tuples.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ FIGURES_FORMAT = 3
 
 
 class SourceKind(Enum):
-    """Kind of what the figures are of."""
+    """Kind of the source of the figures."""
 
     CACHE = "cache"
     SERVICE = "service"

@@ -125,7 +125,7 @@ class LiveServer:
         return cls(opened.port, address.host, scheme=scheme, stop=opened.stop, thread=thread)
 
     def close(self) -> None:
-        """Stop serving and cut off whoever looks. Once more does nothing."""
+        """Stop serving and cut off its readers. Once more does nothing."""
         self._stop()
         self._thread.join(CLOSE_S)
 
@@ -147,7 +147,7 @@ class _Opening:
 
 
 def _serve(site: "_Site", address: LiveAddress, opened: _Opening) -> None:
-    """Serve until told to stop; what a server's thread runs."""
+    """Serve until told to stop: the body of the server's thread."""
     try:
         asyncio.run(_serve_site(site, address, opened))
     finally:
@@ -218,7 +218,7 @@ class _Site:
                 self._readers.send(self._updates.latest.event)
 
     def close(self) -> None:
-        """Let every open page go."""
+        """Close every open page."""
         self._readers.close()
 
     async def _asset(self, request: web.Request) -> web.Response:

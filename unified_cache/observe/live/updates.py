@@ -77,7 +77,7 @@ class LiveUpdates:
         return tuple(self._points)
 
     def read(self) -> bool:
-        """Read the figures of this moment; tell whether there is anything new in them."""
+        """Read the figures of this moment; return whether there is anything new in them."""
         before, self.latest = self.latest, self._read()
         return self.latest.point is not None or self.latest.figures is not before.figures
 

@@ -138,7 +138,7 @@ class FairScheduler:
             }
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` until no call holds a ticket; tell whether none does."""
+        """Wait at most ``timeout_s`` until no call holds a ticket; return whether none does."""
         with self._idle:
             return self._idle.wait_for(lambda: not self._tenants, timeout_s)
 

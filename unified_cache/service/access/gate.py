@@ -82,7 +82,7 @@ class ServiceGate:
         self._closed = True
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` for all admitted calls to end; tell whether they have."""
+        """Wait at most ``timeout_s`` for all admitted calls to end; return whether they have."""
         return self._scheduler.wait_idle(timeout_s)
 
     @contextmanager

@@ -153,7 +153,7 @@ class Registry:
         object_bytes = {pool.name: HEADER_BYTES + pool.page_bytes for pool in layout.pools if pool.page_bytes}
         if max(object_bytes.values(), default=0) > self._limits.page_bytes_max:
             raise InputError(f"a page has at most {self._limits.page_bytes_max} bytes in one pool")
-        # What is kept is made anew from what was understood: a message keeps fields that nobody knows, however long.
+        # What is kept is made again from what was understood: a message keeps fields that nobody knows, however long.
         plain = manifest_of(described.identity, layout)
         scoped = replace(described.identity, model=model_of_tenant(tenant, described.identity.model))
         return Registration(plain, layout, object_bytes, manifest_of(scoped, layout), vocabulary)

@@ -106,7 +106,7 @@ class TimedCall:
         self._check_uncut()
 
     def moved(self) -> None:
-        """Begin the time anew in which something must move; long work does so at every step.
+        """Begin the time again in which something must move; long work does so at every step.
 
         Raises:
             Refused: the call was cut off, or its client has gone: whatever is still to be done for it is in vain.

@@ -98,7 +98,7 @@ class CertifiedClients:
         return None if presented is None else self.named(presented)
 
     def trusts(self, context: grpc.ServicerContext) -> bool:
-        """Tell whether the certificate of this connection holds, whomever it names."""
+        """Return whether the certificate of this connection holds, whomever it names."""
         presented = _presented(context)
         return presented is not None and self._names_trusted(presented) is not None
 

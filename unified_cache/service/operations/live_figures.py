@@ -53,7 +53,7 @@ class ServiceAuthenticator:
         return self._tokens is not None
 
     def view(self, token: str | None) -> View | None:
-        """Return what the caller of a token may see; None for a token that is no caller's."""
+        """Return the view of a token's caller; None for a token that is no caller's."""
         caller = self._local if self._tokens is None else self._tokens.caller(token or "")
         if caller is None:
             return None

@@ -93,7 +93,7 @@ class JsonLines:
         return True
 
     def close(self) -> None:
-        """Let the stream go."""
+        """Close the stream."""
         self._stream.close()
 
     def _current_stream(self) -> TextIO:
@@ -102,7 +102,7 @@ class JsonLines:
 
 
 class ReopenedFile(JsonLines):
-    """Lines at the end of a file, which is opened anew once there is another, or none, at its path."""
+    """Lines at the end of a file, which is opened again once there is another, or none, at its path."""
 
     def __init__(self, path: Path, wall_clock: Callable[[], float]) -> None:
         """Open the file, made with mode 0600 if absent.
@@ -117,7 +117,7 @@ class ReopenedFile(JsonLines):
         try:
             is_current = os.path.samestat(os.fstat(self._stream.fileno()), self._path.lstat())
         except (FileNotFoundError, ValueError):
-            is_current = False  # moved away, or closed where the file could not be opened anew
+            is_current = False  # moved away, or closed where the file could not be opened again
         if not is_current:
             self._stream.close()
             self._stream = _opened(self._path)

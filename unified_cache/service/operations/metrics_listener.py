@@ -104,7 +104,7 @@ class MetricsListener(ThreadingMixIn, TCPServer):
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving, cut off whoever is connected, and let the address go."""
+        """Stop serving, cut off its clients, and let the address go."""
         if self._thread.is_alive():
             self.shutdown()
             self._thread.join(CLOSE_S)

@@ -215,11 +215,11 @@ class BoundedCall(Generic[Result]):
         return self.state
 
     def drop(self) -> None:
-        """Let go of work that will not begin. Under the lock of its threads."""
+        """Release work that will not begin. Under the lock of its threads."""
         self.state, self._work = CallState.WITHDRAWN, None
 
     def report(self, state: CallState) -> None:
-        """Wake whoever waits for a state that it has taken, and call those who asked for it; without the lock."""
+        """Wake callers that wait for a state that it has taken, and call those who asked for it; without the lock."""
         if state is CallState.GIVEN_UP and self._late is not None:
             self._late.is_stuck = True
             self._late.on_late(self.thread_id)

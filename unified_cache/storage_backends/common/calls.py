@@ -57,7 +57,7 @@ class CallsInFlight:
 
 
 def is_running(frame: FrameType) -> bool:
-    """Tell whether a frame has not returned and raised nothing yet; one that has lets go of what it held."""
+    """Return whether a frame has not returned and raised nothing yet; one that has releases what it held."""
     try:
         frame.clear()
     except RuntimeError:

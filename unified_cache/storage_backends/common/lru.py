@@ -147,7 +147,7 @@ class StoreLru:
         """Add a batch under the cap; return for each whether it is known now, and all that were evicted for it.
 
         No object of the batch is evicted for another: of a chain longer than the cap the first pages stay. An
-        object known at another size is added anew.
+        object known at another size is added again.
         """
         objects = self._objects
         size_of = objects.get

@@ -231,7 +231,7 @@ class Disk:
 
     @staticmethod
     def has_cached(fd: int, start: int, count: int) -> bool:
-        """Tell whether the system has any byte of a range of a file in memory.
+        """Return whether the system has any byte of a range of a file in memory.
 
         Raises:
             OSError: EOPNOTSUPP where it cannot tell.
@@ -308,7 +308,7 @@ class Disk:
 
     @staticmethod
     def has_data(fd: int, start: int, end: int) -> bool:
-        """Tell whether a range of a file takes room; where nobody knows, it does. It moves the offset of the file."""
+        """Return whether a range of a file takes room; where nobody knows, it does. It moves the offset of the file."""
         if "SEEK_DATA" not in vars(os):
             return start < end
         try:
@@ -428,7 +428,7 @@ def distrust(disk: Disk, fd: int) -> None:
 
 
 def is_distrusted(status: os.stat_result) -> bool:
-    """Tell whether a status is that of a file or a directory in which a sync failed."""
+    """Return whether a status is that of a file or a directory in which a sync failed."""
     return bool(status.st_mode & _DISTRUSTED)
 
 

@@ -132,7 +132,7 @@ class Stamps:
     def record(
         self, pages: Sequence[SizedPage], hits: Sequence[Answer | bool], stamp: int | None = None
     ) -> dict[Label, int]:
-        """Note that hits were used, the first page at ``stamp``, or now, each other one a nanosecond earlier.
+        """Record that hits were used, the first page at ``stamp``, or now, each other one a nanosecond earlier.
 
         Return what is to be written now, of this use and of earlier ones, the least recent first.
         """
@@ -144,17 +144,17 @@ class Stamps:
             return self._due(latest)
 
     def are_due(self) -> bool:
-        """Tell whether the next use would have times written."""
+        """Return whether the next use would have times written."""
         return len(self._waiting) > PAGES_WAITING_MAX or self._clock() - self._written_ns > STAMP_GRAIN_NS
 
     def keep(self, pages: Sequence[SizedPage], hits: Sequence[bool]) -> None:
-        """Note that hits were used, as ``note`` does, and leave it to a later use to have it written."""
+        """Record that hits were used, as ``record`` does, and leave it to a later use to have it written."""
         if self._records_reads:
             with self._guard:
                 self._add(pages, hits, self._new(len(pages)))
 
     def touch(self, labels: Sequence[Label]) -> dict[Label, int]:
-        """Note that objects are used now, the first one last; return what is to be written now, as ``note`` does."""
+        """Record that objects are used now, the first one last; return the times to write now, as ``record``."""
         if not self._records_reads:
             return {}
         with self._guard:
@@ -221,7 +221,7 @@ class DirectoryReader(ABC):
             return read_manifests(self._disk, self._path, self._root_fd)
 
     def close(self) -> None:
-        """Wait for calls in flight and let go of every descriptor."""
+        """Wait for calls in flight and release every descriptor."""
         if self._calls.close():
             self._let_go()
 
@@ -298,7 +298,7 @@ class DirectoryStorage(DirectoryReader):
             return self._order.removed.subscribe()
 
     def close(self) -> None:
-        """Wait for calls in flight, write times of use, let go of every descriptor and of what is this process's."""
+        """Wait for calls in flight, write times of use, release every descriptor and of what is this process's."""
         if self._calls.close():
             self._stamp(self._stamps.take())
             self._let_go()

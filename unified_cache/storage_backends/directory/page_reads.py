@@ -293,13 +293,13 @@ def run_pages_max(page: PageIO, stride_bytes: int) -> int:
 
 
 def is_block_aligned(buffer: memoryview) -> bool:
-    """Tell whether a buffer begins where a direct read may begin."""
+    """Return whether a buffer begins where a direct read may begin."""
     is_fit = buffer.nbytes > 0 and buffer.contiguous and not buffer.readonly
     return is_fit and not ctypes.addressof(ctypes.c_char.from_buffer(buffer)) % DIRECT_BLOCK_BYTES
 
 
 def begins_on_block(page: PageIO) -> bool:
-    """Tell whether a page lies in one buffer, from a block on, and so can be read in place."""
+    """Return whether a page lies in one buffer, from a block on, and so can be read in place."""
     return len(page.buffers) == 1 and is_block_aligned(page.buffers[0])
 
 
@@ -382,7 +382,7 @@ class PlacedPages(Protocol):
         ...
 
     def close(self, numbers: Iterable[int]) -> None:
-        """Let go of the files of pages, those that are open."""
+        """Release the files of pages, those that are open."""
         ...
 
 

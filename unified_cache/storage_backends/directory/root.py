@@ -112,7 +112,7 @@ class StoreRoot:
         self.path = path
         self.fd = fd
         self.restored_count = 0
-        """How often something of ours was found to be removed, and made anew."""
+        """How often something of ours was found to be removed, and made again."""
         self.format = expected
         self._new_writer = new_writer
         self._writer = writer
@@ -152,7 +152,7 @@ class StoreRoot:
         self.restore()
 
     def restore(self) -> None:
-        """Make anew what somebody has removed under the open store: the marker, this process's temp directory.
+        """Make again what somebody has removed under the open store: the marker, this process's temp directory.
 
         And the directory itself, where the store was opened so.
 
@@ -173,7 +173,7 @@ class StoreRoot:
                 self.restored_count += 1
 
     def _remake(self) -> None:
-        """Make the directory anew, or take one that somebody made since, under the descriptor that all know."""
+        """Make the directory again, or take one that somebody made since, under the descriptor that all know."""
         fd = _make_root(self.disk, self._place)
         try:
             _check_owner(self.path, self.disk.fstat(fd))
@@ -197,7 +197,7 @@ def open_root(
 ) -> StoreRoot:
     """Open the directory of a store, made if absent, sweep what dead processes left, and enter a temp directory.
 
-    ``is_remade`` has ``restore`` make the directory itself anew too; not where a lock on it says who may use it.
+    ``is_remade`` has ``restore`` make the directory itself again too; not where a lock on it says who may use it.
 
     Raises:
         ConfigError: no system takes the path.
@@ -515,7 +515,7 @@ class ForeignFiles:
 
 
 def is_whole(mode: int, size_bytes: int, object_bytes: int) -> bool:
-    """Tell whether a status is that of an object of a length."""
+    """Return whether a status is that of an object of a length."""
     return stat.S_ISREG(mode) and size_bytes == object_bytes
 
 
@@ -527,7 +527,7 @@ _IN_ITS_PLACE = NOT_A_FILE | UNREADABLE | {errno.ENOENT}
 
 
 def write_manifest(root: StoreRoot, manifest: Manifest) -> None:
-    """Write a manifest beside its pages, durably, unless the same is there; what is damaged is written anew.
+    """Write a manifest beside its pages, durably, unless the same is there; what is damaged is written again.
 
     Raises:
         InputError: the identity in the manifest is not a digest.
@@ -600,7 +600,7 @@ def _read(disk: Disk, identity_fd: int) -> Manifest | None:
 
 
 def _is_sound(found: Manifest, identity: bytes) -> bool:
-    """Tell whether a manifest describes what has the digest under which it stands."""
+    """Return whether a manifest describes what has the digest under which it stands."""
     try:
         return found.identity == identity and described_by(found) is not None
     except StorageError:

@@ -171,7 +171,7 @@ class OpenDirectories:
         return directory
 
     def drop_all(self) -> None:
-        """Open each directory anew when it is next asked for: those kept may have been removed under their names."""
+        """Open each directory again when it is next asked for: those kept may have been removed under their names."""
         with self._guard:
             self._open.clear()
 

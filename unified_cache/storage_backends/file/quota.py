@@ -141,7 +141,7 @@ class FileQuota:
         self.removed = RemovalBuffer()
         """What has gone, as far as this process knows, for whoever wants to know.
 
-        What other processes removed is told once a sweep of this one has missed it; without a cap there is none.
+        What other processes removed is reported once a sweep of this one has missed it; without a cap there is none.
         """
         self._root = root
         self._lru = StoreLru(bytes_max)
@@ -209,7 +209,7 @@ class FileQuota:
         return {each.label for each in granted}
 
     def end_grant(self, named: Sequence[StoredObject], dropped: Sequence[StoredObject]) -> None:
-        """Take back the room of pages without a name, and count those anew that went before they had theirs."""
+        """Take back the room of pages without a name, and count those again that went before they had theirs."""
         # Another process may have stored a page under the same name: that stays counted.
         gone = [each.label for each in dropped if self._object_size(each.label) is None]
         if self.bytes_max is not None:
@@ -259,7 +259,7 @@ class FileQuota:
         return labels
 
     def forget(self, labels: Sequence[Label]) -> None:
-        """Note that objects are about to be removed."""
+        """Record that objects are about to be removed."""
         with self._guard:
             self._forget(labels)
         self.removed.record(labels)
@@ -310,7 +310,7 @@ class FileQuota:
                 needed_bytes -= declined[-1].object_bytes
 
     def _evict(self, victims: Sequence[StoredObject]) -> list[StoredObject]:
-        """Remove objects that are no longer counted; count anew and return those that cannot be removed."""
+        """Remove objects that are no longer counted; count again and return those that cannot be removed."""
         stuck: list[StoredObject] = []
         for victim in victims:
             fan, name = place_of(victim.label)

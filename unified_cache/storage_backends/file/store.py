@@ -97,7 +97,7 @@ class FileStorage(DirectoryStorage):
     first pages are stored, the rest declined.
     Recency is kept in modification times and survives a restart; a crash forgets when pages were last read, of at
     most ``PAGES_WAITING_MAX`` of them, no further back than ``STAMP_GRAIN_NS`` before the last call. Where somebody
-    removes the directory, its pages are misses, and the next put or register makes it anew. Local file systems
+    removes the directory, its pages are misses, and the next put or register makes it again. Local file systems
     only: locks on a network are not what they are here.
 
     Thread-safe. Objects are read and written outside the guards.
@@ -213,7 +213,7 @@ class FileStorage(DirectoryStorage):
         """Write pages in their order, as far as there is room under the cap and on the file system.
 
         DURABLE syncs each file before its name appears, and each directory once at the end of the batch. An object
-        that is there already is read and verified, then synced; it is written anew where either fails, and where its
+        that is there already is read and verified, then synced; it is written again where either fails, and where its
         directory has failed to sync before. CACHED believes its length and its header.
 
         Raises:
@@ -362,7 +362,7 @@ class PageWriter:
         return self._store(pages, stamp, durable=durable)
 
     def _has_mended(self, cause: BaseException | None, batch: Sequence[PageIO]) -> bool:
-        """Mend what made a put fail, where it can be: make anew what somebody removed, evict where inodes are out."""
+        """Mend what made a put fail, where it can be: make again what somebody removed, evict where inodes are out."""
         match cause:
             case FileNotFoundError():
                 try:
@@ -451,7 +451,7 @@ class PageWriter:
         return False
 
     def _make_durable(self, fd: int, status: os.stat_result, directory: Directory) -> bool:
-        """Sync a page that is there: it may have been stored CACHED. False where it is to be written anew.
+        """Sync a page that is there: it may have been stored CACHED. False where it is to be written again.
 
         That is where its file or its directory has failed to sync, now or before.
         """
@@ -464,12 +464,12 @@ class PageWriter:
         return True
 
     def _is_sound(self, fd: int, page: PageIO) -> bool:
-        """Tell whether a file is this page to the last byte, by its seal."""
+        """Return whether a file is this page to the last byte, by its seal."""
         content = memoryview(bytearray(page_bytes(page)))
         return read_at(self._disk, fd, [content], len(content), 0) and verify_buffers((content,), page.label) is None
 
     def _is_same(self, fd: int, page: PageIO) -> bool:
-        """Tell whether a file says that it is this page; whether its payload is right only a reader finds out."""
+        """Return whether a file says that it is this page; whether its payload is right only a reader finds out."""
         ours = b"".join([buffer[:_SAME_BYTES] for buffer in page.buffers])[:_SAME_BYTES]
         return self._disk.pread(fd, len(ours), 0) == ours
 

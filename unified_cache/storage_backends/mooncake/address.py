@@ -50,7 +50,7 @@ class MooncakeAddress:
     local_host: str = ""
     """Name of this host for other nodes; what the route to the master says if empty."""
     segment_bytes: int = 0
-    """Memory of this process lent to the cluster, for as long as the process lives."""
+    """Memory of this process given to the cluster, for as long as the process lives."""
     placement: Placement = Placement.TOGETHER
 
     def __post_init__(self) -> None:

@@ -1,9 +1,9 @@
-"""A process's client of a Mooncake cluster: connected once, gated, and never let go of.
+"""A process's client of a Mooncake cluster: connected once, gated, and never released.
 
 The library's own life cycle is not safe to follow. Connecting and disconnecting hold the interpreter's lock, for
 minutes where the master is gone; a call before the one or after the other ends the process, as does one in flight
 meanwhile. So a process has one client for each address, connected when it is first needed and once the master was
-seen to live, and it stays connected until the process ends. Stores come and go and share it; each lets go of its
+seen to live, and it stays connected until the process ends. Stores come and go and share it; each releases its
 memory.
 """
 

@@ -209,7 +209,7 @@ class Endpoints:
         self._guard = Lock()
 
     def is_up(self, endpoint: str) -> bool:
-        """Tell whether an endpoint is to be asked."""
+        """Return whether an endpoint is to be asked."""
         health = self._healths.get(endpoint)
         if health is None:
             return True
@@ -218,7 +218,7 @@ class Endpoints:
         return not stalled and not health.breaker.is_resting
 
     def asking(self, endpoint: str) -> "_Asking":
-        """Note that a call to an endpoint is in flight, in a ``with`` block around it."""
+        """Record that a call to an endpoint is in flight, in a ``with`` block around it."""
         return _Asking(self, endpoint)
 
     def failed(self, endpoint: str) -> None:
@@ -230,7 +230,7 @@ class Endpoints:
                 del self._healths[gone]
 
     def succeeded(self, endpoint: str) -> None:
-        """Note that an endpoint works."""
+        """Record that an endpoint works."""
         health = self._healths.get(endpoint)
         if health is not None:
             health.breaker.record_success()

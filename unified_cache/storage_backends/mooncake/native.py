@@ -44,7 +44,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "MC_TCP_STATUS_TIMEOUT_SEC": "1",
     "MC_LOG_LEVEL": "ERROR",
 }
-"""Setting up holds the interpreter: once is enough. A stalled master is told by 2 s, a stalled node after 1 s per
+"""Setting up holds the interpreter: once is enough. A stalled master is found out by 2 s, a stalled node after 1 s per
 four objects of a call. Of the library's log, errors go to standard error: two lines at setup, none for a miss."""
 
 METADATA = "P2PHANDSHAKE"
@@ -87,7 +87,7 @@ class Replica(Protocol):
     """One replica of an object, as the master knows it."""
 
     def is_memory_replica(self) -> bool:
-        """Tell whether it lies in memory, and not on a disk."""
+        """Return whether it lies in memory, and not on a disk."""
         ...
 
     def get_memory_descriptor(self) -> MemoryReplica:

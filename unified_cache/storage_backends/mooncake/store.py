@@ -231,7 +231,7 @@ class MooncakeStorage:
         return None
 
     def close(self) -> None:
-        """Wait for calls in flight and let go of the slabs. The client stays, for the process's next store."""
+        """Wait for calls in flight and release the slabs. The client stays, for the process's next store."""
         if self._calls.close():
             for region in self._regions:
                 self._client.unregister(region)
@@ -304,7 +304,7 @@ class ManifestObjects:
                 self._single.add(manifest.identity)
 
     def are_single(self, identities: set[bytes]) -> bool:
-        """Tell whether every page of these identities is one object, whatever its component."""
+        """Return whether every page of these identities is one object, whatever its component."""
         return identities <= self._single
 
     def names(self, identities: Iterable[bytes]) -> list[str]:

@@ -193,7 +193,7 @@ def _answer(item: ObjectBuffers, code: int) -> Answer:
 
 
 def _fits(item: ObjectBuffers, location: ReplicaLocation) -> bool:
-    """Tell whether an object has the size of a page; of what lies on disks alone, nobody knows."""
+    """Return whether an object has the size of a page; of what lies on disks alone, nobody knows."""
     return location.object_bytes in (0, item.object_bytes)
 
 

@@ -110,7 +110,7 @@ def open_existing(url: str, bytes_max: int | None = None) -> StorageBackend:
 
 
 def has_cap_of_its_own(url: str) -> bool:
-    """Tell whether a store is shared, and so takes no cap from who opens it: Mooncake, and what a service keeps."""
+    """Return whether a store is shared, and so takes no cap from who opens it: Mooncake, and what a service keeps."""
     return url.partition(":")[0] in SHARED_STORES
 
 

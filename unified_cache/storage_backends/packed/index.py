@@ -232,7 +232,7 @@ class PageIndex:
             return [label for label in {**self._slots, **self._unreadable} if label.identity == identity]
 
     def set_aside(self, unreadable: Mapping[Label, SegmentSlot]) -> None:
-        """Note that the disk did not give pages, those of them that are where they were."""
+        """Record that the disk did not give pages, those of them that are where they were."""
         with self._guard:
             for label, slot in unreadable.items():
                 if self._slots.get(label) is slot:
@@ -247,7 +247,7 @@ class PageIndex:
             return Scan([each for each in found.objects if each.label in self._slots], found.cursor)
 
     def _is_others(self, label: Label, batch: PutBatch) -> bool:
-        """Tell whether another put has stored a page since this batch began."""
+        """Return whether another put has stored a page since this batch began."""
         slot = self._slots.get(label)
         return slot is not None and slot is not batch.replaced.get(label)
 

@@ -448,7 +448,7 @@ class PackedStorage(DirectoryStorage):
 
 
 def _is_sound(slot: SegmentSlot, label: Label) -> bool:
-    """Tell whether a slot holds a page to the last byte, by its seal."""
+    """Return whether a slot holds a page to the last byte, by its seal."""
     content = memoryview(bytearray(slot.segment.object_bytes))
     return slot.segment.read(slot.number, (content,)) and verify_buffers((content,), label) is None
 
@@ -521,7 +521,7 @@ class PackedReader(DirectoryReader):
             return [self._read(page) for page in pages]
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List objects of one identity in the order of their names; a listing that begins reads the tables anew.
+        """List objects of one identity in the order of their names; a listing that begins reads the tables again.
 
         Raises:
             InputError: the cursor is not one that a scan returned, or the identity is not a digest.

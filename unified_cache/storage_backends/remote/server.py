@@ -113,7 +113,7 @@ class Server:
                 self._manifests_sent[manifest.identity] = manifest
 
     def forget_greetings(self) -> None:
-        """Say Hello anew before the next call: the server does not remember."""
+        """Say Hello again before the next call: the server does not remember."""
         self._manifests_sent.clear()
 
     @property
@@ -205,22 +205,22 @@ def connected(url: str) -> Iterator[list[Server]]:
 
 
 def is_passing(error: grpc.RpcError) -> bool:
-    """Tell whether another server, or the same one later, may answer otherwise."""
+    """Return whether another server, or the same one later, may answer otherwise."""
     return isinstance(error, grpc.Call) and error.code() in PASSING
 
 
 def is_unknown_call(error: BaseException | None) -> bool:
-    """Tell whether the server is older than the call."""
+    """Return whether the server is older than the call."""
     return isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def wants_hello(error: grpc.RpcError) -> bool:
-    """Tell whether the server does not know an identity that it was told of once."""
+    """Return whether the server does not know an identity that it was told of once."""
     return isinstance(error, grpc.Call) and (REASON, REASON_HELLO) in tuple(error.trailing_metadata() or ())
 
 
 def storage_error(error: grpc.RpcError | InputError | OSError, call: Call, server: Server) -> StorageError:
-    """Say what a failed call, or an answer that is none, means to whoever uses the store; let go of what the call held.
+    """Say what a failed call, or an answer that is none, means to whoever uses the store; release what the call held.
 
     A call that streams is its own error: with its traceback, it would keep the caller's pages until cycles of
     references are collected.
