@@ -437,11 +437,11 @@ class UnifiedCache:
         Not started without storage, or if it is not worth it now: fewer than ``config.prefetching.threshold_tokens``
         are missing, or too much is under way, or the transfer policy says never. Nothing is read if storage adds fewer.
         Where the policy asks for what is fastest, what is better computed is not read, and the operation says so
-        (``left_alone``). What has come is kept however the reading ends: as far as the prompt can be resumed from then,
-        and Full pages also for a later prefetch.
+        (``left_alone``). What has arrived is kept however the reading ends: as far as the prompt can be resumed from
+        then, and Full pages also for a later prefetch.
 
         After ``deadline_s`` seconds, or ``config.prefetching.patience`` if that is sooner, the next ``poll`` returns it
-        as done, whatever the store still does, with what has come by then; what comes later is for other requests.
+        as done, whatever the store still does, with what has arrived by then; the rest is for other requests.
 
         Raises:
             InputError: the deadline is no positive number of seconds.
@@ -468,7 +468,7 @@ class UnifiedCache:
     def prefetch_progress(self, operation: Operation) -> PrefetchProgress | None:
         """Return how far a prefetch has come that is reading now, as this rank sees it; None for any other operation.
 
-        For an engine that may not want to wait any longer: ``finish_early`` keeps what has come.
+        For an engine that may not want to wait any longer: ``finish_early`` keeps what has arrived.
         """
         self._enter()
         return self._prefetches.progress(operation)
@@ -494,7 +494,7 @@ class UnifiedCache:
         """Advance transfers whose bytes have moved; return those that are over, each once.
 
         Raises:
-            RankLostError: of several ranks, one no longer answers; told once. From now on nothing is moved any more.
+            RankLostError: of several ranks, one no longer answers; raised once. From now on nothing is moved any more.
         """
         self._enter()
         over = self._controller.poll()
@@ -528,7 +528,7 @@ class UnifiedCache:
         return self._controller.take_completed()
 
     def finish_early(self, operation: Operation) -> None:
-        """End a transfer early and keep what has arrived, as far as it can be resumed from. As in SGLang 0.5.23."""
+        """End a transfer early and keep what has arrived, as far as it can be resumed from. As best_effort in SGLang."""
         self._enter()
         operation.stop()
 

@@ -135,7 +135,7 @@ class Stats:
     storage_answers: dict[tuple[Method, Answer], int]
     """Answers of the store that is attached, one for each object: why a page was not read, or not stored."""
     touches: TouchCounts
-    """Pages in use in memory that the store that is attached was told of, because it evicts, or was not."""
+    """Pages in use in memory that were hinted to the attached store, because it evicts, or were not."""
     store: AttachedStore | None
     """None where no store is attached."""
     left_alone_tokens: int

@@ -4,7 +4,7 @@
     memory             bytes of device and host; ``copies``: how they are moved
     operation, jobs    transfers under way and the work of their threads
     controller         runs operations; never sees the tree
-    prefetch, backup   the transfers, each told from top to bottom; ``backup_scheduler``: when backups begin
+    prefetch, backup   the transfers, each one file from top to bottom; ``backup_scheduler``: when backups begin
     estimates          what reading costs beside computing
     page_changes       log of changes for observers
     ranks              agreement of a group

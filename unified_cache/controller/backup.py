@@ -521,8 +521,8 @@ class Backups:
         """Send storage a recency hint, before the next put, for pages that a request hits in memory.
 
         Handed out or computed again, and the windows of all ends on the way, where other prompts part from this one. Of
-        these only what storage has and has not heard of for long, and only where it evicts. What the host does not hold
-        is not known to be in storage: the next backup offers it.
+        these only what storage has and has had no hint of for long, and only where it evicts. What the host does not
+        hold is not known to be in storage: the next backup offers it.
         """
         if storage.touches is None:
             return

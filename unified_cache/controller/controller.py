@@ -131,10 +131,10 @@ class InlineWorkers:
 class ThreadWorkers:
     """Threads for each kind of job, on demand, and those that hang in a call to a store.
 
-    A job whose store does not return from a call in time has ended, for its operation, by StorageTimeoutError: whoever
-    asks for ``finished`` gives it up. Another thread takes the place of the one that hangs, which ends when the store
-    returns. The store's guard bounds how many can hang, and fails what is started beyond that at once. What a request
-    waits for goes first, and finds a thread that no backup and no clear is on.
+    A job whose store does not return from a call in time has ended, for its operation, by StorageTimeoutError: a
+    caller that asks for ``finished`` gives it up. Another thread takes the place of the one that hangs, which ends
+    when the store returns. The store's guard bounds how many can hang, and fails what is started beyond that at
+    once. What a request waits for goes first, and finds a thread that no backup and no clear is on.
     """
 
     __slots__ = ("_finished", "_has_finished", "_threads")
@@ -255,11 +255,11 @@ class OperationCounts:
 
 
 class Controller:
-    """Operations under way, at most ``operations_max``, each for at most ``timeout_s``. As in SGLang 0.5.23.
+    """Operations under way, at most ``operations_max``, each for at most ``timeout_s``. As HiCacheController in SGLang 0.5.23.
 
     Everything but the jobs themselves runs on the owner's thread, inside ``start``, ``poll``, ``wait_all``, ``cancel``
     or ``close``. An operation is *live* until it has given back what it held. One that is cancelled or too late is
-    told so at once, and stays live until its job has ended. One whose store did not return in time stays live until
+    notified at once, and stays live until its job has ended. One whose store did not return in time stays live until
     the store has: till then its pages are in quarantine, since the store may still read or fill them. And one that an
     engine follows stays live until the engine has left it.
 
@@ -336,8 +336,8 @@ class Controller:
     ) -> Operation | NotStarted:
         """Start an operation, unless too many are under way or a rank is lost: it then never began and holds nothing.
 
-        Its steps count in ``tally`` the pages that it is asked for. After ``patience_s`` it makes do with what has come
-        once its job has ended; after ``deadline_s`` it is done, whether its job has ended or not.
+        Its steps count in ``tally`` the pages that it is asked for. After ``patience_s`` it makes do with what has
+        arrived once its job has ended; after ``deadline_s`` it is done, whether its job has ended or not.
         """
         if self.room <= 0 or self._ranks.is_lost:
             self.counts[kind].declined += 1
@@ -380,7 +380,7 @@ class Controller:
         something is live, for the other ranks to poll.
 
         Raises:
-            RankLostError: another rank did not; told once. Every operation has failed, and no other will start.
+            RankLostError: another rank did not; raised once. Every operation has failed, and no other will start.
         """
         if self._live:
             self._poll_once(0, has_time=True)

@@ -286,8 +286,8 @@ class StorageBatches:
     def answered(self, answer: Answer) -> list[Pages]:
         """Return a mask by part of the pages for which the store gave that answer for any object."""
         pages = [np.zeros(len(part), np.bool_) for part in self._parts]
-        for (number, index, _), told in zip(self._listed or (), self._done, strict=False):
-            if told is answer:
+        for (number, index, _), reported in zip(self._listed or (), self._done, strict=False):
+            if reported is answer:
                 pages[number][index] = True
         return pages
 

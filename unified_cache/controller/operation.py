@@ -2,7 +2,7 @@
 
 An operation is a generator that runs on the owner's thread. It pins and allocates, yields a *job*, and goes on when
 the job has been run by a worker; ``with`` blocks around the ``yield`` give everything back however it ends. So the
-life of a page reads from top to bottom, and success, failure, cancel and shutdown leave through the same door.
+life of a page reads from top to bottom, and success, failure, cancel and shutdown end in the same way.
 """
 
 import math
@@ -243,7 +243,7 @@ class Job(Protocol):
 class WaitFor:
     """A step in which nothing is moved: another operation does what this one needs, or fails to.
 
-    Over as soon as the outcome of the other is known, or the one that waits is told to end. Only an operation that
+    Over as soon as the outcome of the other is known, or the one that waits is asked to end. Only an operation that
     holds nothing that others wait for may wait, so that no two wait for each other.
     """
 
@@ -303,7 +303,7 @@ class SlowOperation(NamedTuple):
 class Operation:
     """Handle of one transfer. Only the controller and its own steps change it.
 
-    Its state says what came of it; what it held is given back once no worker and no store uses it any more, which
+    Its state says how it ended; what it held is given back once no worker and no store uses it any more, which
     may be later: see ``is_released``.
     """
 
@@ -356,9 +356,9 @@ class Operation:
         self.started_s = started_s
         """When it was started, by the controller's clock."""
         self.stop_s = stop_s
-        """When it makes do with what has come by then."""
+        """When it makes do with what has arrived by then."""
         self.answer_s = answer_s
-        """When it is done, whatever its job still does: the request that waits for it goes on with what has come."""
+        """When it is done, whatever its job still does: the request that waits for it goes on with what has arrived."""
         self.job: Job | None = None
         """The job that it waits for; None once it has ended."""
         self.awaited: Operation | None = None
@@ -370,7 +370,7 @@ class Operation:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it was told to make do with what has come."""
+        """Whether it was asked to make do with what has arrived."""
         return self._stopping
 
     @property
@@ -381,8 +381,8 @@ class Operation:
     def advance(self, error: CacheError | None) -> None:
         """Go on after what it waited for, which ended with ``error`` or well, up to the next wait or the end.
 
-        Runs on the owner's thread. An outcome that has been told stays what it was. Whatever its steps raise ends it,
-        and has given back what it held on its way out.
+        Runs on the owner's thread. An outcome that has been reported stays what it was. Whatever its steps raise ends
+        it, and has given back what it held on its way out.
         """
         begins = self.job is None and self.awaited is None
         self.job = self.awaited = None

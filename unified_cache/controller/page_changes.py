@@ -398,8 +398,8 @@ class PageChanges:
                 continue
             tier_component, digests = (len(Tier) * len(components)) + number, key_digests(list(gone))
             reasons = eviction_history.find(tier_component, digests).reasons
-            told = (reasons != MissReason.FLAWED) & (reasons != MissReason.STORE_CLEARED)
-            eviction_history.record(tier_component, digests_where(digests, told), MissReason.STORE_EVICTED)
+            evicted = (reasons != MissReason.FLAWED) & (reasons != MissReason.STORE_CLEARED)
+            eviction_history.record(tier_component, digests_where(digests, evicted), MissReason.STORE_EVICTED)
 
     # ---- what becomes of pages, for explain -----------------------------------------------------------------
 

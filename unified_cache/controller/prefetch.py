@@ -161,7 +161,7 @@ class FetchUnderWay:
         return [pages[~mask] for pages, mask in zip(self.plan.reads, self.arrived, strict=True)]
 
     def progress(self) -> PrefetchProgress:
-        """Look at what has come by now."""
+        """Look at what has arrived by now."""
         coming = [np.zeros(len(held), np.bool_) for held in self.missing.held]
         for mask, pages, arrived in zip(coming, self.plan.reads, self.arrived, strict=True):
             mask[pages[arrived]] = True
@@ -214,11 +214,11 @@ class Prefetches:
 
         Each rank says at which ends it could resume; of those that all could, and that there is room for, the last is
         read for, or none where computing is faster (``TransferPolicy``). Ends that add fewer than
-        ``worth_pages`` are not worth it. What came is kept however the reading ends, Full pages also without a window
-        to resume from; where a page that storage said it had did not come, what is left is read for. Prefetches are
-        single flight: while another one fetches any of these pages, this one waits, and then looks again at what is
+        ``worth_pages`` are not worth it. What arrived is kept however the reading ends, Full pages also without a
+        window to resume from; where a page that storage said it had did not come, what is left is read for. Prefetches
+        are single flight: while another one fetches any of these pages, this one waits, and then looks again at what is
         still missing. An end that the host has no room for is read for on the device, if that has. Returns the pages by
-        which the prompt can be resumed further, whoever has brought them.
+        which the prompt can be resumed further, whichever transfer has brought them.
         """
         tree = self._ledger.tree
         first_end = tree.peek(prompt).host_end

@@ -97,15 +97,15 @@ class UsedPages:
 
 @dataclass(frozen=True, slots=True)
 class TouchCounts:
-    """Pages in use, by whether storage came to know of it; each as often as it was to be told."""
+    """Pages in use, by whether storage was given the hint; each as often as one was due."""
 
     hinted_pages: int = 0
     dropped_pages: int = 0
-    """Not told: too many uses waited for a put, or the store failed."""
+    """Not hinted: too many uses waited for a put, or the store failed."""
 
 
 class Touches:
-    """Uses that a store is to be told of, the latest last, at most TOUCHES_MAX, and counts of them. Thread-safe."""
+    """Uses to hint to a store, the latest last, at most TOUCHES_MAX, and counts of them. Thread-safe."""
 
     __slots__ = ("_dropped_pages", "_guard", "_hinted_pages", "_waiting")
 
@@ -129,12 +129,12 @@ class Touches:
         return waiting
 
     def record_hinted(self, used: UsedPages) -> None:
-        """Count a use that the store was told of."""
+        """Count a use that the store was given a hint of."""
         with self._guard:
             self._hinted_pages += used.count
 
     def record_dropped(self, used: UsedPages) -> None:
-        """Count a use that the store could not be told of."""
+        """Count a use that the store could not be given a hint of."""
         with self._guard:
             self._dropped_pages += used.count
 
@@ -193,7 +193,7 @@ class StorageTier:
     clearing: Clearing = field(default_factory=Clearing)
     answers: AnswerCounts = field(default_factory=AnswerCounts)
     touches: Touches | None = None
-    """Uses that the store is to be told of; None for one that never evicts."""
+    """Uses that the store is to be given hints of; None for one that never evicts."""
 
     @classmethod
     def open(

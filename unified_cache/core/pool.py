@@ -97,7 +97,7 @@ class HitPolicy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
-    """One kind of state kept per page: equal-sized slots on every tier."""
+    """One kind of state kept per page: equal-sized slots on every tier. As SidecarPoolSpec in SGLang 0.5.23."""
 
     name: str
     page_bytes: int
@@ -501,7 +501,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class PageCopies:
-    """Pages that one component moves in one transfer, ascending, with the slots at both ends."""
+    """Pages that one component moves in one transfer, ascending, with slots at both ends. As PoolTransfer in SGLang."""
 
     component: int
     pages: npt.NDArray[np.int64]

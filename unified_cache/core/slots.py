@@ -12,7 +12,7 @@ from unified_cache.core.pool import Pages, Slots
 __all__ = ["MapChange", "PageMap", "PairedAllocator", "SlotAllocator", "StoredSlots"]
 
 FEW_SLOTS = 64
-"""Slots that a set tells apart sooner than calls of numpy do."""
+"""Slots up to which a set is faster than numpy."""
 
 _OFFERED = -1
 _FREE, _OUT, _KEPT = range(3)
@@ -20,7 +20,7 @@ _STATE_NAMES = ("free", "out", "the tree's")
 
 
 class StoredSlots:
-    """Slots of one tier whose page storage has, by its own word, and when it heard of it last; or is being given.
+    """Slots of one tier whose page storage says that it has, or is being given, and when it last had a hint of it.
 
     By component. Time is counted in pages that storage was given: a store that evicts does so only then.
     """

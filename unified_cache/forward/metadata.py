@@ -104,6 +104,7 @@ def init_metadata(batch: ForwardBatch, translation: SwaTranslation | None) -> At
     """Build the metadata of one forward, translated once for all layers if the model is hybrid.
 
     Call it after every allocation and load of this forward has changed the map, and again for each forward.
+    As init_forward_metadata in SGLang 0.5.23.
     """
     starts = sent(query_starts(batch, batch.requests_count), batch.seq_lens.device)
     if translation is None:
@@ -128,9 +129,10 @@ def write_locs(
 ) -> torch.Tensor:
     """Choose where a layer of a hybrid model writes: SWA locs, int32, or Full locs, int64; shape (tokens,).
 
-    SWA layers take the translation on the metadata where ``is_current`` says that it is this batch's. Otherwise,
-    without metadata, and for an idle batch, whose metadata may be what an earlier forward left behind, the batch is
-    translated now. Other layers take the batch's own locs, as every layer does of a model that is not hybrid.
+    As get_swa_out_cache_loc in SGLang 0.5.23. SWA layers take the translation on the metadata where ``is_current``
+    says that it is this batch's. Otherwise, without metadata, and for an idle batch, whose metadata may be what an
+    earlier forward left behind, the batch is translated now. Other layers take the batch's own locs, as every layer
+    does of a model that is not hybrid.
     """
     if kind is LayerKind.FULL:
         return batch.out_cache_loc

@@ -47,7 +47,7 @@ class Queue(IntEnum):
 
 
 class EvictionQueues:
-    """Eviction queues of all components on all tiers, and their clock. As in SGLang 0.5.23."""
+    """Eviction queues of all components on all tiers, and their clock. As lru_lists in SGLang 0.5.23."""
 
     __slots__ = (
         "_by_priority",

@@ -85,7 +85,7 @@ def lock(tree: TreeState, node: Node, end: int, tier: Tier, request: TreeRequest
     """Pin ``[window(end), end)`` of every component on ``tier``; ``end`` lies in ``node``, or is 0 to pin nothing.
 
     Splits ``node`` if ``end`` is inside it. The pages need not be held: a lock also keeps the place of pages
-    that a transfer will bring. As in SGLang 0.5.23.
+    that a transfer will bring. As inc_lock_ref in SGLang 0.5.23.
     """
     if not end:
         return Lock(tree, node, 0, tier, [], request)

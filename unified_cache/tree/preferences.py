@@ -143,7 +143,7 @@ class SessionHints:
         self._preferences = preferences
         self._clock = clock
         self._ends: dict[str, Node] = {}
-        """Node where the last prompt of each session ends, or ended while it lived; that heard of last at the end."""
+        """Node where the last prompt of each session ends, or ended while it lived; the latest named at the end."""
         self._expected: dict[str, ExpectedReturn] = {}
 
     def record_end(self, session: str, node: Node) -> None:

@@ -1,4 +1,4 @@
-"""Records requests: whoever serves them hands records over and goes on; a thread names pages and writes lines.
+"""Records requests: the serving thread hands records over and goes on; another names pages and writes lines.
 
 recorder = TraceRecorder.open(Path("trace.jsonl.gz"))
 cache.record_to(recorder.requests_of(cache.layout))

@@ -12,7 +12,7 @@ from unified_cache.tree import Lock
 __all__ = ["Hits", "KeyedPages", "RequestRecord", "RequestWatcher"]
 
 WAITING_MAX = 1_024
-"""Prompts looked up and not locked yet, and requests that run: of more, the oldest is let go or taken for over."""
+"""Prompts looked up and not locked yet, and requests that run: of more, the oldest is dropped or taken for over."""
 
 
 @dataclass(frozen=True, slots=True)

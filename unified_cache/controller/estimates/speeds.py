@@ -33,7 +33,7 @@ IN_TIME_SHARE = 0.95
 
 SPLIT_MIN = 8
 """A read is split in two for safety while there is time for so many calls, as each part pays for a call of its own, and
-while that is more than one part in so many of the whole wait: of very small reads no speed can be told."""
+while that is more than one part in so many of the whole wait: of very small reads no speed can be known."""
 
 
 class ReadTimes:

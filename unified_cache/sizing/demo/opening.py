@@ -80,13 +80,13 @@ def opened(
         retention=sizes.retention,
     )
     pages = kept.allocate(config.device_pages)
-    with ExitStack() as doors:
+    with ExitStack() as opened_here:
         store = None if storage is None else open_storage(storage)
         if store is not None:
-            doors.callback(store.close)
-        cache = doors.enter_context(
+            opened_here.callback(store.close)
+        cache = opened_here.enter_context(
             UnifiedCache.open(kept.layout, config, pages.pools, identity=identity_of(name), storage=store)
         )
         engine = DemoEngine(cache, pages, place(translation_of(cache, kept.model.device)), settings, choose=choose)
-        doors.callback(engine.close)
+        opened_here.callback(engine.close)
         yield engine

@@ -53,7 +53,7 @@ class DemoSettings:
 
 
 Watch = Callable[[int, str], None]
-"""Told after each request how many are done, and what is being done."""
+"""Called after each request with how many are done, and what is being done."""
 
 
 def run_demo(settings: DemoSettings, watch: Watch) -> DemoResult:

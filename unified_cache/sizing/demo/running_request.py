@@ -145,7 +145,7 @@ class RunningRequest:
         return slots[tokens // self._page_size] * self._page_size + tokens % self._page_size
 
     def note_computed(self, chunk: PrefillChunk) -> None:
-        """Note that a chunk is computed and written; insert the prompt's pages into the tree once all are whole."""
+        """Record that a chunk is computed and written; insert the prompt's pages into the tree once all are whole."""
         was_prefilling = self.is_prefilling
         self.tokens_done = chunk.end
         if was_prefilling:
@@ -185,7 +185,7 @@ class RunningRequest:
     def _trim(self, end: int) -> None:
         """Free the pages that no resume after ``end`` pages needs, because every window has moved past them.
 
-        Once the windows have moved past all that the request's lock pins, it lets go of those of the lock, too.
+        Once the windows have moved past all that the request's lock pins, it releases those of the lock, too.
         """
         cache = self._cache
         spans = [component.span for component in self._pages.layout.components[1:]]
@@ -210,8 +210,8 @@ class RunningRequest:
         self.table = []
         for number, fresh in zip(self._components, self._fresh, strict=True):
             window = self._cache.slots(self._lock, number)
-            holes = np.full(self._locked_end - len(window), SINK, np.int32)
-            self.table.append(np.maximum(np.concatenate((holes, window, fresh)), SINK))
+            gap = np.full(self._locked_end - len(window), SINK, np.int32)
+            self.table.append(np.maximum(np.concatenate((gap, window, fresh)), SINK))
 
     @property
     def _locked_end(self) -> int:

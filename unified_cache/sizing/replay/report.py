@@ -1,4 +1,4 @@
-"""A replay for people: what came from which tier, by component, what was missed and why, and the run as a chart."""
+"""A replay for people: hits by tier, by component, what was missed and why, and the run as a chart."""
 
 from collections.abc import Sequence
 
