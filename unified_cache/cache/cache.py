@@ -528,7 +528,7 @@ class UnifiedCache:
         return self._controller.take_completed()
 
     def finish_early(self, operation: Operation) -> None:
-        """End a transfer early and keep what has arrived, as far as it can be resumed from. As best_effort in SGLang."""
+        """End a transfer early and keep the pages that arrived and can be resumed from. As best_effort in SGLang."""
         self._enter()
         operation.stop()
 
