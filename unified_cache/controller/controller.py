@@ -255,7 +255,7 @@ class OperationCounts:
 
 
 class Controller:
-    """Operations under way, at most ``operations_max``, each for at most ``timeout_s``. As in HiCacheController of SGLang.
+    """Operations under way, at most ``operations_max``, each for at most ``timeout_s``. As HiCacheController in SGLang.
 
     Everything but the jobs themselves runs on the owner's thread, inside ``start``, ``poll``, ``wait_all``, ``cancel``
     or ``close``. An operation is *live* until it has given back what it held. One that is cancelled or too late is

@@ -127,5 +127,5 @@ def test_stat_shows_facts_and_what_is_not_told() -> None:
     ]
     shown = StringIO()
     print_stat(shown, kept, {"kv": ObjectCount(3, 300)}, None)
-    for text in ("attention triton", "weights sha256:77", "unknown", "the last 1, of 2 tokens"):
+    for text in ("attention triton", "weights sha256:77", "swa         unknown  ", "the last 1, of 2 tokens"):
         assert text in shown.getvalue()
