@@ -4,12 +4,12 @@
     interface    its settings, pages, reasons and counts
     tasks        what one call asks of a store, part by part, and the two paths of a page: buffered, zero-copy
     buffers      bounce buffers, where a store that is late may still write
-    away         a store that is away: opened later, told later what was registered, left to rest after a failure
+    away         a store that is away: opened later, then given the registrations, left to rest after a failure
     pools        several pools over one store: how long a prefix can be restored, and their pages there and back
 
 An engine's rows have no room for our header, and belong to another request as soon as a call has returned. So a page
 that may have to be waited for is read, header and payload, into a bounce buffer, verified there, and its payload copied
-into the rows; what is in memory is read into the rows by whoever asks. A page to be stored is copied and sealed first.
+into the rows; a page in memory is read into the rows by its caller. A page to be stored is copied and sealed first.
 No module here knows an engine, or needs torch.
 """
 

@@ -1,4 +1,4 @@
-"""A store that is away: opened later, told later what was registered, tried again after growing pauses.
+"""A store that is away: opened later, then given the registrations, tried again after growing pauses.
 
 The calls that come try again; no thread waits for a pause to be over. A failure is logged once. One that passes by
 itself has a pause that grows; one that lasts until somebody mends its cause, such as another format, has a long pause.

@@ -67,7 +67,7 @@ class BounceMemory:
         except (OSError, ValueError, OverflowError) as error:
             raise ConfigError(f"{bytes_max} bytes of bounce buffers cannot be allocated: {error}") from error
         if "MADV_HUGEPAGE" in vars(system_mmap):
-            # A disk fills huge pages two to three times as fast: it is told of each page by itself, huge or not.
+            # A disk fills huge pages two to three times as fast: it is given each page by itself, huge or not.
             with suppress(OSError):  # a system without them
                 mapping.madvise(system_mmap.MADV_HUGEPAGE)
         return cls(mapping, clock)

@@ -134,7 +134,7 @@ class EngineStoreCounts:
 
     @property
     def is_registered(self) -> bool:
-        """Whether the store is there and has taken every identity that it was told of."""
+        """Whether the store is there and has taken every announced identity."""
         return self.breaker is not None and self.registered_count == self.announced_count
 
 

@@ -305,7 +305,7 @@ class EnginePools:
         return all(cleared)
 
     def close(self) -> None:
-        """Let all pools go; nothing is found of them from now on. The store is the caller's to close."""
+        """Release all pools; their pages are not found from now on. The store is the caller's to close."""
         with self._guard:
             self._pools.clear()
             self._bundles.clear()

@@ -95,7 +95,7 @@ class EngineStore:
     ``counts`` knows the reason. Each returns by its deadline. A store that hangs is left alone with bounce buffers of
     ours, and from then on nothing reads or writes the engine's rows; one that returns by itself is called on its
     caller's thread and given the rows, see ``Capability.bounded``. A store that is away is opened later, by the calls
-    that come meanwhile, and then told what was registered. Any thread may call, several at a time.
+    that come meanwhile, and then given the registrations. Any thread may call, several at a time.
     """
 
     def __init__(self, opening: StoreOpening, bounce: BounceMemory, config: EngineStoreConfig, clock: Clock) -> None:
@@ -172,7 +172,7 @@ class EngineStore:
             self._call(opened, identities, Task(partial(tasks.look_up, opened.guard, ())), started_s)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Tell for each label whether a get would, as far as is known without reading, find it: HIT if so."""
+        """Return for each label whether a get would, as far as is known without reading, find it: HIT if so."""
         if not labels:
             return []
         started_s = self._clock()
@@ -189,7 +189,7 @@ class EngineStore:
         return self._answered(Method.EXISTS, task.answers, len(labels), reason, started_s)
 
     def exists_at_once(self, labels: Sequence[Label]) -> list[Answer]:
-        """Tell for each label, on this thread, whether the store knows from memory that it is there: HIT if so.
+        """Return for each label, on this thread, whether the store knows from memory that it is there: HIT if so.
 
         UNAVAILABLE are all others, and no count has them. It waits for no disk, and for nobody who does.
         """
@@ -278,9 +278,9 @@ class EngineStore:
         return self._call(opened, (), task, started_s) is None and bool(task.answers)
 
     def take_removals(self) -> Removals | None:
-        """Return what the store has let go since the last call; None if it does not tell, or is not there.
+        """Return what the store has removed since the last call; None if it reports no removals, or is not there.
 
-        The first call that finds the store begins it: what went before is not told. Waits for no disk.
+        Reports begin at the first call that finds the store; earlier removals are not reported. Waits for no disk.
         """
         with self._subscribing:
             opened = self._opening.store
@@ -454,7 +454,7 @@ class EngineStore:
             raise KeyboardInterrupt
         self._counts.last_error = str(error) if isinstance(error, CacheError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, CacheError):
-            # Not the error itself: whoever keeps what was logged would keep its frames, and with them the pages.
+            # Not the error itself: a handler that keeps log records would keep its frames, and with them the pages.
             logger.error("a store raised what it should not: %s", "".join(format_exception(error)))
         return Unavailable.FAILED, call
 
@@ -472,12 +472,12 @@ class EngineStore:
         self, method: Method, answers: list[Answer], count: int, reason: Unavailable | None, started_s: float
     ) -> list[Answer]:
         """Complete the answers of a call with UNAVAILABLE, and count them."""
-        told = answers[:count]  # a copy: a task that was given up may still tell
-        refused_count = told.count(Answer.UNAVAILABLE)
+        completed = answers[:count]  # a copy: a task that was given up may still answer
+        refused_count = completed.count(Answer.UNAVAILABLE)
         self._counts.add_reason(method, Unavailable.REFUSED, refused_count)
         if reason is None:
             reason = Unavailable.REFUSED if refused_count else Unavailable.CALL_OVER
-        self._counts.add_reason(method, reason, count - len(told))
-        told += [Answer.UNAVAILABLE] * (count - len(told))
-        self._counts.add(method, told, self._clock() - started_s)
-        return told
+        self._counts.add_reason(method, reason, count - len(completed))
+        completed += [Answer.UNAVAILABLE] * (count - len(completed))
+        self._counts.add(method, completed, self._clock() - started_s)
+        return completed

@@ -320,9 +320,9 @@ def put(
         if stored is None:
             return
         rest = iter(stored)
-        told = [Answer.STORED if there[number] else next(rest) for number in numbers]
-        answers += told
-        if not _answers_anything(told):
+        piece_answers = [Answer.STORED if there[number] else next(rest) for number in numbers]
+        answers += piece_answers
+        if not _answers_anything(piece_answers):
             return
         yield
 

@@ -131,7 +131,7 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
         pool_transfers: Sequence[PoolTransfer] | None = None,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
-        """Tell which prefixes of a chain all pools together can restore."""
+        """Return which prefixes of a chain all pools together can restore."""
         found = self._safely(lambda: self._calls.restorable(keys, pool_transfers or ()), Restorable([], {}))
         reach = {pool: pages for pool, pages in found.reach.items() if pages}
         return PoolTransferResult(found.longest, reach, found.ends)

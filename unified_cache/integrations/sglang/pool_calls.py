@@ -79,7 +79,7 @@ class PoolCalls:
         return f"pages of {self.page_tokens} tokens, {pools}"
 
     def close(self) -> None:
-        """Let the engine's pools go; from now on everything is a miss."""
+        """Release the engine's pools; from now on every page is a miss."""
         self._tier.close()
         self._pools = {}
 

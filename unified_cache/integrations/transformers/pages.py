@@ -35,7 +35,7 @@ _CACHE_ARGUMENTS = ("past_key_values", "cache_params")
 """Names of the argument of a forward that a cache object is passed by."""
 
 PROBE_TOKENS = 2
-"""Tokens that a model is seen to go on by: several at once, and so few that what came before them decides."""
+"""Tokens that a model is seen to go on by: several at once, and so few that the prefix before them decides."""
 APART_MAX, APART_HALF_MAX = 0.03, 0.15
 """Largest distance between the logits of a prompt read at once and in two parts, of their length: for models in fp32,
 and in shorter types. Rounding and another choice of experts stay below; state that is not read is far above."""
@@ -272,7 +272,7 @@ class DevicePages:
     def clear(self, slots: Sequence[Slots]) -> None:
         """Zero what ``write`` may leave of the pages' slots as it is: rows that leave a window before their page ends.
 
-        Otherwise bytes of whoever had a slot before would be stored under another's name. ``slots`` as for ``capture``.
+        Otherwise bytes of a slot's previous page would be stored under another name. ``slots`` as for ``capture``.
         """
         for strand, tensor, home in zip(self.kept.strands, self._tensors, self._homes, strict=True):
             if strand.rows_max is not None and strand.rows_max < strand.page_rows:

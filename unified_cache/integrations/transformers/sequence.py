@@ -65,7 +65,7 @@ class PrefixRestore:
         self._prompt = prompt
         self._operation: Operation | None = None
         self.lock: Lock | None = None
-        """Pins the prefix, once it is there. Whoever takes it sets it to None; else ``abort`` releases it."""
+        """Pins the prefix, once it is there. A caller that takes it sets it to None; else ``abort`` releases it."""
         self.reused = Reused()
         self.ends: frozenset[int] = frozenset()
         """Ends, in pages, at which later requests can resume; see ``UnifiedCache.checkpoint_ends``."""
@@ -157,7 +157,7 @@ class Sequence:
         self.tokens = list(tokens)
         """The prompt, and what was fed since."""
         self.past: DynamicCache = pages.new_cache()
-        """The model's own cache object. Whoever runs it further than ``feed`` does must not go on here."""
+        """The model's own cache object. A caller that runs it further than ``feed`` must not go on here."""
         self.logits: torch.Tensor | None = None
         """Logits after the last computed token, shape (vocabulary,); of the whole prompt once READY."""
         self.reused = Reused()

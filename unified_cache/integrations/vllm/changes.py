@@ -1,7 +1,7 @@
 """Gains and losses of the store, of one engine's chunks, for vLLM's KV events.
 
-A job's end is told to vLLM some time after the store has taken its chunks, and some of them may have gone meanwhile and
-been told so: those are not reported as stored any more. Belongs to the scheduler's thread.
+A job's end is reported to vLLM some time after the store has taken its chunks. Chunks that are removed, and reported as
+removed, in between are not reported as stored. Belongs to the scheduler's thread.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ class ChunksStored(NamedTuple):
 
 
 class ChunksRemoved(NamedTuple):
-    """Chunks that the store has let go, by offload key."""
+    """Chunks that the store has removed, by offload key."""
 
     keys: tuple[bytes, ...]
 

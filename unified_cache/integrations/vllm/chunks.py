@@ -182,7 +182,7 @@ class ChunkTier:
         self._lookups.request_ended(request)
 
     def drain(self) -> None:
-        """Let every job end before vLLM resets its caches, and forget the store's pages if that is what it means."""
+        """Wait for all jobs before vLLM resets its caches, and forget the store's pages if ``on_reset`` is FORGET."""
         self._moving.drain(self._settings.close_timeout_s)
         if self._settings.on_reset is OnReset.FORGET:
             # Drawn, not counted: another engine whose weights were updated differently counts from 0, too.

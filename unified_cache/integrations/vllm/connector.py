@@ -5,7 +5,7 @@
         "kv_connector_extra_config": {"url": "file:/var/kv", "cpu_bytes_to_use": 8589934592}}'
 
 Copies, fences, groups, recency in host memory and metrics stay vLLM's: this adds the tier to its configuration, with
-the facts about the engine that a tier by itself is not told.
+the facts about the engine that a tier by itself is not given.
 """
 
 from collections.abc import Mapping

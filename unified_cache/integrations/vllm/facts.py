@@ -1,6 +1,6 @@
 """Facts about a vLLM engine that the bytes of its KV depend on, read from its configuration.
 
-The connector sees all of them; a bare tier sees what ``OffloadingConfig`` has, and is told the revision by the user.
+The connector sees all of them; a bare tier sees what ``OffloadingConfig`` has, and the user gives it the revision.
 vLLM's classes are named, not imported: fields as in vLLM 0.32.
 """
 
@@ -62,7 +62,7 @@ def engine_facts(
     of a local checkpoint.
 
     Raises:
-        ConfigError: keys that no other process would find, or weights that cannot be told from others.
+        ConfigError: keys that no other process would find, or weights that cannot be distinguished from others.
     """
     algorithm = config.cache_config.prefix_caching_hash_algo
     if algorithm not in STABLE_HASHES:
@@ -158,12 +158,12 @@ def _revision(model: "ModelConfig") -> str:
 def _kind(group: "KVCacheGroupSpec") -> str:
     """Return kind, sizes and windows of a group's layers, and a digest of all that its spec says."""
     spec = group.kv_cache_spec
-    told = [f"{len(group.layer_names)} layers", f"{spec.block_size} tokens", f"{spec.page_size_bytes} bytes"]
+    parts = [f"{len(group.layer_names)} layers", f"{spec.block_size} tokens", f"{spec.page_size_bytes} bytes"]
     if dataclasses.is_dataclass(spec):
         names = {each.name for each in dataclasses.fields(spec)}
         values = {name: operator.attrgetter(name)(spec) for name in REPORTED_FIELDS if name in names}
-        told += [f"{name} {_text(value, '')}" for name, value in values.items() if value is not None]
-    return f"{type(spec).__name__}: {', '.join(told)}, {_digest(f'{list(group.layer_names)} {spec!r}')}"
+        parts += [f"{name} {_text(value, '')}" for name, value in values.items() if value is not None]
+    return f"{type(spec).__name__}: {', '.join(parts)}, {_digest(f'{list(group.layer_names)} {spec!r}')}"
 
 
 def _config_digest(config: "PretrainedConfig") -> str:

@@ -10,7 +10,7 @@ PACKAGE = __name__.partition(".")[0]
 def show_logs_with(engine: logging.Logger) -> None:
     """Send this package's log lines to the engine's handlers.
 
-    Changes nothing where it goes somewhere already: whoever runs the engine has said where. Calling it again is free.
+    Changes nothing where the lines have handlers already, by choice of the operator. Calling it again is free.
     """
     ours = logging.getLogger(PACKAGE)
     own = [handler for handler in ours.handlers if not isinstance(handler, logging.NullHandler)]

@@ -1,6 +1,6 @@
 """Figures of the tier under vLLM's names: ``vllm:unified_cache_*`` beside vLLM's own of its tiers.
 
-vLLM asks for what came since the last time, and adds it up in its front end, which may be another process.
+vLLM asks for the increase since the last time, and sums it in its front end, which may be another process.
 """
 
 from collections.abc import Iterator, Mapping

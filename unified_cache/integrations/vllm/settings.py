@@ -19,7 +19,7 @@ class OnReset(Enum):
     FORGET = "forget"
     """This engine finds none of them any more: after a weight update they would be wrong."""
     KEEP = "keep"
-    """They stay valid: whoever resets never changes the weights."""
+    """They stay valid: a reset never follows a change of weights."""
 
 
 class TierSettings(Section):

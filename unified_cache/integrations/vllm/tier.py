@@ -138,7 +138,7 @@ class UnifiedCacheTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's, u
         return results
 
     def take_events(self) -> Iterable[OffloadingEvent]:
-        """Return what the store has taken and let go since the last call, where vLLM publishes KV events."""
+        """Return the stored and removed chunks since the last call, where vLLM publishes KV events."""
         # vLLM then keeps the blocks of each chunk, to name all of them when it goes. A chunk of one block has its name.
         removal_expected = self._blocks_per_chunk > 1 and self._chunks.reports_removals
         events: list[OffloadingEvent] = []
@@ -168,7 +168,7 @@ class UnifiedCacheTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's, u
         self._chunks.step_ended()
 
     def drain_jobs(self) -> None:
-        """Let every job end, stores first of all, before vLLM resets its caches; bounded."""
+        """Wait for all jobs, stores first, before vLLM resets its caches; bounded."""
         self._chunks.drain()
 
     def shutdown(self) -> None:
@@ -182,7 +182,7 @@ class UnifiedCacheTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's, u
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, object]) -> dict[str, OffloadingMetricMetadata]:
-        """Tell vLLM's front end which metrics there are."""
+        """Return the metrics that there are, for vLLM's front end."""
         return {
             figure.name: (OffloadingGaugeMetadata if figure.is_gauge else OffloadingCounterMetadata)(
                 documentation=figure.documentation, labelnames=figure.labels

@@ -81,9 +81,9 @@ class EventPublisher:
         return self._sender.counts(self._changes.lost_count)
 
     def close(self) -> bool:
-        """Send what was handed over, within ``close_timeout_s``, and end; tell whether all was. Once more does nothing.
+        """Send what was handed over, within ``close_timeout_s``; return whether all was. Once more does nothing.
 
-        Subscribers are not told that the cache has gone: what they know of it stays true of nothing. Whoever ends an
+        Subscribers are not notified that the cache has gone, and keep what they know of it. The operator that ends an
         engine takes it out of its routers.
         """
         self._changes.unwatch()

@@ -170,7 +170,7 @@ class BatchSender:
         self._wake()
 
     def is_announcement_due(self) -> bool:
-        """Tell, once, that everything is to be announced and that the pause since the last time is over."""
+        """Return True, once, when everything is to be announced and the pause since the last time is over."""
         if not self._is_announcement_asked or time.monotonic() < self._announced_s + self._config.announce_pause_s:
             return False
         self._is_announcement_asked = False

@@ -81,7 +81,7 @@ class EventReaders:
         return len(self._readers)
 
     async def listen(self, reader: EventReader) -> None:
-        """Let a reader listen until it is gone."""
+        """Send events to a reader until it is gone."""
         if self._is_closing:
             return
         self._readers[reader] = None
@@ -97,7 +97,7 @@ class EventReaders:
             reader.send(text, now_s)
 
     def close(self) -> None:
-        """Let all go, and whoever comes now."""
+        """End all readers, and those that come from now on."""
         self._is_closing = True
         for reader in self._readers:
             reader.gone.set()

@@ -26,7 +26,7 @@ with needs_extra("live", "the live page"):
 __all__ = ["LiveAddress", "LiveServer"]
 
 STREAMS_MAX = 32
-"""Open pages at a time; one more is told to come back."""
+"""Open pages at a time; one more is asked to come back."""
 
 CLOSE_S = 5.0
 """Longest wait for the thread."""
@@ -35,7 +35,7 @@ REQUEST_BYTES_MAX = 4_096
 """Body of a request: a form with a token."""
 
 RETRY_S = 5
-"""What a reader that finds no room is told to wait."""
+"""Pause that a reader is asked for if it finds no room."""
 
 COOKIE = "unified_cache_live"
 
@@ -147,7 +147,7 @@ class _Opening:
 
 
 def _serve(site: "_Site", address: LiveAddress, opened: _Opening) -> None:
-    """Serve until told to stop: the body of the server's thread."""
+    """Serve until ``stop`` is called: the body of the server's thread."""
     try:
         asyncio.run(_serve_site(site, address, opened))
     finally:

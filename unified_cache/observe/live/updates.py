@@ -38,7 +38,7 @@ class LiveUpdate:
     def text(self, view: View) -> bytes:
         """Return the figures as JSON, with the point of the history that they made."""
         if view not in self._texts:
-            told = _encoded(
+            text = _encoded(
                 {
                     "format": FIGURES_FORMAT,
                     **self.figures.as_json(with_tenants=view is View.EVERYTHING),
@@ -46,7 +46,7 @@ class LiveUpdate:
                     "point": self.point,
                 }
             )
-            self._texts[view] = told.encode()
+            self._texts[view] = text.encode()
         return self._texts[view]
 
     def event(self, view: View) -> bytes:

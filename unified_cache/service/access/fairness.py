@@ -91,7 +91,7 @@ class FairScheduler:
         self._idle = Condition(self._guard)
 
     def enter(self, tenant: str) -> "Ticket | None":
-        """Let a call in, half open; None where its tenant has as many in flight as it may.
+        """Admit a call, half open; None where its tenant has as many in flight as it may.
 
         The caller must ``leave`` with the ticket in the end.
         """
@@ -119,7 +119,7 @@ class FairScheduler:
             return True
 
     def queue(self, ticket: "Ticket") -> None:
-        """Let a half-open call wait for its turn."""
+        """Make a half-open call wait for its turn."""
         with self._guard:
             if ticket.state is not _State.HALF_OPEN:
                 return

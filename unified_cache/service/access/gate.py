@@ -23,7 +23,7 @@ RETRY_KEYS = (RETRY_AFTER, "grpc-retry-pushback-ms")
 """Trailing metadata that says when to come back; the second is what gRPC's own retries obey."""
 
 RETRY_MS = "250"
-"""Time after which a refused client is told to try again."""
+"""Time after which a refused client is asked to try again."""
 
 FAULT_ID_BYTES = 6
 """Length of the random number that names a fault both in the log and in the answer."""

@@ -60,7 +60,7 @@ class Registry:
 
     Those of a tenant's writers are registered, those of its readers are known beside them: no reader changes, delays or
     displaces what a writer registered. Both are soft state. A restart loses them, and beyond the bound the one that was
-    unused for longest is dropped; a client that still uses it is told to say Hello again.
+    unused for longest is dropped; a client that still uses it is asked to say Hello again.
     """
 
     def __init__(self, limits: LimitSettings) -> None:
@@ -117,7 +117,7 @@ class Registry:
             return list(self._registered[tenant].values())
 
     def forget(self, tenant: str, identity: bytes) -> None:
-        """Drop an identity; a client that still uses it is told to say Hello again."""
+        """Drop an identity; a client that still uses it is asked to say Hello again."""
         with self._guard:
             self._registered[tenant].pop(identity, None)
             self._known_to_readers[tenant].pop(identity, None)

@@ -117,7 +117,7 @@ class TimedCall:
         self.late_s = min(self._clock() + self._limits.stream_idle_s, self._ends_s)
 
     def _check_uncut(self) -> None:
-        """Tell a call that was cut off here from one that its client has ended: to gRPC both have been cancelled."""
+        """Refuse a call that was cut off here, not one that its client has ended: gRPC reports both as cancelled."""
         if self.why_cut:
             raise Refused(grpc.StatusCode.CANCELLED, self.why_cut)
 

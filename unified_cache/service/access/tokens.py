@@ -51,7 +51,7 @@ _NOBODY = sha256(b"").digest()
 
 _LOCK_PAUSE_S = 0.02
 _LOCK_ATTEMPTS_MAX = 500
-"""Ten seconds in all; whoever holds the lock rewrites one small file."""
+"""Ten seconds in all; the holder of the lock rewrites one small file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ def _locked(path: Path, flags: int = 0) -> Iterator[str]:
             except BlockingIOError:
                 time.sleep(_LOCK_PAUSE_S)
                 continue
-            # Whoever had the lock before has put another file in the place of this one.
+            # The last holder of the lock may have put another file in the place of this one.
             if os.path.samestat(os.fstat(fd), path.lstat()):
                 yield file.read()
                 return

@@ -1,8 +1,8 @@
 """Stored pages of each tenant and their bytes: counted under its cap, and held to its share of the store.
 
-A store evicts the least recently used page, whoever put it, so that one tenant's puts would evict another's pages. Here
-no tenant's would: before the pages that are counted outgrow the store, the tenant that is furthest above its share lets
-its own oldest pages go. Shares of the store's cap are by quota, among the tenants that have pages in it. Whoever is
+A store evicts the least recently used page of any tenant, so that one tenant's puts would evict another's pages. Here
+no tenant's would: before the pages that are counted outgrow the store, the tenant that is furthest above its share
+loses its own oldest pages. Shares of the store's cap are by quota, among the tenants that have pages in it. A tenant
 below its share loses nothing to others; what nobody claims, anybody may use.
 
 Counting starts at zero with the process: pages that were in the store before this server are counted from when they are
@@ -72,7 +72,7 @@ class TenantUsage:
             return [label for label in labels if held is None or label not in held]
 
     def touch(self, tenant: str, labels: Sequence[Label]) -> None:
-        """Note the use of pages; the first become the most recent, so a prefix goes tail first."""
+        """Record the use of pages; the first become the most recent, so a prefix goes tail first."""
         with self._guard:
             held = self._held.get(tenant)
             if held is not None:

@@ -22,7 +22,7 @@ under mixed load grew by a tenth in minutes, and by nothing with two (``make soa
 
 
 def keep_freed_memory() -> bool:
-    """Let malloc reuse what was freed instead of returning it; False where malloc is not glibc's.
+    """Make malloc reuse what was freed instead of returning it; False where malloc is not glibc's.
 
     Streaming through gRPC in Python is half as fast again with it: every message is a fresh megabyte. Memory in use
     stays bounded by what is in use at most at a time. Affects the process; called once by who runs a server.

@@ -42,7 +42,7 @@ class _Kind:
 
 
 class LogRateLimit:
-    """Let ``burst`` lines of a kind through at once, then one in ``every_s``. Thread-safe. ``clock`` gives seconds."""
+    """Allow ``burst`` lines of a kind at once, then one in ``every_s``. Thread-safe. ``clock`` gives seconds."""
 
     def __init__(self, burst: int, every_s: float, clock: Callable[[], float]) -> None:
         self._burst = burst
@@ -127,7 +127,7 @@ class ReopenedFile(JsonLines):
 class Log:
     """Events, anomalies and audit entries of a server, a line each. Thread-safe.
 
-    Whoever can cause many lines has them paced: ``left_out`` then counts those that were not written since the last.
+    Lines that callers can cause in bulk are paced: ``left_out`` then counts those that were not written since the last.
     """
 
     def __init__(self, lines: JsonLines, pace: LogRateLimit) -> None:

@@ -133,7 +133,7 @@ class MetricsListener(ThreadingMixIn, TCPServer):
         super().finish_request(request, client_address)
 
     def close_request(self, request: _Connection) -> None:
-        """Let a connection go that has ended."""
+        """Release a connection that has ended."""
         if isinstance(request, socket.socket):
             with self._guard:
                 self._connected.pop(request, None)

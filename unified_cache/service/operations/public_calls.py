@@ -118,18 +118,18 @@ class HealthService:
         with self._watches.admitted(context) as call:
             name = _service_in(call, messages)
             context.add_callback(self._wake)
-            told = self._status_of(name)
-            yield _encoded(told)
+            sent = self._status_of(name)
+            yield _encoded(sent)
             while context.is_active():
                 with self._changed:
-                    self._changed.wait_for(partial(self._has_news, context, name, told), LOOK_S)
+                    self._changed.wait_for(partial(self._has_news, context, name, sent), LOOK_S)
                 status = self._status_of(name)
-                if status != told:
-                    told = status
-                    yield _encoded(told)
+                if status != sent:
+                    sent = status
+                    yield _encoded(sent)
 
-    def _has_news(self, context: grpc.ServicerContext, name: str, told: int) -> bool:
-        return self._status_of(name) != told or not context.is_active()
+    def _has_news(self, context: grpc.ServicerContext, name: str, sent: int) -> bool:
+        return self._status_of(name) != sent or not context.is_active()
 
     def _wake(self) -> None:
         with self._changed:

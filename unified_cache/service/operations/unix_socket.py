@@ -16,7 +16,7 @@ from unified_cache.core.errors import ConfigError
 __all__ = ["held_socket"]
 
 CONNECT_S = 1.0
-"""Wait for whoever may listen at the path; a full backlog counts as somebody."""
+"""Wait for a process that may listen at the path; a full backlog counts as one."""
 
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -38,7 +38,7 @@ def held_socket(path: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"unix:{path} needs a lock beside it: {lock}: {error.strerror}") from error
     try:
-        if _is_heard(path):
+        if _is_in_use(path):
             raise ConfigError(f"unix:{path} must be free, found somebody who listens there")
         yield
     finally:
@@ -57,10 +57,10 @@ def _locked(lock: Path) -> int:
         except OSError:
             os.close(fd)
             raise
-        os.close(fd)  # whoever held it has removed it meanwhile: another one may have its name
+        os.close(fd)  # its last holder has removed it meanwhile: another one may have its name
 
 
-def _is_heard(path: Path) -> bool:
+def _is_in_use(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.settimeout(CONNECT_S)
         try:
