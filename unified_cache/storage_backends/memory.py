@@ -57,7 +57,7 @@ class MemoryStorage:
             self._check_open()
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Tell for each label whether it is held. No access."""
+        """Return for each label whether it is held. No access."""
         with self._guard:
             self._check_open()
             return Answer.of_reads(map(self._pages.__contains__, labels))
@@ -133,7 +133,7 @@ class MemoryStorage:
             return self._removed.subscribe()
 
     def close(self) -> None:
-        """Let every page go; memory is where this backend keeps them."""
+        """Release every page; memory is where this backend keeps them."""
         with self._guard:
             self._closed = True
             self._pages.clear()

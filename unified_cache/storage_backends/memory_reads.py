@@ -1,6 +1,6 @@
 """Reads that wait for nothing: pages that the system has in memory, straight into the rows of who asks.
 
-A call to a store may wait for a disk, however long that takes; so whoever must be back by a deadline has it made on
+A call to a store may wait for a disk, however long that takes; so a caller with a deadline has it made on
 another thread, and into memory that it can do without. A copy within memory ends by itself: it is made on the caller's
 own thread, into the rows themselves, which nobody else is given meanwhile. What did not come is asked for by ``get``.
 """
@@ -38,7 +38,7 @@ class MemoryReader(Protocol):
     """A store that knows and reads pages from memory, beside what every store does."""
 
     def knows(self, labels: Sequence[Label]) -> list[bool]:
-        """Tell for each label whether a get would find it, as far as memory alone says: of a False nothing is known.
+        """Return for each label whether a get would find it, as far as memory alone says; False means unknown.
 
         Waits for no disk and for nobody who does; raises ClosedError alone.
         """

@@ -1,6 +1,6 @@
 """The protocol between the cache and any store of sealed pages.
 
-Batched, one version, ten methods: five of whoever only reads, five more that change a store. A miss is an answer and
+Batched, one version, ten methods: five of a read-only store, five more that change a store. A miss is an answer and
 says why; only a fault raises. The prefix logic (hit policies, restorable sets) lives above it, once; a backend sees
 pages one by one and knows no pool by name.
 """
@@ -112,7 +112,7 @@ class PageIO(NamedTuple):
     checksum: PageChecksum | None = None
     """Of a page to fill: a store that reads it piece by piece adds each piece as soon as it is in its buffer.
 
-    A store need not: of a page that was not added in order and to the end, whoever verifies it reads all bytes again.
+    A store need not: of a page that was not added in order and to the end, the verifier reads all bytes again.
     A wrapper that changes what was read, or takes one page from several stores, hands the page down without it.
     """
 
@@ -143,7 +143,7 @@ class StorageReader(Protocol):
         ...
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Tell for each label whether a get would, as far as is known without reading, find it: HIT if so."""
+        """Return for each label whether a get would, as far as is known without reading, find it: HIT if so."""
         ...
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:

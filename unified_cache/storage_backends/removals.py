@@ -1,6 +1,6 @@
-"""Removals of a store, told to whoever knows what it had: a publisher of KV events, or a tier under vLLM.
+"""Removals of a store, reported to those that know what it had: a publisher of KV events, or a tier under vLLM.
 
-A store evicts by itself, and whoever put a page learns of it when a get misses. One that tells more offers the method
+A store evicts by itself, and a cache that put a page learns it when a get misses. One that reports more has the method
 of ``RemovalSource`` beside those of ``StorageBackend``; its subscribers, a few caches, ask from time to time.
 
     store    note(labels) where pages go, restored(labels) where they are stored again; neither waits for anything
@@ -61,7 +61,7 @@ class RemovalFeed(Protocol):
         ...
 
     def close(self) -> None:
-        """Be told no more. Once more does nothing."""
+        """End the subscription. Once more does nothing."""
         ...
 
 
@@ -71,26 +71,26 @@ class RemovalSource(Protocol):
 
     # Behavior
 
-    * a page is told when it is evicted, removed, cleared, or found to be another page or damaged, whoever did that
-    * a page that is stored again before it was told is not told
-    * what other processes do to the store is reported once this one has heard of it, see the store
-    * nothing is told of a page that vanishes without the store: a crash, a disk that was emptied
+    * a page is reported when it is evicted, removed, cleared, or found damaged or another page, by any process
+    * a page that is stored again before it was reported is not reported
+    * what other processes do to the store is reported once this one knows of it, see the store
+    * nothing is reported of a page that vanishes without the store: a crash, a disk that was emptied
     """
 
     def removals(self) -> RemovalFeed | None:
-        """Begin to tell one subscriber more; None where the store, or one that is wrapped, cannot.
+        """Add a subscriber; None where the store, or one that is wrapped, cannot.
 
         Raises:
-            StateError: ``SUBSCRIBERS_MAX`` are told already.
+            StateError: There are ``SUBSCRIBERS_MAX`` already.
         """
         ...
 
 
 def removals_of(storage: StorageReader) -> RemovalFeed | None:
-    """Subscribe to the removals of a store; None where it does not tell them.
+    """Subscribe to the removals of a store; None where it does not report them.
 
     Raises:
-        StateError: ``SUBSCRIBERS_MAX`` are told already.
+        StateError: There are ``SUBSCRIBERS_MAX`` already.
     """
     return storage.removals() if isinstance(storage, RemovalSource) else None
 

@@ -1,7 +1,7 @@
 """A call to a store that may hang: one thread makes it, another leaves it, its buffers stay in use until it returns.
 
 A store is other people's code on other people's hardware, and nothing in Python ends a call to it. So work that calls a
-store runs on a thread that can be spared, as a ``BoundedCall``, and whoever waits for it leaves at a deadline::
+store runs on a thread that can be spared, as a ``BoundedCall``, and the caller that waits leaves at a deadline::
 
     WAITING ─────> RUNNING ──────> RETURNED               result() returns or raises what the work did
      │  ^           │   │
@@ -14,10 +14,10 @@ store runs on a thread that can be spared, as a ``BoundedCall``, and whoever wai
     RETURNED, LET_GO, WITHDRAWN      it has *returned*: nobody reads or writes its buffers any more
 
 Buffers of a call that is GIVEN_UP are in quarantine: host slots of a cache, bounce buffers of an engine's store.
-StorageTimeoutError carries the call, and whoever owns the buffers asks it for ``returned``.
+StorageTimeoutError carries the call, and the owner of the buffers asks it for ``returned``.
 
 Work may call stores several times. Each time is a ``StoreStep`` with a deadline of its own, and runs in place: to hand
-it over to another thread costs some 40 us. Whoever waits looks whether the present one is late. Work that is given up
+it over to another thread costs some 40 us. The waiting caller looks whether this one is late. Work that is given up
 begins no further one. Work that answers AGAIN is not over: it runs once more after what waits.
 
 ``CallThreads`` starts the threads, and nothing else does, and changes states, under its lock. The calls to a store take
@@ -260,7 +260,7 @@ class StoreStep:
         """Whether the BoundedCall was given up in it."""
 
     def __enter__(self) -> "StoreStep":
-        # First shown, then looked: whoever gives the work up first says so, then looks. So one of them sees the other.
+        # First shown, then looked: a caller that gives up also says so, then looks. So one of them sees the other.
         self.call.step = self
         try:
             self.call.check()
@@ -333,7 +333,7 @@ class CallThreads:
     ) -> None:
         self._clock = clock
         self._changed = Condition(Lock())
-        """Told when what waits or runs becomes less, once closed, and when a lost thread has come back."""
+        """Notified when what waits or runs becomes less, once closed, and when a lost thread has come back."""
         self._idle: list[Lock] = []
         """Of each thread that waits for a call: held until it is woken. The last to wait is woken first."""
         self._name = name

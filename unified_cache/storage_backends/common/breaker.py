@@ -134,7 +134,7 @@ class CircuitBreaker:
         return self.state is BreakerState.OPEN and self._clock() < self.rests_until_s
 
     def admit(self, kind: Hashable = None) -> Admission | None:
-        """Let a call through, or return None; whoever is let through owes a ``record_outcome``."""
+        """Admit a call, or return None; an admitted caller must call ``record_outcome``."""
         with self._guard:
             if self.state is BreakerState.CLOSED:
                 return Admission(self, kind, self.changes_count)

@@ -41,7 +41,7 @@ class CallsInFlight:
         self._leave(sys._getframe(1))  # noqa: SLF001  # as on entering
 
     def close(self) -> bool:
-        """Refuse new calls and wait for those in flight; True for the one caller who is to let go."""
+        """Refuse new calls and wait for those in flight; True for the one caller that is to release."""
         with self._last_left:
             first = not self._closed
             self._closed = True

@@ -128,7 +128,7 @@ class StoreLru:
         return [StoredObject(*each) for each in itertools.islice(free, count)]
 
     def find(self, labels: Sequence[Label], sizes: Sequence[int]) -> list[Answer]:
-        """Tell which objects are known at these sizes and make them recent; those of another size are forgotten."""
+        """Return which objects are known at these sizes and make them recent; those of another size are forgotten."""
         size_of = self._objects.get
         hits: list[Answer] = []
         for label, object_bytes in zip(labels, sizes, strict=True):

@@ -262,7 +262,7 @@ class Disk:
 
     @staticmethod
     def leave_access_time(fd: int) -> None:
-        """Have reads of a descriptor leave no time of access behind, which would have to be written.
+        """Make reads of a descriptor leave no time of access behind, which would have to be written.
 
         Raises:
             OSError: EPERM where the file is somebody else's.
@@ -272,7 +272,7 @@ class Disk:
 
     @staticmethod
     def begin_direct(fd: int) -> None:
-        """Have reads of a descriptor pass by the system's memory, straight into the caller's, which is aligned.
+        """Make reads of a descriptor pass by the system's memory, straight into the caller's, which is aligned.
 
         Raises:
             OSError: EINVAL, as a rule, where the file system or the operating system does not.
@@ -283,7 +283,7 @@ class Disk:
 
     @staticmethod
     def end_direct(fd: int) -> None:
-        """Have reads of a descriptor go through the system's memory again."""
+        """Make reads of a descriptor go through the system's memory again."""
         fcntl.fcntl(fd, fcntl.F_SETFL, 0)
 
     @staticmethod
@@ -380,7 +380,7 @@ LED_BYTES_MIN = 1 << 20
 """Of a file so long the first ``LEAD_BYTES`` are read by a call of their own."""
 
 LEAD_BYTES = 16 << 10
-"""A short read at the start of a file lets Linux read ahead while what has come is copied, in several requests at a
+"""A short read at the start of a file lets Linux read ahead while those bytes are copied, in several requests at a
 time. Asked for all at once it waits for a request as long as it makes them, and what is not cached comes half as fast.
 """
 
@@ -405,7 +405,7 @@ def storage_error(error: OSError, doing: str) -> StorageError:
 
 
 def sync_or_distrust(disk: Disk, fd: int) -> None:
-    """Let everything in a file or a directory survive a crash; where that fails, it is distrusted from then on.
+    """Make everything in a file or a directory survive a crash; where that fails, it is distrusted from then on.
 
     Raises:
         OSError: it could not be written. A second sync would say that it was.

@@ -3,7 +3,7 @@
     parse_address      the text after ``file:`` or ``packed:`` in a URL
     Stamps             times of last use: they only grow, and those of reads are written many together
     DirectoryReader    calls in flight, manifests, errors named: all that a store opened to be read alone needs
-    DirectoryStorage   and that of one that writes: identities announced, recency, removals told
+    DirectoryStorage   and that of one that writes: identities announced, recency, removals reported
 
 The text of an address::
 
@@ -120,7 +120,7 @@ class Stamps:
         self._guard = Lock()
 
     def outrun(self, newest_ns: int) -> None:
-        """Let each time from now on be later than ``newest_ns``, whatever the clock says."""
+        """Make each time from now on later than ``newest_ns``, whatever the clock says."""
         with self._guard:
             self._last_ns = self._written_ns = max(self._last_ns, min(newest_ns, STAMP_MAX_NS))
 
@@ -238,7 +238,7 @@ class ObjectOrder(Protocol):
 
     @property
     def removed(self) -> RemovalBuffer:
-        """Objects that have gone, for whoever wants to know."""
+        """Objects that have gone, for subscribers."""
         ...
 
     def touch(self, labels: Sequence[Label]) -> Sequence[Label]:

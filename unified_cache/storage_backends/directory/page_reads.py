@@ -81,7 +81,7 @@ class SystemMemory:
 
     @property
     def is_readable(self) -> bool:
-        """Whether reads of what is there can be told from others; found out by the first of them."""
+        """Whether reads can be limited to what is cached; found out by the first read."""
         return self._reports_reads or self._is_memory
 
     def is_cold(self, fd: int, offset: int) -> bool:
@@ -123,7 +123,7 @@ DIRECT_PAGES_MAX = 64
 """Pages of one read in place; each takes two of the 1024 buffers that a call may have, and a block of a slot."""
 
 BOUNCE_SLOTS = 46
-"""Reads under way at most, and a quarter less while what came is copied: never fewer than 32."""
+"""Reads under way at most, and a quarter less while arrived bytes are copied: never fewer than 32."""
 
 _SLOT_BYTES = 66 * DIRECT_BLOCK_BYTES
 """Bytes of one read that lands: a quarter of a MiB, and what a page has beyond a power of two."""
@@ -190,7 +190,7 @@ class DirectIo:
         """Fill the pages of runs; yield each run when it has ended, with whether all of it came.
 
         Runs are taken as they can be begun, and ``BOUNCE_SLOTS`` reads are under way at a time. A page that came was
-        added to its checksum. Whoever stops before the end closes this, which waits for what is under way.
+        added to its checksum. A caller that stops before the end closes this, which waits for what is under way.
         """
         bounce_buffer = self._reserve_bounce_buffer()
         view = memoryview(bounce_buffer)
@@ -258,7 +258,7 @@ class DirectIo:
             self._disk.end_direct(fd)
 
     def _end(self, piece: _DirectPiece, outcome: int | OSError) -> _RunProgress:
-        """Put what came of a piece where it belongs."""
+        """Put the bytes of a piece that arrived where they belong."""
         progress, wanted_bytes, copies = piece
         run = progress.run
         progress.left_count -= 1

@@ -150,7 +150,7 @@ class _ReadQueue:
         return ended
 
     def close(self) -> None:
-        """Let the queue go; waits for what is under way."""
+        """Release the queue; waits for what is under way."""
         context, self._context = self._context, 0
         if context and self.is_own:
             self._call(self._calls.destroy, context, 0, 0, 0, 0)

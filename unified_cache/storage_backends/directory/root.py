@@ -227,7 +227,7 @@ def open_root(
 
 
 def open_root_to_read(disk: Disk, path: Path, expected: StoreFormat) -> Directory:
-    """Open the directory of a store and change nothing in it; whoever may read the directory may.
+    """Open the directory of a store and change nothing in it; read permission is enough.
 
     Raises:
         ConfigError: no system takes the path.
@@ -264,7 +264,7 @@ def _check_path(path: Path) -> None:
 
 
 def _sync_parents(disk: Disk, path: Path) -> None:
-    """Let the way to a directory survive a crash, whoever made which part of it; a part that we may not read is old."""
+    """Make the parents of a directory survive a crash, even those others made; one that we may not read is old."""
     for parent in path.absolute().parents:
         try:
             fd = disk.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -312,7 +312,7 @@ def _claim_root(disk: Disk, path: Path, root_fd: int, expected: StoreFormat, tok
     for draft in drafts:
         with suppress(FileNotFoundError):
             disk.unlink(draft, dir_fd=root_fd)
-    # Whoever set the marker may have died before its name was sure to stay.
+    # The process that set the marker may have died before its name was sure to stay.
     disk.fsync(root_fd)
 
 
@@ -390,7 +390,7 @@ def _lock_writer(disk: Disk, tmp_fd: int, writer: str) -> tuple[int, int] | None
     try:
         lock_fd = disk.open(_LOCK_NAME, WRITE_FLAGS, 0o600, dir_fd=writer_fd)
         disk.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever swept us held the lock until the name was gone, so a lock that still has its name is ours.
+        # A process that swept us held the lock until the name was gone, so a lock that still has its name is ours.
         if disk.fstat(lock_fd).st_nlink and disk.fstat(writer_fd).st_nlink:
             return writer_fd, lock_fd
     except (BlockingIOError, FileNotFoundError):
@@ -434,7 +434,7 @@ def _remove_unlocked(disk: Disk, tmp_fd: int, writer: str) -> None:
         writer_fd = disk.open(writer, DIRECTORY_FLAGS, dir_fd=tmp_fd)
         try:
             names = disk.listdir(writer_fd)
-            # The lock is made before anything else: whoever made these and is alive has it by the second look.
+            # The lock is made before anything else: a live process that made these has it by the second look.
             if names and _LOCK_NAME not in disk.listdir(writer_fd):
                 _clear(disk, writer_fd, names)
         finally:
@@ -494,7 +494,7 @@ class ForeignFiles:
     def clear(self, directory: Directory, name: str, object_bytes: int) -> None:
         """Take away what stands under a name unless it is an object of that length after all.
 
-        It is moved aside first, so whoever puts the object meanwhile loses nothing: what was moved is looked at again,
+        It is moved aside first, so a put of the object meanwhile loses nothing: what was moved is looked at again,
         and a whole object goes back.
         """
         self.record()

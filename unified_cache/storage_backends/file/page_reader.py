@@ -76,7 +76,7 @@ def place_of(label: Label) -> tuple[str, str]:
 def objects_in(disk: Disk, root_fd: int, identity: bytes, after: str = "") -> Generator[ListedObject, None, None]:
     """List the objects of one identity in the order of their names, after one name; foreign names are passed over.
 
-    An object is looked at only when it is asked for, so whoever wants a few pays for a few.
+    An object is looked at only when it is asked for, so a caller that wants a few pays for a few.
     """
     for fan in _names_in(disk, root_fd, identity.hex()):
         if _FAN_NAME.fullmatch(fan) and fan >= after[:_FAN_DIGITS]:
@@ -217,7 +217,7 @@ _NONE: Set[int] = frozenset()
 
 
 class PageReader:
-    """Finds, reads and lists pages of a file store, whoever opened it. Thread-safe."""
+    """Finds, reads and lists pages of a file store, opened to read or to write. Thread-safe."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class PageReader:
         self._guard = Lock()
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Tell for each label whether a file of that name is there; one stat each."""
+        """Return for each label whether a file of that name is there; one stat each."""
         found: list[Answer] = []
         for label in labels:
             fan, name = place_of(label)
@@ -433,7 +433,7 @@ class _OpenFiles:
         return 0
 
     def direct_fd(self, number: int, direct: DirectIo) -> int:
-        """Have reads of the file pass by the system's memory."""
+        """Make reads of the file pass by the system's memory."""
         fd = self._fds[number]
         return fd if direct.begin(fd) else -1
 

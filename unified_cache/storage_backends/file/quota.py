@@ -117,7 +117,7 @@ class FileQuota:
     counts what they stored when it sweeps: it lists the directories, a few objects with each of its puts, and if they
     hold more than the cap (the high mark) it evicts the least recently used down to the low mark. It begins a sweep
     whenever it has stored ``cap / SWEEP_SHARE``, and ends it before it has stored as much again. So with one cap for
-    all, whoever lives or dies, the directories hold at most
+    all, even when some die, the directories hold at most
 
         cap + (processes - 1) * 2 * (cap / SWEEP_SHARE + pages of puts under way)
 
@@ -139,7 +139,7 @@ class FileQuota:
         self.bytes_max = bytes_max
         """Cap of the store; None if there is none."""
         self.removed = RemovalBuffer()
-        """What has gone, as far as this process knows, for whoever wants to know.
+        """What has gone, as far as this process knows, for subscribers.
 
         What other processes removed is reported once a sweep of this one has missed it; without a cap there is none.
         """
@@ -181,7 +181,7 @@ class FileQuota:
         return max((known.mtime_ns for known in sweep.found), default=0)
 
     def bytes_used(self) -> int:
-        """Sum up the objects that lie in the directories, whoever stored them. Linear in objects.
+        """Sum up the objects that lie in the directories, of all processes. Linear in objects.
 
         Raises:
             OSError: a directory cannot be listed.
@@ -289,7 +289,7 @@ class FileQuota:
                     self._forget(each.label for each in granted)
                     granted.clear()
                     return
-                # What other threads added meanwhile counts too, whoever was first.
+                # What other threads added meanwhile counts too, in any order.
                 victims, declined = self._choose_victims(granted, keep, 0)
                 if not victims and not declined:
                     return

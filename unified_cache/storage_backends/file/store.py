@@ -159,7 +159,7 @@ class FileStorage(DirectoryStorage):
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of the objects in the store, whoever stored them, summed up now. Linear in objects.
+        """Bytes of the objects in the store, of all processes, summed up now. Linear in objects.
 
         Raises:
             StorageError: a directory cannot be listed.
@@ -188,7 +188,7 @@ class FileStorage(DirectoryStorage):
             return Capability("file", durable=True, bytes_max=self._quota.bytes_max, call_bytes=CALL_BYTES)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Tell for each label whether a file of that name is there. No access; one stat each."""
+        """Return for each label whether a file of that name is there. No access; one stat each."""
         with self._calls:
             return self._page_reader.exists(labels)
 
@@ -205,7 +205,7 @@ class FileStorage(DirectoryStorage):
             return hits
 
     def knows(self, labels: Sequence[Label]) -> list[bool]:
-        """Tell for each label whether a file has its name, where the system has that name in memory."""
+        """Return for each label whether a file has its name, where the system has that name in memory."""
         with self._calls:
             return self._page_reader.know(labels)
 
@@ -571,12 +571,12 @@ class FileReader(DirectoryReader):
         return cls(disk, Path(path), open_root_to_read(disk, Path(path), FORMAT))
 
     def capability(self) -> Capability:
-        """Say what the store can do; the cap of whoever writes it is not known."""
+        """Say what the store can do; the cap of its writer is not known."""
         with self._calls:
             return Capability("file", durable=True, bytes_max=None, call_bytes=CALL_BYTES)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Tell for each label whether a file of that name is there."""
+        """Return for each label whether a file of that name is there."""
         with self._calls:
             return self._pages.exists(labels)
 

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 ADMIN_PORT = 9003
-"""Of the HTTP side of ``mooncake_master``, unless it is told another."""
+"""Of the HTTP side of ``mooncake_master``, unless it is given another."""
 
 PROTOCOLS = ("tcp", "rdma")
 

@@ -154,7 +154,7 @@ class _CallGate:
                 self._last_left.notify_all()
 
     def shut(self, timeout_s: float) -> None:
-        """Let none in any more, and wait until the last has left, or no longer than that."""
+        """Admit no call any more, and wait until the last has left, or no longer than that."""
         with self._guard:
             self._is_shut = True
             self._last_left.wait_for(lambda: not self._in_flight_count, timeout_s)
@@ -234,7 +234,7 @@ class MooncakeClient:
     # ---- objects ---------------------------------------------------------------------------------------------
 
     def exist(self, names: list[str]) -> list[bool]:
-        """Tell which objects are whole; those are leased, the last name last.
+        """Return which objects are whole; those are leased, the last name last.
 
         Raises:
             StorageError: the master does not know, or does not answer.
@@ -390,7 +390,7 @@ class MasterAdmin:
         self._port = port
 
     def check_serves(self) -> None:
-        """Have the master say that it serves, if its HTTP side is there at all.
+        """Check that the master says that it serves, if its HTTP side is there at all.
 
         Raises:
             StorageError: it is there, and does not say so within ``KNOCK_TIMEOUT_S``.

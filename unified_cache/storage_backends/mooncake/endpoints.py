@@ -190,7 +190,7 @@ class _EndpointHealth:
         """Of the calls in flight."""
 
     def is_forgotten(self, now_s: float) -> bool:
-        """Tell whether nobody has asked for so long that the node is gone for good: it came back under another port."""
+        """Return whether nobody has asked for so long that the node is gone: it came back under another port."""
         return not self.started_s and now_s - self.breaker.rests_until_s > FORGET_S
 
 
@@ -222,7 +222,7 @@ class Endpoints:
         return _Asking(self, endpoint)
 
     def failed(self, endpoint: str) -> None:
-        """Let an endpoint rest."""
+        """Record a failed call; may make the endpoint rest."""
         now_s = self._clock()
         with self._guard:
             self._health(endpoint).breaker.record_failure()
@@ -236,7 +236,7 @@ class Endpoints:
             health.breaker.record_success()
 
     def began(self, endpoint: str) -> float:
-        """Note a call to an endpoint; return when it began."""
+        """Record a call to an endpoint; return when it began."""
         started_s = self._clock()
         with self._guard:
             self._health(endpoint).started_s.append(started_s)

@@ -4,7 +4,7 @@
                         &place=together|spread]
 
 ``HOST:PORT`` is the master's, ``admin`` that of its HTTP side. Pages travel between the host slabs and the nodes'
-memory without a copy in between. Whoever reads must verify: a node's memory can be written by anyone who reaches it,
+memory without a copy in between. A reader must verify: a node's memory can be written by anyone who reaches it,
 and an object may be removed, and its memory used again, while it is read. ``VerifiedStorage`` does; every cache has
 one.
 
@@ -48,7 +48,7 @@ NAME = "mooncake"
 
 CALL_BYTES = 64 << 20
 """Asked for in one get: enough that every node is sent full calls, where a MiB is an object or two for each of a few
-nodes. Nothing is lost by it: what came over the network lies in another core's cache, whatever its size."""
+nodes. Nothing is lost by it: a page from the network lies in another core's cache, whatever its size."""
 
 
 class MooncakeStorage:
@@ -162,7 +162,7 @@ class MooncakeStorage:
             return self._io.write(objects, known, grouped=not self._manifests.are_single(identities))
 
     def touch(self, labels: Sequence[Label]) -> None:
-        """Have the master lease objects, as ``exists`` does: they become recent, the first label most of all.
+        """Make the master lease objects, as ``exists`` does: they become recent, the first label most of all.
 
         Raises:
             StorageError: the master does not know.
@@ -273,8 +273,8 @@ def identity_in(name: str) -> bytes | None:
 class ManifestObjects:
     """Keeps the manifests of the identities that this process registered. Thread-safe.
 
-    They are pinned, so they are never evicted. They go with the node that holds them, or with the master; so whoever
-    writes pages looks for them, and puts them again.
+    They are pinned, so they are never evicted. They go with the node that holds them, or with the master; so a caller
+    that writes pages looks for them, and puts them again.
     """
 
     def __init__(self, client: MooncakeClient) -> None:

@@ -394,7 +394,7 @@ class PromptChain:
         return int(ends[-1]) + 1 if ends.size else 0
 
     def needed(self, end: int) -> Presence:
-        """Tell which objects a resume after ``end`` pages needs; of spans that are not known, all that there are."""
+        """Return which objects a resume after ``end`` pages needs; of spans that are not known, all that there are."""
         needed = np.zeros_like(self.in_source)
         for number, component in enumerate(self._layout.components):
             bits = self._pools.component_bits(number)

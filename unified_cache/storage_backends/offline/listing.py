@@ -45,11 +45,11 @@ POOLS_MAX = 62
 
 
 Watch = Callable[[int, int], None]
-"""Told after each batch: how many objects and bytes it had."""
+"""Called after each batch: how many objects and bytes it had."""
 
 
 def unwatched(objects_count: int, object_bytes: int) -> None:
-    """Tell nobody."""
+    """Report to nobody."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class ObjectPools:
         self._needed = [0] * len(layout.components)
         for bit, (component, _) in enumerate(with_bytes):
             self._needed[component] |= 1 << bit
-        # Only the engine knows what it needs of pages whose span it has not told. Pages of another size have keys of
+        # Only the engine knows what it needs of pages whose span is not known. Pages of another size have keys of
         # their own, so Full's page is another object's; and without Full at the front there is no such rule.
         known = [component.span != SPAN_UNKNOWN for component in layout.components]
         sizes = [layout.page_size_of(component) for component in layout.components]

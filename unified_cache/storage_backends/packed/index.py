@@ -43,7 +43,7 @@ class PutBatch:
         self.stored = [ok and page.label not in gone for page, ok in zip(self.pages, self.stored, strict=True)]
 
     def refreshed(self) -> list[bool]:
-        """Tell of each page whether it is stored and was there before."""
+        """Return of each page whether it is stored and was there before."""
         return [ok and page.label not in self.fresh for page, ok in zip(self.pages, self.stored, strict=True)]
 
 
@@ -52,7 +52,7 @@ class PageIndex:
 
     def __init__(self, lru: StoreLru) -> None:
         self.removed = RemovalBuffer()
-        """What has gone, for whoever wants to know; a page that cannot be read has, until it is put again."""
+        """What has gone, for subscribers; a page that cannot be read has, until it is put again."""
         self.lru = lru
         """Sizes count of pages that are being written too."""
         self._slots: dict[Label, SegmentSlot] = {}
@@ -135,7 +135,7 @@ class PageIndex:
         batch.decline(declined)
 
     def commit(self, batch: PutBatch) -> list[SegmentSlot]:
-        """Let others read what was written; return slots: of what it replaced, and what others stored or evicted."""
+        """Publish what was written; return slots: of what it replaced, and what others stored or evicted."""
         spare: list[SegmentSlot] = []
         evicted: list[Label] = []
         with self._guard:

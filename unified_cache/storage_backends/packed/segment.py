@@ -171,7 +171,7 @@ class Segment:
             self._disk.pwrite(self._fd, _STAMP.pack(stamp), offset)
 
     def sync(self) -> None:
-        """Let everything that was written survive a crash; a file in which that failed is never trusted again.
+        """Make everything that was written survive a crash; a file in which that failed is never trusted again.
 
         Raises:
             OSError: it could not be written, now or before, or somebody removed the file.

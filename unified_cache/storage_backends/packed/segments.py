@@ -87,7 +87,7 @@ class FreeSlots:
         self._numbers.add(number)
 
     def drop(self, number: int) -> None:
-        """Let a new file have ``number`` again."""
+        """Make ``number`` free for a new file."""
         self._numbers.discard(number)
 
     def add(self, segment: Segment, used: Collection[int], reached: int) -> None:
@@ -317,7 +317,7 @@ class SegmentFiles:
                 self._anchor(identity)
 
     def sync(self, segments: Iterable[Segment]) -> None:
-        """Let what is in files survive a crash. One that fails gets no page any more, and its pages are not trusted.
+        """Make what is in files survive a crash. One that fails gets no page any more, and its pages are not trusted.
 
         Raises:
             OSError: it could not be written, now or before, or somebody removed the file.
@@ -452,7 +452,7 @@ class SegmentFiles:
         return segment
 
     def _anchor(self, identity: bytes) -> None:
-        """Let the names of files, and of their directory, be or be gone after a crash as they are now."""
+        """Sync the directories, so the names of files and of their directory are the same after a crash."""
         fd = self._disk.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=self._root.fd)
         try:
             self._disk.fsync(fd)

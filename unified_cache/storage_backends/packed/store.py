@@ -191,7 +191,7 @@ class PackedStorage(DirectoryStorage):
             )
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Tell for each label whether it has a slot. No access, no call on the disk."""
+        """Return for each label whether it has a slot. No access, no call on the disk."""
         with self._calls:
             return Answer.of_reads(self._index.find(label) is not None for label in labels)
 
@@ -227,7 +227,7 @@ class PackedStorage(DirectoryStorage):
             return answers
 
     def knows(self, labels: Sequence[Label]) -> list[bool]:
-        """Tell for each label whether it has a slot, as ``exists`` does."""
+        """Return for each label whether it has a slot, as ``exists`` does."""
         with self._calls:
             return [self._index.find(label) is not None for label in labels]
 
@@ -498,12 +498,12 @@ class PackedReader(DirectoryReader):
         return cls(disk, Path(path), open_root_to_read(disk, Path(path), FORMAT))
 
     def capability(self) -> Capability:
-        """Say what the store can do; the cap of whoever writes it is not known."""
+        """Say what the store can do; the cap of its writer is not known."""
         with self._calls:
             return Capability("packed", durable=True, bytes_max=None, call_bytes=CALL_BYTES)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Tell for each label whether the tables named it.
+        """Return for each label whether the tables named it.
 
         Raises:
             StorageError: a table cannot be read.
@@ -512,7 +512,7 @@ class PackedReader(DirectoryReader):
             return Answer.of_reads(self._find(label) is not None for label in labels)
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        """Read each page straight into its buffers; one that its owner let go meanwhile is a miss.
+        """Read each page straight into its buffers; one that its owner evicted meanwhile is a miss.
 
         Raises:
             StorageError: a table cannot be read, or a fault that is not one page's.

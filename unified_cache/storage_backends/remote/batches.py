@@ -55,13 +55,13 @@ class ServerBatch(NamedTuple):
     time: RequestTime
     """Of the request that it is a part of."""
     is_only: bool = False
-    """Whether nothing else is asked for meanwhile, so that whoever waits may as well look after the call."""
+    """Whether nothing else is asked for meanwhile, so that the waiting caller may as well make the call."""
 
 
 class GatedMessages:
     """Messages of one put, made from its pages when they are asked for: by a thread of gRPC's, until it is over.
 
-    gRPC ends a call without waiting for that thread, which may be at a message then. So whoever waited closes these:
+    gRPC ends a call without waiting for that thread, which may be at a message then. So the waiting caller closes these:
     no message is under way after that, none is made any more, and nothing refers to the pages. Thread-safe.
     """
 

@@ -25,7 +25,7 @@ class BufferPiece(NamedTuple):
 class ScatterReader:
     """Fill pages in the order asked for. Content is copied once, from the message into the page.
 
-    Where a page has a checksum, what has come of it is added at once, while whoever sends goes on with the next part.
+    Where a page has a checksum, each part that arrives is added at once, while the sender goes on with the next.
     """
 
     def __init__(self, pages: Sequence[PageIO]) -> None:

@@ -91,7 +91,7 @@ class Server:
         return cls(name, channels, options, clock)
 
     def greet(self, manifests: Mapping[bytes, Manifest], timeout_s: Callable[[], float] | None = None) -> None:
-        """Say Hello for the identities that the server has not heard of from here, or for none, once.
+        """Say Hello for the identities that the server does not know from here, or for none, once.
 
         ``timeout_s`` gives the time of each call, the usual one if None.
 
@@ -134,8 +134,8 @@ class Server:
     ) -> Parsed:
         """Make a call of one message each way, to this server and no other, and wait for its answer.
 
-        With ``manifests`` Hello goes before it where that is due. The call is then made again where the server wants to
-        hear Hello first, and so has done nothing; else never.
+        With ``manifests`` Hello goes before it where that is due. The call is then made again where the server wants
+        Hello first, and so has done nothing; else never.
 
         Raises:
             StorageError: not reached, or refused, or the answer is none.
@@ -215,12 +215,12 @@ def is_unknown_call(error: BaseException | None) -> bool:
 
 
 def wants_hello(error: grpc.RpcError) -> bool:
-    """Return whether the server does not know an identity that it was told of once."""
+    """Return whether the server does not know an identity that it once knew."""
     return isinstance(error, grpc.Call) and (REASON, REASON_HELLO) in tuple(error.trailing_metadata() or ())
 
 
 def storage_error(error: grpc.RpcError | InputError | OSError, call: Call, server: Server) -> StorageError:
-    """Say what a failed call, or an answer that is none, means to whoever uses the store; release what the call held.
+    """Say what a failed call, or an answer that is none, means to a user of the store; release what the call held.
 
     A call that streams is its own error: with its traceback, it would keep the caller's pages until cycles of
     references are collected.

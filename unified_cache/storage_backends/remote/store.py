@@ -208,7 +208,7 @@ class RemoteStorage:
             return _complete(stored)
 
     def touch(self, labels: Sequence[Label]) -> None:
-        """Have each page's server make it recent; pages of identities that were not registered are absent.
+        """Make each page recent at its server; pages of identities that were not registered are absent.
 
         Raises:
             StorageError: no server answers.
@@ -370,7 +370,7 @@ class RemoteStorage:
         start: Callable[[ServerBatch], AwaitReply],
         sizes: Sequence[int] = (),
     ) -> None:
-        """Let servers answer for pages, of these lengths where bytes move, until there were tries enough."""
+        """Get servers' answers for pages, of these lengths where bytes move, until there were tries enough."""
         waiting = [number for number, answer in enumerate(answers) if answer is None]
         failed: StorageError | None = None
         shares_count = max(1, -(-sum(sizes) // VERIFIED_BYTES))

@@ -255,7 +255,7 @@ class StorageGuard(StorageLayer):
                     self._changed.notify_all()
 
     def _hand_over(self, method: Method, work: Callable[[], Result], admission: Admission | None) -> Result:
-        """Have a thread of the guard's own make a call of the store, and wait for it."""
+        """Run a call of the store on a thread of the guard's own, and wait for it."""
         call = self._threads.submit(partial(self._within_deadline, method, work, admission))
         if not call.settle(self.deadline_s):
             self._threads.leave(call)
