@@ -61,7 +61,7 @@ class ServerBatch(NamedTuple):
 class GatedMessages:
     """Messages of one put, made from its pages when they are asked for: by a thread of gRPC's, until it is over.
 
-    gRPC ends a call without waiting for that thread, which may be at a message then. So the waiting caller closes these:
+    gRPC ends a call without waiting for that thread, which may be at a message then. The waiting caller closes these:
     no message is under way after that, none is made any more, and nothing refers to the pages. Thread-safe.
     """
 
