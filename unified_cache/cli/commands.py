@@ -42,7 +42,7 @@ DEFERRED: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
         "plan": (
             "plan:plan_app",
-            "Say what to buy: the hit ratio of a trace for every combination of tier sizes, and what it brings.",
+            "Show what to buy: the hit ratio of a trace for every combination of tier sizes, and what it brings.",
         ),
         "replay": (
             "replay:replay_app",

@@ -126,7 +126,7 @@ def _unread() -> int:
 
 
 def _interrupted(text: str) -> int:
-    """Say on a line of its own, after the ^C that a terminal shows, what a run had when it was interrupted."""
+    """Print on a line of its own, after the ^C of a terminal, what a run had when it was interrupted."""
     newline = "\n" if sys.stderr.isatty() else ""
     sys.stderr.write(f"{newline}{printable(text)}\n")
     return EXIT_INTERRUPTED

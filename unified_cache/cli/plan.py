@@ -43,7 +43,7 @@ plan_app = typer.Typer(rich_markup_mode="markdown")
 
 @dataclass(frozen=True, slots=True)
 class PlanCommand(JsonOptions):
-    """Say what to buy: the hit ratio of a trace for every combination of tier sizes, and what it brings.
+    """Show what to buy: the hit ratio of a trace for every combination of tier sizes, and what it brings.
 
     Distances in the LRU stack give the hits of all sizes in a few passes over the trace. For other policies each size
     of memory is replayed. Beside the hit ratio is the bound of any policy with as many bytes. The hardware turns

@@ -40,7 +40,7 @@ class MemoryStorage:
         return self._lru.bytes_used
 
     def capability(self) -> Capability:
-        """Say what this backend can do."""
+        """Return the abilities of this backend."""
         with self._guard:
             self._check_open()
             return Capability(

@@ -139,7 +139,7 @@ class StorageReader(Protocol):
     """
 
     def capability(self) -> Capability:
-        """Say what this backend can do."""
+        """Return the abilities of this backend."""
         ...
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:

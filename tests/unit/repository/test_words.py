@@ -20,7 +20,7 @@ WORDS = frozenset(
 """Words of no name, docstring or comment."""
 
 PHRASES = re.compile(r"(?i)\b(?:lets? go|what (?:came|has come)|told apart|tells? apart|landing (?:memory|buffers?))\b")
-FIRST_WORDS = re.compile(r"(?:Tell|Note|Have|Let)\b")
+FIRST_WORDS = re.compile(r"(?:Tell|Say|Note|Have|Let)\b")
 """Beginnings of docstrings; the verbs are return, record, make, allow."""
 
 SPARSE = frozenset({"hole", "holes"})

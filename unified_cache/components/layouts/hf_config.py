@@ -98,7 +98,7 @@ def size_by_hand(
 
 
 def _left_out(fields: Fields, sized: SizedLayout) -> tuple[str, ...]:
-    """Say of each kind of draft layers in a configuration that the layout has none, and what one costs of each kind."""
+    """Return a line for each kind of draft layers that the layout leaves out, with the bytes that one costs."""
     page_size = sized.layout.page_size
     costs = [
         f"{pool.page_bytes / page_size / sized.layers[pool.name]:,.0f} bytes per token in {pool.name}"

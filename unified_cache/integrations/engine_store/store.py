@@ -357,7 +357,7 @@ class EngineStore:
         return opened if opened is not None and self._registrations.may_ask(identities) else None
 
     def _absence(self) -> Unavailable:
-        """Say why the store was not reached."""
+        """Return why the store was not reached."""
         if self._closed:
             return Unavailable.CLOSED
         return Unavailable.AWAY if self._opening.store is None else Unavailable.UNREGISTERED

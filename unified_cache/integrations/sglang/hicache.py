@@ -103,7 +103,7 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
         self._add(str(host_pool_name), host_pool)
 
     def on_host_pools_registered(self) -> None:
-        """Say in the log what is stored where, and warn of pages that are too short to be stored well."""
+        """Log what is stored where, and warn of pages that are too short to be stored well."""
         self._safely(self._say_what_is_stored, None)
 
     def _say_what_is_stored(self) -> None:

@@ -163,7 +163,7 @@ def read_trust(tls: TlsSettings, wall_clock: Callable[[], float]) -> ClientTrust
 
 
 def trust_changes(before: ClientTrust, after: ClientTrust) -> list[tuple[str, str]]:
-    """Say which certificates were revoked, or are no longer, and that authorities changed."""
+    """Return the certificates newly revoked or reinstated, and whether authorities changed."""
     changes = [("certificate_revoked", f"{serial:x}") for _, serial in sorted(after.revoked - before.revoked)]
     changes += [("certificate_restored", f"{serial:x}") for _, serial in sorted(before.revoked - after.revoked)]
     if before.authorities != after.authorities:
@@ -201,7 +201,7 @@ def read_certificates(tls: TlsSettings) -> Certificates:
 
 
 def certificate_changes(before: Certificates, after: Certificates) -> list[tuple[str, str]]:
-    """Say that the server shows another certificate."""
+    """Return the change from one certificate of the server to another."""
     expires = datetime.fromtimestamp(after.expires_s, UTC).isoformat(timespec="seconds")
     return [("certificate_changed", f"the server's, good until {expires}")]
 

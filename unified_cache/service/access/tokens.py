@@ -122,7 +122,7 @@ def read_tokens(path: Path) -> dict[str, TokenEntry]:
 
 
 def token_changes(before: Mapping[str, TokenEntry], after: Mapping[str, TokenEntry]) -> list[tuple[str, str]]:
-    """Say which tokens came and went from one reading of a file to the next."""
+    """Return the tokens added and removed between two readings of a file."""
     changes = (
         ("token_revoked", [entry for token_id, entry in before.items() if token_id not in after]),
         ("token_added", [entry for token_id, entry in after.items() if token_id not in before]),

@@ -102,7 +102,7 @@ class HealthService:
         return grpc.method_handlers_generic_handler(health.SERVICE_NAME, methods)
 
     def stop_serving(self) -> None:
-        """Say NOT_SERVING from now on, also to those who watch."""
+        """Answer NOT_SERVING from now on, also to watchers."""
         with self._changed:
             self._is_serving = False
             self._changed.notify_all()

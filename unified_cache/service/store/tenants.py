@@ -286,7 +286,7 @@ def _by_pool(
 
 
 def _refusal(error: StorageError) -> Refused:
-    """Say what a failed write means to the client, and nothing of the store."""
+    """Return the refusal of a failed write; it names nothing of the store."""
     if isinstance(error, StorageFullError):
         return Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "the store is full", [(RETRY_AFTER, RETRY_AFTER_MS)])
     if error.retryable:

@@ -193,7 +193,7 @@ class DemoEngine:
         return chunks
 
     def _batch(self, chunks: list[PrefillChunk]) -> ForwardBatch:
-        """Say in Full locations what a forward writes and what it reads."""
+        """Return the Full locations that a forward writes and reads."""
         device = self._model.device
         if not chunks:
             return ForwardBatch.idle(device, 1)

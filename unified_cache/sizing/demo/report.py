@@ -37,7 +37,7 @@ def page_of(result: DemoResult) -> Page:
 
 
 def _headline(result: DemoResult) -> str:
-    """Say what the tiers saved, against computing the same prompts."""
+    """Return what the tiers saved, against computing the same prompts."""
     shares = [f"{row.first_token_s / row.cold_first_token_s:.0%} from {row.tier}" for row in result.rows[1:]]
     if not shares:
         return "No prompt was served from any tier."

@@ -158,7 +158,7 @@ class DemoResult:
         return sum(not each.is_identical for each in self.served)
 
     def verdict(self) -> str:
-        """Say whether answers are what they are without a cache."""
+        """Return one sentence: whether answers are what they are without a cache."""
         count = len(self.served)
         if self.different:
             return (
@@ -179,7 +179,7 @@ class DemoResult:
                 )
 
     def forwards_text(self) -> str:
-        """Say how many iterations there were of each kind."""
+        """Return how many iterations there were of each kind."""
         return ", ".join(f"{count:,} {mode}" for mode, count in self.forwards.items())
 
     def as_json(self) -> dict[str, object]:

@@ -32,7 +32,7 @@ def page_of(result: PlanResult) -> Page:
 
 
 def _notes(result: PlanResult) -> list[str]:
-    """Say what the best combination moves and saves, and how far off replays were."""
+    """Return lines on what the best combination moves and saves, and how far off replays were."""
     best = result.best
     costs = best.costs
     lines = [

@@ -44,7 +44,7 @@ def page_of(result: ReplayResult) -> Page:
 
 
 def headline(result: ReplayResult) -> str:
-    """Say in one sentence what share of the tokens came from where, of how much at most, and what brought nothing."""
+    """Return one sentence: the share of tokens by tier, the most that could be had, and tiers without hits."""
     hit, seen = f"{result.token_hit_ratio:.2%}", f"{result.tokens.seen_ratio:.2%}"
     most = "all that had been asked for before" if hit == seen else f"{seen} had been asked for before"
     ratios = {tier: result.tokens.ratios()[tier] for tier in _present_tiers(result)}
@@ -115,7 +115,7 @@ def miss_table(result: ReplayResult) -> TableSection | None:
 
 
 def verdict(result: ReplayResult) -> list[str]:
-    """Say in a few lines how much was asked for, how fast it went, and whether every byte was right."""
+    """Return a few lines: requests, speed, and whether every byte was right."""
     lines = [
         f"{result.requests:,} requests, {result.tokens.asked:,} tokens in {result.seconds:.1f} s: "
         f"{result.requests_per_s:,.0f} requests/s",
@@ -148,7 +148,7 @@ def verdict(result: ReplayResult) -> list[str]:
 
 
 def _reference_lines(result: ReplayResult) -> list[str]:
-    """Say what the references would have handed back, and with how much memory; empty where there are none."""
+    """Return lines on the hits of the references, and their memory; empty where there are none."""
     if result.references is None or not result.pages:
         return []
     each = " of each engine" if len(result.engines) > 1 else ""
@@ -162,7 +162,7 @@ def _reference_lines(result: ReplayResult) -> list[str]:
 
 
 def _spare_lines(result: ReplayResult) -> list[str]:
-    """Say of each memory tier that was never full how much of it was used."""
+    """Return a line for each memory tier that was never full: how much of it was used."""
     lines: list[str] = []
     for tier in _present_tiers(result):
         filled = [component.filled_pages.get(tier) for component in result.components]

@@ -234,7 +234,7 @@ def _series(requests: Sequence[TraceRequest], served: Sequence[ServedRequests]) 
 
 
 def _environment() -> dict[str, str]:
-    """Say which versions ran on which machine."""
+    """Return the versions that ran, and the machine."""
     return {
         "unified_cache": _own_version(),
         "core": "compiled" if compiled else PLAIN_CORE,

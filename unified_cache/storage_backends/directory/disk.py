@@ -397,7 +397,7 @@ _PASSING = frozenset(
 
 
 def storage_error(error: OSError, doing: str) -> StorageError:
-    """Say which fault an error of the operating system is to a caller; ``doing`` names what failed and the path."""
+    """Return the store's error for one of the operating system; ``doing`` names what failed and the path."""
     message = f"{doing}: {error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)})"
     if error.errno in _FULL:
         return StorageFullError(message)

@@ -183,7 +183,7 @@ class FileStorage(DirectoryStorage):
         )
 
     def capability(self) -> Capability:
-        """Say what this backend can do."""
+        """Return the abilities of this backend."""
         with self._calls:
             return Capability("file", durable=True, bytes_max=self._quota.bytes_max, call_bytes=CALL_BYTES)
 
@@ -571,7 +571,7 @@ class FileReader(DirectoryReader):
         return cls(disk, Path(path), open_root_to_read(disk, Path(path), FORMAT))
 
     def capability(self) -> Capability:
-        """Say what the store can do; the cap of its writer is not known."""
+        """Return the abilities of the store; the cap of its writer is not known."""
         with self._calls:
             return Capability("file", durable=True, bytes_max=None, call_bytes=CALL_BYTES)
 

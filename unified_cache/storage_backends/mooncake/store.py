@@ -82,7 +82,7 @@ class MooncakeStorage:
         return cls(client, client.admin.capacity_bytes())
 
     def capability(self) -> Capability:
-        """Say what this backend can do; the cap is what all nodes gave together when the store was opened."""
+        """Return the abilities of this backend; the cap is what all nodes gave together when the store was opened."""
         with self._calls:
             return self._capability
 

@@ -439,7 +439,7 @@ class PromptChain:
         return np.array(exist(storage, labels), np.bool_).reshape(self._shape)
 
     def tasks(self, wanted: Presence) -> list[CopyTask]:
-        """Say page by page what of this prompt is wanted; pages of which nothing is wanted are left out."""
+        """Return the copies wanted of this prompt, page by page; pages of which nothing is wanted are left out."""
         keys = self.prompt.keys
         weights = 1 << np.arange(len(wanted), dtype=np.int64)
         sets = (wanted * weights[:, None]).sum(axis=0).tolist()

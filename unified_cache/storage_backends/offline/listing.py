@@ -111,7 +111,7 @@ class ObjectPools:
         return [bit for bit in range(len(self.specs)) if self._needed[component] >> bit & 1]
 
     def misfit(self, found: StoredObject) -> str | None:
-        """Say why an object can never be a hit; None where its pool and its length are right."""
+        """Return why an object can never be a hit; None where its pool and its length are right."""
         bit = self._bits.get(found.label.pool)
         if bit is None:
             return "its layout has no such pool"

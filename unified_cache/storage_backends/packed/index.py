@@ -34,7 +34,7 @@ class PutBatch:
     """Whether a table may say of a written page that it is there."""
 
     def segment_key_of(self, label: Label) -> SegmentKey:
-        """Say in which files a fresh page has its place."""
+        """Return the key of the segment files that a fresh page belongs to."""
         return SegmentKey(label.identity, label.pool, page_bytes(self.pages[self.fresh[label]]))
 
     def decline(self, declined: Iterable[Label]) -> None:

@@ -155,16 +155,16 @@ class Segment:
         write_at(self._disk, self._fd, [page[count:]], offset + count)
 
     def enter(self, entries: Sequence[TableEntry]) -> None:
-        """Say whose pages are in slots that were written. In the ascending order of slots."""
+        """Record the pages of slots that were written. Slots in ascending order."""
         lines = [_ENTRY.pack(key, xxh3_64_intdigest(key, seed=slot), stamp) for slot, key, stamp in entries]
         self._write_lines([entry.slot for entry in entries], lines)
 
     def clear(self, slots: Sequence[int]) -> None:
-        """Say that slots are free. Slots in ascending order."""
+        """Record slots as free. Slots in ascending order."""
         self._write_lines(slots, [_FREE] * len(slots))
 
     def use(self, slot: int, stamp: int) -> None:
-        """Say when the page in a slot was used, unless it was used later."""
+        """Record when the page in a slot was used, unless it was used later."""
         offset = slot * _ENTRY.size + _STAMP_OFFSET
         text = self._disk.pread(self._fd, _STAMP.size, offset)
         if len(text) == _STAMP.size and _STAMP.unpack(text)[0] < stamp:

@@ -265,7 +265,7 @@ class SegmentFiles:
             raise
 
     def clear(self, slots: Iterable[SegmentSlot]) -> None:
-        """Say on the disk that nothing is in slots.
+        """Record on disk that slots are empty.
 
         Raises:
             OSError: a table cannot be written.
@@ -274,7 +274,7 @@ class SegmentFiles:
             segment.clear([slot.number for slot in inside])
 
     def free(self, slots: Iterable[SegmentSlot]) -> None:
-        """Say on the disk that nothing is in slots, then take them back.
+        """Record on disk that slots are empty, then take them back.
 
         Raises:
             OSError: a table cannot be written. Its slots are nobody's until the store is opened again: were one used

@@ -180,7 +180,7 @@ class PackedStorage(DirectoryStorage):
         )
 
     def capability(self) -> Capability:
-        """Say what this backend can do."""
+        """Return the abilities of this backend."""
         with self._calls:
             return Capability(
                 "packed",
@@ -498,7 +498,7 @@ class PackedReader(DirectoryReader):
         return cls(disk, Path(path), open_root_to_read(disk, Path(path), FORMAT))
 
     def capability(self) -> Capability:
-        """Say what the store can do; the cap of its writer is not known."""
+        """Return the abilities of the store; the cap of its writer is not known."""
         with self._calls:
             return Capability("packed", durable=True, bytes_max=None, call_bytes=CALL_BYTES)
 

@@ -91,7 +91,7 @@ class Server:
         return cls(name, channels, options, clock)
 
     def greet(self, manifests: Mapping[bytes, Manifest], timeout_s: Callable[[], float] | None = None) -> None:
-        """Say Hello for the identities that the server does not know from here, or for none, once.
+        """Send Hello for the identities that the server does not know from here, or for none, once.
 
         ``timeout_s`` gives the time of each call, the usual one if None.
 
@@ -113,7 +113,7 @@ class Server:
                 self._manifests_sent[manifest.identity] = manifest
 
     def forget_greetings(self) -> None:
-        """Say Hello again before the next call: the server does not remember."""
+        """Send Hello again before the next call: the server does not remember."""
         self._manifests_sent.clear()
 
     @property
@@ -220,7 +220,7 @@ def wants_hello(error: grpc.RpcError) -> bool:
 
 
 def storage_error(error: grpc.RpcError | InputError | OSError, call: Call, server: Server) -> StorageError:
-    """Say what a failed call, or an answer that is none, means to a user of the store; release what the call held.
+    """Return the store's error for a failed call or a broken answer; release what the call held.
 
     A call that streams is its own error: with its traceback, it would keep the caller's pages until cycles of
     references are collected.

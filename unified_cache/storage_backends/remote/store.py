@@ -112,7 +112,7 @@ class RemoteStorage:
         return cls(options, servers, sleep, random.Random(), clock)  # noqa: S311
 
     def capability(self) -> Capability:
-        """Say what the service can do. Its cap is shared with others, and none of this client's own.
+        """Return the abilities of the service. Its cap is shared with others, and none of this client's own.
 
         Raises:
             StorageError: no server answers.
@@ -130,7 +130,7 @@ class RemoteStorage:
             )
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        """Say Hello for an identity to every server that answers; to the others before their first call.
+        """Send Hello for an identity to every server that answers; to the others before their first call.
 
         Raises:
             StorageError: a server does not take the layout, and says in what it differs; or none answers.
@@ -435,7 +435,7 @@ class RemoteStorage:
     def _start(
         self, batch: ServerBatch, labels: Sequence[Label], start: Callable[[ServerBatch], AwaitReply]
     ) -> AwaitReply:
-        """Say Hello where that is due, and begin a call; whatever fails already, fails when it is waited for."""
+        """Send Hello where that is due, and begin a call; whatever fails already, fails when it is waited for."""
         identities = {labels[number].identity for number in batch.numbers}
         try:
             manifests = {identity: self._manifests[identity] for identity in identities}
@@ -486,7 +486,7 @@ class RemoteStorage:
         return batches if len(batches) > 1 else [batch._replace(is_only=True) for batch in batches]
 
     def _greet_all(self, manifests: Mapping[bytes, Manifest]) -> list[pb.HelloReply]:
-        """Say Hello to every server, to one that failed just now only where no other answers; return the replies.
+        """Send Hello to every server, to one that failed just now only where no other answers; return the replies.
 
         Raises:
             StorageError: a server does not take a layout; or none answers.
@@ -502,7 +502,7 @@ class RemoteStorage:
         raise StorageError(f"no server answers: {failed[0]}", retryable=True) from failed[0]
 
     def _greet(self, server: Server, manifests: Mapping[bytes, Manifest]) -> pb.HelloReply | StorageError:
-        """Say Hello; return what the server says of itself, or why it does not answer."""
+        """Send Hello; return what the server says of itself, or why it does not answer."""
         failed = self._await_reply(server, Call.HELLO, lambda: server.greet(manifests))
         if failed is not None:
             return failed
