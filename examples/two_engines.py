@@ -6,15 +6,15 @@ python examples/two_engines.py --storage file:/tmp/kv
 # ruff: noqa: T201 - an example prints to standard output
 
 import argparse
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from tempfile import TemporaryDirectory
 
-from unified_cache.integrations.transformers import Reused
-from unified_cache.sizing.demo.engine import DemoEngine
-from unified_cache.sizing.demo.opening import TierSizes, load_model, opened
-from unified_cache.sizing.demo.request import DemoRequest
+from unified_cache import CacheConfig, Identity, UnifiedCache, open_storage
+from unified_cache.integrations.transformers import KeptState, PrefixCachedModel, Reused
+from unified_cache.testing.tiny_models import tiny_model
 
 MODEL = "tiny-gemma3"
 SYSTEM = b"You are the clerk of a small library of machines. Answer in one line. " * 3
@@ -25,19 +25,29 @@ Said = tuple[list[int], Reused, int]
 """An answer, what was reused of its prompt, and how many tokens were computed."""
 
 
-def serve(engine: DemoEngine, prompts: list[list[int]]) -> list[Said]:
-    """Answer all prompts at once, by continuous batching; what was inserted is in the store afterwards."""
-    requests = [DemoRequest(prompt, tokens_max=16) for prompt in prompts]
-    for request in requests:
-        engine.submit(request)
-    engine.run()
+def serve(engine: PrefixCachedModel, prompts: list[list[int]]) -> list[Said]:
+    """Answer all prompts; what was inserted is in the store afterwards."""
+    said: list[Said] = []
+    for prompt in prompts:
+        run = engine.generate(prompt, tokens_max=16)
+        for _ in run:
+            pass
+        assert run.answer is not None
+        said.append((list(run.answer.tokens), run.answer.reused, run.answer.computed_tokens))
     engine.cache.wait_all(timeout_s=WAIT_S)
-    return [(each.generated, each.reused, each.computed_tokens) for each in requests]
+    return said
 
 
-def engine_on(storage: str) -> AbstractContextManager[DemoEngine]:
+@contextmanager
+def engine_on(storage: str) -> Iterator[PrefixCachedModel]:
     """Open an engine of this process over the store that both share."""
-    return opened(MODEL, load_model(MODEL), TierSizes(device_pages=64, host_pages=256), storage)
+    model = tiny_model(MODEL)
+    config = CacheConfig(device_pages=(64, 64), host_pages=(256, 256))
+    pages = KeptState.of(model, page_size=16).allocate(config.device_pages)
+    with UnifiedCache.open(
+        pages.layout, config, pages.pools, identity=Identity(MODEL), storage=open_storage(storage)
+    ) as cache:
+        yield PrefixCachedModel(model, cache, pages, chunk_tokens=16)
 
 
 def engine_process(storage: str, line: Connection) -> None:

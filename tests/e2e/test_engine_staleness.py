@@ -12,8 +12,10 @@ from functools import cache
 import pytest
 import torch
 
+from examples.continuous_batching import BatchingEngine, PagedWriteLocator, TierSizes, WriteLocator, WriteLocs, opened
 from tests.support.exactness import is_equal, kept_by, tokens_of
 from tests.support.gpu import needs_gpu
+from tests.support.session import Session
 from tests.unit.forward.test_graph import captured
 from unified_cache.core.slots import PageMap
 from unified_cache.forward import (
@@ -29,10 +31,6 @@ from unified_cache.forward import (
     write_locs,
 )
 from unified_cache.integrations.transformers import KeptState
-from unified_cache.sizing.demo.engine import DemoEngine
-from unified_cache.sizing.demo.opening import TierSizes, opened
-from unified_cache.sizing.demo.session import Session
-from unified_cache.sizing.demo.write_locator import PagedWriteLocator, WriteLocator, WriteLocs
 from unified_cache.testing.tiny_models import TINY_MODELS, tiny_model
 
 FAMILIES = ("tiny-gemma3", "tiny-gpt-oss", "tiny-deepseek-v4")
@@ -89,7 +87,7 @@ def talk(place: Place, family: str = GEMMA, device_pages: int = TIGHT, kept: Kep
     return found
 
 
-def wait_all(engine: DemoEngine) -> None:
+def wait_all(engine: BatchingEngine) -> None:
     engine.step()
     engine.cache.wait_all(SETTLE_S)
     engine.cache.check()

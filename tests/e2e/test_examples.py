@@ -7,8 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
 
 from tests.sources import ROOT
+from unified_cache.testing.tiny_models import tiny_model
 
 TIMEOUT_S = 240
 
@@ -66,6 +71,31 @@ def test_hybrid_engine_resumes_three_kinds_of_state_from_every_tier(example: Exa
     ]
 
 
+def test_continuous_batching_computes_nothing_twice(example: Example) -> None:
+    assert example("continuous_batching") == [
+        "first time: 0 tokens reused, 698 computed",
+        "second time: 688 tokens reused, 10 computed",
+    ]
+
+
+def test_a_checkpoint_answers_from_storage_the_second_time(
+    example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = Tokenizer(WordLevel({"?": 0, "It": 1, "was": 2, "a": 3, "dark": 4, "night": 5}, "?"))
+    words.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="?")  # type: ignore[no-untyped-call]
+    tokenizer.save_pretrained(tmp_path / "checkpoint")
+    tiny_model("tiny-llama").save_pretrained(tmp_path / "checkpoint")
+    (tmp_path / "document").write_text("It was a dark night " * 40)
+    monkeypatch.chdir(tmp_path)
+    first, second = ("\n".join(example("real_model", "checkpoint", "document")) for _ in range(2))
+    assert "storage_tokens=0" in first
+    assert "storage_tokens=192" in second
+
+
 def test_every_example_is_executed_here() -> None:
-    executed = {"memory_only", "host_and_file", "two_engines", "kv_events", "hybrid_engine"}
+    executed = {
+        *("memory_only", "host_and_file", "two_engines", "kv_events", "hybrid_engine"),
+        *("continuous_batching", "real_model"),
+    }
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == executed

@@ -51,7 +51,7 @@ LONG: Mapping[str, tuple[tuple[str, ...], str, str]] = {
         "plan .*hit ratio",
         "plan had ",
     ),
-    "demo": (("--users", "9"), "demo .*[1-9][0-9]* of ", "demo had "),
+    "demo": (("--model", "tiny-llama", "--report", "DIR/demo"), "question 2 .*s ", "demo had "),
 }
 """Arguments with which the command stops in the middle or takes long, what its bar shows, and the line after Ctrl-C."""
 

@@ -20,6 +20,7 @@ COMMANDS = {
         *("--device-bytes", "1GiB", "--host-bytes", "4GiB", "--engines", "2", "--storage", "memory:"),
     ),
     "trace": ("trace", "info", TRACE),
+    "demo": ("demo", "--model", "tiny-llama", "--document-tokens", "128", "--answer-tokens", "4"),
 }
 DRAWN = "[...document.querySelectorAll('[data-chart]')].every((each) => each.dataset.isDrawn == 'true')"
 CUT_NAMES = """[...document.querySelectorAll("[data-chart] canvas")].map((canvas) => Chart.getChart(canvas))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.sources import ROOT
+from unified_cache.cli.demo import DEFAULT_DOCUMENT
 from unified_cache.cli.main import run
 from unified_cache.cli.samples import SAMPLES
 
@@ -38,4 +39,4 @@ def test_samples_are_copied_whole_and_nothing_is_replaced(tmp_path: Path, capsys
 def test_the_wheel_has_every_sample() -> None:
     hatch = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]
     included: dict[str, str] = hatch["build"]["targets"]["wheel"]["force-include"]
-    assert included == {name: f"unified_cache/samples/{name}" for name in SAMPLES}
+    assert included == {name: f"unified_cache/samples/{name}" for name in (*SAMPLES, DEFAULT_DOCUMENT)}

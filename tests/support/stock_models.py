@@ -16,10 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from tests.support.one_thread import one_thread
 from unified_cache import CacheConfig, Identity, UnifiedCache
 from unified_cache.core.errors import LayoutError
 from unified_cache.integrations.transformers import KeptState, PrefixCachedModel
-from unified_cache.sizing.demo.one_thread import one_thread
 
 VOCABULARY_SIZE = 256
 PARAMETERS_MAX = 40_000_000

@@ -29,8 +29,7 @@ DEFERRED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Try and size": {
         "demo": (
             "demo:demo_app",
-            "Serve conversations with a small engine, restart it on the same store, and compare with computing "
-            "everything.",
+            "Ask a model about a long document, while the cache loses its device, its process and a byte of its store.",
         ),
         "samples": (
             "samples:samples_app",

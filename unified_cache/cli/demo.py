@@ -1,95 +1,195 @@
-"""``unified-cache demo``: conversations on a small model, with an engine restarted in the middle.
-
-The run is imported when it begins: it brings torch and transformers, and neither help nor a refused option should wait
-for those.
-"""
+"""``unified-cache demo``: a real model in the terminal, while its cache loses tier after tier."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
 
 from unified_cache.cli.options import JsonOptions
-from unified_cache.cli.progress import watched
-from unified_cache.cli.report_page import page_writer
-from unified_cache.cli.text import console_on
+from unified_cache.cli.report_page import page_writer, print_page
+from unified_cache.cli.samples import samples_directory
+from unified_cache.cli.text import WIDTH_MIN, LineConsole, console_on, printable
 from unified_cache.core.errors import CacheError
 from unified_cache.core.extras import import_with_extra
 
 if TYPE_CHECKING:
     from unified_cache.sizing.demo.result import DemoResult
 
-__all__ = ["DemoCommand", "demo_app"]
+__all__ = ["DEFAULT_DOCUMENT", "DemoCommand", "demo_app"]
+
+DEFAULT_DOCUMENT = "ARCHITECTURE.md"
+"""At the root of a checkout; an installed package has it beside its samples."""
+DEFAULT_QUESTIONS = (
+    "What question does a component answer?",
+    "Which tier is the engine's tensors?",
+    "What does the radix tree know?",
+    "Who owns the device tensors?",
+)
+REFRESH_PER_SECOND = 10
 
 demo_app = typer.Typer(rich_markup_mode="markdown")
-
 
 DEMO_EPILOG = """**Examples**
 
     unified-cache demo
 
-Compressed sparse attention, with a page that shows what was saved:
+    unified-cache demo novel.txt --question "Who is the hero?" --storage packed
+
+Compressed sparse attention, with random weights, in seconds:
 
     unified-cache demo --model tiny-deepseek-v4 --report out
-
-The same store twice: the second run finds what the first one left:
-
-    unified-cache demo --storage file:/tmp/kv
 """
 
 
 @dataclass(frozen=True, slots=True)
 class DemoCommand(JsonOptions):
-    """Serve conversations with a small engine, restart it on the same store, and compare with computing everything.
+    """Ask a model about a long document, while the cache loses its device, its process and a byte of its store.
 
-    The model is built from a stock configuration with random weights and speaks bytes, so its answers mean nothing;
-    but every one of them is compared with what the model says to the same prompt without a cache. Exits with 1 if one
-    differs.
+    Every answer is compared with computing without a cache, word by word and bit by bit. Exits with 1 if one differs.
     """
 
+    document: Annotated[
+        Path | None,
+        typer.Argument(metavar="DOCUMENT", help="Text to ask about. [default: how this cache works]", dir_okay=False),
+    ] = None
     model: Annotated[
         str,
-        typer.Option(help="tiny-llama, tiny-gemma3, tiny-gpt-oss, tiny-qwen3-next or tiny-deepseek-v4."),
-    ] = "tiny-gpt-oss"
+        typer.Option(
+            metavar="NAME",
+            help="Checkpoint directory or GGUF file, or one with random weights: tiny-llama, tiny-gemma3, "
+            "tiny-gpt-oss, tiny-qwen3-next, tiny-deepseek-v4.",
+        ),
+    ] = "SmolLM2-135M-Instruct"
     storage: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Store (L3): file:DIR and others. [default: a temporary directory]"),
-    ] = None
-    users: Annotated[int, typer.Option(min=1, max=9, help="Conversations under one system prompt.")] = 3
-    report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a page there, index.html.")] = None
+        str,
+        typer.Option(metavar="STORE", help="file, packed, grpc or mooncake, started and removed; or a store's URL."),
+    ] = "file"
+    question: Annotated[list[str] | None, typer.Option(help="Ask this; may be given several times.")] = None
+    document_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the document at most.")] = 2048
+    answer_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 24
+    report: Annotated[Path, typer.Option(metavar="DIR", help="Write page and picture there.")] = Path(
+        "unified-cache-demo"
+    )
 
     def run(self) -> None:
-        """Run the demo and show the result.
+        """Run the demo, show it while it runs, and write its page.
 
         Raises:
             InputError: an option cannot be used; nothing was touched.
-            CacheError: an answer differs from the one computed cold, or the store cannot be opened.
-            OSError: page or JSON file cannot be written.
+            CacheError: an answer differs, or a part of the demo failed.
+            OSError: a file cannot be read or written.
         """
-        demo = import_with_extra("unified_cache.sizing.demo.run", "transformers", "the demo")
-        page_of = import_with_extra("unified_cache.sizing.demo.report", "transformers", "the demo").page_of
-        write_page = page_writer(self.report)
+        demo = import_with_extra("unified_cache.sizing.demo.run", "demo", "the demo")
+        picture = import_with_extra("unified_cache.sizing.demo.picture", "demo", "the demo")
         self.check_json_file()
-        settings = demo.DemoSettings(model=self.model, storage=self.storage, users=self.users)
-        with watched(sys.stderr, "demo", settings.requests_count, "requests") as on_progress:
-            result: DemoResult = demo.run_demo(settings, on_progress)
+        write_page = page_writer(self.report)
+        document = self.document or samples_directory() / DEFAULT_DOCUMENT
+        questions = self.question or (demo.QUESTIONS if self.document else DEFAULT_QUESTIONS)
+        settings = demo.DemoSettings(
+            document, self.model, self.storage, tuple(questions), self.document_tokens, self.answer_tokens
+        )
+        console = console_on(sys.stderr if self.as_json else sys.stdout)
+        with Screen.on(console, is_shown=not self.as_json) as screen:
+            result: DemoResult = demo.run_demo(settings, screen)
+        page = picture.page_of(result)
         if not self.shown_as_json("demo", result.as_json()):
-            print_demo(sys.stdout, result)
-        write_page(page_of(result))
-        if result.different:
-            raise CacheError(result.verdict())
+            print_page(page, WIDTH_MIN)
+        write_page(page)
+        if (image := picture.write_picture(result, self.report)) is not None:
+            sys.stderr.write(f"picture: {image}\n")
+        if result.findings:
+            raise CacheError(result.verdict)
 
 
-def print_demo(stream: TextIO, result: "DemoResult") -> None:
-    """Print the first user's conversation, the table by tier, and whether all answers are what they are cold."""
-    console = console_on(stream)
-    for line in result.transcript():
-        console.print_line(line)
-    console.print_table(result.columns, (row.cells() for row in result.rows))
-    console.print_line(f"tokens are means, times medians; forwards: {result.forwards_text()}")
-    console.print_line(result.verdict())
+class Screen:
+    """A demo on a terminal: the waits so far, the answer that comes, and how far its prompt is. In a pipe, lines."""
+
+    def __init__(self, console: LineConsole, *, is_shown: bool) -> None:
+        self._console = console
+        self._is_shown = is_shown
+        self._question = self._answer = ""
+        self._result: DemoResult | None = None
+        self._bar = Progress(TextColumn("  computing the prompt"), BarColumn(), TextColumn("{task.completed} tokens"))
+        self._task = self._bar.add_task("", total=None, visible=False)
+
+    @classmethod
+    @contextmanager
+    def on(cls, console: LineConsole, *, is_shown: bool) -> Iterator["Screen"]:
+        """Show it until the end of the ``with`` block."""
+        screen = cls(console, is_shown=is_shown)
+        if not (is_shown and console.is_terminal):
+            yield screen
+            return
+        with Live(
+            get_renderable=screen.picture, console=console, transient=True, refresh_per_second=REFRESH_PER_SECOND
+        ):
+            yield screen
+
+    def phase(self, number: int, text: str) -> None:
+        """Print the text of a phase that begins."""
+        self._say(f"{number}. {text}", "bold")
+
+    def asked(self, question: str) -> None:
+        """Begin an answer."""
+        self._question, self._answer = question, ""
+        self._bar.reset(self._task, total=None, visible=False)
+
+    def computed(self, tokens: int, total_tokens: int) -> None:
+        """Move the bar."""
+        self._bar.update(self._task, completed=tokens, total=total_tokens, visible=tokens < total_tokens)
+
+    def words(self, text: str) -> None:
+        """Add words to the answer."""
+        self._answer += text
+
+    def answered(self, result: "DemoResult") -> None:
+        """Leave question, answer and its wait on the terminal."""
+        if self._result is None or len(result.steps) > len(self._result.steps):
+            answer = result.steps[-1].answer
+            source = "computed" if answer.main_tier == "computed" else f"from {answer.main_tier}"
+            self._say(f"   > {answer.question}")
+            self._say(f"   {' '.join(answer.text.split())}")
+            self._say(
+                f"   {answer.first_token_s:.2f} s to the first token; {source}: "
+                f"{answer.reused_tokens:,} tokens reused, {answer.computed_tokens:,} computed"
+                + (f"; {answer.flawed_pages} page FLAWED" if answer.flawed_pages else ""),
+                "green" if answer.reused_tokens else "yellow",
+            )
+        self._result, self._question, self._answer = result, "", ""
+
+    def picture(self) -> Group:
+        """Return what is shown below the lines: the answer under way, its bar, and the waits so far."""
+        shown: list[Text | Table | Progress] = []
+        if self._question:
+            shown.append(Text(printable(f"   > {self._question}")))
+            shown.append(Text(printable(f"   {' '.join(self._answer.split())}")))
+        shown.append(self._bar)
+        if self._result is not None:
+            shown.append(waits_table(self._result))
+        return Group(*shown)
+
+    def _say(self, text: str, style: str = "") -> None:
+        if self._is_shown:
+            self._console.print_line(text, style)
+
+
+def waits_table(result: "DemoResult") -> Table:
+    """Return the waits so far, each with a bar of its length."""
+    table = Table.grid(padding=(0, 2))
+    longest_s = max(step.answer.first_token_s for step in result.steps)
+    for step in result.steps:
+        wait_s, tier = step.answer.first_token_s, step.answer.main_tier
+        table.add_row(f"   {step.name}", f"{wait_s:.2f} s", tier, "━" * max(1, round(40 * wait_s / longest_s)))
+    return table
 
 
 demo_app.command("demo", epilog=DEMO_EPILOG)(DemoCommand)

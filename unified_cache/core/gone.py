@@ -165,6 +165,10 @@ GONE: Sequence[Gone] = (
         "unified_cache.testing.storage_contract over a store of your own",
         imports=("unified_cache.testing.faulty_storage", "unified_cache.testing.seeded_workers"),
     ),
+    Gone(
+        "the engine is examples/continuous_batching.py, and the demo asks one model about one document",
+        settings=("demo.users",),
+    ),
 )
 
 

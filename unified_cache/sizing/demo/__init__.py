@@ -1,11 +1,21 @@
-"""A small serving engine over the prefix cache, and a workload to watch it with. Needs the extra ``transformers``."""
+"""``unified-cache demo``: a real model that answers questions about a document while its cache loses tier after tier.
 
-from importlib import import_module
+    serving   the process that computes: the model over the cache, spoken to by lines of JSON
+    stores    the store beneath it, and all processes of the demo, gone when it ends
+    run       the phases, in order
+    result    answers, waits and the verdict, as values
+    picture   the same as a page and as a picture
+
+The process that shows it needs no torch. Needs the extra ``demo``.
+"""
+
+from importlib.util import find_spec
 
 from unified_cache.core.extras import needs_extra
 
-with needs_extra("transformers", "the demo"):
-    import_module("torch")
-    import_module("transformers")
+with needs_extra("demo", "the demo"):
+    for name in ("torch", "transformers", "jinja2"):
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 __all__ = ()

@@ -1,215 +1,190 @@
-"""Result of a demo, as values and as the rows of its table."""
+"""Values of the demo: its settings, each answer beside the one computed without a cache, the verdict."""
 
-import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 
-from unified_cache.integrations.transformers import Reused
-from unified_cache.sizing.demo.request import DemoRequest
-from unified_cache.sizing.demo.workload import QUESTIONS, ConversationTurn, shown
+from unified_cache.sizing.report.page import TableSection
 
-__all__ = ["DemoResult", "ServedTurn", "TierRow"]
+__all__ = ["TIERS", "DemoAnswer", "DemoResult", "Ready", "ServingSettings", "Step"]
 
-COLUMNS = (
-    "served from",
-    "requests",
-    "prompt",
-    "device",
-    "host",
-    "storage",
-    "computed",
-    "TTFT ms",
-    "cold ms",
-    "of cold",
-)
-"""Tokens are means over requests, times are medians."""
+TIERS = ("device", "host", "storage", "computed")
+"""Where the tokens of a prompt come from."""
+
+COLUMNS = ("question", "first token s", "computing s", "of it", *(f"{tier} pages" for tier in TIERS), "same")
 
 
 @dataclass(frozen=True, slots=True)
-class ServedTurn:
-    """One request, compared with the same prompt served cold."""
+class ServingSettings:
+    """Settings of the process that serves."""
 
-    visit: ConversationTurn
-    is_together: bool
-    """Whether it shared the engine with others; its time is not comparable then."""
-    prompt_tokens: int
-    reused: Reused
-    computed_tokens: int
+    model: str
+    """Directory or GGUF file of a checkpoint, or the name of a tiny model."""
+    saved_model: str
+    """Directory in which the first process saves what was slow to load."""
+    storage: str
+    """URL of the store."""
+    document: str
+    """Text that questions are asked about."""
+    document_tokens_max: int
+    questions: tuple[str, ...]
+    answer_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Model and document of a process that serves."""
+
+    loaded_s: float
+    """Seconds that model and tokenizer took, without the import of torch."""
+    document_tokens: int
+    page_tokens: int
+    page_bytes: int
+    last_key: str
+    """Key of the document's last page, in hexadecimal digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoAnswer:
+    """One answer of the model."""
+
+    question: str
+    text: str
+    tokens: Sequence[int]
+    logits: str
+    """Digest of the logits that every token was chosen from."""
     first_token_s: float
-    cold_first_token_s: float
-    answer: tuple[int, ...]
-    cold_answer: tuple[int, ...]
-
-    @classmethod
-    def of(cls, visit: ConversationTurn, request: DemoRequest, cold: DemoRequest, *, is_together: bool) -> "ServedTurn":
-        """Take what two finished requests have shown."""
-        assert request.first_token_s is not None, "a request that is over has a first token"
-        assert cold.first_token_s is not None, "the same"
-        return cls(
-            visit,
-            is_together,
-            request.prompt_tokens,
-            request.reused,
-            request.computed_tokens,
-            request.first_token_s,
-            cold.first_token_s,
-            tuple(request.generated),
-            tuple(cold.generated),
-        )
+    prompt_tokens: int
+    computed_tokens: int
+    device_tokens: int = 0
+    host_tokens: int = 0
+    storage_tokens: int = 0
+    flawed_pages: int = 0
+    """Pages that storage returned damaged, while this was answered."""
 
     @property
-    def is_identical(self) -> bool:
-        """Whether both answers are the same, token by token."""
-        return self.answer == self.cold_answer
+    def reused_tokens(self) -> int:
+        """Tokens of the prompt that were not computed."""
+        return self.prompt_tokens - self.computed_tokens
+
+    def tokens_from(self, tier: str) -> int:
+        """Return the tokens of the prompt that came from one of ``TIERS``."""
+        return {
+            "device": self.device_tokens,
+            "host": self.host_tokens,
+            "storage": self.storage_tokens,
+            "computed": self.computed_tokens,
+        }[tier]
+
+    @property
+    def main_tier(self) -> str:
+        """The tier that most of the prompt came from."""
+        return max(TIERS, key=self.tokens_from)
 
 
 @dataclass(frozen=True, slots=True)
-class TierRow:
-    """Row of the table: the requests that one tier has served."""
+class Step:
+    """One question, answered over the cache and, in the end, without it."""
 
-    tier: str
-    requests: int
-    prompt_tokens: float
-    device_tokens: float
-    host_tokens: float
-    storage_tokens: float
-    computed_tokens: float
-    first_token_s: float
-    cold_first_token_s: float
+    name: str
+    answer: DemoAnswer
+    reference: DemoAnswer | None = None
+    """The same question, computed without a cache; None until that was done."""
 
-    @classmethod
-    def of(cls, tier: str, served: Sequence[ServedTurn]) -> "TierRow":
-        """Summarise one or more requests."""
+    @property
+    def has_same_words(self) -> bool:
+        """Whether both answers have the same tokens."""
+        return self.reference is not None and list(self.answer.tokens) == list(self.reference.tokens)
 
-        def mean(count: Callable[[ServedTurn], int]) -> float:
-            return statistics.fmean(count(each) for each in served)
+    @property
+    def has_same_logits(self) -> bool:
+        """Whether the logits of every token are equal, bit by bit."""
+        return self.reference is not None and self.answer.logits == self.reference.logits
 
-        return cls(
-            tier,
-            len(served),
-            mean(lambda each: each.prompt_tokens),
-            mean(lambda each: each.reused.device_tokens),
-            mean(lambda each: each.reused.host_tokens),
-            mean(lambda each: each.reused.storage_tokens),
-            mean(lambda each: each.computed_tokens),
-            statistics.median(each.first_token_s for each in served),
-            statistics.median(each.cold_first_token_s for each in served),
+    @property
+    def share(self) -> float | None:
+        """Wait for the first token as a share of computing the whole prompt."""
+        return None if self.reference is None else self.answer.first_token_s / self.reference.first_token_s
+
+    def cells(self, page_tokens: int) -> tuple[str, ...]:
+        """Return the row of ``COLUMNS``."""
+        computing = ("", "") if self.reference is None else (f"{self.reference.first_token_s:.2f}", f"{self.share:.3f}")
+        same = (
+            ""
+            if self.reference is None
+            else "bits"
+            if self.has_same_logits
+            else "words"
+            if self.has_same_words
+            else "NO"
         )
-
-    def cells(self) -> tuple[str, ...]:
-        """Return the row as text, in the order of ``COLUMNS``."""
-        tokens = (
-            self.prompt_tokens,
-            self.device_tokens,
-            self.host_tokens,
-            self.storage_tokens,
-            self.computed_tokens,
-        )
-        times = (f"{self.first_token_s * 1e3:.1f}", f"{self.cold_first_token_s * 1e3:.1f}")
-        share = f"{self.first_token_s / self.cold_first_token_s:.2f}"
-        return (self.tier, str(self.requests), *(f"{count:.0f}" for count in tokens), *times, share)
+        pages = (f"{self.answer.tokens_from(tier) / page_tokens:.3g}" for tier in TIERS)
+        return (self.name, f"{self.answer.first_token_s:.2f}", *computing, *pages, same)
 
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """Result of a whole demo."""
+    """Everything that the demo has shown so far."""
 
+    ready: Ready
     model: str
     storage: str
-    served: tuple[ServedTurn, ...]
-    forwards: dict[str, int]
-    """Iterations of both engines, by what their batch was."""
+    document: str
+    """Name of the document."""
+    steps: tuple[Step, ...] = ()
+    restart_s: float = 0.0
+    """Seconds from the kill until the new process was ready."""
+    flipped: str | None = None
+    """File in which a byte was flipped; None where the store has none that may be touched."""
+    findings: tuple[str, ...] = field(default=())
+    """What is not as it must be."""
+
+    def with_references(self, references: Sequence[DemoAnswer]) -> "DemoResult":
+        """Put the answer computed without a cache beside each answer to the same question, and judge them."""
+        by_question = {each.question: each for each in references}
+        steps = tuple(replace(step, reference=by_question[step.answer.question]) for step in self.steps)
+        return replace(self, steps=steps, findings=tuple(_findings(steps, is_flipped=self.flipped is not None)))
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of what ``TierRow.cells`` returns."""
-        return COLUMNS
+    def table(self) -> TableSection:
+        """Every question: the wait beside computing it, and the pages of its prompt by where they came from."""
+        return TableSection("Waits", COLUMNS, [step.cells(self.ready.page_tokens) for step in self.steps])
 
     @property
-    def rows(self) -> tuple[TierRow, ...]:
-        """The table: every prompt served cold, then by tier those served one at a time that found something there."""
-        alone = [each for each in self.served if not each.is_together]
-        computed = [
-            ServedTurn(
-                each.visit,
-                False,
-                each.prompt_tokens,
-                Reused(),
-                each.prompt_tokens,
-                each.cold_first_token_s,
-                each.cold_first_token_s,
-                each.cold_answer,
-                each.cold_answer,
-            )
-            for each in alone
-        ]
-        by_tier = {
-            tier: [each for each in alone if each.visit.turn and served_from(each) == tier]
-            for tier in ("device", "host", "storage")
-        }
-        return (
-            TierRow.of("nowhere (cold)", computed),
-            *(TierRow.of(tier, found) for tier, found in by_tier.items() if found),
-        )
-
-    @property
-    def different(self) -> int:
-        """Requests whose answer is not the cold one's."""
-        return sum(not each.is_identical for each in self.served)
-
     def verdict(self) -> str:
-        """Return one sentence: whether answers are what they are without a cache."""
-        count = len(self.served)
-        if self.different:
-            return (
-                f"{self.different} of {count} answers differ from those computed cold; this is a bug, please report it"
-            )
-        return f"all {count} answers are identical, token by token, to those computed cold"
-
-    def transcript(self, user: int = 0) -> Iterator[str]:
-        """Yield one user's conversation, and beside each answer what it took."""
-        for each in self.served:
-            if each.visit.user == user:
-                source = served_from(each) or "nowhere"
-                yield f"> {QUESTIONS[each.visit.turn]}"
-                yield f"  {shown(list(each.answer))}"
-                yield (
-                    f"  {each.first_token_s * 1e3:.0f} ms to the first token; {each.reused.tokens:,} of "
-                    f"{each.prompt_tokens:,} tokens from {source}, {each.computed_tokens:,} computed"
-                )
-
-    def forwards_text(self) -> str:
-        """Return how many iterations there were of each kind."""
-        return ", ".join(f"{count:,} {mode}" for mode, count in self.forwards.items())
+        """Return one sentence: whether the answers are what they are without a cache."""
+        if self.findings:
+            return f"{'; '.join(self.findings)}: this is a bug, please report it"
+        bits = "and no bit of the logits"
+        if not all(step.has_same_logits for step in self.steps):
+            bits = "though bits of the logits do, also where everything is computed twice"
+        return f"{len(self.steps)} answers: 0 words differ from computing without a cache, {bits}"
 
     def as_json(self) -> dict[str, object]:
         """Return what JSON can hold."""
         return {
             "model": self.model,
+            **asdict(self.ready),
             "storage": self.storage,
-            "identical": not self.different,
-            "forwards": self.forwards,
-            "rows": [asdict(row) for row in self.rows],
-            "requests": [
-                {
-                    "user": each.visit.user,
-                    "turn": each.visit.turn,
-                    "together": each.is_together,
-                    "prompt_tokens": each.prompt_tokens,
-                    "reused": asdict(each.reused),
-                    "computed_tokens": each.computed_tokens,
-                    "first_token_s": each.first_token_s,
-                    "cold_first_token_s": each.cold_first_token_s,
-                    "answer": shown(list(each.answer)),
-                    "identical": each.is_identical,
-                }
-                for each in self.served
+            "document": self.document,
+            "restart_s": self.restart_s,
+            "flipped": self.flipped,
+            "identical": not self.findings,
+            "findings": list(self.findings),
+            "steps": [
+                {**asdict(step), "same_words": step.has_same_words, "same_logits": step.has_same_logits}
+                for step in self.steps
             ],
         }
 
 
-def served_from(served: ServedTurn) -> str | None:
-    """Return the tier that most of the reused tokens came from; None if there are none."""
-    reused = served.reused
-    by_tier = {"device": reused.device_tokens, "host": reused.host_tokens, "storage": reused.storage_tokens}
-    return max(by_tier, key=by_tier.__getitem__) if reused.tokens else None
+def _findings(steps: Sequence[Step], *, is_flipped: bool) -> list[str]:
+    """List differences from computing without a cache, and wrong counts."""
+    found = [f"the answer of {step.name!r} has other words" for step in steps if not step.has_same_words]
+    # Where two runs that compute everything have other bits, computing itself decides them.
+    is_deterministic = all(step.has_same_logits for step in steps if not step.answer.reused_tokens)
+    if is_deterministic:
+        found += [f"the logits of {step.name!r} differ" for step in steps if not step.has_same_logits]
+    flawed_pages = sum(step.answer.flawed_pages for step in steps)
+    if flawed_pages != int(is_flipped):
+        found.append(f"{int(is_flipped)} pages must be found flawed, found {flawed_pages}")
+    return found

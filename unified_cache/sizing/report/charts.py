@@ -25,6 +25,8 @@ class Hue(StrEnum):
     STORAGE = "storage"
     PLAIN = "plain"
     """No tier."""
+    REST = "rest"
+    """What a tier has saved."""
 
 
 @dataclass(frozen=True, slots=True)

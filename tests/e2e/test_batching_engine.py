@@ -6,16 +6,14 @@ from contextlib import contextmanager
 
 import pytest
 
+from examples.continuous_batching import BatchingEngine, EngineSettings, Request, RequestOutcome, TierSizes, opened
 from tests.support.budget import examples
 from tests.support.exactness import SETTLE_S, kept_by, tokens_of
+from tests.support.session import Session
 from unified_cache.core.config import Retention
 from unified_cache.core.errors import ConfigError, InputError
 from unified_cache.core.page import Namespace
 from unified_cache.forward import ForwardMode
-from unified_cache.sizing.demo.engine import DemoEngine, EngineSettings
-from unified_cache.sizing.demo.opening import TierSizes, opened
-from unified_cache.sizing.demo.request import DemoRequest, RequestOutcome
-from unified_cache.sizing.demo.session import Session
 
 GEMMA, MAMBA = "tiny-gemma3", "tiny-qwen3-next"
 PAGE = kept_by(GEMMA).layout.page_size
@@ -29,23 +27,23 @@ def engine(
     settings: EngineSettings = EngineSettings(),
     sizes: TierSizes = TierSizes(60, 120),
     storage: str | None = None,
-) -> Iterator[DemoEngine]:
+) -> Iterator[BatchingEngine]:
     with opened(family, kept_by(family), sizes, storage, settings) as made:
         yield made
 
 
-def request(seed: int, count: int, tokens_max: int = 4) -> DemoRequest:
-    return DemoRequest(list(tokens_of(seed, count)), tokens_max)
+def request(seed: int, count: int, tokens_max: int = 4) -> Request:
+    return Request(list(tokens_of(seed, count)), tokens_max)
 
 
-def serve(made: DemoEngine, *requests: DemoRequest) -> None:
+def serve(made: BatchingEngine, *requests: Request) -> None:
     for each in requests:
         assert made.submit(each)
     made.run()
     assert all(each.outcome is RequestOutcome.FINISHED for each in requests)
 
 
-def assert_at_rest(made: DemoEngine) -> None:
+def assert_at_rest(made: BatchingEngine) -> None:
     made.cache.wait_all(SETTLE_S)
     made.cache.check()
     assert not made.cache._locks
@@ -125,9 +123,9 @@ def test_a_turn_of_bigrams_resumes_from_the_pages_whose_next_token_is_known(extr
     bigrams = Namespace(bigrams=True)
     with engine(GEMMA) as made:
         page_size = made.cache.layout.page_size
-        first = DemoRequest(list(tokens_of(1, 2 * page_size + extra_count)), page_size, namespace=bigrams)
+        first = Request(list(tokens_of(1, 2 * page_size + extra_count)), page_size, namespace=bigrams)
         serve(made, first)
-        second = DemoRequest([*first.tokens, 7], 1, namespace=bigrams)
+        second = Request([*first.tokens, 7], 1, namespace=bigrams)
         serve(made, second)
         # The last generated token was never run, so what it would have begun is not known.
         assert second.reused.tokens == (len(first.tokens) - 1) // page_size * page_size
@@ -179,7 +177,7 @@ def test_a_stop_token_is_the_last_one() -> None:
         free = request(1, PAGE, 12)
         serve(made, free)
         stop = free.generated[5]
-        stopped = DemoRequest(list(tokens_of(1, PAGE)), 12, stop=(stop,))
+        stopped = Request(list(tokens_of(1, PAGE)), 12, stop=(stop,))
         serve(made, stopped)
         assert stopped.generated == free.generated[: free.generated.index(stop) + 1]
 
@@ -203,19 +201,19 @@ def test_requests_aborted_at_any_step_leave_nothing_behind(family: str) -> None:
     shared = tokens_of(1, 4 * PAGE)
     sizes = TierSizes(16, 24, Retention(tail_tokens=2 * PAGE))
     with engine(family, DETERMINISTIC, sizes, "memory:") as made:
-        probe = DemoRequest([*shared, 7], 6)
+        probe = Request([*shared, 7], 6)
         serve(made, probe)
         for number in range(ABORTS):
             prompt = [*shared[: rng.randrange(1, len(shared))], *tokens_of(number, rng.randrange(3 * PAGE))]
-            doomed = DemoRequest(prompt, rng.randrange(1, 2 * PAGE))
+            doomed = Request(prompt, rng.randrange(1, 2 * PAGE))
             made.submit(doomed)
-            made.submit(DemoRequest(list(prompt[: rng.randrange(1, len(prompt) + 1)]), 2))
+            made.submit(Request(list(prompt[: rng.randrange(1, len(prompt) + 1)]), 2))
             for _ in range(rng.randrange(12)):
                 made.step()
             made.abort(doomed)
             made.cache.check()
         made.run()
-        again = DemoRequest([*shared, 7], 6)
+        again = Request([*shared, 7], 6)
         serve(made, again)
         assert again.generated == probe.generated
         assert_at_rest(made)
@@ -249,4 +247,4 @@ def test_an_engine_without_room_for_anything_is_an_error(make: Callable[[], Engi
 @pytest.mark.parametrize(("prompt", "tokens_max"), [([], 1), ([1], 0)])
 def test_a_request_for_nothing_is_an_error(prompt: list[int], tokens_max: int) -> None:
     with pytest.raises(InputError):
-        DemoRequest(prompt, tokens_max)
+        Request(prompt, tokens_max)

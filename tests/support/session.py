@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from unified_cache.sizing.demo.engine import DemoEngine
-from unified_cache.sizing.demo.request import DemoRequest, RequestOutcome
+from examples.continuous_batching import BatchingEngine, Request, RequestOutcome
 
 __all__ = ["Session"]
 
@@ -16,12 +15,12 @@ class Session:
     def __init__(self, beginning: list[int]) -> None:
         self.tokens = list(beginning)
         """Tokens of the conversation so far, of both sides."""
-        self.last: DemoRequest | None = None
+        self.last: Request | None = None
         """The request of the current or the last turn."""
 
-    def next_request(self, tokens: list[int], tokens_max: int) -> DemoRequest:
+    def next_request(self, tokens: list[int], tokens_max: int) -> Request:
         """Return the request of the next turn, to be submitted; call ``record_answer`` when it has ended."""
-        self.last = DemoRequest([*self.tokens, *tokens], tokens_max)
+        self.last = Request([*self.tokens, *tokens], tokens_max)
         return self.last
 
     def record_answer(self) -> None:
@@ -29,7 +28,7 @@ class Session:
         if self.last is not None and self.last.outcome is RequestOutcome.FINISHED:
             self.tokens = list(self.last.tokens)
 
-    def stream(self, engine: DemoEngine, tokens: list[int], tokens_max: int) -> Iterator[int]:
+    def stream(self, engine: BatchingEngine, tokens: list[int], tokens_max: int) -> Iterator[int]:
         """Serve the next turn, yielding the answer's tokens as they are generated."""
         yield from engine.stream(self.next_request(tokens, tokens_max))
         self.record_answer()

@@ -1,0 +1,329 @@
+"""The half of the demo that computes, in a process of its own, spoken to in lines.
+
+A request is JSON, a reply its kind and JSON:
+
+    {"ask": QUESTION, "salt": SALT}     computed [N, OF] ... text WORDS ... answer {...}
+    {"drop": "device" or "memory"}      done null
+    {"compare": "all"}                  answer {...} for each question, by the model alone, and done null
+
+Its first line is ``ready {...}``; where it cannot go on, it ends with ``error [TEXT, IS_INPUT]``. It ends when its
+input does, and holds nothing that a kill would leave behind.
+"""
+
+import copy
+import hashlib
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+import transformers
+from pydantic import TypeAdapter
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from unified_cache.cache.cache import UnifiedCache
+from unified_cache.core.config import CacheConfig, Retention
+from unified_cache.core.errors import CacheError, InputError
+from unified_cache.core.page import Namespace
+from unified_cache.core.pool import Identity
+from unified_cache.integrations.transformers import KeptState, PrefixCachedModel, Stage, greedy
+from unified_cache.sizing.demo.result import DemoAnswer, Ready, ServingSettings
+from unified_cache.storage_backends.protocol import Answer as PageAnswer
+from unified_cache.storage_backends.url import open_storage
+from unified_cache.storage_backends.wrappers.layer import Method
+from unified_cache.testing.tiny_models import TINY_MODELS, tiny_model
+
+__all__ = ["DemoServer"]
+
+SETTLE_S = 120.0
+"""Longest wait for backups between two questions."""
+PROMPTS_MAX = 4
+"""Prompts that device and host have room for: those of two users, and what is under way."""
+PAUSE_S = 0.0005
+"""Pause between two polls of a transfer."""
+DOCUMENT_MARK, QUESTION_MARK = "\u2402", "\u2403"
+"""Stand for document and question in a chat template, until it is cut there; no template has these characters."""
+
+Tell = Callable[[str, object], None]
+"""Sends a reply: its kind, and what JSON can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """Text and tokens of a model, and what its chat template puts around a document and a question."""
+
+    encode: Callable[[str], list[int]]
+    decode: Callable[[list[int]], str]
+    head: list[int]
+    middle: str
+    tail: str
+    stop: frozenset[int]
+
+    @classmethod
+    def of_bytes(cls) -> "Language":
+        """Return the language of the tiny models: a token is a byte, and an answer any bytes."""
+        shown = "".join(
+            chr(each) if chr(each).isprintable() and each < 0x7F else chr(0x2800 + each) for each in range(256)
+        )
+        return cls(
+            lambda text: list(text.encode()),
+            lambda tokens: "".join(shown[each] for each in tokens),
+            [],
+            "\n> ",
+            "\n",
+            frozenset(),
+        )
+
+    @classmethod
+    def of(cls, tokenizer: transformers.PreTrainedTokenizerBase, stop: Sequence[int]) -> "Language":
+        """Return the language of a tokenizer: its chat template, or a plain question where it has none."""
+
+        def encode(text: str) -> list[int]:
+            return cast("list[int]", tokenizer(text, add_special_tokens=False).input_ids)
+
+        def decode(tokens: list[int]) -> str:
+            return cast("str", tokenizer.decode(tokens, skip_special_tokens=True))
+
+        if not tokenizer.chat_template:
+            return cls(encode, decode, list(tokenizer("").input_ids), "\n\nQuestion: ", "\nAnswer:", frozenset(stop))
+        messages = [{"role": "user", "content": f"{DOCUMENT_MARK}\n\n{QUESTION_MARK}"}]
+        text = cast("str", tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        head, _, rest = text.partition(DOCUMENT_MARK)
+        middle, _, tail = rest.partition(QUESTION_MARK)
+        return cls(encode, decode, encode(head), middle, tail, frozenset(stop))
+
+
+@dataclass(frozen=True, slots=True)
+class DemoServer:
+    """Answers questions about one document over a prefix cache."""
+
+    settings: ServingSettings
+    language: Language
+    kept: KeptState
+    cache: UnifiedCache
+    engine: PrefixCachedModel
+    document: list[int]
+    """Tokens of the document with what stands before it: whole pages, so that only a question is computed again."""
+
+    def do(self, request: Mapping[str, str], tell: Tell) -> None:
+        """Do what one request asks, and tell of it."""
+        if "ask" in request:
+            tell("answer", asdict(self.answer(request["ask"], request["salt"] or None, tell)))
+            return
+        if "drop" in request:
+            self.drop(request["drop"])
+        else:
+            for answer in self.references(self.settings.questions, tell):
+                tell("answer", asdict(answer))
+        tell("done", None)
+
+    def prompt(self, question: str) -> list[int]:
+        """Return the tokens of the document and a question about it."""
+        return [*self.document, *self.language.encode(f"{self.language.middle}{question}{self.language.tail}")]
+
+    def answer(self, question: str, salt: str | None, tell: Tell) -> DemoAnswer:
+        """Answer over the cache, telling of each chunk and each word; what was computed is stored when it returns."""
+        tokens = self.prompt(question)
+        flawed_before = self._flawed_pages()
+        started_s = time.perf_counter()
+        with self.engine.start(tokens, Namespace(cache_salt=salt)) as sequence:
+            while (stage := sequence.step()) is not Stage.READY:
+                if stage is Stage.COMPUTE:
+                    tell("computed", [sequence.computed_tokens, len(tokens) - sequence.reused.tokens])
+                elif stage is not Stage.RESTORE:
+                    time.sleep(PAUSE_S)
+            assert sequence.logits is not None, "a prompt that is ready has been computed"
+            found = self._decode(sequence.logits, sequence.feed, (question, len(tokens), started_s), tell)
+        self.cache.wait_all(SETTLE_S)
+        return replace(
+            found,
+            computed_tokens=sequence.computed_tokens,
+            **asdict(sequence.reused),
+            flawed_pages=self._flawed_pages() - flawed_before,
+        )
+
+    def drop(self, tier: str) -> None:
+        """Evict every page of the device, or of device and host."""
+        self.cache.wait_all(SETTLE_S)
+        if tier == "memory":
+            self.cache.reset()
+            return
+        taken = self.cache.allocate([np.ones(count, np.bool_) for count in self.cache.config.device_pages])
+        assert taken is not None, "nothing is pinned between two requests"
+        self.cache.free(taken)
+
+    @torch.no_grad()
+    def references(self, questions: Sequence[str], tell: Tell) -> Iterator[DemoAnswer]:
+        """Answer by the model alone, in the same chunks: the document once, and each question after a copy of that."""
+        started_s = time.perf_counter()
+        of_document = self.kept.new_cache()
+        for start in range(0, len(self.document), self._page_size):
+            self.kept.run(of_document, self.document[start : start + self._page_size])
+            tell("computed", [start + self._page_size, len(self.document)])
+        document_s = time.perf_counter() - started_s
+        for question in questions:
+            past = copy.deepcopy(of_document)
+            tokens = self.prompt(question)
+            started_s = time.perf_counter() - document_s
+            logits = torch.empty(0)
+            for start in range(len(self.document), len(tokens), self._page_size):
+                logits = self.kept.run(past, tokens[start : start + self._page_size])
+
+            def feed(token: int, past: transformers.DynamicCache = past) -> torch.Tensor:
+                return self.kept.run(past, [token])
+
+            yield self._decode(logits, feed, (question, len(tokens), started_s), tell)
+
+    def _decode(
+        self, logits: torch.Tensor, feed: Callable[[int], torch.Tensor], asked: tuple[str, int, float], tell: Tell
+    ) -> DemoAnswer:
+        """Generate greedily after a prompt; ``asked`` are the question, the prompt's tokens, and when it began."""
+        question, prompt_tokens, started_s = asked
+        stop, digest = self.language.stop, hashlib.sha256()
+        tokens: list[int] = []
+        text, first_token_s = "", 0.0
+        while not tokens or (tokens[-1] not in stop and len(tokens) < self.settings.answer_tokens):
+            if tokens:
+                logits = feed(tokens[-1])
+            tokens.append(greedy(logits))
+            digest.update(logits.float().numpy().tobytes())
+            if len(tokens) == 1:
+                first_token_s = time.perf_counter() - started_s
+            whole = self.language.decode([each for each in tokens if each not in stop])
+            if not whole.endswith("\ufffd"):  # half of a character, so far
+                tell("text", whole[len(text) :])
+                text = whole
+        return DemoAnswer(question, text, tokens, digest.hexdigest(), first_token_s, prompt_tokens, prompt_tokens)
+
+    def _flawed_pages(self) -> int:
+        """Count pages found flawed by us, or by a service in front of the store."""
+        stats = self.cache.stats()
+        return max(stats.flawed_pages, stats.storage_answers.get((Method.GET, PageAnswer.FLAWED), 0))
+
+    @property
+    def _page_size(self) -> int:
+        return self.kept.layout.page_size
+
+
+def loaded(directory: Path, file: str | None) -> tuple[PreTrainedModel, transformers.PreTrainedTokenizerBase]:
+    """Load what lies on this machine, in fp32; ``file`` is a GGUF file."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        directory, gguf_file=file, dtype=torch.float32, local_files_only=True
+    )
+    tokenizer: transformers.PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        directory, gguf_file=file, local_files_only=True
+    )
+    return model, tokenizer
+
+
+def load(settings: ServingSettings) -> tuple[KeptState, Language]:
+    """Load a model and its language: a tiny one by name, or a checkpoint that lies on this machine.
+
+    What a GGUF file came to is saved for the next process, which loads it in a tenth of the time.
+
+    Raises:
+        InputError: there is no such checkpoint.
+        LayoutError: its state cannot be resumed from pages.
+    """
+    if settings.model in TINY_MODELS:
+        return KeptState.of(tiny_model(settings.model), TINY_MODELS[settings.model].page_size), Language.of_bytes()
+    path, saved = Path(settings.model), Path(settings.saved_model)
+    directory, file = (path.parent, path.name) if path.is_file() else (path, None)
+    if saved.exists():
+        directory, file = saved, None
+    try:
+        model, tokenizer = loaded(directory, file)
+    except (ImportError, OSError, ValueError) as error:
+        raise InputError(f"{settings.model} must be a checkpoint that transformers loads: {error}") from error
+    if file is not None:
+        vars(model).pop("hf_quantizer", None)  # its weights are plain by now, and so saved as such
+        vars(model.config).pop("quantization_config", None)
+        model.save_pretrained(saved)
+        tokenizer.save_pretrained(saved)
+        model, tokenizer = loaded(saved, None)  # as the next process does: layouts of weights show in the last bits
+    stop = model.generation_config.eos_token_id if model.generation_config else None
+    stops = {tokenizer.eos_token_id, *(stop if isinstance(stop, list) else [stop])} - {None}
+    model.eval()  # type: ignore[no-untyped-call]
+    return KeptState.of(model), Language.of(tokenizer, sorted(stops))
+
+
+def identity_of(name: str) -> Identity:
+    """Return whose pages these are: all that decides their last bit is part of the name."""
+    path = Path(name)
+    files = sorted(path.glob("*") if path.is_dir() else [path]) if path.exists() else []
+    stats = [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files]
+    weights = hashlib.sha256(json.dumps(stats).encode()).hexdigest()[:16]
+    capability = torch.backends.cpu.get_cpu_capability()
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    return Identity(path.name, f"{weights}, {versions}, {platform.machine()} {capability}")
+
+
+def whole_document(settings: ServingSettings, language: Language, page_size: int) -> list[int]:
+    """Return the document's tokens after those before it, cut to whole pages.
+
+    Raises:
+        InputError: it does not fill two pages.
+    """
+    tokens = [*language.head, *language.encode(settings.document)][: settings.document_tokens_max]
+    count = len(tokens) // page_size * page_size
+    if count < 2 * page_size:
+        raise InputError(f"the document must have {2 * page_size} tokens or more, found {len(tokens)}")
+    return tokens[:count]
+
+
+def serve(settings: ServingSettings, requests: Iterable[str], tell: Tell) -> None:
+    """Load the model, open the cache, and do what each line asks."""
+    torch.set_num_threads(1)  # how a sum is split among threads shows in its last bits
+    started_s = time.perf_counter()
+    kept, language = load(settings)
+    loaded_s = time.perf_counter() - started_s
+    page_size = kept.layout.page_size
+    document = whole_document(settings, language, page_size)
+    tail_tokens = page_size + max(
+        len(language.encode(f"{language.middle}{question}{language.tail}")) for question in settings.questions
+    )
+    pages_max = (len(document) + tail_tokens + settings.answer_tokens) // page_size + 1
+    components = len(kept.layout.components)
+    config = CacheConfig(
+        device_pages=(PROMPTS_MAX * pages_max,) * components,
+        host_pages=(PROMPTS_MAX * pages_max,) * components,
+        retention=Retention(tail_tokens),  # so that a question can follow the document where state is recurrent
+    )
+    pages = kept.allocate(config.device_pages)
+    with UnifiedCache.open(
+        kept.layout, config, pages.pools, identity=identity_of(settings.model), storage=open_storage(settings.storage)
+    ) as cache:
+        engine = PrefixCachedModel(kept.model, cache, pages, chunk_tokens=page_size)
+        server = DemoServer(settings, language, kept, cache, engine, document)
+        page_bytes = sum(pool.page_bytes for pool in kept.layout.pools)
+        last_key = cache.prompt([*document, 0]).keys[len(document) // page_size - 1].hex()
+        ready = Ready(loaded_s, len(document), page_size, page_bytes, last_key)
+        tell("ready", asdict(ready))
+        for line in requests:
+            server.do(json.loads(line), tell)
+
+
+def main() -> None:
+    """Serve this process's standard input; the settings are its argument."""
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no reply
+
+    def tell(kind: str, value: object) -> None:
+        replies.write(f"{kind} {json.dumps(value)}\n")
+        replies.flush()
+
+    try:
+        serve(TypeAdapter(ServingSettings).validate_json(sys.argv[1]), sys.stdin, tell)
+    except CacheError as error:
+        tell("error", [str(error), isinstance(error, InputError)])
+
+
+if __name__ == "__main__":
+    main()
