@@ -1,14 +1,24 @@
-"""Layouts of published models by name."""
+"""Layouts of published models by name: of the fields of their ``config.json`` that a layout depends on.
 
+``published.json`` has the fields, read like any other configuration; counts and dimensions are the published ones.
+Last entries of ``compress_ratios`` may be those of draft (MTP) layers, which are no part of a layout.
+"""
+
+import json
 from collections.abc import Mapping
+from importlib.resources import files
 
 from unified_cache.components.layouts.hf_config import size_hf_config
-from unified_cache.components.layouts.published import PRESET_ALIASES, PRESETS
 from unified_cache.components.layouts.sizes import SizedLayout
 from unified_cache.core.errors import LayoutError, did_you_mean
 from unified_cache.core.pool import ModelLayout
 
 __all__ = ["PRESETS", "PRESET_ALIASES", "is_preset", "layout", "preset_config", "size_preset"]
+
+_PUBLISHED = json.loads(files("unified_cache.components.layouts").joinpath("published.json").read_bytes())
+PRESETS: Mapping[str, Mapping[str, object]] = _PUBLISHED["models"]
+"""By name."""
+PRESET_ALIASES: Mapping[str, str] = _PUBLISHED["aliases"]
 
 
 def is_preset(name: str) -> bool:
