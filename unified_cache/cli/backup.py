@@ -83,12 +83,7 @@ class BackupCommand(JsonOptions, NamespaceOptions):
     identity: IdentityOption = None
 
     def run(self) -> None:
-        """Copy and show.
-
-        Raises:
-            InputError: there is no such store or identity, or no token ids in the file; DST was not touched.
-            CacheError: something was flawed, found no room, or was not there at all.
-        """
+        """Copy and show."""
         namespace = self.namespace
         if self.prefix is None and namespace != Namespace():
             raise ConfigError("a namespace needs --prefix TOKENS_FILE: without tokens a page's namespace is unknown")
@@ -130,12 +125,7 @@ class PrefetchCommand(JsonOptions, NamespaceOptions):
     identity: IdentityOption = None
 
     def run(self) -> None:
-        """Copy and show what can be restored from DST now.
-
-        Raises:
-            InputError: there is no such store or identity, or no token ids in the file; DST was not touched.
-            CacheError: a prefix is shorter than it seemed, something was flawed, or nothing was there at all.
-        """
+        """Copy and show what can be restored from DST now."""
         namespace = self.namespace
         with closing(_opened(self.source, self.target)) as source:
             kept = choose(source, self.source, self.identity)

@@ -39,12 +39,7 @@ class CompareCommand(JsonOptions):
     second: Annotated[Path, typer.Argument(metavar="SECOND", help=RESULT_HELP)]
 
     def run(self) -> None:
-        """Read both and show.
-
-        Raises:
-            ConfigError: one of them is no result of a replay.
-            OSError: one of them cannot be read.
-        """
+        """Read both and show."""
         first, second = read_result(self.first), read_result(self.second)
         page = page_of(first, second)
         value = {

@@ -103,11 +103,7 @@ class ConfigCheckCommand(JsonOptions):
     everything: Annotated[bool, typer.Option("--all", help="Show settings at their defaults too.")] = False
 
     def run(self) -> None:
-        """Read and explain.
-
-        Raises:
-            ConfigError: the file cannot be read, a name is unknown, or a value makes no sense.
-        """
+        """Read and explain."""
         names = list(SECTIONS) if self.only is None else [self.only.value]
         loaded = _all_read(names, self.file)
         explained = _explained(loaded)
@@ -189,11 +185,7 @@ def _wrapped(setting: Setting) -> list[str]:
 
 
 def _all_read(names: list[str], file: Path | None) -> _Loaded:
-    """Read the settings of all sections.
-
-    Raises:
-        ConfigError: one or several cannot be; an error of several is said once.
-    """
+    """Read the settings of all sections."""
     loaded: dict[str, LoadedSettings[Settings]] = {}
     flaws: dict[str, None] = {}
     for name in names:

@@ -92,12 +92,7 @@ class ConformanceCommand(JsonOptions):
     timeout_s: Annotated[float, typer.Option(help="Seconds for one promise; a call that hangs breaks it.")] = 60.0
 
     def run(self) -> None:
-        """Try every promise and show the verdicts.
-
-        Raises:
-            InputError: there is no such backend, it holds pages, or a cap that the contract cannot exceed.
-            CacheError: a promise is broken.
-        """
+        """Try every promise and show the verdicts."""
         cap = None if self.bytes_max is None else parse_bytes("--bytes-max", self.bytes_max)
         if cap is not None and cap > storage_contract.ROOM_BYTES_MAX:
             raise ConfigError(f"--bytes-max must be at most {storage_contract.ROOM_BYTES_MAX}, found {cap}")
@@ -137,11 +132,7 @@ class ConformanceCommand(JsonOptions):
 
 
 def _check_empty(url: str) -> None:
-    """Refuse a store that holds pages of others. It is opened without a cap, so that nothing goes.
-
-    Raises:
-        ConfigError: it does.
-    """
+    """Refuse a store that holds pages of others. It is opened without a cap, so that nothing goes."""
     with closing(open_to_write(url)) as storage:
         catalog = catalog_in(storage)
         if catalog is None:

@@ -50,12 +50,7 @@ class ExplainCommand(JsonOptions, NamespaceOptions):
     identity: IdentityOption = None
 
     def run(self) -> None:
-        """Ask and show.
-
-        Raises:
-            InputError: there is no such store or identity, or no token ids in the file.
-            StorageError: the store fails.
-        """
+        """Ask and show."""
         namespace = self.namespace
         with closing(open_to_read(self.storage)) as storage:
             kept = choose(storage, self.storage, self.identity)

@@ -65,12 +65,7 @@ class LayoutCommand(JsonOptions):
     ] = None
 
     def run(self) -> None:
-        """Lay out and show.
-
-        Raises:
-            LayoutError: no such model, or it makes no sense; both a configuration and sizes by hand, or neither.
-            OSError: the configuration cannot be read, or the file of the JSON not be written.
-        """
+        """Lay out and show."""
         sized = self._sized()
         if not self.shown_as_json("layout", layout_as_json(sized)):
             print_layout(sys.stdout, sized)

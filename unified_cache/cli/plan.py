@@ -77,13 +77,7 @@ class PlanCommand(JsonOptions):
     report: Annotated[Path | None, SettingOption(PlanChoices, "report", "DIR")] = None
 
     def run(self) -> None:
-        """Plan, and show the result.
-
-        Raises:
-            InputError: settings or trace cannot be used.
-            OSError: report or JSON file cannot be written.
-            KeyboardInterrupt: it was interrupted; what it had by then was shown.
-        """
+        """Plan, and show the result."""
         flags = given_flags(self, {"eviction.device": self.policy, "eviction.host": self.policy})
         choices = read_settings(PlanChoices, self.config, flags, self.assigned or ()).settings
         if choices.model is None:

@@ -36,12 +36,7 @@ class PingCommand(JsonOptions):
     url: ServiceArgument
 
     def run(self) -> None:
-        """Ask and show.
-
-        Raises:
-            ConfigError: no URL of a service.
-            StorageError: a server does not answer, or refuses.
-        """
+        """Ask and show."""
         with _connected(self.url) as servers:
             answers = [(server.name, *_asked(server)) for server in servers]
         value = [
@@ -76,12 +71,7 @@ class DrainCommand:
     url: ServiceArgument
 
     def run(self) -> None:
-        """Ask and show.
-
-        Raises:
-            ConfigError: no URL of a service.
-            StorageError: a server does not answer, or refuses; those before it are ending.
-        """
+        """Ask and show."""
         with _connected(self.url) as servers:
             for server in servers:
                 server.answer(Call.DRAIN, pb.DrainRequest(tenant=server.tenant), pb.DrainReply)
@@ -97,11 +87,7 @@ def _asked(server: "Server") -> tuple[pb.HelloReply, pb.StatsReply, float]:
 
 
 def _connected(url: str) -> "AbstractContextManager[list[Server]]":
-    """Open connections; what they need is imported here.
-
-    Raises:
-        ConfigError: gRPC is not installed, or the URL names no service.
-    """
+    """Open connections; what they need is imported here."""
     module = import_with_extra("unified_cache.storage_backends.remote.server", "remote", "a service")
     connected: AbstractContextManager[list[Server]] = module.connected(url)
     return connected

@@ -111,14 +111,7 @@ class ReplayCommand(JsonOptions):
     report: Annotated[Path | None, SettingOption(ReplayChoices, "report", "DIR")] = None
 
     def run(self) -> None:
-        """Replay and show the result.
-
-        Raises:
-            InputError: settings or trace cannot be used; nothing was touched.
-            CacheError: storage failed, or the cache handed back wrong bytes or lost slots.
-            OSError: report or JSON file cannot be written.
-
-        """
+        """Replay and show the result."""
         flags = given_flags(self, {"eviction.device": self.policy, "eviction.host": self.policy})
         loaded = read_settings(ReplayChoices, self.config, flags, self.assigned or ())
         explain, directory = loaded.settings.explain, loaded.settings.report
@@ -190,11 +183,7 @@ def _of_model(loaded: _Loaded, model: str) -> ModelSettings:
 
 
 def _policies(found: ReplayChoices) -> ReplayPolicies:
-    """Return the policies of a run, which must not depend on time.
-
-    Raises:
-        ConfigError: one is in seconds, or components of a tier have different ones.
-    """
+    """Return the policies of a run, which must not depend on time."""
     timed = Prefetching(found.prefetching.threshold_tokens, host_share=found.prefetching.host_share)
     if found.prefetching != timed:
         raise ConfigError(
@@ -212,11 +201,7 @@ def _of_one_pool(name: str, counts: tuple[int, ...] | None, default: int) -> int
 
 
 def _refuse(loaded: _Loaded, reason: str, *names: str) -> None:
-    """Refuse settings that were given and mean nothing here; the message says where.
-
-    Raises:
-        ConfigError: there are such.
-    """
+    """Refuse settings that were given and mean nothing here; the message says where."""
     places: list[str] = []
     for name in names:
         path = tuple(name.split("."))

@@ -37,12 +37,7 @@ class SamplesCommand:
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to; made if absent.")] = Path()
 
     def run(self) -> None:
-        """Copy and list.
-
-        Raises:
-            ConfigError: a file is there already; nothing was copied.
-            OSError: the directory cannot be written.
-        """
+        """Copy and list."""
         source = samples_directory()
         files = [file for name in SAMPLES for file in files_at(source / name)]
         targets = {file: self.directory / file.relative_to(source) for file in files}

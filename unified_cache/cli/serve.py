@@ -94,12 +94,7 @@ class ServeCommand:
     ] = False
 
     def run(self) -> None:
-        """Serve until a signal or an administrator ends it.
-
-        Raises:
-            ConfigError: settings that cannot be met; nothing was served.
-            CacheError: the store cannot be opened, or calls did not finish in the grace.
-        """
+        """Serve until a signal or an administrator ends it."""
         os.environ.setdefault(GRPC_LOG, "NONE")
         listen = None if self.live_port is None else f"127.0.0.1:{self.live_port}"
         also = {"live.listen": listen, "record.file": self.record, "insecure": self.insecure or None}
@@ -136,12 +131,7 @@ class TokenNewCommand:
     days: Annotated[int | None, typer.Option(min=0, max=36_500, help="Days until it expires. [default: never]")] = None
 
     def run(self) -> None:
-        """Make, keep and print.
-
-        Raises:
-            ConfigError: no such role, or no name of a tenant.
-            OSError: the file cannot be written.
-        """
+        """Make, keep and print."""
         tokens, callers = _token_module("access.tokens"), _token_module("access.callers")
         roles = {role.value: role for role in Role}
         if self.role not in roles:
@@ -160,11 +150,7 @@ class TokenListCommand(JsonOptions):
     tokens: TokensOption
 
     def run(self) -> None:
-        """Read and print.
-
-        Raises:
-            ConfigError: it is no file of tokens.
-        """
+        """Read and print."""
         found = list(_token_module("access.tokens").read_tokens(self.tokens).values())
         listed = [
             {
@@ -190,21 +176,12 @@ class TokenRevokeCommand:
     tokens: TokensOption
 
     def run(self) -> None:
-        """Replace the file.
-
-        Raises:
-            ConfigError: there is no such token.
-            OSError: the file cannot be written.
-        """
+        """Replace the file."""
         _token_module("access.tokens").remove_token(self.tokens, self.token_id)
 
 
 def _service_module(name: str, command: str) -> ModuleType:
-    """Import a part of the service for a command.
-
-    Raises:
-        ConfigError: what it needs is not installed.
-    """
+    """Import a part of the service for a command."""
     return import_with_extra(f"unified_cache.service.{name}", "service", command)
 
 

@@ -101,12 +101,7 @@ class StatCommand(_StoreOptions):
     """Show what a store holds: identities, their pools, objects and bytes. Reads no page."""
 
     def run(self) -> None:
-        """List and show.
-
-        Raises:
-            ConfigError: there is no such store or identity.
-            StorageError: the store fails.
-        """
+        """List and show."""
         with closing(open_to_read(self.url)) as storage:
             capability = storage.capability()
             found = selected(storage, self.url, self.identity)
@@ -142,12 +137,7 @@ class VerifyCommand(_StoreOptions):
     """Read every object of a store, verify it against its seal, and report the flawed ones; change nothing."""
 
     def run(self) -> None:
-        """Read everything and show what is wrong.
-
-        Raises:
-            ConfigError: there is no such store or identity.
-            CacheError: an object is flawed or cannot be read, or a manifest is.
-        """
+        """Read everything and show what is wrong."""
         found, results = _examined(open_to_read, "verify", verify, self)
         flawed = sum(result.count(ReadOutcome.FLAWED) for result in results)
         unreadable = sum(result.count(ReadOutcome.UNREADABLE) for result in results)
@@ -169,12 +159,7 @@ class ScrubCommand(_StoreOptions):
     """
 
     def run(self) -> None:
-        """Read everything, remove what is flawed, show both.
-
-        Raises:
-            ConfigError: there is no such store or identity.
-            CacheError: an object or a manifest cannot be read.
-        """
+        """Read everything, remove what is flawed, show both."""
         found, results = _examined(open_existing, "scrub", scrub, self)
         unreadable = sum(result.count(ReadOutcome.UNREADABLE) for result in results)
         if unreadable:
@@ -203,12 +188,7 @@ class GcCommand(JsonOptions):
     identity: IdentityOption = None
 
     def run(self) -> None:
-        """Remove and show.
-
-        Raises:
-            ConfigError: there is no such store or identity.
-            CacheError: the store does not shrink under the cap.
-        """
+        """Remove and show."""
         cap = None if self.bytes_max is None else parse_bytes("--bytes-max", self.bytes_max)
         with closing(open_existing(self.url)) as storage:
             found = selected(storage, self.url, self.identity)
@@ -248,12 +228,7 @@ class ClearCommand(_StoreOptions):
     yes: Annotated[bool, typer.Option("--yes", help="Do it.")] = False
 
     def run(self) -> None:
-        """Remove and show.
-
-        Raises:
-            ConfigError: neither or both of --identity and --all, no --yes, or no such store or identity.
-            StorageError: the store fails.
-        """
+        """Remove and show."""
         if self.everything == (self.identity is not None):
             raise ConfigError(
                 "clear needs either --identity DIGEST or --all; unified-cache storage stat lists identities"

@@ -61,12 +61,7 @@ class TraceInfoCommand(JsonOptions):
     report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a page with pictures there.")] = None
 
     def run(self) -> None:
-        """Count and show.
-
-        Raises:
-            TraceError: it is no trace.
-            OSError: report or JSON file cannot be written.
-        """
+        """Count and show."""
         self.check_json_file()
         write_page = page_writer(self.report)
         requests = read_watched(self.trace)
@@ -89,13 +84,7 @@ class TraceCutCommand(JsonOptions):
     seed: Annotated[int, typer.Option(metavar="N", help="Choice of the sessions.")] = 0
 
     def run(self) -> None:
-        """Choose and write.
-
-        Raises:
-            TraceError: it is no trace.
-            ConfigError: the share is out of range.
-            OSError: the target cannot be written; it is as it was.
-        """
+        """Choose and write."""
         check_writable(self.target.parent)
         requests = read_watched(self.trace, self.limit)
         chosen = cut_sessions(requests, self.share, self.seed)
@@ -117,14 +106,7 @@ class TraceConvertCommand(JsonOptions):
     ] = LMCACHE_CHUNK_TOKENS
 
     def run(self) -> None:
-        """Convert and write.
-
-        Raises:
-            TraceError: it is no trace.
-            ConfigError: its blocks do not make up whole ones of this size.
-            MissingExtraError: it is LMCache's, and the extra ``events`` is not installed.
-            OSError: the target cannot be written; it is as it was.
-        """
+        """Convert and write."""
         check_writable(self.target.parent)
         requests = (
             _read_lmcache(self.trace, self.chunk_tokens) if is_of_lmcache(self.trace) else read_watched(self.trace)
@@ -147,12 +129,7 @@ def _read_lmcache(path: Path, chunk_tokens: int) -> list[TraceRequest]:
 
 
 def _write(target: Path, requests: Sequence[TraceRequest]) -> None:
-    """Write requests in the Mooncake format; of blocks of another size than its own with their ``page_size``.
-
-    Raises:
-        ConfigError: there are none.
-        OSError: the target cannot be written; it is as it was.
-    """
+    """Write requests in the Mooncake format; of blocks of another size than its own with their ``page_size``."""
     if not requests:
         raise ConfigError(f"{target} would be empty: no session was chosen")
     lines = "".join(json.dumps(_entry(request), separators=(",", ":")) + "\n" for request in requests).encode()

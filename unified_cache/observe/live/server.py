@@ -266,11 +266,7 @@ class _Site:
         raise back
 
     def _admitted(self, request: web.Request) -> View:
-        """Return what a reader may see.
-
-        Raises:
-            HTTPUnauthorized, HTTPForbidden: it may see nothing, or asks for a host that this is not.
-        """
+        """Return what a reader may see."""
         self._check_host(request)
         view = self._authenticator.view(self._shown(request))
         if view is None:
@@ -283,11 +279,7 @@ class _Site:
         return token if scheme.lower() == "bearer" else self._sessions.token(request.cookies.get(COOKIE, ""))
 
     def _check_host(self, request: web.Request) -> None:
-        """Refuse a page of elsewhere whose name leads to this machine, where no token would stop it.
-
-        Raises:
-            HTTPForbidden: the host is no name of this machine.
-        """
+        """Refuse a page of elsewhere whose name leads to this machine, where no token would stop it."""
         if self._authenticator.needs_token:
             return
         host = request.url.host or ""

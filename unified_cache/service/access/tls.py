@@ -261,11 +261,7 @@ def _configuration(certificates: Certificates, trust: ClientTrust | None) -> grp
 
 
 def _certificates_in(pem: bytes, path: Path) -> list[x509.Certificate]:
-    """Return the certificates in the content of a file.
-
-    Raises:
-        ConfigError: there is none, or one makes no sense.
-    """
+    """Return the certificates in the content of a file."""
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError as error:

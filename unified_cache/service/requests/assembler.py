@@ -73,11 +73,7 @@ class PageAssembler:
             raise InputError(f"expected {len(self._announced)} pages, found {self._done_count} whole ones")
 
     def _pieces_in(self, part: Chunk) -> Iterator[memoryview]:
-        """Cut a part at the ends of pages.
-
-        Raises:
-            InputError: it goes on beyond the last page.
-        """
+        """Cut a part at the ends of pages."""
         start, held_bytes = 0, self._held_bytes
         for number in range(self._done_count, len(self._announced)):
             if start == len(part.content):

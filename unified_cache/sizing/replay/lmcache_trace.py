@@ -98,11 +98,7 @@ def read_lmcache_trace(path: Path, chunk_tokens: int, on_progress: OnProgress = 
 
 
 def _frame(file: BinaryIO, path: Path) -> bytes | None:
-    """Read the next frame; empty at the end of the file, None where the file ends within it.
-
-    Raises:
-        TraceError: it is longer than any.
-    """
+    """Read the next frame; empty at the end of the file, None where the file ends within it."""
     head = file.read(_LENGTH.size)
     if not head:
         return b""

@@ -147,11 +147,7 @@ def iterate_trace(path: Path, limit: int | None = None) -> Iterator[TraceRequest
 
 
 def _numbered(request: TraceRequest, numbers: dict[int, int], place: str) -> TraceRequest:
-    """Number names from 0, in the order in which they come first; requests share what they shared before.
-
-    Raises:
-        TraceError: there are more than tokens can be made of.
-    """
+    """Number names from 0, in the order in which they come first; requests share what they shared before."""
     ids = tuple(numbers.setdefault(block, len(numbers)) for block in request.hash_ids)
     blocks_max = 2**31 // request.block_tokens
     if len(numbers) > blocks_max:
