@@ -3,6 +3,7 @@
 import http.client
 import json
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
@@ -104,13 +105,11 @@ def locked() -> Iterator[LiveServer]:
         yield opened
 
 
-def asked(
-    server: LiveServer, path: str, method: str = "GET", body: str | None = None, **headers: str
-) -> http.client.HTTPResponse:
+def asked(server: LiveServer, path: str, **headers: str) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=ANSWER_S)
     OPENED.append(connection)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    connection.request(method, path, body, named)
+    connection.request("GET", path, headers=named)
     answer = connection.getresponse()
     OPENED.append(answer)
     return answer
@@ -200,18 +199,14 @@ def test_the_token_opens_the_figures(locked: LiveServer) -> None:
     assert asked(locked, "/figures.json", Authorization=f"Bearer {TOKEN}").status == 200
 
 
-def test_a_form_with_the_token_begins_a_session_that_scripts_cannot_read(locked: LiveServer) -> None:
-    form = {"Content_Type": "application/x-www-form-urlencoded"}
-    refused = asked(locked, "/sign-in", "POST", "token=another", **form)
-    assert (refused.status, refused.headers["Location"], refused.headers["Set-Cookie"]) == (303, "./?refused", None)
-    answer = asked(locked, "/sign-in", "POST", f"token={TOKEN.replace(' ', '+')}", **form)
-    cookie = answer.headers["Set-Cookie"]
-    assert (answer.status, answer.headers["Location"]) == (303, "./")
-    assert "HttpOnly" in cookie
-    assert "SameSite=Strict" in cookie
-    assert TOKEN not in cookie
-    assert asked(locked, "/figures.json", Cookie=cookie.split(";")[0]).status == 200
-    assert asked(locked, "/figures.json", Cookie="unified_cache_live=made-up").status == 401
+@pytest.mark.parametrize("path", ["/", "/figures.json", "/events"])
+def test_a_browser_is_asked_to_sign_in_with_the_token_as_its_password(locked: LiveServer, path: str) -> None:
+    refused = asked(locked, path)
+    assert refused.status == 401
+    assert refused.headers["WWW-Authenticate"].startswith("Basic realm=")
+    answers = {f":{TOKEN}": 200, f"anybody:{TOKEN}": 200, TOKEN: 401, f"{TOKEN}:another": 401}
+    for shown, status in answers.items():
+        assert asked(locked, path, Authorization=f"Basic {b64encode(shown.encode()).decode()}").status == status
 
 
 @pytest.mark.threat("reading the live page")

@@ -1,21 +1,16 @@
 """Authentication of the live page, and whether it shows tenants."""
 
 import hmac
-import secrets
-from collections import OrderedDict
 from enum import Enum
 from hashlib import sha256
 from typing import Protocol
 
 from unified_cache.core.errors import ConfigError
 
-__all__ = ["LiveAuthenticator", "OpenAuthenticator", "Sessions", "TokenAuthenticator", "View"]
+__all__ = ["LiveAuthenticator", "OpenAuthenticator", "TokenAuthenticator", "View"]
 
 TOKEN_CHARACTERS_MIN = 16
 """Shorter ones could be guessed."""
-
-SESSIONS_MAX = 256
-"""Signed-in browsers; one more signs the first out."""
 
 
 class View(Enum):
@@ -29,10 +24,8 @@ class View(Enum):
 class LiveAuthenticator(Protocol):
     """Authentication of readers. Thread-safe."""
 
-    @property
-    def needs_token(self) -> bool:
-        """Whether a reader has to show a token; if not, names of this machine alone are answered to."""
-        ...
+    needs_token: bool
+    """Whether a reader has to show a token; if not, names of this machine alone are answered to."""
 
     def view(self, token: str | None) -> View | None:
         """Return what the holder of a token may see; None for nothing. None stands for no token."""
@@ -42,12 +35,7 @@ class LiveAuthenticator(Protocol):
 class OpenAuthenticator:
     """Authenticator of a page on loopback: everybody on this machine may see everything."""
 
-    __slots__ = ()
-
-    @property
-    def needs_token(self) -> bool:
-        """False."""
-        return False
+    needs_token = False
 
     def view(self, token: str | None) -> View | None:
         """Return everything."""
@@ -57,7 +45,7 @@ class OpenAuthenticator:
 class TokenAuthenticator:
     """Authenticator with one token, whose holder may see everything."""
 
-    __slots__ = ("_digest",)
+    needs_token = True
 
     def __init__(self, token: str) -> None:
         """Keep the digest of a token.
@@ -72,33 +60,7 @@ class TokenAuthenticator:
             )
         self._digest = sha256(token.encode("utf-8", "surrogatepass")).digest()
 
-    @property
-    def needs_token(self) -> bool:
-        """True."""
-        return True
-
     def view(self, token: str | None) -> View | None:
         """Return everything for the token, nothing for any other; in the same time."""
         shown = sha256((token or "").encode("utf-8", "surrogatepass")).digest()
         return View.EVERYTHING if hmac.compare_digest(shown, self._digest) else None
-
-
-class Sessions:
-    """Browsers that have shown a token, by the random name in their cookie. For one thread."""
-
-    __slots__ = ("_tokens",)
-
-    def __init__(self) -> None:
-        self._tokens: OrderedDict[str, str] = OrderedDict()
-
-    def begin(self, token: str) -> str:
-        """Remember a token; return the name of the session."""
-        name = secrets.token_urlsafe()
-        self._tokens[name] = token
-        if len(self._tokens) > SESSIONS_MAX:
-            self._tokens.popitem(last=False)
-        return name
-
-    def token(self, name: str) -> str | None:
-        """Return the token of a session; None if there is no such session."""
-        return self._tokens.get(name)

@@ -356,16 +356,13 @@ function connect() {
   });
 }
 
-// Asks once before it listens: events do not tell whether a token is missing.
+// Asks once before it listens: events do not tell whether the token is valid no more, and make no browser ask for one.
 async function begin() {
   try {
     const answer = await fetch("figures.json", { cache: "no-store" });
     if (answer.status === 401) {
-      setState("locked", "A token is needed");
-      byId("refusal").hidden = !location.search.includes("refused");
+      setState("locked", "A token is needed: load the page again");
       byId("figures").hidden = true;
-      byId("sign-in").hidden = false;
-      byId("token").focus();
       return;
     }
     if (answer.ok) {

@@ -6,6 +6,7 @@ import json
 import logging
 import ssl
 import threading
+from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Self
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.extras import needs_extra
 from unified_cache.core.settings.addresses import is_local
-from unified_cache.observe.live.authenticator import LiveAuthenticator, Sessions, View
+from unified_cache.observe.live.authenticator import LiveAuthenticator, View
 from unified_cache.observe.live.figures import LiveSource
 from unified_cache.observe.live.readers import UNREAD_S_MAX, EventReader, EventReaders, event_bytes
 from unified_cache.observe.live.updates import LiveUpdates
@@ -31,16 +32,14 @@ STREAMS_MAX = 32
 CLOSE_S = 5.0
 """Longest wait for the thread."""
 
-REQUEST_BYTES_MAX = 4_096
-"""Body of a request: a form with a token."""
-
 RETRY_S = 5
 """Pause that a reader is asked for if it finds no room."""
 
-COOKIE = "unified_cache_live"
+CHALLENGE = 'Basic realm="unified-cache live", charset="UTF-8", Bearer'
+"""A browser asks for a user and a password by itself; the password is the token, and any user name will do."""
 
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'none'; "
     "base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
 
@@ -190,7 +189,6 @@ class _Site:
         self._source = source
         self._authenticator = authenticator
         self._every_s = every_s
-        self._sessions = Sessions()
         self._streams_count = 0
         self._readers = EventReaders()
         self._updates = LiveUpdates(source)
@@ -199,12 +197,11 @@ class _Site:
 
     def application(self) -> web.Application:
         """Return the routes, behind the checks that every request passes."""
-        application = web.Application(middlewares=[_headed], client_max_size=REQUEST_BYTES_MAX)
+        application = web.Application(middlewares=[_headed])
         for path in ASSETS:
             application.router.add_get(path, self._asset)
         application.router.add_get("/figures.json", self._figures)
         application.router.add_get("/events", self._events)
-        application.router.add_post("/sign-in", self._sign_in)
         return application
 
     async def read(self) -> None:
@@ -222,8 +219,10 @@ class _Site:
         self._readers.close()
 
     async def _asset(self, request: web.Request) -> web.Response:
-        """Send a part of the page. The page itself says nothing that only some may know."""
+        """Send a part of the page; a browser signs in for the page itself, and so for the figures too."""
         self._check_host(request)
+        if request.path == "/":
+            self._admitted(request)
         return web.Response(body=self._assets[request.path], content_type=ASSETS[request.path][1], charset="utf-8")
 
     async def _figures(self, request: web.Request) -> web.Response:
@@ -246,7 +245,7 @@ class _Site:
             async with asyncio.timeout(UNREAD_S_MAX):
                 await response.write(history + self._updates.latest.event(view))
             await self._readers.listen(
-                EventReader(request, response, partial(self._authenticator.view, self._shown(request)))
+                EventReader(request, response, partial(self._authenticator.view, _shown(request)))
             )
         except (ConnectionError, TimeoutError):
             pass  # the reader has gone, or does not read
@@ -254,29 +253,13 @@ class _Site:
             self._streams_count -= 1
         return response
 
-    async def _sign_in(self, request: web.Request) -> web.StreamResponse:
-        """Take a token from the page's form and send the reader back to the page, with a session."""
-        self._check_host(request)
-        token = (await request.post()).get("token")
-        if not isinstance(token, str) or self._authenticator.view(token) is None:
-            raise web.HTTPSeeOther("./?refused")
-        back = web.HTTPSeeOther("./")
-        name = self._sessions.begin(token)
-        back.set_cookie(COOKIE, name, httponly=True, samesite="Strict", secure=request.secure, path="/")
-        raise back
-
     def _admitted(self, request: web.Request) -> View:
         """Return what a reader may see."""
         self._check_host(request)
-        view = self._authenticator.view(self._shown(request))
+        view = self._authenticator.view(_shown(request))
         if view is None:
-            raise web.HTTPUnauthorized(text="a valid token is needed\n", headers={"WWW-Authenticate": "Bearer"})
+            raise web.HTTPUnauthorized(text="a valid token is needed\n", headers={"WWW-Authenticate": CHALLENGE})
         return view
-
-    def _shown(self, request: web.Request) -> str | None:
-        """Return the token that a reader shows, in a header or by its session."""
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        return token if scheme.lower() == "bearer" else self._sessions.token(request.cookies.get(COOKIE, ""))
 
     def _check_host(self, request: web.Request) -> None:
         """Refuse a page of elsewhere whose name leads to this machine, where no token would stop it."""
@@ -285,6 +268,17 @@ class _Site:
         host = request.url.host or ""
         if not is_local(host):
             raise web.HTTPForbidden(text="this page is served to this machine alone, under the name localhost\n")
+
+
+def _shown(request: web.Request) -> str | None:
+    """Return the token that a reader shows, as a bearer or as the password of a browser."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        return token if scheme.lower() == "bearer" else None
+    try:
+        return b64decode(token, validate=True).decode().partition(":")[2]
+    except ValueError:
+        return None
 
 
 @web.middleware

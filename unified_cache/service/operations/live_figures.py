@@ -40,17 +40,11 @@ _NO_CALLS = TenantCalls(0, 0, 0, 0)
 class ServiceAuthenticator:
     """Authenticator of a server's live page: callers of the server may look, an administrator sees tenants too."""
 
-    __slots__ = ("_local", "_tokens")
-
     def __init__(self, tokens: Tokens | None, local: Caller) -> None:
         """Take the tokens of callers; without any everybody who reaches the page is ``local``."""
+        self.needs_token = tokens is not None
         self._tokens = tokens
         self._local = local
-
-    @property
-    def needs_token(self) -> bool:
-        """Whether callers have tokens."""
-        return self._tokens is not None
 
     def view(self, token: str | None) -> View | None:
         """Return the view of a token's caller; None for a token that is no caller's."""
