@@ -6,6 +6,7 @@ REGISTRY.register(CacheCollector(cache))
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from unified_cache.cache.stats import Stats, StatsSource
@@ -50,13 +51,13 @@ class CacheCollector:
 
 @dataclass(frozen=True, slots=True)
 class DescribedMetric:
-    """One metric: its name, what it says, its labels after that of the cache, and where its samples come from."""
+    """One metric: its name, what it says, where its samples come from, and its labels after that of the cache."""
 
     family: type[CounterMetricFamily] | type[GaugeMetricFamily]
     name: str
     text: str
-    labels: tuple[str, ...]
     samples: Callable[[Stats], Samples]
+    labels: tuple[str, ...] = ()
 
     def empty(self) -> CounterMetricFamily | GaugeMetricFamily:
         """Return the metric without samples."""
@@ -129,79 +130,52 @@ def _single(value: Callable[[Stats], float]) -> Callable[[Stats], Samples]:
     return lambda stats: iter([((), value(stats))])
 
 
+_gauge = partial(DescribedMetric, GaugeMetricFamily)
+_counter = partial(DescribedMetric, CounterMetricFamily)
+
 METRICS = (
-    DescribedMetric(
-        GaugeMetricFamily, "pages", "Pages by tier, component and state.", ("tier", "component", "state"), _pages
-    ),
-    DescribedMetric(
-        CounterMetricFamily, "evicted_pages", "Pages evicted from a tier.", ("tier", "component"), _evicted_pages
-    ),
-    DescribedMetric(CounterMetricFamily, "lookups", "Prompts matched.", (), _single(lambda stats: stats.lookups.count)),
-    DescribedMetric(
-        CounterMetricFamily,
-        "looked_up_pages",
-        "Pages of prompts matched, by where they were.",
-        ("found",),
-        _looked_up_pages,
-    ),
-    DescribedMetric(
-        CounterMetricFamily, "operations", "Transfers by kind and outcome.", ("kind", "outcome"), _operations
-    ),
-    DescribedMetric(
-        CounterMetricFamily,
+    _gauge("pages", "Pages by tier, component and state.", _pages, ("tier", "component", "state")),
+    _counter("evicted_pages", "Pages evicted from a tier.", _evicted_pages, ("tier", "component")),
+    _counter("lookups", "Prompts matched.", _single(lambda stats: stats.lookups.count)),
+    _counter("looked_up_pages", "Pages of prompts matched, by where they were.", _looked_up_pages, ("found",)),
+    _counter("operations", "Transfers by kind and outcome.", _operations, ("kind", "outcome")),
+    _counter(
         "backup_pages",
         "Pages that the write policy meant to back up: arrived, there already, or lost by reason.",
-        ("outcome",),
         _backup_pages,
+        ("outcome",),
     ),
-    DescribedMetric(
-        GaugeMetricFamily,
+    _gauge(
         "backups_waiting",
         "Prompts, and pages of them, that wait for a backup or to be tried again.",
-        ("unit",),
         _waiting_backups,
+        ("unit",),
     ),
-    DescribedMetric(
-        GaugeMetricFamily,
-        "operations_live",
-        "Transfers that hold something.",
-        (),
-        _single(lambda stats: stats.operations_live),
-    ),
-    DescribedMetric(
-        GaugeMetricFamily,
+    _gauge("operations_live", "Transfers that hold something.", _single(lambda stats: stats.operations_live)),
+    _gauge(
         "calls_quarantined",
         "Calls that a store has not returned from in time.",
-        (),
         _single(lambda stats: stats.calls_quarantined),
     ),
-    DescribedMetric(CounterMetricFamily, "moved_bytes", "Bytes moved between tiers.", ("kind",), _moved_bytes),
-    DescribedMetric(
-        CounterMetricFamily,
+    _counter("moved_bytes", "Bytes moved between tiers.", _moved_bytes, ("kind",)),
+    _counter(
         "storage_answers",
         "Answers of the store that is attached, one for each object.",
-        ("method", "answer"),
         _storage_answers,
+        ("method", "answer"),
     ),
-    DescribedMetric(
-        CounterMetricFamily,
+    _counter(
         "touched_pages",
         "Pages in use in memory that the store was to be told of, since it evicts.",
-        ("outcome",),
         _touched_pages,
+        ("outcome",),
     ),
-    DescribedMetric(
-        CounterMetricFamily,
-        "flawed_pages",
-        "Objects read from storage that did not verify.",
-        (),
-        _single(lambda stats: stats.flawed_pages),
+    _counter(
+        "flawed_pages", "Objects read from storage that did not verify.", _single(lambda stats: stats.flawed_pages)
     ),
-    DescribedMetric(
-        CounterMetricFamily,
+    _counter(
         "left_alone_tokens",
         "Tokens that storage had and that were computed, because that is faster.",
-        (),
         _single(lambda stats: stats.left_alone_tokens),
     ),
 )
