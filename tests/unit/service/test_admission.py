@@ -95,14 +95,19 @@ def test_calls_of_headers_alone_without_credentials_are_refused_at_once(tenants:
 
 
 @pytest.mark.threat("calls without a message")
-def test_calls_of_headers_alone_count_in_their_tenants_quota(tenants: TenantTokens) -> None:
+@pytest.mark.parametrize(("quota", "limits", "held_count"), [({"calls_max": 10}, {}, 10), ({}, {"calls_max": 16}, 8)])
+def test_calls_of_headers_alone_count_in_their_tenants_quota_and_take_no_more_than_its_places(
+    tenants: TenantTokens, quota: dict[str, object], limits: dict[str, object], held_count: int
+) -> None:
     with (
-        running(access=tenants.access, quota={"calls_max": 10}, limits={"first_message_s": CALL_S}) as server,
+        running(access=tenants.access, quota=quota, limits={"first_message_s": CALL_S, **limits}) as server,
         half_open(server, Call.HELLO.path, Call.GET.path, token=tenants["flood"]) as connections,
         grpc.insecure_channel(server.address) as channel,
     ):
-        wait_for(lambda: series(server, "calls_total", code="RESOURCE_EXHAUSTED") == HALF_OPEN_COUNT - 10, CALL_S)
-        assert series(server, "calls_in_flight", tenant="flood", state="half_open") == 10
+        wait_for(
+            lambda: series(server, "calls_total", code="RESOURCE_EXHAUSTED") == HALF_OPEN_COUNT - held_count, CALL_S
+        )
+        assert series(server, "calls_in_flight", tenant="flood", state="half_open") == held_count
         assert refusal(channel, Call.HELLO, token=tenants["quiet"]) is None
         for connection in connections:
             connection.close()

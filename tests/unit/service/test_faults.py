@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.service import LoopbackServer, Wire, limits_with, refused, wait_for
 from tests.support.wrappers import bounded
-from tests.unit.service.test_requests import MANIFEST, OBJECT_BYTES, key, page, part, run, start
+from tests.unit.service.test_requests import MANIFEST, OBJECT_BYTES, half_a_put, key, page, part, run, start
 from tests.unit.service.test_tenancy import put
 from unified_cache.core.errors import StorageError, StorageFullError
 from unified_cache.core.seal import HEADER_BYTES, Label
@@ -130,16 +130,6 @@ def test_a_store_that_hangs_is_waited_for_in_bounds(store: RaisingStorage, serve
         put_durable(wire, 2)
 
 
-def test_pages_put_are_counted_by_answer() -> None:
-    running = LoopbackServer.start(MemoryStorage(OBJECT_BYTES))
-    wire = Wire(running)
-    wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
-    put(wire, 0, 1)
-    assert running.notes.puts_count == {Answer.STORED: 1, Answer.DECLINED: 1}
-    wire.close()
-    running.stop()
-
-
 def test_a_full_store_exhausts_a_resource_and_reads_go_on(store: RaisingStorage, serve: Serve) -> None:
     _, wire = serve()
     put(wire, 0)
@@ -152,12 +142,13 @@ def test_a_full_store_exhausts_a_resource_and_reads_go_on(store: RaisingStorage,
     store.put = with_full  # type: ignore[method-assign]
 
 
-def test_a_store_that_declines_declines_for_the_service(serve: Serve) -> None:
+def test_a_store_that_declines_declines_for_the_service_and_pages_are_counted_by_answer() -> None:
     running = LoopbackServer.start(MemoryStorage(2 * OBJECT_BYTES))
     wire = Wire(running)
     wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
     assert put(wire, 0, 1, 2) == b"\x02\x02\x00"
     assert running.usage.by_tenant() == {"default": 2 * OBJECT_BYTES}
+    assert running.notes.puts_count == {Answer.STORED: 2, Answer.DECLINED: 1}
     wire.close()
     running.stop()
 
@@ -178,18 +169,10 @@ def test_a_page_damaged_in_the_store_is_a_miss_and_can_be_put_again(store: Raisi
 @pytest.mark.threat("endless streams")
 def test_a_put_on_which_nothing_moves_is_cancelled(serve: Serve) -> None:
     running, wire = serve(limits_with(stream_idle_s=0.1))
-    stop = threading.Event()
-
-    def messages() -> Iterator[pb.PutPart]:
-        yield start(0)
-        yield part(page(0)[:1])
-        stop.wait(20)
-
-    with refused(grpc.StatusCode.CANCELLED):
-        wire.put(messages())
-    stop.set()
+    with half_a_put() as messages, refused(grpc.StatusCode.CANCELLED):
+        wire.put(messages)
     wait_for(lambda: running.scheduler.in_flight_count == 0)
-    assert got(wire, 0) == [0]
+    assert got(wire, 1) == [0]
 
 
 @pytest.mark.threat("endless streams")

@@ -188,6 +188,21 @@ def test_a_store_of_files_tells_what_made_room_and_what_found_none(
     guarded.guard.close()
 
 
+@pytest.mark.threat("changed bytes in the store")
+def test_a_page_changed_in_the_store_is_cleared_away_and_counted(registry: CollectorRegistry, tmp_path: Path) -> None:
+    guarded = GuardedStore.open(service_settings(None, {"storage": f"file:{tmp_path / 'store'}"}), registry)
+    for at, flaw in ((0, "header"), (-1, "payload")):
+        assert guarded.guard.put([sealed_page(label(1))], Level.CACHED) == [Answer.STORED]
+        (path,) = tmp_path.rglob("*.kv")
+        content = bytearray(path.read_bytes())
+        content[at] ^= 1
+        path.write_bytes(content)
+        assert guarded.guard.get([sealed_page(label(1))]) == [Answer.FLAWED]
+        assert not path.exists()
+        assert registry.get_sample_value(f"{PREFIX}_flawed_pages_total", {"flaw": flaw}) == 1
+    guarded.guard.close()
+
+
 def test_only_metrics_are_served(listener: MetricsListener, registry: CollectorRegistry) -> None:
     metrics_in(registry)
     found = asked(listener, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -1,13 +1,15 @@
 """Bad inputs of the request path: each has its status, changes nothing, and leaves the server alive."""
 
 import hashlib
+import socket
 import struct
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 
 from tests.support.service import LoopbackServer, Wire, limits_with, refused, wait_for
 from unified_cache.components import Full, SlidingWindow
@@ -32,6 +34,10 @@ IDENTITY = MANIFEST.identity
 LIMITS = limits_with(pages_max=100, tokens_max=1000)
 
 BAD = grpc.StatusCode.INVALID_ARGUMENT
+DENIED = grpc.StatusCode.PERMISSION_DENIED
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+OTHERWISE = grpc.StatusCode.FAILED_PRECONDITION
+UNKNOWN = grpc.StatusCode.UNIMPLEMENTED
 
 
 def key(number: int) -> bytes:
@@ -58,6 +64,14 @@ def part(content: bytes, offset: int = 0) -> pb.PutPart:
     return pb.PutPart(offset=offset, content=content)
 
 
+def changed(**fields: object) -> Manifest:
+    manifest = Manifest()
+    manifest.CopyFrom(MANIFEST)
+    for name, value in fields.items():
+        setattr(manifest, name, value)
+    return manifest
+
+
 class ServerOverMemory:
     """A server over memory, with one page stored."""
 
@@ -70,7 +84,7 @@ class ServerOverMemory:
 
     def state(self) -> object:
         stats = pb.StatsReply.FromString(self.wire.ask(Call.STATS, pb.StatsRequest()))
-        return stats, dict(self.backend._pages), self.running.usage.by_tenant()
+        return stats, dict(self.backend._pages), self.running.usage.by_tenant(), self.running.drains
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -79,6 +93,9 @@ class ServerOverMemory:
         assert self.state() == before
         assert self.wire.get(pb.GetRequest(runs=[run(key(0), object_bytes=OBJECT_BYTES)]))
         wait_for(lambda: self.running.scheduler.in_flight_count == 0)
+
+    def connected(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.running.port), timeout=5)
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +106,64 @@ def server() -> Iterator[ServerOverMemory]:
     server.running.stop()
 
 
+# Messages that are refused
+
+Send = Callable[[ServerOverMemory], object]
+
+
+def ask(call: Call, message: Message | bytes, token: str = "") -> Send:
+    return lambda server: (Wire(server.running, token) if token else server.wire).ask(call, message)
+
+
+def get(message: Message | bytes) -> Send:
+    return lambda server: server.wire.get(message)
+
+
+def put(*messages: pb.PutPart | bytes, token: str = "") -> Send:
+    return lambda server: (Wire(server.running, token) if token else server.wire).put(messages)
+
+
+def look_up(**fields: object) -> Send:
+    return ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, **fields))  # type: ignore[arg-type]  # by name
+
+
+def hello(manifest: Manifest) -> Send:
+    return ask(Call.HELLO, pb.HelloRequest(manifest=manifest))
+
+
+def call_at(path: str) -> Send:
+    def send(server: ServerOverMemory) -> None:
+        with grpc.insecure_channel(server.running.address) as channel:
+            begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(path)
+            begin(b"", 10.0)
+
+    return send
+
+
+def compressed_put(server: ServerOverMemory) -> None:
+    with grpc.insecure_channel(server.running.address, compression=grpc.Compression.Gzip) as channel:
+        begin: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(Call.PUT.path)
+        begin(iter([start(1).SerializeToString(), bytes(100_000_000)]), 60.0)
+
+
+def in_every_call(*runs: pb.PageRun) -> list[Send]:
+    """Name pages in each call that takes some."""
+    return [
+        ask(Call.EXISTS, pb.ExistsRequest(runs=runs)),
+        ask(Call.TOUCH, pb.TouchRequest(runs=runs)),
+        ask(Call.REMOVE, pb.RemoveRequest(runs=runs)),
+        get(pb.GetRequest(runs=runs)),
+        put(pb.PutPart(start=pb.PutStart(runs=runs))),
+    ]
+
+
+def flipped(at: int) -> bytes:
+    spoilt = bytearray(page(1))
+    spoilt[at] ^= 1
+    return bytes(spoilt)
+
+
+ONE_MESSAGE = (Call.HELLO, Call.LOOKUP, Call.EXISTS, Call.TOUCH, Call.REMOVE, Call.SCAN, Call.CLEAR)
 MALFORMED = (
     b"\xff",
     b"\x0a",
@@ -98,180 +173,22 @@ MALFORMED = (
     b"\x0b",
     bytes(range(256)),
 )
-
-
-@pytest.mark.parametrize("message", MALFORMED)
-@pytest.mark.parametrize("call", [Call.HELLO, Call.LOOKUP, Call.EXISTS, Call.TOUCH, Call.REMOVE, Call.SCAN, Call.CLEAR])
-def test_what_is_no_message_is_an_invalid_argument(server: ServerOverMemory, call: Call, message: bytes) -> None:
-    with server.unchanged(), refused(BAD):
-        server.wire.ask(call, message)
-
-
-@pytest.mark.parametrize("message", MALFORMED)
-def test_what_is_no_message_is_an_invalid_argument_in_streams_too(server: ServerOverMemory, message: bytes) -> None:
-    with server.unchanged(), refused(BAD):
-        server.wire.get(message)
-    with server.unchanged(), refused(BAD):
-        server.wire.put([message])
-    with server.unchanged(), refused(BAD):
-        server.wire.put([start(1), message])
-
-
-def test_unknown_fields_are_ignored(server: ServerOverMemory) -> None:
-    with server.unchanged():
-        known = pb.ExistsRequest(runs=[run(key(0))]).SerializeToString()
-        assert pb.ExistsReply.FromString(server.wire.ask(Call.EXISTS, known + b"\xfa\x3f\x03abc")).found == b"\x01"
-
-
-def test_an_unknown_method_is_unimplemented(server: ServerOverMemory) -> None:
-    channel = grpc.insecure_channel(server.running.address)
-    begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.HELLO.path + "2")
-    with server.unchanged(), refused(grpc.StatusCode.UNIMPLEMENTED):
-        begin(b"")
-    channel.close()
-
-
-def test_a_message_beyond_the_limit_exhausts_a_resource(server: ServerOverMemory) -> None:
-    with server.unchanged(), refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
-        server.wire.ask(Call.EXISTS, bytes(MESSAGE_BYTES_MAX + 1))
-    channel = grpc.insecure_channel(server.running.address, compression=grpc.Compression.Gzip)
-    begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.EXISTS.path)
-    with server.unchanged(), refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
-        begin(bytes(200_000_000), 60.0)
-    channel.close()
-
-
-def test_too_much_metadata_exhausts_a_resource(server: ServerOverMemory) -> None:
-    with server.unchanged(), refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
-        Wire(server.running, "x" * (64 << 10)).ask(Call.STATS, b"")
-
-
-@pytest.mark.parametrize("asserted", ["", "x" * 65, "a\n", "a\0b", "../a", "A", "é", "-a"])
-def test_what_is_no_name_of_a_tenant_is_an_invalid_argument(server: ServerOverMemory, asserted: str) -> None:
-    with server.unchanged(), refused(BAD):
-        server.wire.ask(Call.STATS, pb.StatsRequest(tenant=asserted))
-
-
-def test_another_tenant_is_permission_denied_and_the_reserved_one_an_invalid_argument(server: ServerOverMemory) -> None:
-    with server.unchanged(), refused(grpc.StatusCode.PERMISSION_DENIED):
-        server.wire.ask(Call.STATS, pb.StatsRequest(tenant="other"))
-    with server.unchanged(), refused(BAD):
-        Wire(server.running, "team:admin").ask(Call.STATS, pb.StatsRequest(tenant="default"))
-    with server.unchanged(), refused(grpc.StatusCode.PERMISSION_DENIED):
-        namespace = pb.Namespace(tenant="other")
-        server.wire.ask(
-            Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens(ids=[1], namespace=namespace))
-        )
-
-
-def test_a_role_that_is_too_low_is_permission_denied(server: ServerOverMemory) -> None:
-    reader, writer = Wire(server.running, "default:reader"), Wire(server.running, "default:writer")
-    with server.unchanged(), refused(grpc.StatusCode.PERMISSION_DENIED):
-        reader.put([start(1), part(page(1))])
-    with server.unchanged(), refused(grpc.StatusCode.PERMISSION_DENIED):
-        reader.ask(Call.REMOVE, pb.RemoveRequest(runs=[run(key(0))]))
-    for call in (Call.CLEAR, Call.DRAIN):
-        with server.unchanged(), refused(grpc.StatusCode.PERMISSION_DENIED):
-            writer.ask(call, b"")
-    assert server.running.drains == []
-
-
 NAMES = [b"", b" ", b"../x", b"/etc/passwd", b"a/../../b", b"%2e%2e%2f", b"..\\x", b"\0", b"\n", b"x" * 10_240]
-NAMES += [
-    "\u202e\u200b".encode(),
-    bytes(31),
-    bytes(33),
-    key(1).hex().encode(),
-    key(1).hex().upper().encode(),
-    b"z" * 64,
-]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_key_that_is_no_digest_is_an_invalid_argument(server: ServerOverMemory, name: bytes) -> None:
-    for runs in ([run(name)], [run(key(0), name)], [run(key(0), identity=name)]):
-        for call, request in (
-            (Call.EXISTS, pb.ExistsRequest(runs=runs)),
-            (Call.TOUCH, pb.TouchRequest(runs=runs)),
-            (Call.REMOVE, pb.RemoveRequest(runs=runs)),
-        ):
-            with refused(BAD):
-                server.wire.ask(call, request)
-        with refused(BAD):
-            server.wire.get(pb.GetRequest(runs=runs))
-        with refused(BAD):
-            server.wire.put([pb.PutPart(start=pb.PutStart(runs=runs))])
-    with server.unchanged(), refused(BAD):
-        server.wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, keys=pb.Keys(keys=[name])))
-    with server.unchanged(), refused(BAD):
-        server.wire.ask(Call.SCAN, pb.ScanRequest(identity=name))
-
-
-def test_a_run_without_keys_is_an_invalid_argument(server: ServerOverMemory) -> None:
-    with server.unchanged(), refused(BAD):
-        server.wire.ask(Call.EXISTS, pb.ExistsRequest(runs=[run()]))
-
-
-@pytest.mark.parametrize(
-    "cursor", ["../x", "x", "memory", "memory:../x", "elsewhere:", "x" * 10_240, "a\0", "a b", "\u202e"]
-)
-def test_a_cursor_that_no_scan_returned_is_an_invalid_argument(server: ServerOverMemory, cursor: str) -> None:
-    with server.unchanged(), refused(BAD):
-        server.wire.ask(Call.SCAN, pb.ScanRequest(identity=IDENTITY, cursor=cursor))
-
-
-@pytest.mark.parametrize("token", [-1, 2**31, 2**63 - 1, -(2**63), 32_000])
-def test_a_token_out_of_range_is_an_invalid_argument(server: ServerOverMemory, token: int) -> None:
-    with server.unchanged(), refused(BAD):
-        server.wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens(ids=[1, token])))
-
-
-def test_no_tokens_at_all_hit_nothing(server: ServerOverMemory) -> None:
-    for request in (pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens()), pb.LookupRequest(identity=IDENTITY)):
-        with server.unchanged():
-            assert pb.LookupReply.FromString(server.wire.ask(Call.LOOKUP, request)) == pb.LookupReply()
-
-
-def test_more_tokens_or_keys_than_may_be_are_an_invalid_argument(server: ServerOverMemory) -> None:
-    many = [key(number) for number in range(LIMITS.pages_max + 1)]
-    with server.unchanged(), refused(BAD):
-        server.wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens(ids=[1] * 1001)))
-    with server.unchanged(), refused(BAD):
-        server.wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, keys=pb.Keys(keys=many)))
-    with server.unchanged(), refused(BAD):
-        server.wire.ask(Call.EXISTS, pb.ExistsRequest(runs=[run(*many[:60]), run(*many[60:])]))
-    with server.unchanged(), refused(BAD):
-        server.wire.get(pb.GetRequest(runs=[run(*many)]))
-
-
-@pytest.mark.parametrize("object_bytes", [OBJECT_BYTES - 1, OBJECT_BYTES + 1, 0, HEADER_BYTES, 2 * OBJECT_BYTES])
-def test_a_page_of_another_length_is_an_invalid_argument(server: ServerOverMemory, object_bytes: int) -> None:
-    with server.unchanged(), refused(BAD):
-        server.wire.put([start(1, object_bytes=object_bytes), part(bytes(object_bytes))])
-
-
-def test_a_page_whose_checksum_does_not_hold_is_an_invalid_argument(server: ServerOverMemory) -> None:
-    for at in (*range(0, HEADER_BYTES, 7), HEADER_BYTES, OBJECT_BYTES - 1):
-        flipped = bytearray(page(1))
-        flipped[at] ^= 1
-        with refused(BAD):
-            server.wire.put([start(1), part(bytes(flipped))])
-    with server.unchanged(), refused(BAD):
-        server.wire.put([start(1), part(page(2))])
-
-
-def test_a_pool_that_the_layout_does_not_have_is_an_invalid_argument(server: ServerOverMemory) -> None:
-    for pool in ("other", "", "../kv", "KV"):
-        with server.unchanged(), refused(BAD):
-            server.wire.ask(Call.EXISTS, pb.ExistsRequest(runs=[run(key(0), pool=pool)]))
-        with server.unchanged(), refused(BAD):
-            pools = [pb.RequiredPool(name=pool)]
-            server.wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, keys=pb.Keys(keys=[key(0)]), pools=pools))
-
+NAMES += ["\u202e\u200b".encode(), bytes(31), bytes(33), b"z" * 64]
+NAMES += [key(1).hex().encode(), key(1).hex().upper().encode()]
+TENANTS = ("", "x" * 65, "a\n", "a\0b", "../a", "A", "é", "-a")
+CURSORS = ("../x", "x", "memory", "memory:../x", "elsewhere:", "x" * 10_240, "a\0", "a b", "\u202e")
+TOKENS = (-1, 2**31, 2**63 - 1, -(2**63), 32_000)
+LENGTHS = (OBJECT_BYTES - 1, OBJECT_BYTES + 1, 0, HEADER_BYTES, 2 * OBJECT_BYTES)
+MANY = [key(number) for number in range(LIMITS.pages_max + 1)]
+CONTROLS = ("\x1b", "\x9b", "\n", "\u202e", "\u2066", "\u2028")
+PICKLE = b"cbuiltins\nexec\n(S'raise SystemExit'\ntR."
+"""Bytes that would run code elsewhere."""
 
 WHOLE = page(1)
 UNKNOWN_LEVEL = b"\x22\x02\x10\x07"
 """A start of level 7, as bytes: a later start of the same message adds its fields."""
+PARENTS = pb.PageRun(identity=IDENTITY, pool="kv", keys=[key(1)], parents=[key(2)] * 2, object_bytes=OBJECT_BYTES)
 STREAMS: dict[str, list[pb.PutPart | bytes]] = {
     "no messages": [],
     "no start": [part(WHOLE)],
@@ -282,101 +199,134 @@ STREAMS: dict[str, list[pb.PutPart | bytes]] = {
     "an overlap": [start(1), part(WHOLE[:500]), part(WHOLE[499:], 499)],
     "too long": [start(1), part(WHOLE + b"x")],
     "longer by a part": [start(1), part(WHOLE), part(b"x", len(WHOLE))],
+    "a page and a half": [start(1, 2), part(WHOLE + page(2)[: OBJECT_BYTES // 2])],
     "an early end": [start(1), part(WHOLE[:-1])],
     "an end at once": [start(1)],
     "an empty part": [start(1), part(b""), part(WHOLE)],
     "an unknown level": [b"".join((UNKNOWN_LEVEL, start(1).SerializeToString())), part(WHOLE)],
-    "parents that do not match": [
-        pb.PutPart(
-            start=pb.PutStart(
-                runs=[
-                    pb.PageRun(
-                        identity=IDENTITY, pool="kv", keys=[key(1)], parents=[key(2)] * 2, object_bytes=OBJECT_BYTES
-                    )
-                ]
-            )
-        ),
-        part(WHOLE),
+    "parents that do not match": [pb.PutPart(start=pb.PutStart(runs=[PARENTS])), part(WHOLE)],
+}
+
+INVALID: dict[str, list[Send]] = {
+    "no message": [ask(call, message) for call in ONE_MESSAGE for message in (*MALFORMED, PICKLE)],
+    "no message of a stream": [
+        send for message in MALFORMED for send in (get(message), put(message), put(start(1), message))
     ],
+    "no name of a tenant": [ask(Call.STATS, pb.StatsRequest(tenant=name)) for name in TENANTS],
+    "the reserved tenant": [ask(Call.STATS, pb.StatsRequest(tenant="default"), "team:admin")],
+    "a key that is no digest": [
+        *(send for name in NAMES for runs in ([run(name)], [run(key(0), name)]) for send in in_every_call(*runs)),
+        *(look_up(keys=pb.Keys(keys=[name])) for name in NAMES),
+    ],
+    "an identity that is no digest": [
+        *(send for name in NAMES for send in in_every_call(run(key(0), identity=name))),
+        *(ask(Call.SCAN, pb.ScanRequest(identity=name)) for name in NAMES),
+    ],
+    "no keys": [ask(Call.EXISTS, pb.ExistsRequest(runs=[run()]))],
+    "a cursor that no scan returned": [
+        ask(Call.SCAN, pb.ScanRequest(identity=IDENTITY, cursor=cursor)) for cursor in CURSORS
+    ],
+    "a token out of range": [look_up(tokens=pb.Tokens(ids=[1, token])) for token in TOKENS],
+    "more than may be": [
+        look_up(tokens=pb.Tokens(ids=[1] * 1001)),
+        look_up(keys=pb.Keys(keys=MANY)),
+        ask(Call.EXISTS, pb.ExistsRequest(runs=[run(*MANY[:60]), run(*MANY[60:])])),
+        get(pb.GetRequest(runs=[run(*MANY)])),
+    ],
+    "a page of another length": [put(start(1, object_bytes=count), part(bytes(count))) for count in LENGTHS],
+    "a checksum that does not hold": [
+        *(put(start(1), part(flipped(at))) for at in (*range(0, HEADER_BYTES, 7), HEADER_BYTES, OBJECT_BYTES - 1)),
+        put(start(1), part(page(2))),
+        put(start(1), part(PICKLE.ljust(OBJECT_BYTES))),
+    ],
+    "a pool that the layout does not have": [
+        send
+        for pool in ("other", "", "../kv", "KV")
+        for send in (
+            ask(Call.EXISTS, pb.ExistsRequest(runs=[run(key(0), pool=pool)])),
+            look_up(keys=pb.Keys(keys=[key(0)]), pools=[pb.RequiredPool(name=pool)]),
+        )
+    ],
+    **{name: [put(*messages)] for name, messages in STREAMS.items()},
+    "a manifest that makes no sense": [
+        hello(Manifest(format_version=1)),
+        hello(Manifest(format_version=1, model="model")),
+        *(hello(changed(**{name: value})) for name, value in (("identity", bytes(32)), ("page_size", 0))),
+        *(hello(changed(model=model)) for model in ("", "a\0")),
+        *(hello(manifest_of(Identity(f"m{sign}"), LAYOUT)) for sign in CONTROLS),
+    ],
+}
+OTHER_TENANT = pb.Namespace(tenant="other")
+REFUSED: dict[grpc.StatusCode, dict[str, list[Send]]] = {
+    BAD: INVALID,
+    DENIED: {
+        "another tenant": [
+            ask(Call.STATS, pb.StatsRequest(tenant="other")),
+            put(pb.PutPart(start=pb.PutStart(tenant="other", runs=start(1).start.runs))),
+            look_up(tokens=pb.Tokens(ids=[1], namespace=OTHER_TENANT)),
+        ],
+        "a role that is too low": [
+            put(start(1), part(page(1)), token="default:reader"),
+            ask(Call.REMOVE, pb.RemoveRequest(runs=[run(key(0))]), "default:reader"),
+            *(ask(call, b"", "default:writer") for call in (Call.CLEAR, Call.DRAIN)),
+        ],
+    },
+    EXHAUSTED: {
+        "a message beyond the limit": [ask(Call.EXISTS, bytes(MESSAGE_BYTES_MAX + 1))],
+        "a part beyond the limit": [put(start(1), part(bytes(MESSAGE_BYTES_MAX)))],
+        "a part that arrives small": [compressed_put],
+        "too much metadata": [ask(Call.STATS, b"", "x" * (64 << 10))],
+    },
+    OTHERWISE: {
+        "pages of another format": [hello(changed(format_version=2))],
+        "an identity without a hello": [ask(Call.EXISTS, pb.ExistsRequest(runs=[run(key(0), identity=key(5))]))],
+    },
+    UNKNOWN: {
+        "an unknown method": [call_at(f"{Call.HELLO.path}2"), call_at("/unified_cache.service.v1.Cache/")],
+        "another service": [call_at(path) for path in ("/x/y", "/", "//", "/unified_cache.service.v2.Cache/Get")],
+        "a call of an earlier version": [
+            call_at(f"/{SERVICE}/{name}") for name in ("Share", "Unshare", "Link", "Prefetch", "Release")
+        ],
+    },
+    grpc.StatusCode.DEADLINE_EXCEEDED: {
+        "a deadline that is over": [lambda server: server.wire.put([start(1), part(WHOLE)], timeout_s=-1.0)],
+    },
 }
 
 
-@pytest.mark.parametrize("messages", STREAMS.values(), ids=STREAMS.keys())
-def test_a_stream_out_of_order_is_an_invalid_argument(
-    server: ServerOverMemory, messages: list[pb.PutPart | bytes]
-) -> None:
-    with server.unchanged(), refused(BAD):
-        server.wire.put(messages)
-
-
-def test_a_put_that_its_client_cancels_leaves_nothing(server: ServerOverMemory) -> None:
-    stop = threading.Event()
-
-    def messages() -> Iterator[pb.PutPart]:
-        yield start(1)
-        yield part(WHOLE[:500])
-        stop.wait(10)
-
-    with server.unchanged():
-        future = server.wire.begin_put(messages())
-        wait_for(lambda: server.running.scheduler.in_flight_count == 1)
-        future.cancel()
-        wait_for(lambda: server.running.scheduler.in_flight_count == 0)
-        stop.set()
-
-
-def test_a_put_whose_deadline_passes_leaves_nothing(server: ServerOverMemory) -> None:
-    stop = threading.Event()
-
-    def messages() -> Iterator[pb.PutPart]:
-        yield start(1)
-        yield part(WHOLE[:500])
-        stop.wait(10)
-
-    with server.unchanged(), refused(grpc.StatusCode.DEADLINE_EXCEEDED):
-        server.wire.put(messages(), timeout_s=0.2)
-    stop.set()
-
-
-def changed(**fields: object) -> Manifest:
-    manifest = Manifest()
-    manifest.CopyFrom(MANIFEST)
-    for name, value in fields.items():
-        setattr(manifest, name, value)
-    return manifest
-
-
-def test_pages_of_another_format_are_a_failed_precondition_that_names_it(server: ServerOverMemory) -> None:
-    with server.unchanged(), refused(grpc.StatusCode.FAILED_PRECONDITION, "format version: expected 1, found 2"):
-        server.wire.ask(Call.HELLO, pb.HelloRequest(manifest=changed(format_version=2)))
-
-
+@pytest.mark.threat("bad input")
+@pytest.mark.threat("huge messages")
+@pytest.mark.threat("escapes on a terminal")
 @pytest.mark.parametrize(
-    "manifest",
-    [
-        Manifest(format_version=1),
-        changed(identity=bytes(32)),
-        changed(model=""),
-        changed(model="a\0"),
-        changed(page_size=0),
-    ],
+    ("code", "sends"),
+    [pytest.param(code, sends, id=name) for code, named in REFUSED.items() for name, sends in named.items()],
 )
-def test_a_manifest_that_makes_no_sense_is_an_invalid_argument(server: ServerOverMemory, manifest: Manifest) -> None:
-    with server.unchanged(), refused(BAD):
-        server.wire.ask(Call.HELLO, pb.HelloRequest(manifest=manifest))
+def test_a_bad_input_has_its_status_and_changes_nothing(
+    server: ServerOverMemory, code: grpc.StatusCode, sends: list[Send]
+) -> None:
+    for send in sends:
+        with server.unchanged(), refused(code):
+            send(server)
 
 
-def test_an_identity_without_hello_is_a_failed_precondition(server: ServerOverMemory) -> None:
-    with server.unchanged(), refused(grpc.StatusCode.FAILED_PRECONDITION):
-        server.wire.ask(Call.EXISTS, pb.ExistsRequest(runs=[run(key(0), identity=key(5))]))
+def test_pages_of_another_format_are_refused_with_both_formats(server: ServerOverMemory) -> None:
+    with refused(OTHERWISE, "format version: expected 1, found 2"):
+        hello(changed(format_version=2))(server)
 
 
-def test_bytes_that_would_run_code_elsewhere_are_only_bytes(server: ServerOverMemory) -> None:
-    pickled = b"cbuiltins\nexec\n(S'raise SystemExit'\ntR."
-    with server.unchanged(), refused(BAD):
-        server.wire.put([start(1), part(pickled + bytes(OBJECT_BYTES - len(pickled)))])
-    with server.unchanged(), refused(BAD):
-        server.wire.ask(Call.EXISTS, pickled)
+# Messages that only look bad
+
+
+def test_unknown_fields_are_ignored(server: ServerOverMemory) -> None:
+    with server.unchanged():
+        known = pb.ExistsRequest(runs=[run(key(0))]).SerializeToString()
+        assert pb.ExistsReply.FromString(server.wire.ask(Call.EXISTS, known + b"\xfa\x3f\x03abc")).found == b"\x01"
+
+
+def test_no_tokens_at_all_hit_nothing(server: ServerOverMemory) -> None:
+    for request in (pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens()), pb.LookupRequest(identity=IDENTITY)):
+        with server.unchanged():
+            assert pb.LookupReply.FromString(server.wire.ask(Call.LOOKUP, request)) == pb.LookupReply()
 
 
 def test_the_same_put_many_times_over_is_stored_once(server: ServerOverMemory) -> None:
@@ -394,6 +344,73 @@ def test_a_page_in_many_parts_arrives_whole(server: ServerOverMemory) -> None:
     )
     assert (answer.hits, answer.content) == (b"\x02", whole)
     server.wire.ask(Call.REMOVE, pb.RemoveRequest(runs=[run(key(9))]))
+
+
+def test_a_request_with_a_field_of_an_earlier_version_is_answered_in_the_stream(server: ServerOverMemory) -> None:
+    request = pb.GetRequest(runs=[run(key(0), object_bytes=OBJECT_BYTES)]).SerializeToString()
+    range_of_memory = b"\x1a\x04\x0a\x00\x18\x40"  # field 3: a name, and a length
+    (reply,) = server.wire.get(request + range_of_memory)
+    assert pb.GetPart.FromString(reply).content == page(0)
+
+
+def test_a_look_up_that_asks_for_a_lease_is_answered_without_one(server: ServerOverMemory) -> None:
+    request = pb.LookupRequest(identity=IDENTITY, keys=pb.Keys(keys=[key(0)]), pools=[pb.RequiredPool(name="kv")])
+    seconds = b"\x31" + struct.pack("<d", 5.0)  # field 6
+    reply = server.wire.ask(Call.LOOKUP, request.SerializeToString() + seconds)
+    assert pb.LookupReply.FromString(reply) == pb.LookupReply(end_max=1, pages_count=1)
+
+
+# Calls that end early
+
+
+@contextmanager
+def half_a_put() -> Iterator[Iterator[pb.PutPart]]:
+    """Send half a page, and the rest of the stream never, until the block ends."""
+    stop = threading.Event()
+
+    def messages() -> Iterator[pb.PutPart]:
+        yield start(1)
+        yield part(WHOLE[:500])
+        stop.wait(10)
+
+    yield messages()
+    stop.set()
+
+
+def test_a_put_that_its_client_cancels_leaves_nothing(server: ServerOverMemory) -> None:
+    with server.unchanged(), half_a_put() as messages:
+        future = server.wire.begin_put(messages)
+        wait_for(lambda: server.running.scheduler.in_flight_count == 1)
+        future.cancel()
+        wait_for(lambda: server.running.scheduler.in_flight_count == 0)
+
+
+def test_a_put_whose_deadline_passes_leaves_nothing(server: ServerOverMemory) -> None:
+    with server.unchanged(), half_a_put() as messages, refused(grpc.StatusCode.DEADLINE_EXCEEDED):
+        server.wire.put(messages, timeout_s=0.2)
+
+
+def test_a_put_whose_connection_goes_leaves_nothing(server: ServerOverMemory) -> None:
+    wire = Wire(server.running)
+    with server.unchanged(), half_a_put() as messages:
+        call = wire.begin_put(messages, 30.0)  # without a name for it, gRPC would cancel it at once
+        wait_for(lambda: server.running.scheduler.in_flight_count == 1)
+        wire.close()
+        wait_for(lambda: server.running.scheduler.in_flight_count == 0)
+        assert call.done()
+
+
+def test_a_get_that_its_client_cancels_gives_its_place_back(server: ServerOverMemory) -> None:
+    channel = grpc.insecure_channel(server.running.address, [("grpc.use_local_subchannel_pool", 1)])
+    begin: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(Call.GET.path)
+    request = pb.GetRequest(runs=[run(*[key(0)] * 100, object_bytes=OBJECT_BYTES)])
+    with server.unchanged():
+        for _ in range(20):
+            parts = begin(request.SerializeToString(), 10.0)
+            next(parts)
+            parts.cancel()
+        wait_for(lambda: server.running.scheduler.in_flight_count == 0)
+    channel.close()
 
 
 def test_a_fault_of_the_server_is_internal_and_tells_no_text() -> None:
@@ -418,23 +435,60 @@ def test_a_fault_of_the_server_is_internal_and_tells_no_text() -> None:
     running.stop()
 
 
-@pytest.mark.parametrize("name", ["Share", "Unshare", "Link", "Prefetch", "Release"])
-def test_a_call_of_an_earlier_version_is_unimplemented(name: str, server: ServerOverMemory) -> None:
-    with grpc.insecure_channel(server.running.address) as channel:
-        begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/{name}")
-        with server.unchanged(), refused(grpc.StatusCode.UNIMPLEMENTED):
-            begin(b"", 10.0)
+# Below the contract
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
+NO_CALLS = {
+    "zeros": bytes(1 << 16),
+    "every byte": bytes(range(256)) * 64,
+    "HTTP/1": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "HTTP/1 with a body": b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + bytes(1000),
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
+    "a preface alone": PREFACE,
+    "half a preface": PREFACE[:10],
+    "a frame too long": PREFACE + SETTINGS + b"\xff\xff\xff\0\0\0\0\0\x01" + bytes(1 << 16),
+    "an unknown frame": PREFACE + SETTINGS + b"\0\0\x04\xee\0\0\0\0\x01abcd",
+    "headers that do not decompress": PREFACE + SETTINGS + b"\0\0\x08\x01\x05\0\0\0\x01" + b"\xff" * 8,
+    "bytes of no stream": PREFACE + SETTINGS + b"\0\0\x04\0\x01\0\0\0\x05abcd",
+}
 
 
-def test_a_request_with_a_field_of_an_earlier_version_is_answered_in_the_stream(server: ServerOverMemory) -> None:
-    request = pb.GetRequest(runs=[run(key(0), object_bytes=OBJECT_BYTES)]).SerializeToString()
-    range_of_memory = b"\x1a\x04\x0a\x00\x18\x40"  # field 3: a name, and a length
-    (reply,) = server.wire.get(request + range_of_memory)
-    assert pb.GetPart.FromString(reply).content == page(0)
+@pytest.mark.parametrize("sent", NO_CALLS.values(), ids=NO_CALLS.keys())
+def test_bytes_that_are_no_call_change_nothing(server: ServerOverMemory, sent: bytes) -> None:
+    with server.unchanged(), ExitStack() as opened:
+        for _ in range(5):
+            connection = opened.enter_context(server.connected())
+            try:
+                connection.sendall(sent)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(1 << 16):
+                    pass
+            except OSError:
+                continue  # the server may close before it has read all
 
 
-def test_a_look_up_that_asks_for_a_lease_is_answered_without_one(server: ServerOverMemory) -> None:
-    request = pb.LookupRequest(identity=IDENTITY, keys=pb.Keys(keys=[key(0)]), pools=[pb.RequiredPool(name="kv")])
-    seconds = b"\x31" + struct.pack("<d", 5.0)  # field 6
-    reply = server.wire.ask(Call.LOOKUP, request.SerializeToString() + seconds)
-    assert pb.LookupReply.FromString(reply) == pb.LookupReply(end_max=1, pages_count=1)
+def test_a_connection_closed_by_one_end_is_left(server: ServerOverMemory) -> None:
+    with server.unchanged(), server.connected() as connection:
+        connection.sendall(PREFACE + SETTINGS)
+        connection.shutdown(socket.SHUT_WR)
+        assert server.wire.ask(Call.STATS, b"")
+
+
+def test_a_connection_that_is_reset_changes_nothing(server: ServerOverMemory) -> None:
+    with server.unchanged():
+        for _ in range(20):
+            connection = server.connected()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+            connection.sendall(PREFACE + SETTINGS)
+            connection.close()
+
+
+def test_a_thousand_idle_connections_leave_the_others_served(server: ServerOverMemory) -> None:
+    with server.unchanged(), ExitStack() as opened:
+        for number in range(1000):
+            connection = opened.enter_context(server.connected())
+            if number % 2:
+                connection.sendall(PREFACE + SETTINGS)
+        for _ in range(10):
+            assert server.wire.ask(Call.STATS, b"", timeout_s=5.0)

@@ -6,18 +6,21 @@ from pathlib import Path
 from threading import Event, Thread
 
 import grpc
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc  # type: ignore[import-untyped]
 
 from tests.support.running_service import CALL_S, RunningService, called, refusal, running
+from tests.support.service_process import ServerProcess
 from unified_cache.core.errors import ConfigError
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.wire.calls import SERVICE, Call
 from unified_cache.service.access.gate import RETRY_KEYS
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+BOMB_BYTES = 200_000_000
+BOMB_RSS_BYTES_MAX = 64 << 20
 
 
 @pytest.fixture
@@ -106,13 +109,6 @@ def test_a_message_that_is_no_request_of_reflection_or_health_ends_its_call_and_
         assert server.service.drain(CALL_S)
 
 
-def test_an_unknown_method_is_unimplemented(channel: grpc.Channel) -> None:
-    ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/Nothing")
-    with pytest.raises(grpc.RpcError) as refused:
-        ask(b"", timeout=CALL_S)
-    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
 @pytest.mark.threat("huge messages")
 @pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
 def test_a_message_over_the_limit_is_refused_also_when_it_arrives_small(
@@ -126,12 +122,19 @@ def test_a_message_over_the_limit_is_refused_also_when_it_arrives_small(
 
 
 @pytest.mark.threat("huge messages")
-def test_metadata_over_the_limit_are_refused(channel: grpc.Channel) -> None:
-    ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.HELLO.path)
-    with pytest.raises(grpc.RpcError) as refused:
-        ask(b"", timeout=CALL_S, metadata=(("x", "y" * (64 << 10)),))
-    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert refusal(channel, Call.HELLO) is None
+def test_a_message_of_zeros_that_arrives_small_costs_the_server_no_memory(tmp_path: Path) -> None:
+    server = ServerProcess(str(tmp_path / "store"))
+    memory = psutil.Process(server.process).memory_info
+    with grpc.insecure_channel(server.address, compression=grpc.Compression.Gzip) as channel:
+        ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.EXISTS.path)
+        ask(b"", CALL_S)
+        before_bytes = memory().rss
+        with pytest.raises(grpc.RpcError) as refused:
+            ask(bytes(BOMB_BYTES), CALL_S)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert memory().rss - before_bytes < BOMB_RSS_BYTES_MAX
+        ask(b"", CALL_S)
+    server.kill()
 
 
 def test_a_tenant_with_as_many_calls_as_it_may_is_refused_with_a_time_to_come_back() -> None:
