@@ -21,6 +21,7 @@ from unified_cache.core.errors import CacheError, ConfigError
 from unified_cache.core.pool import Component, ModelLayout
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
 from unified_cache.storage_backends.catalog import UsedBetween, catalog_of
+from unified_cache.storage_backends.manifest import Description
 from unified_cache.storage_backends.offline.listing import (
     FlawedObject,
     ObjectCount,
@@ -52,10 +53,12 @@ from unified_cache.storage_backends.protocol import StorageBackend, StorageReade
 
 __all__ = [
     "ClearCommand",
+    "Differences",
     "GcCommand",
     "ScrubCommand",
     "StatCommand",
     "VerifyCommand",
+    "differences",
     "finding_as_json",
     "print_findings",
     "print_stat",
@@ -109,6 +112,7 @@ class StatCommand(_StoreOptions):
                 counts = [count_objects(storage, kept.digest, watch) for kept in found]
             used = [catalog_of(storage).used_between(kept.digest) for kept in found]
         total = total_of(counts)
+        apart = [differences(kept, found[:number]) for number, kept in enumerate(found)]
         value = {
             "store": self.url,
             "kind": capability.name,
@@ -116,7 +120,7 @@ class StatCommand(_StoreOptions):
             "bytes_max": capability.bytes_max,
             "objects": total.objects_count,
             "bytes": total.object_bytes,
-            "identities": [stat_as_json(*each) for each in zip(found, counts, used, strict=True)],
+            "identities": [stat_as_json(*each) for each in zip(found, counts, used, apart, strict=True)],
         }
         if self.shown_as_json("storage stat", value):
             return
@@ -128,7 +132,7 @@ class StatCommand(_StoreOptions):
             f"{total.objects_count:,} objects, {size_text(total.object_bytes)}",
             style="bold",
         )
-        for each in zip(found, counts, used, strict=True):
+        for each in zip(found, counts, used, apart, strict=True):
             print_stat(sys.stdout, *each)
 
 
@@ -371,8 +375,45 @@ def gc_as_json(
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """Names of what tells an identity from another one of its store; engines with both share no page."""
+
+    other: StoredIdentity
+    names: tuple[str, ...]
+
+
+def differences(kept: StoredIdentity, others: Sequence[StoredIdentity]) -> Differences | None:
+    """Return what tells an identity from the most similar of some others; None if no manifest says."""
+    if isinstance(kept.description, Undescribed):
+        return None
+    features = _features(kept.description)
+    found: list[Differences] = []
+    for other in others:
+        if not isinstance(other.description, Undescribed):
+            another = _features(other.description)
+            names = {name for name in features.keys() | another.keys() if features.get(name) != another.get(name)}
+            found.append(Differences(other, tuple(sorted(names))))
+    return min(found, key=lambda each: len(each.names), default=None)
+
+
+def _features(description: Description) -> dict[str, object]:
+    """Return all that distinguishes an identity, by the name that ``stat`` gives it."""
+    identity, layout = description.identity, description.layout
+    return {
+        "model": identity.model,
+        "revision": identity.revision,
+        "dtype": identity.dtype,
+        "shard": identity.shard.text,
+        "generation": identity.generation,
+        "page size": layout.page_size,
+        "pools": list(_pool_rows(layout)),
+        **dict(identity.facts),
+    }
+
+
 def stat_as_json(
-    kept: StoredIdentity, counts: Mapping[str, ObjectCount], used: UsedBetween | None
+    kept: StoredIdentity, counts: Mapping[str, ObjectCount], used: UsedBetween | None, apart: Differences | None
 ) -> dict[str, object]:
     """Return the contents of one identity, as ``print_stat`` prints them, as values that JSON has."""
     total = total_of([counts])
@@ -410,11 +451,16 @@ def stat_as_json(
             name: {"objects": count.objects_count, "bytes": count.object_bytes} for name, count in counts.items()
         },
         "used": None if used is None else {"oldest": _time_text(used.oldest_ns), "newest": _time_text(used.newest_ns)},
+        "differs": None if apart is None else {"from": apart.other.digest.hex(), "in": apart.names},
     }
 
 
 def print_stat(
-    stream: TextIO, kept: StoredIdentity, counts: Mapping[str, ObjectCount], used: UsedBetween | None
+    stream: TextIO,
+    kept: StoredIdentity,
+    counts: Mapping[str, ObjectCount],
+    used: UsedBetween | None,
+    apart: Differences | None,
 ) -> None:
     """Print one identity and its pools."""
     console = console_on(stream)
@@ -443,6 +489,8 @@ def print_stat(
     console.print_line(title)
     for fact in facts:
         console.print_line(f"  {fact}")
+    if apart is not None:
+        console.print_line(f"  differs from {apart.other.short_name} in {', '.join(apart.names)}")
     console.print_table(("pool", "component", "a resume needs", "payload bytes", "objects", "bytes"), rows, left=3)
 
 

@@ -1,6 +1,7 @@
-"""Digest of a checkpoint's bytes: what distinguishes two sets of weights under one path."""
+"""Names of a local checkpoint: a digest of its bytes, wherever they lie, and what a person knows it by."""
 
 import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,11 +9,14 @@ from xxhash import xxh3_128
 
 from unified_cache.core.errors import ConfigError
 
-__all__ = ["weights_digest"]
+__all__ = ["checkpoint_name", "config_digest", "weights_digest"]
 
 PIECE_BYTES = 4 << 20
 SUFFIXES = frozenset({".bin", ".gguf", ".pt", ".pth", ".safetensors"})
 """Files that loaders of engines read weights from."""
+
+CONFIG = "config.json"
+"""File that says how the weights are used."""
 
 
 def weights_digest(directory: Path) -> str:
@@ -36,6 +40,21 @@ def weights_digest(directory: Path) -> str:
             raise ConfigError(f"cannot read the weights in {path}: {error}; say revision") from error
         total.update(f"{path.relative_to(directory).as_posix()}\n{content.hexdigest()}\n".encode())
     return total.hexdigest()[:32]
+
+
+def config_digest(directory: Path) -> str:
+    """Return a digest of a checkpoint's configuration, 32 hex digits; empty if there is none."""
+    path = directory / CONFIG
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:32] if path.is_file() else ""
+
+
+def checkpoint_name(directory: Path) -> str:
+    """Return the architecture that a checkpoint's configuration names: the same at every path."""
+    try:
+        (name, *_) = json.loads((directory / CONFIG).read_bytes())["architectures"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return "checkpoint"
+    return str(name)
 
 
 def _pieces(path: Path) -> Iterator[memoryview]:

@@ -249,19 +249,39 @@ def test_pages_of_an_engine_with_other_arguments_are_not_found(tmp_path: Path, a
     assert found == [0, 0]
 
 
-def test_other_weights_under_the_same_path_are_another_model(tmp_path: Path) -> None:
+def found_in_turn(tmp_path: Path, *engines: tuple[Path, str]) -> list[int]:
+    """Start one engine after the other by its checkpoint and its served name; return the pages that each finds."""
     keys, found = hashes(2), []
-    model = tmp_path / "model"
-    model.mkdir()
-    for weights in (b"old", b"new", b"old"):
-        (model / "model.safetensors").write_bytes(weights)
+    for model, name in engines:
+        pools = {"kv": TensorPool(SLOTS)}
         with adapter_class({"model_path": str(model)}) as cls:
-            pools = {"kv": TensorPool(SLOTS)}
-            engine = Engine(cls, f"file:{tmp_path / 'store'}", pools, extra={"revision": None})
+            engine = Engine(cls, f"file:{tmp_path / 'store'}", pools, extra={"revision": None}, model_name=name)
             found.append(engine.storage.batch_exists(keys))
             engine.storage.batch_set_v1(keys, pools["kv"].indices(range(2)))
             engine.storage.close()
-    assert found == [0, 0, 2]
+    return found
+
+
+def checkpoint(directory: Path, weights: str = "weights", config: str = "{}") -> Path:
+    directory.mkdir()
+    (directory / "model.safetensors").write_text(weights)
+    (directory / "config.json").write_text(config)
+    return directory
+
+
+def test_weights_and_configuration_are_the_model_and_not_their_path(tmp_path: Path) -> None:
+    paths = [
+        checkpoint(tmp_path / "first"),
+        checkpoint(tmp_path / "weights", weights="others"),
+        checkpoint(tmp_path / "config", config='{"rope_theta": 10000}'),
+        checkpoint(tmp_path / "same"),
+    ]
+    assert found_in_turn(tmp_path, *((path, str(path)) for path in paths)) == [0, 0, 0, 2]
+
+
+def test_a_served_name_that_is_no_path_names_a_model_of_its_own(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "model")
+    assert found_in_turn(tmp_path, (path, str(path)), (path, "mine"), (path, str(path))) == [0, 0, 2]
 
 
 # ---- what goes wrong -----------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from io import StringIO
 import pytest
 
 from tests.support.offline import PAGE_SIZE, PAGES, TOY, ListedMemory, description_of, objects_of, prompt_of, unwatched
-from unified_cache.cli.storage import print_stat, stat_as_json
+from unified_cache.cli.storage import Differences, differences, print_stat, stat_as_json
 from unified_cache.core.errors import LayoutError
 from unified_cache.core.pool import Component, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label
@@ -20,7 +20,7 @@ from unified_cache.storage_backends.offline.copying import (
     prefetch_prefixes,
 )
 from unified_cache.storage_backends.offline.listing import ObjectCount
-from unified_cache.storage_backends.offline.stores import StoredIdentity
+from unified_cache.storage_backends.offline.stores import StoredIdentity, Undescribed
 from unified_cache.storage_backends.offline.upkeep import find_garbage, verify
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.testing.storage_contract import sealed_page
@@ -116,7 +116,7 @@ def test_stat_shows_facts_and_what_is_not_told() -> None:
     layout = ModelLayout(PAGE_SIZE, (*UNKNOWN.components, Component("state", 1, (PoolSpec("state", 8),), page_size=2)))
     identity = replace(TOY, facts=(("attention", "triton"), ("weights", "sha256:77")))
     kept = StoredIdentity(identity.digest(layout), Description(identity, layout))
-    about = stat_as_json(kept, {"kv": ObjectCount(3, 300)}, None)
+    about = stat_as_json(kept, {"kv": ObjectCount(3, 300)}, None, None)
     assert about["facts"] == {"attention": "triton", "weights": "sha256:77"}
     components = about["components"]
     assert isinstance(components, list)
@@ -126,6 +126,25 @@ def test_stat_shows_facts_and_what_is_not_told() -> None:
         ("trailing_pages", 1, 2),
     ]
     shown = StringIO()
-    print_stat(shown, kept, {"kv": ObjectCount(3, 300)}, None)
+    print_stat(shown, kept, {"kv": ObjectCount(3, 300)}, None, None)
     for text in ("attention triton", "weights sha256:77", "swa         unknown  ", "the last 1, of 2 tokens"):
         assert text in shown.getvalue()
+
+
+def test_stat_says_what_tells_an_identity_from_the_most_similar_before_it() -> None:
+    first = replace(TOY, model="/models/a", facts=(("hash", "sha256"), ("weights", "77")))
+    other = replace(first, model="another", revision="2", dtype="float8")
+    moved = replace(first, model="/models/b", facts=(("weights", "77"),))
+    kept = [StoredIdentity(each.digest(UNKNOWN), Description(each, UNKNOWN)) for each in (first, other, moved)]
+    undescribed = StoredIdentity(bytes(32), Undescribed("no manifest"))
+    assert [differences(each, kept[:number]) for number, each in enumerate(kept)] == [
+        None,
+        Differences(kept[0], ("dtype", "model", "revision")),
+        Differences(kept[0], ("hash", "model")),
+    ]
+    assert differences(undescribed, kept) is differences(kept[0], [undescribed]) is None
+    apart = differences(kept[2], kept[:2])
+    shown = StringIO()
+    print_stat(shown, kept[2], {}, None, apart)
+    assert f"  differs from {kept[0].short_name} in hash, model\n" in shown.getvalue()
+    assert stat_as_json(kept[2], {}, None, apart)["differs"] == {"from": kept[0].digest.hex(), "in": ("hash", "model")}

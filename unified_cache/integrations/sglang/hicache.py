@@ -33,7 +33,7 @@ from unified_cache.integrations.engine_store.pools import Restorable
 from unified_cache.integrations.sglang.naming import EngineFacts
 from unified_cache.integrations.sglang.pool_calls import ANCHOR_POOL, PoolCalls
 from unified_cache.integrations.sglang.settings import HiCacheSettings
-from unified_cache.integrations.weights import weights_digest
+from unified_cache.integrations.weights import checkpoint_name, config_digest, weights_digest
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.pool_host.base import HostKVCache
@@ -82,8 +82,7 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
             ConfigError: a setting is missing, unknown or wrong, or the engine is set up in a way that is not supported.
         """
         settings = HiCacheSettings.of(storage_config)
-        arguments = _server_arguments()
-        facts = EngineFacts.of(storage_config, settings, arguments, _weights(settings))
+        facts = _engine_facts(storage_config, settings)
         self._is_replicated = bool(storage_config.is_mla_model)
         self._store = EngineStore.open(settings.url, settings.store_config, bytes_max=settings.bytes_max)
         self._calls = PoolCalls(self._store, facts)
@@ -245,18 +244,27 @@ def _server_arguments() -> dict[str, str]:
     return {name: str(value) for name, value in decided.items() if value not in {None, "", "{}"}}
 
 
-def _weights(settings: HiCacheSettings) -> str:
-    """Return what names the weights: a revision that was said, or a digest of the checkpoint, or the model's name.
+def _engine_facts(config: HiCacheStorageConfig, settings: HiCacheSettings) -> EngineFacts:
+    """Return the facts of this engine; the weights by a revision, or a digest of the checkpoint, or the model's name.
+
+    The path of a checkpoint that is digested names nothing: the same weights are the same model.
 
     Raises:
         ConfigError: the checkpoint cannot be read.
     """
+    arguments, model = _server_arguments(), config.model_name or "unnamed"
     if settings.revision:
-        return settings.revision
+        return EngineFacts.of(config, settings, model, arguments, settings.revision)
+    draft = arguments.get("speculative_draft_model_path", "")
+    if draft and Path(draft).is_dir():
+        arguments["speculative_draft_model_path"] = weights_digest(Path(draft))
     server_args = get_server_args()
     path, revision = (resolution_result(server_args, name) for name in ("model_path", "revision"))
     if path and Path(path).is_dir():
-        return weights_digest(Path(path))
+        directory = Path(path)
+        model = checkpoint_name(directory) if model == path else model
+        arguments |= {"config": config_digest(directory)}
+        return EngineFacts.of(config, settings, model, arguments, weights_digest(directory))
     if not revision:
         logger.warning("the weights of %s have no name that is sure to change with them: say revision", path)
-    return f"{path}@{revision or 'default'}"
+    return EngineFacts.of(config, settings, model, arguments, f"{path}@{revision or 'default'}")

@@ -40,7 +40,12 @@ class EngineFacts:
 
     @classmethod
     def of(
-        cls, config: "HiCacheStorageConfig", settings: HiCacheSettings, arguments: Mapping[str, str], weights: str
+        cls,
+        config: "HiCacheStorageConfig",
+        settings: HiCacheSettings,
+        model: str,
+        arguments: Mapping[str, str],
+        weights: str,
     ) -> "EngineFacts":
         """Take what the engine says of itself."""
         parts = [
@@ -53,7 +58,7 @@ class EngineFacts:
         ]
         tensor = [f"tp{config.tp_rank}of{config.tp_size}"] if config.tp_size > 1 else []
         return cls(
-            model=config.model_name or "unnamed",
+            model=model,
             weights=weights,
             generation=settings.generation,
             settings=tuple(sorted(arguments.items())),

@@ -16,7 +16,7 @@ from unified_cache.core.errors import ConfigError
 from unified_cache.core.window import SPAN_UNKNOWN
 from unified_cache.integrations.vllm.names import GroupFacts, RowShape, VllmFacts
 from unified_cache.integrations.vllm.settings import TierSettings
-from unified_cache.integrations.weights import weights_digest
+from unified_cache.integrations.weights import checkpoint_name, weights_digest
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -59,7 +59,7 @@ def engine_facts(
     """Return the facts of an engine; ``machine`` says what runs it.
 
     The revision is the user's if ``settings`` has one, else the commit that vLLM has resolved at the hub, or the digest
-    of a local checkpoint.
+    of a local checkpoint. The path of a checkpoint that is digested names nothing: the same weights are the same model.
 
     Raises:
         ConfigError: keys that no other process would find, or weights that cannot be distinguished from others.
@@ -87,8 +87,9 @@ def engine_facts(
         own = draft is None or draft.model == model.model
         facts["draft"] = f"{speculative.method}" if own or draft is None else f"{speculative.method} {_revision(draft)}"
     chunk_tokens = _chunk_tokens(offloading)
+    directory = None if settings.revision or _is_dummy(config) else _checkpoint(model)
     return VllmFacts(
-        model=settings.model or model.model,
+        model=settings.model or (model.model if directory is None else checkpoint_name(directory)),
         revision=settings.revision or ("" if _is_dummy(config) else _revision(model)),
         dtype=offloading.model.dtype,
         groups=tuple(
@@ -147,12 +148,19 @@ def _is_dummy(config: "VllmConfig") -> bool:
 
 def _revision(model: "ModelConfig") -> str:
     """Return a text that identifies these weights."""
-    path = Path(model.model)
-    if path.is_dir():
-        return f"weights {weights_digest(path)}"
-    if path.is_file():
-        return f"weights {weights_digest(path.parent)}"
+    directory = _checkpoint(model)
+    if directory is not None:
+        path = Path(model.model)
+        return " ".join(["weights", weights_digest(directory), *([path.name] if path.is_file() else [])])
     return f"commit {model.revision}" if model.revision and COMMIT.fullmatch(model.revision) else ""
+
+
+def _checkpoint(model: "ModelConfig") -> Path | None:
+    """Return the directory that a model's weights lie in; None if it is not on this machine."""
+    path = Path(model.model)
+    if path.is_file():
+        return path.parent
+    return path if path.is_dir() else None
 
 
 def _kind(group: "KVCacheGroupSpec") -> str:

@@ -209,6 +209,35 @@ def test_local_weights_are_told_apart_by_their_bytes(tmp_path: Path) -> None:
     assert facts(local).revision != first.revision
 
 
+def test_the_same_weights_at_another_path_are_the_same_model(tmp_path: Path) -> None:
+    found = []
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"weights")
+        (tmp_path / name / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+        found.append(facts(VllmSettings(ModelConfig(str(tmp_path / name), revision=None))))
+    assert found[0] == found[1]
+    assert found[0].model == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize(
+    "settings", [TierSettings(url="file:/kv", revision="1"), TierSettings(url="file:/kv", model="m")]
+)
+def test_a_name_or_revision_of_the_user_s_stands_beside_what_is_known(tmp_path: Path, settings: TierSettings) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    found = facts(VllmSettings(ModelConfig(str(tmp_path), revision=None)), settings=settings)
+    assert found.model == (settings.model or str(tmp_path))
+    assert found.revision == (settings.revision or f"weights {weights_digest(tmp_path)}")
+
+
+def test_files_of_weights_in_one_directory_are_models_of_their_own(tmp_path: Path) -> None:
+    models = [tmp_path / name for name in ("q4.gguf", "q8.gguf")]
+    for model in models:
+        model.write_bytes(model.name.encode())
+    first, second = (facts(VllmSettings(ModelConfig(str(model), revision=None))) for model in models)
+    assert first != second
+
+
 def test_a_digest_of_weights_knows_every_byte_and_every_name(tmp_path: Path) -> None:
     for name in ("a.safetensors", "b.safetensors"):
         (tmp_path / name).write_bytes(name.encode() * 3_000_000)
