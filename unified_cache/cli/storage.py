@@ -391,25 +391,24 @@ def differences(kept: StoredIdentity, others: Sequence[StoredIdentity]) -> Diffe
     found: list[Differences] = []
     for other in others:
         if not isinstance(other.description, Undescribed):
-            another = _features(other.description)
-            names = {name for name in features.keys() | another.keys() if features.get(name) != another.get(name)}
+            names = {name for name, _ in features ^ _features(other.description)}
             found.append(Differences(other, tuple(sorted(names))))
     return min(found, key=lambda each: len(each.names), default=None)
 
 
-def _features(description: Description) -> dict[str, object]:
-    """Return all that distinguishes an identity, by the name that ``stat`` gives it."""
+def _features(description: Description) -> frozenset[tuple[str, object]]:
+    """Return all that distinguishes an identity, each with the name that ``stat`` gives it."""
     identity, layout = description.identity, description.layout
-    return {
+    named = {
         "model": identity.model,
         "revision": identity.revision,
         "dtype": identity.dtype,
         "shard": identity.shard.text,
         "generation": identity.generation,
         "page size": layout.page_size,
-        "pools": list(_pool_rows(layout)),
-        **dict(identity.facts),
+        "pools": tuple(_pool_rows(layout)),
     }
+    return frozenset([*named.items(), *identity.facts])
 
 
 def stat_as_json(
