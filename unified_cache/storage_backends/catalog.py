@@ -58,11 +58,7 @@ def catalog_in(storage: StorageReader) -> Catalog | None:
 
 
 def catalog_of(storage: StorageReader) -> Catalog:
-    """Return what lists the identities of a store.
-
-    Raises:
-        ConfigError: the store offers no catalog.
-    """
+    """Return what lists the identities of a store; raise ConfigError where it offers no catalog."""
     catalog = catalog_in(storage)
     if catalog is not None:
         return catalog

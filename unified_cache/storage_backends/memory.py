@@ -75,11 +75,7 @@ class MemoryStorage:
             return hits
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        """Copy pages in, as far as there is room.
-
-        Raises:
-            StorageError: the level is DURABLE, which memory cannot promise. Nothing was stored.
-        """
+        """Copy pages in, as far as there is room; DURABLE raises StorageError, which memory cannot promise."""
         with self._guard:
             self._check_open()
             if level is Level.DURABLE:
@@ -139,15 +135,12 @@ class MemoryStorage:
             self._pages.clear()
 
     def _sizes_of(self, pages: Sequence[PageIO]) -> list[int]:
-        """Return the bytes that each page counts for under the cap."""
         return [page_bytes(page) for page in pages]
 
     def _take(self, page: PageIO) -> bytes:
-        """Return the content that is kept of a page."""
         return b"".join(page.buffers)
 
     def _fill(self, page: PageIO, kept: bytes) -> None:
-        """Fill the buffers of a page with the content that was kept of it."""
         start = 0
         view = memoryview(kept)
         for buffer in page.buffers:
@@ -173,10 +166,7 @@ class KeysOnlyStorage(MemoryStorage):
     _name = "keys_only"
 
     def __init__(self, bytes_max: int | None = None, object_bytes: Mapping[str, int] | None = None) -> None:
-        """Objects count as large as their buffers or, with the size for every pool by name, that large.
-
-        Then pages may come without buffers.
-        """
+        """Objects count as their buffers or, with ``object_bytes`` by pool, as that; then they may have none."""
         super().__init__(bytes_max)
         self._object_bytes = object_bytes
 

@@ -135,7 +135,9 @@ class Scan(NamedTuple):
 class StorageReader(Protocol):
     """Read side of a store: as much of it as a tool needs that changes nothing.
 
-    Every store has it. What is opened to be read alone has no more: see ``file.reader`` and ``packed.reader``.
+    Every store has it. What is opened to be read alone has no more, see ``directory.front.ReadOnlyStore``.
+    Every method but close may raise StorageError, for a fault that is not one page's, and InputError, for an identity,
+    a label or a cursor that cannot be one.
     """
 
     def capability(self) -> Capability:

@@ -3,10 +3,6 @@
 A store evicts by itself, and a cache that put a page learns it when a get misses. One that reports more has the method
 of ``RemovalSource`` beside those of ``StorageBackend``; its subscribers, a few caches, ask from time to time.
 
-    store    note(labels) where pages go, restored(labels) where they are stored again; neither waits for anything
-    buffer   labels that have gone and have not come back, in their order, bounded
-    feed     take() what has gone since the last time; each subscriber has one of its own
-
 Nobody is called back, and a store never waits for a subscriber: where more goes than there is room for, all of it is
 dropped, and the next answer says so. The subscriber then knows of no page that it is in the store, but of those that it
 sees there from then on.
@@ -53,70 +49,23 @@ class Removals(NamedTuple):
         return self.start + len(self.labels)
 
 
-class RemovalFeed(Protocol):
-    """Removals of one open store, for one subscriber. Thread-safe."""
+class RemovalFeed:
+    """Removals of one open store, for one subscriber. Thread-safe; ``take`` waits for no disk."""
 
-    def take(self) -> Removals:
-        """Return what has gone since the last call, or since the feed was opened. Waits for no disk."""
-        ...
-
-    def close(self) -> None:
-        """End the subscription. Once more does nothing."""
-        ...
-
-
-@runtime_checkable
-class RemovalSource(Protocol):
-    """A store that reports its removals.
-
-    # Behavior
-
-    * a page is reported when it is evicted, removed, cleared, or found damaged or another page, by any process
-    * a page that is stored again before it was reported is not reported
-    * what other processes do to the store is reported once this one knows of it, see the store
-    * nothing is reported of a page that vanishes without the store: a crash, a disk that was emptied
-    """
-
-    def removals(self) -> RemovalFeed | None:
-        """Add a subscriber; None where the store, or one that is wrapped, cannot.
-
-        Raises:
-            StateError: There are ``SUBSCRIBERS_MAX`` already.
-        """
-        ...
-
-
-def removals_of(storage: StorageReader) -> RemovalFeed | None:
-    """Subscribe to the removals of a store; None where it does not report them.
-
-    Raises:
-        StateError: There are ``SUBSCRIBERS_MAX`` already.
-    """
-    return storage.removals() if isinstance(storage, RemovalSource) else None
-
-
-class _BoundedFeed:
-    """Labels for one subscriber; a ``RemovalFeed``."""
-
-    __slots__ = ("_gone", "_guard", "_is_open", "_labels_max", "_lost_count", "_start")
+    __slots__ = ("_gone", "_guard", "_labels_max", "_lost_count", "_start", "is_open")
 
     def __init__(self, labels_max: int) -> None:
         self._labels_max = labels_max
         self._gone: dict[Label, None] = {}
         self._start = 0
         self._lost_count = 0
-        self._is_open = True
+        self.is_open = True
         self._guard = Lock()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether somebody may still ask."""
-        return self._is_open
 
     def record(self, labels: Iterable[Label]) -> None:
         """Record that pages have gone."""
         with self._guard:
-            if self._is_open:
+            if self.is_open:
                 for label in labels:
                     self._gone.pop(label, None)
                     self._gone[label] = None
@@ -133,11 +82,11 @@ class _BoundedFeed:
     def lose(self) -> None:
         """Record that any page may have gone."""
         with self._guard:
-            if self._is_open:
+            if self.is_open:
                 self._lose()
 
     def take(self) -> Removals:
-        """Return what has gone since the last call; nothing once closed."""
+        """Return what has gone since the last call, or since the feed was opened; nothing once closed."""
         with self._guard:
             taken = Removals(self._start, self._lost_count, tuple(self._gone))
             self._start, self._lost_count = taken.end, 0
@@ -145,9 +94,9 @@ class _BoundedFeed:
             return taken
 
     def close(self) -> None:
-        """Keep nothing any more."""
+        """End the subscription. Once more does nothing."""
         with self._guard:
-            self._is_open = False
+            self.is_open = False
             self._lost_count = 0
             self._gone = {}
 
@@ -157,6 +106,28 @@ class _BoundedFeed:
         self._gone = {}
         self._lost_count += dropped_count
         self._start += dropped_count
+
+
+@runtime_checkable
+class RemovalSource(Protocol):
+    """A store that reports its removals.
+
+    # Behavior
+
+    * a page is reported when it is evicted, removed, cleared, or found damaged or another page, by any process
+    * a page that is stored again before it was reported is not reported
+    * what other processes do to the store is reported once this one knows of it, see the store
+    * nothing is reported of a page that vanishes without the store: a crash, a disk that was emptied
+    """
+
+    def removals(self) -> RemovalFeed | None:
+        """Add a subscriber, None where the store cannot; raise StateError beyond ``SUBSCRIBERS_MAX``."""
+        ...
+
+
+def removals_of(storage: StorageReader) -> RemovalFeed | None:
+    """Subscribe to the removals of a store; None where it does not report them. Raises as ``RemovalSource``."""
+    return storage.removals() if isinstance(storage, RemovalSource) else None
 
 
 class RemovalBuffer:
@@ -172,7 +143,7 @@ class RemovalBuffer:
         if labels_max < 1:
             raise ConfigError(f"labels_max must be positive, found {labels_max}")
         self._labels_max = labels_max
-        self._feeds: tuple[_BoundedFeed, ...] = ()
+        self._feeds: tuple[RemovalFeed, ...] = ()
         """Those that were open when the last one subscribed; never changed in place."""
         self._guard = Lock()
 
@@ -182,11 +153,7 @@ class RemovalBuffer:
         return any(feed.is_open for feed in self._feeds)
 
     def subscribe(self) -> RemovalFeed:
-        """Return a feed of what goes from now on.
-
-        Raises:
-            StateError: ``SUBSCRIBERS_MAX`` have one and have not closed it.
-        """
+        """Return a feed of what goes from now on, see ``RemovalSource``."""
         with self._guard:
             others = tuple(feed for feed in self._feeds if feed.is_open)
             if len(others) >= SUBSCRIBERS_MAX:
@@ -194,7 +161,7 @@ class RemovalBuffer:
                     f"the removals of a store are told to {SUBSCRIBERS_MAX} subscribers, and there are as many: "
                     "close a cache that remembers what has gone, or publishes events, over this store"
                 )
-            feed = _BoundedFeed(self._labels_max)
+            feed = RemovalFeed(self._labels_max)
             self._feeds = (*others, feed)
             return feed
 

@@ -58,11 +58,7 @@ def open_storage(url: str, *, bytes_max: int | None = None) -> StorageBackend:
 
 
 def check_storage_url(url: str) -> None:
-    """Refuse what ``open_storage`` could not name a store by, without opening one; imports the module as it does.
-
-    Raises:
-        ConfigError: no such scheme, module or factory, or a package that it needs is not installed.
-    """
+    """Raise as ``open_storage`` for what names no store, without opening one."""
     _factory_of(url)
 
 

@@ -41,10 +41,7 @@ class VerifiedStorage(StorageLayer):
             return dict(self._flaws_count)
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        """Fill each page's buffers; HIT only where what was read is exactly the page that its label names.
-
-        A page asked for without buffers brings no bytes, so there is nothing to verify.
-        """
+        """Fill each page's buffers; HIT only where they hold the page of its label, or where there are none."""
         hits: list[Answer] = []
         parts = ((pages, page_bytes(pages[0])),) if len(pages) == 1 else self._parts(pages)
         for part, asked_bytes in parts:

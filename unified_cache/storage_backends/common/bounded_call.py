@@ -181,7 +181,7 @@ class BoundedCall(Generic[Result]):
             raise self._late_error()
 
     def begin(self, now_s: float) -> None:
-        """Take it to the thread that makes it. Under the lock of its threads."""
+        """Start it on this thread. Under the lock of its threads."""
         self.state, self.thread_id, self._started_s = CallState.RUNNING, get_ident(), now_s
 
     def make(self) -> None:
@@ -233,11 +233,7 @@ class BoundedCall(Generic[Result]):
 
 
 class StoreStep:
-    """One call to a store within a BoundedCall, on its thread: ``with StoreStep(...):``.
-
-    Raises:
-        StorageTimeoutError: the BoundedCall was given up before it or meanwhile.
-    """
+    """One call to a store within a BoundedCall, on its thread; entering and leaving raise if that is given up."""
 
     __slots__ = ("call", "deadline_s", "due_s", "is_stuck", "name", "on_late", "started_s")
 
@@ -288,7 +284,6 @@ def current_call() -> BoundedCall[object] | None:
 
 
 def _is_free(lock: Lock, timeout_s: float) -> bool:
-    """Wait at most ``timeout_s`` until a lock is free; return whether it is."""
     if not lock.acquire(timeout=min(max(timeout_s, 0.0), TIMEOUT_MAX)):
         return False
     lock.release()
@@ -305,11 +300,7 @@ URGENT_TURNS_MAX = 16
 
 
 def start_thread(target: Callable[[], None], name: str) -> None:
-    """Start a daemon thread: one that hangs in a store must not keep the process.
-
-    Raises:
-        RuntimeError: the system has no thread left.
-    """
+    """Start a daemon thread, which may hang in a store; raise RuntimeError where the system has no thread left."""
     Thread(target=target, name=name, daemon=True).start()
 
 
@@ -357,11 +348,6 @@ class CallThreads:
     def lost_count(self) -> int:
         """Threads in calls that nobody waits for."""
         return len(self._lost)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether nothing is taken any more."""
-        return self._closed
 
     def submit(
         self,
@@ -459,10 +445,7 @@ class CallThreads:
             return self._changed.wait_for(lambda: not self._lost, timeout_s)
 
     def close(self, timeout_s: float) -> list[str]:
-        """Take nothing any more, and let what waits and runs end; name the threads that have not after ``timeout_s``.
-
-        Calls that were given up are not waited for: StorageTimeoutError names them.
-        """
+        """Take nothing any more and let the rest end; name threads not done in time, but those that are lost."""
         with self._changed:
             self._closed = True
             self._wake_all()
@@ -474,11 +457,10 @@ class CallThreads:
         return len(self._urgent) + len(self._deferrable)
 
     def _line_of(self, call: BoundedCall[object]) -> deque[BoundedCall[object]]:
-        """Return the line that a call waits in."""
         return self._urgent if call.is_urgent else self._deferrable
 
     def _dropped(self) -> list[BoundedCall[object]]:
-        """Take every call out of the lines and return them. Under the lock."""
+        """Take every call out of the lines. Under the lock."""
         waiting = [*self._urgent, *self._deferrable]
         self._urgent.clear()
         self._deferrable.clear()

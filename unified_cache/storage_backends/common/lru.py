@@ -34,10 +34,7 @@ class SizedPage(Protocol):
 
 
 class StoreLru:
-    """LRU order of objects with their sizes, under a cap.
-
-    Bookkeeping only: it removes nothing by itself and it is not thread-safe; the store that owns it guards it.
-    """
+    """LRU order of objects with their sizes, under a cap. Bookkeeping only; not thread-safe."""
 
     __slots__ = ("_objects", "bytes_max", "bytes_used")
 
@@ -98,10 +95,7 @@ class StoreLru:
         self.bytes_used = sum(self._objects.values())
 
     def victims(self, needed_bytes: int, keep: Container[Label]) -> tuple[list[StoredObject], int]:
-        """Name objects whose removal makes room for ``needed_bytes``, and the bytes still short after that.
-
-        They are the ``least_recent`` ones.
-        """
+        """Name the ``least_recent`` that make room for ``needed_bytes``, and the bytes still short after that."""
         if self.bytes_max is None:
             return [], 0
         short_bytes = self.bytes_used + needed_bytes - self.bytes_max
@@ -121,11 +115,6 @@ class StoreLru:
                 named.append(StoredObject(label, object_bytes))
                 short_bytes -= object_bytes
         return named, max(short_bytes, 0)
-
-    def least_recent_count(self, count: int, keep: Container[Label]) -> list[StoredObject]:
-        """Name so many of the least recent objects, or all, none in ``keep``."""
-        free = ((label, object_bytes) for label, object_bytes in self._objects.items() if label not in keep)
-        return [StoredObject(*each) for each in itertools.islice(free, count)]
 
     def find(self, labels: Sequence[Label], sizes: Sequence[int]) -> list[Answer]:
         """Return which objects are known at these sizes and make them recent; those of another size are forgotten."""

@@ -12,23 +12,17 @@ from unified_cache.core.page import PAGE_KEY_BYTES
 from unified_cache.core.pool import PoolSpec
 from unified_cache.core.seal import Label
 
-__all__ = ["IDENTITY_BYTES", "check_identity", "check_label", "check_scan", "parse_object_name", "parse_page_name"]
+__all__ = ["IDENTITY_BYTES", "check_identity", "check_label", "check_scan", "parse_page_name"]
 
 IDENTITY_BYTES = 32
 """SHA-256 over identity and layout, see ``Identity.digest``."""
 
-_IDENTITY_DIGITS = 2 * IDENTITY_BYTES
 _KEY_DIGITS = 2 * PAGE_KEY_BYTES
-_IDENTITY_NAME = re.compile(rf"[0-9a-f]{{{_IDENTITY_DIGITS}}}/")
 _PAGE_NAME = re.compile(rf"[0-9a-f]{{{_KEY_DIGITS}}}\.[a-z0-9][a-z0-9_]{{0,31}}")
 
 
 def check_label(label: Label) -> None:
-    """Refuse what names no object.
-
-    Raises:
-        InputError: a digest of another size, or what cannot be the name of a pool.
-    """
+    """Raise InputError for a label that names no object: a digest of another size, a pool without a name."""
     if len(label.identity) != IDENTITY_BYTES or len(label.key) != PAGE_KEY_BYTES:
         raise InputError(
             f"a label has an identity of {IDENTITY_BYTES} bytes and a key of {PAGE_KEY_BYTES}, "
@@ -38,21 +32,13 @@ def check_label(label: Label) -> None:
 
 
 def check_identity(identity: bytes) -> None:
-    """Refuse what is no digest of an identity.
-
-    Raises:
-        InputError: it has another length.
-    """
+    """Raise InputError for an identity of another length than a digest's."""
     if len(identity) != IDENTITY_BYTES:
         raise InputError(f"an identity has {IDENTITY_BYTES} bytes, found {len(identity)}")
 
 
 def check_scan(identity: bytes, cursor: str) -> None:
-    """Refuse what a scan can neither begin nor go on with.
-
-    Raises:
-        InputError: the cursor is not one that a scan returned, or the identity is not a digest.
-    """
+    """Raise InputError for an identity that is no digest, or a cursor that no scan returned."""
     check_identity(identity)
     if cursor and parse_page_name(identity, cursor) is None:
         raise InputError(f"a cursor is what the last scan returned, found {cursor!r}")
@@ -68,10 +54,3 @@ def parse_page_name(identity: bytes, name: str) -> Label | None:
     if not _PAGE_NAME.fullmatch(name):
         return None
     return Label(identity, bytes.fromhex(name[:_KEY_DIGITS]), name[_KEY_DIGITS + 1 :])
-
-
-def parse_object_name(name: str) -> Label | None:
-    """Read the name of an object in a store back into a label; None where it is no such name."""
-    if not _IDENTITY_NAME.match(name):
-        return None
-    return parse_page_name(bytes.fromhex(name[:_IDENTITY_DIGITS]), name[_IDENTITY_DIGITS + 1 :])

@@ -39,7 +39,6 @@ __all__ = [
     "distrust",
     "is_distrusted",
     "missing_bytes",
-    "missing_inodes",
     "read_all",
     "read_at",
     "size_of",
@@ -69,7 +68,7 @@ _VectoredCall = Callable[[int, Sequence[memoryview], int], int]
 
 @cache
 def _fallocate() -> _Fallocate | None:
-    """Bind fallocate(2) of the C library; None where it has none, as on macOS."""
+    """Bind fallocate(2); None where the C library has none, as on macOS."""
     try:
         found = ctypes.CDLL(None, use_errno=True).fallocate
     except AttributeError:
@@ -124,30 +123,13 @@ def _read_queues() -> ReadQueues:
     return ReadQueues()
 
 
-def _read_first(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-    """Fill the first buffer: what preadv may do too, whose callers go on until they have all."""
-    content = os.pread(fd, buffers[0].nbytes, offset)
-    buffers[0][: len(content)] = content
-    return len(content)
-
-
-def _write_first(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-    """Write the first buffer: what pwritev may do too, whose callers go on until they have written all."""
-    return os.pwrite(fd, buffers[0], offset)
-
-
 def _read_cached(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-    """Fill buffers from memory, where the system can tell what it has there."""
     return os.preadv(fd, buffers, offset, os.RWF_NOWAIT)
 
 
 def _refuse_cached(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
     """Refuse, as a file system does that cannot tell what it has in memory."""
     raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-
-
-_preadv = cast("_VectoredCall", os.preadv if "preadv" in vars(os) else _read_first)
-_pwritev = cast("_VectoredCall", os.pwritev if "pwritev" in vars(os) else _write_first)
 
 
 class Disk:
@@ -171,11 +153,11 @@ class Disk:
     fstatvfs = staticmethod(os.fstatvfs)
     read = staticmethod(os.read)
     pread = staticmethod(os.pread)
-    preadv = staticmethod(_preadv)
+    preadv = staticmethod(cast("_VectoredCall", os.preadv))
     preadv_cached = staticmethod(_read_cached if "RWF_NOWAIT" in vars(os) else _refuse_cached)
     write = staticmethod(os.write)
     pwrite = staticmethod(os.pwrite)
-    pwritev = staticmethod(_pwritev)
+    pwritev = staticmethod(cast("_VectoredCall", os.pwritev))
     utime = staticmethod(os.utime)
     chmod = staticmethod(os.chmod)
     fsync = staticmethod(os.fsync)
@@ -231,11 +213,7 @@ class Disk:
 
     @staticmethod
     def has_cached(fd: int, start: int, count: int) -> bool:
-        """Return whether the system has any byte of a range of a file in memory.
-
-        Raises:
-            OSError: EOPNOTSUPP where it cannot tell.
-        """
+        """Return whether the system has any byte of a range of a file in memory; EOPNOTSUPP where it cannot tell."""
         call = _syscall()
         found = _CacheStat()
         if call is None or call(_CACHESTAT, fd, ctypes.byref(_CacheStatRange(start, count)), ctypes.byref(found), 0):
@@ -262,21 +240,13 @@ class Disk:
 
     @staticmethod
     def leave_access_time(fd: int) -> None:
-        """Make reads of a descriptor leave no time of access behind, which would have to be written.
-
-        Raises:
-            OSError: EPERM where the file is somebody else's.
-        """
+        """Make reads of a descriptor leave no time of access behind; EPERM where the file is somebody else's."""
         if "O_NOATIME" in vars(os):
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_NOATIME)
 
     @staticmethod
     def begin_direct(fd: int) -> None:
-        """Make reads of a descriptor pass by the system's memory, straight into the caller's, which is aligned.
-
-        Raises:
-            OSError: EINVAL, as a rule, where the file system or the operating system does not.
-        """
+        """Make reads of a descriptor bypass the page cache; EINVAL, as a rule, where that cannot be."""
         if "O_DIRECT" not in vars(os):
             raise OSError(errno.EINVAL, f"{os.strerror(errno.EINVAL)}: this system has no O_DIRECT")
         fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)
@@ -318,11 +288,7 @@ class Disk:
 
     @staticmethod
     def punch(fd: int, start: int, count: int) -> None:
-        """Give the blocks of a range of a file back to the file system; it reads as zeros from now on.
-
-        Raises:
-            OSError: EOPNOTSUPP where the file system or the operating system knows no holes; nothing was changed.
-        """
+        """Make a hole in a file, which gives its blocks back; EOPNOTSUPP, and nothing changed, where there are none."""
         fallocate = _fallocate()
         if fallocate is None:
             raise OSError(errno.EOPNOTSUPP, f"{os.strerror(errno.EOPNOTSUPP)}: this system has no fallocate")
@@ -355,7 +321,6 @@ class BatchSyncs:
 
 
 def sync_outcome(disk: Disk, fd: int) -> OSError | None:
-    """Sync one file or directory; return what went wrong."""
     try:
         disk.fsync(fd)
     except OSError as error:
@@ -405,11 +370,7 @@ def storage_error(error: OSError, doing: str) -> StorageError:
 
 
 def sync_or_distrust(disk: Disk, fd: int) -> None:
-    """Make everything in a file or a directory survive a crash; where that fails, it is distrusted from then on.
-
-    Raises:
-        OSError: it could not be written. A second sync would say that it was.
-    """
+    """Sync a file or directory; where that raises, it is distrusted: a second sync would say that it was written."""
     try:
         disk.fsync(fd)
     except OSError:
@@ -456,11 +417,7 @@ def write_at(disk: Disk, fd: int, buffers: Sequence[memoryview], offset: int) ->
 def read_all(
     disk: Disk, fd: int, buffers: Sequence[memoryview], wanted_bytes: int, checksum: PageChecksum | None = None
 ) -> bool:
-    """Fill the buffers, of ``wanted_bytes`` in all; False where the file is shorter or longer than they are.
-
-    It asks for a byte more than they hold, which tells so without a look at the file's length. With a ``checksum``, see
-    ``read_at``.
-    """
+    """Fill the buffers, of ``wanted_bytes`` in all; False where the file, read a byte further, has another length."""
     if wanted_bytes < LED_BYTES_MIN and len(buffers) < BUFFERS_MAX:
         count = disk.preadv(fd, (*buffers, BEYOND), 0)
         if count >= wanted_bytes or not count:
@@ -508,15 +465,6 @@ def missing_bytes(disk: Disk, fd: int, wanted_bytes: int) -> int:
     except OSError:
         return 0
     return wanted_bytes - int(status.f_bavail) * int(status.f_frsize)
-
-
-def missing_inodes(disk: Disk, fd: int, wanted_count: int) -> int:
-    """Return how many files less than that the file system takes; 0 where it sets no limit to their number."""
-    try:
-        status = disk.fstatvfs(fd)
-    except OSError:
-        return 0
-    return wanted_count - int(status.f_favail) if status.f_files else 0
 
 
 def _fill(

@@ -2,7 +2,8 @@
 
     parse_address      the text after ``file:`` or ``packed:`` in a URL
     Stamps             times of last use: they only grow, and those of reads are written many together
-    DirectoryReader    calls in flight, manifests, errors named: all that a store opened to be read alone needs
+    DirectoryReader    calls in flight, manifests, errors named
+    ReadOnlyStore      and that of one that was opened to be read alone
     DirectoryStorage   and that of one that writes: identities announced, recency, removals reported
 
 The text of an address::
@@ -14,11 +15,12 @@ A size is written as options have it: ``free=1GiB``, ``free=0``. What stands aft
 directory with one in its name is written with another one behind it.
 """
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, Self
 
 from unified_cache.core.byte_sizes import parse_bytes
 from unified_cache.core.errors import ConfigError, StorageError
@@ -26,10 +28,17 @@ from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import SizedPage
-from unified_cache.storage_backends.directory.disk import Disk, storage_error
-from unified_cache.storage_backends.directory.root import StoreFormat, StoreRoot, read_manifests, write_manifest
+from unified_cache.storage_backends.directory.disk import Directory, Disk, storage_error
+from unified_cache.storage_backends.directory.page_reads import CALL_BYTES
+from unified_cache.storage_backends.directory.root import (
+    StoreFormat,
+    StoreRoot,
+    open_root_to_read,
+    read_manifests,
+    write_manifest,
+)
 from unified_cache.storage_backends.memory_reads import RowsTarget
-from unified_cache.storage_backends.protocol import Answer
+from unified_cache.storage_backends.protocol import Answer, Capability
 from unified_cache.storage_backends.removals import RemovalBuffer, RemovalFeed
 
 __all__ = [
@@ -38,8 +47,8 @@ __all__ = [
     "STAMP_GRAIN_NS",
     "Clock",
     "DirectoryAddress",
-    "DirectoryReader",
     "DirectoryStorage",
+    "ReadOnlyStore",
     "Stamps",
     "check_limits",
     "parse_address",
@@ -57,11 +66,7 @@ class DirectoryAddress(NamedTuple):
 
 
 def check_limits(bytes_max: int | None, free_bytes_min: int) -> None:
-    """Refuse a cap or a floor that cannot be.
-
-    Raises:
-        ConfigError: one of them is negative.
-    """
+    """Raise ConfigError for a negative cap or floor."""
     for name, value in (("bytes_max", bytes_max), ("free_bytes_min", free_bytes_min)):
         if value is not None and value < 0:
             raise ConfigError(f"{name} must not be negative, found {value}")
@@ -212,11 +217,7 @@ class DirectoryReader(ABC):
         return self._path
 
     def manifests(self) -> dict[bytes, Manifest | None]:
-        """Return the manifest of every identity, by its digest; None where there is none that can be read.
-
-        Raises:
-            StorageError: the directory cannot be listed.
-        """
+        """Return the manifest of every identity, by its digest; None where there is none that can be read."""
         with self._calls:
             return read_manifests(self._disk, self._path, self._root_fd)
 
@@ -231,6 +232,35 @@ class DirectoryReader(ABC):
 
     def _cannot(self, do: str, label: Label, error: OSError) -> StorageError:
         return storage_error(error, f"cannot {do} {self._path}/{label.object_name}")
+
+
+class ReadOnlyStore(DirectoryReader):
+    """A store in a directory that was opened to be read alone, and that its writer may have open. Thread-safe."""
+
+    FORMAT: ClassVar[StoreFormat]
+
+    def __init__(self, disk: Disk, path: Path, root: Directory) -> None:
+        super().__init__(disk, path, root.fd, self.FORMAT, ", opened to be read,")
+        self._root = root
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, disk: Disk | None = None) -> Self:
+        """Open the store in ``path``.
+
+        Raises:
+            StorageError: there is none, or the directory cannot be read.
+        """
+        disk = disk or Disk()
+        return cls(disk, Path(path), open_root_to_read(disk, Path(path), cls.FORMAT))
+
+    def capability(self) -> Capability:
+        """Return the abilities of the store; the cap of its writer is not known."""
+        with self._calls:
+            scheme = self.FORMAT.name.partition(" ")[0]
+            return Capability(scheme, durable=True, bytes_max=None, call_bytes=CALL_BYTES)
+
+    def _let_go(self) -> None:
+        self._root.close()
 
 
 class ObjectOrder(Protocol):
@@ -260,12 +290,7 @@ class DirectoryStorage(DirectoryReader):
         self._stamps = stamps
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        """Write the manifest beside the pages, durably, unless it is there and sound. The slabs are not needed.
-
-        Raises:
-            InputError: the identity in the manifest is not a digest.
-            StorageError: the manifest that is there has this digest and says something else, or a fault.
-        """
+        """Write the manifest beside the pages, see ``write_manifest``. The slabs are not needed."""
         with self._calls:
             write_manifest(self._root, manifest)
 
@@ -284,11 +309,7 @@ class DirectoryStorage(DirectoryReader):
             return came
 
     def touch(self, labels: Sequence[Label]) -> None:
-        """Make pages recent, in memory; their times of use are written as those of reads are, many together.
-
-        Raises:
-            InputError: a label names no object. Nothing was changed.
-        """
+        """Make pages recent, in memory; their times of use are written as those of reads are, many together."""
         with self._calls:
             self._stamp(self._stamps.touch(self._order.touch(labels)))
 

@@ -245,11 +245,7 @@ class DirectIo:
             return 0
 
     def write_front(self, fd: int, page: memoryview) -> int:
-        """Write as ``write_blocks`` at the start of a file, whose ``fd`` is open for ordinary writes before and after.
-
-        Raises:
-            OSError: they could not be written.
-        """
+        """Write as ``write_blocks`` at the start of a file whose ``fd`` is open for ordinary writes."""
         if self.is_refused or not self.begin(fd):
             return 0
         try:
@@ -422,11 +418,7 @@ class PageReads:
         return came
 
     def read_ahead(self, pages: Sequence[PageIO], opened: Mapping[int, Place]) -> Set[int]:
-        """Fill small pages in files of their own from memory, and let the system begin to read those that it lacks.
-
-        Return which came. So pages that are not cached come from the disk several at a time, and not each after the one
-        before it.
-        """
+        """Fill small files' pages from memory, while the system begins to read the others; return which came."""
         came: set[int] = set()
         if not self._memory.is_readable:
             return came

@@ -130,11 +130,7 @@ class _ReadQueue:
         return refused
 
     def outcomes(self, count_min: int) -> list[tuple[FileRead, int | OSError]]:
-        """Wait until so many reads have ended; return each that has, with the bytes that came or what went wrong.
-
-        Raises:
-            OSError: the kernel does not tell.
-        """
+        """Wait until so many reads have ended; return each that has, with its bytes or its error. May raise OSError."""
         place = self._events.buffer_info()[0]
         count = 0
         while count <= 0:

@@ -139,12 +139,7 @@ class StoreRoot:
         _sweep(self.disk, self._writer.tmp_fd, self._writer.name)
 
     def make_directory(self, identity: bytes) -> None:
-        """Make the directory of an identity if absent; beside a new one stands the marker, or no restart would take it.
-
-        Raises:
-            StorageError: other processes undid it all the time.
-            OSError: it cannot be made.
-        """
+        """Make the directory of an identity if absent, and the marker again where that is gone."""
         try:
             self.disk.mkdir(identity.hex(), 0o700, dir_fd=self.fd)
         except FileExistsError:
@@ -152,14 +147,7 @@ class StoreRoot:
         self.restore()
 
     def restore(self) -> None:
-        """Make again what somebody has removed under the open store: the marker, this process's temp directory.
-
-        And the directory itself, where the store was opened so.
-
-        Raises:
-            StorageError: other processes undid it all the time; or what stands in the directory's place is not ours.
-            OSError: it cannot be made.
-        """
+        """Make again what somebody removed under the open store: marker, temp directory, maybe its own directory."""
         with self._guard:
             if self._is_remade and not self.disk.fstat(self.fd).st_nlink:
                 self._remake()
@@ -248,7 +236,6 @@ def open_root_to_read(disk: Disk, path: Path, expected: StoreFormat) -> Director
 
 
 def _make_root(disk: Disk, path: Path) -> int:
-    """Open a directory, made if absent."""
     with suppress(FileExistsError):
         disk.makedirs(path, 0o700)
     return disk.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -342,7 +329,6 @@ def _write_marker(disk: Disk, root_fd: int, written: StoreFormat, draft: str) ->
 
 
 def _read_marker(disk: Disk, root_fd: int) -> StoreFormat | None:
-    """Return the format that the marker says, None where it says none."""
     fd = disk.open(_MARKER_NAME, READ_FLAGS, dir_fd=root_fd)
     try:
         marker = parse_json(disk.read(fd, _MARKER_BYTES_MAX))
@@ -426,10 +412,7 @@ def _sweep(disk: Disk, tmp_fd: int, own: str) -> None:
 
 
 def _remove_unlocked(disk: Disk, tmp_fd: int, writer: str) -> None:
-    """Remove a temp directory without a lock: one that a loss of power left, or an empty one.
-
-    If the maker of an empty one is alive and about to lock it, it notices and tries again.
-    """
+    """Remove a temp directory that power loss left without a lock, or an empty one: its maker tries again."""
     with suppress(OSError):
         writer_fd = disk.open(writer, DIRECTORY_FLAGS, dir_fd=tmp_fd)
         try:
@@ -457,7 +440,6 @@ def _remove_writer(disk: Disk, tmp_fd: int, writer: str) -> None:
 
 
 def _clear(disk: Disk, writer_fd: int, names: Sequence[str]) -> None:
-    """Remove everything of these names but a lock."""
     for name in names:
         if name == _LOCK_NAME:
             continue
@@ -555,11 +537,7 @@ def write_manifest(root: StoreRoot, manifest: Manifest) -> None:
 
 
 def read_manifests(disk: Disk, path: Path, root_fd: int) -> dict[bytes, Manifest | None]:
-    """Read the manifest of every identity in the store in ``path``, None where there is none that can be read.
-
-    Raises:
-        StorageError: the store cannot be listed.
-    """
+    """Read the manifest of every identity in a store, None where none can be read; may raise StorageError."""
     try:
         return _read_manifests(disk, root_fd)
     except OSError as error:

@@ -63,21 +63,14 @@ class ListedObject(NamedTuple):
 
 
 def place_of(label: Label) -> tuple[str, str]:
-    """Name the fan-out directory and the file of an object.
-
-    Raises:
-        InputError: the label names no object.
-    """
+    """Return the fan-out directory and the file of an object; raise InputError where the label names none."""
     check_label(label)
     name = label.page_name
     return name[:_FAN_DIGITS], name
 
 
 def objects_in(disk: Disk, root_fd: int, identity: bytes, after: str = "") -> Generator[ListedObject, None, None]:
-    """List the objects of one identity in the order of their names, after one name; foreign names are passed over.
-
-    An object is looked at only when it is asked for, so a caller that wants a few pays for a few.
-    """
+    """List one identity's objects in the order of names, after one name, lazily; foreign names are passed over."""
     for fan in _names_in(disk, root_fd, identity.hex()):
         if _FAN_NAME.fullmatch(fan) and fan >= after[:_FAN_DIGITS]:
             yield from _objects_in_fan(disk, root_fd, identity, fan, after)
@@ -108,11 +101,7 @@ def _names_in(disk: Disk, root_fd: int, path: str) -> list[str]:
 
 
 class OpenDirectories:
-    """The fan-out directories of a store, kept open up to a number, the first opened closed first.
-
-    Thread-safe; a directory in use outlives its place here. Finding an open one takes no guard and moves nothing:
-    it is on the path of every read, and digests spread over all directories alike anyway.
-    """
+    """Fan-out directories of a store, some kept open. Thread-safe: no guard is taken to find one that is open."""
 
     def __init__(self, disk: Disk, root_fd: int, open_max: int) -> None:
         self._disk = disk
@@ -148,12 +137,7 @@ class OpenDirectories:
         return directory
 
     def make(self, root: StoreRoot, identity: bytes, fan: str) -> Directory:
-        """Return a directory, made if absent.
-
-        Raises:
-            StorageError: other processes undid it all the time.
-            OSError: it cannot be made.
-        """
+        """Return a directory, made if absent."""
         directory = self.find(identity, fan)
         if directory is not None:
             return directory
@@ -253,11 +237,7 @@ class PageReader:
         return found
 
     def scan(self, identity: bytes, cursor: str) -> Scan:
-        """List objects of one identity in the order of their names; the cursor is the last name listed.
-
-        Raises:
-            InputError: the cursor is not one that a scan returned, or the identity is not a digest.
-        """
+        """List objects of one identity in the order of their names; the cursor is the last name listed."""
         check_scan(identity, cursor)
         try:
             with closing(objects_in(self._disk, self._root_fd, identity, cursor)) as objects:
@@ -276,11 +256,7 @@ class PageReader:
         return UsedBetween(min(times), max(times)) if times else None
 
     def read(self, pages: Sequence[PageIO]) -> list[Answer]:
-        """Fill the buffers of each page; HIT where it was there at that length.
-
-        Raises:
-            StorageError: what has nothing to do with a single object.
-        """
+        """Fill each page's buffers; HIT where it was there at that length. Raise for a fault that is not one page's."""
         may_be_direct = self._reads.may_be_direct(pages)
         if len(pages) == 1 and not may_be_direct:
             opened_alone = self._open_object(pages[0])
@@ -328,7 +304,7 @@ class PageReader:
         return known
 
     def _opened(self, pages: Sequence[PageIO], answers: list[Answer], number: int) -> int:
-        """Return a descriptor of what stands in the place of an object; -1, and the answer, where it cannot be read."""
+        """Return the descriptor of an object's file; -1, and the answer, where it cannot be read."""
         opened = self._open_object(pages[number])
         if isinstance(opened, Answer):
             answers[number] = opened
@@ -336,7 +312,6 @@ class PageReader:
         return opened
 
     def _read_file(self, page: PageIO, fd: int) -> Answer:
-        """Read a page whose file is open, through the system's memory."""
         try:
             if read_all(self._disk, fd, page.buffers, page_bytes(page), page.checksum):
                 return Answer.HIT

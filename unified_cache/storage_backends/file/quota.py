@@ -9,7 +9,7 @@ from threading import Lock
 
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.lru import SizedPage, StoreLru, page_bytes
-from unified_cache.storage_backends.directory.disk import close_quietly, missing_bytes, missing_inodes, size_of
+from unified_cache.storage_backends.directory.disk import close_quietly, missing_bytes, size_of
 from unified_cache.storage_backends.directory.front import Stamps
 from unified_cache.storage_backends.directory.root import StoreRoot, identities_in
 from unified_cache.storage_backends.file.page_reader import ListedObject, OpenDirectories, objects_in, place_of
@@ -30,9 +30,6 @@ LISTED_MIN = 16
 UNREMOVABLE_MAX = 16
 """Objects that cannot be removed in one eviction before it gives up and the put is declined."""
 
-INODES_SPARE = 64
-"""Files that an eviction for want of inodes makes room for beyond the batch: directories, manifests, a restart."""
-
 
 _NAME = "visits"
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -52,11 +49,7 @@ class OpenCounter:
 
     @classmethod
     def enter(cls, root: StoreRoot) -> "OpenCounter":
-        """Count this opening.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Count this opening."""
         fd = root.disk.open(_NAME, _FLAGS, 0o600, dir_fd=root.fd)
         try:
             root.disk.write(fd, b"\n")
@@ -69,11 +62,7 @@ class OpenCounter:
         self.is_alone = False
 
     def look(self) -> bool:
-        """Return whether no other process has been in the store since the last look.
-
-        Raises:
-            OSError: the directory cannot be read.
-        """
+        """Return whether no other process has been in the store since the last look."""
         before = (self._count, self.is_alone)
         try:
             # The count first: who enters after this is in the store, or counted the next time.
@@ -100,11 +89,7 @@ class _Sweep:
         )
 
     def go_on(self, count: int | None) -> bool:
-        """List so many objects more, None for all; False where the listing is over.
-
-        Raises:
-            OSError: a directory cannot be listed. The listing is of no use any more.
-        """
+        """List so many objects more, None for all; False at the end. After an OSError it is of no use."""
         before = len(self.found)
         self.found += islice(self._rest, count)
         return count is not None and len(self.found) - before == count
@@ -168,11 +153,7 @@ class FileQuota:
         """Guards the LRU order and the counts; never held while a file is waited for."""
 
     def fill(self) -> int:
-        """Take stock of the directories; evict what exceeds the cap. Return when the most recent object was used.
-
-        Raises:
-            OSError: the directories cannot be listed.
-        """
+        """List the directories, evict what exceeds the cap, and return when the most recent object was used."""
         with self._sweep_guard:
             self._open_counter.look()
             self._sweep = sweep = _Sweep(self._root, {})
@@ -181,20 +162,13 @@ class FileQuota:
         return max((known.mtime_ns for known in sweep.found), default=0)
 
     def bytes_used(self) -> int:
-        """Sum up the objects that lie in the directories, of all processes. Linear in objects.
-
-        Raises:
-            OSError: a directory cannot be listed.
-        """
+        """Sum up the objects that lie in the directories, of all processes. Linear in objects."""
         disk, root_fd = self._root.disk, self._root.fd
         identities = identities_in(disk, root_fd)
         return sum(known.object_bytes for identity in identities for known in objects_in(disk, root_fd, identity))
 
     def reserve(self, fresh: Sequence[StoredObject], batch: Sequence[PageIO]) -> set[Label]:
-        """Grant room to the first of ``fresh``, evicting for them; return which these are.
-
-        No page of the batch, which ``fresh`` are part of, is evicted for it. Each grant ends with ``end_grant``.
-        """
+        """Grant room to the first of ``fresh``, evicting none of the batch; return those. ``end_grant`` ends each."""
         if self._restored_count != self._root.restored_count:
             self._begin_again()
         granted = [each for each in fresh if self.bytes_max is None or each.object_bytes <= self.bytes_max]
@@ -219,23 +193,8 @@ class FileQuota:
                 self._add([each for each in named if each.label not in self._lru])
         self.removed.record(gone)
 
-    def evict_for_inodes(self, batch: Sequence[PageIO]) -> bool:
-        """Evict where the file system takes no more files, for those of a batch and some; tell whether that helped."""
-        if self.bytes_max is None:
-            return False
-        missing_count = missing_inodes(self._root.disk, self._root.fd, len(batch) + INODES_SPARE)
-        if missing_count <= 0:
-            return False
-        with self._guard:
-            victims = self._lru.least_recent_count(missing_count, frozenset(page.label for page in batch))
-            self._forget(victim.label for victim in victims)
-        return len(self._evict(victims)) < len(victims)
-
     def record(self, pages: Sequence[SizedPage], hits: Sequence[Answer | bool]) -> None:
-        """Make hits recent, the first page most of all; count those that another process stored. Waits for no file.
-
-        A miss changes nothing: the page may be another process's, about to be there.
-        """
+        """Make hits recent, the first most of all, and count those that another process stored. Waits for no file."""
         if self.bytes_max is None:
             return
         found = pages if all(hits) else [page for page, hit in zip(pages, hits, strict=True) if hit]
@@ -244,10 +203,7 @@ class FileQuota:
             self._lru.use(found)
 
     def touch(self, labels: Sequence[Label]) -> Sequence[Label]:
-        """Make objects recent, the first most of all; count those that are there and were not known, by a stat each.
-
-        Return all of them: without a cap nobody knows which are there.
-        """
+        """Make objects recent, the first most of all, and count unknown ones that are there; return all labels."""
         if self.bytes_max is None:
             return labels
         with self._guard:

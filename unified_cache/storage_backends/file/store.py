@@ -6,7 +6,6 @@ give exactly as many bytes as the page has, is a miss and is cleared away. Bytes
 here; wrap the store in ``VerifiedStorage`` for that.
 """
 
-import errno
 import os
 import secrets
 import stat
@@ -36,8 +35,8 @@ from unified_cache.storage_backends.directory.disk import (
 from unified_cache.storage_backends.directory.front import (
     FREE_BYTES_MIN,
     Clock,
-    DirectoryReader,
     DirectoryStorage,
+    ReadOnlyStore,
     Stamps,
     check_limits,
     parse_address,
@@ -56,7 +55,6 @@ from unified_cache.storage_backends.directory.root import (
     StoreRoot,
     is_whole,
     open_root,
-    open_root_to_read,
 )
 from unified_cache.storage_backends.file.page_reader import FILES_OPEN_MAX, OpenDirectories, PageReader, place_of
 from unified_cache.storage_backends.file.quota import FileQuota, OpenCounter
@@ -159,11 +157,7 @@ class FileStorage(DirectoryStorage):
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of the objects in the store, of all processes, summed up now. Linear in objects.
-
-        Raises:
-            StorageError: a directory cannot be listed.
-        """
+        """Bytes of the objects in the store, of all processes, summed up now. Linear in objects."""
         with self._calls:
             try:
                 return self._quota.bytes_used()
@@ -244,12 +238,7 @@ class FileStorage(DirectoryStorage):
             return removed_count
 
     def clear(self, identity: bytes) -> int:
-        """Remove every object of one identity, a page of the listing at a time. No crash undoes it.
-
-        Raises:
-            InputError: the identity is not a digest.
-            StorageError: a directory cannot be listed or synced, or an object cannot be removed.
-        """
+        """Remove every object of one identity, a page of the listing at a time. No crash undoes it."""
         with self._calls:
             removed_count, cursor, is_over = 0, "", False
             while not is_over:
@@ -263,20 +252,12 @@ class FileStorage(DirectoryStorage):
             return removed_count
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List objects of one identity in the order of their names; the cursor is the last name listed.
-
-        Raises:
-            InputError: the cursor is not one that a scan returned, or the identity is not a digest.
-        """
+        """List objects of one identity in the order of their names."""
         with self._calls:
             return self._page_reader.scan(identity, cursor)
 
     def used_between(self, identity: bytes) -> UsedBetween | None:
-        """Compare modification times, which are the recency of this store; None without objects. Linear in objects.
-
-        Raises:
-            StorageError: a directory cannot be listed.
-        """
+        """Return the oldest and the newest modification time, which is the recency of this store."""
         with self._calls:
             return self._page_reader.used_between(identity)
 
@@ -349,31 +330,18 @@ class PageWriter:
         self._direct = direct
 
     def store(self, pages: Sequence[PageIO], stamp: int, *, durable: bool) -> list[bool]:
-        """Store pages, the first with the modification time ``stamp``, each other one a nanosecond earlier.
-
-        Raises:
-            StorageError: a fault. Pages that were whole by then are stored, the others have left nothing.
-        """
+        """Store pages, the first stamped ``stamp``, each other one a nanosecond earlier; a fault leaves whole ones."""
         try:
             return self._store(pages, stamp, durable=durable)
         except StorageError as error:
-            if not self._has_mended(error.__cause__, pages):
+            if not isinstance(error.__cause__, FileNotFoundError):
                 raise
+        try:
+            self._root.restore()
+        except OSError as error:
+            raise storage_error(error, f"cannot make anew what was removed from {self._root.path}") from error
+        self._directories.drop_all()
         return self._store(pages, stamp, durable=durable)
-
-    def _has_mended(self, cause: BaseException | None, batch: Sequence[PageIO]) -> bool:
-        """Mend what made a put fail, where it can be: make again what somebody removed, evict where inodes are out."""
-        match cause:
-            case FileNotFoundError():
-                try:
-                    self._root.restore()
-                except OSError as error:
-                    raise storage_error(error, f"cannot make anew what was removed from {self._root.path}") from error
-                self._directories.drop_all()
-                return True
-            case OSError(errno=errno.ENOSPC):
-                return self._quota.evict_for_inodes(batch)
-        return False
 
     def _store(self, pages: Sequence[PageIO], stamp: int, *, durable: bool) -> list[bool]:
         batch = _WriteBatch(pages, stamp, durable)
@@ -451,10 +419,7 @@ class PageWriter:
         return False
 
     def _make_durable(self, fd: int, status: os.stat_result, directory: Directory) -> bool:
-        """Sync a page that is there: it may have been stored CACHED. False where it is to be written again.
-
-        That is where its file or its directory has failed to sync, now or before.
-        """
+        """Sync a page that is there; False where that fails, or a sync of its file or directory once has."""
         if is_distrusted(status) or is_distrusted(self._disk.fstat(directory.fd)):
             return False
         try:
@@ -464,7 +429,6 @@ class PageWriter:
         return True
 
     def _is_sound(self, fd: int, page: PageIO) -> bool:
-        """Return whether a file is this page to the last byte, by its seal."""
         content = memoryview(bytearray(page_bytes(page)))
         return read_at(self._disk, fd, [content], len(content), 0) and verify_buffers((content,), page.label) is None
 
@@ -474,10 +438,7 @@ class PageWriter:
         return self._disk.pread(fd, len(ours), 0) == ours
 
     def _write(self, drafts: Sequence[_Draft], batch: _WriteBatch) -> None:
-        """Store a few pages: open all drafts, then move all bytes, then name all.
-
-        At a fault the drafts that are whole are still named, the others go.
-        """
+        """Open all drafts, write all, name all; at a fault those that are whole are still named, the others go."""
         disk = self._disk
         written_count = 0
         draft = drafts[0]
@@ -525,7 +486,6 @@ class PageWriter:
             raise self._cannot_store(draft.page.label, error) from error
 
     def _name(self, draft: _Draft) -> None:
-        """Close a draft and give it its name."""
         fd, draft.fd = draft.fd, -1
         self._disk.close(fd)
         self._disk.rename(draft.temp, draft.name, src_dir_fd=self._root.writer_fd, dst_dir_fd=draft.directory.fd)
@@ -548,32 +508,18 @@ class PageWriter:
         return storage_error(error, f"cannot store {self._root.path}/{label.object_name}")
 
 
-class FileReader(DirectoryReader):
+class FileReader(ReadOnlyStore):
     """Reads a file store and changes nothing in it: no temp directory, no visit, no time of use, nothing removed.
 
     Engines may use the store meanwhile: an object is whole under its name or not there. Thread-safe.
     """
 
+    FORMAT = FORMAT
+
     def __init__(self, disk: Disk, path: Path, root: Directory) -> None:
-        super().__init__(disk, path, root.fd, FORMAT, ", opened to be read,")
-        self._root = root
+        super().__init__(disk, path, root)
         self._directories = OpenDirectories(disk, root.fd, DIRECTORIES_OPEN_MAX)
-        self._pages = PageReader(disk, path, root.fd, self._directories, _leave)
-
-    @classmethod
-    def open(cls, path: str | os.PathLike[str], *, disk: Disk | None = None) -> "FileReader":
-        """Open the store in ``path``.
-
-        Raises:
-            StorageError: there is none, or the directory cannot be read.
-        """
-        disk = disk or Disk()
-        return cls(disk, Path(path), open_root_to_read(disk, Path(path), FORMAT))
-
-    def capability(self) -> Capability:
-        """Return the abilities of the store; the cap of its writer is not known."""
-        with self._calls:
-            return Capability("file", durable=True, bytes_max=None, call_bytes=CALL_BYTES)
+        self._pages = PageReader(disk, path, root.fd, self._directories, lambda *_: None)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Return for each label whether a file of that name is there."""
@@ -586,27 +532,15 @@ class FileReader(DirectoryReader):
             return self._pages.read(pages)
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List objects of one identity in the order of their names.
-
-        Raises:
-            InputError: the cursor is not one that a scan returned, or the identity is not a digest.
-        """
+        """List objects of one identity in the order of their names."""
         with self._calls:
             return self._pages.scan(identity, cursor)
 
     def used_between(self, identity: bytes) -> UsedBetween | None:
-        """Compare modification times; None without objects. Linear in objects.
-
-        Raises:
-            StorageError: a directory cannot be listed.
-        """
+        """Return the oldest and the newest modification time of an identity's objects."""
         with self._calls:
             return self._pages.used_between(identity)
 
     def _let_go(self) -> None:
         self._directories.close()
-        self._root.close()
-
-
-def _leave(directory: Directory, name: str, object_bytes: int) -> None:
-    """Leave what is no object where it is."""
+        super()._let_go()

@@ -68,11 +68,7 @@ class MooncakeAddress:
         return f"{self.host}:{self.port}"
 
     def resolved_host(self) -> str:
-        """Return the name under which other nodes reach this process.
-
-        Raises:
-            ConfigError: nobody can resolve it, or there is no route to the master.
-        """
+        """Return the name under which other nodes reach this process; raise ConfigError where there is none."""
         if self.local_host:
             check_resolves("host", self.local_host)
             return self.local_host
@@ -81,11 +77,7 @@ class MooncakeAddress:
 
 
 def address_of_url(rest: str) -> MooncakeAddress:
-    """Read what stands after ``mooncake:`` in a URL.
-
-    Raises:
-        ConfigError: it is not of the form that the module shows.
-    """
+    """Read what stands after ``mooncake:`` in a URL; raise ConfigError where it is not of the form above."""
     url = f"mooncake:{rest}"
     wanted = f"mooncake://HOST:PORT with any of {', '.join(_OPTIONS)} after a question mark"
     try:
@@ -118,11 +110,7 @@ KNOCK_TIMEOUT_S = 1.0
 
 
 def check_resolves(option: str, host: str) -> None:
-    """Look ``host`` up.
-
-    Raises:
-        ConfigError: nobody knows it; the message names ``option``.
-    """
+    """Raise ConfigError, naming ``option``, where no address is known for ``host``."""
     try:
         socket.getaddrinfo(host, None, socket.AF_INET)
     except (OSError, UnicodeError) as error:
@@ -130,11 +118,7 @@ def check_resolves(option: str, host: str) -> None:
 
 
 def source_host(host: str, port: int) -> str:
-    """Return the address of this machine's interface that leads to a host. Sends nothing.
-
-    Raises:
-        ConfigError: no interface does.
-    """
+    """Return the address of the interface that leads to a host, sending nothing; ConfigError where none does."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, port))
@@ -145,11 +129,7 @@ def source_host(host: str, port: int) -> str:
 
 
 def knock(host: str, port: int) -> None:
-    """Connect to a master and hang up.
-
-    Raises:
-        StorageError: nobody is there.
-    """
+    """Connect to a master and hang up; raise StorageError where nobody answers."""
     try:
         socket.create_connection((host, port), KNOCK_TIMEOUT_S).close()
     except OSError as error:

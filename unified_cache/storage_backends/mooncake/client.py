@@ -207,11 +207,7 @@ class MooncakeClient:
     # ---- memory ----------------------------------------------------------------------------------------------
 
     def register(self, memory: memoryview) -> tuple[int, int]:
-        """Make memory known to the transport, once for all who do so; return what ``unregister`` takes.
-
-        Raises:
-            StorageError: the transport does not take it.
-        """
+        """Make memory known to the transport, once for all who do so; return what ``unregister`` takes."""
         region = (pointer_to(memory), memory.nbytes)
         with self._gate, self._guard:
             if region not in self._registered:
@@ -234,11 +230,7 @@ class MooncakeClient:
     # ---- objects ---------------------------------------------------------------------------------------------
 
     def exist(self, names: list[str]) -> list[bool]:
-        """Return which objects are whole; those are leased, the last name last.
-
-        Raises:
-            StorageError: the master does not know, or does not answer.
-        """
+        """Return which objects are whole; those are leased, the last name last."""
         codes = self._ask(names, lambda: self._store.batch_is_exist(names))
         unknown = next((code for code in codes if code < 0), None)
         if unknown is not None:
@@ -343,7 +335,7 @@ class MooncakeClient:
 
 
 def _location_of(replicas: Sequence[Replica]) -> ReplicaLocation:
-    """Return where an object is read from; what lies on disks alone has no endpoint, and a size that nobody tells."""
+    """Return where an object is read from; what lies on disks alone has no endpoint and no known size."""
     for replica in replicas:
         if replica.is_memory_replica():
             buffer = replica.get_memory_descriptor().buffer_descriptor
@@ -357,11 +349,7 @@ _CLIENTS_GUARD = Lock()
 
 
 def client_of(address: MooncakeAddress) -> MooncakeClient:
-    """Return this process's client of a cluster, connected.
-
-    Raises:
-        ConfigError, StorageError: see ``MooncakeClient.connect``.
-    """
+    """Return this process's client of a cluster, connected; see ``MooncakeClient.connect``."""
     with _CLIENTS_GUARD:
         client = _CLIENTS.get(address)
         if client is None:
@@ -390,11 +378,7 @@ class MasterAdmin:
         self._port = port
 
     def check_serves(self) -> None:
-        """Check that the master says that it serves, if its HTTP side is there at all.
-
-        Raises:
-            StorageError: it is there, and does not say so within ``KNOCK_TIMEOUT_S``.
-        """
+        """Raise StorageError where the master's HTTP side is there and does not say in time that it serves."""
         try:
             knock(self._host, self._port)
         except StorageError:
@@ -418,11 +402,7 @@ class MasterAdmin:
         return int(said) if said.isdigit() else None
 
     def keys(self, wanted: Callable[[str], bool]) -> list[str]:
-        """List the keys of the whole cluster that are ``wanted``, in no order. Linear in all keys there are.
-
-        Raises:
-            StorageError: the master does not answer.
-        """
+        """List the keys of the whole cluster that are ``wanted``, in no order. Linear in all keys there are."""
         return self._ask("/get_all_keys", LISTING_TIMEOUT_S, lambda answer: _wanted_lines(answer, wanted))
 
     def _ask(self, path: str, timeout_s: float, read: Callable[[http.client.HTTPResponse], AdminReply]) -> AdminReply:

@@ -60,7 +60,6 @@ class ResultCode(IntEnum):
     """Result codes of the store client that mean something to us; a count of bytes or 0 is a success."""
 
     NO_ROOM = -200
-    INVALID = -600
     NOT_READY = -703
     NOT_FOUND = -704
     LEASE_EXPIRED = -707
@@ -157,11 +156,7 @@ class NativeStore(Protocol):
 
 
 def load_store() -> NativeStore:
-    """Load the library and make a client, not connected yet.
-
-    Raises:
-        ConfigError: see ``usable_wheel``; or the library cannot be loaded for another reason.
-    """
+    """Load the library and make a client, not connected yet; raise ConfigError as ``usable_wheel``."""
     return cast("NativeStore", _class_in_library("MooncakeDistributedStore")())
 
 

@@ -87,12 +87,7 @@ class MooncakeStorage:
             return self._capability
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        """Put the manifest beside the pages, and register the slabs with the transport, each once.
-
-        Raises:
-            InputError: the identity in the manifest is not a digest.
-            StorageError: the manifest that is there says something else under the same digest, or a fault.
-        """
+        """Put the manifest beside the pages, and register the slabs with the transport, each once."""
         with self._calls:
             check_identity(manifest.identity)
             self._manifests.keep(manifest)
@@ -104,13 +99,7 @@ class MooncakeStorage:
                     self._regions.add(region)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Ask the master for all labels at once; what exists becomes recent, the first label most of all.
-
-        A page on a node that fails at the moment, and one that could not be read just now, is UNAVAILABLE.
-
-        Raises:
-            StorageError: the master does not know.
-        """
+        """Ask the master for all labels; what exists becomes recent. UNAVAILABLE where its node fails now."""
         with self._calls:
             names = [label.object_name for label in labels]
             if not names:
@@ -128,11 +117,7 @@ class MooncakeStorage:
             ]
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        """Read each page straight into its buffers, node by node; what a failing node has is UNAVAILABLE.
-
-        Raises:
-            StorageError: the master does not answer.
-        """
+        """Read each page straight into its buffers, node by node; what a failing node has is UNAVAILABLE."""
         with self._calls:
             objects = [object_buffers(number, page) for number, page in enumerate(pages)]
             answers = self._io.read([item for item in objects if item.object_bytes])
@@ -162,11 +147,7 @@ class MooncakeStorage:
             return self._io.write(objects, known, grouped=not self._manifests.are_single(identities))
 
     def touch(self, labels: Sequence[Label]) -> None:
-        """Make the master lease objects, as ``exists`` does: they become recent, the first label most of all.
-
-        Raises:
-            StorageError: the master does not know.
-        """
+        """Make the master lease objects, as ``exists`` does: they become recent, the first label most of all."""
         with self._calls:
             self._client.exist_aged([label.object_name for label in reversed(labels)])
 
@@ -177,12 +158,7 @@ class MooncakeStorage:
             return self._client.remove(names).count(0) if names else 0
 
     def clear(self, identity: bytes) -> int:
-        """Remove every object of one identity, those that cannot be read too. A listing of the whole cluster.
-
-        Raises:
-            InputError: the identity is not a digest.
-            StorageError: the master does not answer, or does not remove an object.
-        """
+        """Remove every object of one identity, those that cannot be read too. A listing of the whole cluster."""
         with self._calls:
             check_identity(identity)
             names = [f"{identity.hex()}/{name}" for name in self._names(identity, "")]
@@ -284,11 +260,7 @@ class ManifestObjects:
         self._guard = Lock()
 
     def keep(self, manifest: Manifest) -> None:
-        """Put a manifest beside its pages, unless the same is there.
-
-        Raises:
-            StorageError: what is there says something else under the same digest, or a fault.
-        """
+        """Put a manifest beside its pages, unless the same is there; StorageError where another is under its digest."""
         name = _name_of(manifest.identity)
         found = self.read(manifest.identity)
         if found is None:
@@ -318,11 +290,7 @@ class ManifestObjects:
             self._put(name, MessageToJson(kept[name]).encode())
 
     def read(self, identity: bytes) -> Manifest | None:
-        """Return the manifest of an identity; None where there is none.
-
-        Raises:
-            StorageError: there is something else in its place, or it cannot be read now.
-        """
+        """Return the manifest of an identity, None where there is none; StorageError where it cannot be read."""
         name = _name_of(identity)
         location = self._client.locate([name]).get(name)
         if location is None:

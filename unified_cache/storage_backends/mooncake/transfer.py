@@ -58,10 +58,7 @@ class MooncakeIo:
         ]
 
     def _write_all(self, objects: Sequence[ObjectBuffers], *, grouped: bool) -> tuple[list[ObjectBuffers], set[str]]:
-        """Put batch after batch; return what was accepted, and the names of what had no room.
-
-        After a failed transfer no more is tried for a while.
-        """
+        """Put batch after batch, none after a failed transfer; return what was accepted, and names that had no room."""
         endpoints = self._client.endpoints
         pauses = list(FULL_PAUSES_S)
         accepted: list[ObjectBuffers] = []
@@ -184,7 +181,6 @@ class MooncakeIo:
 
 
 def _answer(item: ObjectBuffers, code: int) -> Answer:
-    """Return what the result of a read says of a page."""
     if code == item.object_bytes:
         return Answer.HIT
     if code == ResultCode.CHECKSUM_MISMATCH:

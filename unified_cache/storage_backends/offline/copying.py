@@ -108,11 +108,7 @@ class Copying:
         """Objects of each page that the target holds and whose bytes were verified here."""
 
     def copy(self, tasks: Sequence[CopyTask]) -> None:
-        """Copy the objects of a few pages, KV before sidecars; objects already found flawed are skipped.
-
-        Raises:
-            StorageError: either store fails. What was copied so far stays.
-        """
+        """Copy the objects of a few pages, KV before sidecars; objects already found flawed are skipped."""
         for bit, batch, parents in self._batches(tasks):
             new = [found for found in batch if found.label not in self.result.findings]
             readings = read_verified(self._source, [empty_page(found, parents[found.label]) for found in new])
@@ -122,11 +118,7 @@ class Copying:
             self._watch(len(batch), sum(found.object_bytes for found in batch))
 
     def check(self, tasks: Sequence[CopyTask]) -> None:
-        """Verify objects that the target seems to have and remove flawed ones; sound ones become recent there.
-
-        Raises:
-            StorageError: the target fails.
-        """
+        """Verify objects that the target seems to have and remove flawed ones; sound ones become recent there."""
         for bit, batch, _ in self._batches(tasks):
             flawed: list[Label] = []
             for reading in read_verified(self._target, [empty_page(found) for found in batch]):
@@ -227,11 +219,7 @@ def plan_identity(source: StorageReader, target: StorageBackend, description: De
 def copy_identity(
     source: StorageReader, target: StorageBackend, description: Description, plan: CopyPlan, watch: Watch
 ) -> CopyResult:
-    """Copy the objects of a plan.
-
-    Raises:
-        StorageError: either store fails. What was copied so far stays; plan and copy again to go on.
-    """
+    """Copy the objects of a plan. If that fails, what was copied stays: plan and copy again to go on."""
     identity = description.identity.digest(description.layout)
     copying = Copying(source, target, ObjectPools(identity, description.layout), watch)
     copying.result.skipped = plan.skipped
@@ -326,11 +314,7 @@ def plan_prefetch(
 
 
 def backup_prefixes(plan: PrefixPlan, watch: Watch) -> CopyResult:
-    """Copy the pages of the prompts. Objects that the target seems to have are read there, and replaced if flawed.
-
-    Raises:
-        StorageError: either store fails. What was copied so far stays; the same plan goes on.
-    """
+    """Copy the pages of the prompts. Objects that the target seems to have are read there, and replaced if flawed."""
     copying = _begun(plan, watch)
     for chain in plan.chains:
         chain.bring(copying, chain.in_source.copy(), stop_early=False)
@@ -405,10 +389,7 @@ class PromptChain:
         return needed
 
     def bring(self, copying: Copying, wanted: Presence, *, stop_early: bool) -> bool:
-        """Make the target hold what is wanted, and strike what proves not to be there; True where it holds all now.
-
-        With ``stop_early`` it ends at the first pages that cannot be had.
-        """
+        """Make the target hold what is wanted, or with ``stop_early`` as far as can be; return whether it holds all."""
         for chunk in chunks(self.tasks(wanted & self.in_target)):
             copying.check(chunk)
         # Of what is wanted, the target has what is verified by now, and nothing else.

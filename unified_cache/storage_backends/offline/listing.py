@@ -143,11 +143,7 @@ class Inventory:
 
 
 def listed(storage: StorageReader, identity: bytes) -> Iterator[list[StoredObject]]:
-    """Yield the objects of an identity, a bounded number at a time.
-
-    Raises:
-        StorageError: the store fails, or its scan does not advance.
-    """
+    """Yield the objects of an identity, a bounded number at a time."""
     cursor = ""
     while True:
         found = storage.scan(identity, cursor)

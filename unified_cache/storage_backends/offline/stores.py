@@ -69,11 +69,7 @@ class StoredIdentity:
         return self.digest.hex()[:SHORT_NAME_DIGITS]
 
     def described(self) -> Description:
-        """Return the description that the manifest gives.
-
-        Raises:
-            StorageError: there is no manifest that can be read.
-        """
+        """Return the description that the manifest gives; raise StorageError where none can be read."""
         if isinstance(self.description, Undescribed):
             raise StorageError(self.description.reason, retryable=False)
         return self.description
@@ -132,22 +128,12 @@ def open_to_read(url: str) -> StorageReader:
 
 
 def identities_of(storage: StorageReader) -> list[StoredIdentity]:
-    """List the identities of a store in the order of their digests.
-
-    Raises:
-        ConfigError: the store offers no catalog.
-        StorageError: it cannot be listed.
-    """
+    """List the identities of a store, in the order of their digests; raise ConfigError where it has no catalog."""
     return [_kept(digest, manifest) for digest, manifest in sorted(catalog_of(storage).manifests().items())]
 
 
 def selected(storage: StorageReader, url: str, wanted: str | None) -> list[StoredIdentity]:
-    """Return the identities of a store, or the one whose digest begins with ``wanted``.
-
-    Raises:
-        ConfigError: there is no such identity, or the store cannot say.
-        StorageError: it cannot be listed.
-    """
+    """Return the identities of a store, or the one that ``choose`` returns for ``wanted``."""
     return identities_of(storage) if wanted is None else [choose(storage, url, wanted)]
 
 

@@ -172,11 +172,7 @@ def _last_generations(found: Sequence[StoredIdentity]) -> Iterator[bytes]:
 
 
 def clear(storage: StorageBackend, identity: bytes, watch: Watch) -> int:
-    """Remove every object of an identity; return how many there were. Its manifest stays.
-
-    Raises:
-        StorageError: the store fails. What was removed so far is gone; another call goes on.
-    """
+    """Remove every object of an identity, not its manifest; return how many. If that fails, another call goes on."""
     removed_count = storage.clear(identity)
     watch(removed_count, 0)
     return removed_count

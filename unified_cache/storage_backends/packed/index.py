@@ -67,11 +67,7 @@ class PageIndex:
         self._guard = Lock()
 
     def find(self, label: Label) -> SegmentSlot | None:
-        """Return the slot of an object, None if it is not there.
-
-        Raises:
-            InputError: the label names no object.
-        """
+        """Return the slot of an object, None if it is not there; raise InputError for a label that names no object."""
         slot = self._slots.get(label)
         if slot is None:
             check_label(label)
@@ -92,13 +88,7 @@ class PageIndex:
             return gone + self._take_out([victim.label for victim in victims])
 
     def begin(self, pages: Sequence[PageIO], stamp: int, untrusted: Mapping[Label, SegmentSlot]) -> PutBatch:
-        """Grant room to pages that are not there, evicting for them; those that are there become recent.
-
-        Pages that are still where ``untrusted`` says are to be written too, into the room that they have.
-
-        Raises:
-            InputError: a label names no object. Nothing was changed.
-        """
+        """Grant room to pages that are not there, or where ``untrusted`` says, evicting for them; touch the others."""
         labels = [page.label for page in pages]
         sizes = [page_bytes(page) for page in pages]
         for label in labels:
@@ -204,11 +194,7 @@ class PageIndex:
             self.lru.use([page for page, hit in zip(pages, hits, strict=True) if hit])
 
     def touch(self, labels: Sequence[Label]) -> list[Label]:
-        """Make the objects among these recent, the first one most of all; return them.
-
-        Raises:
-            InputError: a label names no object. Nothing was changed.
-        """
+        """Make the objects among these recent, the first one most of all; return them."""
         for label in labels:
             self.find(label)
         with self._guard:

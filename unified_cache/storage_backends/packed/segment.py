@@ -171,11 +171,7 @@ class Segment:
             self._disk.pwrite(self._fd, _STAMP.pack(stamp), offset)
 
     def sync(self) -> None:
-        """Make everything that was written survive a crash; a file in which that failed is never trusted again.
-
-        Raises:
-            OSError: it could not be written, now or before, or somebody removed the file.
-        """
+        """Make everything that was written survive a crash; raise OSError where that fails, or ever has."""
         with self._syncing:
             if not self.is_trusted:
                 raise OSError(

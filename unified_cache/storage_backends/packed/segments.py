@@ -209,11 +209,7 @@ class SegmentFiles:
         self._guard = Lock()
 
     def find(self) -> list[StoredPage]:
-        """Open every file that is there, and list the pages in them. Before any other call.
-
-        Raises:
-            OSError: a directory cannot be read, or something fails that is not one file's fault.
-        """
+        """Open every file that is there, and list the pages in them. Before any other call."""
         found: list[StoredPage] = []
         for identity in identities_in(self._disk, self._root.fd):
             try:
@@ -243,11 +239,7 @@ class SegmentFiles:
         return [entry.stamp for segment in segments for entry in segment.entries()]
 
     def take(self, key: SegmentKey, count: int) -> list[SegmentSlot]:
-        """Take free slots, of new files where that is needed.
-
-        Raises:
-            OSError: a file cannot be made. No slot was taken.
-        """
+        """Take free slots, of new files where that is needed; none where an OSError is raised."""
         taken: list[SegmentSlot] = []
         try:
             while True:
@@ -265,11 +257,7 @@ class SegmentFiles:
             raise
 
     def clear(self, slots: Iterable[SegmentSlot]) -> None:
-        """Record on disk that slots are empty.
-
-        Raises:
-            OSError: a table cannot be written.
-        """
+        """Record on disk that slots are empty."""
         for segment, inside in by_segment(slots).items():
             segment.clear([slot.number for slot in inside])
 
@@ -317,11 +305,7 @@ class SegmentFiles:
                 self._anchor(identity)
 
     def sync(self, segments: Iterable[Segment]) -> None:
-        """Make what is in files survive a crash. One that fails gets no page any more, and its pages are not trusted.
-
-        Raises:
-            OSError: it could not be written, now or before, or somebody removed the file.
-        """
+        """Make what is in files survive a crash. One that fails gets no page any more, and is not trusted."""
         for segment in segments:
             try:
                 segment.sync()

@@ -38,8 +38,8 @@ from unified_cache.storage_backends.directory.disk import (
 from unified_cache.storage_backends.directory.front import (
     FREE_BYTES_MIN,
     Clock,
-    DirectoryReader,
     DirectoryStorage,
+    ReadOnlyStore,
     Stamps,
     check_limits,
     parse_address,
@@ -56,7 +56,6 @@ from unified_cache.storage_backends.directory.root import (
     StoreFormat,
     StoreRoot,
     open_root,
-    open_root_to_read,
 )
 from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.packed.index import PageIndex, PutBatch
@@ -267,11 +266,7 @@ class PackedStorage(DirectoryStorage):
             return Answer.of_puts(batch.stored)
 
     def remove(self, labels: Sequence[Label]) -> int:
-        """Remove objects; return how many there were. Not synced: a crash may bring them back.
-
-        Raises:
-            StorageError: a table cannot be written; what is in it is gone until the store is opened again.
-        """
+        """Remove objects; return how many there were. Not synced: a crash may bring them back."""
         with self._calls:
             for label in labels:
                 self._index.find(label)
@@ -299,21 +294,13 @@ class PackedStorage(DirectoryStorage):
             return count
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List objects of one identity in the order of their names; the cursor is the last name listed.
-
-        Raises:
-            InputError: the cursor is not one that a scan returned, or the identity is not a digest.
-        """
+        """List objects of one identity in the order of their names; the cursor is the last name listed."""
         with self._calls:
             check_scan(identity, cursor)
             return self._index.scan(identity, cursor)
 
     def used_between(self, identity: bytes) -> UsedBetween | None:
-        """Compare times of use; None without objects. Linear in objects.
-
-        Raises:
-            StorageError: a table cannot be read.
-        """
+        """Return the first and last time of use, as the tables say. Linear in objects."""
         with self._calls:
             self._stamp(self._stamps.take())
             try:
@@ -448,7 +435,6 @@ class PackedStorage(DirectoryStorage):
 
 
 def _is_sound(slot: SegmentSlot, label: Label) -> bool:
-    """Return whether a slot holds a page to the last byte, by its seal."""
     content = memoryview(bytearray(slot.segment.object_bytes))
     return slot.segment.read(slot.number, (content,)) and verify_buffers((content,), label) is None
 
@@ -474,59 +460,32 @@ class _Listing(NamedTuple):
     used: UsedBetween | None
 
 
-class PackedReader(DirectoryReader):
+class PackedReader(ReadOnlyStore):
     """Reads a packed store and changes nothing in it: no lock, no time of use, no room given back.
 
     Its owner may have it open meanwhile. The tables of an identity are read when a listing of it begins, and when it is
     first asked for; a page stored after that is a miss here until the next listing. Thread-safe.
     """
 
+    FORMAT = FORMAT
+
     def __init__(self, disk: Disk, path: Path, root: Directory) -> None:
-        super().__init__(disk, path, root.fd, FORMAT, ", opened to be read,")
-        self._root = root
+        super().__init__(disk, path, root)
         self._listings: dict[bytes, _Listing] = {}
         self._guard = Lock()
 
-    @classmethod
-    def open(cls, path: str | os.PathLike[str], *, disk: Disk | None = None) -> "PackedReader":
-        """Open the store in ``path``.
-
-        Raises:
-            StorageError: there is none, or the directory cannot be read.
-        """
-        disk = disk or Disk()
-        return cls(disk, Path(path), open_root_to_read(disk, Path(path), FORMAT))
-
-    def capability(self) -> Capability:
-        """Return the abilities of the store; the cap of its writer is not known."""
-        with self._calls:
-            return Capability("packed", durable=True, bytes_max=None, call_bytes=CALL_BYTES)
-
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Return for each label whether the tables named it.
-
-        Raises:
-            StorageError: a table cannot be read.
-        """
+        """Return for each label whether the tables named it."""
         with self._calls:
             return Answer.of_reads(self._find(label) is not None for label in labels)
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        """Read each page straight into its buffers; one that its owner evicted meanwhile is a miss.
-
-        Raises:
-            StorageError: a table cannot be read, or a fault that is not one page's.
-        """
+        """Read each page straight into its buffers; one that its owner evicted meanwhile is a miss."""
         with self._calls:
             return [self._read(page) for page in pages]
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List objects of one identity in the order of their names; a listing that begins reads the tables again.
-
-        Raises:
-            InputError: the cursor is not one that a scan returned, or the identity is not a digest.
-            StorageError: a table cannot be read.
-        """
+        """List objects of one identity in the order of their names; a listing that begins reads the tables again."""
         with self._calls:
             check_scan(identity, cursor)
             listing = self._listing(identity) if cursor else self._list_again(identity)
@@ -536,11 +495,7 @@ class PackedReader(DirectoryReader):
             return Scan(objects, labels[-1].page_name if start + len(labels) < len(listing.names) else "")
 
     def used_between(self, identity: bytes) -> UsedBetween | None:
-        """Compare times of use; None without objects.
-
-        Raises:
-            StorageError: a table cannot be read.
-        """
+        """Return the first and last time of use, as the tables said."""
         with self._calls:
             return self._listing(identity).used
 
@@ -549,7 +504,7 @@ class PackedReader(DirectoryReader):
             for segment in {slot.segment for slot in listing.slots.values()}:
                 segment.close()
         self._listings.clear()
-        self._root.close()
+        super()._let_go()
 
     def _read(self, page: PageIO) -> Answer:
         slot = self._find(page.label)

@@ -29,11 +29,7 @@ def answer_of(code: int, otherwise: Answer) -> Answer:
 
 
 def answers_of(given: Sequence[int], reasons: bytes, pages_count: int, *, yes: Answer, no: Answer) -> list[Answer]:
-    """Return the answers of a reply: ``yes`` for each byte that is not 0, ``no`` for others without a reason.
-
-    Raises:
-        InputError: they are not one for each page.
-    """
+    """Return the answers of a reply: ``yes`` for each byte that is not 0, else by its reason, or ``no``."""
     codes = reasons or bytes(len(given))
     if not len(given) == len(codes) == pages_count:
         raise InputError(f"expected {pages_count} answers, found {len(given)}, and reasons of {len(codes)}")

@@ -38,11 +38,7 @@ class ScatterReader:
         """Buffers to fill, and after the last of each page its number."""
 
     def take(self, part: Chunk) -> None:
-        """Copy a part.
-
-        Raises:
-            InputError: the stream is not what was asked for.
-        """
+        """Copy a part; raise InputError where the stream is not what was asked for."""
         if part.offset != self._offset:
             raise InputError(f"a part begins where the last one ended, at {self._offset}, found {part.offset}")
         if self._answered_count + len(part.hits) > len(self._pages):

@@ -91,14 +91,7 @@ class Server:
         return cls(name, channels, options, clock)
 
     def greet(self, manifests: Mapping[bytes, Manifest], timeout_s: Callable[[], float] | None = None) -> None:
-        """Send Hello for the identities that the server does not know from here, or for none, once.
-
-        ``timeout_s`` gives the time of each call, the usual one if None.
-
-        Raises:
-            grpc.RpcError: not reached, or refused.
-            InputError: its answer is none.
-        """
+        """Send Hello for the identities that the server does not know from here, or once for none."""
         fresh: list[Manifest | None] = [
             manifest for identity, manifest in manifests.items() if identity not in self._manifests_sent
         ]
@@ -122,10 +115,7 @@ class Server:
         return self._tenant
 
     def ask(self, call: Call, message: bytes, timeout_s: float | None = None) -> Callable[[], bytes]:
-        """Begin a call of one message each way; return what waits for its answer.
-
-        Both may raise ``grpc.RpcError``.
-        """
+        """Begin a call of one message each way; return what waits for its answer. Both may raise ``grpc.RpcError``."""
         begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel().unary_unary(call.path)
         return begin.future(message, self._timeout_s if timeout_s is None else timeout_s, self._metadata).result
 
@@ -157,10 +147,7 @@ class Server:
             raise storage_error(error, call, self) from error
 
     def receive(self, call: Call, message: bytes, timeout_s: float) -> Iterable[bytes]:
-        """Begin a call that answers with a stream.
-
-        Iterating over it may raise ``grpc.RpcError``.
-        """
+        """Begin a call that answers with a stream, which may raise ``grpc.RpcError``."""
         begin: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel().unary_stream(call.path)
         return begin(message, timeout_s, self._metadata)
 
@@ -187,11 +174,7 @@ class Server:
 
 @contextmanager
 def connected(url: str) -> Iterator[list[Server]]:
-    """Open connections to the servers that a ``grpc:`` or ``grpcs:`` URL names, each to be asked by itself.
-
-    Raises:
-        ConfigError: it names none.
-    """
+    """Open connections to the servers that a URL of a service names, each to be asked by itself."""
     scheme, _, rest = url.partition(":")
     if scheme not in ("grpc", "grpcs"):
         raise ConfigError(f"a service is named as grpc://HOST:PORT or grpcs://HOST:PORT, found {url!r}")

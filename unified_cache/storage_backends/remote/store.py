@@ -112,11 +112,7 @@ class RemoteStorage:
         return cls(options, servers, sleep, random.Random(), clock)  # noqa: S311
 
     def capability(self) -> Capability:
-        """Return the abilities of the service. Its cap is shared with others, and none of this client's own.
-
-        Raises:
-            StorageError: no server answers.
-        """
+        """Return the abilities of the service. Its cap is shared with others, and none of this client's own."""
         with self._calls:
             durable = all(reply.durable for reply in self._greet_all({}))
             return Capability(
@@ -130,11 +126,7 @@ class RemoteStorage:
             )
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        """Send Hello for an identity to every server that answers; to the others before their first call.
-
-        Raises:
-            StorageError: a server does not take the layout, and says in what it differs; or none answers.
-        """
+        """Send Hello for an identity to every server that answers; to the others before their first call."""
         with self._calls:
             self._greet_all({manifest.identity: manifest})
             self._manifests[manifest.identity] = manifest
@@ -208,11 +200,7 @@ class RemoteStorage:
             return _complete(stored)
 
     def touch(self, labels: Sequence[Label]) -> None:
-        """Make each page recent at its server; pages of identities that were not registered are absent.
-
-        Raises:
-            StorageError: no server answers.
-        """
+        """Make each page recent at its server; pages of identities that were not registered are absent."""
         with self._calls:
             touched = self._unanswered(labels)
 
@@ -285,12 +273,7 @@ class RemoteStorage:
             return removed_count
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List pages, of each server those that belong to it: once each, whether the servers share a store or not.
-
-        Raises:
-            InputError: the cursor is not one that a scan returned.
-            StorageError: a server does not answer.
-        """
+        """List pages, of each server those that belong to it: once each, whether the servers share a store or not."""
         with self._calls:
             manifest = self._manifests.get(identity)
             if manifest is None:
@@ -397,11 +380,7 @@ class RemoteStorage:
         labels: Sequence[Label],
         start: Callable[[ServerBatch], AwaitReply],
     ) -> StorageError | None:
-        """Make calls, a bounded number at a time; return why one failed where asking again makes sense.
-
-        Raises:
-            StorageError: asking again makes no sense. No call is under way any more.
-        """
+        """Make calls, a bounded number at a time; return why one failed, or raise where asking again makes no sense."""
         failed: StorageError | None = None
         started: deque[tuple[ServerBatch, AwaitReply]] = deque()
         try:
@@ -445,11 +424,7 @@ class RemoteStorage:
             return _failing_with(error)
 
     def _await_reply(self, server: Server, call: Call, await_reply: AwaitReply) -> StorageError | None:
-        """Wait for a call; return why it failed where asking again, here or elsewhere, makes sense.
-
-        Raises:
-            StorageError: asking again makes no sense.
-        """
+        """Wait for a call; return why it failed, or raise where asking again, here or elsewhere, makes no sense."""
         try:
             await_reply()
         except grpc.RpcError as error:
@@ -486,11 +461,7 @@ class RemoteStorage:
         return batches if len(batches) > 1 else [batch._replace(is_only=True) for batch in batches]
 
     def _greet_all(self, manifests: Mapping[bytes, Manifest]) -> list[pb.HelloReply]:
-        """Send Hello to every server, to one that failed just now only where no other answers; return the replies.
-
-        Raises:
-            StorageError: a server does not take a layout; or none answers.
-        """
+        """Send Hello to every server, to one that failed just now only where no other answers; return the replies."""
         resting = [server for server in self._servers if server.breaker.is_resting]
         failed: list[StorageError] = []
         for some in ([server for server in self._servers if server not in resting], resting):
@@ -527,11 +498,7 @@ class RendezvousHash:
 
 
 def _identities_of(server: Server) -> Iterator[Manifest]:
-    """Yield the manifests of one server in the order of their digests, as clients name them.
-
-    Raises:
-        StorageError: it does not answer, is older than this call, or lists them in no order.
-    """
+    """Yield the manifests of one server in the order of their digests, as clients name them."""
     after = b""
     while True:
         try:
@@ -554,7 +521,7 @@ def _identities_of(server: Server) -> Iterator[Manifest]:
 
 
 def _complete(answers: Sequence[Answer | None]) -> list[Answer]:
-    """Return the answers; UNAVAILABLE where no server gave one."""
+    """Return UNAVAILABLE where no server gave an answer."""
     return [Answer.UNAVAILABLE if answer is None else answer for answer in answers]
 
 

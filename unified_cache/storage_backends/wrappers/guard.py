@@ -44,11 +44,7 @@ Result = TypeVar("Result", covariant=True)
 
 
 def declared_capability(backend: StorageBackend, clock: Callable[[], float] = time.monotonic) -> Capability:
-    """Ask a store what it can do, within bounds, before anything else is asked of it.
-
-    Raises:
-        StorageError: the store does not say.
-    """
+    """Ask a store what it can do, within ``DECLARATION_S``, before anything else is asked of it."""
     return call_within(DECLARATION_S, Method.CAPABILITY.value, backend.capability, clock)
 
 

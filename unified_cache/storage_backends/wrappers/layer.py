@@ -43,10 +43,7 @@ class Method(Enum):
 
 
 class StorageLayer:
-    """Pass every call of a store, and of its catalog, on to the wrapped one by way of ``_call``.
-
-    It owns the wrapped backend: closing it closes that. Thread-safe where the backend and the layer are.
-    """
+    """Pass every call of a store, and of its catalog, on to the wrapped one, which it closes, by way of ``_call``."""
 
     def __init__(self, backend: StorageBackend) -> None:
         self._backend = backend
