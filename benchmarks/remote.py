@@ -27,7 +27,7 @@ from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.wire.calls import Call
-from unified_cache.service.operations.allocator import keep_freed_memory
+from unified_cache.service.operations.process import keep_freed_memory
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.storage_backends.remote.store import RemoteStorage

@@ -18,7 +18,7 @@ from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.gate import Authenticator, ServiceGate
 from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.service.access.usage import TenantUsage
-from unified_cache.service.operations.allocator import keep_freed_memory
+from unified_cache.service.operations.process import keep_freed_memory
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.tenants import TenantStore
 from unified_cache.storage_backends.memory import MemoryStorage

@@ -105,7 +105,7 @@ class ServeCommand:
             return
         if settings.insecure and not settings.address.is_local:
             sys.stderr.write(INSECURE_WARNING.format(address=settings.listen))
-        _service_module("operations.allocator", "serve").keep_freed_memory()
+        _service_module("operations.process", "serve").keep_freed_memory()
         drain = Drain()
         log = _service_module("operations.logs", "serve").log_to(sys.stderr)
         with signals_drain(drain):
@@ -132,7 +132,7 @@ class TokenNewCommand:
 
     def run(self) -> None:
         """Make, keep and print."""
-        tokens, callers = _token_module("access.tokens"), _token_module("access.callers")
+        tokens, callers = _service_module("access.tokens", "token"), _service_module("access.callers", "token")
         roles = {role.value: role for role in Role}
         if self.role not in roles:
             raise ConfigError(f"--role must be one of {', '.join(roles)}, found {self.role!r}")
@@ -151,7 +151,7 @@ class TokenListCommand(JsonOptions):
 
     def run(self) -> None:
         """Read and print."""
-        found = list(_token_module("access.tokens").read_tokens(self.tokens).values())
+        found = _service_module("access.tokens", "token").read_tokens(self.tokens).values()
         listed = [
             {
                 "id": entry.token_id,
@@ -177,16 +177,12 @@ class TokenRevokeCommand:
 
     def run(self) -> None:
         """Replace the file."""
-        _token_module("access.tokens").remove_token(self.tokens, self.token_id)
+        _service_module("access.tokens", "token").remove_token(self.tokens, self.token_id)
 
 
 def _service_module(name: str, command: str) -> ModuleType:
     """Import a part of the service for a command."""
     return import_with_extra(f"unified_cache.service.{name}", "service", command)
-
-
-def _token_module(name: str) -> ModuleType:
-    return _service_module(name, "token")
 
 
 serve_app.command("serve", epilog=SERVE_EPILOG)(ServeCommand)

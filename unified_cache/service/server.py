@@ -42,11 +42,11 @@ from unified_cache.service.access.tls import (
 )
 from unified_cache.service.access.tokens import Tokens, read_tokens, token_changes
 from unified_cache.service.access.usage import TenantUsage
-from unified_cache.service.operations.descriptors import room_for_connections
 from unified_cache.service.operations.live_figures import ServiceAuthenticator, ServiceFigures
 from unified_cache.service.operations.logs import Log, open_audit
 from unified_cache.service.operations.metrics import BoundedLabels, ServiceMetrics, UsageCollector
 from unified_cache.service.operations.metrics_listener import MetricsListener
+from unified_cache.service.operations.process import room_for_connections
 from unified_cache.service.operations.public_calls import HealthService, PublicCalls, reflection_methods
 from unified_cache.service.operations.unix_socket import held_socket
 from unified_cache.service.servicer import CacheService

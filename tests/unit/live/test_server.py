@@ -17,7 +17,6 @@ from unified_cache.core.settings.addresses import is_local
 from unified_cache.observe.live.authenticator import OpenAuthenticator, TokenAuthenticator, View
 from unified_cache.observe.live.figures import (
     ComponentFigures,
-    FigureUnit,
     FoundPages,
     LinkFigures,
     LiveFigures,
@@ -37,7 +36,7 @@ FIGURES = LiveFigures(
 )
 FULL = replace(
     FIGURES,
-    components=(ComponentFigures("device", "full", FigureUnit.PAGES, 1_000, 100, 300, 100, 500, 12_345),),
+    components=(ComponentFigures("device", "full", 1_000, 100, 300, 100, 500, 12_345),),
     links=(LinkFigures("load", 5, 1 << 20),),
     operations=(OperationFigures("load", 4, 3, 2, 1),),
     slowest=(SlowFigures("load", "done", 5, 0.25, 1.0),),

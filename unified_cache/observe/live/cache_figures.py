@@ -4,7 +4,6 @@ from unified_cache.cache.stats import AttachedStore, Stats, StatsSource
 from unified_cache.controller import TransferKind
 from unified_cache.observe.live.figures import (
     ComponentFigures,
-    FigureUnit,
     FoundPages,
     LinkFigures,
     LiveFigures,
@@ -49,7 +48,6 @@ def figures_of(name: str, stats: Stats) -> LiveFigures:
             ComponentFigures(
                 held.tier.name.lower(),
                 held.component,
-                FigureUnit.PAGES,
                 capacity=held.capacity,
                 pinned=held.protected,
                 evictable=held.evictable,

@@ -4,13 +4,12 @@ What every request changes is made again at every update of a page, so it is pla
 """
 
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import Enum
 from typing import NamedTuple, Protocol
 
 __all__ = [
     "FIGURES_FORMAT",
     "ComponentFigures",
-    "FigureUnit",
     "FoundPages",
     "LinkFigures",
     "LiveFigures",
@@ -33,19 +32,11 @@ class SourceKind(Enum):
     SERVICE = "service"
 
 
-class FigureUnit(StrEnum):
-    """Unit of a component's figures."""
-
-    PAGES = "pages"
-    BYTES = "bytes"
-
-
 class ComponentFigures(NamedTuple):
-    """Use of one component on one tier: its parts add up to its capacity."""
+    """Pages of one component on one tier: the parts add up to the capacity."""
 
     tier: str
     component: str
-    unit: FigureUnit
     capacity: int
     pinned: int
     """Held, and locks keep it from eviction."""
@@ -55,7 +46,7 @@ class ComponentFigures(NamedTuple):
     """Handed out to requests and transfers."""
     free: int
     evicted: int
-    """Pages evicted since the start, whatever the unit."""
+    """Since the start."""
 
 
 class FoundPages(NamedTuple):
@@ -167,7 +158,7 @@ class LiveFigures:
             "kind": self.kind.value,
             "name": self.name,
             "counted_at_s": self.counted_at_s,
-            "lanes": [each._asdict() for each in self.components],
+            "lanes": [{**each._asdict(), "unit": "pages"} for each in self.components],
             "found": self.found._asdict(),
             "legs": [each._asdict() for each in self.links],
             "operations_live": self.operations_live,

@@ -127,7 +127,6 @@ function showComponents(components) {
     const kept = keyed(groups.get(tier).body, own.map((held) => held.component), (name) => newComponent(own.find((held) => held.component === name)));
     for (const held of own) {
       const { parts, cells } = kept.get(held.component);
-      const form = held.unit === "bytes" ? bytes : count;
       parts.forEach((part, number) => {
         const width = (100 * held[PARTS[number]]) / held.capacity + "%";
         if (part.style.width !== width) part.style.width = width;
@@ -135,7 +134,7 @@ function showComponents(components) {
       const prefix = held.tier + "." + held.component + ".";
       const used = (held.capacity - held.free) / held.capacity;
       figure(cells.get("used"), prefix + "used", used, percent(used));
-      for (const name of [...PARTS, "capacity"]) figure(cells.get(name), prefix + name, held[name], form(held[name]));
+      for (const name of [...PARTS, "capacity"]) figure(cells.get(name), prefix + name, held[name], count(held[name]));
       figure(cells.get("evicted"), prefix + "evicted", held.evicted, count(held.evicted));
     }
   }

@@ -4,5 +4,5 @@ metrics       counters for Prometheus; ``metrics_listener`` serves them, ``live_
 logs          one line of JSON for each event, and for who asked for what
 public_calls  health and reflection, which need no credentials
 unix_socket   a Unix socket, held against other servers
-allocator     malloc set to reuse freed memory; ``descriptors``: room for connections
+process       memory and file descriptors of the process
 """

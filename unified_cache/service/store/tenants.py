@@ -39,24 +39,16 @@ class TenantStore:
     Owns the store, which verifies what it returns, see ``GuardedStore``. Thread-safe.
     """
 
-    def __init__(
-        self,
-        store: StorageBackend,
-        usage: TenantUsage,
-        observer: Observer,
-    ) -> None:
+    def __init__(self, store: StorageBackend, usage: TenantUsage, observer: Observer) -> None:
+        self.usage = usage
+        """Pages and bytes stored by each tenant."""
+        self.outgrown_count = 0
+        """Pages removed so far because their tenants had more than their shares of the store."""
         self._store = store
-        self._usage = usage
         self._observer = observer
         self._announced: set[bytes] = set()
-        self._outgrown_count = 0
         self._room = Lock()
         self._guard = Lock()
-
-    @property
-    def usage(self) -> TenantUsage:
-        """Pages and bytes stored by each tenant."""
-        return self._usage
 
     def exists(self, tenant: str, labels: Sequence[Label]) -> list[Answer]:
         """Return for each label whether the store seems to have it; where the store fails, nobody knows."""
@@ -69,7 +61,7 @@ class TenantStore:
 
         A page of another length, or that the store fails to return, is a miss.
         """
-        self._usage.touch(tenant, labels)
+        self.usage.touch(tenant, labels)
         pages = [PageIO(label, None, _blank_page(object_bytes)) for label in labels]
         try:
             answers = self._store.get(pages)
@@ -77,7 +69,7 @@ class TenantStore:
             self._observer.anomaly("store_get", str(error))
             answers = [Answer.UNAVAILABLE] * len(pages)
         self._count(tenant, labels, answers)
-        self._usage.take(tenant, list(compress(pages, answers)))
+        self.usage.take(tenant, list(compress(pages, answers)))
         return [(answer, page.buffers) for answer, page in zip(answers, pages, strict=True)]
 
     def put(
@@ -98,9 +90,9 @@ class TenantStore:
         fresh = [label for label, there in zip(labels, known or [Answer.MISS] * len(labels), strict=True) if not there]
         new = set(fresh)
         self._reserve(tenant, [page for page in pages.values() if page.label in new])
-        self._usage.take(tenant, [page for page in pages.values() if page.label not in new])
+        self.usage.take(tenant, [page for page in pages.values() if page.label not in new])
         self._make_room(pages)
-        room = pages.keys() - self._usage.outgrown(tenant, pages)
+        room = pages.keys() - self.usage.outgrown(tenant, pages)
         try:
             admitted = [page for page in pages.values() if page.label in room]
             answers = self._write(admitted, level, new, manifests)
@@ -108,20 +100,20 @@ class TenantStore:
             self._give_back_absent(tenant, fresh)
             raise
         # What another tenant's put has asked to go meanwhile lies in the store only now.
-        late = self._usage.outgrown(tenant, room)
+        late = self.usage.outgrown(tenant, room)
         self._remove_outgrown(late)
         answers.update((label, Answer.DECLINED) for label in (*pages.keys() - room, *late))
         for pool, answer, count in _by_pool(list(answers), list(answers.values()), _PUTS):
             self._observer.pages_put(tenant, pool, answer, count)
         declined = [label for label in labels if not answers[label]]
-        self._usage.drop(tenant, declined)
+        self.usage.drop(tenant, declined)
         if declined and known is None:
             raise Refused(grpc.StatusCode.UNAVAILABLE, "the store does not answer")
         return [answers[label] for label in labels]
 
     def touch(self, tenant: str, labels: Sequence[Label]) -> None:
         """Make pages recent, and last to go of what the tenant has above its share."""
-        self._usage.touch(tenant, labels)
+        self.usage.touch(tenant, labels)
         try:
             self._store.touch(labels)
         except StorageError as error:
@@ -136,7 +128,7 @@ class TenantStore:
         named = list(dict.fromkeys(labels))
         stored = self._store.exists(named)
         self._store.remove(named)
-        self._usage.drop(tenant, named)
+        self.usage.drop(tenant, named)
         return sum(map(bool, stored))
 
     def clear(self, tenant: str, identity: bytes) -> int:
@@ -146,7 +138,7 @@ class TenantStore:
             StorageError: the store failed.
         """
         removed_count = self._store.clear(identity)
-        self._usage.drop_identity(tenant, identity)
+        self.usage.drop_identity(tenant, identity)
         return removed_count
 
     def scan(self, identity: bytes, cursor: str) -> Scan:
@@ -166,11 +158,6 @@ class TenantStore:
         """
         catalog = catalog_in(self._store)
         return [] if catalog is None else [each for each in catalog.manifests().values() if each is not None]
-
-    @property
-    def outgrown_count(self) -> int:
-        """Pages removed so far because their tenants had more than their shares of the store."""
-        return self._outgrown_count
 
     def capability(self) -> Capability:
         """Return what the store can do."""
@@ -226,7 +213,7 @@ class TenantStore:
         One put at a time, so that what another has asked to go is gone before this one writes.
         """
         with self._room:
-            self._remove_outgrown(self._usage.surplus(arriving))
+            self._remove_outgrown(self.usage.surplus(arriving))
 
     def _remove_outgrown(self, labels: Sequence[Label]) -> None:
         if labels:
@@ -235,13 +222,13 @@ class TenantStore:
             except StorageError as error:
                 self._observer.anomaly("store_remove", str(error))
             with self._guard:
-                self._outgrown_count += len(labels)
+                self.outgrown_count += len(labels)
 
     def _reserve(self, tenant: str, pages: Sequence[PageIO]) -> None:
-        if self._usage.take(tenant, pages):
+        if self.usage.take(tenant, pages):
             return
-        self._give_back_absent(tenant, self._usage.oldest(tenant, RECONCILED_NAMES))
-        if not self._usage.take(tenant, pages):
+        self._give_back_absent(tenant, self.usage.oldest(tenant, RECONCILED_NAMES))
+        if not self.usage.take(tenant, pages):
             raise Refused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, "the tenant has no room left", [(RETRY_AFTER, RETRY_AFTER_MS)]
             )
@@ -250,7 +237,7 @@ class TenantStore:
         stored = self._stored(labels)
         if stored is not None:
             pairs = zip(labels, stored, strict=True)
-            self._usage.drop(tenant, [label for label, there in pairs if there is Answer.MISS])
+            self.usage.drop(tenant, [label for label, there in pairs if there is Answer.MISS])
 
     def _count(self, tenant: str, labels: Sequence[Label], answers: Sequence[Answer]) -> None:
         for pool, answer, count in _by_pool(labels, answers, _READS):

@@ -9,7 +9,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -206,14 +206,9 @@ def _filled(players: Sequence[Player], tier: Tier, component: str) -> int | None
     return None if any(each.evicted for each in held) else sum(each.capacity - each.free for each in held)
 
 
-def _window_requests(requests: Sequence[TraceRequest]) -> int:
-    """Return how many requests make one point of the time series."""
-    return max(1, -(-len(requests) // WINDOWS_MAX))
-
-
 def _series(requests: Sequence[TraceRequest], served: Sequence[ServedRequests]) -> Iterator[TimeSeriesPoint]:
     """Sum up at most ``WINDOWS_MAX`` windows of equally many requests."""
-    step = _window_requests(requests)
+    step = max(1, -(-len(requests) // WINDOWS_MAX))
     for start in range(0, len(requests), step):
         window = _summed(served[start : start + step])
         yield TimeSeriesPoint(
@@ -251,9 +246,8 @@ def _own_version() -> str:
 
 def _cpu_name() -> str:
     """Return the model name of the CPU."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()

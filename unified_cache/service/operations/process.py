@@ -1,8 +1,12 @@
-"""Freed memory kept by the process, since pages come and go all the time and each new one would fault."""
+"""The process of a server: malloc set to reuse freed memory, and room for file descriptors."""
 
 import ctypes
+import resource
 
-__all__ = ["keep_freed_memory"]
+__all__ = ["OWN_DESCRIPTORS", "keep_freed_memory", "room_for_connections"]
+
+OWN_DESCRIPTORS = 512
+"""Kept free of connections: for the store's files and directories, metrics, logs."""
 
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
@@ -39,3 +43,17 @@ def keep_freed_memory() -> bool:
     )
     taken = [mallopt(parameter, value) == 1 for parameter, value in wanted]
     return all(taken)
+
+
+def room_for_connections(connections_max: int) -> int:
+    """Raise this process's soft limit of descriptors as far as needed; return how many connections it has room for.
+
+    The hard limit stays, which only a supervisor can raise. At least half of it is for connections.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections_max + OWN_DESCRIPTORS
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return connections_max
+    limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return min(connections_max, max(limit - OWN_DESCRIPTORS, limit // 2))
