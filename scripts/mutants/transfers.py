@@ -18,7 +18,7 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "a cache that closes forgets the prompts that are due",
         "controller/backup_scheduler.py",
-        "self._lose(self._due.popleft(), LeftOut.CLOSED)",
+        "self._lose(self._due.popleft(), reason)",
         "self._due.popleft()",
         LOST,
     ),

@@ -19,6 +19,7 @@ from unified_cache.cache.stats import LookupCounts, PublishedStats, Stats
 from unified_cache.controller import (
     Controller,
     LayerwiseLoad,
+    LeftOut,
     NotStarted,
     Operation,
     PageTally,
@@ -693,7 +694,7 @@ class UnifiedCache:
         self._controller.leave_all()
         self._controller.wait_all(self.config.close_timeout_s)
         self._ledger.clear()
-        self._scheduler.forget()
+        self._scheduler.drop_all(LeftOut.EVICTED)
         self._speeds.prefill.leave_all()
 
     def check(self) -> None:
@@ -720,7 +721,8 @@ class UnifiedCache:
         self._closed = True
         stuck = self._controller.close(timeout_s)
         self._controller.take_completed()
-        given_up = self._scheduler.close()
+        self._scheduler.drop_all(LeftOut.CLOSED)
+        given_up = self._scheduler.counts()
         if self._storage is not None:
             stuck += self._storage.close(timeout_s)
         if not stuck:

@@ -61,14 +61,12 @@ JobSteps = Generator[Job, Operation, int]
 class BackupRequest:
     """Pages of one prompt, by component, that still have to be backed up, and why the last backup left each out.
 
-    A write policy makes it when it asks for the backup. A backup takes off what has arrived; what it left out is asked
-    for again by the next one.
+    A backup takes off what has arrived; what it left out is asked for again by the next one.
     """
 
     __slots__ = ("_states", "_was_tried", "attempts_count", "has_lost", "prompt")
 
     def __init__(self, prompt: Prompt, wanted: Sequence[Pages]) -> None:
-        """Ask for the pages of each component for which ``wanted[component]``, shape (pages_count,), is True."""
         self.prompt = prompt
         self._states: list[npt.NDArray[np.int8]] = [pages.astype(np.int8) for pages in wanted]
         """By component and page: 0 for nothing to do, 1 for a page not tried, else the reason that left it out."""
@@ -177,12 +175,8 @@ class Backups:
     def backup(self, prompt: Prompt, storage: StorageTier | None, level: Level, tally: PageTally) -> JobSteps:
         """Copy what the host lacks of a prompt's device prefix and publish it; then put all that the host has of it.
 
-        First what a resume at its end needs, then the windows that were kept at other ends, for other resumes. Pages
-        that storage has already are put again, and so are the windows at the end that this prompt was resumed from:
-        that costs a look-up and keeps them recent there, where hits in memory are not seen. The host pages stay pinned
-        until storage has answered.
-        Where the host is short of room, the longest prefix that fits is kept there; where it is too small for the
-        prompt, the rest goes on to storage in pieces. Returns the pages copied.
+        Pages that storage has already are put again, and so are the windows at the end that this prompt was resumed
+        from: that costs a look-up and keeps them recent there, where hits in memory are not seen. Returns pages copied.
         """
         found = self._ledger.tree.match(prompt)
         run = BackupRun(self._request(found), tally, storage, level, puts_again=storage is not None)
@@ -197,6 +191,10 @@ class Backups:
     def request_of(self, prompt: Prompt) -> BackupRequest:
         """Return a request for all that memory has of a prompt."""
         return self._request(self._ledger.tree.peek(prompt))
+
+    def record_declined(self, prompt: Prompt) -> None:
+        """Record that a backup of a prompt was not started."""
+        self._ledger.changes.remember_unbacked(prompt, MissReason.BACKUP_DECLINED)
 
     def _request(self, found: Match) -> BackupRequest:
         """Return a request for all of a matched prompt: Full, and the windows that memory keeps at any end.
@@ -265,7 +263,7 @@ class Backups:
                     continue
                 yield from self._copy(run, moving)
                 if run.storage is not None:
-                    yield from self._put_held(run, moving.held() if end == longest else moving.held_windows())
+                    yield from self._put_held(run, moving.held() if end == longest else moving.held()[1:])
         reason = LeftOut.HOST_FULL
         if request.pages_count and self._exceeds_host(prompt.pages_count):
             if run.storage is None:
@@ -321,7 +319,7 @@ class Backups:
     def _other_ends(self, found: Match, longest: int, run: BackupRun) -> list[int]:
         """Return the ends before the longest, descending, whose windows memory keeps and the host or storage lacks.
 
-        Where pages are put again, also the last one that neither lacks: that is where the prompt was resumed.
+        Where pages are put again, also the end at which the prompt was resumed.
         """
         tree, resumed = self._ledger.tree, found.host_end
         spans = [component.span for component in self._ledger.layout.components]
@@ -346,10 +344,7 @@ class Backups:
         return sorted(ends - {longest}, reverse=True)
 
     def _copy(self, run: BackupRun, moving: TierTransfer) -> Generator[Job, Operation, None]:
-        """Copy and publish what moves; without storage it has arrived.
-
-        Pages that storage is known to have by their device slots it has by their host slots as well.
-        """
+        """Copy and publish what moves; without storage it has arrived."""
         prompt, ledger = run.request.prompt, self._ledger
         is_copied = False
         try:
@@ -369,10 +364,7 @@ class Backups:
         run.tally.copied += self._traffic.add(TransferKind.BACKUP, published)
 
     def _put_held(self, run: BackupRun, held: Sequence[PageCopies]) -> Generator[Job, Operation, None]:
-        """Put pages that the host holds.
-
-        They count as offered meanwhile, so that no write policy gives them twice.
-        """
+        """Put pages that the host holds; they count as offered meanwhile, so that no write policy gives them twice."""
         stored, clears_count = self._ledger.stored, self._ledger.stored.clears_count
         known = [stored.among(part.component, part.target) for part in held]
         if not run.puts_again:
@@ -398,10 +390,7 @@ class Backups:
     def _put(
         self, run: BackupRun, parts: Sequence[PageCopies], known: Sequence[Pages]
     ) -> Generator[Job, Operation, list[Pages]]:
-        """Put pages that lie in host slots; return by part a mask of those that storage took or had.
-
-        ``known`` says by part which pages storage was known to have.
-        """
+        """Put pages that lie in host slots; return by part which storage took or had; ``known`` are those it had."""
         if run.storage is None or not any(map(len, parts)):
             return [np.zeros(len(part), np.bool_) for part in parts]
         ledger, request, prompt = self._ledger, run.request, run.request.prompt
@@ -430,10 +419,7 @@ class Backups:
     # ---- what the host is too small for ----------------------------------------------------------------------
 
     def _put_in_pieces(self, run: BackupRun, storage: StorageTier) -> Generator[Job, Operation, None]:
-        """Put pages that the host cannot keep piece by piece, each from host slots that it has for so long alone.
-
-        The device pages of a piece are pinned while they are copied, and no longer: storage may take its time.
-        """
+        """Put pages that the host cannot keep piece by piece; those of a piece are pinned only while it is copied."""
         ledger, prompt = self._ledger, run.request.prompt
         pages_max = batch_pages(ledger.layout)
         for end in self._ends_to_put(run):
@@ -471,10 +457,7 @@ class Backups:
         return sorted({found.device_end, *_covering_ends(lacking, self._resumable(found))} - {0})
 
     def _next_piece(self, run: BackupRun, found: Match, end: int, pages_max: int) -> list[tuple[PageNumbers, Slots]]:
-        """Return by component the pages before ``end`` to put next and their device slots: as many as have room.
-
-        Nothing where nothing is left to put for that end, or the host has no slot free.
-        """
+        """Return by component the pages before ``end`` to put next and their device slots: as many as have room."""
         ledger = self._ledger
         pieces: list[tuple[PageNumbers, Slots]] = []
         piece_end = end
@@ -518,11 +501,9 @@ class Backups:
     # ---- beside backups ---------------------------------------------------------------------------------------
 
     def record_use(self, found: Match, storage: StorageTier) -> None:
-        """Send storage a recency hint, before the next put, for pages that a request hits in memory.
+        """Send a storage that evicts a recency hint, before the next put, for pages that a request hits in memory.
 
-        Handed out or computed again, and the windows of all ends on the way, where other prompts part from this one. Of
-        these only what storage has and has had no hint of for long, and only where it evicts. What the host does not
-        hold is not known to be in storage: the next backup offers it.
+        For those, windows of all ends on the way included, that storage is known to have and had no hint of for long.
         """
         if storage.touches is None:
             return
@@ -537,10 +518,6 @@ class Backups:
             pages.append(unheard_of)
         if any(map(len, pages)):
             storage.touches.add(UsedPages(found.prompt, tuple(pages)))
-
-    def record_declined(self, prompt: Prompt) -> None:
-        """Record that a backup of a prompt was not started."""
-        self._ledger.changes.remember_unbacked(prompt, MissReason.BACKUP_DECLINED)
 
     def clear(self, storage: StorageTier) -> JobSteps:
         """Remove from storage what this rank has put there; no backup puts anything meanwhile. Returns objects."""

@@ -94,13 +94,9 @@ class BackupCounts:
 
     def __str__(self) -> str:
         """Return in one line what was given up."""
-        reasons = ", ".join(f"{pages} {reason.value}" for reason, pages in sorted_by_pages(self.lost_pages))
+        lost = sorted(self.lost_pages.items(), key=lambda each: -each[1])
+        reasons = ", ".join(f"{pages} {reason.value}" for reason, pages in lost)
         return f"{self.lost_pages_count} pages of {self.lost_prompts} prompts were not backed up: {reasons}"
-
-
-def sorted_by_pages(pages: dict[LeftOut, int]) -> list[tuple[LeftOut, int]]:
-    """Return reasons and pages, most pages first."""
-    return sorted(pages.items(), key=lambda each: -each[1])
 
 
 class BackupQueue:
@@ -163,11 +159,7 @@ class BackupScheduler:
         ranks: RankGroup,
         clock: Callable[[], float],
     ) -> None:
-        """Follow ``config.write``; ``clock`` gives seconds.
-
-        Raises:
-            ConfigError: it writes, and there is no host tier to write to.
-        """
+        """Follow ``config.write``; a ConfigError if it writes, and there is no host tier. ``clock`` gives seconds."""
         self._backups = backups
         self._controller = controller
         self._ranks = ranks
@@ -190,10 +182,7 @@ class BackupScheduler:
 
     @property
     def writes_inserted(self) -> bool:
-        """Whether every prompt is to be backed up, so that a page which the device evicts is copied to the host first.
-
-        A prompt may be lost all the same, where the host has no room for long enough: ``counts`` says so.
-        """
+        """Whether every prompt is to be backed up; pages that the device evicts are then copied to the host first."""
         return self._policy in (WritePolicy.THROUGH, WritePolicy.BACK)
 
     def reused(self, prompt: Prompt) -> None:
@@ -209,11 +198,7 @@ class BackupScheduler:
             self._ask(prompt, new_pages)
 
     def follow(self, config: CacheConfig) -> None:
-        """Go on with another policy; what the old one has put off is due now.
-
-        Raises:
-            ConfigError: as on construction; the old policy stays.
-        """
+        """Go on with another policy; what the old one has put off is due now. A ConfigError leaves the old one."""
         policy = _policy_of(config)
         self.give_up_waiting()
         self._policy = policy
@@ -225,10 +210,7 @@ class BackupScheduler:
             self._make_due(queue.take(len(queue)))
 
     def start_due(self, storage: StorageTier | None) -> bool:
-        """Start the backups that are due, the longest due first, as far as not too much is under way.
-
-        Return whether that was anything.
-        """
+        """Start the backups that are due, as far as not too much is under way; return whether that was anything."""
         self._look_at_ends()
         released_count = self._controller.released_count
         if self._for_room:
@@ -242,11 +224,7 @@ class BackupScheduler:
         return bool(started_count)
 
     def wait_all(self, timeout_s: float, storage: StorageTier | None) -> None:
-        """Wait until no transfer is under way and no backup is due.
-
-        Raises:
-            WaitTimeoutError, RankLostError: as ``Controller.wait_all``.
-        """
+        """Wait until no transfer is under way and no backup is due; raise as ``Controller.wait_all``."""
         deadline_s = time.monotonic() + timeout_s
         self._controller.wait_all(timeout_s)
         while self.start_due(storage):
@@ -268,26 +246,18 @@ class BackupScheduler:
 
     def started(self, request: BackupRequest, operation: Operation | NotStarted) -> None:
         """Record the backup of a prompt that was due; it is not started where a rank is lost."""
-        if not operation:
+        if operation:
+            self._running[operation] = request
+        else:
             self._backups.record_declined(request.prompt)
             self._lose(request, LeftOut.FAILED)
-        else:
-            self._running[operation] = request
 
-    def close(self) -> BackupCounts:
-        """Drop the backups that wait, and return the counts; pages that no backup tried count as CLOSED."""
+    def drop_all(self, reason: LeftOut) -> None:
+        """Drop the backups that wait; pages that no backup tried are lost for ``reason``."""
         self._look_at_ends()
         self.give_up_waiting()
         while self._due:
-            self._lose(self._due.popleft(), LeftOut.CLOSED)
-        return self.counts()
-
-    def forget(self) -> None:
-        """Drop the backups that wait: memory is empty."""
-        self._look_at_ends()
-        self.give_up_waiting()
-        while self._due:
-            self._lose(self._due.popleft(), LeftOut.EVICTED)
+            self._lose(self._due.popleft(), reason)
 
     def counts(self) -> BackupCounts:
         """Return the outcome of all pages that the policy meant to back up."""
@@ -318,10 +288,7 @@ class BackupScheduler:
             self._lose(self._due.popleft(), LeftOut.QUEUE_FULL)
 
     def _look_at_ends(self) -> None:
-        """Take the backups that are over: queue what is to be tried again, and try more where one was stored.
-
-        One after the other, so that a store that takes some pages and fails on others is not asked for ever.
-        """
+        """Take the backups that are over: queue what is to be tried again, and try one more where one was stored."""
         if not self._running:
             return
         for operation in [each for each in self._running if each.state is not OperationState.RUNNING]:
@@ -350,11 +317,8 @@ class BackupScheduler:
         queue = self._for_room if waits_for_others else self._for_store
         if not self._for_store and not self._for_room:
             self._retry_at_s = self._clock() + self._pause_s
-        self._lose_all(queue.add(request, request.prompt.pages_count))
-
-    def _lose_all(self, requests: Iterable[BackupRequest]) -> None:
-        for request in requests:
-            self._lose(request, LeftOut.QUEUE_FULL)
+        for oldest in queue.add(request, request.prompt.pages_count):
+            self._lose(oldest, LeftOut.QUEUE_FULL)
 
     def _lose(self, request: BackupRequest, reason: LeftOut) -> None:
         """Drop a prompt for ``reason``, but for pages that one backup has left to another."""

@@ -131,10 +131,8 @@ class InlineWorkers:
 class ThreadWorkers:
     """Threads for each kind of job, on demand, and those that hang in a call to a store.
 
-    A job whose store does not return from a call in time has ended, for its operation, by StorageTimeoutError: a
-    caller that asks for ``finished`` gives it up. Another thread takes the place of the one that hangs, which ends
-    when the store returns. The store's guard bounds how many can hang, and fails what is started beyond that at
-    once. What a request waits for goes first, and finds a thread that no backup and no clear is on.
+    A job whose store does not return from a call in time ends by StorageTimeoutError, and another thread takes the
+    place of its own. What a request waits for goes first, and finds a thread that no backup and no clear is on.
     """
 
     __slots__ = ("_finished", "_has_finished", "_threads")
@@ -177,10 +175,7 @@ class ThreadWorkers:
             self._finished.popleft()
 
     def close(self, timeout_s: float) -> list[str]:
-        """Finish queued jobs and stop the threads; name those that did not stop within ``timeout_s``, all together.
-
-        Threads of jobs that were given up are not waited for: their stores are named by their calls.
-        """
+        """Finish queued jobs and stop the threads; name those that did not stop within ``timeout_s``, all together."""
         until_s = time.monotonic() + timeout_s
         for threads in self._threads.values():
             threads.close(0)
@@ -257,11 +252,9 @@ class OperationCounts:
 class Controller:
     """Operations under way, at most ``operations_max``, each for at most ``timeout_s``. As HiCacheController in SGLang.
 
-    Everything but the jobs themselves runs on the owner's thread, inside ``start``, ``poll``, ``wait_all``, ``cancel``
-    or ``close``. An operation is *live* until it has given back what it held. One that is cancelled or too late is
-    notified at once, and stays live until its job has ended. One whose store did not return in time stays live until
-    the store has: till then its pages are in quarantine, since the store may still read or fill them. And one that an
-    engine follows stays live until the engine has left it.
+    Everything but the jobs themselves runs on the owner's thread. An operation is *live* until it has given back what
+    it held: that is after its outcome is known, where its job still runs, where a late store may still use its pages
+    (quarantine), and where an engine follows it.
 
     When jobs end, how, and what the clock says differs between ranks. So each look at the operations takes one
     agreement on the readiness of each, and they go on in the order in which they started: on every rank the same ones,
@@ -334,10 +327,10 @@ class Controller:
         deadline_s: float = math.inf,
         tally: PageTally | None = None,
     ) -> Operation | NotStarted:
-        """Start an operation, unless too many are under way or a rank is lost: it then never began and holds nothing.
+        """Start an operation, unless too many are under way or a rank is lost.
 
-        Its steps count in ``tally`` the pages that it is asked for. After ``patience_s`` it makes do with what has
-        arrived once its job has ended; after ``deadline_s`` it is done, whether its job has ended or not.
+        After ``patience_s`` it makes do with what has arrived once its job has ended; after ``deadline_s`` it is done,
+        whether its job has ended or not.
         """
         if self.room <= 0 or self._ranks.is_lost:
             self.counts[kind].declined += 1
@@ -428,8 +421,7 @@ class Controller:
     def close(self, timeout_s: float) -> list[str]:
         """Finish running jobs, release the slots of operations, stop the workers; name those that are stuck.
 
-        An operation whose job or store is stuck keeps its slots: a thread may still write to them. No other rank
-        and no follower is waited for.
+        An operation whose job or store is stuck keeps its slots: a thread may still write to them.
         """
         stuck = self._workers.close(timeout_s)
         self._ended.update(self._workers.finished(0))
@@ -585,10 +577,7 @@ class Controller:
             self._workers.submit(operation, operation.job)
 
     def _wake(self) -> None:
-        """Advance operations that have waited for another one.
-
-        Outcomes become known by agreement, or by calls that all ranks make; so the same ones wake on every rank.
-        """
+        """Advance operations that have waited for another one: the same ones on every rank."""
         for operation in [operation for operation in self._live if operation.is_woken]:
             if isinstance(operation.error, NEVER_KEPT):
                 self._release(operation)

@@ -40,10 +40,7 @@ Layer = tuple[str, int]
 
 
 class LayerProgress:
-    """Progress of a worker through the layers of a load; any thread may ask.
-
-    The worker copies inside of ``with progress:``, so that nobody waits for a load that has failed.
-    """
+    """Progress of a worker, which copies inside of ``with progress:``, through a load's layers; any thread may ask."""
 
     __slots__ = ("_changed", "_copied", "_ended", "_error", "_layers_counts", "_place")
 
@@ -148,11 +145,7 @@ STORAGE_BATCH_OBJECTS = 128
 """Objects per call to a store at most: between two calls a job can be stopped, and keep the pages before it."""
 
 STORAGE_BATCH_BYTES = 32 << 20
-"""Bytes per call to a store at most, or one object: within the guard's deadline of 5 s for a store of 6.7 MB/s.
-
-128 objects of 20 MiB would need 537 MB/s, and a store that has less would fail for ever. A job that gives way to
-another after each call does so ten times a second at 320 MB/s.
-"""
+"""Bytes per call to a store at most, or one object: within the guard's deadline of 5 s for a store of 6.7 MB/s."""
 
 
 class BackupJob:
@@ -199,11 +192,7 @@ class BackupJob:
 
 
 class LoadJob:
-    """Copy pages host to device layer by layer, all pools side by side, as a model comes to need them.
-
-    A layer that lies at some fraction of its pool's depth comes before all that lie deeper in theirs; of those equally
-    deep, KV before sidecars.
-    """
+    """Copy pages host to device layer by layer, all pools side by side by relative depth; KV before sidecars."""
 
     queue = JobQueue.COPY
     is_urgent = True
@@ -292,10 +281,7 @@ class StorageBatches:
         return pages
 
     def move(self, call: Callable[[list[PageIO]], list[Answer]]) -> Iterator[None]:
-        """Call the store for one batch after the other, until all are moved, one raises, or the job is stopped.
-
-        Yields between two calls.
-        """
+        """Call the store batch by batch until all are moved, one raises, or the job is stopped; yield between two."""
         listed = self._listed = self._storage.pages(self._prompt, self._parts, self._order)
         while len(self._done) < len(listed) and not self._stopped:
             start = len(self._done)
@@ -307,10 +293,7 @@ class StorageBatches:
                 yield
 
     def take_back(self) -> None:
-        """Remove what was or may have been moved, and count nothing as moved.
-
-        What is left of it if the store fails is unknown.
-        """
+        """Remove what was or may have been moved, and count nothing as moved."""
         assert self._listed is not None
         labels = [page.label for _, _, page in self._listed[: self._begun_count]]
         self._done = []
@@ -432,11 +415,8 @@ class ProbeJob:
 
     def run(self) -> bool:
         """Ask once."""
-        if not self._stopped:
-            self._ask()
-        return True
-
-    def _ask(self) -> None:
+        if self._stopped:
+            return True
         storage, keys = self._storage, self._prompt.keys
         asked = [[keys[page] for page in pages.tolist()] for pages in self._pages]
         pools = [storage.pools(component) for component in range(len(asked))]
@@ -456,6 +436,7 @@ class ProbeJob:
                 start, end = end, end + len(present)
                 present &= answers[start:end]
             self.present[component] = present
+        return True
 
     def among(self, pages: Sequence[npt.NDArray[np.int64]]) -> list[Pages]:
         """Return a mask by component of ``pages`` that were asked for and that storage has."""

@@ -148,14 +148,7 @@ class Ledger:
         return allocated
 
     def allocate_pages(self, masks: Sequence[Pages], *, may_wait: bool = True) -> list[Slots] | None:
-        """Hand out a device slot for each page of each component for which ``masks[component]`` is True.
-
-        All or, if pins leave too little, nothing and None. Each array has an entry per page, -1 where none was
-        needed. Mapped slots are mapped. See ``UnifiedCache.allocate`` for ``may_wait``.
-
-        Raises:
-            InputError: not an array for each component, of one length, the first all True.
-        """
+        """Hand out device slots by component and page, see ``UnifiedCache.allocate``; mapped slots are mapped."""
         self.layout.check_masks(masks)
         counts = [int(np.count_nonzero(pages)) for pages in masks]
         allocated = self.allocate_all(Tier.DEVICE, list(enumerate(counts)), may_wait=may_wait)
@@ -214,13 +207,7 @@ class Ledger:
             self._evicted_pages[tier][component] += count
 
     def fork(self, lock: Lock, memory: PageMemory) -> list[Slots] | None:
-        """Copy what a device lock pins of components that are neither Full nor mapped into slots of their own.
-
-        All or, if pins leave too little, nothing and None.
-
-        Raises:
-            InputError: the tree holds no such state at the end of the lock, or the lock has released its windows.
-        """
+        """Copy what a device lock pins of components that are neither Full nor mapped; see ``UnifiedCache.fork``."""
         sources = [self.tree.lock_slots(lock, number) for number in range(len(self.layout.components))]
         for number, component in enumerate(self.layout.components):
             if number == 0 or component.mapped:
@@ -254,11 +241,7 @@ class Ledger:
             self._allocators[tier][component].free(slots)
 
     def free_pages(self, pages: Sequence[Slots]) -> None:
-        """Take device slots back that ``allocate_pages`` handed out, by component; -1 entries are skipped.
-
-        Raises:
-            SlotError: a slot is not handed out. Nothing was freed.
-        """
+        """Take device slots back by component, see ``UnifiedCache.free``; -1 entries are skipped."""
         taken = self._check_out(pages, Tier.DEVICE)
         self._check_pairs(pages, Tier.DEVICE)
         if self.paired is not None:
@@ -267,14 +250,7 @@ class Ledger:
             self.free(Tier.DEVICE, component, slots)
 
     def trim_pages(self, pages: Sequence[Slots], masks: Sequence[Pages]) -> None:
-        """Free the device slots of pages whose mask is False; they become -1 in ``pages``. Full keeps all.
-
-        For pages that have left every window that matters while their request still runs.
-
-        Raises:
-            InputError: as ``allocate_pages``, or the arrays differ in length.
-            SlotError: a slot is not out. Nothing was freed.
-        """
+        """Free the device slots of pages whose mask is False, see ``UnifiedCache.trim``."""
         self.layout.check_masks(masks)
         if [len(slots) for slots in pages] != [len(mask) for mask in masks]:
             raise InputError(f"expected slots for {len(masks[0])} pages of every component")
@@ -309,11 +285,7 @@ class Ledger:
         return inserted
 
     def graft(self, prompt: Prompt, start: int, slots: Sequence[Slots], tier: Tier) -> None:
-        """Hand pages to the tree whose slots were reserved: mapped ones are reached through the tree's Full slots.
-
-        Raises:
-            SlotError, InputError: as ``insert``.
-        """
+        """Hand pages to the tree whose slots were reserved: mapped ones are reached through the tree's Full slots."""
         given = self._check_out(slots, tier)
         self._take_in(self.tree.insert(prompt, start, slots, tier, UNNAMED), given, prompt, start, slots, tier)
 
@@ -417,10 +389,7 @@ class Ledger:
         return [window(end, component.span) for component in self.layout.components]
 
     def follow_storage(self, storage: StorageReader | None, owners: Mapping[str, bytes]) -> None:
-        """Record that another store, or none, lies below the host: it may have none of the pages held there.
-
-        ``owners`` names by pool the identity that pages are stored under.
-        """
+        """Record that another store, or none, lies below the host; see ``PageChanges.follow_storage``."""
         self.changes.follow_storage(storage, owners)
         self.forget_stored()
 
@@ -461,12 +430,7 @@ class Ledger:
             assert self.paired.peer.is_out(peers[~ours]), "a Full slot is mapped to a slot that is not out"
 
     def lock_slots(self, lock: Lock, component: int) -> Slots:
-        """Return a component's slots of the pages that a lock pins; see ``RadixTree.lock_slots``.
-
-        Raises:
-            LockError: released already, or another tree's.
-            InputError: as ``ModelLayout.check_component``.
-        """
+        """Return a component's slots of the pages that a lock pins, see ``UnifiedCache.slots``."""
         self.tree.check_lock(lock)
         self.layout.check_component(component)
         return self.tree.lock_slots(lock, component)
@@ -552,10 +516,6 @@ class TierTransfer:
     def held(self) -> list[PageCopies]:
         """Return by component the pages that are pinned and held on the target now, with their slots there."""
         return self._ledger.locked(self._transfer.target)
-
-    def held_windows(self) -> list[PageCopies]:
-        """Return what ``held`` returns, without Full."""
-        return self.held()[1:]
 
 
 class Reservation:

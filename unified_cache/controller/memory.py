@@ -50,8 +50,7 @@ class PageMemory(Protocol):
     def ordered(self, target: Tier) -> AbstractContextManager[None]:
         """Return a context for a worker's copies to a tier, which run after what the engine's streams have been given.
 
-        Call it on the owner's thread. A page that a forward still writes is backed up as written, and a page that it
-        still reads is not overwritten. When the context is left, for whatever reason, no copy is in flight any more.
+        Call it on the owner's thread. When the context is left, for whatever reason, no copy is in flight any more.
         Copies to the device and to the host do not wait for each other.
         """
         ...
@@ -174,12 +173,7 @@ class TieredMemory:
     ) -> "TieredMemory":
         """Wrap the engine's pools and allocate a host slab for each, and the buffers of copies where they are on a GPU.
 
-        ``host_pages`` gives the pages of each pool's slab, by pool name. ``after`` returns the streams that compute on
-        the pools; the caller's current one by default.
-
-        Raises:
-            ConfigError: the slabs do not fit into memory, or the pools are on two devices, or on one that is neither
-                the CPU nor a GPU, or no stream computes on them.
+        ``host_pages`` gives the pages of each pool's slab, by pool name; ``after`` and errors as ``UnifiedCache.open``.
         """
         device = _one_device(device_pools)
         copies = gpu_copies() if device.type == "cuda" else None
@@ -339,11 +333,7 @@ class NoBytes:
 
 
 def _rows_of(spec: PoolSpec, layer: torch.Tensor) -> torch.Tensor:
-    """Return a layer as bytes, shape (slots, bytes of a row); rows may lie apart.
-
-    Raises:
-        LayoutError: a row is not contiguous.
-    """
+    """Return a layer as bytes, shape (slots, bytes of a row); rows may lie apart, and are contiguous each."""
     try:
         rows = layer.view(layer.shape[0], -1).view(torch.uint8)
     except (RuntimeError, IndexError):
@@ -354,11 +344,7 @@ def _rows_of(spec: PoolSpec, layer: torch.Tensor) -> torch.Tensor:
 
 
 def _one_device(pools: Sequence[DevicePool]) -> torch.device:
-    """Return the device of all pools.
-
-    Raises:
-        ConfigError: there are several, or it is neither the CPU nor a GPU.
-    """
+    """Return the device of all pools; a ConfigError if there are several, or it is neither the CPU nor a GPU."""
     devices = {layer.device for pool in pools for layer in pool.layers} or {torch.device("cpu")}
     if len(devices) > 1 or not {device.type for device in devices} <= {"cpu", "cuda"}:
         names = ", ".join(sorted(map(str, devices)))

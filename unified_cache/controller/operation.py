@@ -1,8 +1,7 @@
 """One transfer, from issue to release: its kind, the pages that it counts, and how it goes on.
 
 An operation is a generator that runs on the owner's thread. It pins and allocates, yields a *job*, and goes on when
-the job has been run by a worker; ``with`` blocks around the ``yield`` give everything back however it ends. So the
-life of a page reads from top to bottom, and success, failure, cancel and shutdown end in the same way.
+the job has been run by a worker; ``with`` blocks around the ``yield`` give everything back however it ends.
 """
 
 import math
@@ -241,10 +240,9 @@ class Job(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WaitFor:
-    """A step in which nothing is moved: another operation does what this one needs, or fails to.
+    """A step that waits for the outcome of another operation, which does what this one needs, or fails to.
 
-    Over as soon as the outcome of the other is known, or the one that waits is asked to end. Only an operation that
-    holds nothing that others wait for may wait, so that no two wait for each other.
+    Only an operation that holds nothing that others wait for may wait, so that no two wait for each other.
     """
 
     operation: "Operation"
@@ -303,8 +301,7 @@ class SlowOperation(NamedTuple):
 class Operation:
     """Handle of one transfer. Only the controller and its own steps change it.
 
-    Its state says how it ended; what it held is given back once no worker and no store uses it any more, which
-    may be later: see ``is_released``.
+    What it held may be given back later than it ends: see ``is_released``.
     """
 
     __slots__ = (
@@ -381,8 +378,7 @@ class Operation:
     def advance(self, error: CacheError | None) -> None:
         """Go on after what it waited for, which ended with ``error`` or well, up to the next wait or the end.
 
-        Runs on the owner's thread. An outcome that has been reported stays what it was. Whatever its steps raise ends
-        it, and has given back what it held on its way out.
+        An outcome that has been reported stays what it was. Whatever its steps raise ends it.
         """
         begins = self.job is None and self.awaited is None
         self.job = self.awaited = None

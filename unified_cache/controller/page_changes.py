@@ -10,10 +10,8 @@ later, on the owner's thread, between two calls to the cache:
     reset; clear_storage, detach       MemoryCleared, StorageCleared
 
 The log is bounded by pages. When it is full, all of it is dropped and the next ``take`` returns None: the observer
-starts again from ``held_runs``, the pages that memory holds now.
-
-The eviction history for ``explain`` is recorded with or without an observer: evictions by the tree where it drops
-pages, everything else here, by the code that drops, declines or loses them. Without a history that costs one check.
+starts again from ``held_runs``, the pages that memory holds now. The eviction history for ``explain`` is recorded with
+or without an observer: evictions by the tree where it drops pages, everything else here.
 """
 
 import threading
@@ -174,9 +172,7 @@ class PageChanges:
         """Times that more was noted than there was room for."""
 
     def watch(self, pages_max: int = 1 << 18) -> None:
-        """Begin to note changes, at most of ``pages_max`` pages between two calls of ``take``.
-
-        The first ``take`` says that what was before is not noted.
+        """Begin to note changes, at most of ``pages_max`` pages between two calls of ``take``; the first returns None.
 
         Raises:
             ConfigError: no room for a page.
@@ -201,10 +197,7 @@ class PageChanges:
             self._unsubscribe()
 
     def follow_storage(self, storage: StorageReader | None, owners: Mapping[str, bytes]) -> None:
-        """Ask this store from now on for its evictions; None for no store.
-
-        ``owners`` names by pool the identity that pages are stored under.
-        """
+        """Ask this store from now on for its evictions; ``owners`` names by pool the identity of stored pages."""
         self._unsubscribe()
         self._storage = storage
         self._owners = owners
@@ -228,11 +221,7 @@ class PageChanges:
         self._recorded_pages = 0
 
     def held_runs(self) -> list[StoredRun]:
-        """Return all that memory holds, run by run, each after the one that it continues; copies. Walks the tree.
-
-        Raises:
-            OwnerThreadError: as ``take``.
-        """
+        """Return all that memory holds, run by run, each after the one that it continues; copies. Walks the tree."""
         self._check_owner()
         runs: list[StoredRun] = []
         for run in self._tree.held_runs():
@@ -367,10 +356,7 @@ class PageChanges:
             self._feed = None
 
     def _take_removals(self) -> None:
-        """Record the store's evictions since the last call; if it does not know them, any page may have gone.
-
-        What the cache itself believes to be stored stays as it is: it is alike on all ranks, and not all are watched.
-        """
+        """Record the store's evictions since the last call; if it does not know them, any page may have gone."""
         if self._feed is None:
             return
         removals = self._feed.take()
@@ -428,10 +414,7 @@ class PageChanges:
             self.eviction_history.record(tier_component, digests_where(digests, (device >= 0) & (host < 0)), reason)
 
     def remember_stored(self, component: int, prompt: Prompt, pages: PageNumbers, reason: MissReason) -> None:
-        """Remember what became of pages in storage, or on their way there.
-
-        Of those that it took STORE_LOST: where it lacks them later without a report, it has lost them.
-        """
+        """Remember what became of pages in storage; of those that it took STORE_LOST, should it lack them later."""
         if self.eviction_history is not None and len(pages):
             keys = prompt.keys
             tier_component = len(Tier) * len(self._tree.components) + component

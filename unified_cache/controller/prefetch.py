@@ -31,14 +31,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from unified_cache.controller import (
-    LayerwiseLoad,
-    LeftAlone,
-    LeftOut,
-    PageTally,
-    StorageTier,
-    TransferKind,
-)
+from unified_cache.controller import LayerwiseLoad, LeftAlone, LeftOut, PageTally, StorageTier, TransferKind
 from unified_cache.controller.estimates import TransferSpeeds
 from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, ProbeJob, batch_pages
 from unified_cache.controller.ledger import Ledger, Reservation, TierTransfer
@@ -212,13 +205,10 @@ class Prefetches:
     def prefetch(self, prompt: Prompt, storage: StorageTier, worth_pages: int) -> Steps:
         """Read the pages that memory lacks for the longest resume with storage, and graft those that arrive.
 
-        Each rank says at which ends it could resume; of those that all could, and that there is room for, the last is
-        read for, or none where computing is faster (``TransferPolicy``). Ends that add fewer than
-        ``worth_pages`` are not worth it. What arrived is kept however the reading ends, Full pages also without a
-        window to resume from; where a page that storage said it had did not come, what is left is read for. Prefetches
-        are single flight: while another one fetches any of these pages, this one waits, and then looks again at what is
-        still missing. An end that the host has no room for is read for on the device, if that has. Returns the pages by
-        which the prompt can be resumed further, whichever transfer has brought them.
+        Ends that add fewer than ``worth_pages`` are not read for. Where a page that storage said it had did not come,
+        what is left is read for. Prefetches are single flight: while another one fetches any of these pages, this one
+        waits, and then looks again at what is still missing. Returns the pages by which the prompt can be resumed
+        further, whichever transfer has brought them.
         """
         tree = self._ledger.tree
         first_end = tree.peek(prompt).host_end
@@ -282,9 +272,9 @@ class Prefetches:
     def _probe(
         self, prompt: Prompt, storage: StorageTier, worth_pages: int, lost: Sequence[Pages]
     ) -> Generator[Job, Operation, tuple[Operation, MissingPages, Pages] | None]:
-        """Ask storage for what memory lacks of a prompt; return at which ends all ranks could resume with it.
+        """Ask storage for what memory lacks; return the ends after ``known_end`` at which all ranks could then resume.
 
-        Each end is counted from ``known_end`` on. None if none of them adds ``worth_pages``, or the operation is over.
+        None if none of them adds ``worth_pages``, or the operation is over.
         """
         missing = self._missing(prompt, lost)
         if missing.known_end + worth_pages > prompt.pages_count:
@@ -304,7 +294,7 @@ class Prefetches:
     def _missing(self, prompt: Prompt, lost: Sequence[Pages] | None) -> MissingPages:
         """Return what memory lacks of a prompt for any longer resume, but for what storage was found to have ``lost``.
 
-        Makes the prompt recent, unless ``lost`` is None: then nobody asks for it.
+        Makes the prompt recent, unless ``lost`` is None.
         """
         tree = self._ledger.tree
         found = tree.peek(prompt) if lost is None else tree.match(prompt)
@@ -330,8 +320,7 @@ class Prefetches:
     def _plan_to_host(self, missing: MissingPages, ends: Pages) -> FetchPlan:
         """Choose the last of ``ends`` that the host has room for, and earlier ones that are worth their windows.
 
-        Each page to come takes a slot, and each that is there and gets pinned one of what could be evicted; the windows
-        of ``known_end`` stay pinned too, so that a prefetch that fails takes nothing away.
+        The windows of ``known_end`` stay pinned, so that a prefetch that fails takes nothing away.
         """
         known_end, full_end = missing.known_end, missing.full_end
         numbers = np.arange(known_end + 1, known_end + 1 + len(ends))
@@ -359,10 +348,9 @@ class Prefetches:
         return FetchPlan(end, copies, missing.reads([end, *between]))
 
     def _ends_between(self, missing: MissingPages, ends: Pages, end: int, rooms: list[int]) -> list[int]:
-        """Choose of the ends before ``end`` those whose windows are read too, for a prefetch that ends early.
+        """Choose of the ends before ``end``, last first, those whose windows are read too, should it end early.
 
-        Last first: one is chosen if its windows have no more bytes than the pages of Full between it and the one chosen
-        before, which it would save, and if there is room for them.
+        One is chosen if its windows fit, and have no more bytes than the pages of Full after it that it would save.
         """
         page_bytes = [sum(pool.page_bytes for pool in each.pools) for each in self._ledger.layout.components]
         before = [np.concatenate([[0], np.cumsum(pages)]) for pages in missing.to_read]
@@ -407,10 +395,7 @@ class Prefetches:
     def _leave_alone(
         self, fetch: FetchUnderWay, left_alone: LeftAlone, known_pages: int
     ) -> Generator[Job | WaitFor, Operation, None]:
-        """Read nothing, since computing is faster; now and then the first pages, to measure how fast storage is now.
-
-        Nobody waits for those; there is no window among them, and so nothing to resume from.
-        """
+        """Read nothing, since computing is faster; now and then the first pages, to measure how fast storage is now."""
         speeds = self._speeds
         speeds.left_alone_tokens += left_alone.tokens
         if speeds.is_trial_due():
@@ -424,10 +409,7 @@ class Prefetches:
     # ---- single flight ---------------------------------------------------------------------------------------
 
     def _fetching(self, prompt: Prompt, wanted: Sequence[PageNumbers]) -> Operation | None:
-        """Return an operation that fetches any of a prompt's pages, ``wanted[c]`` of component ``c``; None if none.
-
-        One that has failed or was cancelled brings nothing any more, though it may still hold its slots.
-        """
+        """Return a running operation that fetches any of a prompt's pages, ``wanted[c]`` of component ``c``."""
         keys = prompt.keys
         for fetched, pages in zip(self._fetched, wanted, strict=True):
             for page in pages.tolist() if fetched else ():
@@ -438,7 +420,7 @@ class Prefetches:
 
     @contextmanager
     def _marked(self, prompt: Prompt, wanted: Sequence[PageNumbers], operation: Operation) -> Iterator[None]:
-        """Mark pages as fetched by an operation, for the length of a ``with`` block."""
+        """Mark pages as fetched by an operation during a ``with`` block."""
         keys = prompt.keys
         marked = [[keys[page] for page in pages.tolist()] for pages in wanted]
         for fetched, ours in zip(self._fetched, marked, strict=True):
@@ -459,10 +441,7 @@ class Prefetches:
 
     @contextmanager
     def _reserving(self, counts: Sequence[int]) -> Iterator[Reservation | None]:
-        """Reserve host slots for so many pages of each component, out of the budget, during a ``with`` block.
-
-        Yields None where a rank has no room.
-        """
+        """Reserve host slots by component, out of the budget, in a ``with`` block; None where a rank has no room."""
         self.host_pages_left -= counts[0]
         try:
             with self._ledger.reserving(Tier.HOST, counts) as held:
@@ -519,10 +498,7 @@ class Prefetches:
         return fetch.missed()
 
     def _bring_to_device(self, fetch: FetchUnderWay) -> Generator[Job | WaitFor, Operation, list[PageNumbers]]:
-        """Bring what a plan says to the device piece by piece; return by component the pages that did not come.
-
-        The device pages of the prompt stay pinned meanwhile, those of each piece from its insert on.
-        """
+        """Bring what a plan says to the device piece by piece; return by component the pages that did not come."""
         operation, prompt, missing, plan = fetch.operation, fetch.prompt, fetch.missing, fetch.plan
         tree = self._ledger.tree
         gained_before = operation.pages_count
@@ -612,10 +588,7 @@ class Prefetches:
     def _graft(
         self, fetch: FetchUnderWay, staging: Reservation, parts: Sequence[PageCopies], arrived: Sequence[Pages]
     ) -> None:
-        """Graft the pages of ``parts`` that arrived, on the tier of the reservation; record that storage has them.
-
-        Full as far as it continues the tier's prefix, the rest where Full is.
-        """
+        """Graft the pages that arrived: Full as far as it continues the prefix of the tier, the rest where Full is."""
         ledger, prompt, tree = self._ledger, fetch.prompt, self._ledger.tree
         came = [part.where(mask) for part, mask in zip(parts, arrived, strict=True)]
         full_end = tree.full_end(tree.match(prompt), staging.tier)
@@ -648,7 +621,6 @@ class Loads:
     __slots__ = ("_ledger", "_memory", "_ranks", "_traffic", "_under_way")
 
     def __init__(self, ledger: Ledger, memory: PageMemory, ranks: RankGroup, traffic: TrafficCounts) -> None:
-        """Take the parts of one cache."""
         self._ledger = ledger
         self._memory = memory
         self._ranks = ranks

@@ -4,7 +4,7 @@ A store does not see hits in memory. One that evicts goes by what it is asked fo
 put: so uses of stored pages wait in ``Touches``, and are sent ahead of the next put.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -154,20 +154,15 @@ class AnswerCounts:
     __slots__ = ("_counts", "_guard")
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[Method, Answer], int] = {}
+        self._counts: Counter[tuple[Method, Answer]] = Counter()
         self._guard = Lock()
 
     def add(self, method: Method, answers: Sequence[Answer]) -> None:
         """Count the answers of one call."""
-        found: list[tuple[Answer, int]] = []
-        rest = list(answers)
-        while rest:
-            others = [answer for answer in rest if answer is not rest[0]]  # counted so, no Enum is compared or hashed
-            found.append((rest[0], len(rest) - len(others)))
-            rest = others
+        found = Counter(answers)
         with self._guard:
-            for answer, count in found:
-                self._counts[method, answer] = self._counts.get((method, answer), 0) + count
+            for answer, count in found.items():
+                self._counts[method, answer] += count
 
     def copy(self) -> dict[tuple[Method, Answer], int]:
         """Return them, the caller's own."""
@@ -272,8 +267,7 @@ class StorageTier:
     def pages(self, prompt: Prompt, parts: Sequence[PageCopies], order: PoolOrder) -> list[tuple[int, int, PageIO]]:
         """List every object of ``parts`` in these pools, as (part, index in part, page to read or write).
 
-        Page by page as in the prompt, and of each page pool by pool in their order: wherever the transfer ends, what
-        has been moved by then is a prefix. The host slots are the parts' ``target``.
+        Page by page as in the prompt, so that what has been moved is a prefix. Host slots are the parts' ``target``.
         """
         by_component = {part.component: number for number, part in enumerate(parts)}
         keys, buffers = prompt.keys, self.memory.buffers
@@ -297,7 +291,7 @@ class StorageTier:
 def whole_pages(
     parts: Sequence[PageCopies], listed: Sequence[tuple[int, int, PageIO]], answers: Sequence[Answer]
 ) -> list[npt.NDArray[np.bool_]]:
-    """Return a mask by part of the pages that are whole: a page counts only when every pool of its component has it."""
+    """Return a mask by part of the pages that every pool of their component has."""
     whole = [all_pages(len(part)) for part in parts]
     for (number, index, _), answer in zip(listed, answers, strict=True):
         if answer is not Answer.STORED and answer is not Answer.HIT:  # in the place of its truth, which is a call

@@ -29,10 +29,9 @@ PORTABLE = 1
 
 
 class PinnedBytes:
-    """Zeros that take their own size, in whole pages of the system, and go back to it when closed.
+    """Zeros that take their own size and go back to the system when closed; torch rounds up to a power of two.
 
-    torch's pinned memory is rounded up to a power of two, and kept for good. A forked child has none of it: a page that
-    either process copied by writing to it would have moved away from where the GPU knows it.
+    A forked child has none of it: a page copied on write would have moved away from where the GPU knows it.
     """
 
     __slots__ = ("__weakref__", "_registered", "_runtime", "_unregister", "bytes")
@@ -208,11 +207,7 @@ class _CopyEnd:
 
 
 class StagedCopies(GpuCopies):
-    """Copies by what torch offers.
-
-    Pages are gathered where they lie into one of two pinned buffers, moved in one piece, and scattered where they go:
-    a few launches for each layer, however many pages. While pages move, the next are gathered or the last put away.
-    """
+    """Copies by what torch offers: gathered into one of two pinned buffers, moved in one piece, and scattered."""
 
     __slots__ = ("_staged", "_staged_there", "_turn", "_used")
 

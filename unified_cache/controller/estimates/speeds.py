@@ -37,11 +37,10 @@ while that is more than one part in so many of the whole wait: of very small rea
 
 
 class ReadTimes:
-    """Moving averages of what a call of a store takes, and each byte. Belongs to the owner's thread.
+    """Moving averages of what a call of a store takes, and each byte: a Kalman filter. On the owner's thread.
 
-    How far a read moves each of them follows from how sure they are (a Kalman filter): after reads of one size any
-    split of their time between the two is as good as another, and the first one of another size tells them apart. Until
-    then all time is taken for that of bytes, so that a small read is tried where a large one is too slow.
+    Until reads differ in size all time is taken for that of bytes, so that a small read is tried where a large one is
+    too slow.
     """
 
     __slots__ = ("_variance", "byte_s", "call_s")
@@ -114,8 +113,7 @@ KNOWN_MIN = 4
 class PrefillTime:
     """Moving average of what a token takes to compute, over requests, each from its lock to its insert.
 
-    An engine that computes many requests at a time is measured as it is: what a request waits for others while it holds
-    its lock counts as computing. Requests are named by anything hashable, such as their lock.
+    What a request waits for others while it holds its lock counts as computing.
     """
 
     __slots__ = ("_began_s", "_clock", "_count", "_seconds", "_tokens")

@@ -70,8 +70,7 @@ class TorchRanks:
     def agree(self, bits: Pages) -> Pages:
         """Return what is True on every rank: one all-reduce, or two for long arrays.
 
-        The first is as long on every rank, whatever the array, and names its length: so a rank that is out of step is
-        found out by all at once.
+        The first is as long on every rank, and names the array's length: so all find out a rank that is out of step.
 
         Raises:
             RankLostError: a rank died, does not answer in time, or asked about an array of another length.

@@ -124,8 +124,6 @@ def failed_ranks(ranks: RankGroup, failed: list[bool]) -> list[list[int]]:
 def pools_to_store(ranks: RankGroup, identity: Identity, layout: ModelLayout) -> frozenset[str]:
     """Return the names of the pools that this rank stores: of those with one owner, the first rank's.
 
-    So of a replicated pool one rank of each stage stores the pages, and of heads that several ranks hold the first.
-
     Raises:
         ConfigError: two ranks have the same shard, on every rank.
     """
@@ -164,10 +162,7 @@ def _gather_rows(ranks: RankGroup, row: bytes) -> list[bytes]:
 
 
 def largest_of_all(ranks: RankGroup, values: Sequence[float]) -> list[float]:
-    """Return of each of several values, equally many on every rank, the largest that a rank has; NaN if one has that.
-
-    One agreement, where there are several ranks.
-    """
+    """Return the largest of all ranks of each of several values, equally many on every rank; NaN if one has that."""
     if ranks.size == 1:
         return list(values)
     rows = _gather_rows(ranks, np.array(values, "<f8").tobytes())
