@@ -19,7 +19,6 @@ def parse_bytes(option: str, text: str) -> int:
 
     Raises:
         ConfigError: it is none; the message names ``option``.
-
     """
     found = _BYTES.fullmatch(text.strip())
     if found is None:

@@ -176,16 +176,6 @@ class GuardConfig:
             )
 
 
-def check_forgotten(pages_max: int) -> None:
-    """Refuse a memory of pages that have gone of a size that cannot be.
-
-    Raises:
-        ConfigError: as it says.
-    """
-    if not 0 <= pages_max <= FORGOTTEN_PAGES_MAX:
-        raise ConfigError(f"forgotten_pages_max must be in [0, {FORGOTTEN_PAGES_MAX}], found {pages_max}")
-
-
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """Capacity of each tier, bounds on transfers, and policies of one cache."""
@@ -246,11 +236,9 @@ class CacheConfig:
             raise ConfigError(f"host_pages must not be negative, found {self.host_pages}")
         if any(self.host_pages) and not all(self.host_pages):
             raise ConfigError(f"host_pages must be zero for all components or for none, found {self.host_pages}")
-        if self.operations_max < 1:
-            raise ConfigError(f"operations_max must be positive, found {self.operations_max}")
-        if self.storage_workers < 1:
-            raise ConfigError(f"storage_workers must be positive, found {self.storage_workers}")
         for name, value in (
+            ("operations_max", self.operations_max),
+            ("storage_workers", self.storage_workers),
             ("operation_timeout_s", self.operation_timeout_s),
             ("close_timeout_s", self.close_timeout_s),
         ):
@@ -258,13 +246,12 @@ class CacheConfig:
                 raise ConfigError(f"{name} must be positive, found {value}")
         if not 0 < self.dirty_share <= 1:
             raise ConfigError(f"dirty_share must be in (0, 1], found {self.dirty_share}")
-        check_forgotten(self.forgotten_pages_max)
+        if not 0 <= self.forgotten_pages_max <= FORGOTTEN_PAGES_MAX:
+            raise ConfigError(
+                f"forgotten_pages_max must be in [0, {FORGOTTEN_PAGES_MAX}], found {self.forgotten_pages_max}"
+            )
 
     def check_host(self) -> None:
-        """Refuse to move pages where there is no host tier.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Raise ConfigError where there is no host tier to move pages to."""
         if not self.host_pages[0]:
             raise ConfigError(f"host pages are needed to move pages, found {self.host_pages}")

@@ -206,21 +206,13 @@ class StorageTimeoutError(StorageError):
 
 
 def check_kind(value: object, kind: type | UnionType, expected: str, error: type[InputError] = InputError) -> None:
-    """Refuse a value that is no instance of ``kind``; ``expected`` says what it should be.
-
-    Raises:
-        InputError: it is none; of the type ``error``.
-    """
+    """Raise ``error`` for a value that is no instance of ``kind``; ``expected`` says what it should be."""
     if not isinstance(value, kind):
         raise error(f"expected {expected}, found {_shown(value)}")
 
 
 def check_each(values: object, kind: type, expected: str, error: type[InputError] = InputError) -> None:
-    """Refuse what is no sequence, or has a member that is no instance of ``kind``.
-
-    Raises:
-        InputError: as ``check_kind``.
-    """
+    """Refuse, as ``check_kind``, what is no sequence, or has a member that is no instance of ``kind``."""
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise error(f"expected {expected}, found {_shown(values)}")
     for value in values:
@@ -228,11 +220,7 @@ def check_each(values: object, kind: type, expected: str, error: type[InputError
 
 
 def check_text(name: str, value: object, error: type[InputError] = InputError) -> None:
-    """Refuse what is no text, or text that UTF-8 cannot encode: its encoding is sent, or digests are taken of it.
-
-    Raises:
-        InputError: it is that; of the type ``error``.
-    """
+    """Raise ``error`` for what is no text, or text that UTF-8 cannot encode: its encoding is sent or digested."""
     check_kind(value, str, f"{name} as text", error)
     try:
         str(value).encode()

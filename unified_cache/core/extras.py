@@ -1,7 +1,6 @@
 """Packages that only an extra installs, and the command to type where one is missing.
 
-They are imported when they are used, so that the base installation works without what only they need: a service or a
-storage node runs without torch.
+They are imported when they are used: a service runs without torch.
 """
 
 from collections.abc import Iterator

@@ -13,10 +13,7 @@ __all__ = ["check_writable", "replace_whole", "write_whole"]
 def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Write a file under another name first and rename it: a reader sees all of it, or the file before.
 
-    Args:
-        path: where; one thread at a time.
-        content: what.
-        mode: who may do what with the file, as ``open(2)`` takes it: less what the process's mask takes away.
+    One thread at a time for a path. ``mode`` is as ``open(2)`` takes it.
 
     Raises:
         OSError: it cannot be written; nothing was left behind.
@@ -26,11 +23,7 @@ def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
 
 
 def replace_whole(path: Path, content: bytes) -> None:
-    """Replace a file; the new one has the owner and the mode of the old, and outlasts a loss of power.
-
-    Args:
-        path: a file that is there; one thread at a time.
-        content: what it holds from now on.
+    """Replace a file that is there; the new one has the owner and mode of the old, and outlasts a loss of power.
 
     Raises:
         OSError: it cannot be written, or not be given to that owner; it is as it was.
@@ -65,11 +58,7 @@ def _draft_of(path: Path, mode: int) -> Iterator[BinaryIO]:
 
 
 def check_writable(directory: Path) -> None:
-    """Find out that files cannot be made in ``directory`` before there is something to lose.
-
-    Raises:
-        OSError: they cannot.
-    """
+    """Raise OSError if files cannot be made in ``directory``, before there is something to lose."""
     draft = directory / f".{os.getpid()}.part"
     draft.open("xb").close()
     draft.unlink()

@@ -108,9 +108,7 @@ def _tagged(*fields: str | None) -> bytes:
 
 
 def encode_tokens(tokens: TokensLike) -> bytes:
-    """Convert token ids to bytes: the one place to convert tokens.
-
-    Returns a copy; the caller may reuse its array.
+    """Convert token ids to bytes, a copy: the one place to convert tokens.
 
     Raises:
         TokenError: not one-dimensional, not integers, or an id outside [0, 2**31).

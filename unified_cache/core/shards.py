@@ -163,11 +163,7 @@ class Shard:
         return tuple(replace(self, heads=Extent(start, start + heads, self.heads.total)) for start in starts)
 
     def check_cut(self, page_size: int, units: Sequence["Shard"]) -> None:
-        """Refuse pages that cannot be cut in this way, and units of heads that are not part of it.
-
-        Raises:
-            LayoutError: ranks would hold other tokens of one page than of the next, or a unit is of another shard.
-        """
+        """Raise LayoutError for pages that cannot be cut in this way, and units of heads that are not part of it."""
         turn_tokens = self.tokens.size * self.tokens.run_tokens
         if page_size % turn_tokens:
             raise LayoutError(
@@ -187,11 +183,7 @@ class NamedShard:
 
     @property
     def stage(self) -> str:
-        """Name of what all tensor-parallel ranks hold alike; only the whole model has it.
-
-        Raises:
-            LayoutError: the layers are unknown.
-        """
+        """Name of what all tensor-parallel ranks hold alike; a LayoutError but for the whole model."""
         if self.text:
             raise LayoutError(
                 f"replicated pools need a Shard, which says its layers, found the mere name {self.text!r}"
@@ -204,11 +196,7 @@ class NamedShard:
         return self.text
 
     def check_cut(self, page_size: int, units: Sequence[Shard]) -> None:
-        """Refuse units of heads: whether they are part of it is unknown.
-
-        Raises:
-            LayoutError: there is one.
-        """
+        """Raise LayoutError for units of heads: whether they are part of it is unknown."""
         if units:
             raise LayoutError(f"a unit of heads must be part of the identity's Shard, found {units[0].text!r} and none")
 

@@ -134,11 +134,7 @@ class SlotAllocator:
         return slots
 
     def free(self, slots: Slots) -> None:
-        """Take slots back that are out.
-
-        Raises:
-            SlotError: as ``check_out``. Nothing was freed.
-        """
+        """Take slots back that are out; a SlotError, as ``check_out``, frees nothing."""
         self.check_out(slots)
         self._push(slots)
 
@@ -148,21 +144,13 @@ class SlotAllocator:
         self._kept_count += len(slots)
 
     def drop(self, slots: Slots) -> None:
-        """Take slots back that the tree kept.
-
-        Raises:
-            SlotError: a slot is not kept, or is named twice. Nothing was freed.
-        """
+        """Take slots back that the tree kept; a SlotError frees nothing."""
         self._check(slots, _KEPT)
         self._kept_count -= len(slots)
         self._push(slots)
 
     def check_out(self, slots: Slots) -> None:
-        """Refuse slots that are not out, each named once.
-
-        Raises:
-            SlotError: a slot is out of range, free, the tree's, or named twice.
-        """
+        """Raise SlotError for a slot that is out of range, free, the tree's, or named twice."""
         self._check(slots, _OUT)
 
     def is_out(self, slots: Slots) -> bool:

@@ -58,19 +58,11 @@ class SizedTiers:
         return cls(layout, tuple(int(np.count_nonzero(window)) for window in windows), name)
 
     def device_pages(self, tier_bytes: int) -> tuple[int, ...]:
-        """Return the pages of each component that a device of so many bytes holds.
-
-        Raises:
-            ConfigError: too few to serve a prompt.
-        """
+        """Return the pages of each component that a device of so many bytes holds; errors as ``prompts``."""
         return self._pages("device", tier_bytes, sealed=False)
 
     def host_pages(self, tier_bytes: int) -> tuple[int, ...]:
-        """Return the pages of each component that host memory of so many bytes holds, each with its header.
-
-        Raises:
-            ConfigError: too few to serve a prompt.
-        """
+        """Return the pages of each component that host memory of so many bytes holds, each with its header."""
         return self._pages("host", tier_bytes, sealed=True)
 
     def prompts(self, tier: str, tier_bytes: int, *, sealed: bool) -> float:

@@ -347,9 +347,8 @@ class AdaptiveQueues(EvictionQueues):
 class RequestFeatures:
     """Features of one tree's nodes: the request that used them last, its class, and its end.
 
-    A request continues another if it agrees with it up to that end. The features are written when a request's pages
-    become a leaf; when a leaf is evicted, its parent takes over the later of the two. A node whose features change is
-    offered to the queues, whose order depends on them.
+    They are written when a request's pages become a leaf; when a leaf is evicted, its parent takes over the later of
+    the two. A node whose features change is offered to the queues, whose order depends on them.
     """
 
     __slots__ = ("_has_windows", "_page_key_bytes", "_queues", "predictor")

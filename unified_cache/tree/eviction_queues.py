@@ -9,10 +9,8 @@ which the prompt is resumed, goes last. Where a node begins never falls either; 
 nodes of a request can be evicted at a time, and others of equal rank go in the order in which they were queued.
 
 A node is queued for a component on a tier while some of its pages could be evicted there. It is offered again whenever
-that may have become true: a fill, an unlock, a split, the last Full child's eviction. Only another queue, see
-``Queue``, makes a node go earlier or later than its rank; the caller that moves it offers it there, and the queue that
-it left finds out when it comes up. Such *stale* entries, and those of nodes that died before they came up, are counted
-and swept, so that a queue costs memory for its live nodes only.
+that may have become true: a fill, an unlock, a split, the last Full child's eviction. Entries of nodes that another
+queue took over, or that died, are *stale*: counted and swept, so that a queue costs memory for its live nodes only.
 
 Full needs only its deepest node touched. Ancestors cannot be evicted before it; when it goes, its stamp passes
 to the parent if it is the younger one.

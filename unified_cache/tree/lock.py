@@ -1,8 +1,8 @@
 """Locks: page intervals that pin what a resume needs, per component, on one tier; and transfers, which hold two.
 
 A lock names pages, not nodes, so it survives splits. It cuts a node only at its end; where a component's window
-begins inside a node, the node records {page: count} and a split distributes the entries (cutting both ends would
-double the nodes). Tombstones inside the interval count too, so a tombstone revived meanwhile cannot unbalance it.
+begins inside a node, the node records {page: count} and a split distributes the entries. Tombstones inside the
+interval count too, so a tombstone revived meanwhile cannot unbalance it.
 
 Full is special in one respect only: while its last page is held on the tier, the ancestors cannot be evicted
 before it, so the lock takes the last node alone. Where that page is not held, the lock takes the whole path.
@@ -53,10 +53,7 @@ __all__ = [
 
 
 class Lock:
-    """Receipt for pages pinned on one tier; give it back once.
-
-    A plain class, since a dataclass is made by interpreted code where the core is compiled: a quarter of a lock's time.
-    """
+    """Receipt for pages pinned on one tier; give it back once. No dataclass: that is slower where it is compiled."""
 
     __slots__ = ("end", "held", "node", "released", "request", "session", "tier", "tree")
 
@@ -273,10 +270,9 @@ class Transfer:
 
 
 def begin_transfer(tree: TreeState, node: Node, end: int, source: Tier, target: Tier, *, at_once: bool) -> Transfer:
-    """Pin what a resume at ``end`` needs on both tiers, and say which pages ``target`` lacks.
+    """Pin what a resume at ``end`` needs on both tiers, since allocating evicts, and say which pages ``target`` lacks.
 
-    Both tiers are pinned before anyone allocates, because allocating evicts. Pages that another transfer is
-    bringing already are left to it, unless this one ends ``at_once``: then they will be duplicates of that one.
+    Pages that another transfer is bringing are left to it, unless this one ends ``at_once``.
     """
     source_lock = lock(tree, node, end, source)
     target_lock = lock(tree, source_lock.node, end, target)

@@ -108,11 +108,9 @@ def _pages_in_common(key: bytes, tokens: bytes, offset: int, page_key_bytes: int
 
 
 def make_recent(found: Match, priority: int) -> None:
-    """Make the longest restorable prefix of a match recent, on device and host.
+    """Make the longest restorable prefix of a match recent, on device and host; they get at least ``priority``.
 
-    Changes recency, never structure: a match may end inside a node. Such a node is not made recent, because most
-    of it may have nothing to do with this prompt; lock and insert cut it where the prompt ends, and insert then
-    makes exactly the prompt recent. Where pages go by priority, those made recent get at least ``priority``.
+    Not a node that the match ends inside of, most of which may have nothing to do with this prompt.
     """
     for node in reversed(found.path):
         if node.end <= found.host_end:
@@ -201,8 +199,7 @@ def _full_end(view: int, path: list[Node], end: int) -> tuple[Node | None, int]:
 def binding_components(found: Match) -> tuple[int, ...]:
     """Return the components that keep a request from reusing more; none where it can reuse all that a request can.
 
-    That is Full, where the match goes as far as Full does on device and host. Else Full goes farther, and those whose
-    windows cannot be resumed where it ends.
+    That is Full where the match goes as far as Full does, else those whose windows cannot be resumed where Full ends.
     """
     reusable_pages = found.prompt.reusable_pages
     if found.host_end >= reusable_pages:

@@ -243,13 +243,9 @@ class PageCounts:
         Full            every page of the nodes it pins, and every page above them: Full goes from the tail
         any other       the pages from where the lock begins, and no page above
 
-    Evicting moves pages from evictable to free and changes neither count of any other page. A page that
-    goes with it, because it stands on it, was evictable too: a lock that pins that page would protect the one below.
-    So *free + evictable* pages can be allocated, of all components on all tiers at once. And so only locks, and pages
-    filled in below them, are counted here: neither a new leaf nor an eviction changes how many pages are protected.
-
-    A lock only records the nodes it pins. They are counted when a caller asks, or when many are recorded: a request
-    that locks and unlocks a long path climbs it once at most, up to the first node that other locks protect.
+    So *free + evictable* pages can be allocated, of all components on all tiers at once, and neither a new leaf nor an
+    eviction changes how many pages are protected. A lock only records the nodes it pins; they are counted when a caller
+    asks, or when many are recorded.
     """
 
     __slots__ = ("_components_count", "_protected", "changed")

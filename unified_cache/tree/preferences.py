@@ -1,17 +1,12 @@
 """Preferences: prefixes that a caller would rather keep. They bias the order of eviction, and forbid none.
 
-A lock keeps pages whatever happens; a preference only sends them to the end of the queue: a preferred page is evicted
-when nothing else of its component is left on its tier. So preferences may live long, but the pages that they cover
-are bounded, and one too many is declined.
+A preferred page is evicted when nothing else of its component is left on its tier. The pages that preferences cover are
+bounded, and one too many is declined. A preference covers pages ``[window(end), end)`` per component on one tier, and
+Full's prefix, by marking their nodes. What leaves the tree leaves its preference, unless the other tier keeps its node.
 
-A preference covers pages ``[window(end), end)`` per component on one tier, and Full's prefix, by marking their nodes.
-What leaves the tree leaves its preference: a page that is computed again is not preferred again, unless the other tier
-kept its node.
-
-An engine may also say that a session comes back (``SessionHints``). A session is a name that it gives its prompts
-(``Prompt.session``). Of each is known the node where the prompt ends that was given back last; that prompt is preferred
-until the next request of the session is there, or the time named is over. Nothing depends on what is said: an unknown
-name changes nothing, and a clock that is behind where it was takes back what was said before.
+An engine may also say that a session (``Prompt.session``) comes back. Of each is known the node where the prompt ends
+that was given back last; that prompt is preferred until the next request of the session, or the time named is over. A
+clock that is behind where it was takes back what was said before.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -76,8 +76,7 @@ class RadixTree:
     ) -> None:
         """Make an empty tree. ``capacity[tier][component]`` pages bound the preferences; without, all are declined.
 
-        ``clock`` gives seconds; it is asked only where a session comes back.
-        ``eviction_history`` remembers what is evicted and cleared.
+        ``clock`` gives seconds; ``eviction_history`` remembers what is evicted and cleared.
 
         Raises:
             ConfigError: ``eviction`` names policies for more components than there are.
@@ -117,10 +116,8 @@ class RadixTree:
     def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:
         """Find the longest restorable prefix; make it recent. Structure stays as it is.
 
-        One request asks several times: it gets the same match again, as long as what the tree holds is the same.
-
-        Where pages go by priority, that prefix has at least ``priority`` from now on; any number above UNNAMED, which
-        is what pages have that nobody named one for.
+        A request that asks again gets the same match, as long as what the tree holds is the same. Where pages go by
+        priority, that prefix has at least ``priority`` from now on; any number above UNNAMED.
 
         Raises:
             InputError: as ``check_prompt``, or the priority is no whole number.
@@ -130,11 +127,7 @@ class RadixTree:
         return found
 
     def peek(self, prompt: Prompt) -> Match:
-        """Find what ``match`` finds, and change nothing at all: for moving what nobody asked for.
-
-        Raises:
-            InputError: as ``match``.
-        """
+        """Find what ``match`` finds, and change nothing at all: for moving what nobody asked for."""
         latest = self._latest
         if latest is None or latest.prompt is not prompt or latest.tree is not self._state or not latest.is_as_found():
             self.check_prompt(prompt)
@@ -145,9 +138,6 @@ class RadixTree:
         """Count that a request takes ``end`` pages of a match, for adaptive eviction and hints about sessions.
 
         Matching makes recent but does not count: a request that waits may be matched many times.
-
-        Raises:
-            StaleMatchError, InputError: as ``lock``.
         """
         self._node(found, end)
         if found.prompt.session is not None:
@@ -156,14 +146,7 @@ class RadixTree:
         return None if adaptive is None else adaptive.arrive(found.prompt, found.path, found.tree_end)
 
     def prefer(self, found: Match, end: int, tier: Tier) -> Preference | None:
-        """Evict the first ``end`` pages of a match on ``tier`` last: once nothing else of their component is left.
-
-        The match is dead afterwards. None, with nothing changed, if all preferences together would cover more than
-        ``EvictionConfig.preferred_share`` of what some component can hold on that tier.
-
-        Raises:
-            StaleMatchError, InputError: as ``lock``.
-        """
+        """Evict ``end`` pages of a match last, see ``UnifiedCache.prefer``. The match is dead afterwards."""
         node = self._node(found, end)
         return self._preferences.prefer(node, end, tier) if end else None
 
@@ -172,11 +155,7 @@ class RadixTree:
         self._preferences.unprefer(preference)
 
     def session_returns(self, session: str, within_s: float) -> bool:
-        """Evict the last prompt of a session last until its next request, for ``within_s`` at most.
-
-        Tells whether anything of it is preferred now, see ``prefer``: not if nothing of it is known or held, or more
-        than preferences may cover.
-        """
+        """Prefer the last prompt of a session until its next request, see ``UnifiedCache.session_returns``."""
         return self._sessions.expect(session, within_s)
 
     def slots(self, found: Match, tier: Tier, component: int, start: int, end: int) -> Slots:
@@ -235,22 +214,12 @@ class RadixTree:
             raise LockError("the lock belongs to another tree")
 
     def release_windows(self, held: Lock) -> None:
-        """Unpin all components of a lock but Full, which stays pinned until ``unlock``.
-
-        Raises:
-            LockError: released already, or another tree's.
-        """
+        """Unpin all components of a lock but Full, which stays pinned until ``unlock``; errors as ``check_lock``."""
         self.check_lock(held)
         release_windows(held)
 
     def unlock(self, held: Lock) -> None:
-        """Take a lock back, once.
-
-        A lock from before ``clear`` is void: taking it back changes nothing.
-
-        Raises:
-            LockError: released already, or another tree's.
-        """
+        """Take a lock back, once; errors as ``check_lock``. One from before ``clear`` is void: that changes nothing."""
         self.check_lock(held)
         if held.session is not None and held.end and held.tree is self._state:
             self._sessions.record_end(held.session, held.node)
@@ -276,15 +245,7 @@ class RadixTree:
         priority: int = UNNAMED,
         request: TreeRequest | None = None,
     ) -> Inserted:
-        """Hand over pages [start, pages_count) of ``prompt``; ``slots[c]`` has an entry a page, -1 if not given.
-
-        Where pages go by priority, the prompt's have at least ``priority`` from now on.
-
-        Raises:
-            InputError: as ``match``, the lengths do not fit, or component 0 is not held up to ``start``. Nothing was
-                changed.
-            SlotError: component 0 lacks a slot for a page. Nothing was changed.
-        """
+        """Hand over pages [start, pages_count) of ``prompt``; see ``tree.match.insert``, and for errors ``match``."""
         self.check_prompt(prompt)
         return insert(self._state, prompt, start, slots, tier, _whole(priority), request)
 
@@ -323,30 +284,20 @@ class RadixTree:
     def fitting_end(self, found: Match, source: Tier, target: Tier, available_pages: Sequence[int]) -> int:
         """Return the longest end of a match that can be brought from ``source`` to ``target``, or 0; changes nothing.
 
-        ``available_pages[c]`` are free or evictable on the target. See ``tree.room``.
-
-        Raises:
-            StaleMatchError: the tree has changed since.
+        ``available_pages[c]`` are free or evictable on the target.
         """
         self._check_alive(found)
         return fitting_end(self._state, found, source, target, available_pages)
 
     def evictable_mask(self, found: Match, tier: Tier, component: int) -> Pages:
-        """Return a mask of the pages of a match in the tree that ``evict`` could free on ``tier`` now.
-
-        Raises:
-            StaleMatchError: the tree has changed since.
-        """
+        """Return a mask of the pages of a match in the tree that ``evict`` could free on ``tier`` now."""
         self._check_alive(found)
         return evictable_mask(self._state, found.path, self._tier_component(tier, component), found.tree_end)
 
     def begin(self, found: Match, end: int, source: Tier, target: Tier, *, at_once: bool = False) -> Transfer:
         """Pin ``end`` pages of a match on both tiers and say what ``target`` lacks. The match is dead afterwards.
 
-        ``at_once`` says that it can wait for no other transfer, see ``Transfer.at_once``.
-
-        Raises:
-            StaleMatchError, InputError: as ``lock``.
+        ``at_once`` says that it can wait for no other transfer, see ``Transfer.at_once``; errors as ``lock``.
         """
         transfer = locks.begin_transfer(self._state, self._node(found, end), end, source, target, at_once=at_once)
         self._transfers[transfer] = None

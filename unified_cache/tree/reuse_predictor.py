@@ -92,15 +92,14 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 class PredictionScore:
     """Score of recent predictions: whether requests come back as predicted, or as if all were alike.
 
-    A predictor is slow to unlearn: where users change their habits, it goes on being wrong for about as long as it has
-    been right. But for every request that waits at some age there are two predictions of the chance that it is
-    continued then: the predictor's by class, and that of lru, one chance for all that never rises with age.
+    A predictor is slow to unlearn where users change their habits. But for every request that waits at some age there
+    are two predictions of the chance that it is continued then: the predictor's by class, and that of lru, one chance
+    for all that never rises with age.
 
         score = sum of  (chance - common) x (continued / mean - went on waiting / (1 - mean)),  mean of both chances
 
     is above zero on average where requests come back as the predictor says, and as far below where they come back as
-    lru says: a logarithm of the ratio of likelihoods, with ``2 (x - 1) / (x + 1)`` in the place of ``log x``, which
-    machines may round differently. It shows a change of habits long before hits do: no page has to be evicted.
+    lru says: a ratio of likelihoods, with ``2 (x - 1) / (x + 1)`` for its logarithm, which machines round differently.
     """
 
     __slots__ = ("_chances", "_common", "_ended", "_score", "_spent", "_spread")
@@ -443,10 +442,7 @@ def _never_rising(ended: Floats, spent: Floats) -> Floats:
 
 
 def _smoothed(*counts: Floats) -> Floats:
-    """Smooth counts over neighbouring ages, with the weight ``NEIGHBOUR ** distance``.
-
-    Each of ``counts``, all of one shape, is smoothed by itself.
-    """
+    """Smooth each of ``counts``, all of one shape, over neighbouring ages, by weights ``NEIGHBOUR ** distance``."""
     given = np.array(counts)
     rising = np.add.accumulate(given / _FADING, axis=-1) * _FADING
     falling = np.add.accumulate((given * _FADING)[..., ::-1], axis=-1)[..., ::-1] / _FADING

@@ -186,10 +186,7 @@ class TreeState:
     def adopt(
         self, node: Node, tier_component: int, slots: Slots, held_count: int, map_changes: list[MapChange]
     ) -> None:
-        """Copy the slots of a new node's run, ``held_count`` of them not tombstones.
-
-        Appends what that changes in the page map.
-        """
+        """Copy the slots of a new node's run, ``held_count`` of them held; append what that changes in the page map."""
         self.changes_count += 1
         component = tier_component % self.components_count
         node.slots[tier_component] = np.array(slots, np.int32)
@@ -205,10 +202,7 @@ class TreeState:
             parent.full_children[tier_component // self.components_count] += 1
 
     def drop(self, node: Node, tier_component: int, start: int, end: int, freed: Freed) -> int:
-        """Make the pages at offsets [start, end) tombstones, none of them protected; return how many were held.
-
-        What stands on them goes before.
-        """
+        """Make the pages at offsets [start, end) tombstones, none protected or stood on; return how many were held."""
         held = node.slots[tier_component]
         if held is None:
             return 0

@@ -21,9 +21,12 @@ __all__ = [
     "Rule",
     "after_dense",
     "alternating",
+    "dbrx",
     "decilm",
     "exaone_pattern",
     "from_the_last",
+    "gemma3",
+    "gemma3n",
     "gemma4",
     "hybrid",
     "kv_row_bytes",
@@ -67,11 +70,7 @@ def layer_count(fields: Fields) -> int:
 
 
 def kv_row_bytes(fields: Fields, choice: Choice, prefix: str = "") -> int:
-    """Return the bytes of K and V of one token in one layer; ``prefix`` picks fields such as ``swa_head_dim``.
-
-    Raises:
-        LayoutError: heads or dimensions are missing or contradict each other.
-    """
+    """Return the bytes of K and V of one token in one layer; ``prefix`` picks fields such as ``swa_head_dim``."""
     kv_heads, query_heads = f"{prefix}num_key_value_heads", f"{prefix}num_attention_heads"
     heads = fields.count(kv_heads)
     if query_heads in fields and fields.count(query_heads) % heads:
@@ -269,6 +268,30 @@ def gemma4(fields: Fields, choice: Choice) -> SizedLayout:
     # As modeling_gemma4.py has it: each borrows from the last layer of its kind that keeps state.
     lenders = [last[kind] for kind in borrowing]
     return LayerBytes(rows, lenders).sized(fields.text("model_type"), choice.page(PAGE_SIZE), window_tokens)
+
+
+def gemma3(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read Gemma3TextConfig: every sixth layer is full; the window counts the query."""
+    # The smaller published configurations leave these to the class.
+    known = fields.with_defaults({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256})
+    return windowed(periodic("sliding_window_pattern", GEMMA_PATTERN), counts_query=True)(known, choice)
+
+
+def dbrx(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read DbrxConfig or MptConfig: full attention, with the heads of K and V in ``attn_config``."""
+    if "attn_config" not in fields:
+        return plain(fields, choice)
+    heads = fields.inner("attn_config")
+    known = {"num_key_value_heads": heads.count("kv_n_heads")} if "kv_n_heads" in heads else {}
+    return plain(fields.with_values(known), choice)
+
+
+def gemma3n(fields: Fields, choice: Choice) -> SizedLayout:
+    """Read Gemma3nTextConfig: every fifth layer is full, all with the same heads; the last layers borrow K and V."""
+    known = fields.with_values({"global_head_dim": fields.count("head_dim")})
+    if "layer_types" not in fields:
+        known = known.with_values({"layer_types": periodic("sliding_window_pattern", 5)(fields, layer_count(fields))})
+    return gemma4(known, choice)
 
 
 def llama4(fields: Fields, choice: Choice) -> SizedLayout:

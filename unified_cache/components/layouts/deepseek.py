@@ -110,10 +110,7 @@ def hy_v4(fields: Fields, choice: Choice) -> SizedLayout:
 
 
 def compress_ratios(fields: Fields) -> tuple[int, ...]:
-    """Return the ratio of every decoder layer.
-
-    ``compress_ratios`` goes on with those of draft (MTP) layers, which are no layers of the cache.
-    """
+    """Return the ratio of every decoder layer; ``compress_ratios`` goes on with those of draft (MTP) layers."""
     layers = layer_count(fields)
     drafts = fields.number("num_nextn_predict_layers", default=1)
     found: list[list[int]] = []
@@ -132,11 +129,7 @@ def compress_ratios(fields: Fields) -> tuple[int, ...]:
 
 
 def row_format(fields: Fields, choice: Choice) -> str:
-    """Return the row format that ``Choice.dtype`` names; any fp8 means the default one.
-
-    Raises:
-        LayoutError: it names another thing, or the heads are not those that the formats are made for.
-    """
+    """Return the row format that ``Choice.dtype`` names; any fp8 means the default one."""
     for name, expected in (("head_dim", HEAD_DIM), ("num_key_value_heads", 1), ("qk_rope_head_dim", 64)):
         if name in fields and fields.count(name) != expected:
             raise fields.error(name, f"{expected}, which the row formats are made for")

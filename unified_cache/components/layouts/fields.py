@@ -20,7 +20,10 @@ LAYERS_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """One JSON object of a configuration. A field that is null counts as absent, as in transformers."""
+    """One JSON object of a configuration. A field that is null counts as absent, as in transformers.
+
+    What reads a field raises LayoutError if it is another thing, or is absent without a default.
+    """
 
     values: Mapping[str, object]
     path: str = ""
@@ -39,11 +42,7 @@ class Fields:
         return next((name for name in names if name in self), next(iter(names)))
 
     def count(self, name: str, default: int | None = None, most: int = COUNT_MAX) -> int:
-        """Return a positive integer.
-
-        Raises:
-            LayoutError: it is another thing, or absent without a default.
-        """
+        """Return a positive integer."""
         value = self.values.get(name)
         if value is None and default is not None:
             return default
@@ -53,43 +52,27 @@ class Fields:
         return value
 
     def number(self, name: str, default: int) -> int:
-        """Return an integer from 0; ``default`` where it is absent.
-
-        Raises:
-            LayoutError: it is another thing.
-        """
+        """Return an integer from 0."""
         if name not in self:
             return default
         return 0 if self.holds(name, 0) else self.count(name)
 
     def text(self, name: str) -> str:
-        """Return a string that is not empty.
-
-        Raises:
-            LayoutError: it is another thing, or absent.
-        """
+        """Return a string that is not empty."""
         value = self.values.get(name)
         if not isinstance(value, str) or not value:
             raise self.error(name, "a string")
         return value
 
     def items(self, name: str) -> list[object]:
-        """Return a list.
-
-        Raises:
-            LayoutError: it is another thing, or absent.
-        """
+        """Return a list."""
         value = self.values.get(name)
         if not isinstance(value, list | tuple):
             raise self.error(name, "a list")
         return list(value)
 
     def texts(self, name: str, allowed: Collection[str]) -> list[str]:
-        """Return a list of words of ``allowed``.
-
-        Raises:
-            LayoutError: it is another thing, or absent.
-        """
+        """Return a list of words of ``allowed``."""
         found: list[str] = []
         for item in self.items(name):
             if not isinstance(item, str) or item not in allowed:
@@ -100,11 +83,7 @@ class Fields:
         return found
 
     def numbers(self, name: str, allowed: Collection[int]) -> list[int]:
-        """Return a list of integers of ``allowed``.
-
-        Raises:
-            LayoutError: it is another thing, or absent.
-        """
+        """Return a list of integers of ``allowed``."""
         found: list[int] = []
         for item in self.items(name):
             if type(item) is not int or item not in allowed:
@@ -113,43 +92,27 @@ class Fields:
         return found
 
     def flag(self, name: str) -> bool:
-        """Return a boolean; False where it is absent.
-
-        Raises:
-            LayoutError: it is another thing.
-        """
+        """Return a boolean; False where it is absent."""
         value = self.values.get(name, False)
         if value is not None and not isinstance(value, bool):
             raise self.error(name, "true or false")
         return bool(value)
 
     def inner(self, name: str) -> "Fields":
-        """Return a nested object, whose errors say its place.
-
-        Raises:
-            LayoutError: it is another thing, or absent.
-        """
+        """Return a nested object, whose errors say its place."""
         value = self.values.get(name)
         if not isinstance(value, Mapping):
             raise self.error(name, "an object")
         return Fields({str(key): item for key, item in value.items()}, f"{self.path}{name}.")
 
     def objects(self, name: str) -> list["Fields"]:
-        """Return a list of nested objects, whose errors say their place.
-
-        Raises:
-            LayoutError: it is another thing, or absent.
-        """
+        """Return a list of nested objects, whose errors say their place."""
         return [
             Fields({"": item}, f"{self.path}{name}[{place}]").inner("") for place, item in enumerate(self.items(name))
         ]
 
     def per_layer(self, layers: int) -> list["Fields"]:
-        """Return the fields of each layer: these, with what ``per_layer_config`` says of a layer on top.
-
-        Raises:
-            LayoutError: ``per_layer_config`` is no object of objects keyed by layer.
-        """
+        """Return the fields of each layer: these, with what ``per_layer_config`` says of a layer on top."""
         if "per_layer_config" not in self:
             return [self] * layers
         overrides = self.inner("per_layer_config")
@@ -184,11 +147,7 @@ class Fields:
         return type(found) is type(value) and found == value
 
     def of_layers(self, name: str, layers: int, drafts: int = 0) -> None:
-        """Check that the list ``name`` has an entry per layer, and maybe one per draft (MTP) layer behind them.
-
-        Raises:
-            LayoutError: it has not.
-        """
+        """Check that the list ``name`` has an entry per layer, and maybe one per draft (MTP) layer behind them."""
         found = len(self.items(name))
         if found not in (layers, layers + drafts):
             expected = f"{layers} or {layers + drafts}" if drafts else f"{layers}"

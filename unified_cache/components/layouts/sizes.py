@@ -67,11 +67,7 @@ DTYPE_DEFAULT = "bfloat16"
 
 
 def value_bytes(dtype: str, field: str) -> int:
-    """Return the bytes of a value of ``dtype``.
-
-    Raises:
-        LayoutError: it is none that is known; the message names ``field``.
-    """
+    """Return the bytes of a value of ``dtype``; a LayoutError that names ``field`` if it is none that is known."""
     found = DTYPE_BYTES.get(dtype.removeprefix("torch."))
     if found is None:
         close = did_you_mean(dtype, DTYPE_BYTES)
@@ -91,11 +87,7 @@ class Choice:
     """Data type that the model computes in, of its convolution states, and of K and V unless ``dtype`` is set."""
 
     def page(self, usual: int) -> int:
-        """Return the page size.
-
-        Raises:
-            LayoutError: it is no positive integer.
-        """
+        """Return the page size, ``usual`` where none is chosen."""
         if self.page_size is None:
             return usual
         if type(self.page_size) is not int or not 0 < self.page_size <= COUNT_MAX:
