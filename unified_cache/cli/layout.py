@@ -85,12 +85,7 @@ class LayoutCommand(JsonOptions):
 
 
 def size_named(config: str, *, page_size: int | None = None, dtype: str | None = None) -> SizedLayout:
-    """Return the layout of a preset, or else of the configuration at a path.
-
-    Raises:
-        LayoutError: it is neither, or makes no sense.
-        OSError: the configuration cannot be read.
-    """
+    """Return the layout of a preset, or else of the configuration at a path."""
     if is_preset(config):
         return size_preset(config, page_size=page_size, dtype=dtype)
     if not Path(config).exists():

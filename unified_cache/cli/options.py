@@ -55,20 +55,12 @@ class JsonOptions:
     ] = None
 
     def check_json_file(self) -> None:
-        """Refuse a file that could not be written, before the work that it is to hold.
-
-        Raises:
-            OSError: its directory is missing or cannot be written.
-        """
+        """Refuse a file that could not be written, before the work that it is to hold."""
         if self.json_file is not None:
             check_writable(self.json_file.parent)
 
     def shown_as_json(self, command: str, value: Mapping[str, object]) -> bool:
-        """Write the figures as the options say; return whether they were printed, so that nothing else is.
-
-        Raises:
-            OSError: the file cannot be written. It is as it was.
-        """
+        """Write the figures as the options say; return whether they were printed, so that nothing else is."""
         text = json.dumps({"command": command, "format": JSON_FORMAT, **value}, indent=2) + "\n"
         if self.json_file is not None:
             write_whole(self.json_file, text.encode())

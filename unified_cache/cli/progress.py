@@ -112,11 +112,6 @@ def objects_watched(stream: TextIO, verb: str, total: int | None) -> Iterator[Ca
 
 
 def read_watched(path: Path, limit: int | None = None) -> list[TraceRequest]:
-    """Read a trace, or its first ``limit`` requests, and show the progress.
-
-    Raises:
-        TraceError: it is no trace.
-        ConfigError: the limit is not positive.
-    """
+    """Read a trace, or its first ``limit`` requests, and show the progress."""
     with watched(sys.stderr, "read", limit, "requests") as on_progress:
         return read_trace(path, limit, on_progress)

@@ -135,12 +135,7 @@ class ReplayCommand(JsonOptions):
 
 
 def replay_settings(loaded: _Loaded) -> ReplaySettings | ModelSettings:
-    """Return the settings of a run.
-
-    Raises:
-        ConfigError: settings that do not go together, with where each was given; or sizes that cannot be met.
-        LayoutError: there is no such model.
-    """
+    """Return the settings of a run."""
     model = loaded.settings.model
     return _plain(loaded) if model is None else _of_model(loaded, model)
 

@@ -27,12 +27,7 @@ def print_page(page: Page, width_min: int = WIDTH_MIN) -> None:
 
 
 def page_writer(directory: Path | None) -> Callable[[Page], None]:
-    """Return a function that writes a page there and names it; nothing for no directory, which is tried before a run.
-
-    Raises:
-        MissingExtraError: the extra ``report`` is not installed.
-        OSError: the directory cannot be made or written.
-    """
+    """Return a function that writes a page there and names it, once the directory is tried; nothing for None."""
     if directory is None:
         return lambda _page: None
     write_html = import_with_extra("unified_cache.sizing.report.html", "report", "--report").write_html

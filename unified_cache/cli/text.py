@@ -21,11 +21,7 @@ class LineConsole(Console):
     """Console for text that others may have written: a line is one line, and none of it commands the terminal."""
 
     def on_broken_pipe(self) -> None:
-        """Raise for a closed pipe, as the caller expects; rich would exit with status 1.
-
-        Raises:
-            BrokenPipeError: always.
-        """
+        """Raise for a closed pipe, as the caller expects; rich would exit with status 1."""
         self.quiet = True
         raise BrokenPipeError
 

@@ -5,5 +5,6 @@
     report   their results as self-contained pages
     demo     a model served over the cache
 
+What cannot be used or does not fit is a ``ConfigError``, what is no trace a ``TraceError``.
 Imports every room below, integrations and testing among them.
 """

@@ -1,4 +1,4 @@
-"""Labels as messages: runs of pages that share identity, pool and length."""
+"""Labels as messages: runs of pages that share identity, pool and length. Digests of another length are an ``InputError``."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -33,11 +33,7 @@ def named_runs(labels: Iterable[Label]) -> list[PageRun]:
 
 
 def labels_in(run: PageRun) -> list[Label]:
-    """Return the labels that a run of digests names.
-
-    Raises:
-        InputError: an identity or a key is no digest.
-    """
+    """Return the labels that a run of digests names."""
     identity, pool, keys = run.identity, run.pool, list(run.keys)
     check_digests((identity,), "an identity")
     check_digests(keys, "a key")
@@ -45,11 +41,7 @@ def labels_in(run: PageRun) -> list[Label]:
 
 
 def check_digests(digests: Sequence[bytes], what: str) -> None:
-    """Check that all are digests.
-
-    Raises:
-        InputError: one has another length.
-    """
+    """Raise ``InputError`` unless all are digests."""
     lengths = set(map(len, digests)) - {DIGEST_BYTES}
     if lengths:
         raise InputError(f"{what} has {DIGEST_BYTES} bytes, found {min(lengths)}")

@@ -129,21 +129,13 @@ class ServiceGate:
                 self._observer.audited(AuditEntry(method.value, caller, context.peer(), code, about))
 
     def check_role(self, caller: Caller, needs: Role, method: Call) -> None:
-        """Check that a caller may do what ``needs`` may.
-
-        Raises:
-            Refused: it may not.
-        """
+        """Raise ``Refused`` unless a caller may do what ``needs`` may."""
         if not caller.role.includes(needs):
             self._observer.anomaly("permission_denied", f"{method.value} by a {caller.role.value} of {caller.tenant}")
             raise Refused(grpc.StatusCode.PERMISSION_DENIED, f"{method.value} needs the role {needs.value}")
 
     def refuse(self, caller: Caller, method: Call, reason: str) -> NoReturn:
-        """Refuse a call that is over a quota, and say when to come back.
-
-        Raises:
-            Refused: always.
-        """
+        """Refuse a call that is over a quota, and say when to come back."""
         self._observer.anomaly("over_quota", f"{method.value} by {caller.tenant}: {reason}")
         hints = [(key, RETRY_MS) for key in RETRY_KEYS]
         raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{reason}; try again in {RETRY_MS} ms", hints)
@@ -171,7 +163,10 @@ class ServiceGate:
 
 
 class AdmittedCall(TimedCall):
-    """A call that a gate admitted: whose it is, what it may still take, and what it has moved."""
+    """A call that a gate admitted: whose it is, what it may still take, and what it has moved.
+
+    It is ``Refused`` where its tenant has too much in flight, and where its turn does not come in time.
+    """
 
     def __init__(
         self, context: grpc.ServicerContext, gate: ServiceGate, caller: Caller, ticket: Ticket, method: Call
@@ -193,13 +188,7 @@ class AdmittedCall(TimedCall):
         return self.caller.tenant
 
     def first(self, messages: Iterator[bytes]) -> bytes:
-        """Wait for the call's first message, and then for its turn.
-
-        Raises:
-            InputError: the client ended the call without one.
-            Refused: the tenant has too much in flight, or the turn did not come in time.
-            Refused, grpc.RpcError: none came in time, or the client has gone.
-        """
+        """Wait for the call's first message, and then for its turn."""
         message = super().first(messages)
         if message is None:
             raise InputError("a call has a message, found none")
@@ -209,21 +198,13 @@ class AdmittedCall(TimedCall):
         return message
 
     def received(self, messages: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the messages after the first, each of which must come in time.
-
-        Raises:
-            Refused, grpc.RpcError: one did not come in time, or the client has gone.
-        """
+        """Yield the messages after the first, each of which must come in time."""
         for message in super().received(messages):
             self.bytes_in += len(message)
             yield message
 
     def hold(self, count_bytes: int) -> None:
-        """Count memory that the call takes until it ends.
-
-        Raises:
-            Refused: it is more than the tenant may have in flight.
-        """
+        """Count memory that the call takes until it ends."""
         if not self._ticket.hold(count_bytes):
             self._gate.refuse(self.caller, self._method, "the tenant has as many bytes in flight as it may")
 

@@ -75,10 +75,6 @@ class Registry:
 
         Of two writers that say different vocabularies the larger holds, and none is larger than any: no client can
         narrow what another may look up.
-
-        Raises:
-            InputError: the manifest makes no sense, or its digest is not that of its content.
-            Refused: its pages have another format version.
         """
         tenant = caller.tenant
         said = self._checked(tenant, manifest, vocabulary)

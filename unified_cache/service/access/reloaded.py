@@ -38,11 +38,7 @@ class Reloaded(Generic[Value]):
         observer: Observer,
         changes: Callable[[Value, Value], Sequence[tuple[str, str]]],
     ) -> None:
-        """Read the value; ``changes`` says for the audit log, by kind and in words, in what a later one differs.
-
-        Raises:
-            ConfigError: it cannot be read, or makes no sense.
-        """
+        """Read the value; ``changes`` says for the audit log, by kind and in words, in what a later one differs."""
         self._paths = tuple(paths)
         self._read = read
         self._pace = pace
@@ -102,11 +98,7 @@ class Reloaded(Generic[Value]):
 
 
 def read_kept(path: Path, forbidden: int = 0) -> bytes:
-    """Read a file whose mode has none of the bits of ``forbidden``.
-
-    Raises:
-        ConfigError: it cannot be read, is open to others, or too long.
-    """
+    """Read a file; ``ConfigError`` where it cannot be, is too long, or its mode has a bit of ``forbidden``."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode

@@ -62,7 +62,11 @@ class CallTimeouts:
 
 
 class TimedCall:
-    """An open call and the time until which something must move on it. Its own thread moves it, any may cut it off."""
+    """An open call and the time until which something must move on it. Its own thread moves it, any may cut it off.
+
+    Whatever waits or works for a call raises ``Refused`` once it was cut off, and ``grpc.RpcError`` once its client has
+    gone.
+    """
 
     def __init__(self, context: grpc.ServicerContext, timeouts: CallTimeouts) -> None:
         self._context = context
@@ -80,11 +84,7 @@ class TimedCall:
         """Reason for which this server cut it off; empty where it did not."""
 
     def first(self, messages: Iterator[bytes]) -> bytes | None:
-        """Wait for the first message; None where the client ends the call without one.
-
-        Raises:
-            Refused, grpc.RpcError: none came in time, or the client has gone.
-        """
+        """Wait for the first message; None where the client ends the call without one."""
         message = next(messages, None)
         self._check_uncut()
         self.is_half_open = False
@@ -92,11 +92,7 @@ class TimedCall:
         return message
 
     def received(self, messages: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield messages, each of which must come in time, from the first or after it.
-
-        Raises:
-            Refused, grpc.RpcError: one did not come in time, or the client has gone.
-        """
+        """Yield messages, each of which must come in time, from the first or after it."""
         if not self.is_half_open:
             self.moved()
         for message in messages:
@@ -106,11 +102,7 @@ class TimedCall:
         self._check_uncut()
 
     def moved(self) -> None:
-        """Begin the time again in which something must move; long work does so at every step.
-
-        Raises:
-            Refused: the call was cut off, or its client has gone: whatever is still to be done for it is in vain.
-        """
+        """Begin the time again in which something must move; long work does so at every step."""
         self._check_uncut()  # gRPC tells of it a little later
         if not self._context.is_active():
             raise Refused(grpc.StatusCode.CANCELLED, "the call is over")

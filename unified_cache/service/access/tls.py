@@ -7,7 +7,7 @@ The name of a client is one of two, by the server's settings, and the other is n
 
 gRPC in Python takes no revocation lists, so they are held against the certificate of every call: what is revoked is
 refused on connections that are open already too. gRPC tells the client's own certificate alone, so an authority in
-between is revoked by a change of ``client_ca``.
+between is revoked by a change of ``client_ca``. A file that cannot be read, or makes no sense, is a ``ConfigError``.
 """
 
 import math
@@ -134,12 +134,7 @@ class CertifiedClients:
 
 
 def read_trust(tls: TlsSettings, wall_clock: Callable[[], float]) -> ClientTrust:
-    """Read the authorities of clients and their revocation lists.
-
-    Raises:
-        ConfigError: there are no authorities, a file cannot be read or is no PEM of its kind, or a list is over, not
-            whole, or not of one of the authorities.
-    """
+    """Read the authorities of clients and their revocation lists."""
     if tls.client_ca is None:
         raise ConfigError("tls.client_ca must be set for clients to be known by certificates")
     authorities = read_kept(tls.client_ca)
@@ -182,11 +177,7 @@ class Certificates:
 
 
 def read_certificates(tls: TlsSettings) -> Certificates:
-    """Read and check them.
-
-    Raises:
-        ConfigError: a file cannot be read, is no PEM of its kind, others may read the key, or it is another's key.
-    """
+    """Read and check them."""
     chain = read_kept(tls.certificate)
     key = read_kept(tls.key, forbidden=stat.S_IWGRP | stat.S_IRWXO)
     certificate = _certificates_in(chain, tls.certificate)[0]
@@ -236,11 +227,7 @@ def server_credentials(
 
 
 def metrics_context(tls: TlsSettings, client_ca: Path | None) -> ssl.SSLContext:
-    """Make a context that serves with the same certificates, and asks clients for those of an authority if given.
-
-    Raises:
-        ConfigError: a file cannot be read or makes no sense.
-    """
+    """Make a context that serves with the same certificates, and asks clients for those of an authority if given."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

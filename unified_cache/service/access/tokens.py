@@ -6,7 +6,8 @@ The file has one line for each token::
 
 ``ID`` is the part of the token that is no secret, ``SHA256`` the digest of all of it in hex, ``EXPIRES`` a date as in
 2026-11-21 (the token's last day, UTC) or ``never``. Two tokens of a tenant may hold at the same time, so that one can
-be replaced by the other.
+be replaced by the other. A file that makes no sense, belongs to another user, or stays locked is a ``ConfigError``; one
+that cannot be written is as it was.
 """
 
 import fcntl
@@ -94,11 +95,7 @@ class Tokens:
 
 
 def new_token(caller: Caller, last_day: date | None, random_bytes: Callable[[int], bytes]) -> tuple[str, TokenEntry]:
-    """Make a token; return its text, which is to be shown once, and what the server is to keep.
-
-    Raises:
-        ConfigError: no name of a tenant.
-    """
+    """Make a token; return its text, which is to be shown once, and what the server is to keep."""
     if not TENANT_NAME.fullmatch(caller.tenant):
         raise ConfigError(f"a tenant is named by up to 64 of a-z, 0-9, '.', '_' and '-', found {caller.tenant!r}")
     token_id = random_bytes(8).hex()
@@ -107,11 +104,7 @@ def new_token(caller: Caller, last_day: date | None, random_bytes: Callable[[int
 
 
 def read_tokens(path: Path) -> dict[str, TokenEntry]:
-    """Read a file of tokens, by ID.
-
-    Raises:
-        ConfigError: it cannot be read, others may write it, it is too long, or a line makes no sense.
-    """
+    """Read a file of tokens, by ID."""
     lines = read_kept(path, stat.S_IWGRP | stat.S_IWOTH).decode("utf-8", "replace").splitlines()
     entries = [
         _entry(line, f"{path}:{number}")
@@ -136,24 +129,14 @@ def token_changes(before: Mapping[str, TokenEntry], after: Mapping[str, TokenEnt
 
 
 def add_token(path: Path, entry: TokenEntry) -> None:
-    """Add a token to a file, made with mode 0600 if absent.
-
-    Raises:
-        ConfigError: the file is another user's, or somebody keeps it locked.
-        OSError: it cannot be written; it is as it was.
-    """
+    """Add a token to a file, made with mode 0600 if absent."""
     with _locked(path, os.O_CREAT) as text:
         ended = text if text.endswith("\n") or not text else f"{text}\n"
         _replace(path, f"{ended}{entry}\n")
 
 
 def remove_token(path: Path, token_id: str) -> None:
-    """Remove a token from a file, which is replaced whole and keeps owner and mode.
-
-    Raises:
-        ConfigError: no token of that ID is in it, it is another user's, or somebody keeps it locked.
-        OSError: it cannot be written; it is as it was.
-    """
+    """Remove a token from a file, which is replaced whole and keeps owner and mode."""
     with _locked(path) as text:
         lines = text.splitlines(keepends=True)
         kept = [line for line in lines if line.split()[:1] != [token_id]]

@@ -64,11 +64,7 @@ class PageAssembler:
                 yield self._whole(expected)
 
     def check_complete(self) -> None:
-        """Check that every page has come.
-
-        Raises:
-            InputError: the stream ended early.
-        """
+        """Raise ``InputError`` unless every page has come."""
         if self._done_count < len(self._announced):
             raise InputError(f"expected {len(self._announced)} pages, found {self._done_count} whole ones")
 

@@ -1,4 +1,8 @@
-"""Checks of request messages: one that makes no sense is refused before anything is done."""
+"""Checks of request messages, before anything is done.
+
+One that makes no sense is an ``InputError``; one of another tenant, or of an identity for which nobody said Hello, is
+``Refused``.
+"""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -71,12 +75,7 @@ class NamedRun:
 
 
 def check_asserted(asserted: str, tenant: str) -> None:
-    """Check whom a request thinks it comes from.
-
-    Raises:
-        InputError: no name of a tenant.
-        Refused: another tenant than the caller's.
-    """
+    """Check whom a request thinks it comes from."""
     if not TENANT_NAME.fullmatch(asserted) or (asserted in _RESERVED and asserted != tenant):
         raise InputError("a tenant is called by at most 64 of a-z, 0-9, dot, dash and underscore")
     if asserted != tenant:
@@ -84,24 +83,14 @@ def check_asserted(asserted: str, tenant: str) -> None:
 
 
 def check_sender(request: Message, tenant: str) -> None:
-    """Check whom a request, or the start of one, thinks it comes from.
-
-    Raises:
-        InputError: no name of a tenant.
-        Refused: another tenant than the caller's.
-    """
+    """Check whom a request, or the start of one, thinks it comes from."""
     if request.HasField("tenant"):
         # Every request of the contract has this field.
         check_asserted(cast("service_pb2.StatsRequest", request).tenant, tenant)
 
 
 def checked_request(kind: type[Parsed], message: bytes, tenant: str) -> Parsed:
-    """Read a request, and check whom it thinks it comes from.
-
-    Raises:
-        InputError: no such request, or no name of a tenant.
-        Refused: it asserts another tenant than the caller's.
-    """
+    """Read a request, and check whom it thinks it comes from."""
     request = parsed(kind, message)
     check_sender(request, tenant)
     return request
@@ -115,12 +104,7 @@ def named(
     *,
     any_pool: bool = False,
 ) -> list[NamedRun]:
-    """Resolve runs of pages, with ``any_pool`` also of pools that no layout has.
-
-    Raises:
-        InputError: malformed digests, unknown pools, or what can be no name of one, too many pages.
-        Refused: an identity for which nobody said Hello.
-    """
+    """Resolve runs of pages, with ``any_pool`` also of pools that no layout has."""
     found: list[NamedRun] = []
     pages_count = 0
     for run in runs:
@@ -138,11 +122,7 @@ def named(
 
 
 def announced(runs: Sequence[NamedRun]) -> list[AnnouncedPage]:
-    """Return the pages that a put announces, one by one.
-
-    Raises:
-        InputError: a page of another length than its pool's, or parents that are not one for each.
-    """
+    """Return the pages that a put announces, one by one."""
     pages: list[AnnouncedPage] = []
     for run in runs:
         if run.claimed_bytes != run.object_bytes:
@@ -161,11 +141,7 @@ def announced(runs: Sequence[NamedRun]) -> list[AnnouncedPage]:
 def prefix(
     request: service_pb2.LookupRequest, registration: Registration, limits: LimitSettings
 ) -> tuple[Sequence[PageKey], list[PoolSpan]]:
-    """Return the keys that a lookup asks about, root first, and the pools that must be there.
-
-    Raises:
-        InputError: malformed keys or tokens, too many of them, or pools that the layout does not have, or twice.
-    """
+    """Return the keys that a lookup asks about, root first, and the pools that must be there."""
     pools = _pools_of(request, registration)
     if request.WhichOneof("prefix") == "tokens":
         registration.layout.check_page_sizes({pool.name for pool in pools})
@@ -213,11 +189,7 @@ def _check_pages(pages_count: int, pools: Sequence[PoolSpan], limits: LimitSetti
 
 
 def checked_cursor(cursor: str) -> str:
-    """Return where a scan goes on.
-
-    Raises:
-        InputError: no scan ended there.
-    """
+    """Return where a scan goes on."""
     if len(cursor) > CURSOR_CHARS_MAX or not _CURSOR.fullmatch(cursor):
         raise InputError("a cursor is what the last scan returned")
     return cursor

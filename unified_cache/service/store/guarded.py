@@ -35,12 +35,7 @@ class GuardedStore:
 
     @classmethod
     def open(cls, settings: ServiceSettings, registry: CollectorRegistry) -> "GuardedStore":
-        """Open the store that the settings name, and count it in ``registry``.
-
-        Raises:
-            ConfigError: no such store.
-            StorageError: it cannot be opened.
-        """
+        """Open the store that the settings name, and count it in ``registry``."""
         backend = open_storage(settings.storage, bytes_max=settings.storage_bytes)
         checked = CheckedStorage(backend)
         capability = declared_capability(checked)

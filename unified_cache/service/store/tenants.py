@@ -34,7 +34,7 @@ _POOL = itemgetter(Label._fields.index("pool"))
 
 
 class TenantStore:
-    """A store that tenants share. Where it fails, reads are misses and puts are declined.
+    """A store that tenants share. Where it fails, reads are misses, puts are declined, and the rest a ``StorageError``.
 
     Owns the store, which verifies what it returns, see ``GuardedStore``. Thread-safe.
     """
@@ -120,11 +120,7 @@ class TenantStore:
             self._observer.anomaly("store_touch", str(error))
 
     def remove(self, tenant: str, labels: Sequence[Label]) -> int:
-        """Remove pages; return how many there were.
-
-        Raises:
-            StorageError: the store failed.
-        """
+        """Remove pages; return how many there were."""
         named = list(dict.fromkeys(labels))
         stored = self._store.exists(named)
         self._store.remove(named)
@@ -132,30 +128,17 @@ class TenantStore:
         return sum(map(bool, stored))
 
     def clear(self, tenant: str, identity: bytes) -> int:
-        """Remove every page of one identity; return how many there were.
-
-        Raises:
-            StorageError: the store failed.
-        """
+        """Remove every page of one identity; return how many there were."""
         removed_count = self._store.clear(identity)
         self.usage.drop_identity(tenant, identity)
         return removed_count
 
     def scan(self, identity: bytes, cursor: str) -> Scan:
-        """List pages of one identity.
-
-        Raises:
-            InputError: the cursor is not one that a scan returned.
-            StorageError: the store failed.
-        """
+        """List pages of one identity."""
         return self._store.scan(identity, cursor)
 
     def manifests(self) -> list[Manifest]:
-        """Return the manifests that the store has, of all tenants, as it names them; none where it keeps no catalog.
-
-        Raises:
-            StorageError: the store failed.
-        """
+        """Return the manifests that the store has, of all tenants, as it names them; none where it keeps no catalog."""
         catalog = catalog_in(self._store)
         return [] if catalog is None else [each for each in catalog.manifests().values() if each is not None]
 

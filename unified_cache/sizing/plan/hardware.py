@@ -41,11 +41,7 @@ PREFILL_KEY = "prefill_tokens_per_s"
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One device with its share of links, and prices. Bandwidths are those reached, not those of a data sheet.
-
-    Raises:
-        ConfigError: a figure is not positive, or a price is negative.
-    """
+    """One device with its share of links, and prices. Bandwidths are those reached, not those of a data sheet."""
 
     name: str
     prefill_tokens_per_s: tuple[tuple[int, float], ...]
@@ -125,11 +121,7 @@ not quotes: put your own into a file."""
 
 
 def hardware_named(name: str, active_parameters: float | None = None) -> Hardware:
-    """Return hardware by name; with ``active_parameters``, its prefill for a model that has so many of them.
-
-    Raises:
-        ConfigError: there is no such name, or the number is not positive.
-    """
+    """Return hardware by name; with ``active_parameters``, its prefill for a model that has so many of them."""
     if name not in HARDWARE:
         raise ConfigError(
             f"hardware must be a TOML file or one of {', '.join(HARDWARE)}, "

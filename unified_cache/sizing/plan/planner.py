@@ -205,11 +205,7 @@ class Evaluator:
         return self._bounds[size]
 
     def point(self, sizes: TierBytes) -> PlanPoint:
-        """Evaluate one combination.
-
-        Raises:
-            ConfigError: a tier is too small for the model, or the trace does not answer for the plan.
-        """
+        """Evaluate one combination."""
         model, trace = self._model, self._hits.trace
         ends = self._hits.ends(model.settings(sizes).plan)
         device, host, storage = (trace.token_ratio(each) for each in (ends.device, ends.host, ends.storage))

@@ -79,11 +79,7 @@ class PlannedModel:
         return {self.policies.device, self.policies.host} == {EvictionPolicy.LRU}
 
     def settings(self, sizes: TierBytes) -> ModelSettings:
-        """Return the settings of a replay without bytes at these sizes, those of the device by rank.
-
-        Raises:
-            ConfigError: a tier is too small for a few prompts.
-        """
+        """Return the settings of a replay without bytes at these sizes, those of the device by rank."""
         return ModelSettings(
             name=self.name,
             sized=self.sized,
@@ -99,11 +95,7 @@ class PlannedModel:
 
 
 def parse_sweeps(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Read the sizes of each tier, ascending, from ``TIER=FROM..TO[:STEPS]`` or ``TIER=SIZE,SIZE,..``; others default.
-
-    Raises:
-        ConfigError: a text is none of these, or a tier is named twice.
-    """
+    """Return the sizes of each tier, ascending, from ``TIER=FROM..TO[:STEPS]`` or ``TIER=SIZE,..``; others default."""
     sizes: dict[str, tuple[int, ...]] = {}
     for text in texts:
         tier, steps = _parse_sweep(text)
@@ -115,11 +107,7 @@ def parse_sweeps(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def combinations(sizes: Mapping[str, Sequence[int]]) -> list[TierBytes]:
-    """Return all combinations of the sizes; storage is reached through host memory, so none has one without the other.
-
-    Raises:
-        ConfigError: there are too many, or none.
-    """
+    """Return all combinations of the sizes; none has storage without host memory, through which it is reached."""
     found = list(_combinations(sizes))
     if not 0 < len(found) <= COMBINATIONS_MAX:
         raise ConfigError(f"a sweep must have 1 to {COMBINATIONS_MAX} combinations, found {len(found)}")

@@ -86,12 +86,7 @@ class LruHits:
         return self._trace
 
     def ends(self, plan: ReplayPlan) -> TierEnds:
-        """Return the hits under a plan.
-
-        Raises:
-            ConfigError: the plan has other pages, evicts or writes by another rule, or has several engines for a model
-                with windows or states.
-        """
+        """Return the hits under a plan."""
         self._check(plan)
         if plan.engines > 1:
             return self._several_ends(plan)
@@ -144,11 +139,7 @@ class LruHits:
         return self._with_storage(plan, (device_ends, memory_ends), (device_ends, memory_ends))
 
     def check_trace(self, plan: ReplayPlan) -> None:
-        """Refuse a plan that this trace does not answer for, whatever it evicts.
-
-        Raises:
-            ConfigError: it has other pages, or backs up at other times.
-        """
+        """Refuse a plan that this trace does not answer for, whatever it evicts."""
         if plan.layout.page_size != self.trace.page_size:
             raise ConfigError(
                 f"the pages of the trace have {self.trace.page_size} tokens, found {plan.layout.page_size}"
@@ -262,11 +253,7 @@ class PolicyHits(LruHits):
         return len(self._replayed)
 
     def ends(self, plan: ReplayPlan) -> TierEnds:
-        """Return the hits under a plan.
-
-        Raises:
-            ConfigError: the plan has other pages than the trace, writes by another rule, or has several engines.
-        """
+        """Return the hits under a plan."""
         self.check_trace(plan)
         if plan.engines > 1:
             raise ConfigError(f"a plan for policies without a stack is that of one engine, found {plan.engines}")

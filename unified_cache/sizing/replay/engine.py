@@ -25,12 +25,7 @@ class OraclePool:
 
     @classmethod
     def allocate(cls, spec: PoolSpec, pages: int) -> "OraclePool":
-        """Allocate device memory for ``pages`` pages and the padding sink.
-
-        Raises:
-            ConfigError: it does not fit.
-
-        """
+        """Allocate device memory for ``pages`` pages and the padding sink."""
         halves = [half for half in (spec.page_bytes - spec.page_bytes // 2, spec.page_bytes // 2) if half]
         try:
             layers = [torch.zeros((pages + 1, half), dtype=torch.uint8) for half in halves]
@@ -58,12 +53,7 @@ class OracleEngine:
 
     @classmethod
     def allocate(cls, layout: ModelLayout, pages: Sequence[int]) -> "OracleEngine":
-        """Allocate ``pages[component]`` pages, and the padding sink, in each pool of each component.
-
-        Raises:
-            ConfigError: they do not fit.
-
-        """
+        """Allocate ``pages[component]`` pages, and the padding sink, in each pool of each component."""
         sizes = zip(layout.components, pages, strict=True)
         return cls(
             [

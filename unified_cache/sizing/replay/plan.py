@@ -47,19 +47,11 @@ class ReplayPolicies:
 
     @classmethod
     def evicting(cls, eviction: EvictionConfig) -> "ReplayPolicies":
-        """Take the policies of a cache's configuration; those of a replay are the same for all components of a tier.
-
-        Raises:
-            ConfigError: components of a tier have different policies.
-        """
+        """Take the policies of a cache's configuration; those of a replay are the same for all components of a tier."""
         return cls(_one_policy("device", eviction.device), _one_policy("host", eviction.host))
 
     def check(self, *, has_host: bool) -> None:
-        """Refuse a write policy where there is nothing to write to.
-
-        Raises:
-            ConfigError: there is no host tier.
-        """
+        """Refuse a write policy where there is nothing to write to."""
         if self.write is not WritePolicy.ON_CALL and not has_host:
             raise ConfigError(f"the write policy {self.write.value} needs host memory, found none")
 
@@ -80,12 +72,7 @@ class ReplayPolicies:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """Everything that determines a run: two runs of equal plans and traces give equal results.
-
-    Raises:
-        ConfigError: a size is out of range, does not fit the trace's blocks, or exceeds the memory of the machine.
-
-    """
+    """Everything that determines a run: two runs of equal plans and traces give equal results."""
 
     subject: str
     """Name of the cached model, and the identity of stored pages."""

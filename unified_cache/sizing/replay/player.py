@@ -49,12 +49,7 @@ class Player:
 
     @classmethod
     def open(cls, plan: ReplayPlan, storage: StorageBackend | None) -> Self:
-        """Allocate the tiers of one engine over a store, which the player closes.
-
-        Raises:
-            ConfigError: memory does not suffice.
-
-        """
+        """Allocate the tiers of one engine over a store, which the player closes."""
         layout, config = plan.layout, plan.config
         identity = Identity(plan.subject, dtype="uint8")
         if not plan.with_bytes:
@@ -77,10 +72,6 @@ class Player:
 
         The backup that it ends with settles before the next request, or in ``wait_all``. A request longer than the
         device pool is served and kept as far as it fits.
-
-        Raises:
-            StorageError, CopyError: a transfer failed.
-
         """
         cache = self.cache
         prompt = self._prompt(request)
@@ -165,13 +156,7 @@ class Player:
                 self.pages_verified += count
 
     def wait_all(self, started: Operation | NotStarted | None = None) -> None:
-        """Wait until every transfer is over.
-
-        Raises:
-            StorageError, CopyError: one failed, ``started`` or another.
-            WaitTimeoutError: one does not end.
-
-        """
+        """Wait until every transfer is over."""
         if started is None and self._pending is None and self._backs_up_itself:
             return  # nothing is under way
         ended = self.cache.settle(SETTLE_TIMEOUT_S)

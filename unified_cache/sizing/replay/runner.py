@@ -103,13 +103,7 @@ def replay(
 
 
 def served_hits(plan: ReplayPlan, requests: Sequence[TraceRequest]) -> list[Hits]:
-    """Serve requests by the caches of a plan; return the pages handed back of each.
-
-    Raises:
-        ConfigError: memory does not suffice, or the storage URL names nothing.
-        StorageError, CopyError: a transfer failed.
-
-    """
+    """Serve requests by the caches of a plan; return the pages handed back of each."""
     with _shared_store(plan) as store, _opened(plan, [store] * plan.engines) as players:
         return [each.hits for each in _serve(players, plan, requests, no_progress)]
 

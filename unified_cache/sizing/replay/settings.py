@@ -30,12 +30,7 @@ POOL_BYTES_MIN = 64
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """Tier sizes and page sizes of one replay.
-
-    Raises:
-        ConfigError: a size is out of range, does not fit the trace's blocks, or exceeds the memory of the machine.
-
-    """
+    """Tier sizes and page sizes of one replay."""
 
     page_size: int = BLOCK_TOKENS
     """Tokens per page; prompts share whole pages, whatever the trace's blocks are."""
@@ -96,13 +91,7 @@ class ReplaySettings:
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """A model and the bytes that each tier gives it.
-
-    Raises:
-        ConfigError: a size is out of range or too small for a prompt, the page size does not fit the trace's blocks,
-            or the scaled tiers exceed the memory of the machine.
-
-    """
+    """A model and the bytes that each tier gives it."""
 
     name: str
     """Name of the model."""

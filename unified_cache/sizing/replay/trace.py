@@ -114,12 +114,7 @@ def read_trace(path: Path, limit: int | None = None, on_progress: OnProgress = n
 
 
 def iterate_trace(path: Path, limit: int | None = None) -> Iterator[TraceRequest]:
-    """Yield the requests of a trace, or its first ``limit``, as they stand: for what keeps less of them than all.
-
-    Raises:
-        TraceError, ConfigError: as ``read_trace``.
-
-    """
+    """Yield the requests of a trace, or its first ``limit``, as they stand: for what keeps less of them than all."""
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1, found {limit}")
     if is_of_lmcache(path):

@@ -63,9 +63,6 @@ class TracePages:
 
         Their blocks are of one size and numbered from 0, as ``iterate_trace`` yields them. ``padded`` counts a prompt's
         last block as a whole one, as block-level figures do.
-
-        Raises:
-            TraceError: there is no request.
         """
         block_tokens = 0
         ids, lengths = array("i"), array("i")

@@ -58,11 +58,7 @@ def _parting_blocks(requests: Sequence[TraceRequest]) -> set[int]:
 
 
 def cut_sessions(requests: Sequence[TraceRequest], share: float, seed: int) -> list[TraceRequest]:
-    """Return the requests of a random ``share`` of the sessions, in their order; the same for the same seed.
-
-    Raises:
-        ConfigError: the share is not in (0, 1].
-    """
+    """Return the requests of a random ``share`` of the sessions, in their order; the same for the same seed."""
     if not 0 < share <= 1:
         raise ConfigError(f"the share of sessions must be in (0, 1], found {share}")
     sessions = sessions_of(requests)
@@ -75,9 +71,6 @@ def in_blocks_of(requests: Sequence[TraceRequest], block_tokens: int = BLOCK_TOK
     """Return the requests in larger blocks, numbered from 0: a block is named by what it begins and ends with.
 
     Prompts that share a part of such a block share it no longer.
-
-    Raises:
-        ConfigError: the blocks that there are do not make up whole ones.
     """
     numbers: dict[int, int] = {}
     converted: list[TraceRequest] = []

@@ -27,12 +27,7 @@ def html_of(page: Page) -> str:
 
 
 def write_html(page: Page, directory: Path) -> Path:
-    """Write the page into ``directory``; return its path.
-
-    Raises:
-        OSError: it cannot be written; nothing is left half-written.
-
-    """
+    """Write the page into ``directory``; return its path."""
     write_whole(directory / PAGE_NAME, html_of(page).encode())
     return directory / PAGE_NAME
 
