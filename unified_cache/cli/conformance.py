@@ -4,12 +4,12 @@ import inspect
 import sys
 import threading
 import time
-import traceback
 import unittest
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from enum import Enum
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -165,29 +165,34 @@ def try_promises(
     """
     for sentence, test in tests.items():
         started_s = time.monotonic()
-        outcomes: list[tuple[TrialVerdict, str]] = []
-        thread = threading.Thread(target=_try, args=(test, open_backend, outcomes), name=sentence, daemon=True)
+        result = unittest.TestResult()
+        case = unittest.FunctionTestCase(partial(_try, test, open_backend))
+        thread = threading.Thread(target=case.run, args=(result,), name=sentence, daemon=True)
         thread.start()
         thread.join(timeout_s)
-        late = TrialVerdict.BROKEN, f"it did not return within {timeout_s:g} s"
-        yield ContractTrial(sentence, *(outcomes or [late])[0], time.monotonic() - started_s)
+        verdict, reason = _verdict(result)
+        if thread.is_alive():
+            verdict, reason = TrialVerdict.BROKEN, f"it did not return within {timeout_s:g} s"
+        yield ContractTrial(sentence, verdict, reason, time.monotonic() - started_s)
 
 
-def _try(test: _Test, open_backend: Callable[[], StorageBackend], outcomes: list[tuple[TrialVerdict, str]]) -> None:
-    """Try one promise, and append the verdict and its reason."""
-    try:
-        with closing(open_backend()) as storage:
-            storage_contract.open_for_contract(storage)
-            for identity in _OWN_IDENTITIES:
-                storage.remove([found.label for found in storage_contract.listing(storage, identity)])
-            test(storage)
-        outcomes.append((TrialVerdict.KEPT, ""))
-    except unittest.SkipTest as skipped:
-        outcomes.append((TrialVerdict.UNTRIED, str(skipped)))
-    except BaseException as error:  # of a store that is not ours: an exit breaks the promise too
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        said = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-        outcomes.append((TrialVerdict.BROKEN, f'{said} (File "{last.filename}", line {last.lineno}, in {last.name})'))
+def _try(test: _Test, open_backend: Callable[[], StorageBackend]) -> None:
+    with closing(open_backend()) as storage:
+        storage_contract.open_for_contract(storage)
+        for identity in _OWN_IDENTITIES:
+            storage.remove([found.label for found in storage_contract.listing(storage, identity)])
+        test(storage)
+
+
+def _verdict(result: unittest.TestResult) -> tuple[TrialVerdict, str]:
+    """Return the verdict of one test and its reason: what a trace ends with, and where."""
+    for _, trace in (*result.failures, *result.errors):
+        lines = [line.strip() for line in trace.strip().splitlines()]
+        places = [line for line in lines if line.startswith("File ")]
+        return TrialVerdict.BROKEN, f"{lines[-1]} ({places[-1]})" if places else lines[-1]
+    for _, reason in result.skipped:
+        return TrialVerdict.UNTRIED, reason
+    return TrialVerdict.KEPT, ""
 
 
 conformance_app.command("conformance", epilog=CONFORMANCE_EPILOG)(ConformanceCommand)

@@ -1,4 +1,4 @@
-"""Labels as messages: runs of pages that share identity, pool and length. Digests of another length are an ``InputError``."""
+"""Labels as messages: runs of pages of one identity and pool. Digests of another length are an ``InputError``."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
