@@ -12,66 +12,40 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-from scripts.check_compiled import unpacked
-from scripts.compile_core import can_compile
-from tests.engines.sglang.bench import ROOT, STACKS, STORES, Bench, whole
+from tests.engines.sglang.bench import STACKS, STORES, Bench, whole
 from tests.engines.sglang.document import execute
-from tests.engines.sglang.figures import FILE_BACKEND_NOTE, TREE_NOTE, add_figures, line_of, told
+from tests.engines.sglang.figures import add_figures, line_of, told
 from tests.engines.sglang.install import install
 from tests.engines.sglang.outcome import EngineJob
 from tests.engines.sglang.restoring import attach, layouts, matrix, processes, ranks, record, talks
 from tests.engines.sglang.sizes import sizes
 from tests.engines.sglang.surviving import away, damage, faults, loss
 
-NO_BYTES = {"url": "no bytes", "module_path": "tests.engines.sglang.no_bytes", "class_name": "NoBytesBackend"}
-"""Extra configuration of a backend that moves nothing."""
-
 
 def figures(bench: Bench) -> None:
     """Write and read against SGLang's file backend, in one process, by turns; medians of their ratios."""
-    print(
-        "figures: time of the file backend by ours, of what a store could reach that took no time but the engine's and "
-        "that of moving and checking the bytes, write / read, medians of 7 rounds; in brackets processor time"
-    )
+    print("figures: time of the file backend by ours, write / read, medians of 7 rounds")
     lines = []
     for stack in STACKS:
         for kind in bench.stores:
             with tempfile.TemporaryDirectory(dir=bench.root) as plain:
-                stores = [{"file_storage_path": plain}, bench.fresh(kind), NO_BYTES]
-                size = EngineJob(stack, rounds=8, prompts=2, pages=16, layers=8)
-                run = bench.start(replace(size, stores=stores, raw_directory=str(bench.root)))
+                stores = [{"file_storage_path": plain}, bench.fresh(kind)]
+                run = bench.start(EngineJob(stack, stores=stores, rounds=8, prompts=2, pages=16, layers=8))
                 said = run.end()
             if not said:
                 bench.line(False, f"figures {stack} {kind}", run.failure)
                 continue
-            theirs, ours, nothing = said
+            theirs, ours = said
             if whole(theirs) or whole(ours):
-                bench.say(f"figures {stack}", [theirs, ours], whole)
+                bench.say(f"figures {stack}", said, whole)
                 continue
-            lines.append(line_of(stack, kind, theirs, ours, nothing))
-            print(f"     {stack} ({said[0]['prompt_bytes'] / 1e6:.0f} MB a prompt): {told(lines[-1])}", flush=True)
+            lines.append(line_of(stack, kind, theirs, ours))
+            print(f"     {stack} ({ours['prompt_bytes'] / 1e6:.0f} MB a prompt): {told(lines[-1])}", flush=True)
         bench.stop_services()
     if bench.figures_path is not None:
-        add_figures(bench.figures_path, bench.root, lines, FILE_BACKEND_NOTE)
-
-
-def speed(bench: Bench) -> None:
-    """Time our tree in turns with the engine's, in plain Python and, where it can be compiled, compiled."""
-    print("speed: time of our tree by that of SGLang's Rust core, in turns in one process; medians, microseconds")
-    found = bench.tree_figures(ROOT)
-    if can_compile():
-        with tempfile.TemporaryDirectory() as directory:
-            found += bench.tree_figures(unpacked(Path(directory)))
-    for line in found:
-        form = "compiled" if line["compiled"] else "plain Python"
-        times = f"{line['ours_us']['median']:.1f} by {line['theirs_us']['median']:.1f} us"
-        print(f"     {line['components']}, {line['figure']}, {form}: {line['ratio']:.2f} ({times})", flush=True)
-    bench.line(bool(found), "speed", f"{len(found)} figures")
-    if bench.figures_path is not None:
-        add_figures(bench.figures_path, bench.root, found, TREE_NOTE)
+        add_figures(bench.figures_path, bench.root, lines)
 
 
 def document(bench: Bench) -> None:
@@ -84,7 +58,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     for section in (
         *(faults, loss, damage, away),
         *(matrix, processes, ranks, talks, attach, layouts),
-        *(sizes, document, speed, figures),
+        *(sizes, document, figures),
     )
 }
 

@@ -8,6 +8,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Iterator, MutableSequence, Sequence
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -15,78 +16,7 @@ from pydantic_core import core_schema
 
 __all__ = ["ABSENT", "provide"]
 
-ABSENT = frozenset(
-    [
-        "cuda",
-        "compressed_tensors",
-        "cutlass",
-        "datasets",
-        "deep_ep",
-        "deep_gemm",
-        "flash_attn",
-        "flash_mla",
-        "flashinfer",
-        "gguf",
-        "huggingface_hub",
-        "IPython",
-        "kernels",
-        "llguidance",
-        "modelscope",
-        "mooncake",
-        "nvidia",
-        "openai",
-        "openai_harmony",
-        "outlines",
-        "pynvml",
-        "quack",
-        "safetensors",
-        "scipy",
-        "sentencepiece",
-        "sgl_kernel",
-        "soundfile",
-        "tiktoken",
-        "tilelang",
-        "timm",
-        "tokenizers",
-        "torch_memory_saver",
-        "torchaudio",
-        "torchcodec",
-        "torchvision",
-        "transformers",
-        "triton",
-        "tvm_ffi",
-        "uvloop",
-        "vllm",
-        "xgrammar",
-        "zstandard",
-        "aiter",
-        "decord",
-        "diskcache",
-        "easydict",
-        "blobfile",
-        "cloudpickle",
-        "distro",
-        "hf_transfer",
-        "humming",
-        "mori",
-        "nvshmem",
-        "numba",
-        "pandas",
-        "pyarrow",
-        "sgl_deep_gemm",
-        "sgl_flash_mla",
-        "smg_grpc_servicer",
-        "torch_musa",
-        "torch_npu",
-        "sgl_kernel_npu",
-        "watchfiles",
-        "yaml",
-        "lark",
-        "av",
-        "boto3",
-        "anthropic",
-    ]
-)
+ABSENT = frozenset(Path(__file__).with_name("absent.txt").read_text(encoding="utf-8").split())
 """Packages that may be missing. One that is installed is used as it is."""
 
 

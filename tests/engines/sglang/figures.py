@@ -11,51 +11,32 @@ from typing import Any
 from benchmarks.machine import calibrate, machine
 from benchmarks.measure import Spread
 
-__all__ = ["FILE_BACKEND_NOTE", "TREE_NOTE", "add_figures", "line_of", "told"]
+__all__ = ["add_figures", "line_of", "told"]
 
 Line = dict[str, Any]
 
-TREE_NOTE = "Ratios are times of our tree by those of SGLang's."
-FILE_BACKEND_NOTE = (
-    "Ratios are times of SGLang's file backend by ours. engine_ms: what the engine takes with a backend that moves no "
-    "bytes. raw_ms: as many bytes moved and checked by one thread, without any store or engine; to write, copied first "
-    "and written to files. bound: the ratio of a store that takes no time but these two."
-)
+NOTE = "Ratios are times of SGLang's file backend by ours."
 
 
-def line_of(stack: str, store: str, theirs: dict[str, Any], ours: dict[str, Any], nothing: dict[str, Any]) -> Line:
+def line_of(stack: str, store: str, theirs: dict[str, Any], ours: dict[str, Any]) -> Line:
     """Compare outcomes round by round, without the first, which makes directories, threads and page tables."""
     line: Line = {"stack": stack, "store": store, "prompt_bytes": ours["prompt_bytes"], "pools": ours["pools"]}
     for phase in ("write", "read"):
-        for kind in ("", "_cpu"):
-            key = f"{phase}{kind}_s"
-            before, after = theirs[key][1:], ours[key][1:]
-            line[f"{phase}{kind}_ratio"] = _spread([t / o for t, o in zip(before, after, strict=True)])
-            line[f"{phase}{kind}_ms"] = {"file_backend": _ms(before), "ours": _ms(after)}
-        engine, raw = nothing[f"{phase}_s"][1:], ours[f"raw_{phase}_s"][1:]
-        line[f"{phase}_engine_ms"], line[f"{phase}_raw_ms"] = _ms(engine), _ms(raw)
-        least = zip(theirs[f"{phase}_s"][1:], engine, raw, strict=True)
-        line[f"{phase}_bound"] = _spread([t / (e + r) for t, e, r in least])
-    line["read_bytes"] = ours["payload_bytes"] // len(ours["read_s"])
+        before, after = theirs[f"{phase}_s"][1:], ours[f"{phase}_s"][1:]
+        line[f"{phase}_ratio"] = _spread([t / o for t, o in zip(before, after, strict=True)])
+        line[f"{phase}_ms"] = {"file_backend": _ms(before), "ours": _ms(after)}
     return line
 
 
 def told(line: Line) -> str:
     """Return a line for people."""
-    write, read = (
-        f"{line[f'{phase}_ratio']['median']:.2f} of {line[f'{phase}_bound']['median']:.2f}"
-        for phase in ("write", "read")
-    )
-    cpu = f"[{line['write_cpu_ratio']['median']:.2f} / {line['read_cpu_ratio']['median']:.2f}]"
-    times = "; ".join(
-        f"{phase} {line[f'{phase}_ms']['file_backend']['median']:.1f} and {line[f'{phase}_ms']['ours']['median']:.1f} "
-        f"ms, engine {line[f'{phase}_engine_ms']['median']:.1f}, bare {line[f'{phase}_raw_ms']['median']:.1f}"
-        for phase in ("write", "read")
-    )
-    return f"{line['store']} {write} / {read} {cpu}; {times}"
+    ratios = " / ".join(f"{line[f'{phase}_ratio']['median']:.2f}" for phase in ("write", "read"))
+    medians = [(phase, line[f"{phase}_ms"]) for phase in ("write", "read")]
+    times = [f"{phase} {ms['file_backend']['median']:.1f} and {ms['ours']['median']:.1f} ms" for phase, ms in medians]
+    return f"{line['store']} {ratios}; {'; '.join(times)}"
 
 
-def add_figures(path: Path, directory: Path, lines: Sequence[Line], note: str) -> None:
+def add_figures(path: Path, directory: Path, lines: Sequence[Line]) -> None:
     """Add a run to a file: its figures and what they mean, the file system of the stores, the machine and its speed."""
     kept: dict[str, Any] = {"runs": []}
     if path.exists():
@@ -66,7 +47,7 @@ def add_figures(path: Path, directory: Path, lines: Sequence[Line], note: str) -
         "machine": asdict(before),
         "calibration": asdict(calibrate()),
         "file_system": _file_system(directory),
-        "note": note,
+        "note": NOTE,
         "lines": list(lines),
     }
     kept["runs"].append(run)

@@ -17,39 +17,7 @@ __all__ = ["VERSION", "Installation", "install", "install_transformers", "instal
 VERSION = "0.5.23"
 VARIABLE = "UNIFIED_CACHE_SGLANG_HOME"
 
-PACKAGES = (
-    "aiohttp",
-    "dill",
-    "einops",
-    "fastapi",
-    "grpcio",
-    "interegular",
-    "msgspec",
-    "ninja",
-    "numpy",
-    "orjson",
-    "packaging",
-    "partial_json_parser",
-    "pillow",
-    "prometheus-client",
-    "protobuf",
-    "psutil",
-    "pybase64",
-    "pydantic",
-    "pydantic-settings",
-    "python-dateutil",
-    "python-multipart",
-    "pyzmq",
-    "regex",
-    "requests",
-    "setproctitle",
-    "sympy",
-    "torch==2.13.0",
-    "tqdm",
-    "uvicorn",
-    "xxhash",
-    "mooncake-transfer-engine-non-cuda",
-)
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 """What SGLang's caches import on a CPU, and what this library needs beside."""
 
 TRANSFORMERS = "transformers==5.19.0"
@@ -100,12 +68,12 @@ def install() -> Installation:
         (wheel,) = downloads.glob(f"sglang-{VERSION}-*.whl")
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(found.wheel)
-    ready = found.root / "packages"
-    if not ready.exists() or ready.read_text(encoding="utf-8") != "\n".join(PACKAGES):
+    ready, wanted = found.root / "packages", REQUIREMENTS.read_text(encoding="utf-8").strip()
+    if not ready.exists() or ready.read_text(encoding="utf-8") != wanted:
         if not found.python.exists():
             venv.create(found.root / "venv", with_pip=True)
-        _run(str(found.python), "-m", "pip", "install", "-q", *PACKAGES)
-        ready.write_text("\n".join(PACKAGES), encoding="utf-8")
+        _run(str(found.python), "-m", "pip", "install", "-q", "-r", str(REQUIREMENTS))
+        ready.write_text(wanted, encoding="utf-8")
     return found
 
 

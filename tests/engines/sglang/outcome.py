@@ -35,8 +35,6 @@ class EngineJob:
     timeout_s: float = 60.0
     record: str = ""
     """File to keep the engine's calls on its storage in."""
-    raw_directory: str = ""
-    """Where to measure, beside each phase, how long the same bytes take without any store; nowhere if empty."""
 
 
 @dataclass
@@ -46,15 +44,6 @@ class JobOutcome:
     store: str
     write_s: list[float] = field(default_factory=list)
     read_s: list[float] = field(default_factory=list)
-    write_cpu_s: list[float] = field(default_factory=list)
-    """Processor time of the whole process, the engine's own part included: on a busy machine it says more."""
-    read_cpu_s: list[float] = field(default_factory=list)
-    raw_write_s: list[float] = field(default_factory=list)
-    """To copy as many bytes, take their checksum and write them to files, in one thread."""
-    raw_read_s: list[float] = field(default_factory=list)
-    """To read as many bytes into memory that was used before, and take their checksum, in one thread."""
-    payload_bytes: int = 0
-    """Read by our store in all rounds."""
     restored_pages: list[int] = field(default_factory=list)
     expected_pages: list[int] = field(default_factory=list)
     rows_checked: int = 0

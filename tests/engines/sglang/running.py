@@ -7,8 +7,6 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,14 +15,13 @@ import torch
 from sglang.srt.runtime_context import get_context
 
 import unified_cache
-from tests.engines.sglang import cpu, faults
+from tests.engines import stores
+from tests.engines.sglang import cpu
 from tests.engines.sglang.outcome import EngineJob, JobOutcome
-from tests.engines.sglang.raw_moves import raw_read_s, raw_write_s
 from tests.engines.sglang.recording import Recording
 from tests.engines.sglang.session import EnginePrompts, EngineSession
 from tests.engines.sglang.stacks import Geometry, build_stack
 from tests.support.waiting import wait_until
-from unified_cache.storage_backends.wrappers import Method
 
 __all__ = ["run_job"]
 
@@ -76,9 +73,9 @@ def run_job(job: EngineJob) -> list[JobOutcome]:
         recording.save(Path(job.record), job.stack)
     outcomes = [engine.end() for engine in engines]
     engines.clear()
-    for store in faults.OPENED:
+    for store in stores.OPENED:
         store.release()
-    faults.OPENED.clear()
+    stores.OPENED.clear()
     wait_until(lambda: not _threads_of_ours(), THREADS_END_S)
     for outcome in outcomes:
         outcome.threads_left, outcome.views_left = _threads_of_ours(), _views() - views
@@ -128,7 +125,7 @@ class _Engine:
         first = job.replaces or ({} if job.attach else store)
         name, extra = _named(first, page) if first else (None, None)
         get_context().override("the run", hicache_storage_backend=name, hicache_storage_backend_extra_config=extra)
-        started_s, opened_count = time.perf_counter(), len(faults.OPENED)
+        started_s, opened_count = time.perf_counter(), len(stores.OPENED)
         self.stack = build_stack(job.stack, job.core, geometry, group)
         before = None if job.replaces is None else self._write_and_detach()
         if job.attach:
@@ -140,9 +137,7 @@ class _Engine:
             assert before.held_pages() == [job.pages] * job.prompts, "the device lost what it held"
             before.forget()
         self.outcome.start_s = time.perf_counter() - started_s
-        self._faulty = faults.OPENED[opened_count:]
-        self._payload_bytes: Counter[Method] = Counter()
-        """Moved by our store in the rounds so far."""
+        self._faulty = stores.OPENED[opened_count:]
 
     def _write_and_detach(self) -> EngineSession:
         """Write prompts to the store that the engine has at first, read them back to the device, and detach it."""
@@ -168,17 +163,12 @@ class _Engine:
         outcome.prompt_bytes = sum(size * (1 if pool == "mamba" else job.pages) for pool, size in outcome.pools.items())
         try:
             if "write" in job.phases:
-                written = session.write()
-                outcome.write_s.append(written.seconds)
-                outcome.write_cpu_s.append(written.cpu_seconds)
-                self._measure_raw(Method.PUT, raw_write_s, outcome.raw_write_s)
+                outcome.write_s.append(session.write())
                 session.forget()
             if "read" in job.phases:
                 session.overwrite()
                 found = session.read()
-                outcome.read_s.append(found.took.seconds)
-                self._measure_raw(Method.GET, raw_read_s, outcome.raw_read_s)
-                outcome.read_cpu_s.append(found.took.cpu_seconds)
+                outcome.read_s.append(found.took_s)
                 outcome.restored_pages = found.restored_pages
                 outcome.recomputed &= found.recomputed
                 outcome.rows_checked += found.rows_checked
@@ -190,28 +180,10 @@ class _Engine:
             logging.exception("the run failed")
             outcome.error = f"{type(error).__name__}: {error}"
 
-    def _backend(self) -> Any:
-        return self.stack.tree.cache_controller.storage_backend
-
-    @property
-    def _is_ours(self) -> bool:
-        return "unified_cache" in type(self._backend()).__module__
-
-    def _measure_raw(self, method: Method, raw_s: Callable[[Path, int, int], float], kept_s: list[float]) -> None:
-        """Measure how long the bytes that our store has just moved take without it, where that is asked for."""
-        if not self.job.raw_directory or not self._is_ours:
-            return
-        moved_bytes = self._backend().counts().payload_bytes.get(method, 0)
-        page_bytes = max(self.outcome.pools.values())
-        kept_s.append(raw_s(Path(self.job.raw_directory), moved_bytes - self._payload_bytes[method], page_bytes))
-        self._payload_bytes[method] = moved_bytes
-        if method is Method.GET:
-            self.outcome.payload_bytes = moved_bytes
-
     def end(self) -> JobOutcome:
         outcome = self.outcome
-        backend = self._backend()
-        if self._is_ours:
+        backend = self.stack.tree.cache_controller.storage_backend
+        if "unified_cache" in type(backend).__module__:
             outcome.counts = str(backend.counts())
         alive = weakref.ref(backend)
         del backend

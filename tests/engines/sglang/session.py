@@ -50,28 +50,6 @@ class EnginePrompts:
 
 
 @dataclass
-class Took:
-    """Time that something took."""
-
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-
-    def add(self, other: "Took") -> None:
-        self.seconds += other.seconds
-        self.cpu_seconds += other.cpu_seconds
-
-
-class Stopwatch:
-    """Time since it was made."""
-
-    def __init__(self) -> None:
-        self._started = time.perf_counter(), time.process_time()
-
-    def took(self) -> Took:
-        return Took(time.perf_counter() - self._started[0], time.process_time() - self._started[1])
-
-
-@dataclass
 class ReadBack:
     """Pages that came back, and how many of their rows were wrong."""
 
@@ -82,7 +60,7 @@ class ReadBack:
     rows_checked: int = 0
     rows_wrong: int = 0
     wrong: list[str] = field(default_factory=list)
-    took: Took = field(default_factory=Took)
+    took_s: float = 0.0
 
 
 class EngineSession:
@@ -128,16 +106,15 @@ class EngineSession:
 
     # ---- phases --------------------------------------------------------------------------------------------------
 
-    def write(self) -> Took:
-        """Insert every prompt and wait until all is stored; return the time that storing took."""
-        took = Took()
+    def write(self) -> float:
+        """Insert every prompt and wait until all is stored; return the seconds that storing took."""
+        took_s = 0.0
         for number in range(self.prompts.count):
             self._compute(number)
             self.tree.flush_pending_backups()
             if self.prompts.grows:
-                took.add(self._until(self._is_stored))
-        took.add(self._until(self._is_stored))
-        return took
+                took_s += self._until(self._is_stored)
+        return took_s + self._until(self._is_stored)
 
     def _compute(self, number: int) -> torch.Tensor | None:
         """Insert what the device lacks of a prompt, filled as a forward pass would; return its state's slot, if any."""
@@ -189,14 +166,14 @@ class EngineSession:
             else [list(range(self.prompts.count))]
         )
         for numbers in together:
-            found.took.add(self._prefetch(numbers))
+            found.took_s += self._prefetch(numbers)
         for number in range(self.prompts.count):
             self._load(number, found)
         return found
 
-    def _prefetch(self, numbers: list[int]) -> Took:
+    def _prefetch(self, numbers: list[int]) -> float:
         asked = [self._asked(number) for number in numbers]
-        watch = Stopwatch()
+        started_s = time.perf_counter()
         handles = []
         for number, tokens in zip(numbers, asked, strict=True):
             match = self.tree.match_prefix(MatchPrefixParams(key=RadixKey(tokens)))
@@ -216,7 +193,7 @@ class EngineSession:
                 matched_prefix_tokens=list(tokens[:held]),
             )
         self._until(lambda: all(self.tree.check_prefetch_progress(handle) for handle in handles))
-        return watch.took()
+        return time.perf_counter() - started_s
 
     def _load(self, number: int, found: ReadBack) -> None:
         tokens = self._asked(number)
@@ -277,11 +254,11 @@ class EngineSession:
         tree = self.tree
         return not (tree.ongoing_write_through or tree.ongoing_backup or tree.cache_controller.ack_write_queue)
 
-    def _until(self, condition: Callable[[], bool]) -> Took:
-        watch = Stopwatch()
+    def _until(self, condition: Callable[[], bool]) -> float:
+        started_s = time.perf_counter()
         while not condition():
             self.tree.check_hicache_events()
-            if watch.took().seconds > self.timeout_s:
+            if time.perf_counter() - started_s > self.timeout_s:
                 raise TimeoutError("the engine waited for storage for ever")
             time.sleep(0.0005)
-        return watch.took()
+        return time.perf_counter() - started_s

@@ -1,70 +1,65 @@
 """Bytes of layouts against those of SGLang's own pools: both read the same configurations of published models."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.engines.published import configuration
 from tests.engines.sglang.bench import Bench
 from tests.engines.sglang.install import install_transformers
-from unified_cache.components.layouts import PRESETS, size_hf_config
+from unified_cache.components.layouts import size_hf_config
 from unified_cache.components.layouts.sizes import SizedLayout
 
 __all__ = ["sizes"]
 
-TEXT = {"vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 8192, "max_position_embeddings": 4096}
-"""What an engine needs of a configuration and a layout does not."""
-
-PUBLISHED: Mapping[str, Mapping[str, str]] = {
-    "full": {
-        "llama-3.1-8b": "LlamaForCausalLM",
-        "qwen2.5-7b": "Qwen2ForCausalLM",
-        "qwen3-8b": "Qwen3ForCausalLM",
-        "qwen3-30b-a3b": "Qwen3MoeForCausalLM",
-        "mixtral-8x7b": "MixtralForCausalLM",
-        "glm-4.5-air": "Glm4MoeForCausalLM",
-        "phi-4": "Phi3ForCausalLM",
-        "olmo-2-7b": "Olmo2ForCausalLM",
-        "granite-3.3-8b": "GraniteForCausalLM",
-        "minimax-m2": "MiniMaxM2ForCausalLM",
-        "gemma-2-9b": "Gemma2ForCausalLM",
-        "gemma-3-27b": "Gemma3ForConditionalGeneration",
-        "command-r7b": "Cohere2ForCausalLM",
-        "exaone-4.0-32b": "Exaone4ForCausalLM",
-    },
-    "mla": {
-        "deepseek-v2-lite": "DeepseekV2ForCausalLM",
-        "deepseek-v3": "DeepseekV3ForCausalLM",
-        "deepseek-v3.2": "DeepseekV32ForCausalLM",
-        "kimi-k2": "DeepseekV3ForCausalLM",
-    },
-    "swa": {
-        "gpt-oss-20b": "GptOssForCausalLM",
-        "gpt-oss-120b": "GptOssForCausalLM",
-        "llama-4-scout": "Llama4ForConditionalGeneration",
-        "gemma-4-31b": "Gemma4ForConditionalGeneration",
-        "mimo-v2-flash": "MiMoV2FlashForCausalLM",
-    },
-    "dsv4": {"deepseek-v4-flash": "DeepseekV4ForCausalLM", "deepseek-v4-pro": "DeepseekV4ForCausalLM"},
-    "mamba": {
-        "qwen3-next-80b-a3b": "Qwen3NextForCausalLM",
-        "qwen3.5-397b-a17b": "Qwen3_5MoeForConditionalGeneration",
-        "nemotron-3-nano-30b-a3b": "NemotronHForCausalLM",
-        "nemotron-h-8b": "NemotronHForCausalLM",
-    },
+PUBLISHED: Mapping[str, Sequence[str]] = {
+    "full": (
+        "llama-3.1-8b",
+        "qwen2.5-7b",
+        "qwen3-8b",
+        "qwen3-30b-a3b",
+        "mixtral-8x7b",
+        "glm-4.5-air",
+        "phi-4",
+        "olmo-2-7b",
+        "granite-3.3-8b",
+        "minimax-m2",
+        "gemma-2-9b",
+        "gemma-3-27b",
+        "command-r7b",
+        "exaone-4.0-32b",
+    ),
+    "mla": (
+        "deepseek-v2-lite",
+        "deepseek-v3",
+        "deepseek-v3.2",
+        "kimi-k2",
+    ),
+    "swa": (
+        "gpt-oss-20b",
+        "gpt-oss-120b",
+        "llama-4-scout",
+        "gemma-4-31b",
+        "mimo-v2-flash",
+    ),
+    "dsv4": (
+        "deepseek-v4-flash",
+        "deepseek-v4-pro",
+    ),
+    "mamba": (
+        "qwen3-next-80b-a3b",
+        "qwen3.5-397b-a17b",
+        "nemotron-3-nano-30b-a3b",
+        "nemotron-h-8b",
+    ),
 }
-"""Published models of each stack, and the class by which SGLang knows them."""
-
-CHANGED: Mapping[str, Mapping[str, object]] = {
-    "exaone-4.0-32b": {"sliding_window_pattern": 4},
-    "deepseek-v3.2": {"index_topk": 2048},
-}
-"""Fields that SGLang reads in another of their forms, or that it tells an indexer by."""
+"""Published models of each stack."""
 
 
 def sizes(bench: Bench) -> None:
     """Bytes of layouts against those of SGLang's host pools, for published models in full size."""
-    configurations = {name: _configuration(name, kind) for of in PUBLISHED.values() for name, kind in of.items()}
-    layouts = {name: size_hf_config(configuration) for name, configuration in configurations.items()}
+    configurations = {name: configuration(name) for names in PUBLISHED.values() for name in names}
+    layouts = {name: size_hf_config(each) for name, each in configurations.items()}
     directories = {name: _written(bench.root / f"sizes-{name}", each) for name, each in configurations.items()}
     page_tokens = {str(directories[name]): sized.layout.page_size for name, sized in layouts.items()}
     engine = bench.understood(
@@ -75,16 +70,6 @@ def sizes(bench: Bench) -> None:
     for stack, published in PUBLISHED.items():
         for name in published:
             bench.line(*_compared(f"sizes {stack} {name}", layouts[name], engine[str(directories[name])]))
-
-
-def _configuration(name: str, architecture: str) -> dict[str, object]:
-    return {
-        "torch_dtype": "bfloat16",
-        **TEXT,
-        **PRESETS[name],
-        **CHANGED.get(name, {}),
-        "architectures": [architecture],
-    }
 
 
 def _written(directory: Path, configuration: Mapping[str, object]) -> Path:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.engines.sglang.bench import CORES, STACKS, STACKS_BY_TURNS, Bench, Outcome
-from tests.engines.sglang.faults import doomed_url, faulty_url
 from tests.engines.sglang.outcome import EngineJob
+from tests.engines.stores import FaultSwitch, faulty_url
 from tests.support.faulty_storage import StorageFault
 from tests.support.ports import free_ports
 from unified_cache.storage_backends.wrappers.layer import Method
@@ -19,7 +19,7 @@ DEADLINE_S = 0.5
 """Of one call to a store that goes wrong."""
 
 START_S_MAX = CLOSE_S_MAX = 30.0
-"""Half as long as a call hangs. SGLang waits 10 s for its threads, the adapter 5 s; the rest is for busy machines."""
+"""Far less than a call hangs. SGLang waits 10 s for its threads, the adapter 5 s; the rest is for busy machines."""
 
 STORE_CALLS_MAX = 100
 """Calls that reach a store which goes wrong, for two prompts: the next prompt's may be tried, none again and again."""
@@ -79,7 +79,7 @@ def damage(bench: Bench) -> None:
 
 
 def _directory(store: dict[str, Any]) -> Path:
-    return Path(store["url"].removeprefix("file:"))
+    return Path(store["url"].partition(":")[2])
 
 
 def _copy_of(bench: Bench, store: dict[str, Any]) -> dict[str, Any]:
@@ -87,6 +87,25 @@ def _copy_of(bench: Bench, store: dict[str, Any]) -> dict[str, Any]:
     copy = bench.fresh("file")
     shutil.copytree(_directory(store), _directory(copy))
     return copy
+
+
+def _faulty(bench: Bench, method: Method, fault: StorageFault, store: dict[str, Any]) -> str:
+    """Name a store of which every call of a method has a fault."""
+    place = _directory(bench.fresh("faults"))
+    url = faulty_url(place, store["url"])
+    FaultSwitch(place).set(**{method.value: fault})
+    return url
+
+
+def _doomed(bench: Bench, method: Method, store: dict[str, Any], server: int | None = None) -> str:
+    """Name a store that vanishes in its first call of a method: its server is killed, or its directory removed."""
+    place = _directory(bench.fresh("faults"))
+    url = faulty_url(place, store["url"])
+    if server is None:
+        FaultSwitch(place).remove_directory_in(method, _directory(store))
+    else:
+        FaultSwitch(place).kill_process_in(method, server)
+    return url
 
 
 def _damage(directory: Path, how: Damage) -> None:
@@ -117,11 +136,11 @@ def faults(bench: Bench) -> None:
     for stack, core in STACKS_BY_TURNS:
         written, name = bench.fresh("file"), f"fault {stack} {core}"
         bench.prepare(name, EngineJob(stack, core, [written], "write"))
-        urls = [faulty_url(method, fault, _copy_of(bench, written)["url"]) for method, fault in READ_FAULTS]
+        urls = [_faulty(bench, method, fault, _copy_of(bench, written)) for method, fault in READ_FAULTS]
         labels = [f"{method.value}, {fault.value}" for method, fault in READ_FAULTS]
         stores = [bench.store(url, deadline_s=DEADLINE_S) for url in urls]
         bench.run(name, missed, EngineJob(stack, core, stores, "read"), labels)
-        urls = [faulty_url(method, fault, bench.fresh("file")["url"]) for method, fault in WRITE_FAULTS]
+        urls = [_faulty(bench, method, fault, bench.fresh("file")) for method, fault in WRITE_FAULTS]
         urls += [f"{bench.fresh('file')['url']}?free=900TiB"]
         labels = [*(f"{method.value}, {fault.value}" for method, fault in WRITE_FAULTS), "put, full"]
         stores = [bench.store(url, deadline_s=DEADLINE_S) for url in urls]
@@ -137,17 +156,17 @@ def loss(bench: Bench) -> None:
         for method in (Method.EXISTS, Method.GET):
             url = bench.serve(_directory(_copy_of(bench, written)))
             urls += [
-                doomed_url(method, _copy_of(bench, written)["url"]),
-                doomed_url(method, url, bench.pid_of(url)),
+                _doomed(bench, method, _copy_of(bench, written)),
+                _doomed(bench, method, bench.store(url), bench.pid_of(url)),
             ]
             labels += [f"{method.value}, directory removed", f"{method.value}, server killed"]
         stores = [bench.store(url, deadline_s=DEADLINE_S) for url in urls]
         bench.run(name, missed, EngineJob(stack, core, stores, "read"), labels)
         url = bench.serve(_directory(bench.fresh("file")))
         urls = [
-            doomed_url(Method.PUT, bench.fresh("file")["url"]),
-            doomed_url(Method.PUT, url, bench.pid_of(url)),
-            faulty_url(Method.PUT, StorageFault.PARTIAL_WRITE, bench.fresh("file")["url"]),
+            _doomed(bench, Method.PUT, bench.fresh("file")),
+            _doomed(bench, Method.PUT, bench.store(url), bench.pid_of(url)),
+            _faulty(bench, Method.PUT, StorageFault.PARTIAL_WRITE, bench.fresh("file")),
         ]
         labels = ["put, directory removed", "put, server killed", "put, only the first pages each time"]
         stores = [bench.store(url, deadline_s=DEADLINE_S) for url in urls]

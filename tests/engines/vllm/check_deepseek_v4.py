@@ -17,9 +17,7 @@ from tests.engines.vllm.check_exact import (
     LogPath,
     ModelPath,
     assert_equal,
-    compare_with_local_hits,
     local_hit,
-    store_url,
     stored_by_one_engine,
 )
 from tests.engines.vllm.engine import prompt_of, running_engine
@@ -42,14 +40,6 @@ def check_the_answer_depends_on_what_is_far_back(alone: Alone) -> None:
     first, other = alone(FAMILY).completion(prompt), alone(FAMILY).completion(changed)
     assert first.cached == other.cached == 0
     assert first.logprobs[0] != other.logprobs[0]
-
-
-@pytest.mark.parametrize("kind", ["packed", "grpc", "mooncake"])
-def check_five_groups_from_any_store_give_the_answer_of_a_local_hit(
-    kind: str, model_path: ModelPath, log_path: LogPath, alone: Alone, tmp_path: Path
-) -> None:
-    with store_url(kind, tmp_path / "store") as url:
-        compare_with_local_hits(FAMILY, url, model_path(FAMILY), log_path, alone(FAMILY))
 
 
 def check_an_indexer_selects_by_keys_from_the_store(
@@ -78,25 +68,6 @@ def check_a_branch_finds_the_windows_that_the_engine_kept(
         found = engine.completion(branch)
     assert found.cached == 512
     assert_equal(found, local_hit(alone(FAMILY), branch, found.cached), len(branch))
-
-
-def check_a_second_life_finds_five_groups_of_one_that_was_killed(
-    model_path: ModelPath, log_path: LogPath, alone: Alone, tmp_path: Path
-) -> None:
-    url, model = f"file:{tmp_path / 'store'}", model_path(FAMILY)
-    with running_engine(model, FAMILY, url, log_path("first")) as engine:
-        for prompt in PROMPTS[:2]:
-            engine.completion(prompt)
-        engine.settle()
-        # The last prompt is on its way to the store, in part or not at all.
-        engine.completion(PROMPTS[2])
-        engine.kill()
-    with running_engine(model, FAMILY, url, log_path("second")) as engine:
-        found = [engine.completion(prompt) for prompt in PROMPTS]
-        assert engine.loaded() > 0
-    assert [each.cached for each in found[:2]] == [768, 512]
-    for prompt, hit in zip(PROMPTS, found, strict=True):
-        assert_equal(hit, local_hit(alone(FAMILY), prompt, hit.cached), len(prompt))
 
 
 def check_drawn_weights_of_another_revision_miss(model_path: ModelPath, log_path: LogPath, tmp_path: Path) -> None:

@@ -73,19 +73,20 @@ def assert_equal(found: EngineAnswer, expected: EngineAnswer, length: int) -> No
     assert found.difference(expected) <= bound
 
 
-@pytest.mark.parametrize("kind", ["file", "packed", "grpc", "mooncake"])
+CASES = (
+    *(("llama", kind) for kind in ("file", "packed", "grpc", "mooncake")),
+    *(("deepseek_v4", kind) for kind in ("packed", "grpc", "mooncake")),
+    *((name, "file") for name in MODELS if name != "llama"),
+)
+"""Families, and stores that they are tried over."""
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
 def check_a_prefix_from_any_store_gives_the_answer_of_a_local_hit(
-    kind: str, model_path: ModelPath, log_path: LogPath, alone: Alone, tmp_path: Path
+    name: str, kind: str, model_path: ModelPath, log_path: LogPath, alone: Alone, tmp_path: Path
 ) -> None:
     with store_url(kind, tmp_path / "store") as url:
-        compare_with_local_hits("llama", url, model_path("llama"), log_path, alone("llama"))
-
-
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "llama"])
-def check_a_prefix_of_any_model_gives_the_answer_of_a_local_hit(
-    name: str, model_path: ModelPath, log_path: LogPath, alone: Alone, tmp_path: Path
-) -> None:
-    compare_with_local_hits(name, f"file:{tmp_path / 'store'}", model_path(name), log_path, alone(name))
+        compare_with_local_hits(name, url, model_path(name), log_path, alone(name))
 
 
 def compare_with_local_hits(name: str, url: str, model: Path, log_path: LogPath, alone: VllmEngine) -> None:
@@ -114,23 +115,24 @@ def check_other_weights_under_the_same_path_miss(model_path: ModelPath, log_path
         assert found.difference(expected) == 0.0
 
 
+@pytest.mark.parametrize(("name", "cached"), [("llama", [800, 608]), ("deepseek_v4", [768, 512])])
 def check_an_engine_finds_what_one_that_was_killed_has_stored(
-    model_path: ModelPath, log_path: LogPath, alone: Alone, tmp_path: Path
+    name: str, cached: list[int], model_path: ModelPath, log_path: LogPath, alone: Alone, tmp_path: Path
 ) -> None:
-    url, model = f"file:{tmp_path / 'store'}", model_path("llama")
-    with running_engine(model, "llama", url, log_path("first")) as engine:
+    url, model = f"file:{tmp_path / 'store'}", model_path(name)
+    with running_engine(model, name, url, log_path("first")) as engine:
         for prompt in PROMPTS[:2]:
             engine.completion(prompt)
         engine.settle()
         # The last prompt is on its way to the store, in part or not at all.
         engine.completion(PROMPTS[2])
         engine.kill()
-    with running_engine(model, "llama", url, log_path("second")) as engine:
+    with running_engine(model, name, url, log_path("second")) as engine:
         found = [engine.completion(prompt) for prompt in PROMPTS]
         assert engine.loaded() > 0
-    assert [each.cached for each in found[:2]] == [800, 608]
+    assert [each.cached for each in found[:2]] == cached
     for prompt, hit in zip(PROMPTS, found, strict=True):
-        assert_equal(hit, local_hit(alone("llama"), prompt, hit.cached), len(prompt))
+        assert_equal(hit, local_hit(alone(name), prompt, hit.cached), len(prompt))
 
 
 def check_requests_at_the_same_time_share_what_the_store_has(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.stores import FaultSwitch, faulty_url
 from tests.engines.vllm.engine import VllmEngine, prompt_of, running_engine
 from tests.engines.vllm.faults import (
     BOUND_S,
@@ -24,7 +25,6 @@ from tests.engines.vllm.faults import (
     engine_with,
     store_and_forget,
 )
-from tests.engines.vllm.stores import FaultSwitch, faulty_url
 from tests.support.faulty_storage import StorageFault
 
 PACKED_SEGMENTS = "*.pack"

@@ -7,37 +7,32 @@ from typing import Any
 
 import pytest
 
+from tests.engines.published import configuration, with_text
 from tests.engines.vllm.installation import engine_python
 from tests.sources import ROOT
-from unified_cache.components.layouts import PRESETS, size_hf_config
+from unified_cache.components.layouts import size_hf_config
 
-TEXT = {"vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 8192, "max_position_embeddings": 4096}
-"""What an engine needs of a configuration and a layout does not."""
-
-CLASSES: Mapping[str, str] = {
-    "command-r7b": "Cohere2ForCausalLM",
-    "deepseek-v2-lite": "DeepseekV2ForCausalLM",
-    "deepseek-v3": "DeepseekV3ForCausalLM",
-    "exaone-4.0-32b": "Exaone4ForCausalLM",
-    "gemma-2-9b": "Gemma2ForCausalLM",
-    "glm-4.5-air": "Glm4MoeForCausalLM",
-    "gpt-oss-20b": "GptOssForCausalLM",
-    "granite-3.3-8b": "GraniteForCausalLM",
-    "llama-3.1-8b": "LlamaForCausalLM",
-    "minimax-m2": "MiniMaxM2ForCausalLM",
-    "mixtral-8x7b": "MixtralForCausalLM",
-    "nemotron-3-nano-30b-a3b": "NemotronHForCausalLM",
-    "olmo-2-7b": "Olmo2ForCausalLM",
-    "phi-4": "Phi3ForCausalLM",
-    "qwen2.5-7b": "Qwen2ForCausalLM",
-    "qwen3-30b-a3b": "Qwen3MoeForCausalLM",
-    "qwen3-8b": "Qwen3ForCausalLM",
-    "qwen3-next-80b-a3b": "Qwen3NextForCausalLM",
-}
-"""Published models of which the engine reads a configuration here, and their class."""
-
-CHANGED = {"exaone-4.0-32b": {"sliding_window_pattern": 4}}
-"""Fields that the engine reads in another of their forms only."""
+PUBLISHED = (
+    "command-r7b",
+    "deepseek-v2-lite",
+    "deepseek-v3",
+    "exaone-4.0-32b",
+    "gemma-2-9b",
+    "glm-4.5-air",
+    "gpt-oss-20b",
+    "granite-3.3-8b",
+    "llama-3.1-8b",
+    "minimax-m2",
+    "mixtral-8x7b",
+    "nemotron-3-nano-30b-a3b",
+    "olmo-2-7b",
+    "phi-4",
+    "qwen2.5-7b",
+    "qwen3-30b-a3b",
+    "qwen3-8b",
+    "qwen3-next-80b-a3b",
+)
+"""Published models of which the engine reads a configuration here."""
 
 MAMBA_2 = {
     "mamba_n_heads": 64,
@@ -124,13 +119,8 @@ TYPES_HERE: Mapping[str, str] = {
 
 def configurations() -> dict[str, dict[str, object]]:
     """Return every configuration that both sides read."""
-    presets = {
-        name: {**TEXT, **PRESETS[name], **CHANGED.get(name, {}), "architectures": [kind], "torch_dtype": "bfloat16"}
-        for name, kind in CLASSES.items()
-    }
-    return presets | {
-        name: {**TEXT, **fields, "model_type": name, "torch_dtype": "bfloat16"} for name, fields in OTHERS.items()
-    }
+    published = {name: configuration(name) for name in PUBLISHED}
+    return published | {name: with_text({**fields, "model_type": name}) for name, fields in OTHERS.items()}
 
 
 @pytest.fixture(scope="module")

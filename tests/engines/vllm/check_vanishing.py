@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.stores import FaultSwitch, faulty_url, hanging_url
 from tests.engines.vllm.engine import VllmEngine, prompt_of
 from tests.engines.vllm.faults import (
     BOUND_S,
@@ -18,7 +19,6 @@ from tests.engines.vllm.faults import (
     engine_with,
     store_and_forget,
 )
-from tests.engines.vllm.stores import FaultSwitch, faulty_url, hanging_url
 from tests.support.faulty_storage import StorageFault
 from tests.support.service_process import ServerProcess
 from unified_cache.storage_backends.wrappers import Method

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -24,7 +25,15 @@ TOKENS = 512
 
 CONTEXT = 2048
 
-ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+COMMON: Mapping[str, Any] = {
+    "vocab_size": TOKENS,
+    "hidden_size": 96,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+"""Sizes of every family that transformers makes weights for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,53 +55,40 @@ class EngineModel:
 
 def _llama() -> PreTrainedConfig:
     return LlamaConfig(
-        vocab_size=TOKENS,
-        hidden_size=96,
+        **COMMON,
         intermediate_size=160,
         num_hidden_layers=3,
         num_attention_heads=6,
-        num_key_value_heads=2,
         head_dim=32,
-        max_position_embeddings=CONTEXT,
-        rope_parameters=ROPE,
-        bos_token_id=1,
-        eos_token_id=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
     )
 
 
 def _gemma3() -> PreTrainedConfig:
     return Gemma3TextConfig(
-        vocab_size=TOKENS,
-        hidden_size=96,
+        **COMMON,
         intermediate_size=160,
         num_hidden_layers=6,
         num_attention_heads=4,
-        num_key_value_heads=2,
         head_dim=32,
         query_pre_attn_scalar=32,
         sliding_window=64,
         layer_types=[*["sliding_attention"] * 2, "full_attention"] * 2,
-        max_position_embeddings=CONTEXT,
-        bos_token_id=1,
-        eos_token_id=2,
         pad_token_id=0,
     )
 
 
 def _gpt_oss() -> PreTrainedConfig:
     return GptOssConfig(
-        vocab_size=TOKENS,
-        hidden_size=96,
+        **COMMON,
         intermediate_size=96,
         num_hidden_layers=4,
         num_attention_heads=6,
-        num_key_value_heads=2,
         head_dim=32,
         num_local_experts=4,
         num_experts_per_tok=2,
         sliding_window=64,
         layer_types=["sliding_attention", "full_attention"] * 2,
-        max_position_embeddings=CONTEXT,
         rope_parameters={
             "rope_type": "yarn",
             "rope_theta": 150_000.0,
@@ -102,20 +98,16 @@ def _gpt_oss() -> PreTrainedConfig:
             "truncate": False,
             "original_max_position_embeddings": CONTEXT // 2,
         },
-        bos_token_id=1,
-        eos_token_id=2,
         pad_token_id=0,
     )
 
 
 def _qwen3_next() -> PreTrainedConfig:
     return Qwen3NextConfig(
-        vocab_size=TOKENS,
-        hidden_size=96,
+        **COMMON,
         intermediate_size=160,
         num_hidden_layers=4,
         num_attention_heads=4,
-        num_key_value_heads=2,
         head_dim=256,
         layer_types=[*["linear_attention"] * 3, "full_attention"],
         # vLLM's kernels for the CPU take heads of 128 only.
@@ -130,9 +122,6 @@ def _qwen3_next() -> PreTrainedConfig:
         shared_expert_intermediate_size=64,
         decoder_sparse_step=1,
         mlp_only_layers=[],
-        max_position_embeddings=CONTEXT,
-        bos_token_id=1,
-        eos_token_id=2,
     )
 
 

@@ -1,4 +1,4 @@
-"""Stores that go wrong while an engine runs, by URL: ``tests.engines.vllm.stores:faulty:DIRECTORY``."""
+"""Stores that go wrong while an engine runs, by URL: ``tests.engines.stores:faulty:DIRECTORY``."""
 
 import json
 import os
@@ -17,10 +17,13 @@ from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method
 from unified_cache.storage_backends.wrappers.layer import StorageLayer
 
-__all__ = ["FaultSwitch", "TroubledStorage", "faulty", "faulty_url", "hanging", "hanging_url"]
+__all__ = ["OPENED", "FaultSwitch", "TroubledStorage", "faulty", "faulty_url", "hanging", "hanging_url"]
 
 HANG_S = 600.0
 """Longer than anybody waits."""
+
+OPENED: list[FaultyStorage] = []
+"""Every faulty store that this process has opened, for those who count its calls and let those go that hang."""
 
 _Asked = TypeVar("_Asked", Label, PageIO)
 
@@ -131,7 +134,9 @@ def faulty(rest: str, bytes_max: int | None) -> FaultyStorage:
     directory = Path(rest)
     switch = FaultSwitch(directory)
     backend = open_storage((directory / "url").read_text(), bytes_max=bytes_max)
-    return FaultyStorage(TroubledStorage(backend, switch), switch, random.Random(0), hang_s_max=HANG_S)
+    store = FaultyStorage(TroubledStorage(backend, switch), switch, random.Random(0), hang_s_max=HANG_S)
+    OPENED.append(store)
+    return store
 
 
 def hanging_url() -> str:
