@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ON_THE_WIRE = ("protobuf", "grpcio", "grpcio-health-checking", "grpcio-reflection")
 TESTS = (
     "tests/contract/test_remote_contract.py",
-    "tests/unit/storage_backends/directory/test_catalog.py",
+    "tests/unit/storage_backends/directory/test_directory.py",
     "tests/unit/storage_backends/remote",
     "tests/unit/service/test_requests.py",
     "tests/unit/service/test_server.py",

@@ -2,11 +2,14 @@
 
 import errno
 import os
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
+
+import pytest
 
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.directory.disk import Disk
@@ -64,6 +67,51 @@ def descriptors(root: Path) -> list[str]:
             if path.readlink().is_relative_to(root):
                 found.append(path.name)
     return sorted(found)
+
+
+def flip(path: Path, bit: int) -> None:
+    """Flip one bit of a file."""
+    with path.open("r+b") as file:
+        file.seek(bit // 8)
+        (byte,) = file.read(1)
+        file.seek(bit // 8)
+        file.write(bytes([byte ^ 1 << bit % 8]))
+
+
+def link(path: Path, bystander: Path) -> None:
+    path.symlink_to(bystander)
+
+
+def dangle(path: Path, bystander: Path) -> None:
+    path.symlink_to(bystander.with_name("nowhere"))
+
+
+def pipe(path: Path, bystander: Path) -> None:
+    os.mkfifo(path)
+
+
+def fill(path: Path, bystander: Path) -> None:
+    path.mkdir()
+    (path / "file").touch()
+
+
+def listen(path: Path, bystander: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        there = Path.cwd()
+        os.chdir(path.parent)  # the name of a socket is at most 107 bytes long
+        bound.bind(path.name)
+        os.chdir(there)
+
+
+def zeros(path: Path, bystander: Path) -> None:
+    try:
+        os.mknod(path, 0o600 | 0o020000, os.makedev(1, 5))
+    except PermissionError:
+        pytest.skip("only root may make a device")
+
+
+INTRUDERS = (link, dangle, pipe, fill, listen, zeros)
+"""Makers of what may stand in the place of a file; the place is free before, and a link leads to the bystander."""
 
 
 class DiskFault(Enum):

@@ -368,20 +368,6 @@ def test_urgent_calls_go_first_and_starve_no_other() -> None:
     assert order == ([True] * URGENT_TURNS_MAX + [False]) * 2
 
 
-def test_one_thread_is_left_for_urgent_calls() -> None:
-    threads, gates = CallThreads("ordered", 3, deferrable_max=2), Gates()
-    for name in "abc":
-        threads.submit(gates.work(name), is_urgent=False)
-    assert {gates.begun.get(timeout=PATIENCE_S) for _ in range(2)} == {"a", "b"}
-    threads.submit(gates.work("urgent"))
-    assert gates.begun.get(timeout=PATIENCE_S) == "urgent"
-    gates.gates["a"].set()
-    assert gates.begun.get(timeout=PATIENCE_S) == "c"
-    for gate in gates.gates.values():
-        gate.set()
-    assert threads.close(PATIENCE_S) == []
-
-
 def test_closing_names_the_threads_that_have_not_ended_and_lets_what_waits_run() -> None:
     threads, gates = CallThreads("closed", 1), Gates()
     threads.submit(gates.work("a"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.support.files import path_of, put
+from tests.support.files import put
 from tests.support.service import LoopbackServer
 from tests.support.store_kinds import StoreKind
 from tests.support.wrappers import scripted
@@ -205,12 +205,3 @@ def test_a_page_found_to_be_another_one_is_told(kind: StoreKind, tmp_path: Path)
         feed = subscribed(storage)
         assert storage.get([blank_page(label(2))]) == [Answer.FLAWED]
         assert feed.take().labels == (label(2),)
-
-
-def test_a_file_of_another_length_is_told(tmp_path: Path) -> None:
-    with closing(FileStorage.open(tmp_path)) as storage:
-        put(storage, [1])
-        feed = subscribed(storage)
-        path_of(tmp_path, label(1)).write_bytes(b"short")
-        assert storage.get([blank_page(label(1))]) == [Answer.FLAWED]
-        assert feed.take().labels == (label(1),)

@@ -1,5 +1,6 @@
 """A store in a directory: restarts, who may use the directory, what its names mean, manifests, closing."""
 
+import itertools
 import os
 import random
 import shutil
@@ -17,7 +18,17 @@ from tests.support.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.core.errors import ClosedError, ConfigError, InputError, StorageError
 from unified_cache.core.pool import Identity
 from unified_cache.core.seal import Label
+from unified_cache.storage_backends.catalog import UsedBetween, catalog_of
+from unified_cache.storage_backends.directory.front import (
+    FREE_BYTES_MIN,
+    STAMP_GRAIN_NS,
+    DirectoryAddress,
+    parse_address,
+)
+from unified_cache.storage_backends.file import store as file_store
 from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.memory import KeysOnlyStorage
+from unified_cache.storage_backends.packed import store as packed_store
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.testing.storage_contract import (
     LAYOUT,
@@ -35,23 +46,37 @@ FORMAT_VERSIONS = {StoreKind.FILE: 2, StoreKind.PACKED: 1}
 
 
 @pytest.fixture
-def storage(kind: StoreKind, root: Path) -> Iterator[DirectoryStorage]:
-    storage = kind.open(root)
-    yield storage
-    storage.close()
+def disk() -> FaultyDisk:
+    return FaultyDisk(only="listdir")
+
+
+@pytest.fixture
+def storage(kind: StoreKind, root: Path, disk: FaultyDisk) -> Iterator[DirectoryStorage]:
+    clock = itertools.count(STAMP_GRAIN_NS, STAMP_GRAIN_NS).__next__
+    with closing(kind.open(root, clock=clock, disk=disk)) as storage:
+        yield storage
 
 
 # Restarts
 
 
-def test_a_restart_finds_every_page(kind: StoreKind, root: Path) -> None:
-    with closing(kind.open(root)) as first:
-        put(first, range(50))
-    with closing(kind.open(root)) as second:
-        found = [blank_page(label(number)) for number in range(50)]
-        assert all(second.get(found))
-        assert [bytes_of(page) for page in found] == [bytes_of(sealed_page(label(n))) for n in range(50)]
-        assert second.bytes_used == 50 * PAGE_BYTES
+def clean_everything(root: Path) -> None:
+    for path in root.iterdir():
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+
+
+def clean_identities(root: Path) -> None:
+    for path in root.glob("?" * 64):
+        shutil.rmtree(path)
+
+
+def clean_temps(root: Path) -> None:
+    for path in (root / "tmp").iterdir():
+        shutil.rmtree(path)
+
+
+def clean_tmp(root: Path) -> None:
+    shutil.rmtree(root / "tmp")
 
 
 @pytest.mark.parametrize("page_bytes", [0, 1, 127, PAGE_BYTES, 32_767, 32_768, 100_000])
@@ -131,7 +156,7 @@ def test_a_directory_that_holds_something_else_is_refused_and_not_touched(kind: 
 
 def test_a_store_of_another_format_is_refused(kind: StoreKind, root: Path) -> None:
     kind.open(root).close()
-    for text in ('{"format_version": 1}', "[]", "not json"):
+    for text in ('{"format_version": 1}', "[]", "not json", "[" * 4000):
         (root / "store.json").write_text(text)
         expected = f"must be of a {kind.value} store of format_version {FORMAT_VERSIONS[kind]}, found none; open it"
         with pytest.raises(StorageError, match=expected):
@@ -256,24 +281,10 @@ def test_what_no_system_takes_for_a_path_is_refused(name: str, kind: StoreKind, 
         kind.open(tmp_path / name)
 
 
-def clean_everything(root: Path) -> None:
-    for path in root.iterdir():
-        path.unlink() if path.is_file() else shutil.rmtree(path)
-
-
-def clean_temps(root: Path) -> None:
-    for path in (root / "tmp").iterdir():
-        shutil.rmtree(path)
-
-
-def clean_tmp(root: Path) -> None:
-    shutil.rmtree(root / "tmp")
-
-
 @pytest.mark.parametrize("level", Level)
 @pytest.mark.parametrize("is_known", [True, False], ids=["known", "new"])
 @pytest.mark.parametrize("bytes_max", [None, 20 * PAGE_BYTES], ids=["unbounded", "capped"])
-@pytest.mark.parametrize("clean", [clean_everything, clean_temps, clean_tmp])
+@pytest.mark.parametrize("clean", [clean_everything, clean_identities, clean_temps, clean_tmp])
 def test_what_somebody_removed_under_an_open_store_is_made_anew_and_a_restart_finds_it(
     clean: Callable[[Path], None], bytes_max: int | None, is_known: bool, level: Level, kind: StoreKind, root: Path
 ) -> None:
@@ -298,25 +309,14 @@ def test_what_somebody_removed_under_an_open_store_is_made_anew_and_a_restart_fi
         assert put(storage, range(4, 12), level) == [True] * 8
 
 
-def test_a_marker_nested_thousands_deep_is_none(kind: StoreKind, root: Path) -> None:
-    kind.open(root).close()
-    (root / "store.json").write_text("[" * 4000)
-    with pytest.raises(StorageError, match=r"must be of a .* store .*, found none"):
-        kind.open(root)
-
-
 def test_closing_gives_back_every_descriptor_and_temp_directory(kind: StoreKind, root: Path) -> None:
-    for _ in range(3):
-        storage = kind.open(root, bytes_max=15 * PAGE_BYTES)
+    for bytes_max in (15 * PAGE_BYTES, 15 * PAGE_BYTES, None):
+        storage = kind.open(root, bytes_max=bytes_max)
         put(storage, range(20), Level.DURABLE)
         storage.put([sealed_page(label(1), 3000), sealed_page(label(1, "a"))], Level.CACHED)
         storage.close()
         assert descriptors(root) == []
         assert list((root / "tmp").iterdir()) == []
-    storage = kind.open(root)
-    put(storage, range(20), Level.DURABLE)
-    storage.close()
-    assert descriptors(root) == []
 
 
 def test_closing_waits_for_calls_in_flight(kind: StoreKind, root: Path) -> None:
@@ -342,3 +342,122 @@ def test_closing_waits_for_calls_in_flight(kind: StoreKind, root: Path) -> None:
         thread.join()
     assert outcomes == ["closed"] * 4
     assert descriptors(root) == []
+
+
+# The text after ``file:`` in the name of a store
+
+
+@pytest.mark.parametrize(
+    ("rest", "directory", "free_bytes_min"),
+    [
+        ("pages", "pages", FREE_BYTES_MIN),
+        ("/var/cache/pages", "/var/cache/pages", FREE_BYTES_MIN),
+        ("pages?free=0", "pages", 0),
+        ("pages?free=4096", "pages", 4096),
+        ("a:b?free=3KiB", "a:b", 3 << 10),
+        ("pages?free=512MiB", "pages", 512 << 20),
+        ("pages?free=1GiB", "pages", 1 << 30),
+        ("pages?free=2TiB", "pages", 2 << 40),
+        ("pages?free=1.5GiB", "pages", 3 << 29),
+        ("pages?free=5GB", "pages", 5_000_000_000),
+        ("odd?name?", "odd?name", FREE_BYTES_MIN),
+        ("odd?name?free=1", "odd?name", 1),
+    ],
+)
+def test_an_address_names_a_directory_and_the_free_space_to_leave(
+    rest: str, directory: str, free_bytes_min: int
+) -> None:
+    assert parse_address(rest) == DirectoryAddress(Path(directory), free_bytes_min)
+
+
+@pytest.mark.parametrize("rest", ["", "?", "?free=1GiB"])
+def test_an_address_without_a_directory_is_refused(rest: str) -> None:
+    with pytest.raises(ConfigError, match="file: needs a directory"):
+        parse_address(rest)
+
+
+@pytest.mark.parametrize("rest", ["pages?size=1", "pages?free", "pages?name", "pages?free=1&free=2", "a?FREE=1"])
+def test_an_unknown_option_is_refused_by_its_name(rest: str) -> None:
+    with pytest.raises(ConfigError, match=r"free=SIZE alone|free= of file:"):
+        parse_address(rest)
+
+
+@pytest.mark.parametrize("size", ["", "-1", "GiB", "1.GiB", "1XiB", "0x10", "\u0661", "9" * 19])
+def test_a_size_that_is_none_is_refused_with_an_example(size: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="free= of file: must be bytes as in 4096, 500MB or 4GiB"):
+        file_store.open_url(f"{tmp_path / 'store'}?free={size}", None)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("open_url", [file_store.open_url, packed_store.open_url])
+def test_a_store_opened_by_its_address_keeps_the_floor_that_it_names(
+    open_url: Callable[[str, int | None], DirectoryStorage], tmp_path: Path
+) -> None:
+    free_bytes = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+    with closing(open_url(f"{tmp_path / 'high'}?free={free_bytes * 2}", None)) as storage:
+        assert storage.path == tmp_path / "high"
+        assert put(storage, [1]) == [False]
+    with closing(open_url(f"{tmp_path / 'low'}?free=0", 1 << 20)) as storage:
+        assert storage.capability().bytes_max == 1 << 20
+        assert put(storage, [1]) == [True]
+
+
+# Catalog of a store in a directory: whose pages it holds, and when they were used
+
+
+IDENTITY = MODEL.digest(LAYOUT)
+
+
+def test_a_store_in_a_directory_is_its_own_catalog(storage: DirectoryStorage) -> None:
+    assert catalog_of(storage) is storage
+
+
+def test_a_store_without_a_catalog_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"keys_only has no manifests\(\)"):
+        catalog_of(KeysOnlyStorage())
+
+
+def test_every_identity_is_named_with_its_manifest(storage: DirectoryStorage) -> None:
+    manifests = [manifest_of(model, LAYOUT) for model in (MODEL, OTHER_MODEL)]
+    for manifest in manifests:
+        storage.register(manifest, {})
+    assert storage.manifests() == {manifest.identity: manifest for manifest in manifests}
+
+
+def test_an_identity_without_a_readable_manifest_is_named_with_none(storage: DirectoryStorage, root: Path) -> None:
+    put(storage, [1])
+    assert storage.manifests() == {IDENTITY: None}
+    place = root / IDENTITY.hex() / "manifest.json"
+    for spoil in (lambda: place.write_bytes(b"\xff"), lambda: place.write_text("{"), place.mkdir):
+        spoil()
+        assert storage.manifests() == {IDENTITY: None}
+        if place.is_file():
+            place.unlink()
+
+
+def test_a_file_and_a_link_called_like_an_identity_are_none(storage: DirectoryStorage, root: Path) -> None:
+    (root / ("ab" * 32)).write_text("a letter")
+    (root / ("cd" * 32)).symlink_to(root.parent)
+    assert storage.manifests() == {}
+
+
+def test_use_is_told_by_the_times_that_eviction_goes_by(storage: DirectoryStorage) -> None:
+    assert storage.used_between(IDENTITY) is None
+    put(storage, [1])
+    put(storage, [2])
+    first, last = storage.used_between(IDENTITY) or (0, 0)
+    assert last - first == STAMP_GRAIN_NS
+    put(storage, [1])
+    assert storage.used_between(IDENTITY) == UsedBetween(last, last + STAMP_GRAIN_NS)
+    storage.get([blank_page(label(2))])
+    assert storage.used_between(IDENTITY) == UsedBetween(last + STAMP_GRAIN_NS, last + 2 * STAMP_GRAIN_NS)
+    assert storage.used_between(label(1, model=OTHER_MODEL).identity) is None
+    storage.remove([label(1), label(2)])
+    assert storage.used_between(IDENTITY) is None
+
+
+def test_a_directory_that_cannot_be_listed_raises(storage: DirectoryStorage, disk: FaultyDisk) -> None:
+    put(storage, [1])
+    disk.failing = range(1 << 30)
+    with pytest.raises(StorageError, match="cannot list the identities"):
+        storage.manifests()

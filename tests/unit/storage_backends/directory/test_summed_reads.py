@@ -104,23 +104,13 @@ def test_another_page_of_that_length_is_foreign(kind: StoreKind, root: Path) -> 
         assert storage.flaws_count == {Flaw.FOREIGN: 1}
 
 
-@pytest.mark.parametrize("kept_bytes", [0, 1, HEADER_BYTES, PIECE_BYTES, PAGE_BYTES - 1])
-def test_an_object_that_ends_within_any_piece_is_flawed(root: Path, kept_bytes: int) -> None:
+@pytest.mark.parametrize("kept_bytes", [0, 1, HEADER_BYTES, PIECE_BYTES, PAGE_BYTES - 1, PAGE_BYTES + 1])
+def test_an_object_that_ends_within_any_piece_or_after_the_last_is_flawed(root: Path, kept_bytes: int) -> None:
     with closing(VerifiedStorage(StoreKind.FILE.open(root))) as storage:
         storage.put([sealed(1)], Level.CACHED)
         (path,) = root.rglob("*.kv")
         with path.open("r+b") as file:
             file.truncate(kept_bytes)
-        assert storage.get([blank(1)]) == [Answer.FLAWED]
-        assert storage.exists([label(1)]) == [Answer.MISS]
-
-
-def test_an_object_of_a_byte_more_is_flawed(root: Path) -> None:
-    with closing(VerifiedStorage(StoreKind.FILE.open(root))) as storage:
-        storage.put([sealed(1)], Level.CACHED)
-        (path,) = root.rglob("*.kv")
-        with path.open("ab") as file:
-            file.write(b"x")
         assert storage.get([blank(1)]) == [Answer.FLAWED]
         assert storage.exists([label(1)]) == [Answer.MISS]
 

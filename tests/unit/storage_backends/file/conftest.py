@@ -1,6 +1,7 @@
-"""A file store in a directory of its own, for the tests of this room."""
+"""A file store in a directory of its own."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,6 @@ from unified_cache.storage_backends.file.store import FileStorage
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
 def storage(root: Path) -> Iterator[FileStorage]:
-    storage = FileStorage.open(root)
-    yield storage
-    storage.close()
+    with closing(FileStorage.open(root)) as storage:
+        yield storage

@@ -66,6 +66,11 @@ def clock() -> Callable[[], int]:
 
 
 @pytest.fixture
+def root(memory_path: Path) -> Path:
+    return memory_path / "store"
+
+
+@pytest.fixture
 def two(root: Path, clock: Callable[[], int]) -> Iterator[Sequence[FileStorage]]:
     """Two stores that sweep ahead of each put but the first: a sixteenth of their cap is less than a page."""
     with ExitStack() as stack:

@@ -1,21 +1,38 @@
-"""The file store: restarts, intruders, the cap, several processes."""
+"""The file store: restarts, intruders, the cap, several processes, a directory that goes, no index without a cap."""
 
-import itertools
 import os
 import shutil
-import socket
-from collections.abc import Callable, Iterable
+import tracemalloc
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.support.files import DiskFault, FaultyDisk, held, path_of, put, temps
-from unified_cache.storage_backends.directory.front import PAGES_WAITING_MAX, STAMP_GRAIN_NS
+from tests.support.files import (
+    INTRUDERS,
+    DiskFault,
+    FaultyDisk,
+    bytes_in,
+    descriptors,
+    fill,
+    held,
+    link,
+    path_of,
+    put,
+    temps,
+)
+from tests.unit.storage_backends.conftest import CLOCK_START_NS
+from unified_cache.core.errors import StorageError
+from unified_cache.storage_backends.directory.front import PAGES_WAITING_MAX, STAMP_GRAIN_NS, Clock
 from unified_cache.storage_backends.file.quota import UNREMOVABLE_MAX
 from unified_cache.storage_backends.file.store import FileStorage
+from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level
+from unified_cache.storage_backends.removals import removals_of
 from unified_cache.testing.storage_contract import (
+    LAYOUT,
+    MODEL,
     PAGE_BYTES,
     blank_page,
     bytes_of,
@@ -23,17 +40,9 @@ from unified_cache.testing.storage_contract import (
     sealed_page,
 )
 
-CLOCK_START_NS = 1_700_000_000_000_000_000
 
-
-def capped(root: Path, pages_max: int, clock: Callable[[], int]) -> FileStorage:
+def capped(root: Path, pages_max: int, clock: Clock) -> FileStorage:
     return FileStorage.open(root, bytes_max=pages_max * PAGE_BYTES, clock=clock)
-
-
-@pytest.fixture
-def clock() -> Callable[[], int]:
-    """Each call is later than the one before by more than the grain of modification times."""
-    return itertools.count(CLOCK_START_NS, 2 * STAMP_GRAIN_NS).__next__
 
 
 # Restarts
@@ -56,17 +65,11 @@ def test_temp_directories_of_dead_writers_are_swept_whatever_is_left_in_them(roo
     (root / "tmp" / "dead" / "0").write_bytes(b"half a page")
     (root / "tmp" / "dead" / "lock").touch()
     (root / "tmp" / "unborn").mkdir()
+    (root / "tmp" / "lockless").mkdir()
+    (root / "tmp" / "lockless" / "0").write_bytes(b"half a page")
     storage = FileStorage.open(root, new_writer=lambda: "living")
     assert [path.name for path in (root / "tmp").iterdir()] == ["living"]
     storage.close()
-
-
-def test_a_temp_directory_whose_lock_was_lost_with_the_power_is_swept(root: Path) -> None:
-    FileStorage.open(root).close()
-    (root / "tmp" / "lockless").mkdir()
-    (root / "tmp" / "lockless" / "0").write_bytes(b"half a page")
-    with closing(FileStorage.open(root)):
-        assert not (root / "tmp" / "lockless").exists()
 
 
 def test_what_a_sweep_cannot_remove_is_removed_by_the_next_one(root: Path) -> None:
@@ -83,58 +86,35 @@ def test_what_a_sweep_cannot_remove_is_removed_by_the_next_one(root: Path) -> No
 # What stands in the place of an object
 
 
-def truncate(path: Path, root: Path) -> None:
+def truncate(path: Path, bystander: Path) -> None:
     os.truncate(path, PAGE_BYTES // 2)
 
 
-def lengthen(path: Path, root: Path) -> None:
+def lengthen(path: Path, bystander: Path) -> None:
     os.truncate(path, PAGE_BYTES + 1)
 
 
-def empty(path: Path, root: Path) -> None:
+def empty(path: Path, bystander: Path) -> None:
     os.truncate(path, 0)
 
 
-def link(path: Path, root: Path) -> None:
-    path.rename(root.parent / "bystander")
-    path.symlink_to(root.parent / "bystander")
+Intrude = Callable[[Path, Path], None]
+INTRUSIONS: tuple[Intrude, ...] = (truncate, lengthen, empty, *INTRUDERS)
 
 
-def dangle(path: Path, root: Path) -> None:
-    path.unlink()
-    path.symlink_to(root.parent / "nowhere")
-
-
-def pipe(path: Path, root: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def directory(path: Path, root: Path) -> None:
-    path.unlink()
-    path.mkdir()
-    (path / "file").write_bytes(b"x")
-
-
-def listen(path: Path, root: Path) -> None:
-    path.unlink()
-    with socket.socket(socket.AF_UNIX) as bound:
-        there = Path.cwd()
-        os.chdir(path.parent)  # the name of a socket is at most 107 bytes long
-        bound.bind(path.name)
-        os.chdir(there)
-
-
-INTRUSIONS = (truncate, lengthen, empty, link, dangle, pipe, directory, listen)
+def intrude_on(path: Path, intrude: Intrude, bystander: Path) -> None:
+    if intrude in INTRUDERS:
+        path.rename(bystander)
+    intrude(path, bystander)
 
 
 @pytest.mark.parametrize("intrude", INTRUSIONS)
 @pytest.mark.parametrize("level", Level)
 def test_an_intruder_in_the_place_of_an_object_is_a_miss_and_is_cleared_away(
-    intrude: Callable[[Path, Path], None], level: Level, storage: FileStorage, root: Path
+    intrude: Intrude, level: Level, storage: FileStorage, root: Path
 ) -> None:
     put(storage, [1])
-    intrude(path_of(root, label(1)), root)
+    intrude_on(path_of(root, label(1)), intrude, root.parent / "bystander")
     assert storage.get([blank_page(label(1))]) == [Answer.FLAWED]
     assert storage.counts.foreign_count == 1
     assert storage.exists([label(1)]) == [Answer.MISS]
@@ -159,10 +139,10 @@ def test_a_file_of_another_length_is_a_miss_for_more_buffers_than_one_call_takes
 
 @pytest.mark.parametrize("intrude", INTRUSIONS)
 def test_an_intruder_in_the_place_of_an_object_does_not_block_a_put(
-    intrude: Callable[[Path, Path], None], storage: FileStorage, root: Path
+    intrude: Intrude, storage: FileStorage, root: Path
 ) -> None:
     put(storage, [1])
-    intrude(path_of(root, label(1)), root)
+    intrude_on(path_of(root, label(1)), intrude, root.parent / "bystander")
     assert put(storage, [1]) == [True]
     found = blank_page(label(1))
     assert storage.get([found]) == [Answer.HIT]
@@ -170,21 +150,14 @@ def test_an_intruder_in_the_place_of_an_object_does_not_block_a_put(
 
 
 def test_the_target_of_a_link_in_the_place_of_an_object_is_not_touched(storage: FileStorage, root: Path) -> None:
+    bystander = root.parent / "bystander"
     put(storage, [1])
-    link(path_of(root, label(1)), root)
-    before = (root.parent / "bystander").stat()
+    intrude_on(path_of(root, label(1)), link, bystander)
+    before = bystander.stat()
     storage.get([blank_page(label(1))])
     put(storage, [1])
-    after = (root.parent / "bystander").stat()
+    after = bystander.stat()
     assert (after.st_mtime_ns, after.st_ino, after.st_size) == (before.st_mtime_ns, before.st_ino, before.st_size)
-
-
-def test_a_directory_removed_under_an_open_store_is_made_anew(storage: FileStorage, root: Path) -> None:
-    put(storage, range(5))
-    shutil.rmtree(root / label(0).identity.hex())
-    assert storage.get([blank_page(label(1))]) == [Answer.MISS]
-    assert put(storage, range(5), Level.DURABLE) == [True] * 5
-    assert all(storage.get([blank_page(label(number)) for number in range(5)]))
 
 
 # Cap and eviction
@@ -232,23 +205,23 @@ def test_reads_are_stamped_when_the_store_closes(root: Path) -> None:
     assert times_of(root, [2])[0] > stored[1]
 
 
-def test_an_object_that_cannot_be_removed_does_not_wedge_eviction(root: Path, clock: Callable[[], int]) -> None:
+def test_an_object_that_cannot_be_removed_does_not_wedge_eviction(root: Path, clock: Clock) -> None:
     storage = capped(root, 3, clock)
     for number in range(3):
         put(storage, [number])
-    directory(path_of(root, label(0)), root)
+    intrude_on(path_of(root, label(0)), fill, root.parent / "bystander")
     assert put(storage, [3]) == [True]
     assert held(storage, 4) == [2, 3]
     assert storage.counts.unremovable_count == 1
     storage.close()
 
 
-def test_a_put_is_declined_where_nothing_can_be_removed(root: Path, clock: Callable[[], int]) -> None:
+def test_a_put_is_declined_where_nothing_can_be_removed(root: Path, clock: Clock) -> None:
     pages_max = UNREMOVABLE_MAX * 2
     storage = capped(root, pages_max, clock)
     put(storage, range(pages_max))
     for number in range(pages_max):
-        directory(path_of(root, label(number)), root)
+        intrude_on(path_of(root, label(number)), fill, root.parent / f"bystander-{number}")
     assert put(storage, [pages_max]) == [False]
     assert storage.counts.unremovable_count == UNREMOVABLE_MAX + 1
     storage.close()
@@ -267,17 +240,126 @@ def test_each_process_finds_what_the_others_stored_and_misses_what_they_removed(
     assert mine.exists([label(0)]) == [Answer.MISS]
     assert mine.get([blank_page(label(0))]) == [Answer.MISS]
     assert mine.bytes_used == theirs.bytes_used == 3 * PAGE_BYTES
-    put(mine, [0])
-    assert theirs.get([blank_page(label(0))]) == [Answer.HIT]
+    for _ in range(2):
+        assert put(mine, [0]) == [True]
+        assert theirs.get([blank_page(label(0))]) == [Answer.HIT]
+        theirs.remove([label(0)])
     mine.close()
     theirs.close()
 
 
-def test_a_page_removed_by_another_process_is_written_again_by_put(root: Path) -> None:
-    mine, theirs = FileStorage.open(root), FileStorage.open(root)
-    put(mine, [1])
-    theirs.remove([label(1)])
-    assert put(mine, [1]) == [True]
-    assert theirs.get([blank_page(label(1))]) == [Answer.HIT]
-    mine.close()
-    theirs.close()
+# A file store whose directory somebody removes as a whole while it is open
+
+
+@pytest.fixture
+def below(tmp_path: Path) -> Path:
+    return tmp_path / "above" / "store"
+
+
+@pytest.fixture(params=[None, 20 * PAGE_BYTES], ids=["unbounded", "capped"])
+def removed(request: pytest.FixtureRequest, below: Path) -> Iterator[FileStorage]:
+    """Yield a store whose directory is gone, and the one above it."""
+    with closing(FileStorage.open(below, bytes_max=request.param)) as storage:
+        storage.register(manifest_of(MODEL, LAYOUT), {})
+        put(storage, range(4))
+        shutil.rmtree(below.parent)
+        yield storage
+
+
+@pytest.mark.parametrize("level", Level)
+def test_the_next_put_makes_it_anew_and_a_restart_finds_its_pages(
+    removed: FileStorage, level: Level, below: Path
+) -> None:
+    storage, root = removed, below
+    feed = removals_of(storage)
+    assert held(storage, 4) == []
+    assert storage.get([blank_page(label(0))]) == [Answer.MISS]
+    assert put(storage, range(4, 9), level) == [True] * 5
+    assert held(storage, 9) == list(range(4, 9))
+    assert storage.bytes_used == bytes_in(root) == 5 * PAGE_BYTES
+    assert feed is not None
+    assert feed.take().lost_count > 0
+    with closing(FileStorage.open(root, bytes_max=20 * PAGE_BYTES)) as other:
+        assert put(other, [9]) == [True]
+        assert storage.bytes_used == other.bytes_used == 6 * PAGE_BYTES
+    storage.close()
+    assert descriptors(root) == []
+    assert list((root / "tmp").iterdir()) == []
+    with closing(FileStorage.open(root)) as again:
+        assert again.get([blank_page(label(number)) for number in range(4, 10)]) == [Answer.HIT] * 6
+
+
+def test_registering_makes_it_anew_too(removed: FileStorage) -> None:
+    manifest = manifest_of(MODEL, LAYOUT)
+    removed.register(manifest, {})
+    assert removed.manifests() == {manifest.identity: manifest}
+
+
+def test_the_store_that_another_process_made_in_its_place_is_shared(removed: FileStorage, below: Path) -> None:
+    with closing(FileStorage.open(below)) as other:
+        put(other, [7])
+        assert put(removed, [8]) == [True]
+        assert held(removed, 9) == held(other, 9) == [7, 8]
+
+
+def test_what_stands_in_its_place_and_is_no_store_is_left_alone(removed: FileStorage, below: Path) -> None:
+    below.mkdir(parents=True)
+    (below / "somebody's").write_text("data")
+    with pytest.raises(StorageError, match="must be empty or a file store"):
+        put(removed, [5])
+    assert [path.name for path in below.iterdir()] == ["somebody's"]
+    (below / "somebody's").unlink()
+    assert put(removed, [5]) == [True]
+
+
+def test_it_is_made_where_it_was_wherever_the_process_is_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with closing(FileStorage.open("store")) as storage:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        shutil.rmtree(tmp_path / "store")
+        assert put(storage, [1]) == [True]
+        assert bytes_in(tmp_path / "store") == PAGE_BYTES
+
+
+# A file store without a cap keeps no index of its objects: neither time at open nor memory grows with them
+
+
+OBJECT_BYTES_MAX = 100
+"""Memory for each object that would show an index: one takes four times as much."""
+
+
+def test_opening_it_makes_as_many_calls_whatever_is_stored(root: Path) -> None:
+    calls: list[int] = []
+    for numbers in (range(4), range(4, 200), range(1)):
+        disk = FaultyDisk()
+        with closing(FileStorage.open(root, disk=disk)) as storage:
+            calls.append(len(disk.calls))
+            assert all(put(storage, numbers))
+    assert calls[1] == calls[2]
+
+
+def test_objects_take_no_memory_of_the_process(root: Path) -> None:
+    with closing(FileStorage.open(root, disk=FaultyDisk())) as storage:
+        pages = [sealed_page(label(number)) for number in range(4 * PAGES_WAITING_MAX)]
+        assert all(storage.put(pages[:PAGES_WAITING_MAX], Level.CACHED))
+        assert all(storage.get([blank_page(page.label) for page in pages[:PAGES_WAITING_MAX]]))
+        tracemalloc.start()
+        assert all(storage.put(pages, Level.CACHED))
+        grown_bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert grown_bytes < 3 * PAGES_WAITING_MAX * OBJECT_BYTES_MAX
+
+
+def test_what_it_puts_again_is_evicted_last_by_another_process(root: Path) -> None:
+    with (
+        closing(FileStorage.open(root)) as uncapped,
+        closing(FileStorage.open(root, bytes_max=3 * PAGE_BYTES)) as capped,
+    ):
+        for number in range(3):
+            put(capped, [number])
+        put(uncapped, [0])
+        put(capped, [3])
+        assert held(capped, 4) == [0, 2, 3]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.clock import ManualClock
 from unified_cache.core.errors import ConfigError, StorageError
-from unified_cache.storage_backends.mooncake.address import MooncakeAddress, address_of_url
+from unified_cache.storage_backends.mooncake.address import MooncakeAddress, address_of_url, check_resolves, source_host
 from unified_cache.storage_backends.mooncake.client import BATCH_BYTES, BATCH_OBJECTS, ObjectBuffers, batches
 from unified_cache.storage_backends.mooncake.endpoints import (
     ABSENT_S,
@@ -246,3 +246,16 @@ def test_nodes_that_come_and_go_are_noticed_and_a_master_that_lists_none_is_seld
 
 def test_where_pages_are_spread_no_node_is_preferred() -> None:
     assert NodeChoice(frozenset, ManualClock()).node() == ""
+
+
+# Names of hosts, and the way to them
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 70, "."])
+def test_a_host_that_nobody_resolves_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match="host must be a host that all machines resolve"):
+        check_resolves("host", host)
+
+
+def test_the_way_to_the_loopback_address_is_the_loopback_address() -> None:
+    assert source_host("127.0.0.1", 9) == "127.0.0.1"

@@ -4,14 +4,13 @@ import errno
 import os
 import random
 import shutil
-import socket
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.support.files import DiskFault, FaultyDisk, descriptors, put
+from tests.support.files import INTRUDERS, DiskFault, FaultyDisk, descriptors, flip, link, pipe, put
 from unified_cache.core.errors import StorageError, StorageFullError
 from unified_cache.core.seal import Flaw
 from unified_cache.storage_backends.directory.disk import Disk
@@ -38,8 +37,8 @@ def few_slots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "store"
+def root(memory_path: Path) -> Path:
+    root = memory_path / "store"
     with closing(opened(root)) as storage:
         put(storage, PAGES)
     return root
@@ -79,14 +78,6 @@ def restore(pack: Path, content: bytes) -> None:
     for path in pack.parent.glob("*.pack"):
         path.unlink()
     pack.write_bytes(content)
-
-
-def flip(path: Path, bit: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(bit // 8)
-        (byte,) = file.read(1)
-        file.seek(bit // 8)
-        file.write(bytes([byte ^ 1 << bit % 8]))
 
 
 # Bits
@@ -231,49 +222,25 @@ def test_a_name_that_the_store_does_not_give_is_left_alone(name: str, root: Path
     assert (root / "zz" / NAME).exists()
 
 
-@pytest.mark.parametrize("make", [Path.touch, lambda path: path.symlink_to("/"), os.mkfifo])
+@pytest.mark.parametrize("make", [lambda path, _: path.touch(), link, pipe])
 def test_what_is_called_like_an_identity_and_is_no_directory_is_left_alone(
-    make: Callable[[Path], None], root: Path
+    make: Callable[[Path, Path], None], root: Path
 ) -> None:
-    make(root / ("ab" * 32))
+    make(root / ("ab" * 32), root.parent)
     check_recovery(root, [True] * 3)
     assert os.path.lexists(root / ("ab" * 32))
 
 
-def link(path: Path) -> None:
-    path.symlink_to(path.parents[2] / "bystander")
-
-
-def listen(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as bound:
-        there = Path.cwd()
-        os.chdir(path.parent)  # the name of a socket is at most 107 bytes long
-        bound.bind(path.name)
-        os.chdir(there)
-
-
-def fill(path: Path) -> None:
-    path.mkdir()
-    (path / "file").touch()
-
-
-def zero(path: Path) -> None:
-    try:
-        os.mknod(path, 0o600 | 0o020000, os.makedev(1, 5))
-    except PermissionError:
-        pytest.skip("only root may make a device")
-
-
 @pytest.mark.parametrize("number", [1, 999_999_999])
-@pytest.mark.parametrize("make", [link, os.mkfifo, fill, listen, zero])
+@pytest.mark.parametrize("make", INTRUDERS)
 def test_an_intruder_in_the_place_of_a_file_is_cleared_away(
-    make: Callable[[Path], None], number: int, root: Path, pack: Path
+    make: Callable[[Path, Path], None], number: int, root: Path, pack: Path
 ) -> None:
     bystander = root.parent / "bystander"
     sound = pack.read_bytes()
     pack.rename(bystander)
     pack = pack.with_name(f"kv.{PAGE_BYTES}.{number}.pack")
-    make(pack)
+    make(pack, bystander)
     with closing(opened(root)) as storage:
         assert storage.counts.foreign_count == 1
         assert not os.path.lexists(pack)
@@ -379,17 +346,6 @@ def test_a_put_in_which_any_one_call_fails_leaves_nothing_of_its_batch_and_loses
         if is_over:
             break
     assert failed_count >= 11 + 2 + 2
-
-
-def test_a_put_that_fails_for_want_of_room_says_so_and_a_restart_brings_nothing_of_it(root: Path) -> None:
-    for number in range(1, 5):
-        disk = FaultyDisk(DiskFault.ENOSPC, only="pwritev")
-        with closing(opened(root, disk)) as storage:
-            disk.failing = range(len(disk.calls) + number, len(disk.calls) + number + 1)
-            with pytest.raises(StorageFullError, match=r"No space left on device \(ENOSPC\)"):
-                put(storage, range(3, 12), Level.CACHED)
-        with closing(opened(root)) as storage:
-            assert hits(storage, range(12)) == [True] * 3 + [False] * 9
 
 
 def test_a_disk_that_takes_no_write_for_a_while_loses_no_page_and_no_later_put(root: Path) -> None:

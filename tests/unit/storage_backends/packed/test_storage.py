@@ -1,22 +1,25 @@
 """Promises of the packed store alone: slots, times of use in tables, calls on the disk, one opener, threads."""
 
-import itertools
+import errno
+import os
 import random
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.support.files import FaultyDisk, descriptors, held, put
+from tests.support.files import DiskFault, FaultyDisk, descriptors, held, put
+from tests.unit.storage_backends.conftest import CLOCK_START_NS
 from unified_cache.core.errors import InputError, StorageError
 from unified_cache.core.seal import Label, verify_buffers
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.front import STAMP_GRAIN_NS, Clock
-from unified_cache.storage_backends.packed.store import PackedStorage, open_url
+from unified_cache.storage_backends.directory.front import Clock
+from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.testing.storage_contract import (
     PAGE_BYTES,
@@ -27,7 +30,6 @@ from unified_cache.testing.storage_contract import (
     sealed_page,
 )
 
-CLOCK_START_NS = 1_700_000_000_000_000_000
 SLOT_BYTES = 1152
 """Of a page of ``PAGE_BYTES``."""
 
@@ -43,21 +45,10 @@ except StorageError as error:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-@pytest.fixture
 def storage(root: Path) -> Iterator[PackedStorage]:
     storage = opened(root)
     yield storage
     storage.close()
-
-
-@pytest.fixture
-def clock() -> Clock:
-    """Each call is later than the one before by more than the grain of times of use."""
-    return itertools.count(CLOCK_START_NS, 2 * STAMP_GRAIN_NS).__next__
 
 
 def opened(
@@ -208,12 +199,6 @@ def test_what_names_no_object_costs_no_slot(root: Path) -> None:
     assert packs(root) == []
 
 
-def test_an_address_says_where_and_how_much(root: Path) -> None:
-    with closing(open_url(f"{root}?free=0", 1 << 20)) as storage:
-        assert storage.path == root
-        assert storage.capability().bytes_max == 1 << 20
-
-
 # Threads
 
 
@@ -250,3 +235,149 @@ def test_every_page_that_a_thread_gets_is_whole_and_no_slot_is_lost(
     assert storage.bytes_used == 0
     storage.close()
     assert packs(root) == []
+
+
+# Calls of the packed store that meet: another call comes in the middle of one, at a call on the disk
+
+
+OTHER = "other"
+"""A pool of its own, and so files of its own."""
+
+
+class MeetingDisk(Disk):
+    """A disk on which something happens behind one sync of a file's bytes."""
+
+    def __init__(self) -> None:
+        self.syncs: list[int] = []
+        self.meetings: dict[int, Callable[[], object]] = {}
+        """What happens behind the sync of that number, from 1 on."""
+
+    def fdatasync(self, fd: int) -> None:  # type: ignore[override]
+        """Let what is to happen happen."""
+        self.syncs.append(os.fstat(fd).st_ino)
+        self.meetings.pop(len(self.syncs), lambda: None)()
+
+
+@pytest.fixture
+def meeting() -> MeetingDisk:
+    return MeetingDisk()
+
+
+@pytest.fixture
+def met(meeting: MeetingDisk, root: Path) -> Iterator[PackedStorage]:
+    with closing(opened(root, disk=meeting)) as storage:
+        yield storage
+
+
+def test_a_durable_page_that_another_put_was_first_to_store_cached_is_synced_all_the_same(
+    meeting: MeetingDisk, met: PackedStorage
+) -> None:
+    meeting.meetings[2] = lambda: put(met, [1], Level.CACHED)
+    assert put(met, [1], Level.DURABLE) == [True]
+    assert len(meeting.syncs) == 3  # pages, entries, and the page of the other put
+
+
+def test_a_put_at_another_length_that_comes_between_is_what_is_stored(meeting: MeetingDisk, met: PackedStorage) -> None:
+    longer = sealed_page(label(1), 2 * PAGE_BYTES)
+    meeting.meetings[2] = lambda: met.put([longer], Level.CACHED)
+    assert put(met, [1], Level.DURABLE) == [False]
+    found = blank_page(label(1), 2 * PAGE_BYTES)
+    assert met.get([found]) == [Answer.HIT]
+    assert bytes_of(found) == bytes_of(longer)
+    assert met.bytes_used == 2 * PAGE_BYTES
+
+
+def test_a_durable_put_does_not_mind_that_a_page_which_was_there_goes_meanwhile_with_its_file(
+    meeting: MeetingDisk, met: PackedStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = label(2)._replace(pool=OTHER)
+    met.put([sealed_page(there)], Level.CACHED)
+    monkeypatch.setattr(met._segments, "_idle_bytes_max", 0)
+    meeting.meetings[3] = lambda: met.remove([there])
+    assert met.put([sealed_page(label(1)), sealed_page(there)], Level.DURABLE)[0]
+    assert len(meeting.syncs) == 3
+    assert met.exists([label(1), there]) == [Answer.HIT, Answer.MISS]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_durable_put_fails_where_somebody_removed_the_file_under_it_and_the_next_one_makes_another(
+    number: int, root: Path
+) -> None:
+    with closing(opened(root)) as storage:
+        put(storage, [1])
+        for path in root.rglob("*.pack"):
+            path.unlink()
+        with pytest.raises(StorageError, match="ENOENT"):
+            put(storage, [number], Level.DURABLE)
+        assert put(storage, [1, 2], Level.DURABLE) == [True, True]
+    with closing(opened(root)) as storage:
+        assert storage.exists([label(1), label(2)]) == [Answer.HIT, Answer.HIT]
+
+
+def test_a_page_that_is_unreadable_again_and_again_leaves_nothing_behind_when_it_is_removed(root: Path) -> None:
+    disk = FaultyDisk(DiskFault.EIO, only="preadv")
+    with closing(opened(root, disk=disk)) as storage:
+        for _ in range(3):
+            put(storage, [1])
+            disk.failing = range(1 << 30)
+            assert storage.get([blank_page(label(1))]) == [Answer.UNAVAILABLE]
+            disk.failing = range(0)
+        assert storage.counts.unreadable_count == 3
+        assert storage.remove([label(1)]) == 1
+    with closing(opened(root)) as storage:
+        assert storage.exists([label(1)]) == [Answer.MISS]
+        assert storage.bytes_used == 0
+
+
+def test_a_file_whose_name_could_not_be_made_to_stay_does_not_stay(root: Path) -> None:
+    opened(root).close()
+    disk = FaultyDisk(DiskFault.EIO, only="fsync")
+    with closing(opened(root, disk=disk)) as storage:
+        disk.failing = range(1 << 30)
+        for number in range(5):
+            with pytest.raises(StorageError, match="EIO"):
+                put(storage, [number])
+        disk.failing = range(0)
+        assert list(root.rglob("*.pack")) == []
+        assert put(storage, [1]) == [True]
+        assert [path.name for path in root.rglob("*.pack")] == [f"kv.{PAGE_BYTES}.1.pack"]
+
+
+def test_a_store_that_was_closed_can_be_opened_while_a_child_of_its_process_lives(root: Path) -> None:
+    storage = opened(root)
+    child = os.fork()
+    if not child:
+        signal.pause()
+    try:
+        storage.close()
+        with closing(opened(root)) as again:
+            assert put(again, [1]) == [True]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_way_that_cannot_be_synced_is_no_reason_to_refuse_a_new_store(root: Path) -> None:
+    class ProcDisk(Disk):
+        """A disk on which a directory of another kind of file system leads to the store."""
+
+        def fsync(self, fd: int) -> None:  # type: ignore[override]
+            """Refuse for that directory."""
+            if os.fstat(fd).st_ino == root.parent.stat().st_ino:
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    with closing(opened(root, disk=ProcDisk())) as storage:
+        assert put(storage, [1], Level.DURABLE) == [True]
+
+
+def test_clear_takes_pages_that_cannot_be_read_along(root: Path) -> None:
+    disk = FaultyDisk(DiskFault.EIO, only="preadv")
+    with closing(opened(root, disk=disk)) as storage:
+        put(storage, range(3))
+        disk.failing = range(1 << 30)
+        assert storage.get([blank_page(label(1))]) == [Answer.UNAVAILABLE]
+        disk.failing = range(0)
+        assert storage.clear(label(0).identity) == 3
+    with closing(opened(root)) as storage:
+        assert storage.exists([label(number) for number in range(3)]) == [Answer.MISS] * 3
+        assert storage.bytes_used == 0

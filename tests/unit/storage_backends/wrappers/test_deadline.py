@@ -52,16 +52,6 @@ def let_go(faulty: FaultyStorage, calls_count: int) -> None:
     faulty.release()
 
 
-def test_an_answer_in_time_is_the_stores_and_so_is_an_error() -> None:
-    storage = bounded(filled(MemoryStorage()), PATIENCE_S, calls_max=1)
-    assert storage.exists([label(1), label(7)]) == [Answer.HIT, Answer.MISS]
-    with pytest.raises(StorageError, match="DURABLE") as raised:
-        storage.put(sealed([4]), Level.DURABLE)
-    assert not raised.value.retryable
-    assert storage.stuck_count == 0
-    storage.close()
-
-
 def test_the_buffers_of_a_call_that_timed_out_are_written_later_and_its_call_says_when_that_is_over() -> None:
     faulty = scripted({0: StorageFault.HANG}, filled(MemoryStorage()))
     clock = ManualClock()
@@ -103,17 +93,6 @@ def test_once_every_thread_is_stuck_calls_raise_at_once_and_are_not_started() ->
     storage.close(PATIENCE_S)
 
 
-def test_a_thread_is_free_again_once_its_call_has_returned() -> None:
-    faulty = scripted(dict.fromkeys(range(10), StorageFault.HANG), filled(MemoryStorage()))
-    storage = bounded(faulty, SHORT_S, calls_max=1)
-    for started_count in range(1, 4):
-        error = timed_out(storage, blank_page(label(1)))
-        let_go(faulty, 1)
-        assert error.call.wait(PATIENCE_S)
-        assert faulty.calls_count == started_count
-    storage.close(PATIENCE_S)
-
-
 def test_a_late_error_reaches_nobody() -> None:
     backend = filled(MemoryStorage())
     faulty = scripted({0: StorageFault.HANG}, backend)
@@ -124,19 +103,6 @@ def test_a_late_error_reaches_nobody() -> None:
     assert error.call.wait(PATIENCE_S)
     assert storage.stuck_count == 0
     storage.close(PATIENCE_S)
-
-
-def test_callers_beyond_the_threads_wait_for_one_that_is_free() -> None:
-    faulty = scripted({0: StorageFault.HANG}, filled(MemoryStorage()))
-    storage = bounded(faulty, PATIENCE_S, calls_max=1)
-    with ThreadPoolExecutor(4) as callers:
-        first = callers.submit(storage.exists, [label(1)])
-        assert faulty.wait_until_hung(1, PATIENCE_S)
-        others = [callers.submit(storage.exists, [label(number)]) for number in (2, 3, 4)]
-        let_go(faulty, 1)
-        assert first.result(PATIENCE_S) == [Answer.HIT]
-        assert [other.result(PATIENCE_S) for other in others] == [[Answer.HIT], [Answer.MISS], [Answer.MISS]]
-    storage.close()
 
 
 def test_a_caller_that_waits_for_a_thread_is_told_when_the_last_one_gets_stuck() -> None:

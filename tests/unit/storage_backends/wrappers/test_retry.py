@@ -129,12 +129,6 @@ def test_a_timeout_is_not_tried_again_nor_hidden_by_what_was_answered() -> None:
     assert (backend.gets_count, storage.retries_count) == (4, 2)
 
 
-def test_an_empty_batch_is_tried_again_like_any_other() -> None:
-    faulty = scripted({0: StorageFault.FAIL})
-    assert retrying(faulty, 2).exists([]) == []
-    assert faulty.calls_count == 2
-
-
 def test_other_methods_are_tried_once() -> None:
     faulty = scripted(dict.fromkeys(range(4), StorageFault.FAIL))
     storage = retrying(faulty, 5)
