@@ -5,7 +5,6 @@ import os
 import shlex
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from typer.core import TyperGroup
@@ -54,11 +53,6 @@ def test_the_log_is_shown_from_a_level_on(level: str, is_shown: bool) -> None:
     assert ("WARNING unified_cache.storage_backends.common.breaker: a breaker opens" in said.err) == is_shown
 
 
-def test_a_level_that_there_is_not_is_refused() -> None:
-    said = ask("--log-level", "loud", "ping", "grpc://127.0.0.1:1")
-    assert (said.status, "'loud' is not one of" in said.error) == (2, True)
-
-
 @pytest.mark.parametrize("words", ["conformance keys_only: --keys-only", "--help", "storage stat --help", "--version"])
 def test_whoever_stops_reading_ends_a_command_as_shells_expect(words: str) -> None:
     reader, writer = os.pipe()
@@ -96,20 +90,3 @@ def test_a_long_example_is_cut_by_backslashes_and_reads_the_same() -> None:
     for text in (example(line), copyable(f"Words.\n\n    {line}\n")):
         assert code_in(text) == [shlex.split(line)]
         assert max(map(len, text.splitlines())) < 80
-
-
-@pytest.mark.parametrize(
-    ("arguments", "meant"),
-    [
-        (("storag", "stat"), "storage"),
-        (("storage", "verfy"), "verify"),
-        (("storage", "stat", "file:x", "--jsn"), "--json"),
-        (("storage", "stat", "fiel:x"), "file:"),
-        (("serve", "--config", "CONFIG"), "storage_bytes"),
-    ],
-)
-def test_a_slip_is_answered_by_what_was_meant(arguments: tuple[str, ...], meant: str, tmp_path: Path) -> None:
-    (tmp_path / "service.toml").write_text('storage_byte = "1GiB"\n', encoding="utf-8")
-    said = ask(*(str(tmp_path / "service.toml") if each == "CONFIG" else each for each in arguments))
-    assert said.status == 2
-    assert meant in said.error.split("ean")[-1]

@@ -20,7 +20,6 @@ from unified_cache.core.page import Prompt
 from unified_cache.storage_backends.url import open_storage
 
 TRACE = ROOT / "traces" / "mooncake_conversation.jsonl.gz"
-SHORT_TRACE = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
 PROMPTS = 8
 
 HELD = "tests.support.held_store:held"
@@ -146,41 +145,3 @@ def test_in_a_pipe_there_is_no_bar_and_the_one_line_alone(place: dict[str, str],
     assert (child.returncode, out) == (130, "")
     assert err.startswith(f"interrupted: {said}")
     assert err.count("\n") == 1
-
-
-QUICK: Mapping[str, tuple[str, ...]] = {
-    "storage stat": ("file:DIR/kept",),
-    "storage gc": ("file:DIR/kept",),
-    "storage verify": ("file:DIR/kept",),
-    "storage scrub": ("file:DIR/kept",),
-    "backup": ("file:DIR/kept", "file:DIR/whole"),
-    "prefetch": ("file:DIR/kept", "--into", "file:DIR/all", "--tokens", "DIR/prompts", "--identity", "FULL"),
-    "explain": ("--storage", "file:DIR/kept", "--tokens", "DIR/prompts", "--identity", "FULL"),
-    "conformance": ("memory:",),
-    "trace info": (str(SHORT_TRACE),),
-    "trace cut": (str(SHORT_TRACE), "DIR/part.jsonl", "--limit", "20"),
-    "trace convert": (str(SHORT_TRACE), "DIR/plain.jsonl"),
-    "replay": (str(SHORT_TRACE), "--limit", "20", "--no-bytes"),
-    "plan": (
-        str(SHORT_TRACE),
-        "--model",
-        "gpt-oss-120b",
-        "--limit",
-        "20",
-        "--sweep",
-        "host=1TiB",
-        "--sweep",
-        "storage=0",
-    ),
-    "storage clear": ("file:DIR/gone", "--all", "--yes"),
-}
-
-
-@pytest.mark.parametrize("command", QUICK)
-def test_in_a_pipe_a_command_prints_json_alone_and_no_progress(command: str, place: dict[str, str]) -> None:
-    said = ask(*command.split(), *(filled_in(each, place) for each in QUICK[command]), "--json")
-    assert (said.status, said.err) == (0, "")
-    found = json.loads(said.out)
-    assert (found["command"], found["format"]) == (command, 1)
-    document = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
-    assert f"`{command}`" in document

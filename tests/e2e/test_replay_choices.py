@@ -66,17 +66,6 @@ def test_what_is_too_short_to_fetch_stays_in_storage() -> None:
     assert served().hits.storage > 0 == served(never).hits.storage
 
 
-def test_the_cap_of_a_models_store_is_shown_as_it_was_asked_for(tmp_path: Path) -> None:
-    model = ("replay", TRACE, "--model", "llama-3.1-8b", "--limit", "30", "--no-bytes")
-    capped = ask(*model, "--storage-bytes", "20TB")
-    assert capped.status == 0, capped.err
-    rows = [line for line in capped.out.splitlines() if line.split()[:1] == ["storage"]]
-    assert any("18.2 TiB" in row for row in rows), rows
-    without = ask(*model, "--storage", "none", "--json")
-    assert without.status == 0, without.err
-    assert json.loads(without.out)["settings"]["storage"] is None
-
-
 def test_a_model_keeps_by_default_what_a_cache_keeps() -> None:
     found = ask("replay", TRACE, "--model", "qwen3-next", "--limit", "20", "--no-bytes", "--json")
     kept = json.loads(found.out)["settings"]["retention"]
@@ -92,28 +81,6 @@ def test_the_first_line_says_what_was_found_and_what_brought_nothing() -> None:
     assert "brought nothing" not in headline(tight)
     assert not any("was never full" in line for line in verdict(tight))
     assert [row[0] for row in tier_table(tight).rows] == ["device", "all"]
-
-
-def test_two_results_are_compared_by_figures_and_by_the_settings_that_differ(tmp_path: Path) -> None:
-    files = [tmp_path / name for name in ("small.json", "large.json")]
-    for file, pages in zip(files, ("200", "8000"), strict=True):
-        made = ask(
-            *("replay", TRACE, "--limit", "1500", "--device-pages", pages, "--host-pages", "0", "--no-bytes"),
-            *("--json-file", file),
-        )
-        assert made.status == 0, made.err
-        assert " of the tokens asked for were handed back" in made.out
-    small, large = (json.loads(file.read_bytes()) for file in files)
-    assert (small["command"], small["format"]) == ("replay", 1)
-    said = ask("compare", *files, "--json")
-    assert said.status == 0, said.err
-    found = json.loads(said.out)
-    for name in ("token_hit_ratio", "block_hit_ratio"):
-        assert found["figures"][name] == [small[name], large[name]]
-    assert found["settings"] == [{"name": "device_pages", "first": "200", "second": "8000"}]
-    assert found["headline"].startswith("The second hits ")
-    assert "device_pages" in ask("compare", *files).out
-    assert "the settings are the same" in ask("compare", files[0], files[0]).out
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "not json", '{"blocks": "many"}', "[" * 100_000])

@@ -1,18 +1,14 @@
 """Replays of models: true pools, tiers in bytes, every component verified; and what keeping windows brings."""
 
 import dataclasses
-import json
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.test_replay import TRACE, conversations, run
-from unified_cache.cli.main import run as command
 from unified_cache.components.layouts import size_preset
 from unified_cache.core.config import Retention
-from unified_cache.core.errors import ConfigError
 from unified_cache.core.tier_sizes import SizedTiers, prompt_bytes
 from unified_cache.sizing.replay.engine import OracleEngine
 from unified_cache.sizing.replay.player import Player
@@ -124,68 +120,3 @@ def test_of_what_full_attention_could_reuse_windows_that_were_kept_preserve(
 
 
 # ---- the command -------------------------------------------------------------------------------------------------
-
-
-def test_the_command_shows_tiers_and_components(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(["replay", str(TRACE), "--model", "gpt-oss-20b", "--limit", "60", "--scale-bytes", "0.0005"]) == 0
-    shown = capsys.readouterr().out
-    for tier in ("device", "host", "storage"):
-        for component in ("full", "swa"):
-            assert any(line.split()[:2] == [tier, component] for line in shown.splitlines())
-    assert "0 wrong, 0 slots leaked" in shown
-
-
-def test_the_json_has_hits_and_bytes_by_component(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(["replay", str(TRACE), "--model", "qwen3-next", "--limit", "40", "--no-bytes", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert set(found["components"]) == {"full", "mamba"}
-    for component in found["components"].values():
-        assert set(component) == {
-            "page_bytes",
-            "capacity_pages",
-            "filled_pages",
-            "hit_pages",
-            "hit_bytes",
-            "bytes_moved",
-        }
-        assert component["hit_bytes"]["device"] == component["hit_pages"]["device"] * component["page_bytes"]
-    assert found["settings"]["model"] == "qwen3-next"
-    assert found["settings"]["retention"] == asdict(Retention())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--device-pages", "5"], "--device-pages do not go with --model"),
-        (["--device-bytes", "1MiB"], "device_bytes must be at least"),
-        (["--host-bytes", "1MiB"], "host_bytes must be at least"),
-        (["--storage-bytes", "1MiB"], "storage_bytes must be at least"),
-        (["--scale-bytes", "0"], "--scale-bytes must be more than 0"),
-        (["--scale-bytes", "2"], "--scale-bytes must be at most 1"),
-        (["--keep-tail", "-1"], "tail_tokens must not be negative"),
-        (["--page-size", "96"], "multiple"),
-        (["--host-bytes", "0", "--storage", "memory:"], "storage is reached through host memory"),
-    ],
-)
-def test_a_model_that_cannot_be_replayed_so_is_refused_in_one_line(
-    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command(["replay", str(TRACE), "--model", "deepseek-v4-flash", *options]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
-def test_sizes_in_bytes_need_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(["replay", str(TRACE), "--device-bytes", "1GiB", "--keep-tail", "0"]) == 2
-    assert "--device-bytes, --keep-tail need --model" in capsys.readouterr().err
-
-
-def test_an_unknown_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(["replay", str(TRACE), "--model", "no-such-model"]) == 2
-    assert "no-such-model" in capsys.readouterr().err
-
-
-def test_a_tier_too_small_for_a_prompt_says_what_it_would_take() -> None:
-    with pytest.raises(ConfigError, match=r"4 prompts of 8192 tokens of llama-3\.1-8b, found 1000"):
-        ModelSettings("llama-3.1-8b", size_preset("llama-3.1-8b"), Retention(), device_bytes=1000)

@@ -163,29 +163,6 @@ def world_writable(directory: Path) -> str:
     return f"file:{directory}"
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--listen", "0.0.0.0:1"], "can be reached from other machines"),
-        (["--listen", "nowhere"], "an address is HOST:PORT"),
-        (["--storage-bytes", "-1"], "--storage-bytes must be"),
-        (["--storage-bytes", "1EiB"], "--storage-bytes must be bytes"),
-        (["--config", "none.toml"], "expected a file of settings, found none"),
-        (["--storage", "nothing:"], "must begin with one of"),
-        (["--storage", "file:/proc/none/kv"], "/proc/none/kv"),
-    ],
-)
-def test_what_cannot_be_served_is_refused_in_one_line(
-    options: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(f"{VARIABLE}METRICS__LISTEN", "127.0.0.1:0")
-    status = run(["serve", "--listen", "127.0.0.1:0", *options])
-    assert status in (1, 2)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert said in line
-
-
 def test_a_directory_that_others_may_write_or_an_address_in_use_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,13 @@ def test_a_reader_may_look_and_copy_and_a_writer_may_remove(tmp_path: Path) -> N
         assert json.loads(answered("storage", "stat", urls["reader"]))["objects"] == 0
 
 
+def test_drain_ends_a_service_for_an_admin_alone() -> None:
+    for role, is_asked in (("writer", False), ("admin", True)):
+        with running(access={"local_role": role}) as server:
+            said = ask("drain", f"grpc://{server.address}")
+            assert (is_denied(said), said.status == 0, server.drain.wait(0)) == (not is_asked, is_asked, is_asked)
+
+
 def is_denied(said: CommandResult) -> bool:
     return said.status == 1 and "PERMISSION_DENIED" in said.error
 

@@ -286,41 +286,6 @@ def test_an_identity_without_a_manifest_is_shown_fails_verify_scrub_and_backup_a
     assert ask("storage", "scrub", url)[0] == ask("storage", "verify", url)[0] == 0
 
 
-def test_what_cannot_be_asked_for_is_refused_in_one_line_and_makes_no_target(
-    ask: Ask, tokens_file: Path, tmp_path: Path
-) -> None:
-    url, target = url_of("file", tmp_path / "store"), url_of("file", tmp_path / "target")
-    for name in ("full", "full_swa"):
-        fill(open_store("file", tmp_path / "store"), LAYOUTS[name], PROMPTS)
-    words = tmp_path / "words"
-    words.write_text("four furlongs", encoding="utf-8")
-    nowhere = url_of("file", tmp_path / "nowhere")
-    unpacked = url_of("packed", tmp_path / "nowhere")
-    refused: Sequence[tuple[tuple[str | Path, ...], str]] = (
-        (("storage", "stat", nowhere), "must be a file store, found nothing there"),
-        (("storage", "stat", unpacked), "must be a packed store, found nothing there"),
-        (("storage", "stat", "nonsense:"), "must begin with one of"),
-        (("storage", "verify", "memory:"), "memory has no manifests()"),
-        (("storage", "verify", url, "--identity", "zz"), "--identity must begin exactly one digest"),
-        (("storage", "gc", url, "--bytes-max", "many"), "--bytes-max must be bytes"),
-        (("backup", nowhere, target), "must be a file store"),
-        (("backup", url, url), "SRC and DST must differ"),
-        (("backup", url, target, "--tenant", "acme"), "a namespace needs --prefix"),
-        (("backup", url, target, "--prefix", tokens_file), "must hold one identity unless --identity"),
-        (("backup", url, target, "--prefix", words, "--identity", TOY.digest(LAYOUTS["full"]).hex()), "token ids"),
-        (("prefetch", url, "--into", target), "--tokens"),
-        (("conformance", "memory:", "--bytes-max", "2000000"), "--bytes-max must be at most"),
-        (("conformance", "memory:", "--timeout-s", "0"), "--timeout-s must be positive"),
-        (("conformance", "no.such.module:store"), "cannot import no.such.module"),
-    )
-    for arguments, reason in refused:
-        status, out, err = ask(*arguments)
-        assert (status, out) == (2, "")
-        assert reason in err
-    assert not (tmp_path / "target").exists()
-    assert not (tmp_path / "nowhere").exists()
-
-
 def test_an_interrupted_backup_says_so_leaves_whole_objects_and_goes_on(ask: Ask, tmp_path: Path) -> None:
     layout = LAYOUTS["full"]
     storage = FileStorage.open(tmp_path / "source")

@@ -1,6 +1,5 @@
 """``unified-cache trace``: figures that can be counted by hand, parts of whole sessions, plain Mooncake traces."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from unified_cache.sizing.replay.trace_figures import PROGRESS_BLOCKS, TraceFigu
 from unified_cache.sizing.replay.trace_sessions import cut_sessions, in_blocks_of, sessions_of
 
 TRACE = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
-DOCUMENT = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
 
 
 def request_of(at: int, *blocks: int, tail_tokens: int = 512) -> TraceRequest:
@@ -126,25 +124,10 @@ def test_small_blocks_become_the_blocks_of_plain_traces(tmp_path: Path) -> None:
     target = tmp_path / "plain.jsonl"
     assert ask("trace", "convert", TRACE, target, "--block-tokens", "1024").status == 0
     assert [request.input_length for request in read_trace(target)] == [each.input_length for each in read_trace(TRACE)]
-    said = ask("trace", "convert", TRACE, target, "--block-tokens", "700")
-    assert (said.status, "whole ones of 512" in said.err) == (2, True)
 
 
-def test_info_says_the_figures_as_a_table_as_json_and_as_a_page(tmp_path: Path) -> None:
-    said = ask("trace", "info", TRACE, "--report", tmp_path / "out")
+def test_info_writes_a_page_of_its_figures(tmp_path: Path) -> None:
+    said = ask("trace", "info", TRACE, "--report", tmp_path)
     assert said.status == 0, said.err
-    assert "had been asked for before" in said.out
-    figures = TraceFigures.of(read_trace(TRACE))
-    for counts in (figures.reuse_distances, figures.popularity, figures.session_requests):
-        assert any(f"{max(counts):,}" in line for line in said.out.splitlines())
-    page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert all(title in page for title in ("reuse distance", "popularity", "Sessions, by their requests"))
-    found = json.loads(ask("trace", "info", TRACE, "--json").out)
-    (row,) = (line for line in DOCUMENT.splitlines() if line.startswith("| `trace info`"))
-    assert [field for field in found if field not in ("command", "format") and f"`{field}`" not in row] == []
-
-
-@pytest.mark.parametrize("share", ["0", "1.5"])
-def test_a_share_that_is_none_is_refused(tmp_path: Path, share: str) -> None:
-    said = ask("trace", "cut", TRACE, tmp_path / "part", "--share", share)
-    assert (said.status, "must be in (0, 1]" in said.err) == (2, True)

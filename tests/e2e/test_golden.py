@@ -1,0 +1,194 @@
+"""Each command's output, in words, as JSON and where it refuses, is that of its file in ``tests/golden``.
+
+A file is what a terminal shows: lines that begin with ``$``, each with its output and any exit status but 0. They
+run in one directory, in their order; ``| grep TEXT`` and ``| head -N`` keep some lines of an output. What differs from
+run to run is masked by ``MASKS``. To add a line, write the command alone; to write all outputs anew:
+
+    WRITE_GOLDEN=1 python -m pytest tests/e2e/test_golden.py
+"""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
+from pathlib import Path
+from pprint import pformat
+from shutil import copytree
+
+import pytest
+
+from tests.e2e.test_help import command_names
+from tests.sources import ROOT
+from tests.support.cluster import ask
+from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, fill, flip, open_store
+from tests.support.running_service import running
+from unified_cache.core.page import Namespace, Prompt
+from unified_cache.storage_backends.url import open_storage
+from unified_cache.testing.storage_contract import listing
+
+GOLDEN = ROOT / "tests" / "golden"
+WRITES = "WRITE_GOLDEN" in os.environ
+DOCUMENT = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
+SERVICE = "grpc://SERVICE"
+TOKENS = {name: list(range(first, first + PAGES * PAGE_SIZE)) for name, first in (("one", 0), ("two", 5000))}
+REQUEST = '{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}'
+
+FILES: Mapping[str, str] = {
+    "prompts.jsonl": "\n".join(map(json.dumps, TOKENS.values())),
+    "one.txt": " ".join(map(str, TOKENS["one"])),
+    "longer.json": json.dumps([*TOKENS["one"], *range(9000, 9000 + 2 * PAGE_SIZE)]),
+    "words.txt": "four furlongs",
+    "bad.jsonl": f"{REQUEST}\n{REQUEST.replace('[1, 2]', '[1]')}\n",
+    "no-result.json": '{"blocks": "many"}',
+    "explained.toml": 'model = "gpt-oss-120b"\nhost_bytes = "64GiB"\ndevice_bytes = "8GiB"\n\n[eviction]\n'
+    "preferred_share = 0.5\n\n[quota.tenants.acme]\ncalls_max = 4\n\n[quota.tenants.beta]\n\n[replay]\nengines = 2\n",
+    "misspelt.toml": "\nengins = 3\n[guard]\ndeadline_s = 'x'\n",
+    "bytes.toml": 'device_bytes = "1GiB"\n',
+    "several.toml": "[eviction]\ndevice = ['lru', 'priority']\n",
+    "sound.toml": 'device_bytes = "1GiB"\nhost_bytes = "2GiB"\nstorage = "memory:"\nstorage_bytes = "4GiB"\n',
+    "no-host.toml": 'storage = "file:kv"\ndevice_pages = 9\n',
+    "device-twice.toml": "[cache]\ndevice_pages = 9\ndevice_bytes = 9\n",
+    "host-twice.toml": "[cache]\nhost_pages = 9\nhost_bytes = 9\n",
+    "no-device.toml": "storage_workers = 3\n",
+    "small-host.toml": 'device_bytes = "2GiB"\nhost_bytes = "1GiB"\n',
+    "small-store.toml": 'storage = "memory:"\nstorage_bytes = "1GiB"\nhost_bytes = "2GiB"\n',
+    "capped-nothing.toml": "[cache]\nstorage_bytes = 9\n",
+    "dirty.toml": "dirty_share = 0.1\n",
+    "late.toml": "[guard]\ndeadline_s = 90\n",
+    "no-key.toml": '[tls]\ncertificate = "none.crt"\nkey = "none.key"\n',
+    "insecure.toml": "insecure = true\n",
+    "tenants.toml": "[quota.tenants.a]\n",
+    "dtype.toml": '[replay]\ndtype = "fp8"\n',
+}
+"""Files that the commands read."""
+
+MASKS = (
+    (re.compile(r"in [0-9.]+ s(: [0-9,]+ requests/s)?"), "in SECONDS"),
+    (re.compile(r"requests per s .*"), "requests per s …"),
+    (re.compile(r"(?<=  )[0-9]+\.[0-9]+$", re.MULTILINE), "…"),
+    (re.compile(r"UNAVAILABLE: .*"), "UNAVAILABLE: …"),
+    (re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]+Z"), "DATE"),
+    (re.compile(r"\.[0-9]+\.part"), ".PID.part"),
+    (re.compile(r"uc1_[0-9a-f]+_[0-9a-f]+"), "SECRET"),
+    (re.compile(r"(?<![.0-9a-f])[0-9a-f]{16}\b"), "ID"),
+    (re.compile(r"the tiers need .*"), "the tiers need …"),
+    (re.compile(r"the core ran .*\n"), ""),
+)
+"""What differs from run to run or from machine to machine, and what stands in its place."""
+
+MASKED_FIELDS = frozenset({"seconds", "requests_per_s", "environment"})
+ENTRIES_MAX = 2
+"""Objects of a list that are shown of JSON."""
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with stores, a trace and ``FILES``; each golden file has a copy."""
+    path = tmp_path_factory.mktemp("golden")
+    prompts = [Prompt.of(tokens, PAGE_SIZE, whole=True) for tokens in TOKENS.values()]
+    tenants = [Prompt.of(TOKENS["one"], PAGE_SIZE, Namespace(tenant="acme"), whole=True)]
+    for kind, name, layout in (
+        *(("file", name, "full_swa") for name in ("store", "flawed", "unnamed", "incomplete")),
+        *(("file", "mixed", layout) for layout in ("full", "full_swa")),
+        ("packed", "packed", "full_swa"),
+    ):
+        fill(open_store(kind, path / name), LAYOUTS[layout], prompts)
+    fill(open_store("file", path / "tenants"), LAYOUTS["full"], tenants)
+    digest = TOY.digest(LAYOUTS["full_swa"])
+    with closing(open_store("file", path / "flawed")) as storage:
+        flip(storage, min(listing(storage, digest)))
+    with closing(open_store("file", path / "incomplete")) as storage:
+        last = prompts[0].keys[-1]
+        storage.remove([each.label for each in listing(storage, digest) if each.label[1:] == (last, "toy1")])
+    (path / "unnamed" / digest.hex() / "manifest.json").unlink()
+    (path / "trace.jsonl.gz").symlink_to(ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz")
+    for name, text in FILES.items():
+        (path / name).write_text(text, encoding="utf-8")
+    return path
+
+
+@contextmanager
+def service() -> Iterator[str]:
+    """Run a service that holds a prompt; yield its address."""
+    with running(access={"local_role": "admin"}) as server:
+        prompts = [Prompt.of(TOKENS["one"], PAGE_SIZE, whole=True)]
+        fill(open_storage(f"grpc://{server.address}"), LAYOUTS["full"], prompts)
+        yield server.address
+
+
+def shortened(value: object) -> object:
+    """Return JSON without what differs from run to run, and with the first objects of each list."""
+    if isinstance(value, list):
+        some = value[:ENTRIES_MAX] if value and isinstance(value[0], dict) else value
+        return [*map(shortened, some), *(["…"] if len(some) < len(value) else [])]
+    if isinstance(value, dict):
+        return {name: "…" if name in MASKED_FIELDS else shortened(each) for name, each in value.items()}
+    return value
+
+
+def shown(line: str, address: str) -> str:
+    """Run a line; return what a terminal shows, masked."""
+    command, _, pipe = line.partition(" | ")
+    words = [word.replace("SERVICE", address) for word in shlex.split(command)[2:]]
+    said = ask(*words)
+    text = said.out
+    if "--json" in words and text:
+        found = json.loads(text)
+        check_fields(found)
+        text = pformat(shortened(found), width=120, compact=True, sort_dicts=False) + "\n"
+    text += said.err + (f"[status {said.status}]" if said.status else "")
+    lines = text.splitlines()
+    if pipe.startswith("grep"):
+        lines = [each for each in lines if pipe.removeprefix("grep ") in each]
+    elif pipe:
+        lines = lines[: int(pipe.removeprefix("head -"))]
+    text = "".join(f"{each.rstrip()}\n" for each in lines).replace(address or "SERVICE", "SERVICE")
+    masked = text
+    for pattern, instead in MASKS:
+        masked = pattern.sub(instead, masked)
+    # Columns are as wide as what is masked by dots.
+    return masked if masked.count("…") == text.count("…") else re.sub("─+", "─", re.sub("(?<=[^ ]) {2,}", "  ", masked))
+
+
+def check_fields(found: Mapping[str, object]) -> None:
+    """See that docs/json.md names every field that a command's JSON has, and those of the entries of its lists."""
+    assert (list(found)[:2], found["format"]) == (["command", "format"], 1)
+    command = str(found["command"])
+    rows = [line for line in DOCUMENT.splitlines() if line.startswith("|") and f"`{command}`" in line.split("|")[1]]
+    if command == "prefetch":
+        rows += [line for line in DOCUMENT.splitlines() if line.startswith("| `backup`")]
+    lists = [] if command in ("replay", "plan") else [each for each in found.values() if isinstance(each, list)]
+    fields = {*found, *(field for each in lists for entry in each if isinstance(entry, dict) for field in entry)}
+    assert [field for field in fields - {"command", "format"} if f"`{field}`" not in " ".join(rows)] == []
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.txt")))
+def test_a_command_says_what_its_golden_file_has(name: str, stores: Path, tmp_path: Path) -> None:
+    file = GOLDEN / f"{name}.txt"
+    golden = file.read_text(encoding="utf-8")
+    lines = [line for line in golden.splitlines() if line.startswith("$ ")]
+    with pytest.MonkeyPatch.context() as patch, service() if SERVICE in golden else nullcontext("") as address:
+        patch.chdir(copytree(stores, tmp_path / "at", symlinks=True))
+        patch.setenv("COLUMNS", "100")
+        found = "".join(f"{line}\n{shown(line, address)}" for line in lines)
+    assert not (tmp_path / "at" / "none").exists(), "what is refused makes no target"
+    if WRITES:
+        file.write_text(found, encoding="utf-8")
+    else:
+        assert found == golden
+
+
+def test_every_command_has_a_golden_file() -> None:
+    named = {path.stem.replace("-", " ") for path in GOLDEN.glob("*.txt")}
+    assert set(command_names()) - {"demo"} == named - {"usage"}
+
+
+def test_json_in_a_file_is_what_is_printed_and_stands_beside_the_tables(tmp_path: Path) -> None:
+    file = tmp_path / "layout.json"
+    printed = ask("layout", "gpt-oss-20b", "--json", "--json-file", file).out
+    assert file.read_text(encoding="utf-8") == printed
+    file.unlink()
+    assert ask("layout", "gpt-oss-20b", "--json-file", file).out == ask("layout", "gpt-oss-20b").out
+    assert file.read_text(encoding="utf-8") == printed
