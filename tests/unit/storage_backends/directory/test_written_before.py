@@ -111,7 +111,7 @@ def test_times_of_use_are_known_and_a_cap_evicts_by_them(kind: StoreKind, root: 
 
 
 DOCUMENT = ROOT / "docs" / "format.md"
-ARCHIVES = sorted((Path(__file__).parents[1] / "fixtures").glob("stores_*.tar.gz"))
+FROZEN = sorted((Path(__file__).parents[1] / "fixtures").glob("stores_*.tar.gz"))
 
 
 def fields_under(heading: str) -> dict[str, slice]:
@@ -127,7 +127,7 @@ def number(text: bytes) -> int:
     return int.from_bytes(text, "little")
 
 
-@pytest.fixture(params=ARCHIVES, ids=lambda path: path.name)
+@pytest.fixture(params=FROZEN, ids=lambda path: path.name)
 def stores(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     with tarfile.open(request.param) as archive:
         archive.extractall(tmp_path, filter="data")
