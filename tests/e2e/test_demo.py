@@ -19,8 +19,8 @@ from tests.support.terminal import TerminalCommand
 from unified_cache.cli.main import run
 from unified_cache.core.errors import CacheError, InputError
 from unified_cache.core.seal import HEADER_BYTES, seal_buffers
-from unified_cache.sizing.demo.result import DemoAnswer, DemoResult, Ready, Step
-from unified_cache.sizing.demo.run import DemoSettings, run_demo
+from unified_cache.sizing.demo.result import DemoAnswer, DemoResult, DemoSettings, Ready, Step
+from unified_cache.sizing.demo.run import DEFAULT_MODEL, run_demo
 from unified_cache.sizing.demo.stores import flip_byte
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Answer as PageAnswer
@@ -82,7 +82,7 @@ class Seen:
 
 def settings_of(model: str, storage: str = "file", pages: int = 4) -> DemoSettings:
     tokens = pages * TINY_MODELS[model].page_size
-    return DemoSettings(ROOT / "ARCHITECTURE.md", model, storage, ("What is it?", "Why?"), tokens, 6)
+    return DemoSettings(ROOT / "ARCHITECTURE.md", ("What is it?", "Why?"), model, storage, tokens, 6)
 
 
 def check_demo(result: DemoResult, pages: int, *, is_flipped: bool = True) -> None:
@@ -91,13 +91,13 @@ def check_demo(result: DemoResult, pages: int, *, is_flipped: bool = True) -> No
     assert [step.name for step in result.steps] == [each for each in STEPS if is_flipped or each != "byte flipped"]
     steps = {step.name: step.answer for step in result.steps}
     for name, tier in (("first question", "computed"), ("another user", "computed"), ("question 2", "device")):
-        assert steps[name].reused_tokens == (0 if tier == "computed" else steps[name].tokens_from(tier))
+        assert steps[name].reused_tokens == (0 if tier == "computed" else steps[name].prompt_tokens[tier])
     for name, tier in (("device dropped", "host"), ("restarted", "storage"), ("and once more", "device")):
-        assert steps[name].tokens_from(tier) == steps[name].reused_tokens >= tokens
+        assert steps[name].prompt_tokens[tier] == steps[name].reused_tokens >= tokens
     assert all(step.has_same_words and step.has_same_logits for step in result.steps)
     assert sum(answer.flawed_pages for answer in steps.values()) == int(is_flipped)
     if is_flipped:
-        assert steps["byte flipped"].computed_tokens > steps["restarted"].computed_tokens
+        assert steps["byte flipped"].prompt_tokens["computed"] > steps["restarted"].prompt_tokens["computed"]
     assert not result.findings
     assert "0 words differ" in result.verdict
 
@@ -218,9 +218,10 @@ def test_a_byte_is_flipped_in_the_page_of_a_key_alone(tmp_path: Path) -> None:
 
 
 def test_an_answer_with_other_words_or_bits_is_a_finding() -> None:
-    ready = Ready(1.0, 64, 32, 1024, "00")
-    answer = DemoAnswer("Why?", "so", [1, 2], "aa", 0.1, 70, 70)
-    reused = replace(answer, computed_tokens=6, device_tokens=64)
+    ready = Ready(64, 32, 1024, "00")
+    computed = {"device": 0, "host": 0, "storage": 0, "computed": 70}
+    answer = DemoAnswer("Why?", "so", [1, 2], "aa", 0.1, computed)
+    reused = replace(answer, prompt_tokens={**computed, "device": 64, "computed": 6})
     result = DemoResult(ready, "tiny", "file:", "text", (Step("first", answer), Step("again", reused)))
     assert not result.with_references([answer]).findings
     other_words = replace(result, steps=(result.steps[0], Step("again", replace(reused, tokens=[1, 3]))))
@@ -237,12 +238,12 @@ def test_an_answer_with_other_words_or_bits_is_a_finding() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_a_real_model_answers_with_the_same_words_after_everything() -> None:
-    settings = DemoSettings(ROOT / "ARCHITECTURE.md", questions=("What is it?", "Why?"), document_tokens_max=1536)
+    settings = DemoSettings(ROOT / "ARCHITECTURE.md", ("What is it?", "Why?"), DEFAULT_MODEL, document_tokens_max=1536)
     result = run_demo(settings, Seen())
     check_demo(result, 24)
-    shares = {step.name: step.share for step in result.steps}
-    assert (shares["restarted"] or 1) <= 0.15
-    assert (shares["and once more"] or 1) <= 0.05
+    shares = {step.name: step.answer.first_token_s / step.computing_s for step in result.steps}
+    assert shares["restarted"] <= 0.15
+    assert shares["and once more"] <= 0.05
 
 
 def test_a_document_that_cannot_be_read_is_an_error_of_the_caller(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """``unified-cache demo``: a real model in the terminal, while its cache loses tier after tier."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +26,8 @@ __all__ = ["DEFAULT_DOCUMENT", "DemoCommand", "demo_app"]
 
 DEFAULT_DOCUMENT = "ARCHITECTURE.md"
 """At the root of a checkout; an installed package has it beside its samples."""
+QUESTIONS = ("What is this text about?", "What does it say at the beginning?", "Whom is it written for?")
+"""Questions about any text."""
 DEFAULT_QUESTIONS = (
     "What question does a component answer?",
     "Which tier is the engine's tensors?",
@@ -93,18 +93,22 @@ class DemoCommand(JsonOptions):
         self.check_json_file()
         write_page = page_writer(self.report)
         document = self.document or samples_directory() / DEFAULT_DOCUMENT
-        questions = self.question or (demo.QUESTIONS if self.document else DEFAULT_QUESTIONS)
+        questions = self.question or (QUESTIONS if self.document else DEFAULT_QUESTIONS)
         settings = demo.DemoSettings(
-            document, self.model, self.storage, tuple(questions), self.document_tokens, self.answer_tokens
+            document, tuple(questions), self.model, self.storage, self.document_tokens, self.answer_tokens
         )
-        console = console_on(sys.stderr if self.as_json else sys.stdout)
-        with Screen.on(console, is_shown=not self.as_json) as screen:
+        console = console_on(sys.stdout)
+        console.quiet = self.as_json
+        screen = Screen(console)
+        with Live(
+            get_renderable=screen.picture, console=console, transient=True, refresh_per_second=REFRESH_PER_SECOND
+        ):
             result: DemoResult = demo.run_demo(settings, screen)
         page = picture.page_of(result)
         if not self.shown_as_json("demo", result.as_json()):
             print_page(page, WIDTH_MIN)
         write_page(page)
-        if (image := picture.write_picture(result, self.report)) is not None:
+        if (image := picture.write_picture(page, self.report)) is not None:
             sys.stderr.write(f"picture: {image}\n")
         if result.findings:
             raise CacheError(result.verdict)
@@ -113,30 +117,16 @@ class DemoCommand(JsonOptions):
 class Screen:
     """A demo on a terminal: the waits so far, the answer that comes, and how far its prompt is. In a pipe, lines."""
 
-    def __init__(self, console: LineConsole, *, is_shown: bool) -> None:
+    def __init__(self, console: LineConsole) -> None:
         self._console = console
-        self._is_shown = is_shown
         self._question = self._answer = ""
         self._result: DemoResult | None = None
         self._bar = Progress(TextColumn("  computing the prompt"), BarColumn(), TextColumn("{task.completed} tokens"))
         self._task = self._bar.add_task("", total=None, visible=False)
 
-    @classmethod
-    @contextmanager
-    def on(cls, console: LineConsole, *, is_shown: bool) -> Iterator["Screen"]:
-        """Show it until the end of the ``with`` block."""
-        screen = cls(console, is_shown=is_shown)
-        if not (is_shown and console.is_terminal):
-            yield screen
-            return
-        with Live(
-            get_renderable=screen.picture, console=console, transient=True, refresh_per_second=REFRESH_PER_SECOND
-        ):
-            yield screen
-
     def phase(self, number: int, text: str) -> None:
         """Print the text of a phase that begins."""
-        self._say(f"{number}. {text}", "bold")
+        self._console.print_line(f"{number}. {text}", "bold")
 
     def asked(self, question: str) -> None:
         """Begin an answer."""
@@ -155,12 +145,12 @@ class Screen:
         """Leave question, answer and its wait on the terminal."""
         if self._result is None or len(result.steps) > len(self._result.steps):
             answer = result.steps[-1].answer
-            source = "computed" if answer.main_tier == "computed" else f"from {answer.main_tier}"
-            self._say(f"   > {answer.question}")
-            self._say(f"   {' '.join(answer.text.split())}")
-            self._say(
+            source = f"from {answer.main_source}" if answer.reused_tokens else "computed"
+            self._console.print_line(f"   > {answer.question}")
+            self._console.print_line(f"   {' '.join(answer.text.split())}")
+            self._console.print_line(
                 f"   {answer.first_token_s:.2f} s to the first token; {source}: "
-                f"{answer.reused_tokens:,} tokens reused, {answer.computed_tokens:,} computed"
+                f"{answer.reused_tokens:,} tokens reused, {answer.prompt_tokens['computed']:,} computed"
                 + (f"; {answer.flawed_pages} page FLAWED" if answer.flawed_pages else ""),
                 "green" if answer.reused_tokens else "yellow",
             )
@@ -177,18 +167,14 @@ class Screen:
             shown.append(waits_table(self._result))
         return Group(*shown)
 
-    def _say(self, text: str, style: str = "") -> None:
-        if self._is_shown:
-            self._console.print_line(text, style)
-
 
 def waits_table(result: "DemoResult") -> Table:
     """Return the waits so far, each with a bar of its length."""
     table = Table.grid(padding=(0, 2))
     longest_s = max(step.answer.first_token_s for step in result.steps)
     for step in result.steps:
-        wait_s, tier = step.answer.first_token_s, step.answer.main_tier
-        table.add_row(f"   {step.name}", f"{wait_s:.2f} s", tier, "━" * max(1, round(40 * wait_s / longest_s)))
+        wait_s, source = step.answer.first_token_s, step.answer.main_source
+        table.add_row(f"   {step.name}", f"{wait_s:.2f} s", source, "━" * max(1, round(40 * wait_s / longest_s)))
     return table
 
 

@@ -1,29 +1,25 @@
-"""Results of the demo as a page and as a picture: waits beside computing, and pages by where they came from."""
+"""Results of the demo as a page and as a picture: waits beside computing, and pages by source."""
 
-from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from unified_cache.core.extras import import_with_extra
-from unified_cache.sizing.demo.result import TIERS, DemoResult, Step
-from unified_cache.sizing.report.charts import BarChart, Hue, Series, Unit
+from unified_cache.sizing.demo.result import SOURCES, DemoResult, Step
+from unified_cache.sizing.report.charts import BarChart, Unit, tier_series
 from unified_cache.sizing.report.page import Page
 
 __all__ = ["page_of", "write_picture"]
 
-PICTURE_NAME = "demo.png"
 COLOURS = {"device": "#0072b2", "host": "#56b4e9", "storage": "#e69f00", "computed": "#7b8794", "saved": "#dfe4e9"}
 """Those of the page, in ``page.css``; distinct to all kinds of colour vision."""
-INCHES, DOTS_PER_INCH = (11.0, 5.0), 150
 
 
 def page_of(result: DemoResult) -> Page:
-    """Return the page of a demo."""
+    """Return the page of a demo whose answers have been compared."""
     names = [step.name for step in result.steps]
-    hues = {tier: Hue.PLAIN if tier == "computed" else Hue(tier) for tier in TIERS}
-    waits = [Series(f"wait, from {tier}", hues[tier], waits_ms(result.steps, tier)) for tier in TIERS]
-    saved = Series("not waited", Hue.REST, [saved_ms(step) for step in result.steps])
-    pages = [Series(tier, hues[tier], pages_from(result, tier)) for tier in TIERS]
+    waits = [waits_of(step) for step in result.steps]
+    page_tokens = result.ready.page_tokens
+    pages = [{source: step.answer.prompt_tokens[source] / page_tokens for source in SOURCES} for step in result.steps]
     return Page(
         title=f"Demo: {result.model} reads {result.document}",
         headline=headline(result),
@@ -31,9 +27,12 @@ def page_of(result: DemoResult) -> Page:
         alarm=f"{result.verdict}." if result.findings else "",
         charts=[
             BarChart(
-                "Time to first token, beside computing the whole prompt", Unit.MILLISECONDS, names, [*waits, saved]
+                "Time to first token, of computing it",
+                Unit.MILLISECONDS,
+                names,
+                tier_series((*SOURCES, "saved"), waits),
             ),
-            BarChart("Pages of the prompt, by where they came from", Unit.COUNT, names, pages),
+            BarChart("Pages of the prompt, by source", Unit.COUNT, names, tier_series(SOURCES, pages)),
         ],
         tables=[result.table],
         notes=[
@@ -54,54 +53,41 @@ def page_of(result: DemoResult) -> Page:
 
 def headline(result: DemoResult) -> str:
     """Return one sentence: the wait after the restart."""
-    step = next((step for step in result.steps if step.answer.storage_tokens and step.reference is not None), None)
-    if step is None or step.reference is None:
+    step = next((step for step in result.steps if step.answer.prompt_tokens["storage"]), None)
+    if step is None:
         return "Nothing came from storage."
-    waits = f"{step.answer.first_token_s:.1f} s instead of {step.reference.first_token_s:.1f} s"
+    waits = f"{step.answer.first_token_s:.1f} s instead of {step.computing_s:.1f} s"
     return f"Killed and started again, it answered in {waits}, with {'other' if result.findings else 'the same'} words."
 
 
-def write_picture(result: DemoResult, directory: Path) -> Path | None:
-    """Write the two charts of the page as a PNG; None where matplotlib is not installed."""
+def waits_of(step: Step) -> dict[str, float]:
+    """Return the wait for the first token, under its main source, and what is saved of computing it; milliseconds."""
+    wait_s = step.answer.first_token_s
+    waits = dict.fromkeys(SOURCES, 0.0) | {step.answer.main_source: wait_s * 1e3}
+    return waits | {"saved": max(0.0, step.computing_s - wait_s) * 1e3}
+
+
+def write_picture(page: Page, directory: Path) -> Path | None:
+    """Write the bar charts of a page as a PNG; None where matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         return None
-    figure = import_with_extra("matplotlib.figure", "demo", "the picture").Figure(INCHES, layout="constrained")
-    figure.suptitle(headline(result), fontweight="bold")
-    waits, pages = figure.subplots(1, 2, sharey=True)
-    names = [step.name for step in result.steps]
-
-    def draw(parts: dict[str, list[float]], bar: Callable[..., object]) -> None:
-        left = [0.0] * len(names)
-        for part, values in parts.items():
-            bar(names, values, left=left, color=COLOURS[part], label=part)
+    figure = import_with_extra("matplotlib.figure", "demo", "the picture").Figure((11.0, 5.0), layout="constrained")
+    figure.suptitle(page.headline, fontweight="bold")
+    charts = [chart for chart in page.charts if isinstance(chart, BarChart)]
+    for axes, chart in zip(figure.subplots(1, len(charts), sharey=True), charts, strict=True):
+        is_time = chart.unit is Unit.MILLISECONDS
+        left = [0.0] * len(chart.categories)
+        for part in chart.parts:
+            values = [value / 1e3 if is_time else value for value in part.values]
+            bars = axes.barh(chart.categories, values, left=left, color=COLOURS[part.name], label=part.name)
+            if is_time and part.name != "saved":
+                axes.bar_label(bars, [f" {value:.2f} s" if value else "" for value in values], fontsize=9)
             left = [before + value for before, value in zip(left, values, strict=True)]
-
-    seconds = {tier: [each / 1e3 for each in waits_ms(result.steps, tier)] for tier in TIERS}
-    draw({**seconds, "saved": [saved_ms(step) / 1e3 for step in result.steps]}, waits.barh)
-    draw({tier: pages_from(result, tier) for tier in TIERS}, pages.barh)
-    for step, name in zip(result.steps, names, strict=True):
-        waits.text(step.answer.first_token_s, name, f" {step.answer.first_token_s:.2f} s", va="center", fontsize=9)
-    waits.set_xlabel("seconds to the first token (whole bar: computing the prompt)")
-    pages.set_xlabel("pages of the prompt")
-    longest_s = max((step.reference or step.answer).first_token_s for step in result.steps)
-    waits.set_xlim(0.0, 1.15 * max(longest_s, *(step.answer.first_token_s for step in result.steps)))
-    waits.invert_yaxis()
-    figure.legend(*waits.get_legend_handles_labels(), loc="outside lower center", ncols=len(COLOURS), frameon=False)
-    figure.savefig(directory / PICTURE_NAME, dpi=DOTS_PER_INCH)
-    return directory / PICTURE_NAME
-
-
-def waits_ms(steps: Sequence[Step], tier: str) -> list[float]:
-    """Return the wait of each step whose prompt came from ``tier`` for the most part, and 0 for the others."""
-    return [step.answer.first_token_s * 1e3 if step.answer.main_tier == tier else 0.0 for step in steps]
-
-
-def saved_ms(step: Step) -> float:
-    """Return how much longer computing the whole prompt takes."""
-    computing_s = 0.0 if step.reference is None else step.reference.first_token_s
-    return max(0.0, computing_s - step.answer.first_token_s) * 1e3
-
-
-def pages_from(result: DemoResult, tier: str) -> list[float]:
-    """Return the pages of each step's prompt that came from ``tier``."""
-    return [step.answer.tokens_from(tier) / result.ready.page_tokens for step in result.steps]
+        axes.set_xlabel(f"{chart.title}, in seconds" if is_time else chart.title)
+        axes.margins(x=0.12)
+    figure.axes[0].invert_yaxis()
+    figure.legend(
+        *figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(COLOURS), frameon=False
+    )
+    figure.savefig(directory / "demo.png", dpi=150)
+    return directory / "demo.png"

@@ -1,41 +1,38 @@
 """Values of the demo: its settings, each answer beside the one computed without a cache, the verdict."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from unified_cache.sizing.report.page import TableSection
 
-__all__ = ["TIERS", "DemoAnswer", "DemoResult", "Ready", "ServingSettings", "Step"]
+__all__ = ["SOURCES", "DemoAnswer", "DemoResult", "DemoSettings", "Ready", "Step"]
 
-TIERS = ("device", "host", "storage", "computed")
-"""Where the tokens of a prompt come from."""
+SOURCES = ("device", "host", "storage", "computed")
+"""Tiers that tokens of a prompt come from, or computing them."""
 
-COLUMNS = ("question", "first token s", "computing s", "of it", *(f"{tier} pages" for tier in TIERS), "same")
+COLUMNS = ("question", "first token s", "computing s", "of it", *(f"{source} pages" for source in SOURCES), "same")
 
 
 @dataclass(frozen=True, slots=True)
-class ServingSettings:
-    """Settings of the process that serves."""
+class DemoSettings:
+    """Settings of a demo, as the user gives them; those of the serving process name the model's path and a URL."""
 
-    model: str
-    """Directory or GGUF file of a checkpoint, or the name of a tiny model."""
-    saved_model: str
-    """Directory in which the first process saves what was slow to load."""
-    storage: str
-    """URL of the store."""
-    document: str
-    """Text that questions are asked about."""
-    document_tokens_max: int
+    document: Path
     questions: tuple[str, ...]
-    answer_tokens: int
+    """The first is asked again and again, so that its words can be compared."""
+    model: str
+    """Directory or GGUF file of a checkpoint, the default model, or the name of a tiny one."""
+    storage: str = "file"
+    """A store that ``open_store`` starts, or the URL of a store of the user's."""
+    document_tokens_max: int = 2048
+    answer_tokens_max: int = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Model and document of a process that serves."""
+    """Document and pages of a process that serves."""
 
-    loaded_s: float
-    """Seconds that model and tokenizer took, without the import of torch."""
     document_tokens: int
     page_tokens: int
     page_bytes: int
@@ -53,32 +50,20 @@ class DemoAnswer:
     logits: str
     """Digest of the logits that every token was chosen from."""
     first_token_s: float
-    prompt_tokens: int
-    computed_tokens: int
-    device_tokens: int = 0
-    host_tokens: int = 0
-    storage_tokens: int = 0
+    prompt_tokens: Mapping[str, int]
+    """Tokens of the prompt by source, one of ``SOURCES``."""
     flawed_pages: int = 0
     """Pages that storage returned damaged, while this was answered."""
 
     @property
     def reused_tokens(self) -> int:
         """Tokens of the prompt that were not computed."""
-        return self.prompt_tokens - self.computed_tokens
-
-    def tokens_from(self, tier: str) -> int:
-        """Return the tokens of the prompt that came from one of ``TIERS``."""
-        return {
-            "device": self.device_tokens,
-            "host": self.host_tokens,
-            "storage": self.storage_tokens,
-            "computed": self.computed_tokens,
-        }[tier]
+        return sum(self.prompt_tokens.values()) - self.prompt_tokens["computed"]
 
     @property
-    def main_tier(self) -> str:
-        """The tier that most of the prompt came from."""
-        return max(TIERS, key=self.tokens_from)
+    def main_source(self) -> str:
+        """The source of most of the prompt."""
+        return max(SOURCES, key=self.prompt_tokens.__getitem__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +78,7 @@ class Step:
     @property
     def has_same_words(self) -> bool:
         """Whether both answers have the same tokens."""
-        return self.reference is not None and list(self.answer.tokens) == list(self.reference.tokens)
+        return self.reference is not None and self.answer.tokens == self.reference.tokens
 
     @property
     def has_same_logits(self) -> bool:
@@ -101,29 +86,22 @@ class Step:
         return self.reference is not None and self.answer.logits == self.reference.logits
 
     @property
-    def share(self) -> float | None:
-        """Wait for the first token as a share of computing the whole prompt."""
-        return None if self.reference is None else self.answer.first_token_s / self.reference.first_token_s
+    def computing_s(self) -> float:
+        """Seconds to the first token of the answer without a cache; NaN until that was computed."""
+        return float("nan") if self.reference is None else self.reference.first_token_s
 
     def cells(self, page_tokens: int) -> tuple[str, ...]:
         """Return the row of ``COLUMNS``."""
-        computing = ("", "") if self.reference is None else (f"{self.reference.first_token_s:.2f}", f"{self.share:.3f}")
-        same = (
-            ""
-            if self.reference is None
-            else "bits"
-            if self.has_same_logits
-            else "words"
-            if self.has_same_words
-            else "NO"
-        )
-        pages = (f"{self.answer.tokens_from(tier) / page_tokens:.3g}" for tier in TIERS)
-        return (self.name, f"{self.answer.first_token_s:.2f}", *computing, *pages, same)
+        wait_s = self.answer.first_token_s
+        waits = (f"{wait_s:.2f}", f"{self.computing_s:.2f}", f"{wait_s / self.computing_s:.3f}")
+        pages = (f"{self.answer.prompt_tokens[source] / page_tokens:.3g}" for source in SOURCES)
+        same = "bits" if self.has_same_logits else "words" if self.has_same_words else "NO"
+        return (self.name, *waits, *pages, same)
 
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """Everything that the demo has shown so far."""
+    """All answers of the demo so far."""
 
     ready: Ready
     model: str
@@ -134,19 +112,26 @@ class DemoResult:
     restart_s: float = 0.0
     """Seconds from the kill until the new process was ready."""
     flipped: str | None = None
-    """File in which a byte was flipped; None where the store has none that may be touched."""
-    findings: tuple[str, ...] = field(default=())
-    """What is not as it must be."""
+    """File in which a byte was flipped; None where the store has none that may be damaged."""
+    findings: tuple[str, ...] = ()
+    """Differences from computing without a cache, and wrong counts."""
 
     def with_references(self, references: Sequence[DemoAnswer]) -> "DemoResult":
         """Put the answer computed without a cache beside each answer to the same question, and judge them."""
         by_question = {each.question: each for each in references}
         steps = tuple(replace(step, reference=by_question[step.answer.question]) for step in self.steps)
-        return replace(self, steps=steps, findings=tuple(_findings(steps, is_flipped=self.flipped is not None)))
+        found = [f"the answer of {step.name!r} has other words" for step in steps if not step.has_same_words]
+        # Where two runs that compute everything have other bits, computing itself decides them.
+        if all(step.has_same_logits for step in steps if not step.answer.reused_tokens):
+            found += [f"the logits of {step.name!r} differ" for step in steps if not step.has_same_logits]
+        flawed_pages, flipped_bytes = sum(step.answer.flawed_pages for step in steps), int(self.flipped is not None)
+        if flawed_pages != flipped_bytes:
+            found.append(f"{flipped_bytes} pages must be found flawed, found {flawed_pages}")
+        return replace(self, steps=steps, findings=tuple(found))
 
     @property
     def table(self) -> TableSection:
-        """Every question: the wait beside computing it, and the pages of its prompt by where they came from."""
+        """Every question: the wait beside computing it, and the pages of its prompt by source."""
         return TableSection("Waits", COLUMNS, [step.cells(self.ready.page_tokens) for step in self.steps])
 
     @property
@@ -160,31 +145,5 @@ class DemoResult:
         return f"{len(self.steps)} answers: 0 words differ from computing without a cache, {bits}"
 
     def as_json(self) -> dict[str, object]:
-        """Return what JSON can hold."""
-        return {
-            "model": self.model,
-            **asdict(self.ready),
-            "storage": self.storage,
-            "document": self.document,
-            "restart_s": self.restart_s,
-            "flipped": self.flipped,
-            "identical": not self.findings,
-            "findings": list(self.findings),
-            "steps": [
-                {**asdict(step), "same_words": step.has_same_words, "same_logits": step.has_same_logits}
-                for step in self.steps
-            ],
-        }
-
-
-def _findings(steps: Sequence[Step], *, is_flipped: bool) -> list[str]:
-    """List differences from computing without a cache, and wrong counts."""
-    found = [f"the answer of {step.name!r} has other words" for step in steps if not step.has_same_words]
-    # Where two runs that compute everything have other bits, computing itself decides them.
-    is_deterministic = all(step.has_same_logits for step in steps if not step.answer.reused_tokens)
-    if is_deterministic:
-        found += [f"the logits of {step.name!r} differ" for step in steps if not step.has_same_logits]
-    flawed_pages = sum(step.answer.flawed_pages for step in steps)
-    if flawed_pages != int(is_flipped):
-        found.append(f"{int(is_flipped)} pages must be found flawed, found {flawed_pages}")
-    return found
+        """Return the result for JSON."""
+        return {**asdict(self), "identical": not self.findings}

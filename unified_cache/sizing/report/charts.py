@@ -25,8 +25,9 @@ class Hue(StrEnum):
     STORAGE = "storage"
     PLAIN = "plain"
     """No tier."""
-    REST = "rest"
-    """What a tier has saved."""
+    COMPUTED = "computed"
+    SAVED = "saved"
+    """Time or work that tiers have saved."""
 
 
 @dataclass(frozen=True, slots=True)
