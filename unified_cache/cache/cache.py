@@ -143,10 +143,7 @@ class UnifiedCache:
         ranks: RankGroup = LocalRanks(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take parts that fit each other; ``UnifiedCache.open`` puts them together.
-
-        Transfers are timed and bounded by ``clock``, in seconds; so are sessions that come back, and the time to live.
-        """
+        """Take parts that fit each other; ``clock``, in seconds, times transfers and sessions that come back."""
         self.layout = layout
         self.config = config
         self.identity = identity
@@ -192,12 +189,8 @@ class UnifiedCache:
     ) -> Prompt:
         """Convert token ids once; whole pages only, a partial tail is never cached.
 
-        ``session`` names the session whose request it is, for ``session_returns``. ``whole`` says
-        that all pages can be reused, see ``Prompt.of``; otherwise one token at least is left to compute.
-
-        Raises:
-            TokenError: not a flat run of integers in [0, 2**31).
-            InputError: ``session`` is neither text nor None.
+        ``session`` names the session whose request it is, for ``session_returns``. For ``whole`` and errors see
+        ``Prompt.of``.
         """
         if namespace is not DEFAULT_NAMESPACE and self.changes.names_namespaces:
             self.changes.record_namespace(namespace)
@@ -289,17 +282,14 @@ class UnifiedCache:
         return tuple(sorted(end for end in {prompt.reusable_pages, *ends} if end > found.device_end))
 
     def pages_to_allocate(self, start: int, end: int, ends: Iterable[int]) -> list[Pages]:
-        """Return a mask by component of the pages of [start, end) that a resume at one of ``ends`` needs.
-
-        See ``ModelLayout.pages_to_allocate``.
-        """
+        """Return what ``ModelLayout.pages_to_allocate`` does."""
         return self.layout.pages_to_allocate(start, end, ends)
 
     def available(self, component: int = 0) -> int:
         """Return how many device pages of a component ``allocate`` could hand out now: free and evictable ones. O(1).
 
         Until the next lock, insert or transfer, an ``allocate`` that asks for no more than that of any component
-        succeeds. ``stats`` has the same for all components and tiers, with the protected pages.
+        succeeds.
         """
         self._enter()
         self.layout.check_component(component)
@@ -518,11 +508,7 @@ class UnifiedCache:
         return over
 
     def settle(self, timeout_s: float) -> list[Operation]:
-        """Wait as ``wait_all`` does, and publish figures as seldom as ``poll``: for who waits at every request.
-
-        Raises:
-            WaitTimeoutError, RankLostError: as ``wait_all``.
-        """
+        """Wait as ``wait_all`` does, and publish figures as seldom as ``poll``: for who waits at every request."""
         self._enter()
         self._scheduler.wait_all(timeout_s, self._storage)
         self._published.publish_if_due()
@@ -580,14 +566,12 @@ class UnifiedCache:
     # ---- operating -----------------------------------------------------------------------------------------
 
     def explain(self, prompt: Prompt, *, seeks_near: bool = True) -> Explanation:
-        """Explain the length of a prompt's hit, and why pages are missing.
+        """Explain by tier and component how far a prompt's hit goes, and why pages are missing; ``str()`` draws it.
 
-        By tier and component how far it goes, and which component binds it; ``str()`` of it draws a picture. Its pages
-        are those that ``match`` could find, and so not the last one where its tokens fill it.
-        Where the transfer policy asks for what is fastest, it says what would be left in storage now, by the figures of
-        this rank. What has gone is remembered where ``config.forgotten_pages_max`` is not 0. It
-        changes nothing, not even recency, and asks the store once for all pages: as long as the store's guard lets it,
-        this waits. With ``seeks_near`` it looks for the same tokens under other namespaces and identities, too.
+        Its pages are those that ``match`` could find, and so not the last one where its tokens fill it. What has gone
+        is remembered where ``config.forgotten_pages_max`` is not 0. It changes nothing, not even recency, and asks the
+        store once for all pages: as long as the store's guard lets it, this waits. With ``seeks_near`` it looks for the
+        same tokens under other namespaces and identities, too.
         """
         self._enter()
         self._ledger.tree.check_prompt(prompt)
@@ -603,10 +587,7 @@ class UnifiedCache:
         return self._count()
 
     def published_stats(self) -> Stats:
-        """Return the figures that ``poll``, ``wait_all``, ``settle`` or ``close`` has published last; from any thread.
-
-        While the owner polls they are a little more than a second old at most. They are one moment's, and a value.
-        """
+        """Return the figures of one moment, while the owner polls a second old at most; from any thread."""
         return self._published.latest
 
     def traffic(self) -> dict[TransferKind, Traffic]:
@@ -671,10 +652,9 @@ class UnifiedCache:
     def clear_storage(self) -> Operation | NotStarted:
         """Start removing what storage holds of this identity, and nobody else's, unless too much is under way.
 
-        What was there is gone when it is done. What a backup puts there meanwhile is taken back and not counted as
-        stored; a later one stores all of its prompt. Left may be what other processes put, or a store that hangs or
-        fails; a failed or cancelled call may have removed any part. Memory keeps its pages; of several ranks each
-        removes what it stores.
+        What was there is gone when it is done; what a backup puts there meanwhile is taken back. Left may be what other
+        processes put; a failed or cancelled call may have removed any part. Memory keeps its pages; of several ranks
+        each removes what it stores.
         """
         self._enter()
         if self._storage is None:
@@ -704,9 +684,8 @@ class UnifiedCache:
     def close(self) -> list[str]:
         """End transfers and workers, then storage; return the names of workers that hang, which is rare and bad.
 
-        Where there is storage, what the write policy has put off is stored first, as far as there is time. A store that
-        a worker hangs in is closed once it has returned. Waits at most ``config.close_timeout_s``, three times. Once
-        more does nothing.
+        Where there is storage, what the write policy has put off is stored first, as far as there is time. Waits at
+        most ``config.close_timeout_s``, three times. Once more does nothing.
         """
         if self._closed:
             return []

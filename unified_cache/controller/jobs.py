@@ -242,8 +242,7 @@ def next_batch(pages: list[PageIO]) -> list[PageIO]:
 def batch_pages(layout: ModelLayout) -> int:
     """Return how many pages of all pools together go in one call; one at least."""
     objects = sum(pool.page_bytes > 0 for pool in layout.pools)
-    size_bytes = sum(pool.page_bytes for pool in layout.pools)
-    return max(1, min(STORAGE_BATCH_OBJECTS // max(objects, 1), STORAGE_BATCH_BYTES // max(size_bytes, 1)))
+    return max(1, min(STORAGE_BATCH_OBJECTS // max(objects, 1), STORAGE_BATCH_BYTES // max(layout.page_bytes, 1)))
 
 
 class StorageBatches:

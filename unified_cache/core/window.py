@@ -71,5 +71,5 @@ def restorable_ends(
 
 def last_end(ends: npt.NDArray[np.bool_]) -> int:
     """Return how many pages the last end takes that is True, counted from where ``ends`` begin; 0 if there is none."""
-    found = np.flatnonzero(ends)
+    found = ends.nonzero()[0]  # of few pages faster than flatnonzero
     return int(found[-1]) + 1 if found.size else 0

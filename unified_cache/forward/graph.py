@@ -143,10 +143,9 @@ class GraphBuffers:
         self._pad()
 
     def refill(self, batch: ForwardBatch) -> bool:
-        """Copy a batch to the front and pad the rest, in place, before a replay.
+        """Copy a batch to the front and pad the rest, in place, before a replay; nothing waits for the device.
 
-        False, and nothing changed, if the batch does not fit: then run it without a graph. No shape depends on
-        values, nothing waits for the device.
+        False, and nothing changed, if the batch does not fit: then run it without a graph.
         """
         if not self.bucket.fits(batch):
             return False
@@ -162,11 +161,7 @@ class GraphBuffers:
         return True
 
     def views(self, size: int) -> tuple[ForwardBatch, AttentionMetadata]:
-        """Return the front, as views, in the shape that a forward takes; capture the graph of ``size`` with them.
-
-        Raises:
-            InputError: the bucket has no graph of that size.
-        """
+        """Return the front, as views, in the shape that a forward takes; capture the graph of ``size`` with them."""
         batch = self._batch(size)
         return batch, AttentionMetadata(batch.out_cache_loc, batch.page_table, batch.seq_lens, self._starts(batch))
 
@@ -236,9 +231,6 @@ class HybridGraphBuffers(GraphBuffers):
         """Return the front, as views. ``write_locs`` gives SWA layers the buffer until the next ``refill``.
 
         Capture right after: what Python chose then is what every replay reads.
-
-        Raises:
-            InputError: the bucket has no graph of that size.
         """
         batch = self._batch(size)
         return batch, HybridAttentionMetadata(

@@ -74,20 +74,13 @@ class HybridAttentionMetadata(AttentionMetadata):
         """Return whether ``swa_out_cache_loc`` is what translating the batch now would give; waits for no device.
 
         Yes only if the batch holds the very tensor that was translated, nobody has written into it since, and the
-        map is at the same version. Each has its reason:
+        map is at the same version:
 
-        * Equal length does not do: draft-extend binds another ``out_cache_loc`` of the same length after metadata
-          was built, and data-parallel padding may come back to it. Comparing the values would wait for the device.
-        * The same address does not do: the allocator hands a freed address out again. This metadata holds the
-          tensor, so the same *object* cannot be another one.
-        * The object alone does not do if it is written to in place, as a buffer that is filled again. torch counts
-          such writes on the host, for all views of one memory together. It does not for tensors that were made
-          under inference mode, nor for what another library or a replayed graph writes: there the rule of
-          ``ForwardBatch``, that nobody does, is all there is.
-        * The map's version does not follow from the batch: a load between two forwards may bind the same Full
-          slots to new SWA slots.
-
-        A false alarm costs a gather, a miss would cost another request's bytes.
+        * Equal length does not do: draft-extend binds another ``out_cache_loc`` of the same length. Nor does the same
+          address, which the allocator hands out again; this metadata holds the tensor, so its *object* is one.
+        * torch counts writes in place, for all views of one memory; but not for tensors made under inference mode, nor
+          what another library or a replayed graph writes: there ``ForwardBatch`` says that nobody does.
+        * A load between two forwards may bind the same Full slots to new SWA slots, under another version.
         """
         return (
             batch.out_cache_loc is self.out_cache_loc

@@ -25,15 +25,13 @@ class SwaTranslation:
     """Read one ``PageMap`` where kernels run; keep the map's entries there, and no translation.
 
     On the CPU the table *is* the map's array. On another device it is a copy at a fixed address, so that captured
-    graphs may read it; before anything is translated, the entries are copied that have changed since the last time.
-    A graph that is being captured would record that copy, and with every replay bring back the map of that moment:
-    so it is refused there. Call it from the thread that changes the map.
+    graphs may read it; before anything is translated, entries that have changed are copied. A graph that is being
+    captured would record that copy: so it is refused there. Call it from the thread that changes the map.
 
-    A stream that translates comes after the copy, whichever stream made it. The other way it is for the engine: what
-    another stream was given to translate must have been done before the map is copied again.
-
-    Every result is a new tensor, the caller's, true until the map's next change: that is, for one forward. Keeping
-    one longer, by address and length of what was translated, returned slots that had changed hands: sglang #25889.
+    A stream that translates comes after the copy, whichever stream made it; what another stream was given to translate
+    must have been done before the map is copied again, which is for the engine. Every result is a new tensor, the
+    caller's, true until the map's next change: for one forward. Keeping one longer returned slots that had changed
+    hands: sglang #25889.
     """
 
     __slots__ = ("_copied", "_is_capturing", "_map", "_table", "_version", "page_size")
@@ -92,9 +90,6 @@ class SwaTranslation:
 
     def refresh(self) -> None:
         """Bring the table up to date with the map, in place; ordered on the current stream, waits for nothing.
-
-        Copies what has changed, or all after many changes. What it copies from is a snapshot: the map may change again
-        at once.
 
         Raises:
             CaptureError: the map has changed, and a graph is being captured. Nothing was copied or recorded.

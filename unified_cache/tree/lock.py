@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from unified_cache.core.pool import PageCopies, Pages, Slots, Tier, all_pages, numbers_of
 from unified_cache.core.slots import MapChange
-from unified_cache.core.window import restorable_ends, window, window_counts
+from unified_cache.core.window import last_end, restorable_ends, window, window_counts
 from unified_cache.tree.match import Match, held_pages
 from unified_cache.tree.node import ANYWHERE, CHANGED_NODES_MAX, ON_DEVICE, Node
 from unified_cache.tree.reuse_predictor import TreeRequest
@@ -187,8 +187,7 @@ def fitting_end(tree: TreeState, found: Match, source: Tier, target: Tier, avail
         takes &= ~_in_flight(found.path, tier_component, end)
         takes |= evictable_mask(tree, found.path, tier_component, end)
         fits &= window_counts(takes, tree.spans[component])[1:] <= available
-    ends = numbers_of(fits)
-    return int(ends[-1]) + 1 if ends.size else 0
+    return last_end(fits)
 
 
 def evictable_mask(tree: TreeState, path: Sequence[Node], tier_component: int, end: int) -> Pages:

@@ -12,7 +12,7 @@ from unified_cache.core.errors import InputError, SlotError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Pages, Slots, Tier, no_slots, numbers_of
 from unified_cache.core.slots import MapChange
-from unified_cache.core.window import restorable_ends, window
+from unified_cache.core.window import last_end, restorable_ends, window
 from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
 from unified_cache.tree.reuse_predictor import TreeRequest
 from unified_cache.tree.state import TreeState
@@ -271,9 +271,8 @@ def _search_inside(tree: TreeState, view: int, run: list[Node], end: int, tombst
             [no_slots(node.pages) if part is None else part for node, part in zip(run, held, strict=True)]
         )
         missing.append(slots[:count] < 0)
-    ok = restorable_ends(tree.spans, missing, start, count, tombstones_before)
-    ends = numbers_of(ok)
-    return start + int(ends[-1]) + 1 if ends.size else 0
+    length = last_end(restorable_ends(tree.spans, missing, start, count, tombstones_before))
+    return start + length if length else 0
 
 
 _NO_SLOTS = np.empty(0, np.int32)

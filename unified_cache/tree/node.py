@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from unified_cache.core.page import TOKEN_BYTES, PageDigests
 from unified_cache.core.pool import Slots
+from unified_cache.core.window import last_end
 
 __all__ = [
     "ANYWHERE",
@@ -172,12 +173,12 @@ class Node:
             self.last_tombstone[component] = self.last_tombstone[host] = 0
             return
         on_device = self.slots[component]
-        self.last_tombstone[component] = pages if on_device is None else _last_tombstone(on_device)
+        self.last_tombstone[component] = pages if on_device is None else last_end(on_device < 0)
         if self.held_count[host] == pages:
             self.last_tombstone[host] = 0
         else:
             anywhere = self.seen(ANYWHERE, component)
-            self.last_tombstone[host] = pages if anywhere is None else _last_tombstone(anywhere)
+            self.last_tombstone[host] = pages if anywhere is None else last_end(anywhere < 0)
 
     def seen(self, view: int, component: int) -> Slots | None:
         """Return an array that is negative exactly at the tombstones of a component in a view; None if all are."""
@@ -195,7 +196,7 @@ class Node:
         if not tombstone or self.start + tombstone <= end:
             return self.start + tombstone if tombstone else 0
         slots = self.seen(view, component)
-        tombstone = end - self.start if slots is None else _last_tombstone(slots[: end - self.start])
+        tombstone = end - self.start if slots is None else last_end(slots[: end - self.start] < 0)
         return self.start + tombstone if tombstone else 0
 
     def full_end(self, view: int) -> int:
@@ -223,11 +224,6 @@ class Node:
     def page_tokens(self, page_size: int) -> bytes:
         """Return the first page, encoded: what the parent knows this child by."""
         return self.key[: page_size * TOKEN_BYTES]
-
-
-def _last_tombstone(slots: Slots) -> int:
-    tombstones = np.flatnonzero(slots < 0)
-    return int(tombstones[-1]) + 1 if tombstones.size else 0
 
 
 CHANGED_NODES_MAX = 64

@@ -122,10 +122,7 @@ def explain(
     *,
     seeks_near: bool = True,
 ) -> Explanation:
-    """Return the explanation of a prompt; changes nothing, and asks the store what it has of it.
-
-    With ``seeks_near`` it asks for the same tokens under other names, too.
-    """
+    """Return the explanation of a prompt; see ``UnifiedCache.explain``."""
     ledger.changes.take_removals()
     pages = prompt.pages_count
     stored = None if storage is None or not pages else _asked(storage, prompt)
@@ -146,7 +143,7 @@ def _near(
     stored: StoredPages | StoreSilence | None,
 ) -> list[NearMatch]:
     """Return the same tokens in other namespaces of memory, and in a store that has nothing under this name."""
-    alike = _alike(ledger, prompt)
+    alike = [(other, count, _differences(ledger, prompt, other)) for other, count in ledger.tree.prompts_alike(prompt)]
     near = [NearMatch("memory", count, differs) for _, count, differs in alike]
     if storage is not None and isinstance(stored, StoredPages) and not stored.present[0].any():
         here = ledger.changes.namespace(prompt.seed)
@@ -169,11 +166,6 @@ def _remembers(ledger: Ledger) -> str:
     return f"the last {eviction_history.pages_max:,} pages that something happened to (CacheConfig.forgotten_pages_max)"
 
 
-def _alike(ledger: Ledger, prompt: Prompt) -> list[tuple[Prompt, int, tuple[str, ...]]]:
-    """Return the same tokens in other namespaces of the tree: the prompt there, its pages there, and what differs."""
-    return [(other, count, _differences(ledger, prompt, other)) for other, count in ledger.tree.prompts_alike(prompt)]
-
-
 def _differences(ledger: Ledger, prompt: Prompt, other: Prompt) -> tuple[str, ...]:
     """Name what the namespaces of two prompts of the same tokens have otherwise."""
     bigrams = ("bigrams",) if bool(prompt.first) != bool(other.first) else ()
@@ -189,6 +181,6 @@ def _asked(storage: StorageTier, prompt: Prompt) -> StoredPages | StoreSilence:
     labels = [label for specs in pools for pool in specs for label in storage.labels(prompt.keys, pool)]
     try:
         answers = storage.backend.exists(labels)
-    except StorageError as error:
-        return StoreSilence(str(error))
+    except StorageError:
+        return StoreSilence()
     return present_pages(answers, [len(specs) for specs in pools], prompt.pages_count)

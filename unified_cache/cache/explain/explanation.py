@@ -12,7 +12,7 @@ from unified_cache.cache.explain.near import NearMatch
 from unified_cache.core.config import CacheConfig, EvictionPolicy, WritePolicy
 from unified_cache.core.miss_reason import MissReason
 from unified_cache.core.pool import Component, Pages, Tier
-from unified_cache.core.window import SPAN_UNKNOWN, restorable_ends, window
+from unified_cache.core.window import SPAN_UNKNOWN, last_end, restorable_ends, window
 from unified_cache.storage_backends.protocol import Answer
 
 if TYPE_CHECKING:  # the controller needs torch, and a store alone is explained without it
@@ -46,11 +46,8 @@ class StoredPages:
     present: Sequence[Pages]
 
 
-@dataclass(frozen=True, slots=True)
 class StoreSilence:
-    """A store that does not say what it has."""
-
-    reason: str
+    """A store that does not say what it has: it is not asked now, or does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,7 @@ def present_pages(answers: Sequence[Answer], pools: Sequence[int], pages: int) -
     ``pools[c]`` are the pools of a component that have objects; one without has all that Full has.
     """
     if Answer.UNAVAILABLE in answers and Answer.HIT not in answers:
-        return StoreSilence("the store is not asked now, or does not know")
+        return StoreSilence()
     hits = np.array([answer is Answer.HIT for answer in answers], np.bool_)
     present: list[Pages] = []
     start = 0
@@ -225,11 +222,14 @@ class TierExplanation:
     """device, host or storage."""
     end: int
     """Pages that can be resumed from this tier and those above it together."""
-    bound_by: tuple[str, ...]
-    """Components that lack a page for one page more; empty where the prompt ends."""
     next_pages: tuple[NextPage, ...]
-    """For each of those the first page that it lacks."""
+    """For each component that lacks a page for one page more, the first; empty where the prompt ends."""
     components: tuple[ComponentExplanation, ...]
+
+    @property
+    def bound_by(self) -> tuple[str, ...]:
+        """Components that lack a page for one page more."""
+        return tuple(each.component for each in self.next_pages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,17 +377,12 @@ class Explainer:
                     tuple(_runs(history.is_repeated)),
                 )
             )
-        return TierExplanation(
-            name, end, tuple(each.component for each in next_pages), tuple(next_pages), tuple(components)
-        )
+        return TierExplanation(name, end, tuple(next_pages), tuple(components))
 
     def _losses(
         self, name: str, lowest: Sequence[PageHistory], held: Sequence[Pages], end: int, pages: int
     ) -> tuple[Loss, ...]:
-        """Return whom each page after ``end`` is missed for.
-
-        Up to where Full goes, the component that lacks a page in the last window of that; from there on Full itself.
-        """
+        """Return the component to blame for each page after ``end``: a window up to where Full goes, then Full."""
         missing = np.flatnonzero(~held[0])
         full_end = int(missing[0]) if missing.size else pages
         losses: list[Loss] = []
@@ -417,10 +412,10 @@ class Explainer:
     def _end(self, held: Sequence[Pages], pages: int) -> int:
         known = [number for number, component in enumerate(self.components) if component.span != SPAN_UNKNOWN]
         spans = [self.components[number].span for number in known]
-        return _last(restorable_ends(spans, [~held[number] for number in known], 0, pages, [0] * len(known)))
+        return last_end(restorable_ends(spans, [~held[number] for number in known], 0, pages, [0] * len(known)))
 
     def _reach(self, held: Pages, span: int) -> int:
-        return 0 if span == SPAN_UNKNOWN else _last(restorable_ends([span], [~held], 0, len(held), [0]))
+        return 0 if span == SPAN_UNKNOWN else last_end(restorable_ends([span], [~held], 0, len(held), [0]))
 
     def _missing(self, tier: str, number: int, history: PageHistory, wanted: Pages) -> list[MissingRun]:
         """Return the runs of wanted pages that are missing for one reason each."""
@@ -478,8 +473,3 @@ def _runs_alike(values: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
         return []
     bounds = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
     return list(pairwise(bounds))
-
-
-def _last(ends: Pages) -> int:
-    found = np.flatnonzero(ends)
-    return int(found[-1]) + 1 if found.size else 0

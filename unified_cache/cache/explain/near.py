@@ -3,7 +3,7 @@
 A silent hit ratio of 0 % is most often this: another salt, another adapter, another dtype, another generation.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from unified_cache.core.errors import StorageError
@@ -91,23 +91,20 @@ def near_in_store(
     ``owners`` names by pool whose pages the prompt's own are; ``namespaces`` are the same tokens under other
     namespaces, and what these have otherwise.
     """
+    pool = next(pool.name for pool in here.layout.components[0].pools if pool.page_bytes)
+    others = [StoredUnder(alike, owners[pool], pool, differs) for alike, differs in namespaces]
     try:
-        return tuple(_asked(storage, _candidates(storage, prompt, here, owners, namespaces)))
+        others += _under_identities(storage, prompt, here, set(owners.values()))
+        return tuple(_asked(storage, [other for other in others[:ALIKE_MAX] if other.prompt.pages_count]))
     except StorageError:
         return ()
 
 
-def _candidates(
-    storage: StorageReader,
-    prompt: Prompt,
-    here: Description,
-    owners: Mapping[str, bytes],
-    namespaces: Iterable[tuple[Prompt, tuple[str, ...]]],
-) -> list[StoredUnder]:
-    pool = next(pool.name for pool in here.layout.components[0].pools if pool.page_bytes)
-    others = [StoredUnder(alike, owners[pool], pool, differs) for alike, differs in namespaces]
+def _under_identities(
+    storage: StorageReader, prompt: Prompt, here: Description, ours: Collection[bytes]
+) -> Iterator[StoredUnder]:
+    """Yield the names of a prompt's pages under the other identities that a store lists."""
     catalog = catalog_in(storage)
-    ours = set(owners.values())
     for digest, manifest in ({} if catalog is None else catalog.manifests()).items():
         if digest in ours or manifest is None:
             continue
@@ -117,12 +114,10 @@ def _candidates(
             continue  # what its pages are nobody knows
         pools = [each.name for each in there.layout.components[0].pools if each.page_bytes]
         if pools and there.layout.page_size == prompt.page_size:
-            others.append(StoredUnder(prompt, digest, pools[0], identity_differences(here, there)))
-    return others[:ALIKE_MAX]
+            yield StoredUnder(prompt, digest, pools[0], identity_differences(here, there))
 
 
-def _asked(storage: StorageReader, others: Sequence[StoredUnder]) -> Iterable[NearMatch]:
-    others = [other for other in others if other.prompt.pages_count]
+def _asked(storage: StorageReader, others: Sequence[StoredUnder]) -> Iterator[NearMatch]:
     if not others:
         return
     firsts = storage.exists([Label(other.owner, other.prompt.keys[0], other.pool) for other in others])

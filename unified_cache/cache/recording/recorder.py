@@ -78,21 +78,15 @@ class RecorderCounts:
 
 
 class TraceNames:
-    """Names of one recording: the same page has the same name in it, and nobody can tell which page that is.
+    """Names of one recording: digests of page keys under a secret salt, which is never written. For any thread.
 
-    A name is a digest of the page's key under a secret salt. Keys alone would not do: anybody who guesses a prompt can
-    compute its keys. The salt is made at random and never written, so that two recordings cannot be held against each
-    other either, unless they are given the same one. For any thread.
+    Keys alone would not do: anybody who guesses a prompt can compute its keys.
     """
 
     __slots__ = ("_salt",)
 
     def __init__(self, salt: bytes) -> None:
-        """Take a secret salt.
-
-        Raises:
-            ConfigError: it is not of its length.
-        """
+        """Take a secret salt; a ConfigError if it is not of its length."""
         if len(salt) != SALT_BYTES:
             raise ConfigError(f"the salt of a recording has {SALT_BYTES} bytes, found {len(salt)}")
         self._salt = salt

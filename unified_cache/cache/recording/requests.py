@@ -118,20 +118,14 @@ class RequestWatcher:
         """By the lock that a request has now."""
 
     def matched(self, prompt: Prompt, device_end: int, host_end: int) -> None:
-        """Record a look-up: so far the prompt can be resumed from the device, and from device and host.
-
-        Of a prompt only the first look-up counts.
-        """
+        """Record how far a prompt can be resumed from the device, and with the host; its first look-up counts."""
         if id(prompt) not in self._looked_up:
             self._looked_up[id(prompt)] = FirstLookup(prompt, time.time(), device_end, host_end)
             if len(self._looked_up) > WAITING_MAX:
                 self._looked_up.popitem(last=False)
 
     def locked(self, prompt: Prompt, lock: Lock, bound_by: tuple[int, ...]) -> None:
-        """Begin a request: the pages that it need not compute are pinned by ``lock``.
-
-        ``bound_by`` names the components that kept more from being found.
-        """
+        """Begin a request, whose pages found ``lock`` pins; ``bound_by`` are components that kept it from more."""
         first = self._looked_up.pop(id(prompt), None) or FirstLookup(prompt, time.time(), lock.end, lock.end)
         names = tuple(self._components[number] for number in bound_by)
         found = Hits.of_ends(first.device_end, first.host_end, lock.end)
