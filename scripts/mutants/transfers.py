@@ -196,7 +196,7 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "a stopped operation does not stop its next job",
         "controller/operation.py",
-        "            if self._stopping:\n                step.stop()\n",
+        "            if self.is_stopping:\n                step.stop()\n",
         "",
     ),
     Mutant(

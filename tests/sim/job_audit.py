@@ -68,9 +68,9 @@ class JobAudit:
             return list(calls)
         slot_of = {
             label: slot
-            for part in job._batches._parts
+            for part in job._parts
             for page, slot in zip(part.pages.tolist(), part.target.tolist(), strict=True)
-            for label in self._labels(job._batches._prompt, part.component, page)
+            for label in self._labels(job._prompt, part.component, page)
         }
         return [
             call._replace(
@@ -112,7 +112,7 @@ class JobAudit:
         if isinstance(job, ProbeJob):
             return
         assert isinstance(job, StoreJob | FetchJob)
-        pages = [job._batches._prompt.keys.index(label.key) for label in asked]
+        pages = [job._prompt.keys.index(label.key) for label in asked]
         assert pages == sorted(pages), "a page went before its prefix"
         by_key: dict[PageKey, list[int]] = {}
         for label in asked:
@@ -129,10 +129,10 @@ class JobAudit:
                 assert present.tolist() == found, "a look-up misread what the store said"
             return
         assert isinstance(job, StoreJob | FetchJob)
-        moved = job.stored if isinstance(job, StoreJob) else job.arrived
-        for part, mask in zip(job._batches._parts, moved, strict=True):
+        moved = job.whole
+        for part, mask in zip(job._parts, moved, strict=True):
             for page, whole in zip(part.pages.tolist(), mask.tolist(), strict=True):
-                labels = self._labels(job._batches._prompt, part.component, page)
+                labels = self._labels(job._prompt, part.component, page)
                 came = bool(answers) and all(bool(answers.get(label)) for label in labels)
                 assert whole == came, "a page counts that is not whole, or the reverse"
 
@@ -149,12 +149,12 @@ class JobAudit:
                 for label in self._labels(job._prompt, component, page)
             ]
         assert isinstance(job, StoreJob | FetchJob)
-        parts: Sequence[PageCopies] = job._batches._parts
+        parts: Sequence[PageCopies] = job._parts
         return [
             label
             for part in parts
             for page in part.pages.tolist()
-            for label in self._labels(job._batches._prompt, part.component, page)
+            for label in self._labels(job._prompt, part.component, page)
         ]
 
     def _labels(self, prompt: Prompt, component: int, page: int) -> list[Label]:

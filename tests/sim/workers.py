@@ -101,7 +101,7 @@ class LaggingWorkers:
 
     def _run_turn(self, task: ScheduledJob) -> None:
         """Run a turn of a job; once it is over, compare it with what it was made for."""
-        told_to_stop = task.operation._stopping or task.operation.state is not OperationState.RUNNING
+        told_to_stop = task.operation.is_stopping or task.operation.state is not OperationState.RUNNING
         if not task.has_begun:
             task.has_begun = True
             if any(other.operation.kind is TransferKind.CLEAR or other.is_void for other in self.tasks):

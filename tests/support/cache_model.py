@@ -50,17 +50,13 @@ class Flow:
 def flow_of(job: Job, prompt: Prompt) -> Flow:
     """Say what a job of an operation on ``prompt`` moves."""
     source, target = FLOWS[type(job)]
-    fields = vars(job)
-    if "_batches" in fields:
-        fields = vars(fields["_batches"])
-    found: Mapping[int, PageCopies] | Sequence[PageCopies] = fields.get("_parts", ())
+    found: Mapping[int, PageCopies] | Sequence[PageCopies] = vars(job).get("_parts", ())
     return Flow(prompt, source, target, tuple(found.values()) if isinstance(found, Mapping) else found)
 
 
 def prompt_of(job: Job) -> Prompt:
     """Return the prompt whose pages a job moves, of the jobs that know it."""
-    fields = vars(job)
-    found = vars(fields["_batches"])["_prompt"] if "_batches" in fields else fields["_prompt"]
+    found = vars(job)["_prompt"]
     assert isinstance(found, Prompt)
     return found
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Never, Self
 from unified_cache.cache.explain.cached import explain
 from unified_cache.cache.explain.explanation import Explanation
 from unified_cache.cache.recording.requests import RequestWatcher
-from unified_cache.cache.stats import LookupCounts, PublishedStats, Stats
+from unified_cache.cache.stats import AttachedStore, LookupCounts, Occupancy, PublishedStats, Stats
 from unified_cache.controller import (
     Controller,
     LayerwiseLoad,
@@ -25,6 +25,7 @@ from unified_cache.controller import (
     PageTally,
     StorageTier,
     ThreadWorkers,
+    TouchCounts,
     TransferKind,
     Workers,
 )
@@ -730,14 +731,22 @@ class UnifiedCache:
         return self._backups if self._scheduler.writes_inserted else None
 
     def _count(self) -> Stats:
-        return Stats.of(
-            self._ledger,
-            self._controller,
-            self._storage,
-            self._traffic,
-            self._lookups,
-            self._scheduler.counts(),
-            self._speeds,
+        storage = self._storage
+        return Stats(
+            counted_at_s=time.time(),
+            occupancy=Occupancy.of(self._ledger),
+            traffic=self._traffic.copy(),
+            lookups=replace(self._lookups),
+            operations={kind: counts.copy() for kind, counts in self._controller.counts.items()},
+            backups=self._scheduler.counts(),
+            operations_live=self._controller.live_count,
+            calls_quarantined=len(self._controller.quarantined),
+            flawed_pages=0 if storage is None else sum(storage.backend.flaws_count.values()),
+            storage_answers={} if storage is None else storage.answers.copy(),
+            touches=TouchCounts() if storage is None or storage.touches is None else storage.touches.counts(),
+            store=None if storage is None else AttachedStore.of(storage),
+            left_alone_tokens=self._speeds.left_alone_tokens,
+            slowest=self._controller.slowest.latest(),
         )
 
 

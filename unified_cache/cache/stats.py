@@ -3,21 +3,13 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from unified_cache.controller import (
-    Controller,
-    OperationCounts,
-    SlowOperation,
-    StorageTier,
-    TouchCounts,
-    TransferKind,
-)
+from unified_cache.controller import OperationCounts, SlowOperation, StorageTier, TouchCounts, TransferKind
 from unified_cache.controller.backup_scheduler import BackupCounts
-from unified_cache.controller.estimates import TransferSpeeds
 from unified_cache.controller.ledger import Ledger
-from unified_cache.controller.operation import Traffic, TrafficCounts
+from unified_cache.controller.operation import Traffic
 from unified_cache.core.config import CacheConfig, WritePolicy
 from unified_cache.core.pool import Tier
 from unified_cache.storage_backends.common.breaker import BreakerState
@@ -161,35 +153,6 @@ class Stats:
                 "nothing was kept in host memory or storage: the write policy is on_call, and no call of backup has "
                 "copied a page; call it for prompts that are to be kept, or leave the policy at through"
             )
-
-    @classmethod
-    def of(
-        cls,
-        ledger: Ledger,
-        controller: Controller,
-        storage: StorageTier | None,
-        traffic: TrafficCounts,
-        lookups: LookupCounts,
-        backups: BackupCounts,
-        speeds: TransferSpeeds,
-    ) -> "Stats":
-        """Count it now."""
-        return cls(
-            counted_at_s=time.time(),
-            occupancy=Occupancy.of(ledger),
-            traffic=traffic.copy(),
-            lookups=replace(lookups),
-            operations={kind: counts.copy() for kind, counts in controller.counts.items()},
-            backups=backups,
-            operations_live=controller.live_count,
-            calls_quarantined=len(controller.quarantined),
-            flawed_pages=0 if storage is None else sum(storage.backend.flaws_count.values()),
-            storage_answers={} if storage is None else storage.answers.copy(),
-            touches=TouchCounts() if storage is None or storage.touches is None else storage.touches.counts(),
-            store=None if storage is None else AttachedStore.of(storage),
-            left_alone_tokens=speeds.left_alone_tokens,
-            slowest=controller.slowest.latest(),
-        )
 
 
 class PublishedStats:

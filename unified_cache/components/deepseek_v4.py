@@ -25,8 +25,7 @@ for itself and for the layers up to the next; no state is cached, since a page i
                deepseek_v4_c2, and so on     sources     page_size / 2
     SWA        swa                           all         page_size
 
-Names and formats as SGLang has them (#38954, ``hicache_storage.PoolName``), where windows are paged. Where it keeps
-them by request, and recomputes the last window after a hit ("bounded replay"), they are no part of its cache.
+Names and formats as SGLang has them (#38954, ``hicache_storage.PoolName``), where windows are paged.
 """
 
 from collections import Counter

@@ -25,8 +25,7 @@ def SlidingWindow(window_tokens: int, page_size: int, pools: tuple[PoolSpec, ...
     """Make sliding-window attention (SWA): a resume needs the pages that hold the last ``window_tokens`` tokens.
 
     ``window_tokens`` counts the tokens before the next one that the model looks back on. Where a config's window
-    counts the query itself, as in transformers, this is one less. A prefix that is held since the root can be resumed
-    at any length, shorter than the window included.
+    counts the query itself, as in transformers, this is one less.
 
     Raises:
         LayoutError: a window or a page without tokens, or a window that spans ``SPAN_ALL`` pages.

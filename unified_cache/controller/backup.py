@@ -38,7 +38,7 @@ from unified_cache.core.miss_reason import MissReason
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import PageCopies, PageNumbers, Pages, Slots, Tier, all_pages, numbers_of
 from unified_cache.core.window import restorable_ends, window
-from unified_cache.storage_backends.protocol import Level
+from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.tree import Match
 
 __all__ = ["BackupRequest", "Backups"]
@@ -399,14 +399,14 @@ class Backups:
         job = StoreJob(run.storage, prompt, parts, run.level)
         try:
             run.operation = yield job
-            whole = true_for_all(self._ranks, job.stored)
+            whole = true_for_all(self._ranks, job.whole)
         finally:
             if ledger.changes.eviction_history is not None:
                 self._record_puts(prompt, parts, whole, job)
             if ledger.changes.is_watched:
                 for part, mask in zip(parts, whole, strict=True):
                     ledger.changes.record_stored(part.component, prompt, part.pages[mask], since)
-        for part, mask, refused in zip(parts, whole, job.declined, strict=True):
+        for part, mask, refused in zip(parts, whole, job.answered(Answer.DECLINED), strict=True):
             run.tally.stored += int(np.count_nonzero(mask))
             run.tally.arrived += request.take_off(part.component, part.pages[mask])
             request.leave_out(part.component, part.pages[~mask & refused], LeftOut.DECLINED)
@@ -488,13 +488,12 @@ class Backups:
             ledger.stored_device.add(part.component, there[there >= 0])
 
     def _record_puts(self, prompt: Prompt, parts: Sequence[PageCopies], whole: Sequence[Pages], job: StoreJob) -> None:
-        """Record the outcome of pages that were offered to storage."""
         record = self._ledger.changes.remember_stored
         for number, (part, stored) in enumerate(zip(parts, whole, strict=True)):
             taken = part.where(stored)
             record(part.component, prompt, taken.pages, MissReason.STORE_LOST)
             if len(taken) < len(part):
-                declined = job.declined[number]
+                declined = job.answered(Answer.DECLINED)[number]
                 record(part.component, prompt, part.pages[declined & ~stored], MissReason.STORE_DECLINED)
                 record(part.component, prompt, part.pages[~declined & ~stored], MissReason.STORE_FAILED)
 

@@ -534,7 +534,6 @@ class Controller:
             self._resume(operation, failure)
 
     def _fail_all(self, error: RankLostError) -> None:
-        """Fail what still runs."""
         for operation in self._live:
             if operation.state is OperationState.RUNNING:
                 self._end_early(operation, OperationState.FAILED, error)

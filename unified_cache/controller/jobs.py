@@ -245,8 +245,10 @@ def batch_pages(layout: ModelLayout) -> int:
     return max(1, min(STORAGE_BATCH_OBJECTS // max(objects, 1), STORAGE_BATCH_BYTES // max(layout.page_bytes, 1)))
 
 
-class StorageBatches:
-    """Objects of a transfer's parts in some pools, written to or read from storage batch by batch."""
+class BatchedJob:
+    """A job that writes objects of a transfer's parts in some pools to storage, or reads them, batch by batch."""
+
+    queue = JobQueue.STORAGE
 
     def __init__(self, storage: StorageTier, prompt: Prompt, parts: Sequence[PageCopies], order: PoolOrder) -> None:
         self._storage = storage
@@ -265,7 +267,7 @@ class StorageBatches:
 
     @property
     def whole(self) -> list[Pages]:
-        """By part: True where every object of the page was moved. Nothing, until it has run."""
+        """By part: True where every object of the page was moved, or is there. Nothing, until it has run."""
         if self._listed is None:
             return [np.zeros(len(part), np.bool_) for part in self._parts]
         done = self._done + [Answer.UNAVAILABLE] * (len(self._listed) - len(self._done))
@@ -279,7 +281,7 @@ class StorageBatches:
                 pages[number][index] = True
         return pages
 
-    def move(self, call: Callable[[list[PageIO]], list[Answer]]) -> Iterator[None]:
+    def _move(self, call: Callable[[list[PageIO]], list[Answer]]) -> Iterator[None]:
         """Call the store batch by batch until all are moved, one raises, or the job is stopped; yield between two."""
         listed = self._listed = self._storage.pages(self._prompt, self._parts, self._order)
         while len(self._done) < len(listed) and not self._stopped:
@@ -291,7 +293,7 @@ class StorageBatches:
             if len(self._done) < len(listed):
                 yield
 
-    def take_back(self) -> None:
+    def _take_back(self) -> None:
         """Remove what was or may have been moved, and count nothing as moved."""
         assert self._listed is not None
         labels = [page.label for _, _, page in self._listed[: self._begun_count]]
@@ -304,27 +306,15 @@ class StorageBatches:
         self._stopped = True
 
 
-class StoreJob:
+class StoreJob(BatchedJob):
     """Write sealed host pages to storage, page by page, as far as this rank is the one to write them."""
 
-    queue = JobQueue.STORAGE
     is_urgent = False
 
     def __init__(self, storage: StorageTier, prompt: Prompt, parts: Sequence[PageCopies], level: Level) -> None:
-        self._storage = storage
+        super().__init__(storage, prompt, parts, storage.write_order)
         self._level = level
-        self._batches = StorageBatches(storage, prompt, parts, storage.write_order)
         self._turns = self._put_in_turns()
-
-    @property
-    def stored(self) -> list[Pages]:
-        """By part: True where every object that this rank writes is stored at that level. Nothing, until it has run."""
-        return self._batches.whole
-
-    @property
-    def declined(self) -> list[Pages]:
-        """By part: True where the store had no room for the page, or for one of its objects."""
-        return self._batches.answered(Answer.DECLINED)
 
     def run(self) -> bool:
         """Put a batch; where the store is cleared meanwhile, nothing stays."""
@@ -336,7 +326,7 @@ class StoreJob:
             try:
                 if allowed:
                     self._tell_uses()
-                    for _ in self._batches.move(self._put):
+                    for _ in self._move(self._put):
                         yield False
             except GeneratorExit:  # nobody runs it any more
                 raise
@@ -360,16 +350,12 @@ class StoreJob:
 
     def _take_back_if_void(self) -> None:
         if self._storage.clearing.is_void(self):
-            self._batches.take_back()
+            self._take_back()
 
     def _put(self, pages: list[PageIO]) -> list[Answer]:
         answers = self._storage.backend.put(pages, self._level)
         self._storage.answers.add(Method.PUT, answers)
         return answers
-
-    def stop(self) -> None:
-        """Put no further batch."""
-        self._batches.stop()
 
 
 class ClearJob:
@@ -451,35 +437,18 @@ class ProbeJob:
         self._stopped = True
 
 
-class FetchJob:
+class FetchJob(BatchedJob):
     """Read pages from storage straight into host slots, page by page; each is verified by the backend."""
 
-    queue = JobQueue.STORAGE
     is_urgent = True
 
     def __init__(
         self, storage: StorageTier, prompt: Prompt, parts: Sequence[PageCopies], clock: Callable[[], float]
     ) -> None:
-        self._storage = storage
+        super().__init__(storage, prompt, parts, storage.read_order)
         self._clock = clock
-        self._batches = StorageBatches(storage, prompt, parts, storage.read_order)
         self.ended_s = clock()
         """When it ended, by ``clock``, once it has."""
-
-    @property
-    def arrived(self) -> list[Pages]:
-        """By part: True where every pool's object of the page came whole. Nothing, until it has run."""
-        return self._batches.whole
-
-    @property
-    def calls_count(self) -> int:
-        """Calls that have returned."""
-        return self._batches.calls_count
-
-    @property
-    def flawed(self) -> list[Pages]:
-        """By part: True where an object of the page proved to be damaged, or another page's."""
-        return self._batches.answered(Answer.FLAWED)
 
     def run(self) -> bool:
         """Get."""
@@ -489,14 +458,10 @@ class FetchJob:
 
     def calls(self) -> Iterator[None]:
         """Get call by call; yield between two."""
-        yield from self._batches.move(self._get)
+        yield from self._move(self._get)
         self.ended_s = self._clock()
 
     def _get(self, pages: list[PageIO]) -> list[Answer]:
         answers = self._storage.backend.get(pages)
         self._storage.answers.add(Method.GET, answers)
         return answers
-
-    def stop(self) -> None:
-        """Get no further batch."""
-        self._batches.stop()

@@ -455,7 +455,6 @@ class Ledger:
                 raise SlotError(f"{name}: slots that are not reached through the Full slots of the same pages")
 
     def _apply(self, map_changes: Sequence[MapChange]) -> None:
-        """Update the page map from the tree."""
         if self.paired is not None:
             self.paired.map.apply(map_changes)
 
@@ -521,25 +520,21 @@ class TierTransfer:
 class Reservation:
     """Slots of one tier waiting for pages that the tree does not know yet."""
 
-    __slots__ = ("_ledger", "_reserved", "tier")
+    __slots__ = ("_ledger", "slots", "tier")
 
-    def __init__(self, ledger: Ledger, tier: Tier, reserved: list[Slots]) -> None:
+    def __init__(self, ledger: Ledger, tier: Tier, slots: list[Slots]) -> None:
         self._ledger = ledger
         self.tier = tier
-        self._reserved = reserved
-
-    @property
-    def slots(self) -> Sequence[Slots]:
-        """Slots handed out, by component."""
-        return self._reserved
+        self.slots = slots
+        """Slots handed out, by component; what is left in the list is given back."""
 
     def insert(self, prompt: Prompt, start: int, slots: Sequence[Slots]) -> None:
         """Hand some of the slots to the tree, as pages [start, pages_count); the others are freed in the end."""
         self._ledger.graft(prompt, start, slots, self.tier)
-        self._reserved[:] = self._ledger.still_out(self.tier, self._reserved)
+        self.slots[:] = self._ledger.still_out(self.tier, self.slots)
 
     def keep(self, slots: Sequence[Slots]) -> None:
         """Free all but these slots, given by component."""
         for component, kept in enumerate(slots):
-            self._ledger.free(self.tier, component, np.setdiff1d(self._reserved[component], kept))
-        self._reserved[:] = slots
+            self._ledger.free(self.tier, component, np.setdiff1d(self.slots[component], kept))
+        self.slots[:] = slots

@@ -306,13 +306,13 @@ class Operation:
 
     __slots__ = (
         "_steps",
-        "_stopping",
         "answer_s",
         "awaited",
         "due_s",
         "error",
         "followers",
         "is_released",
+        "is_stopping",
         "job",
         "kind",
         "left_alone",
@@ -363,17 +363,13 @@ class Operation:
         self.followers: set[object] = set()
         """Who reads what it brings: until all have left it neither goes on nor gives anything back."""
         self._steps = steps
-        self._stopping = False
-
-    @property
-    def is_stopping(self) -> bool:
+        self.is_stopping = False
         """Whether it was asked to make do with what has arrived."""
-        return self._stopping
 
     @property
     def is_woken(self) -> bool:
         """Whether it waits for another operation and need not any longer."""
-        return self.awaited is not None and (self._stopping or self.awaited.state is not OperationState.RUNNING)
+        return self.awaited is not None and (self.is_stopping or self.awaited.state is not OperationState.RUNNING)
 
     def advance(self, error: CacheError | None) -> None:
         """Go on after what it waited for, which ended with ``error`` or well, up to the next wait or the end.
@@ -407,7 +403,7 @@ class Operation:
                 self.awaited = step.operation
                 return
             self.job = step
-            if self._stopping:
+            if self.is_stopping:
                 step.stop()
 
     def gain(self, pages_count: int) -> None:
@@ -423,7 +419,7 @@ class Operation:
 
     def stop(self) -> None:
         """Stop reading; keep the longest prefix that can be resumed from."""
-        self._stopping = True
+        self.is_stopping = True
         if self.job is not None:
             self.job.stop()
 

@@ -43,6 +43,7 @@ from unified_cache.core.miss_reason import MissReason
 from unified_cache.core.page import PageKey, Prompt
 from unified_cache.core.pool import PageCopies, PageNumbers, Pages, Slots, Tier, all_pages, no_slots, numbers_of
 from unified_cache.core.window import last_end, needed_pages, restorable_ends, window, window_counts
+from unified_cache.storage_backends.protocol import Answer
 from unified_cache.tree import Lock, Match
 
 __all__ = ["Loads", "PrefetchProgress", "Prefetches"]
@@ -159,9 +160,7 @@ class FetchUnderWay:
         for mask, pages, arrived in zip(coming, self.plan.reads, self.arrived, strict=True):
             mask[pages[arrived]] = True
         if self.job is not None:
-            for mask, pages, chosen, arrived in zip(
-                coming, self.plan.reads, self.chosen, self.job.arrived, strict=True
-            ):
+            for mask, pages, chosen, arrived in zip(coming, self.plan.reads, self.chosen, self.job.whole, strict=True):
                 mask[pages[chosen][arrived]] = True
         return PrefetchProgress(last_end(self.missing.ends(coming)), self.plan.end - self.missing.known_end)
 
@@ -570,15 +569,15 @@ class Prefetches:
         began_s = speeds.clock()
         try:
             yield job
-            came_bytes = speeds.payload_bytes([int(mask.sum()) for mask in job.arrived])
+            came_bytes = speeds.payload_bytes([int(mask.sum()) for mask in job.whole])
             speeds.reads.record(job.calls_count, came_bytes, job.ended_s - began_s)
         except (StorageError, RankError) as error:  # pages that arrived before it are good
             failure = error
         fetch.job = None
-        arrived = true_for_all(self._ranks, job.arrived)
+        arrived = true_for_all(self._ranks, job.whole)
         for mask, chosen, came in zip(fetch.arrived, fetch.chosen, arrived, strict=True):
             mask[chosen] = came
-        for part, came, flawed in zip(parts, arrived, job.flawed, strict=True):
+        for part, came, flawed in zip(parts, arrived, job.answered(Answer.FLAWED), strict=True):
             ledger.changes.remember_stored(part.component, fetch.prompt, part.pages[came], MissReason.STORE_LOST)
             ledger.changes.remember_stored(part.component, fetch.prompt, part.pages[flawed], MissReason.FLAWED)
         return arrived, failure

@@ -33,8 +33,7 @@ __all__ = ["Clearing", "PoolOrder", "StorageTier", "TouchCounts", "Touches", "Us
 class Clearing:
     """Puts and clears of one store that are under way. Thread-safe.
 
-    A put that is under way when a clear begins is *void*: its job takes its pages back. No put is allowed during a
-    clear, nor while a void one is under way, because its pages might be taken back with those.
+    A put that is under way when a clear begins is *void*: its job takes its pages back. Until then no other may put.
     """
 
     __slots__ = ("_clears_count", "_guard", "_puts", "_void")
@@ -225,10 +224,7 @@ class StorageTier:
         return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes, touches=touches)
 
     def close(self, timeout_s: float) -> list[str]:
-        """Close the store and wait for it at most ``timeout_s``; name what it does not return from in time.
-
-        A store that is still in a call is closed once it has returned, without the caller if need be.
-        """
+        """Close the store, once it has returned from its calls; name what it is in after ``timeout_s``."""
         try:
             call_within(timeout_s, Method.CLOSE.value, self.backend.close)
         except StorageTimeoutError as error:
@@ -249,11 +245,7 @@ class StorageTier:
         return [Label(owner, key, name) for key in keys]
 
     def touch(self, used: UsedPages) -> None:
-        """Send the store recency hints, as far as this rank stores them; the first of a prompt most of all.
-
-        Raises:
-            StorageError: the store failed.
-        """
+        """Send the store recency hints, as far as this rank stores them; the first of a prompt most of all."""
         keys = used.prompt.keys
         named = [
             (page, Label(self.owners[pool.name], keys[page], pool.name))

@@ -42,11 +42,9 @@ RETRY_ROUNDS_MAX = 10
 class Retention:
     """Ends along a prompt at which a request keeps the windows and states that a later request needs to resume there.
 
-    Full attention can be resumed at any page; a window or a recurrent state only where it was kept. Prompts are
-    continued from where they end, and share beginnings: so it is kept where the prompt ends and, with ``branches``,
-    where it leaves what other prompts have been through before it. The text at the very end of a prompt is often
-    not the beginning of its continuation (a template's last tokens, a partial block), so with ``tail_tokens`` it is
-    kept at every page boundary of that many tokens before the end, too.
+    They are kept where the prompt ends and, with ``branches``, where it leaves what other prompts have been through.
+    The text at the very end of a prompt is often not the beginning of its continuation (a template's last tokens), so
+    with ``tail_tokens`` they are kept at every page boundary of that many tokens before the end, too.
     """
 
     tail_tokens: int = 0
@@ -142,10 +140,7 @@ class Prefetching:
 
 @dataclass(frozen=True, slots=True)
 class GuardConfig:
-    """Settings of the guard around a store, the same for a cache and for a service.
-
-    See ``unified_cache.storage_backends.wrappers.guard``.
-    """
+    """Settings of the guard around a store (``storage_backends.wrappers.guard``), of a cache or of a service."""
 
     deadline_s: float = 5.0
     """Longest wait for one call, or longer where the store says so; then it is late, and its pages are in quarantine

@@ -21,8 +21,7 @@ EXIT_SIGNAL = 128
 class Drain:
     """Request that the server end, made by a signal or by an administrator. Thread-safe, and safe in signal handlers.
 
-    A handler runs on the main thread between any two of its steps, in the middle of a wait too, so what it sets must
-    not need a lock that the main thread may hold: that of an ``Event`` would stand for ever.
+    A handler interrupts the main thread anywhere, so it must need no lock that this may hold, as an ``Event`` does.
     """
 
     def __init__(self) -> None:

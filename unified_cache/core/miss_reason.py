@@ -5,8 +5,7 @@
     find    latest entry of each page; sorts the ring now and then: 12 bytes a page more
 
 ``tier_component`` counts as in the tree, with storage as one more tier. A page of memory is known by a chained digest
-of the tokens from the root on, of 64 bits, a page of storage by the head of its key: neither says anything about the
-tokens. Where two pages share a digest, one is explained by the other's history.
+of the tokens from the root on, of 64 bits, a page of storage by the head of its key.
 """
 
 import time
@@ -189,7 +188,6 @@ class EvictionHistory:
         at[order[number[is_wanted]]] = places[is_wanted]  # of several the last is assigned last
 
     def _put_all(self) -> None:
-        """Put what waits into the ring."""
         waiting, self._waiting = self._waiting, []
         self._waiting_pages = 0
         if not waiting:

@@ -78,11 +78,7 @@ class Label(NamedTuple):
 
 
 class PageChecksum:
-    """Checksum of one page's payload, taken piece by piece as the page is read.
-
-    A piece that has just been read is still in the processor's caches; of a whole page of several MiB most has left
-    them by the time it is there. One thread at a time.
-    """
+    """Checksum of one page's payload, taken piece by piece while each is in the processor's caches. For one thread."""
 
     __slots__ = ("_digest", "_end", "_stream")
 
@@ -134,10 +130,6 @@ def seal_buffers(buffers: Sequence[memoryview], label: Label) -> None:
         return
     payload = _payload(buffers)
     header = _header(label, sum(map(len, payload)), checksum_of(payload))
-    first = buffers[0]
-    if len(first) >= HEADER_BYTES:
-        first[:HEADER_BYTES] = header
-        return
     start = 0
     for buffer in buffers:
         end = min(start + len(buffer), HEADER_BYTES)
@@ -191,7 +183,6 @@ def verify_buffers(buffers: Sequence[memoryview], label: Label, checksum: PageCh
 
 
 def _flaw_of(header: bytes, payload_bytes: int, label: Label) -> Flaw:
-    """Return what is wrong with a page that does not verify."""
     found = header[: _BODY.size]
     (check,) = _CHECK.unpack(header[_BODY.size :])
     if check != xxh3_64_intdigest(found) or found[: len(_MAGIC)] != _MAGIC:

@@ -217,12 +217,9 @@ CHANGED_SHARE = 0.25
 class PageMap:
     """Full slot → slot of the component that is reached through Full's slots (SWA), one entry per page.
 
-    Engines and the tree carry Full locations only; kernels of SWA layers need the other slot. The table is changed
-    in place and never replaced, so a reader may keep it for good; what was read from it is true until the next
-    change, so nobody keeps that longer than one forward.
-
-    ``table[slot]`` is 0 where nothing is mapped: that is the padding sink. The last entry is -1, so that slot -1
-    ("no slot") stays -1. As full_to_swa_index_mapping in SGLang 0.5.23, in pages instead of tokens.
+    The table is changed in place and never replaced; what was read from it is true until the next change, so nobody
+    keeps that longer than one forward. ``table[slot]`` is 0, the padding sink, where nothing is mapped. The last entry
+    is -1, so that slot -1 stays -1. As full_to_swa_index_mapping in SGLang 0.5.23, in pages instead of tokens.
     """
 
     __slots__ = ("_changed", "_changed_bytes_max", "table", "version")

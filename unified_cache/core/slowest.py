@@ -16,10 +16,9 @@ Ended = TypeVar("Ended")
 
 
 class Slowest(Generic[Ended]):
-    """The slowest of this period and of the one before it. For one thread.
+    """The slowest of this period and of the one before it, a heap of each. For one thread.
 
-    Each period keeps the slowest ``SLOWEST_MAX`` in a heap, so that one more costs a comparison and hardly ever more:
-    ask ``is_slow`` before making the entry to record.
+    Ask ``is_slow``, which mostly costs a comparison, before making the entry to record.
     """
 
     __slots__ = ("_before", "_began_s", "_latest", "_now", "_order")

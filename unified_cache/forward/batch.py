@@ -101,8 +101,7 @@ class ForwardBatch:
         """Return this batch with padding behind, ``tokens_count`` tokens long, in tensors of its own.
 
         Padding tokens go to ``PADDING_LOC``. In modes where all requests have as many tokens, so have requests of
-        padding: length 0, every page the sink. Other padding belongs to no request. Metadata of this batch does not
-        fit the new one.
+        padding: length 0, every page the sink. Other padding belongs to no request.
 
         Raises:
             InputError: the batch has more tokens than that.

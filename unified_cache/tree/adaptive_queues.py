@@ -233,7 +233,7 @@ class AdaptiveQueues(EvictionQueues):
         node.queued = self._same_queues.setdefault(node.queued, node.queued)
 
     def offer_all(self, node: Node) -> None:
-        """Queue ``node`` in every component on a tier where it is evictable."""
+        """See ``EvictionQueues.offer_all``."""
         for tier_component, live in enumerate(node.held_count):
             if live:
                 self.offer(node, tier_component)
@@ -340,7 +340,6 @@ class AdaptiveQueues(EvictionQueues):
         return score * self.shares.factor(node, tier_component, self._spans[component]) if component else score
 
     def _belongs(self, node: Node, tier_component: int, queue_id: int) -> bool:
-        """Return whether a node, if it is evictable, belongs to a queue of a component on a tier."""
         return not node.dead and queue_id == self.queue_id(node, tier_component)
 
 

@@ -90,8 +90,7 @@ class EvictionQueues:
     def touch(self, node: Node, priority: int) -> None:
         """Make the prefix that ends with ``node`` the most recent one, on both tiers.
 
-        Full is stamped down to its deepest live node on each tier, a windowed component inside its window and one
-        page more: stamping all of it would keep dead pages hot.
+        Full is stamped down to its deepest live node, a windowed component inside its window and one page more.
         """
         self.clock += 1
         now = self.clock
@@ -199,7 +198,6 @@ class EvictionQueues:
         node.queued |= 1 << queue_id
 
     def _leave(self, node: Node, tier_component: int, queue_id: int) -> None:
-        """Record that a node has left a queue."""
         node.queued ^= 1 << queue_id
         if node.dead or node.queued & self._places[tier_component]:
             self._stale_counts[tier_component] -= 1
@@ -213,7 +211,6 @@ class EvictionQueues:
                 self._sweep(tier_component)
 
     def _sweep(self, tier_component: int) -> None:
-        """Drop the stale entries of a component on a tier."""
         places = self._places[tier_component]
         for queue_id in range(tier_component, len(self._queues), self._stride):
             queue, place = self._queues[queue_id], 1 << queue_id

@@ -302,10 +302,8 @@ def insert(
 
     Pages before ``start`` must be held by component 0 on that tier, and it needs a slot for every page that it does
     not hold there. ``slots`` are copied. A page that the tree holds already is a duplicate; a tombstone is filled; new
-    pages become a new leaf, which is split where the longest window before its end begins, so that locks and queues
-    see one window and not the whole run.
-    Makes the prompt recent, and nothing else: a node in which it ends is cut there. Where pages go by priority, the
-    prompt's get at least ``priority``.
+    pages become a new leaf, which is split where the longest window before its end begins. Makes the prompt recent, and
+    nothing else; where pages go by priority, they get at least ``priority``.
 
     Raises:
         InputError: the lengths do not fit, or component 0 is not held up to ``start``. Nothing was changed.

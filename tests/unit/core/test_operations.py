@@ -258,7 +258,7 @@ def test_a_prefetch_whose_patience_ends_keeps_what_has_come() -> None:
     workers.run()
     clock.now_s = 1.99
     cache.poll()
-    assert not operation._stopping
+    assert not operation.is_stopping
     clock.now_s = 2.0
     assert cache.poll() == [operation], "whatever the store still does"
     assert (operation.state, operation.pages_count) == (OperationState.PARTIAL, 0), "the fetch had not begun"

@@ -463,12 +463,10 @@ _HAPPENED = frozenset(
 
 
 def _runs(mask: Pages) -> list[tuple[int, int]]:
-    """Return the runs [start, end) where a mask is True."""
     return [(start, end) for start, end in _runs_alike(mask.astype(np.int64)) if mask[start]]
 
 
 def _runs_alike(values: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Return the runs [start, end) of equal values."""
     if not len(values):
         return []
     bounds = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]

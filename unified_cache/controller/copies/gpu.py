@@ -188,7 +188,6 @@ class GpuCopies(ABC):
         return torch.from_numpy(np.stack(slots).astype(np.int64)).pin_memory().to(self._device, non_blocking=True)
 
     def _end(self) -> Copied:
-        """Return the end of what the stream has been given."""
         return _CopyEnd(self._device, event_on(self._stream))
 
 

@@ -128,5 +128,4 @@ class KernelCopies(GpuCopies):
         self._stream.synchronize()
 
     def _duplicate(self, rows: PoolRows, slots: torch.Tensor) -> None:
-        """Copy rows within the device by one launch: sources and targets have no slot in common."""
         self._within[rows].move(slice(None), slots, to_host=True)

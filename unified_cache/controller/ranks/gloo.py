@@ -97,7 +97,6 @@ class TorchRanks:
         return np.unpackbits(packed, count=len(bits)).astype(np.bool_)
 
     def _reduce(self, bytes_: npt.NDArray[np.uint8]) -> None:
-        """Take the AND over ranks, in place."""
         try:
             dist.all_reduce(torch.from_numpy(bytes_), dist.ReduceOp.BAND, group=self._group)
         except RuntimeError as error:  # what gloo raises for a peer that is gone and for one that is late

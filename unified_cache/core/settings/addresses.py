@@ -3,10 +3,13 @@
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from unified_cache.core.errors import ConfigError
 
-__all__ = ["ListenAddress", "checked_address", "is_local"]
+__all__ = ["Address", "ListenAddress", "is_local"]
 
 _UNIX = "unix:"
 _PORT_MAX = 65535
@@ -60,13 +63,12 @@ def is_local(host: str) -> bool:
         return False
 
 
-def checked_address(text: str) -> str:
-    """Return an address that is one.
-
-    Raises:
-        ValueError: it is none.
-    """
+def _checked(text: str) -> str:
     try:
         return ListenAddress.of(text).text
     except ConfigError as error:
         raise ValueError(str(error)) from error
+
+
+Address = Annotated[str, AfterValidator(_checked)]
+"""Address to listen at, as ``ListenAddress`` reads it."""

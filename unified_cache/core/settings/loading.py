@@ -165,11 +165,7 @@ def read_settings(
 
 
 def read_table(model: type[_T], values: Mapping[str, object], place: str) -> _T:
-    """Read one table of settings that an engine hands over; ``place`` says in errors where its user wrote it.
-
-    Raises:
-        ConfigError: a name is unknown, or a value makes no sense; one line says what was expected and what was found.
-    """
+    """Read one table of settings that an engine hands over; ``place`` says in errors where its user wrote it."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -190,11 +186,7 @@ def _find_file(named: Path | None, environment: Mapping[str, str]) -> Path | Non
 
 
 def cache_settings(file: Path | None = None) -> EmbeddedSettings:
-    """Return the settings of a cache that an engine embeds, from ``file``, else ``unified-cache.toml``, and variables.
-
-    Raises:
-        ConfigError: the file cannot be read, a name is unknown, or a value makes no sense; one line says where.
-    """
+    """Return the settings of a cache that an engine embeds; file, variables and errors as ``read_settings``."""
     return read_settings(EmbeddedSettings, file).settings
 
 

@@ -58,7 +58,6 @@ def _read_number(value: object) -> object:
 
 
 def _read_bytes(value: object) -> object:
-    """Read a size as people write them."""
     try:
         return parse_bytes("a size", value) if isinstance(value, str) else _read_number(value)
     except ConfigError as error:

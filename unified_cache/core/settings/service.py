@@ -1,23 +1,54 @@
-"""Settings of a service: addresses, access, the store behind it, and every limit, all of them finite."""
+"""Settings of a service: addresses, access, the store behind it, what observes it, and every limit."""
 
 import os
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.settings.access import AccessSettings, TlsSettings
-from unified_cache.core.settings.addresses import ListenAddress, checked_address
+from unified_cache.core.settings.addresses import Address, ListenAddress
 from unified_cache.core.settings.limits import LimitSettings, QuotaSettings
-from unified_cache.core.settings.observing import (
-    AuditSettings,
-    LiveSettings,
-    MetricsSettings,
-    RecordSettings,
-)
-from unified_cache.core.settings.section import Bytes, Guard, Seconds, Section, Settings
+from unified_cache.core.settings.section import Bytes, Count, Guard, Seconds, Section, Settings
 
 __all__ = ["DrainSettings", "ServiceSettings"]
+
+
+class MetricsSettings(Section):
+    """Metrics for Prometheus."""
+
+    listen: Address | None = "127.0.0.1:9464"
+    """Address to listen at, None for no metrics; over TLS if the service itself is."""
+    client_ca: Path | None = None
+    """Authorities whose certificates may read the metrics of all tenants; if unset, those of an admin may."""
+
+
+class LiveSettings(Section):
+    """Live page; needs the extra ``live``."""
+
+    listen: Address | None = None
+    """Address to listen at, None for no page; over TLS if the service itself is. Tokens of ``access`` open it."""
+    every_s: Annotated[float, Field(ge=0.01, le=60)] = 1.0
+    """Time between two updates of an open page."""
+
+
+class AuditSettings(Section):
+    """Lines of JSON that say who asked for what, and the outcome."""
+
+    file: Path | None = None
+    """File of its own, opened again when it is moved away; without one the lines are among those of the log."""
+
+
+class RecordSettings(Section):
+    """Recording of look-ups, in which no prompt can be read."""
+
+    file: Path | None = None
+    """File to write, NAME.gz; None for no recording."""
+    file_bytes_max: Bytes = 64 << 20
+    """Size at which a file is rotated, compressed."""
+    files_max: Count = 8
+    """Files kept, the newest included."""
 
 
 class DrainSettings(Section):
@@ -35,7 +66,7 @@ def _default_storage() -> str:
 class ServiceSettings(Settings):
     """All settings of a server."""
 
-    listen: str = "127.0.0.1:50051"
+    listen: Address = "127.0.0.1:50051"
     """Address of the service, HOST:PORT or unix:PATH."""
     storage: str = Field(default_factory=_default_storage)
     """URL of the store (L3), as every command takes them; ``file:~/.cache/unified-cache`` if unset."""
@@ -70,11 +101,6 @@ class ServiceSettings(Settings):
     def live_address(self) -> ListenAddress | None:
         """Address of the live page, None for no page."""
         return None if self.live.listen is None else ListenAddress.of(self.live.listen)
-
-    @field_validator("listen")
-    @classmethod
-    def _listen_is_an_address(cls, text: str) -> str:
-        return checked_address(text)
 
     @model_validator(mode="after")
     def _safe(self) -> "ServiceSettings":
