@@ -1,8 +1,7 @@
 """Catalog of a store: the identities that it holds, and when their pages were last used.
 
-The protocol of pages names an identity in every call and lists none, because an engine knows its own. A tool without
-an engine does not: it asks the catalog. A backend that wants such tools offers the methods of ``Catalog`` beside
-those of ``StorageReader``; ``package.module:factory`` stores too.
+A tool without an engine asks it whose pages there are. A backend that wants such tools offers the methods of
+``Catalog`` beside those of ``StorageReader``; ``package.module:factory`` stores too.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable

@@ -32,19 +32,12 @@ def model_of_tenant(tenant: str, model: str) -> str:
 
 
 def model_without_tenant(model: str) -> str:
-    """Return a model's name as its tenant has it; a name that no service gave is returned as it is.
-
-    No tenant's name has a slash, so where the model begins is certain.
-    """
+    """Return a model's name as its tenant has it. No tenant's name has a slash."""
     return model.partition("/")[2] or model if model.startswith("@") else model
 
 
 def description_for(tenant: str, manifest: proto.Manifest) -> Description | None:
-    """Return what a tenant's clients say of an identity that a service stored; None where it is not the tenant's.
-
-    Raises:
-        StorageError: the manifest makes no sense, see ``described_by``.
-    """
+    """Return what a tenant's clients say of an identity in a service; None where it is not the tenant's."""
     if not manifest.model.startswith(model_of_tenant(tenant, "")):
         return None
     described = described_by(manifest)

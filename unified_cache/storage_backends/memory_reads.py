@@ -1,8 +1,7 @@
 """Reads that wait for nothing: pages that the system has in memory, straight into the rows of who asks.
 
-A call to a store may wait for a disk, however long that takes; so a caller with a deadline has it made on
-another thread, and into memory that it can do without. A copy within memory ends by itself: it is made on the caller's
-own thread, into the rows themselves, which nobody else is given meanwhile. What did not come is asked for by ``get``.
+A call to a store may wait for a disk, so a caller with a deadline has it made on another thread, into memory that it
+can do without. A copy within memory ends by itself: it is made on the caller's own thread, into the rows themselves.
 """
 
 from collections.abc import Sequence

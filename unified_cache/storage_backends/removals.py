@@ -1,11 +1,9 @@
 """Removals of a store, reported to those that know what it had: a publisher of KV events, or a tier under vLLM.
 
 A store evicts by itself, and a cache that put a page learns it when a get misses. One that reports more has the method
-of ``RemovalSource`` beside those of ``StorageBackend``; its subscribers, a few caches, ask from time to time.
-
-Nobody is called back, and a store never waits for a subscriber: where more goes than there is room for, all of it is
-dropped, and the next answer says so. The subscriber then knows of no page that it is in the store, but of those that it
-sees there from then on.
+of ``RemovalSource``; its subscribers, a few caches, ask from time to time. A store never waits for one: where more goes
+than there is room for, all of it is dropped, and the next answer says so. The subscriber then knows of no page that it
+is in the store, but of those that it sees there from then on.
 """
 
 from collections.abc import Iterable

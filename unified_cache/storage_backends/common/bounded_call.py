@@ -145,12 +145,7 @@ class BoundedCall(Generic[Result]):
         return _is_free(self._settled, timeout_s)
 
     def result(self) -> Result:
-        """Return or raise, once it is settled, what the work did.
-
-        Raises:
-            StorageTimeoutError: it was given up.
-            StorageError: it was withdrawn.
-        """
+        """Return or raise, once it is settled, what the work did; StorageTimeoutError where it was given up."""
         error = self.take_error()
         try:
             if error is not None:
@@ -253,7 +248,6 @@ class StoreStep:
         self.due_s = started_s + deadline_s
         self.on_late = on_late
         self.is_stuck = False
-        """Whether the BoundedCall was given up in it."""
 
     def __enter__(self) -> "StoreStep":
         # First shown, then looked: a caller that gives up also says so, then looks. So one of them sees the other.
@@ -561,11 +555,7 @@ def run_here(work: Callable[[], Result]) -> BoundedCall[Result]:
 
 
 def call_within(timeout_s: float, name: str, work: Callable[[], Result], clock: Clock = time.monotonic) -> Result:
-    """Make one call to a store on a thread of its own and wait for it at most ``timeout_s``: for what is rare.
-
-    Raises:
-        StorageTimeoutError: it has not returned; it goes on.
-    """
+    """Make one call to a store on a thread of its own, and wait at most ``timeout_s``; a late one goes on."""
     threads = CallThreads(f"storage-{name}", 1, clock=clock)
     call = threads.submit(work, name=name)
     threads.close(0)

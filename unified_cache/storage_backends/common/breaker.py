@@ -1,8 +1,4 @@
-"""A circuit breaker: leaves alone for a while what keeps failing, and finds out with one call whether it is back.
-
-The one breaker of this package. ``StorageGuard`` puts it around a whole store; the clients of several nodes or
-servers keep one for each of them. ``Backoff`` says how long its pauses are.
-"""
+"""A circuit breaker: leaves alone for a while what keeps failing, and finds out with one call whether it is back."""
 
 import logging
 import time
@@ -62,7 +58,6 @@ class Admission:
         self._breaker = breaker
         self.kind = kind
         self.changes_count = changes_count
-        """State changes of the breaker until then."""
         self.is_recorded = False
 
     def __enter__(self) -> None:
@@ -104,13 +99,11 @@ class CircuitBreaker:
         if failures_max < 1:
             raise ConfigError(f"a breaker needs failures_max >= 1, found {failures_max}")
         self.failures_max = failures_max
-        """Failures after which it opens."""
         self._pauses = pauses
         self._clock = clock
         self.state = BreakerState.CLOSED
         """State now; it stays OPEN after its pause until a call comes to be the probe."""
         self.changes_count = 0
-        """State changes so far."""
         self._failures_count: dict[Hashable, int] = {}
         """By kind, since its last success."""
         self._successes_count = 0
@@ -118,9 +111,7 @@ class CircuitBreaker:
         self._openings_count = 0
         """Since it was closed last."""
         self.rests_until_s = 0.0
-        """End of the last pause, by the clock."""
         self.refused_count = 0
-        """Calls that ``admit`` refused so far."""
         self._guard = Lock()
 
     @property

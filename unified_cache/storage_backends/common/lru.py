@@ -61,11 +61,7 @@ class StoreLru:
         self._objects[label] = object_bytes
 
     def touch(self, labels: Iterable[Label]) -> list[Label]:
-        """Make objects the most recent ones, the last label most of all; return the unknown ones.
-
-        Stores touch a batch in reverse order: the first pages of a chain become the most recent, so that
-        prefixes age from their tail.
-        """
+        """Make objects the most recent ones, the last label most of all; return the unknown ones."""
         move_to_end = self._objects.move_to_end
         unknown: list[Label] = []
         for label in labels:

@@ -1,8 +1,4 @@
-"""Names of objects in any store, ``<identity>/<page key>.<pool>``: checked, and read back into labels.
-
-``Label.object_name`` and ``Label.page_name`` spell them. Identities and keys are hex digests; nothing that a client
-sent ever becomes a name.
-"""
+"""Names of objects in any store, ``<identity>/<page key>.<pool>``: checked, and read back into labels."""
 
 import re
 from functools import lru_cache

@@ -11,11 +11,12 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from threading import Thread
+from types import TracebackType
 from typing import ClassVar, cast
 
 from unified_cache.core.errors import StorageError, StorageFullError
@@ -35,10 +36,13 @@ __all__ = [
     "BuffersLeft",
     "Directory",
     "Disk",
+    "StorageFaults",
+    "anchor",
     "close_quietly",
     "distrust",
     "is_distrusted",
     "missing_bytes",
+    "opened",
     "read_all",
     "read_at",
     "size_of",
@@ -51,7 +55,6 @@ IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 """File systems without a disk: they have everything in memory and cannot say so, and a sync of theirs does nothing."""
 
 _PUNCH_HOLE = 0x01 | 0x02
-"""FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE, see fallocate(2)."""
 
 _OPENAT2 = 437
 """Number of openat2(2) on every Linux, 5.6 and later."""
@@ -222,12 +225,7 @@ class Disk:
 
     @staticmethod
     def open_cached(name: str, flags: int, *, dir_fd: int) -> int:
-        """Open a file whose name the system has in memory, so that reads of it leave no time of access behind.
-
-        Raises:
-            OSError: EAGAIN where it would have to look on the disk, EPERM where the file is somebody else's, EOPNOTSUPP
-                where the operating system cannot do it; otherwise as ``open``.
-        """
+        """Open a file whose name is in memory, leaving no time of access; EAGAIN where it is not, EPERM, EOPNOTSUPP."""
         call = _syscall()
         if call is None or "O_NOATIME" not in vars(os):
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
@@ -369,6 +367,22 @@ def storage_error(error: OSError, doing: str) -> StorageError:
     return StorageError(message, retryable=error.errno in _PASSING)
 
 
+class StorageFaults:
+    """Raise the store's error for one of the operating system in a ``with`` block; ``doing`` as ``storage_error``."""
+
+    __slots__ = ("_doing",)
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, OSError):
+            raise storage_error(error, self._doing) from error
+
+
 def sync_or_distrust(disk: Disk, fd: int) -> None:
     """Sync a file or directory; where that raises, it is distrusted: a second sync would say that it was written."""
     try:
@@ -399,6 +413,23 @@ def close_quietly(disk: Disk, fd: int) -> None:
         disk.close(fd)
     except OSError:
         return  # Not by ``suppress``, which costs as much as the close: this is on the path of every read.
+
+
+@contextmanager
+def opened(disk: Disk, path: str | Path, flags: int, *, dir_fd: int) -> Iterator[int]:
+    """Open a file or a directory for as long as the block runs; one that it makes is its owner's alone."""
+    fd = disk.open(path, flags, 0o600, dir_fd=dir_fd)
+    try:
+        yield fd
+    finally:
+        close_quietly(disk, fd)
+
+
+def anchor(disk: Disk, root_fd: int, name: str) -> None:
+    """Sync a directory of the root and the root, so that their names are the same after a crash."""
+    with opened(disk, name, DIRECTORY_FLAGS, dir_fd=root_fd) as fd:
+        disk.fsync(fd)
+    disk.fsync(root_fd)
 
 
 def write_at(disk: Disk, fd: int, buffers: Sequence[memoryview], offset: int) -> None:

@@ -1,11 +1,5 @@
 """Front of the stores in a directory: what ``file:`` and ``packed:`` do alike, whatever lies where in it.
 
-    parse_address      the text after ``file:`` or ``packed:`` in a URL
-    Stamps             times of last use: they only grow, and those of reads are written many together
-    DirectoryReader    calls in flight, manifests, errors named
-    ReadOnlyStore      and that of one that was opened to be read alone
-    DirectoryStorage   and that of one that writes: identities announced, recency, removals reported
-
 The text of an address::
 
     DIR                  a directory, relative or absolute
@@ -18,6 +12,7 @@ directory with one in its name is written with another one behind it.
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import ClassVar, NamedTuple, Protocol, Self
@@ -50,6 +45,7 @@ __all__ = [
     "DirectoryStorage",
     "ReadOnlyStore",
     "Stamps",
+    "StoreCounts",
     "check_limits",
     "parse_address",
 ]
@@ -73,11 +69,7 @@ def check_limits(bytes_max: int | None, free_bytes_min: int) -> None:
 
 
 def parse_address(rest: str, scheme: str = "file") -> DirectoryAddress:
-    """Read the text after ``file:``, or after another scheme with the same forms.
-
-    Raises:
-        ConfigError: there is no directory or a host, an option is unknown, or a size is none.
-    """
+    """Read the text after ``file:``, or after another scheme with the same forms; raise ConfigError."""
     directory, mark, options = rest.rpartition("?")
     if not mark:
         directory, options = rest, ""
@@ -199,6 +191,24 @@ class Stamps:
     def _take(self, now_ns: int) -> dict[Label, int]:
         taken, self._waiting, self._written_ns = self._waiting, {}, now_ns
         return taken
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCounts:
+    """Counts of what one process met since it opened a store."""
+
+    evicted_count: int
+    """Objects removed to make room."""
+    declined_count: int
+    """Pages not stored because there was no room under the cap or on the file system."""
+    foreign_count: int
+    """Links, FIFOs, directories and other files found in the place of ours."""
+    unreadable_count: int
+    """Objects that were there and could not be read: misses until they are put again."""
+    unremovable_count: int = 0
+    """Objects of a ``file:`` store that should have been removed, but could not be."""
+    set_aside_count: int = 0
+    """Files of a ``packed:`` store that could not be read when it was opened: misses until the next time."""
 
 
 class DirectoryReader(ABC):

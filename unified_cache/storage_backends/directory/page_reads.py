@@ -140,10 +140,8 @@ class DirectRun(NamedTuple):
     number: int
     """Of the first page, as the caller counts them."""
     fd: int
-    """Reads directly."""
     offset: int
     object_bytes: int
-    """Of each page."""
     stride_bytes: int
     """From one page to the next, in whole blocks."""
     pages: Sequence[PageIO]
@@ -169,7 +167,6 @@ class _RunProgress:
         self.run = run
         self.left_count = pieces_count
         self.is_whole = True
-        """Whether all that has come came whole."""
 
 
 class DirectIo:
@@ -349,7 +346,6 @@ RUN_BYTES_MAX = 2 << 20
 """Bytes of one read from memory: they are in the processor's caches when they are verified."""
 
 GAP_BYTES_MAX = 4096
-"""Longest rest of a slot behind a page."""
 
 _GAP = memoryview(bytearray(GAP_BYTES_MAX))
 """For the bytes between two pages; nobody looks at it."""

@@ -37,7 +37,6 @@ class FileRead(NamedTuple):
     """One read of a file that is open for direct reads."""
 
     number: int
-    """By which the caller knows it."""
     fd: int
     buffers: tuple[memoryview, ...]
     """Writable, each of whole blocks and on a block."""

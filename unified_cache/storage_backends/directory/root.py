@@ -1,12 +1,6 @@
 """Root of a store in a directory: its marker, its owner, the processes in it, its manifests, foreign files in it.
 
-    store.json                  format and its version; a directory without it is not ours
-    tmp/<writer>/               files in the making of one process, gone when it closes
-    tmp/<writer>/lock           held by flock while that process lives
-    <identity>/manifest.json    what the pages of one identity are: protobuf as JSON, so that people can read it too
-
-Identities are hex digests; nothing a client sent ever becomes a name. How the pages of an identity lie beside its
-manifest is the store's: see ``file.page_reader`` and ``packed.segment``.
+docs/format.md has the names and bytes. Nothing a client sent ever becomes a name.
 """
 
 import errno
@@ -17,7 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
@@ -34,8 +28,9 @@ from unified_cache.storage_backends.directory.disk import (
     WRITE_FLAGS,
     Directory,
     Disk,
+    StorageFaults,
     close_quietly,
-    storage_error,
+    opened,
     write_at,
 )
 from unified_cache.storage_backends.manifest import described_by
@@ -71,6 +66,7 @@ WRITER_ATTEMPTS_MAX = 16
 _MARKER_NAME = "store.json"
 _MADE_BY = "unified-cache"
 _MARKER_BYTES_MAX = 4096
+_ROOT_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _TMP_NAME = "tmp"
 _LOCK_NAME = "lock"
 
@@ -162,13 +158,11 @@ class StoreRoot:
 
     def _remake(self) -> None:
         """Make the directory again, or take one that somebody made since, under the descriptor that all know."""
-        fd = _make_root(self.disk, self._place)
-        try:
+        with ExitStack() as opened_files:
+            fd = _make_root(self.disk, self._place, opened_files)
             _check_owner(self.path, self.disk.fstat(fd))
             _claim_root(self.disk, self.path, fd, self.format, self._new_writer())
             self.disk.dup2(fd, self.fd, inheritable=False)
-        finally:
-            close_quietly(self.disk, fd)
         self.restored_count += 1
 
     def close(self) -> None:
@@ -193,21 +187,12 @@ def open_root(
             something else than a store, or a store of another format. It was not changed.
     """
     _check_path(path)
-    opened: list[int] = []
-    try:
-        root_fd = _make_root(disk, path)
-        opened.append(root_fd)
+    with StorageFaults(f"cannot open a {expected.name} in {path}"), ExitStack() as opened_files:
+        root_fd = _make_root(disk, path, opened_files)
         _check_owner(path, disk.fstat(root_fd))
         _claim_root(disk, path, root_fd, expected, new_writer())
         writer = _enter(disk, path, root_fd, new_writer)
-    except OSError as error:
-        for fd in opened:
-            close_quietly(disk, fd)
-        raise storage_error(error, f"cannot open a {expected.name} in {path}") from error
-    except StorageError:
-        for fd in opened:
-            close_quietly(disk, fd)
-        raise
+        opened_files.pop_all()
     # What cannot be swept now takes room and harms nobody; the next to open tries again.
     with suppress(OSError):
         _sweep(disk, writer.tmp_fd, writer.name)
@@ -215,30 +200,31 @@ def open_root(
 
 
 def open_root_to_read(disk: Disk, path: Path, expected: StoreFormat) -> Directory:
-    """Open the directory of a store and change nothing in it; read permission is enough.
-
-    Raises:
-        ConfigError: no system takes the path.
-        StorageError: it is not there, cannot be read, holds something else than a store, or one of another format.
-    """
+    """Open the directory of a store, changing nothing; raise where it is none, or one of another format."""
     _check_path(path)
-    try:
-        root = Directory(disk, disk.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    with StorageFaults(f"cannot open a {expected.name} in {path}"):
+        root = Directory(disk, disk.open(path, _ROOT_FLAGS))
         try:
             _check_marker(disk, path, root.fd, expected)
         except FileNotFoundError as error:
             raise StorageError(
                 f"{path} must be a {expected.name}, found no {_MARKER_NAME} in it", retryable=False
             ) from error
-    except OSError as error:
-        raise storage_error(error, f"cannot open a {expected.name} in {path}") from error
     return root
 
 
-def _make_root(disk: Disk, path: Path) -> int:
+def _make_root(disk: Disk, path: Path, opened_files: ExitStack) -> int:
+    """Open a directory, made if absent, until the stack closes it."""
     with suppress(FileExistsError):
         disk.makedirs(path, 0o700)
-    return disk.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    return _open_in(opened_files, disk, path, _ROOT_FLAGS)
+
+
+def _open_in(opened_files: ExitStack, disk: Disk, path: str | Path, flags: int, *, dir_fd: int | None = None) -> int:
+    """Open a file or a directory until the stack closes it, unless it is given up before."""
+    fd = disk.open(path, flags, 0o600, dir_fd=dir_fd)
+    opened_files.callback(close_quietly, disk, fd)
+    return fd
 
 
 def _check_path(path: Path) -> None:
@@ -254,7 +240,7 @@ def _sync_parents(disk: Disk, path: Path) -> None:
     """Make the parents of a directory survive a crash, even those others made; one that we may not read is old."""
     for parent in path.absolute().parents:
         try:
-            fd = disk.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = disk.open(parent, _ROOT_FLAGS)
         except PermissionError:
             continue
         try:
@@ -316,26 +302,22 @@ def _check_marker(disk: Disk, path: Path, root_fd: int, expected: StoreFormat) -
 
 def _write_marker(disk: Disk, root_fd: int, written: StoreFormat, draft: str) -> None:
     """Write the marker whole or not at all; two processes that do so at a time write the same."""
-    fd = disk.open(draft, WRITE_FLAGS, 0o600, dir_fd=root_fd)
-    try:
+    with opened(disk, draft, WRITE_FLAGS, dir_fd=root_fd) as fd:
         text = json.dumps({"format": f"{_MADE_BY} {written.name}", "format_version": written.version})
         write_at(disk, fd, [memoryview(f"{text}\n".encode())], 0)
         disk.fsync(fd)
-    finally:
-        close_quietly(disk, fd)
     # Another process that found the marker in place may have swept our draft.
     with suppress(FileNotFoundError):
         disk.rename(draft, _MARKER_NAME, src_dir_fd=root_fd, dst_dir_fd=root_fd)
 
 
 def _read_marker(disk: Disk, root_fd: int) -> StoreFormat | None:
-    fd = disk.open(_MARKER_NAME, READ_FLAGS, dir_fd=root_fd)
+    with opened(disk, _MARKER_NAME, READ_FLAGS, dir_fd=root_fd) as fd:
+        text = disk.read(fd, _MARKER_BYTES_MAX)
     try:
-        marker = parse_json(disk.read(fd, _MARKER_BYTES_MAX))
+        marker = parse_json(text)
     except ValueError:
         return None
-    finally:
-        close_quietly(disk, fd)
     match marker:
         case {"format": str() as name, "format_version": int() as version}:
             return StoreFormat(name.removeprefix(f"{_MADE_BY} "), version)
@@ -346,12 +328,11 @@ def _enter(disk: Disk, path: Path, root_fd: int, new_writer: Callable[[], str]) 
     """Make a temp directory that no other process uses, and hold its lock."""
     with suppress(FileExistsError):
         disk.mkdir(_TMP_NAME, 0o700, dir_fd=root_fd)
-    tmp_fd = disk.open(_TMP_NAME, DIRECTORY_FLAGS, dir_fd=root_fd)
-    try:
-        return _Writer(tmp_fd, *_enter_writer(disk, path, tmp_fd, new_writer))
-    except BaseException:
-        close_quietly(disk, tmp_fd)
-        raise
+    with ExitStack() as opened_files:
+        tmp_fd = _open_in(opened_files, disk, _TMP_NAME, DIRECTORY_FLAGS, dir_fd=root_fd)
+        entered = _Writer(tmp_fd, *_enter_writer(disk, path, tmp_fd, new_writer))
+        opened_files.pop_all()
+    return entered
 
 
 def _enter_writer(disk: Disk, path: Path, tmp_fd: int, new_writer: Callable[[], str]) -> tuple[str, int, int]:
@@ -371,24 +352,15 @@ def _enter_writer(disk: Disk, path: Path, tmp_fd: int, new_writer: Callable[[], 
 
 def _lock_writer(disk: Disk, tmp_fd: int, writer: str) -> tuple[int, int] | None:
     """Take the lock of a directory just made; None where a sweep of another process was faster."""
-    writer_fd = disk.open(writer, DIRECTORY_FLAGS, dir_fd=tmp_fd)
-    lock_fd = -1
-    try:
-        lock_fd = disk.open(_LOCK_NAME, WRITE_FLAGS, 0o600, dir_fd=writer_fd)
-        disk.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A process that swept us held the lock until the name was gone, so a lock that still has its name is ours.
-        if disk.fstat(lock_fd).st_nlink and disk.fstat(writer_fd).st_nlink:
-            return writer_fd, lock_fd
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except OSError:
-        close_quietly(disk, writer_fd)
-        if lock_fd >= 0:
-            close_quietly(disk, lock_fd)
-        raise
-    close_quietly(disk, writer_fd)
-    if lock_fd >= 0:
-        close_quietly(disk, lock_fd)
+    with ExitStack() as opened_files:
+        writer_fd = _open_in(opened_files, disk, writer, DIRECTORY_FLAGS, dir_fd=tmp_fd)
+        with suppress(BlockingIOError, FileNotFoundError):
+            lock_fd = _open_in(opened_files, disk, _LOCK_NAME, WRITE_FLAGS, dir_fd=writer_fd)
+            disk.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A process that swept us held the lock until the name was gone, so a lock that still has its name is ours.
+            if disk.fstat(lock_fd).st_nlink and disk.fstat(writer_fd).st_nlink:
+                opened_files.pop_all()
+                return writer_fd, lock_fd
     return None
 
 
@@ -414,28 +386,22 @@ def _sweep(disk: Disk, tmp_fd: int, own: str) -> None:
 def _remove_unlocked(disk: Disk, tmp_fd: int, writer: str) -> None:
     """Remove a temp directory that power loss left without a lock, or an empty one: its maker tries again."""
     with suppress(OSError):
-        writer_fd = disk.open(writer, DIRECTORY_FLAGS, dir_fd=tmp_fd)
-        try:
+        with opened(disk, writer, DIRECTORY_FLAGS, dir_fd=tmp_fd) as writer_fd:
             names = disk.listdir(writer_fd)
             # The lock is made before anything else: a live process that made these has it by the second look.
             if names and _LOCK_NAME not in disk.listdir(writer_fd):
                 _clear(disk, writer_fd, names)
-        finally:
-            close_quietly(disk, writer_fd)
         disk.rmdir(writer, dir_fd=tmp_fd)
 
 
 def _remove_writer(disk: Disk, tmp_fd: int, writer: str) -> None:
     """Remove a temp directory whose lock we hold, the lock last: cut short anywhere, the next sweep goes on."""
     with suppress(OSError):
-        writer_fd = disk.open(writer, DIRECTORY_FLAGS, dir_fd=tmp_fd)
-        try:
+        with opened(disk, writer, DIRECTORY_FLAGS, dir_fd=tmp_fd) as writer_fd:
             _clear(disk, writer_fd, disk.listdir(writer_fd))
             if disk.listdir(writer_fd) != [_LOCK_NAME]:
                 return  # Without its lock, what is left would be taken for somebody who is about to enter.
             disk.unlink(_LOCK_NAME, dir_fd=writer_fd)
-        finally:
-            close_quietly(disk, writer_fd)
         disk.rmdir(writer, dir_fd=tmp_fd)
 
 
@@ -465,7 +431,6 @@ class ForeignFiles:
     def __init__(self, root: StoreRoot) -> None:
         self._root = root
         self.count = 0
-        """Intruders found so far."""
         self._guard = Lock()
 
     def record(self) -> None:
@@ -518,57 +483,39 @@ def write_manifest(root: StoreRoot, manifest: Manifest) -> None:
     check_identity(manifest.identity)
     identity_name = manifest.identity.hex()
     path = root.path / identity_name / MANIFEST_NAME
-    try:
+    with StorageFaults(f"cannot keep {path}"):
         root.restore()
         root.make_directory(manifest.identity)
-        identity_fd = root.disk.open(identity_name, DIRECTORY_FLAGS, dir_fd=root.fd)
-        try:
+        with opened(root.disk, identity_name, DIRECTORY_FLAGS, dir_fd=root.fd) as identity_fd:
             found = _read(root.disk, identity_fd)
             if found == manifest:
                 return
             if found is None or not _is_sound(found, manifest.identity):
                 _write(root, identity_fd, manifest, root.new_temp())
                 return
-        finally:
-            close_quietly(root.disk, identity_fd)
-    except OSError as error:
-        raise storage_error(error, f"cannot keep {path}") from error
     raise StorageError(f"{path} describes another identity or layout under the same digest", retryable=False)
 
 
 def read_manifests(disk: Disk, path: Path, root_fd: int) -> dict[bytes, Manifest | None]:
     """Read the manifest of every identity in a store, None where none can be read; may raise StorageError."""
-    try:
-        return _read_manifests(disk, root_fd)
-    except OSError as error:
-        raise storage_error(error, f"cannot list the identities in {path}") from error
-
-
-def _read_manifests(disk: Disk, root_fd: int) -> dict[bytes, Manifest | None]:
     found: dict[bytes, Manifest | None] = {}
-    for identity in identities_in(disk, root_fd):
-        try:
-            identity_fd = disk.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=root_fd)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        found[identity] = None
-        try:
-            found[identity] = _read(disk, identity_fd)
-        except OSError:
-            continue  # Nobody knows whose pages these are.
-        finally:
-            close_quietly(disk, identity_fd)
+    with StorageFaults(f"cannot list the identities in {path}"):
+        for identity in identities_in(disk, root_fd):
+            with (
+                suppress(FileNotFoundError, NotADirectoryError),
+                opened(disk, identity.hex(), DIRECTORY_FLAGS, dir_fd=root_fd) as identity_fd,
+            ):
+                found[identity] = None  # where it cannot be read, nobody knows whose pages these are
+                with suppress(OSError):
+                    found[identity] = _read(disk, identity_fd)
     return found
 
 
 def _read(disk: Disk, identity_fd: int) -> Manifest | None:
     """Read what stands under the name of a manifest, None where it is none or cannot be read."""
     try:
-        fd = disk.open(MANIFEST_NAME, READ_FLAGS, dir_fd=identity_fd)
-        try:
+        with opened(disk, MANIFEST_NAME, READ_FLAGS, dir_fd=identity_fd) as fd:
             return Parse(disk.read(fd, MANIFEST_BYTES_MAX), Manifest())
-        finally:
-            close_quietly(disk, fd)
     except (ParseError, UnicodeDecodeError, RecursionError):
         return None
     except OSError as error:

@@ -1,10 +1,7 @@
 """Read side of a file store: pages straight into the buffers of who asks, and the listing of those there are.
 
-    visits                                          a byte for each time that the store was opened
-    <identity>/<first digit of key>/<key>.<pool>    one object
-
-Keys are hex digests. Sixteen directories for one identity keep each of them short enough, and a durable batch of any
-size has no more than these to sync.
+docs/format.md has the names. Sixteen directories for one identity keep each of them short enough, and a durable batch
+of any size has no more than these to sync.
 """
 
 import errno
@@ -30,8 +27,10 @@ from unified_cache.storage_backends.directory.disk import (
     BatchSyncs,
     Directory,
     Disk,
+    anchor,
     close_quietly,
     distrust,
+    opened,
     read_all,
     size_of,
     storage_error,
@@ -48,7 +47,6 @@ _FAN_DIGITS = 1
 """Leading digits of a key that name its directory."""
 
 FANS = tuple(f"{number:0{_FAN_DIGITS}x}" for number in range(16**_FAN_DIGITS))
-"""Names of all directories that an identity may have."""
 
 _FAN_NAME = re.compile(rf"[0-9a-f]{{{_FAN_DIGITS}}}")
 
@@ -91,13 +89,10 @@ def _objects_in_fan(disk: Disk, root_fd: int, identity: bytes, fan: str, after: 
 def _names_in(disk: Disk, root_fd: int, path: str) -> list[str]:
     """List a directory in the order of names; nothing where there is none."""
     try:
-        fd = disk.open(path, DIRECTORY_FLAGS, dir_fd=root_fd)
+        with opened(disk, path, DIRECTORY_FLAGS, dir_fd=root_fd) as fd:
+            return sorted(disk.listdir(fd))
     except (FileNotFoundError, NotADirectoryError):
         return []
-    try:
-        return sorted(disk.listdir(fd))
-    finally:
-        close_quietly(disk, fd)
 
 
 class OpenDirectories:
@@ -154,6 +149,18 @@ class OpenDirectories:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         return directory
 
+    def unlink(self, label: Label) -> bool:
+        """Remove the file of an object; False where there is none."""
+        fan, name = place_of(label)
+        directory = self.find(label.identity, fan)
+        if directory is None:
+            return False
+        try:
+            self._disk.unlink(name, dir_fd=directory.fd)
+        except FileNotFoundError:
+            return False
+        return True
+
     def drop_all(self) -> None:
         """Open each directory again when it is next asked for: those kept may have been removed under their names."""
         with self._guard:
@@ -168,12 +175,7 @@ class OpenDirectories:
         for _, fault in failed:
             raise fault
         for identity in {identity for directory, identity in touched.items() if not directory.anchored}:
-            fd = self._disk.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=self._root_fd)
-            try:
-                self._disk.fsync(fd)
-            finally:
-                close_quietly(self._disk, fd)
-            self._disk.fsync(self._root_fd)
+            anchor(self._disk, self._root_fd, identity.hex())
         for directory in touched:
             directory.anchored = True
 
@@ -220,7 +222,6 @@ class PageReader:
         self._reads = PageReads(disk)
         self.direct = self._reads.direct
         self.unreadable_count = 0
-        """Objects that were there and could not be read, so far."""
         self._guard = Lock()
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:

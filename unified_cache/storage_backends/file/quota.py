@@ -3,13 +3,12 @@
 import os
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
-from contextlib import suppress
 from itertools import islice
 from threading import Lock
 
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.lru import SizedPage, StoreLru, page_bytes
-from unified_cache.storage_backends.directory.disk import close_quietly, missing_bytes, size_of
+from unified_cache.storage_backends.directory.disk import missing_bytes, opened, size_of
 from unified_cache.storage_backends.directory.front import Stamps
 from unified_cache.storage_backends.directory.root import StoreRoot, identities_in
 from unified_cache.storage_backends.file.page_reader import ListedObject, OpenDirectories, objects_in, place_of
@@ -36,25 +35,18 @@ _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK 
 
 
 class OpenCounter:
-    """A file that grows by a byte at each opening of the store, so that a short-lived process is noticed too.
-
-    Not thread-safe.
-    """
+    """A file that grows by a byte at each opening of the store, to notice a short-lived process. Not thread-safe."""
 
     def __init__(self, root: StoreRoot) -> None:
         self._root = root
         self._count = -1
         self.is_alone = False
-        """Whether no other process was in the store at the last look."""
 
     @classmethod
     def enter(cls, root: StoreRoot) -> "OpenCounter":
         """Count this opening."""
-        fd = root.disk.open(_NAME, _FLAGS, 0o600, dir_fd=root.fd)
-        try:
+        with opened(root.disk, _NAME, _FLAGS, dir_fd=root.fd) as fd:
             root.disk.write(fd, b"\n")
-        finally:
-            close_quietly(root.disk, fd)
         return cls(root)
 
     def forget(self) -> None:
@@ -122,7 +114,6 @@ class FileQuota:
         free_bytes_min: int,
     ) -> None:
         self.bytes_max = bytes_max
-        """Cap of the store; None if there is none."""
         self.removed = RemovalBuffer()
         """What has gone, as far as this process knows, for subscribers.
 
@@ -137,11 +128,8 @@ class FileQuota:
         self._sweep_bytes = (bytes_max or 0) // SWEEP_SHARE
         self._restored_count = 0
         self.evicted_count = 0
-        """Objects that this process evicted."""
         self.declined_count = 0
-        """Pages that found no room."""
         self.unremovable_count = 0
-        """Objects that should have been evicted and could not be removed."""
         self._unswept_bytes = 0
         """Granted since the last sweep began."""
         self._under_way: Counter[StoredObject] = Counter()
@@ -269,12 +257,8 @@ class FileQuota:
         """Remove objects that are no longer counted; count again and return those that cannot be removed."""
         stuck: list[StoredObject] = []
         for victim in victims:
-            fan, name = place_of(victim.label)
             try:
-                directory = self._directories.find(victim.label.identity, fan)
-                if directory is not None:
-                    with suppress(FileNotFoundError):
-                        self._root.disk.unlink(name, dir_fd=directory.fd)
+                self._directories.unlink(victim.label)
             except OSError:
                 stuck.append(victim)
         with self._guard:

@@ -2,8 +2,7 @@
 
 A page is written into a temp file of this process, made durable if it must be, and only then renamed to its
 name, so that a name is either absent or whole, whatever crashes. Reads believe nothing: a link, and what does not
-give exactly as many bytes as the page has, is a miss and is cleared away. Bytes that rot in place are not noticed
-here; wrap the store in ``VerifiedStorage`` for that.
+give exactly as many bytes as the page has, is a miss and is cleared away.
 """
 
 import os
@@ -25,6 +24,7 @@ from unified_cache.storage_backends.directory.disk import (
     WRITE_FLAGS,
     Directory,
     Disk,
+    StorageFaults,
     close_quietly,
     is_distrusted,
     read_at,
@@ -38,6 +38,7 @@ from unified_cache.storage_backends.directory.front import (
     DirectoryStorage,
     ReadOnlyStore,
     Stamps,
+    StoreCounts,
     check_limits,
     parse_address,
 )
@@ -61,29 +62,13 @@ from unified_cache.storage_backends.file.quota import FileQuota, OpenCounter
 from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
 
-__all__ = ["FileCounts", "FileReader", "FileStorage", "PageWriter", "open_url"]
+__all__ = ["FileReader", "FileStorage", "PageWriter", "open_url"]
 
 FORMAT = StoreFormat("file store", 2)
-"""Format of the layout in ``file.page_reader``."""
+"""See docs/format.md."""
 
 DIRECTORIES_OPEN_MAX = 512
 """Fan-out directories kept open: 32 identities in full, and half of the usual limit of 1024 descriptors."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileCounts:
-    """Counts of what one process met since it opened the store."""
-
-    evicted_count: int
-    """Objects removed to make room."""
-    declined_count: int
-    """Pages not stored because there was no room under the cap or on the file system."""
-    unremovable_count: int
-    """Objects that should have been removed, but could not be."""
-    foreign_count: int
-    """Links, FIFOs, directories, files of another length and other pages found in the place of an object."""
-    unreadable_count: int
-    """Objects that were there and could not be read: misses until they are put again."""
 
 
 class FileStorage(DirectoryStorage):
@@ -158,17 +143,14 @@ class FileStorage(DirectoryStorage):
     @property
     def bytes_used(self) -> int:
         """Bytes of the objects in the store, of all processes, summed up now. Linear in objects."""
-        with self._calls:
-            try:
-                return self._quota.bytes_used()
-            except OSError as error:
-                raise storage_error(error, f"cannot list the file store in {self._path}") from error
+        with self._calls, StorageFaults(f"cannot list the file store in {self._path}"):
+            return self._quota.bytes_used()
 
     @property
-    def counts(self) -> FileCounts:
+    def counts(self) -> StoreCounts:
         """Counts since the store was opened; a copy."""
         quota = self._quota
-        return FileCounts(
+        return StoreCounts(
             evicted_count=quota.evicted_count,
             declined_count=quota.declined_count,
             unremovable_count=quota.unremovable_count,
@@ -225,14 +207,8 @@ class FileStorage(DirectoryStorage):
             self._quota.forget(there)
             removed_count = 0
             for label in there:
-                fan, name = place_of(label)
                 try:
-                    directory = self._directories.find(label.identity, fan)
-                    if directory is not None:
-                        self._disk.unlink(name, dir_fd=directory.fd)
-                        removed_count += 1
-                except FileNotFoundError:
-                    pass
+                    removed_count += self._directories.unlink(label)
                 except OSError as error:
                     raise self._cannot("remove", label, error) from error
             return removed_count
@@ -245,10 +221,8 @@ class FileStorage(DirectoryStorage):
                 found = self.scan(identity, cursor)
                 removed_count += self.remove([each.label for each in found.objects])
                 cursor, is_over = found.cursor, not found.cursor
-            try:
+            with StorageFaults(f"cannot sync {self._path}/{identity.hex()}"):
                 self._directories.sync_all(identity)
-            except OSError as error:
-                raise storage_error(error, f"cannot sync {self._path}/{identity.hex()}") from error
             return removed_count
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
@@ -295,7 +269,6 @@ class _Draft:
 
     page: PageIO
     stored: StoredObject
-    """The object that this is to be."""
     directory: Directory
     name: str
     stamp: int
@@ -336,10 +309,8 @@ class PageWriter:
         except StorageError as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
-        try:
+        with StorageFaults(f"cannot make anew what was removed from {self._root.path}"):
             self._root.restore()
-        except OSError as error:
-            raise storage_error(error, f"cannot make anew what was removed from {self._root.path}") from error
         self._directories.drop_all()
         return self._store(pages, stamp, durable=durable)
 
@@ -354,10 +325,8 @@ class PageWriter:
         finally:
             named = [draft.stored for draft in drafts if draft.is_named]
             self._quota.end_grant(named, [draft.stored for draft in drafts if not draft.is_named])
-        try:
+        with StorageFaults(f"cannot sync the directories of {self._root.path}"):
             self._directories.sync(batch.touched)
-        except OSError as error:
-            raise storage_error(error, f"cannot sync the directories of {self._root.path}") from error
         stored = [page.label in batch.stored for page in pages]
         self._quota.record(pages, stored)
         return stored

@@ -68,7 +68,6 @@ class ObjectBuffers(NamedTuple):
     """One object to move."""
 
     number: int
-    """Of the page in its call."""
     name: str
     object_bytes: int
     pointers: list[int]
@@ -182,12 +181,7 @@ class MooncakeClient:
 
     @classmethod
     def connect(cls, address: MooncakeAddress) -> "MooncakeClient":
-        """Connect, if somebody answers there.
-
-        Raises:
-            ConfigError: the library or something that it needs is missing, or this host has no name.
-            StorageError: no master, or one that does not take us.
-        """
+        """Connect, if a master answers; raise ConfigError for what this host lacks, StorageError for the master."""
         host = address.resolved_host()
         knock(address.host, address.port)
         admin = MasterAdmin(address.admin_host or address.host, address.admin_port)
@@ -344,7 +338,6 @@ def _location_of(replicas: Sequence[Replica]) -> ReplicaLocation:
 
 
 _CLIENTS: dict[MooncakeAddress, MooncakeClient] = {}
-"""Clients of this process."""
 _CLIENTS_GUARD = Lock()
 
 

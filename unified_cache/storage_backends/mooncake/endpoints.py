@@ -187,7 +187,6 @@ class _EndpointHealth:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.breaker = CircuitBreaker(1, REST, clock)
         self.started_s: list[float] = []
-        """Of the calls in flight."""
 
     def is_forgotten(self, now_s: float) -> bool:
         """Return whether nobody has asked for so long that the node is gone: it came back under another port."""

@@ -194,11 +194,7 @@ def _class_in_library(name: str) -> Callable[[], object]:
 
 
 def usable_wheel(search: Sequence[str] = sys.path, load: Callable[[str], object] = ctypes.CDLL) -> Distribution:
-    """Return the wheel found along ``search``; all that Mooncake needs is here.
-
-    Raises:
-        ConfigError: not Linux, no wheel, both wheels, or a library is missing; the message says what to do.
-    """
+    """Return the wheel found along ``search``; ConfigError says what is missing, and what to do."""
     if sys.platform != "linux":
         raise ConfigError(f"Mooncake runs on Linux only, found {sys.platform}")
     wheel = _only_wheel(search)

@@ -1,11 +1,8 @@
 """Copies pages from one store to another: read, verify, put; KV before sidecars, a bounded batch at a time.
 
 A copy keeps no state: the objects that the target holds are those already copied. An interrupted copy is resumed by
-starting it again, and two copies may run at the same time.
-
-Whole identities are copied, or the prefixes of single prompts. A page key is a digest over namespace and tokens, and no
-store can tell the namespace of a digest. So a prefix is named by its tokens and its namespace, as an engine would, and
-its keys are computed.
+starting it again, and two copies may run at the same time. Whole identities are copied, or the prefixes of prompts,
+which are named by tokens and namespace as an engine names them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -58,7 +55,6 @@ CHUNK_PAGES = 64
 and at most this many pages that have KV and no sidecars."""
 
 LOOK_LABELS_MAX = 4096
-"""Labels in one call of ``exists``."""
 
 
 class CopyTask(NamedTuple):
@@ -76,9 +72,7 @@ class CopyResult:
     """Counts of a copy: objects copied, skipped, gone, declined and flawed."""
 
     copied: ObjectCount = field(default_factory=ObjectCount)
-    """Objects that the target took."""
     skipped: ObjectCount = field(default_factory=ObjectCount)
-    """Objects that the target had."""
     gone_count: int = 0
     """Objects that the source evicted while the copy ran; no failure."""
     declined_count: int = 0
@@ -259,7 +253,6 @@ class Prefetched:
     """Restorable length of one prompt."""
 
     prompt_pages: int
-    """Whole pages of the prompt."""
     promised_pages: int
     """The longest prefix that both stores together seemed to have."""
     restorable_pages: int

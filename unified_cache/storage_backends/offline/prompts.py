@@ -18,12 +18,7 @@ __all__ = ["read_prompts"]
 
 
 def read_prompts(path: Path, page_size: int, namespace: Namespace) -> list[Prompt]:
-    """Read the prompts of a file, cut to whole pages; a prompt of less than a page has none.
-
-    Raises:
-        TokenError: the file holds no token ids, or holds something else; the message names it.
-        OSError: it cannot be read.
-    """
+    """Read a file's prompts, cut to whole pages; TokenError where it holds something else."""
     try:
         text = path.read_text(encoding="utf-8").strip()
         found = _json_prompts(text) if text.startswith("[") else [[int(word) for word in text.split()]]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.catalog import catalog_of
-from unified_cache.storage_backends.directory.disk import storage_error
+from unified_cache.storage_backends.directory.disk import StorageFaults
 from unified_cache.storage_backends.directory.front import parse_address
 from unified_cache.storage_backends.file.store import FileReader, FileStorage
 from unified_cache.storage_backends.manifest import Description, described_by
@@ -53,7 +53,6 @@ class StoredIdentity:
     """One identity that a store holds."""
 
     digest: bytes
-    """``Identity.digest``."""
     description: Description | Undescribed
 
     @property
@@ -76,12 +75,7 @@ class StoredIdentity:
 
 
 def open_to_write(url: str, bytes_max: int | None = None) -> StorageBackend:
-    """Open a store, made if it is not there yet; the caller closes it.
-
-    Raises:
-        ConfigError: no such scheme.
-        StorageError: the store cannot be opened.
-    """
+    """Open a store, made if it is not there yet; the caller closes it. Raise as ``open_storage``."""
     return CheckedStorage(open_storage(url, bytes_max=bytes_max))
 
 
@@ -138,12 +132,7 @@ def selected(storage: StorageReader, url: str, wanted: str | None) -> list[Store
 
 
 def choose(storage: StorageReader, url: str, wanted: str | None) -> StoredIdentity:
-    """Return the one identity of a store whose digest begins with ``wanted`` in hex, or the only one there is.
-
-    Raises:
-        ConfigError: there is none, or more than one, or the store cannot say.
-        StorageError: it cannot be listed.
-    """
+    """Return the identity whose digest begins with ``wanted`` in hex, or the only one; else raise ConfigError."""
     found = identities_of(storage)
     matching = [kept for kept in found if wanted is None or kept.digest.hex().startswith(wanted.lower())]
     if len(matching) == 1:
@@ -178,10 +167,8 @@ def _check_exists(url: str) -> None:
     if scheme not in DIRECTORY_STORES or not rest:
         return
     path = parse_address(rest, scheme).path
-    try:
+    with StorageFaults(f"cannot read the directory of {url}"):
         if not path.is_dir():
             raise ConfigError(f"{url} must be a {scheme} store, found {'a file' if path.exists() else 'nothing there'}")
         if next(path.iterdir(), None) is None:
             raise ConfigError(f"{url} must be a {scheme} store, found an empty directory")
-    except OSError as error:
-        raise storage_error(error, f"cannot read the directory of {url}") from error

@@ -1,8 +1,6 @@
 """Upkeep of a store: verify and scrub read everything, gc reads nothing, clear removes everything.
 
-None of them gives a page to an engine: bytes read for verification are dropped. All of them work on a store
-that engines use at the same time, where it may be open more than once. A removed object is a miss from then on, never
-wrong bytes.
+All of them work on a store that engines use at the same time. A removed object is a miss from then on.
 """
 
 from collections import defaultdict
@@ -33,7 +31,6 @@ from unified_cache.storage_backends.protocol import PageIO, StorageBackend, Stor
 __all__ = ["Garbage", "Verification", "Watch", "clear", "collect", "find_garbage", "scrub", "shrink", "verify"]
 
 REMOVE_LABELS_MAX = 1000
-"""Labels in one call that removes."""
 
 
 @dataclass(slots=True)
@@ -41,7 +38,6 @@ class Verification:
     """Result of reading every object of one identity."""
 
     read: ObjectCount = field(default_factory=ObjectCount)
-    """All objects that were read, whatever the outcome."""
     sound_count: int = 0
     gone_count: int = 0
     findings: list[FlawedObject] = field(default_factory=list)

@@ -59,11 +59,8 @@ class PageIndex:
         self._unreadable: dict[Label, list[SegmentSlot]] = {}
         """Slots of pages that could not be read: misses until the store is opened, or they are put, again."""
         self.unreadable_count = 0
-        """Objects that were there and could not be read."""
         self.evicted_count = 0
-        """Objects that made room."""
         self.declined_count = 0
-        """Pages that found no room."""
         self._guard = Lock()
 
     def find(self, label: Label) -> SegmentSlot | None:

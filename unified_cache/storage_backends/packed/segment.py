@@ -1,12 +1,7 @@
-"""Segment: a file of equal slots; first a table that names the page in each slot, then the pages.
+"""Segment: a file of equal slots; first a table that names the page in each slot, then the pages, see docs/format.md.
 
-    offset                bytes  field
-    48 x slot                32  page key; zeros where the slot is free
-    48 x slot + 32            8  xxh3-64 of the key, seeded with the number of the slot
-    48 x slot + 40            8  when the page was last used, in nanoseconds since 1970
-
-Integers are little-endian. Identity, pool and length of the pages are in the name of the file, for they are the same
-for all. A page is written before its entry: an entry that proves itself is the commit.
+Identity, pool and length of the pages are in the name of the file, for they are the same for all. A page is written
+before its entry: an entry that proves itself is the commit.
 """
 
 import errno

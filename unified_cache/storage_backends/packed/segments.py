@@ -1,7 +1,4 @@
-"""Segments of a packed store on the disk: found, made, emptied, and given back to the file system.
-
-``FreeSlots`` has the free slots of the segments of one shape, and which of them still take room on the disk.
-"""
+"""Segments of a packed store on the disk: found, made, emptied, and given back to the file system."""
 
 import heapq
 import itertools
@@ -19,7 +16,7 @@ from unified_cache.core.seal import Label
 from unified_cache.storage_backends.directory.disk import (
     DIRECTORY_FLAGS,
     Directory,
-    close_quietly,
+    anchor,
     is_distrusted,
 )
 from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE, ForeignFiles, StoreRoot, identities_in
@@ -29,11 +26,7 @@ __all__ = ["IDLE_BYTES_MAX", "FreeSlots", "SegmentFiles", "StoredPage"]
 
 
 class FreeSlots:
-    """The free slots of all segments of one key. Bookkeeping only, not thread-safe.
-
-    Those that were used go first, and of these the lowest: what is used stays together, so that a batch has neighbours
-    and the files at the end become empty.
-    """
+    """The free slots of one key's segments. Bookkeeping only. The lowest used ones go first, so last files empty."""
 
     __slots__ = (
         "_free_count",
@@ -302,7 +295,7 @@ class SegmentFiles:
         self.sync(left)
         if free_slots:
             with suppress(FileNotFoundError):
-                self._anchor(identity)
+                anchor(self._disk, self._root.fd, identity.hex())
 
     def sync(self, segments: Iterable[Segment]) -> None:
         """Make what is in files survive a crash. One that fails gets no page any more, and is not trusted."""
@@ -417,7 +410,7 @@ class SegmentFiles:
                 continue
             segment = self._adopt(fd, key, number)
             try:
-                self._anchor(key.identity)
+                anchor(self._disk, self._root.fd, key.identity.hex())
             except OSError:
                 with suppress(OSError):
                     self._disk.unlink(_path_of(key, number), dir_fd=self._root.fd)
@@ -434,15 +427,6 @@ class SegmentFiles:
         with self._guard:
             self._opened.add(segment)
         return segment
-
-    def _anchor(self, identity: bytes) -> None:
-        """Sync the directories, so the names of files and of their directory are the same after a crash."""
-        fd = self._disk.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=self._root.fd)
-        try:
-            self._disk.fsync(fd)
-        finally:
-            close_quietly(self._disk, fd)
-        self._disk.fsync(self._root.fd)
 
 
 def _path_of(key: SegmentKey, number: int) -> str:

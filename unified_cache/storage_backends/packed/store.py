@@ -1,10 +1,8 @@
 """A store in one directory, pages side by side in files of equal slots: for one process, and for small pages.
 
 A page is written into a free slot, synced if it must be durable, and only then entered in the table of its file, so a
-page is either entered or not there, whatever kills the process. Where the pages are is read from these tables when the
-store is opened, and known in memory from then on: a read is one call, a write is one and a share in the entries of its
-batch. A loss of power may leave an entry beside other bytes, of a page that was not acknowledged as durable or that had
-just been evicted; wrap the store in ``VerifiedStorage``, which finds that as it finds bytes that rot.
+page is either entered or not there, whatever kills the process; docs/format.md says what a loss of power leaves. The
+tables are read when the store is opened, and known in memory from then on: a read is one call.
 """
 
 import fcntl
@@ -16,7 +14,6 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -32,6 +29,7 @@ from unified_cache.storage_backends.directory.disk import (
     READ_FLAGS,
     Directory,
     Disk,
+    StorageFaults,
     missing_bytes,
     storage_error,
 )
@@ -41,6 +39,7 @@ from unified_cache.storage_backends.directory.front import (
     DirectoryStorage,
     ReadOnlyStore,
     Stamps,
+    StoreCounts,
     check_limits,
     parse_address,
 )
@@ -70,26 +69,10 @@ from unified_cache.storage_backends.packed.segment import (
 from unified_cache.storage_backends.packed.segments import SegmentFiles
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
 
-__all__ = ["PackedCounts", "PackedReader", "PackedStorage", "open_url"]
+__all__ = ["PackedReader", "PackedStorage", "open_url"]
 
 FORMAT = StoreFormat("packed store", 1)
-"""Of the directory; the files in it are described in ``packed.segment``."""
-
-
-@dataclass(frozen=True, slots=True)
-class PackedCounts:
-    """Counts of what happened since the store was opened."""
-
-    evicted_count: int
-    """Objects that made room."""
-    declined_count: int
-    """Pages not stored because there was no room under the cap or on the file system."""
-    foreign_count: int
-    """Links, FIFOs and directories found in the place of a file."""
-    unreadable_count: int
-    """Objects that were there and could not be read."""
-    set_aside_count: int
-    """Files that could not be read when the store was opened: their pages are misses until the next time."""
+"""See docs/format.md."""
 
 
 class PackedStorage(DirectoryStorage):
@@ -168,9 +151,9 @@ class PackedStorage(DirectoryStorage):
             return self._index.lru.bytes_used
 
     @property
-    def counts(self) -> PackedCounts:
+    def counts(self) -> StoreCounts:
         """Counts since the store was opened; a copy."""
-        return PackedCounts(
+        return StoreCounts(
             evicted_count=self._index.evicted_count,
             declined_count=self._index.declined_count,
             foreign_count=self._segments.foreign.count,
@@ -271,26 +254,16 @@ class PackedStorage(DirectoryStorage):
             for label in labels:
                 self._index.find(label)
             count, gone, unreadable = self._index.forget(labels)
-            try:
+            with StorageFaults(f"cannot remove objects from {self._path}"):
                 self._segments.clear(unreadable)
                 self._segments.free(gone)
-            except OSError as error:
-                raise storage_error(error, f"cannot remove objects from {self._path}") from error
             return count
 
     def clear(self, identity: bytes) -> int:
-        """Remove every object of one identity, unreadable ones too; what is being put is declined. No crash undoes it.
-
-        Raises:
-            StorageError: a table cannot be written or a file cannot be removed; what is in it is gone until the store
-                is opened again.
-        """
-        with self._calls:
+        """Remove every object of one identity, unreadable ones too; what is being put is declined. Crash-safe."""
+        with self._calls, StorageFaults(f"cannot clear {self._path}/{identity.hex()}"):
             count = self.remove(self._index.drop_identity(identity))
-            try:
-                self._segments.remove_all(identity)
-            except OSError as error:
-                raise storage_error(error, f"cannot clear {self._path}/{identity.hex()}") from error
+            self._segments.remove_all(identity)
             return count
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
@@ -303,10 +276,8 @@ class PackedStorage(DirectoryStorage):
         """Return the first and last time of use, as the tables say. Linear in objects."""
         with self._calls:
             self._stamp(self._stamps.take())
-            try:
+            with StorageFaults(f"cannot read the tables in {self._path}"):
                 times = self._segments.used_ns(identity)
-            except OSError as error:
-                raise storage_error(error, f"cannot read the tables in {self._path}") from error
             return UsedBetween(min(times), max(times)) if times else None
 
     def _read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:
@@ -454,7 +425,6 @@ class _Listing(NamedTuple):
 
     slots: dict[Label, SegmentSlot]
     names: list[str]
-    """Of the pages, in order."""
     labels: list[Label]
     """In the order of ``names``."""
     used: UsedBetween | None
@@ -537,10 +507,8 @@ class PackedReader(ReadOnlyStore):
         return self._list_again(identity) if listing is None else listing
 
     def _list_again(self, identity: bytes) -> _Listing:
-        try:
+        with StorageFaults(f"cannot read the tables in {self._path}/{identity.hex()}"):
             listing = _listing_of(self._disk, self._root_fd, identity)
-        except OSError as error:
-            raise storage_error(error, f"cannot read the tables in {self._path}/{identity.hex()}") from error
         with self._guard:
             self._listings[identity] = listing
         return listing

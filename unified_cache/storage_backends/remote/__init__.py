@@ -1,13 +1,4 @@
-"""A store behind one or more gRPC servers, the client of ``unified_cache.service``: ``grpc://HOST:PORT``.
-
-A page passes these files in this order:
-
-    store       ``RemoteStorage``: the protocol's methods, each page at its server, failing over between them
-    batches     which pages go in one call, and how long all calls of a request may take
-    server      one server: connections, Hello, breaker
-    scatter     a stream of pages into the buffers that they were asked for with
-    url         servers, credentials and timeouts of a URL
-"""
+"""A store behind one or more gRPC servers, the client of ``unified_cache.service``: ``grpc://HOST:PORT``."""
 
 from importlib import import_module
 

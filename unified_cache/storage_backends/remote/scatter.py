@@ -16,9 +16,7 @@ class BufferPiece(NamedTuple):
     """Bytes of one page that have come, or are about to."""
 
     number: int
-    """Of the page."""
     start: int
-    """Place in the page."""
     buffer: memoryview
 
 

@@ -67,7 +67,6 @@ class Server:
         self._turn = itertools.count()
         self._manifests_sent: dict[bytes, Manifest] = {}
         self.breaker = CircuitBreaker(1, REST, clock)
-        """While it is open, the server is asked last."""
         self.agreed: pb.HelloReply | None = None
         """Latest description that the server gave of itself."""
 

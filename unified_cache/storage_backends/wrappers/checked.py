@@ -23,9 +23,7 @@ __all__ = ["CheckedStorage"]
 Result = TypeVar("Result")
 
 READS = frozenset({Answer.HIT, Answer.MISS, Answer.FLAWED, Answer.UNAVAILABLE})
-"""Answers of ``exists`` and of ``get``."""
 PUTS = frozenset({Answer.STORED, Answer.DECLINED, Answer.UNAVAILABLE})
-"""Answers of ``put``."""
 IDENTITY_BYTES = 32
 """Length of ``Identity.digest``."""
 

@@ -98,9 +98,7 @@ class StorageGuard(StorageLayer):
         self._closed = False
         self._closing: BoundedCall[None] | None = None
         self.retries_count = 0
-        """Calls to the store beyond the first of each batch so far."""
         self.abandoned_pages_count = 0
-        """Pages that had no answer after the last round so far."""
 
     @property
     def stuck_count(self) -> int:

@@ -1,7 +1,4 @@
-"""A wrapper that counts: calls, pages, hits, bytes, errors and latencies, for Prometheus.
-
-It needs the ``metrics`` extra.
-"""
+"""A wrapper that counts calls, pages, bytes, errors and latencies, for Prometheus; it needs the ``metrics`` extra."""
 
 import time
 from collections.abc import Callable, Sequence

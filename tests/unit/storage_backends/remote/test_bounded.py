@@ -25,8 +25,7 @@ from unified_cache.proto.wire.calls import Call
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
-from unified_cache.storage_backends.remote.batches import GatedMessages
-from unified_cache.storage_backends.remote.store import RemoteStorage
+from unified_cache.storage_backends.remote.store import GatedMessages, RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.testing.storage_contract import MODEL, blank_page, bytes_of, label, open_for_contract, sealed_page

@@ -21,10 +21,9 @@ from unified_cache.proto.wire.parts import Chunk, decoded, encoded, parts_of
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level
-from unified_cache.storage_backends.remote.batches import ServerBatch
 from unified_cache.storage_backends.remote.scatter import ScatterReader
 from unified_cache.storage_backends.remote.server import Server
-from unified_cache.storage_backends.remote.store import AwaitReply, RemoteStorage, RendezvousHash
+from unified_cache.storage_backends.remote.store import AwaitReply, RemoteStorage, RendezvousHash, ServerBatch
 from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.testing.storage_contract import (
