@@ -129,12 +129,12 @@ def measure(requests: Sequence[TraceRequest], place: str, replicas: int, dies: i
     requests, later_requests = requests[:-NEXT_REQUESTS], requests[-NEXT_REQUESTS:]
     with (
         LocalCluster.running(NODES, SEGMENT_BYTES, SETTINGS) as cluster,
-        closing(open_url(f"{cluster.url.partition(':')[2]}&place={place}", None)) as storage,
+        closing(open_url(cluster.url.partition(":")[2], None)) as storage,
     ):
         client = storage._client
         at_s = [0.0]
-        if place == "together":
-            client.choice = NodeChoice(client.admin.segments, clock=lambda: at_s[0], seed=dies)
+        listing = client.admin.segments if place == "together" else frozenset
+        client.choice = NodeChoice(listing, clock=lambda: at_s[0], seed=dies)
         (template,) = announced_pages(storage, PAGE_KIB, 1)
 
         def now(seconds: float) -> None:

@@ -2,8 +2,6 @@
 
 from contextlib import closing
 
-import pytest
-
 from tests.support.clock import ManualClock
 from tests.support.mooncake import LocalCluster, small_cluster
 from tests.support.mooncake_needed import needs_mooncake
@@ -21,8 +19,8 @@ FORGOTTEN_S = 10.0
 """After so long the master has noticed that a node is dead."""
 
 
-def opened(cluster: LocalCluster, options: str = "") -> MooncakeStorage:
-    storage = open_url(f"{cluster.url.partition(':')[2]}{options}", None)
+def opened(cluster: LocalCluster) -> MooncakeStorage:
+    storage = open_url(cluster.url.partition(":")[2], None)
     open_for_contract(storage)
     return storage
 
@@ -41,12 +39,11 @@ def whole(storage: MooncakeStorage, number: int) -> int:
     return storage.exists(labels).count(Answer.HIT)
 
 
-@pytest.mark.parametrize(("options", "is_together"), [("", True), ("&place=together", True), ("&place=spread", False)])
-def test_the_pages_of_a_prompt_lie_on_one_node_unless_they_are_to_be_spread(options: str, is_together: bool) -> None:
-    with small_cluster(3) as cluster, closing(opened(cluster, options)) as storage:
+def test_the_pages_of_a_prompt_lie_on_one_node() -> None:
+    with small_cluster(3) as cluster, closing(opened(cluster)) as storage:
         nodes = put_prompt(storage, 0)
         assert len(nodes) == PROMPT_PAGES
-        assert (len(set(nodes)) == 1) is is_together
+        assert len(set(nodes)) == 1
 
 
 def test_a_node_that_dies_takes_whole_prompts_and_the_next_ones_go_elsewhere() -> None:

@@ -32,6 +32,8 @@ WORDS = (
     *("ExternalStore", "ExternalConfig", "ExternalCounts", "ExternalPage", "ExternalTier"),
     # The live page in a terminal.
     *("TopCommand", "top_app", "UNIFIED_CACHE_LIVE_TOKEN"),
+    # Pages of a prompt spread over the nodes of a Mooncake cluster.
+    *("place=spread", "place=together"),
     # Mooncake's own log in our logger.
     *("own_log", "direct_own_log", "unified-cache-mooncake-log"),
     # Our tree in place of SGLang's.

@@ -1,11 +1,10 @@
 """Address of a Mooncake cluster and the part that this process takes in it, read from a URL.
 
-    mooncake://HOST:PORT[?admin=HOST:PORT&protocol=tcp|rdma&devices=LIST&host=NAME&segment_bytes=N
-                        &place=together|spread]
+    mooncake://HOST:PORT[?admin=HOST:PORT&protocol=tcp|rdma&devices=LIST&host=NAME&segment_bytes=N]
 
 ``HOST:PORT`` is the master's. ``admin`` is where its HTTP side is; a port alone is one of the same host. ``host`` is
 the name under which other nodes reach this one; ``segment_bytes`` is memory of this process that the cluster may fill,
-none by default. ``place`` says whether the pages of a prompt are put on one node, or each on any.
+none by default.
 """
 
 import socket
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
 from unified_cache.core.errors import ConfigError, StorageError
-from unified_cache.storage_backends.mooncake.endpoints import Placement
 from unified_cache.storage_backends.mooncake.native import SEGMENT_BYTES_MIN
 
 __all__ = [
@@ -31,7 +29,7 @@ ADMIN_PORT = 9003
 
 PROTOCOLS = ("tcp", "rdma")
 
-_OPTIONS = ("admin", "protocol", "devices", "host", "segment_bytes", "place")
+_OPTIONS = ("admin", "protocol", "devices", "host", "segment_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,6 @@ class MooncakeAddress:
     """Name of this host for other nodes; what the route to the master says if empty."""
     segment_bytes: int = 0
     """Memory of this process given to the cluster, for as long as the process lives."""
-    placement: Placement = Placement.TOGETHER
 
     def __post_init__(self) -> None:
         for name, port in (("the master's port", self.port), ("admin", self.admin_port)):
@@ -86,7 +83,6 @@ def address_of_url(rest: str) -> MooncakeAddress:
         options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True) if parts.query else [])
         admin_host, _, admin_port = options.get("admin", f"{ADMIN_PORT}").rpartition(":")
         admin, segment_bytes = int(admin_port), int(options.get("segment_bytes", 0))
-        placement = Placement(options.get("place", Placement.TOGETHER.value))
     except ValueError as error:
         raise ConfigError(f"a Mooncake store is named as {wanted}, found {url!r}: {error}") from error
     unknown = sorted(options.keys() - set(_OPTIONS))
@@ -101,7 +97,6 @@ def address_of_url(rest: str) -> MooncakeAddress:
         devices=options.get("devices", ""),
         local_host=options.get("host", ""),
         segment_bytes=segment_bytes,
-        placement=placement,
     )
 
 

@@ -26,7 +26,6 @@ from unified_cache.storage_backends.mooncake.endpoints import (
     Endpoints,
     LocationCache,
     NodeChoice,
-    Placement,
     ReplicaLocation,
 )
 from unified_cache.storage_backends.mooncake.native import (
@@ -171,7 +170,7 @@ class MooncakeClient:
         self.admin = MasterAdmin(address.admin_host or address.host, address.admin_port)
         self.locations = LocationCache()
         self.endpoints = Endpoints()
-        self.choice = NodeChoice(self.admin.segments if address.placement is Placement.TOGETHER else frozenset)
+        self.choice = NodeChoice(self.admin.segments)
         self._store = store
         self._registered: dict[tuple[int, int], int] = {}
         self._doubted = False

@@ -11,7 +11,6 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from enum import Enum
 from threading import Lock
 from types import TracebackType
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from zlib import crc32
 
 from unified_cache.storage_backends.common.breaker import Backoff, CircuitBreaker
 
-__all__ = ["Endpoints", "LocationCache", "NodeChoice", "Placement", "ReplicaLocation"]
+__all__ = ["Endpoints", "LocationCache", "NodeChoice", "ReplicaLocation"]
 
 STAY_S = 1.0
 """Time for which one node is put on: longer than the puts of one prompt, and short enough to fill all nodes alike."""
@@ -32,15 +31,6 @@ LISTING_PAUSE_S = 60.0
 
 AVOIDED_S = 10.0
 """Time for which a node is not chosen on which a put has failed: the master forgets dead nodes within it."""
-
-
-class Placement(Enum):
-    """Rule by which pages get their node."""
-
-    TOGETHER = "together"
-    """Those of one prompt on one, as far as it has room."""
-    SPREAD = "spread"
-    """Each page where the master says: at random."""
 
 
 class NodeChoice:

@@ -22,7 +22,6 @@ from unified_cache.storage_backends.mooncake.endpoints import (
     Endpoints,
     LocationCache,
     NodeChoice,
-    Placement,
     ReplicaLocation,
 )
 from unified_cache.storage_backends.url import open_storage
@@ -42,8 +41,6 @@ def test_a_url_names_the_master_and_what_this_process_is_to_it() -> None:
     full = address_of_url("//master:1?admin=10.0.0.2:2&protocol=rdma&devices=mlx5_0&host=here&segment_bytes=16777216")
     assert full == MooncakeAddress("master", 1, "10.0.0.2", 2, "rdma", "mlx5_0", "here", 1 << 24)
     assert address_of_url("//master:1?admin=2") == MooncakeAddress("master", 1, admin_port=2)
-    assert address_of_url("//master:1?place=spread") == MooncakeAddress("master", 1, placement=Placement.SPREAD)
-    assert address_of_url("//master:1?place=together") == address_of_url("//master:1")
 
 
 @pytest.mark.parametrize(
