@@ -129,10 +129,9 @@ def removals_of(storage: StorageReader) -> RemovalFeed | None:
 
 
 class RemovalBuffer:
-    """Store's side of its removals: what it notes here, each subscriber finds in its feed.
+    """Store's side of its removals: what it records here, each subscriber finds in its feed. Thread-safe.
 
-    As long as nobody has subscribed, nothing is kept. Thread-safe; no call waits for another longer than it takes to
-    move the labels of one batch.
+    As long as nobody has subscribed, nothing is kept.
     """
 
     __slots__ = ("_feeds", "_guard", "_labels_max")

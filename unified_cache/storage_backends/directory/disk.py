@@ -298,8 +298,7 @@ class Disk:
 class BatchSyncs:
     """Syncs of a batch: all at a time where each waits for a disk, one after the other where there is none.
 
-    Those that wait together wait for one commit of the file system's journal, and each needs a thread for it. On a file
-    system without a disk a thread costs several times what a page does. All files of one store lie on one file system.
+    Each that waits needs a thread. All files of one store lie on one file system.
     """
 
     __slots__ = ("_disk", "_is_memory")
@@ -395,8 +394,7 @@ def sync_or_distrust(disk: Disk, fd: int) -> None:
 def distrust(disk: Disk, fd: int) -> None:
     """Mark a file or a directory in which a sync failed, for every process until the power goes.
 
-    Linux takes pages that it could not write for written, and reads them from memory as if they were. The mark is in
-    the same memory, so it stays as long as that is so; what is read after a loss of power is the truth again.
+    Linux reads pages that it could not write from memory as if they were written; the mark is in the same memory.
     """
     with suppress(OSError):
         disk.chmod(fd, stat.S_IMODE(disk.fstat(fd).st_mode) | _DISTRUSTED)

@@ -225,13 +225,10 @@ class DirectIo:
         return not self.is_refused
 
     def write_blocks(self, fd: int, page: memoryview, offset: int) -> int:
-        """Write the whole blocks of a page that begins on a block, at a block of a file; return how many bytes went.
+        """Write the whole blocks of a page that begins on one, at a block of a file; return how many bytes went.
 
-        ``fd`` writes directly. It may be any part of them, none too, and where the file system takes no direct writes
-        always is: what is left is written from there on in the ordinary way.
-
-        Raises:
-            OSError: they could not be written.
+        ``fd`` writes directly. It may be any part of them; none where the file system takes no direct writes. The rest
+        is to be written as usual.
         """
         try:
             return self._disk.pwritev(fd, [page[: len(page) // DIRECT_BLOCK_BYTES * DIRECT_BLOCK_BYTES]], offset)

@@ -182,10 +182,7 @@ class ReadQueues:
         """Yield reads as they end, while others are under way: ``depth`` of them, or up to a quarter less.
 
         A read is taken when it can be begun, after all that were yielded before have been used. ``depth`` is at most
-        ``QUEUE_READS_MAX``.
-
-        Raises:
-            OSError: the system has no queues, or gives none now. No read was taken.
+        ``QUEUE_READS_MAX``. Raises OSError, with no read taken, where the system gives no queue now.
         """
         return self._read(self._reserve(), reads, depth)
 

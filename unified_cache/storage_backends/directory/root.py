@@ -179,12 +179,8 @@ def open_root(
 ) -> StoreRoot:
     """Open the directory of a store, made if absent, sweep what dead processes left, and enter a temp directory.
 
-    ``is_remade`` has ``restore`` make the directory itself again too; not where a lock on it says who may use it.
-
-    Raises:
-        ConfigError: no system takes the path.
-        StorageError: it cannot be made or written, belongs to somebody else, may be written by others, holds
-            something else than a store, or a store of another format. It was not changed.
+    ``is_remade`` has ``restore`` make the directory itself again too; not where a lock on it says who may use it. Raise
+    ConfigError for a path, and StorageError, having changed nothing, for a directory that cannot be used or trusted.
     """
     _check_path(path)
     with StorageFaults(f"cannot open a {expected.name} in {path}"), ExitStack() as opened_files:
@@ -476,9 +472,7 @@ _IN_ITS_PLACE = NOT_A_FILE | UNREADABLE | {errno.ENOENT}
 def write_manifest(root: StoreRoot, manifest: Manifest) -> None:
     """Write a manifest beside its pages, durably, unless the same is there; what is damaged is written again.
 
-    Raises:
-        InputError: the identity in the manifest is not a digest.
-        StorageError: what is there has this digest and says something else, or a fault.
+    Raise StorageError where another identity or layout stands under this digest.
     """
     check_identity(manifest.identity)
     identity_name = manifest.identity.hex()

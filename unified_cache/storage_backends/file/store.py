@@ -74,16 +74,13 @@ DIRECTORIES_OPEN_MAX = 512
 class FileStorage(DirectoryStorage):
     """Keep sealed pages in files under one directory, with an optional cap and the least recently used going first.
 
-    Several processes may open one directory; each finds what the others stored, and a page that another
-    removed is a miss. The cap binds them all together, see ``FileQuota`` for by how much they may exceed it,
-    and counts lengths of objects, not blocks. A batch never evicts its own pages: of a chain longer than the cap the
-    first pages are stored, the rest declined.
-    Recency is kept in modification times and survives a restart; a crash forgets when pages were last read, of at
-    most ``PAGES_WAITING_MAX`` of them, no further back than ``STAMP_GRAIN_NS`` before the last call. Where somebody
-    removes the directory, its pages are misses, and the next put or register makes it again. Local file systems
-    only: locks on a network are not what they are here.
-
-    Thread-safe. Objects are read and written outside the guards.
+    Several processes may open one directory; each finds what the others stored, and a page that another removed is a
+    miss. The cap binds them all together, see ``FileQuota``, and counts lengths of objects, not blocks. A batch never
+    evicts its own pages: of a chain longer than the cap the first pages are stored, the rest declined. Recency is kept
+    in modification times; a crash forgets when pages were last read, of ``PAGES_WAITING_MAX`` at most,
+    ``STAMP_GRAIN_NS`` back at most. Where somebody removes the directory, the next put or register makes it again.
+    Local file systems only: locks on a network are not what they are here. Thread-safe; objects are read and written
+    outside the guards.
     """
 
     def __init__(self, root: StoreRoot, directories: OpenDirectories, quota: FileQuota, stamps: Stamps) -> None:
@@ -108,11 +105,10 @@ class FileStorage(DirectoryStorage):
     ) -> "FileStorage":
         """Open the store in ``path``, made with mode 0700 if absent; evict what exceeds the cap.
 
-        With a cap it lists every object, and keeps some 400 bytes of memory for each; without one it does neither.
-
-        A put is declined that would leave less than ``free_bytes_min`` free on the file system. ``clock`` gives
-        nanoseconds for modification times; without ``records_reads`` a page that is read is none that is used.
-        ``new_writer`` gives a name that no other process uses, ``disk`` the calls of the operating system.
+        With a cap it lists every object, and keeps some 400 bytes of memory for each. A put is declined that would
+        leave less than ``free_bytes_min`` free on the file system. ``clock`` gives nanoseconds; without
+        ``records_reads`` a page that is read is none that is used. ``new_writer`` gives a name that no other process
+        uses.
 
         Raises:
             ConfigError: bytes_max or free_bytes_min is negative, or no system takes the path.
@@ -188,13 +184,10 @@ class FileStorage(DirectoryStorage):
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Write pages in their order, as far as there is room under the cap and on the file system.
 
-        DURABLE syncs each file before its name appears, and each directory once at the end of the batch. An object
-        that is there already is read and verified, then synced; it is written again where either fails, and where its
-        directory has failed to sync before. CACHED believes its length and its header.
-
-        Raises:
-            StorageFullError: the file system has no room, or a limit on file sizes was met.
-            StorageError: another fault. Files of pages before the one that failed may be there.
+        DURABLE syncs each file before its name appears, and each directory once at the end of the batch. An object that
+        is there already is read and verified, then synced; it is written again where one fails, or its directory has
+        failed to sync before. CACHED believes its length and its header. After an error pages before the one that
+        failed may be there.
         """
         with self._calls:
             stored = self._page_writer.store(pages, self._stamps.new(len(pages)), durable=level is Level.DURABLE)

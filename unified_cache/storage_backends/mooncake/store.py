@@ -115,13 +115,10 @@ class MooncakeStorage:
             return [answers.get(number, Answer.MISS) for number in range(len(pages))]
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        """Write pages straight from their buffers; STORED for those that the cluster has afterwards.
+        """Write pages straight from their buffers, at level CACHED; STORED for those that the cluster has afterwards.
 
         DECLINED where it has no room; UNAVAILABLE where a node failed just now, or another writer has begun the page
         and not ended it. A manifest that has gone with its node is put again on the way.
-
-        Raises:
-            StorageError: the level is DURABLE, which memory cannot promise, or the master does not answer.
         """
         with self._calls:
             if level is Level.DURABLE:
@@ -164,12 +161,7 @@ class MooncakeStorage:
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of one identity in the order of their names; the cursor is the last name listed.
 
-        The master lists all keys of the cluster for it, once for a scan from its beginning. What is listed is leased:
-        it becomes recent, and is not evicted for a while.
-
-        Raises:
-            InputError: the cursor is not one that a scan returned, or the identity is not a digest.
-            StorageError: the master's HTTP side does not answer.
+        The master lists all keys of the cluster for it, once for a scan from its beginning. What is listed is leased.
         """
         with self._calls:
             check_scan(identity, cursor)

@@ -61,8 +61,6 @@ class CopyTask(NamedTuple):
     """Objects of one page that are to be copied, or to be checked."""
 
     key: PageKey
-    parent: PageKey | None
-    """Key of the page before it; None for the first page, and where it is unknown, because a listing does not tell."""
     objects: int
     """A bit for each pool, see ``ObjectPools``."""
 
@@ -103,9 +101,9 @@ class Copying:
 
     def copy(self, tasks: Sequence[CopyTask]) -> None:
         """Copy the objects of a few pages, KV before sidecars; objects already found flawed are skipped."""
-        for bit, batch, parents in self._batches(tasks):
+        for bit, batch in self._batches(tasks):
             new = [found for found in batch if found.label not in self.result.findings]
-            readings = read_verified(self._source, [empty_page(found, parents[found.label]) for found in new])
+            readings = read_verified(self._source, list(map(empty_page, new)))
             self._store(bit, [reading for reading in readings if reading.outcome is ReadOutcome.SOUND])
             for reading in readings:
                 self._count_fault(reading)
@@ -113,9 +111,9 @@ class Copying:
 
     def check(self, tasks: Sequence[CopyTask]) -> None:
         """Verify objects that the target seems to have and remove flawed ones; sound ones become recent there."""
-        for bit, batch, _ in self._batches(tasks):
+        for bit, batch in self._batches(tasks):
             flawed: list[Label] = []
-            for reading in read_verified(self._target, [empty_page(found) for found in batch]):
+            for reading in read_verified(self._target, list(map(empty_page, batch))):
                 label = reading.page.label
                 if reading.outcome is ReadOutcome.SOUND:
                     self.sound[label.key] = self.sound.get(label.key, 0) | 1 << bit
@@ -141,19 +139,13 @@ class Copying:
                 self.result.declined_count += 1
         return self.result
 
-    def _batches(
-        self, tasks: Sequence[CopyTask]
-    ) -> Iterator[tuple[int, list[StoredObject], dict[Label, PageKey | None]]]:
-        """Yield, pool by pool, the objects of the tasks that the target is not known to hold, with parent keys."""
+    def _batches(self, tasks: Sequence[CopyTask]) -> Iterator[tuple[int, list[StoredObject]]]:
+        """Yield, pool by pool, the objects of the tasks that the target is not known to hold."""
         for bit in range(len(self.pools.specs)):
-            parents = {
-                self.pools.label(task.key, bit): task.parent
-                for task in tasks
-                if (task.objects & ~self.sound.get(task.key, 0)) >> bit & 1
-            }
+            keys = [task.key for task in tasks if (task.objects & ~self.sound.get(task.key, 0)) >> bit & 1]
             size = self.pools.object_bytes(bit)
-            for batch in batches(StoredObject(label, size) for label in parents):
-                yield bit, batch, parents
+            for batch in batches(StoredObject(self.pools.label(key, bit), size) for key in keys):
+                yield bit, batch
 
     def _store(self, bit: int, readings: Sequence[ReadObject]) -> None:
         stored = self._target.put([reading.page for reading in readings], self._level) if readings else []
@@ -190,9 +182,6 @@ def plan_identity(source: StorageReader, target: StorageBackend, description: De
     """Compare the objects of one identity in two stores. One scan each, no reads; some 400 bytes of memory a page.
 
     Objects that the target has at their right length are not copied, nor read: scrub the target if you doubt them.
-
-    Raises:
-        StorageError: either store cannot be listed.
     """
     identity = description.identity.digest(description.layout)
     have = take_inventory(source, identity, description.layout)
@@ -202,7 +191,7 @@ def plan_identity(source: StorageReader, target: StorageBackend, description: De
     for key, present in have.pages.items():
         held = there.pages.get(key, 0)
         if present & ~held:
-            tasks.append(CopyTask(key, None, present & ~held))
+            tasks.append(CopyTask(key, present & ~held))
         for bit in range(len(have.pools.specs)):
             if present >> bit & 1:
                 (skipped if held >> bit & 1 else todo).add(have.pools.object_bytes(bit))
@@ -279,7 +268,6 @@ def plan_backup(
 
     Raises:
         LayoutError: a pool's pages have another number of tokens, so that no key of a prompt names them.
-        StorageError: either store fails.
     """
     plan = _looked_for(source, target, description, prompts)
     return replace(plan, objects_count=_union((chain, chain.in_source) for chain in plan.chains))
@@ -291,11 +279,8 @@ def plan_prefetch(
     """Look for the longest prefix of each prompt that both stores together can complete.
 
     Where a component's span is not known, all that there is of it within the prefix belongs to it, and what is missing
-    does not shorten it: whether a resume can do without, only the engine knows.
-
-    Raises:
-        LayoutError: no component says which pages a resume needs; or as ``plan_backup``.
-        StorageError: either store fails.
+    does not shorten it: whether a resume can do without, only the engine knows. Raises as ``plan_backup``, and
+    LayoutError where no component says which pages a resume needs.
     """
     if all(component.span == SPAN_UNKNOWN for component in description.layout.components):
         raise LayoutError(
@@ -319,9 +304,6 @@ def prefetch_prefixes(plan: PrefixPlan, watch: Watch) -> tuple[list[Prefetched],
 
     Copies what a resume there needs and the target lacks: of Full every page, of every other component the window
     before the end. Where a page proves flawed, or finds no room, the next shorter prefix is taken instead.
-
-    Raises:
-        StorageError: either store fails. What was copied so far stays; the same plan goes on.
     """
     copying = _begun(plan, watch)
     promised = [chain.end for chain in plan.chains]
@@ -417,11 +399,7 @@ class PromptChain:
         keys = self.prompt.keys
         weights = 1 << np.arange(len(wanted), dtype=np.int64)
         sets = (wanted * weights[:, None]).sum(axis=0).tolist()
-        return [
-            CopyTask(keys[page], keys[page - 1] if page else None, objects)
-            for page, objects in enumerate(sets)
-            if objects
-        ]
+        return [CopyTask(key, objects) for key, objects in zip(keys, sets, strict=True) if objects]
 
 
 def _looked_for(

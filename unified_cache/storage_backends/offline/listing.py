@@ -237,18 +237,16 @@ class FlawedObject(NamedTuple):
     reason: str
 
 
-def empty_page(found: StoredObject, parent: PageKey | None = None) -> PageIO:
+def empty_page(found: StoredObject) -> PageIO:
     """Allocate a buffer to read an object into."""
-    return PageIO(found.label, parent, (memoryview(bytearray(found.object_bytes)),))
+    return PageIO(found.label, None, (memoryview(bytearray(found.object_bytes)),))
 
 
 def read_verified(storage: StorageReader, pages: Sequence[PageIO]) -> list[ReadObject]:
     """Read one batch and verify every page of it; nothing is removed.
 
-    Where the batch fails, its pages are read one by one, so that one bad sector costs one page.
-
-    Raises:
-        StorageError: the store fails in a way that may pass; asking again later may succeed.
+    Where the batch fails for good, its pages are read one by one, so that one bad sector costs one page. Raises
+    StorageError where asking again later may succeed.
     """
     asked = summed(pages)
     try:

@@ -82,12 +82,8 @@ def open_to_write(url: str, bytes_max: int | None = None) -> StorageBackend:
 def open_existing(url: str, bytes_max: int | None = None) -> StorageBackend:
     """Open a store that must be there already, to remove objects from it; the caller closes it.
 
-    A tool reads in the order of names. If these reads counted as use, the store would later evict in that order. A
-    store in a directory does not count them; other stores may. Opening one sweeps the temp files of dead processes.
-
-    Raises:
-        ConfigError: no such scheme, or no store there; nothing was made.
-        StorageError: the store cannot be opened, or is a packed one that somebody has open.
+    A tool reads in the order of names; a store in a directory does not count that as use, other stores may. Raises
+    ConfigError where no store is there, StorageError where it cannot be opened, or is a packed one in use.
     """
     _check_exists(url)
     scheme, _, rest = url.partition(":")
@@ -108,11 +104,7 @@ def open_to_read(url: str) -> StorageReader:
     """Open a store that must be there already, to read it alone; the caller closes it.
 
     A store in a directory is not changed in any way, and may be in use, on a mount that cannot be written, or somebody
-    else's: the file system says who may read. Other stores are opened as always, and may count reads as use.
-
-    Raises:
-        ConfigError: no such scheme, or no store there; nothing was made.
-        StorageError: the store cannot be opened.
+    else's. Other stores may count reads as use. Raises ConfigError where no store is there, StorageError as it opens.
     """
     _check_exists(url)
     scheme, _, rest = url.partition(":")

@@ -54,9 +54,6 @@ def verify(storage: StorageReader, kept: StoredIdentity, watch: Watch) -> Verifi
 
     An object is flawed where its seal names another page, its checksum does not hold, or its pool or length are not
     those of the layout. Of an identity without a manifest the seals alone are verified.
-
-    Raises:
-        StorageError: the store fails in a way that may pass.
     """
     result = Verification()
     for readings in _examined(storage, kept):
@@ -65,13 +62,7 @@ def verify(storage: StorageReader, kept: StoredIdentity, watch: Watch) -> Verifi
 
 
 def scrub(storage: StorageBackend, kept: StoredIdentity, watch: Watch) -> Verification:
-    """Verify every object of an identity and remove flawed ones, batch by batch.
-
-    Objects that cannot be read stay: the fault may be the disk's. If interrupted, it has removed those found so far.
-
-    Raises:
-        StorageError: the store fails in a way that may pass, or to remove.
-    """
+    """Verify every object of an identity and remove flawed ones, batch by batch. Those that cannot be read stay."""
     result = Verification()
     for readings in _examined(storage, kept):
         flawed = [reading.page.label for reading in readings if reading.outcome is ReadOutcome.FLAWED]
@@ -127,13 +118,8 @@ def collect(storage: StorageBackend, garbage: Garbage) -> int:
 def shrink(storage: StorageBackend, found: Sequence[StoredIdentity], bytes_max: int) -> None:
     """Remove whole pages until these identities have at most ``bytes_max`` bytes, headers included.
 
-    For a store that evicts by itself and tells nobody when a page was used. Identities of which there is a later
-    generation go first, since no engine of that generation asks for them; then pages in the order of their keys, which
-    are digests: of all identities and prompts alike. One scan of each identity, no reads; some 400 bytes of memory for
-    an object.
-
-    Raises:
-        StorageError: the store fails. What was removed so far is gone; another call goes on.
+    For a store that tells nobody when a page was used. Identities of which there is a later generation go first; then
+    pages in the order of their keys, of all prompts alike. One scan each, no reads; some 400 bytes of memory an object.
     """
     last = set(_last_generations(found))
     pages: dict[tuple[bool, PageKey, bytes], list[StoredObject]] = defaultdict(list)

@@ -152,9 +152,6 @@ class PageIndex:
         """Return the slot of each page, which becomes recent, None where it is not there at that length; and answers.
 
         Objects of another length are forgotten, and their slots returned besides.
-
-        Raises:
-            InputError: a label names no object. Nothing was changed.
         """
         slots: list[SegmentSlot | None] = []
         answers: list[Answer] = []

@@ -257,9 +257,7 @@ class SegmentFiles:
     def free(self, slots: Iterable[SegmentSlot]) -> None:
         """Record on disk that slots are empty, then take them back.
 
-        Raises:
-            OSError: a table cannot be written. Its slots are nobody's until the store is opened again: were one used
-                for another page, an entry would say that the former is in it.
+        Those of a table that cannot be written are nobody's until the store is opened again: an entry would lie.
         """
         fault: OSError | None = None
         for segment, inside in by_segment(slots).items():
@@ -276,9 +274,6 @@ class SegmentFiles:
         """Remove the files of an identity, none of whose pages is known any more, so that no crash brings one back.
 
         Files with a page that was stored meanwhile are synced. Those that were set aside go too.
-
-        Raises:
-            OSError: one cannot be removed or synced.
         """
         with self._guard:
             free_slots = [free for key, free in self._free.items() if key.identity == identity]

@@ -79,12 +79,9 @@ class PackedStorage(DirectoryStorage):
     """Keep sealed pages in slots under one directory, with an optional cap and the least recently used going first.
 
     One process at a time: the directory is locked, and a second one is refused. The cap counts lengths of objects;
-    beyond it a directory takes the tables, the rest of each slot's last block, and the room that free slots keep, see
-    ``IDLE_BYTES_MAX``. A batch never evicts its own pages.
-    Recency survives a restart; a crash forgets when pages were last read, of at most ``PAGES_WAITING_MAX`` of them and
-    no further back than ``STAMP_GRAIN_NS`` before the last call. Local file systems only.
-
-    Thread-safe. Pages are read and written outside the guards.
+    beyond it a directory takes the tables, the rest of each slot's last block, and ``IDLE_BYTES_MAX`` of free slots.
+    Batches, recency and file systems are as those of ``FileStorage``. Thread-safe; pages are read and written outside
+    the guards.
     """
 
     def __init__(
@@ -109,11 +106,7 @@ class PackedStorage(DirectoryStorage):
         new_writer: Callable[[], str] = partial(secrets.token_hex, 8),
         disk: Disk | None = None,
     ) -> "PackedStorage":
-        """Open the store in ``path``, made with mode 0700 if absent; evict what exceeds the cap. Linear in objects.
-
-        A put is declined that would leave less than ``free_bytes_min`` free on the file system. ``clock`` gives
-        nanoseconds for times of use; without ``records_reads`` a page that is read is none that is used. ``new_writer``
-        gives a name that no other process uses, ``disk`` the calls of the operating system.
+        """Open the store in ``path``, as ``FileStorage.open``. Linear in objects.
 
         Raises:
             ConfigError: bytes_max or free_bytes_min is negative, or no system takes the path.
@@ -217,12 +210,9 @@ class PackedStorage(DirectoryStorage):
         """Write pages in their order, as far as there is room under the cap and on the file system.
 
         DURABLE syncs each file twice a batch: once when the pages are in it, once when their entries are. A page that
-        is there already is read and verified, and its file synced; where it does not verify, or a sync of its file has
-        failed before, it is written into another slot. CACHED believes its entry.
-
-        Raises:
-            StorageFullError: the file system has no room, or a limit on file sizes was met.
-            StorageError: another fault. None of the pages that were not there before is there now.
+        is there already is read and verified, and its file synced; where one fails, or has failed before, it is written
+        into another slot. CACHED believes its entry. After an error none of the pages that were not there before is
+        there.
         """
         with self._calls:
             untrusted = self._untrusted(pages) if level is Level.DURABLE else {}

@@ -123,11 +123,8 @@ class Server:
     ) -> Parsed:
         """Make a call of one message each way, to this server and no other, and wait for its answer.
 
-        With ``manifests`` Hello goes before it where that is due. The call is then made again where the server wants
-        Hello first, and so has done nothing; else never.
-
-        Raises:
-            StorageError: not reached, or refused, or the answer is none.
+        With ``manifests`` Hello goes before it where that is due, and once more where the server wants it first, having
+        done nothing. Raises StorageError.
         """
         message = request.SerializeToString()
         try:

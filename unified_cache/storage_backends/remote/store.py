@@ -266,13 +266,7 @@ class RemoteStorage:
             return _complete(hits)
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        """Store pages, at all servers at a time.
-
-        Raises:
-            InputError: a page of an identity that was not registered.
-            StorageFullError: the tenant's quota or the store is full.
-            StorageError: no server answers, or the layout has no such page.
-        """
+        """Store pages, at all servers at a time. Raises InputError for an identity that was not registered."""
         with self._calls:
             for page in pages:
                 if page.label.identity not in self._manifests:
@@ -393,9 +387,6 @@ class RemoteStorage:
 
         From then on they can be asked for here without being registered. One whose manifest nobody can read is not
         among them: whose it is, its manifest says.
-
-        Raises:
-            StorageError: a server does not answer, or is older than this call.
         """
         with self._calls:
             found: dict[bytes, Manifest | None] = {}

@@ -139,13 +139,10 @@ class StorageGuard(StorageLayer):
             return self._within_deadline(Method.REMOVE, partial(self._backend.remove, labels), admission)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Refuse calls, let those in flight return, close the wrapped backend; wait at most ``timeout_s`` in all.
+        """Refuse calls, let those in flight return, close the wrapped backend; wait ``timeout_s`` or the deadline.
 
-        ``timeout_s`` is the deadline unless given. The backend is closed once no call is in flight, if need be by the
-        thread of the last one, long after this has raised. Calling it again waits again.
-
-        Raises:
-            StorageTimeoutError: calls still hang; the message names them all, ``call`` is the oldest.
+        The backend is closed once no call is in flight, if need be long after this has raised StorageTimeoutError,
+        which names the calls that hang. Calling it again waits again.
         """
         bound_s = self.deadline_s if timeout_s is None else timeout_s
         until_s = time.monotonic() + bound_s
