@@ -66,8 +66,8 @@ EVENTS_MUTANTS = [
     Mutant(
         "a replay begins after the batch that was asked for",
         "observe/events/sender.py",
-        "start = min(max(seq - self._first_seq, 0), len(self._batches))",
-        "start = min(max(seq - self._first_seq + 1, 0), len(self._batches))",
+        "start = min(max(seq - self.first_seq, 0), len(self._batches))",
+        "start = min(max(seq - self.first_seq + 1, 0), len(self._batches))",
         PUBLISHER_TESTS,
     ),
     Mutant(

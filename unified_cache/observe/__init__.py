@@ -1,8 +1,4 @@
-"""Views of a running cache for people, monitoring and routers; no request waits for them.
-
-    metrics   figures for Prometheus
-    live      a page in the browser
-    events    KV events for routers, as vLLM and SGLang publish them
+"""Views of a running cache: metrics, a live page, KV events for routers. No request waits for them.
 
 Imports cache, controller and core.
 """

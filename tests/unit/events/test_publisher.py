@@ -284,7 +284,7 @@ def test_a_stuck_thread_makes_nobody_wait_and_everything_is_told_later(
         publisher.publish()
         sent(publisher)
         with publisher._sender._guard:  # as if the thread still had work
-            publisher._sender._waiting_pages += 1
+            publisher._sender.waiting_pages += 1
         serve(toy, 4)
         handed_over: list[HandedOver] = []
         with monkeypatch.context() as patch:
@@ -292,7 +292,7 @@ def test_a_stuck_thread_makes_nobody_wait_and_everything_is_told_later(
             publisher.publish()
         assert handed_over == []
         with publisher._sender._guard:
-            publisher._sender._waiting_pages -= 1
+            publisher._sender.waiting_pages -= 1
         publisher.publish()
         sent(publisher)
         assert publisher.counts().pages >= 4

@@ -80,19 +80,15 @@ class HandedOver:
 class ReplayBuffer:
     """Batches sent last, with neighbouring numbers, the oldest first: bounded by number and bytes. Not thread-safe."""
 
-    __slots__ = ("_batches", "_batches_max", "_bytes_count", "_bytes_max", "_first_seq")
+    __slots__ = ("_batches", "_batches_max", "_bytes_count", "_bytes_max", "first_seq")
 
     def __init__(self, batches_max: int, bytes_max: int) -> None:
         self._batches: deque[bytes] = deque()
         self._batches_max = batches_max
         self._bytes_max = bytes_max
         self._bytes_count = 0
-        self._first_seq = 0
-
-    @property
-    def first_seq(self) -> int:
+        self.first_seq = 0
         """Sequence number of the oldest batch kept, or of the next one if there is none."""
-        return self._first_seq
 
     def append(self, payload: bytes) -> None:
         """Keep the next batch; forget the oldest ones beyond the bounds, the new one itself included."""
@@ -100,12 +96,12 @@ class ReplayBuffer:
         self._bytes_count += len(payload)
         while len(self._batches) > self._batches_max or self._bytes_count > self._bytes_max:
             self._bytes_count -= len(self._batches.popleft())
-            self._first_seq += 1
+            self.first_seq += 1
 
     def since(self, seq: int) -> Iterator[tuple[int, bytes]]:
         """Yield sequence number and batch of those kept from ``seq`` on."""
-        start = min(max(seq - self._first_seq, 0), len(self._batches))
-        yield from enumerate(islice(self._batches, start, None), self._first_seq + start)
+        start = min(max(seq - self.first_seq, 0), len(self._batches))
+        yield from enumerate(islice(self._batches, start, None), self.first_seq + start)
 
 
 class BatchSender:
@@ -127,7 +123,8 @@ class BatchSender:
         self._buffer = ReplayBuffer(config.replay_batches_max, config.replay_bytes_max)
         self._queue: deque[HandedOver] = deque()
         self._guard = threading.Lock()
-        self._waiting_pages = 0
+        self.waiting_pages = 0
+        """Pages handed over and not sent yet."""
         self._is_announcement_asked = False
         self._announced_s = -float("inf")
         self._is_stopping = False
@@ -157,16 +154,11 @@ class BatchSender:
         sender._thread.start()
         return sender
 
-    @property
-    def waiting_pages(self) -> int:
-        """Pages handed over and not sent yet."""
-        return self._waiting_pages
-
     def hand_over(self, work: HandedOver) -> None:
         """Queue work and wake the thread."""
         with self._guard:
             self._queue.append(work)
-            self._waiting_pages += work.pages_count
+            self.waiting_pages += work.pages_count
         self._wake()
 
     def is_announcement_due(self) -> bool:
@@ -224,7 +216,7 @@ class BatchSender:
             if self._slot_keys.needs_announcement:
                 self._is_announcement_asked = True
             with self._guard:
-                self._waiting_pages -= work.pages_count
+                self.waiting_pages -= work.pages_count
 
     def _send(self, events: Iterable[KvEvent]) -> None:
         """Send events in batches of bounded length."""

@@ -241,7 +241,7 @@ class _Site:
         self._streams_count += 1
         try:
             await response.prepare(request)
-            history = event_bytes("history", json.dumps(self._updates.points, separators=(",", ":")).encode())
+            history = event_bytes("history", json.dumps([*self._updates.points], separators=(",", ":")).encode())
             async with asyncio.timeout(UNREAD_S_MAX):
                 await response.write(history + self._updates.latest.event(view))
             await self._readers.listen(

@@ -59,22 +59,18 @@ class LiveUpdate:
 class LiveUpdates:
     """Readings of one source, and the history that they make. For one thread."""
 
-    __slots__ = ("_clock", "_due_s", "_points", "_source", "latest")
+    __slots__ = ("_clock", "_due_s", "_source", "latest", "points")
 
     def __init__(self, source: LiveSource, clock: Callable[[], float] = time.monotonic) -> None:
         """Read the source for the first time."""
         self._source = source
         self._clock = clock
-        self._points: deque[HistoryPoint] = deque(maxlen=POINTS_MAX)
+        self.points: deque[HistoryPoint] = deque(maxlen=POINTS_MAX)
+        """Points of the last minutes, the oldest first."""
         self._due_s = clock()
         """Time of the next point."""
         self.latest = self._read()
         """The update read last."""
-
-    @property
-    def points(self) -> tuple[HistoryPoint, ...]:
-        """Points of the last minutes, the oldest first."""
-        return tuple(self._points)
 
     def read(self) -> bool:
         """Read the figures of this moment; return whether there is anything new in them."""
@@ -87,5 +83,5 @@ class LiveUpdates:
             return LiveUpdate(figures, None)
         self._due_s = now_s + POINT_EVERY_S
         point = [round(now_s, 2), *figures.found, *(link.bytes for link in figures.links)]
-        self._points.append(point)
+        self.points.append(point)
         return LiveUpdate(figures, point)

@@ -75,15 +75,10 @@ class LruHits:
 
     def __init__(self, trace: TracePages) -> None:
         """``trace`` has pages of the size that the plans have which are asked about."""
-        self._trace = trace
+        self.trace = trace
         self._passes: dict[int, TracePass] = {}
         self._engines: dict[int, list[LruHits]] = {}
         """By the number of engines: what each of them serves."""
-
-    @property
-    def trace(self) -> TracePages:
-        """The trace."""
-        return self._trace
 
     def ends(self, plan: ReplayPlan) -> TierEnds:
         """Return the hits under a plan."""

@@ -5,7 +5,6 @@ Every token that a request asks for and the cache does not hand back is counted 
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from unified_cache.cache.explain.explanation import Explanation
@@ -34,21 +33,20 @@ def missed_tokens(
     ``explanation`` is that of its prompt when nothing more was to come; ``full`` names the first component; ``is_cut``
     says that the prompt was cut to what the device holds.
     """
+    runs: list[tuple[int, int | None, ComponentMiss]] = []
+    """Pages [start, end) that were missed, each once, and the reason; the end is None for the last tokens."""
+    if hit_end < explanation.end:
+        # Could have been resumed, and was not brought: there was no room above.
+        runs.append((hit_end, explanation.end, ComponentMiss(full, MissReason.NOT_FETCHED)))
+    runs += [
+        (max(loss.start, hit_end), loss.end, ComponentMiss(loss.component, loss.reason.why))
+        for loss in explanation.losses
+        if loss.end > hit_end
+    ]
+    last = MissReason.TOO_LONG if is_cut else MissReason.PART_OF_PAGE
+    runs.append((prompt.pages_count, None, ComponentMiss(full, last)))
     missed: MissedTokens = Counter()
-    for start, end, reason in _runs(prompt, hit_end, explanation, full=full, is_cut=is_cut):
+    for start, end, reason in runs:
         after = tokens if end is None else min(end * prompt.page_size, tokens)
         missed[reason] += max(after - start * prompt.page_size, 0)
     return +missed
-
-
-def _runs(
-    prompt: Prompt, hit_end: int, explanation: Explanation, *, full: str, is_cut: bool
-) -> Iterator[tuple[int, int | None, ComponentMiss]]:
-    """Yield the pages [start, end) that were missed, each once, and the reason; end is None for the last tokens."""
-    if hit_end < explanation.end:
-        # Could have been resumed, and was not brought: there was no room above.
-        yield hit_end, explanation.end, ComponentMiss(full, MissReason.NOT_FETCHED)
-    for loss in explanation.losses:
-        if loss.end > hit_end:
-            yield max(loss.start, hit_end), loss.end, ComponentMiss(loss.component, loss.reason.why)
-    yield prompt.pages_count, None, ComponentMiss(full, MissReason.TOO_LONG if is_cut else MissReason.PART_OF_PAGE)
