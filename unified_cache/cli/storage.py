@@ -173,7 +173,7 @@ class ScrubCommand(_StoreOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class GcCommand(JsonOptions):
+class GcCommand(_StoreOptions):
     """Remove objects that no engine can use, and with --bytes-max those that exceed a cap. Reads no page.
 
     No engine can use: objects of a pool or length that their layout does not have, sidecars without their anchor, and
@@ -185,11 +185,9 @@ class GcCommand(JsonOptions):
     pages in no order of use; of a service, your own pages alone.
     """
 
-    url: StoreArgument
     bytes_max: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Shrink the store to that, as in 500MB or 4GiB.")
     ] = None
-    identity: IdentityOption = None
 
     def run(self) -> None:
         """Remove and show."""

@@ -8,6 +8,7 @@ import ssl
 import threading
 from base64 import b64decode
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
@@ -107,21 +108,18 @@ class LiveServer:
                 f"a live page that other machines can reach needs a token, found {address.host} and none; "
                 f"give it one, or listen at 127.0.0.1"
             )
-        opened = _Opening()
-        thread = threading.Thread(
-            target=_serve,
-            args=(_Site(source, authenticator, address.every_s), address, opened),
-            name="unified-cache-live",
-        )
-        thread.daemon = True
+        opened: Future[tuple[int, Callable[[], None]]] = Future()
+        site = _Site(source, authenticator, address.every_s)
+        thread = threading.Thread(target=_serve, args=(site, address, opened), name="unified-cache-live", daemon=True)
         thread.start()
-        opened.ready.wait()
-        if opened.error is not None or opened.stop is None:
+        try:
+            port, stop = opened.result()
+        except OSError as error:
             thread.join(CLOSE_S)
-            reason = "no reason" if opened.error is None else opened.error.strerror or str(opened.error)
-            raise ConfigError(f"the live page cannot be served at {address.host}:{address.port}: {reason}")
+            reason = error.strerror or str(error)
+            raise ConfigError(f"the live page cannot be served at {address.host}:{address.port}: {reason}") from error
         scheme = "http" if address.tls is None else "https"
-        return cls(opened.port, address.host, scheme=scheme, stop=opened.stop, thread=thread)
+        return cls(port, address.host, scheme=scheme, stop=stop, thread=thread)
 
     def close(self) -> None:
         """Stop serving and cut off its readers. Once more does nothing."""
@@ -135,34 +133,23 @@ class LiveServer:
         self.close()
 
 
-class _Opening:
-    """Outcome of the start of a server's thread, for the thread that starts it."""
-
-    def __init__(self) -> None:
-        self.ready = threading.Event()
-        self.port = 0
-        self.stop: Callable[[], None] | None = None
-        self.error: OSError | None = None
-
-
-def _serve(site: "_Site", address: LiveAddress, opened: _Opening) -> None:
-    """Serve until ``stop`` is called: the body of the server's thread."""
+def _serve(site: "_Site", address: LiveAddress, opened: "Future[tuple[int, Callable[[], None]]]") -> None:
+    """Serve until ``stop`` is called, which ``opened`` has with the port: the body of the server's thread."""
     try:
         asyncio.run(_serve_site(site, address, opened))
     finally:
-        opened.ready.set()
+        opened.cancel()  # nobody waits for a thread that has ended; of one that has opened it does nothing
 
 
-async def _serve_site(site: "_Site", address: LiveAddress, opened: _Opening) -> None:
+async def _serve_site(site: "_Site", address: LiveAddress, opened: "Future[tuple[int, Callable[[], None]]]") -> None:
     runner = web.AppRunner(site.application(), access_log=None, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
     try:
         listener = web.TCPSite(runner, address.host.strip("[]"), address.port, ssl_context=address.tls)
         await listener.start()
     except OSError as error:
-        opened.error = error
-        opened.ready.set()
         await runner.cleanup()
+        opened.set_exception(error)
         return
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
@@ -170,9 +157,7 @@ async def _serve_site(site: "_Site", address: LiveAddress, opened: _Opening) -> 
         with contextlib.suppress(RuntimeError):  # the loop is closed: it has stopped
             loop.call_soon_threadsafe(ended.set)
 
-    opened.port = int(runner.addresses[0][1])
-    opened.stop = stop
-    opened.ready.set()
+    opened.set_result((int(runner.addresses[0][1]), stop))
     reading = asyncio.create_task(site.read())
     await asyncio.wait({reading, asyncio.create_task(ended.wait())}, return_when=asyncio.FIRST_COMPLETED)
     if reading.done():
