@@ -18,7 +18,7 @@ from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOption, given_flags
 from unified_cache.cli.text import example
 from unified_cache.core.drain import Drain, signals_drain
-from unified_cache.core.errors import CacheError, ConfigError
+from unified_cache.core.errors import CacheError
 from unified_cache.core.extras import import_with_extra
 from unified_cache.core.settings.access import Role
 from unified_cache.core.settings.loading import read_settings
@@ -127,17 +127,14 @@ class TokenNewCommand:
 
     tokens: TokensOption
     tenant: Annotated[str, typer.Option(metavar="NAME", help="Tenant of the token.")]
-    role: Annotated[str, typer.Option(metavar="ROLE", help="reader, writer or admin.")] = "reader"
+    role: Annotated[Role, typer.Option(metavar="ROLE", help="reader, writer or admin.")] = Role.READER
     days: Annotated[int | None, typer.Option(min=0, max=36_500, help="Days until it expires. [default: never]")] = None
 
     def run(self) -> None:
         """Make, keep and print."""
         tokens, callers = _service_module("access.tokens", "token"), _service_module("access.callers", "token")
-        roles = {role.value: role for role in Role}
-        if self.role not in roles:
-            raise ConfigError(f"--role must be one of {', '.join(roles)}, found {self.role!r}")
         last_day = None if self.days is None else (datetime.now(UTC) + timedelta(days=self.days)).date()
-        caller = callers.Caller(self.tenant, roles[self.role])
+        caller = callers.Caller(self.tenant, self.role)
         token, entry = tokens.new_token(caller, last_day, secrets.token_bytes)
         tokens.add_token(self.tokens, entry)
         sys.stdout.write(f"{token}\n")

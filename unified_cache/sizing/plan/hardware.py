@@ -9,15 +9,17 @@ storage_read_bytes_per_s = "13GB"
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
-from unified_cache.core.byte_sizes import parse_bytes
 from unified_cache.core.errors import ConfigError, did_you_mean
 from unified_cache.core.gone import setting_instead
 from unified_cache.core.nesting import parse_toml
+from unified_cache.core.settings.loading import read_table
+from unified_cache.core.settings.section import Bytes, Section
 from unified_cache.sizing.replay.trace_pages import Counts, Floats
 
 __all__ = ["HARDWARE", "Hardware", "hardware_named", "read_hardware"]
@@ -33,49 +35,33 @@ MONTH_HOURS = 730.0
 
 GIB = float(1 << 30)
 
-BYTES_KEYS = ("device_bytes_per_s", "storage_read_bytes_per_s")
-"""Settings that may be written as sizes, as in "50GB"."""
-
-PREFILL_KEY = "prefill_tokens_per_s"
+Positive = Annotated[float, Field(gt=0.0, strict=True, allow_inf_nan=False)]
+Price = Annotated[float, Field(ge=0.0, strict=True, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True, slots=True)
-class Hardware:
+class Hardware(Section):
     """One device with its share of links, and prices. Bandwidths are those reached, not those of a data sheet."""
 
     name: str
-    prefill_tokens_per_s: tuple[tuple[int, float], ...]
-    """Tokens that one device prefills in a second, by length of the prompt, rising; between two lengths in between."""
-    device_bytes_per_s: float
+    prefill_tokens_per_s: Annotated[dict[int, Positive], Field(min_length=1)]
+    """Tokens that one device prefills in a second, by length of the prompt; between two lengths in between."""
+    device_bytes_per_s: Bytes
     """From host memory to one device."""
-    storage_read_bytes_per_s: float
+    storage_read_bytes_per_s: Bytes
     """From storage to host memory."""
-    device_price_per_hour: float
+    device_price_per_hour: Price
     """One device with its share of the machine, without what is planned here."""
-    host_price_per_gib_month: float
-    storage_price_per_gib_month: float
-    drive_writes_per_day: float
+    host_price_per_gib_month: Price
+    storage_price_per_gib_month: Price
+    drive_writes_per_day: Positive
     """Times a day that the whole drive may be written, for as long as ``drive_years``."""
-    drive_years: float
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value: object = dict(self.as_json())[field.name]
-            if isinstance(value, float | int) and not (value > 0 or ("price" in field.name and value == 0)):
-                raise ConfigError(f"{field.name} of the hardware must be positive, found {value}")
-        lengths = [tokens for tokens, _ in self.prefill_tokens_per_s]
-        if not lengths or lengths != sorted(set(lengths)) or min(speed for _, speed in self.prefill_tokens_per_s) <= 0:
-            raise ConfigError(f"{PREFILL_KEY} must have a positive speed by rising length, found {lengths}")
+    drive_years: Positive
 
     def prefill_s(self, tokens: Counts) -> Floats:
         """Return the seconds in which one device computes prompts of these lengths."""
-        lengths, speeds = zip(*self.prefill_tokens_per_s, strict=True)
+        lengths, speeds = zip(*sorted(self.prefill_tokens_per_s.items()), strict=True)
         seconds: Floats = tokens / np.interp(tokens, lengths, speeds)
         return seconds
-
-    def as_json(self) -> dict[str, object]:
-        """Return the settings under the names that a file has them under."""
-        return {**asdict(self), PREFILL_KEY: {str(tokens): speed for tokens, speed in self.prefill_tokens_per_s}}
 
 
 def _accelerator(name: str, peak_flops: float, price_per_hour: float) -> Hardware:
@@ -88,9 +74,9 @@ def _accelerator(name: str, peak_flops: float, price_per_hour: float) -> Hardwar
     speed = MODEL_FLOPS_SHARE * peak_flops / (2 * ACTIVE_PARAMETERS)
     return Hardware(
         name=name,
-        prefill_tokens_per_s=((1, speed),),
-        device_bytes_per_s=50e9,
-        storage_read_bytes_per_s=13e9,
+        prefill_tokens_per_s={1: speed},
+        device_bytes_per_s=50_000_000_000,
+        storage_read_bytes_per_s=13_000_000_000,
         device_price_per_hour=price_per_hour,
         host_price_per_gib_month=4 / 36,
         storage_price_per_gib_month=0.12 / 36,
@@ -105,9 +91,9 @@ HARDWARE: Mapping[str, Hardware] = {
     "b200": _accelerator("b200", 2250e12, 5.0),
     "laptop": Hardware(
         name="laptop",
-        prefill_tokens_per_s=((1, 0.4 * 1e12 / (2 * ACTIVE_PARAMETERS)),),
-        device_bytes_per_s=10e9,
-        storage_read_bytes_per_s=3e9,
+        prefill_tokens_per_s={1: 0.4 * 1e12 / (2 * ACTIVE_PARAMETERS)},
+        device_bytes_per_s=10_000_000_000,
+        storage_read_bytes_per_s=3_000_000_000,
         device_price_per_hour=0.05,
         host_price_per_gib_month=4 / 36,
         storage_price_per_gib_month=0.12 / 36,
@@ -133,9 +119,8 @@ def hardware_named(name: str, active_parameters: float | None = None) -> Hardwar
     if not active_parameters > 0:
         raise ConfigError(f"active parameters must be positive, found {active_parameters}")
     factor = ACTIVE_PARAMETERS / active_parameters
-    return replace(
-        found, prefill_tokens_per_s=tuple((tokens, speed * factor) for tokens, speed in found.prefill_tokens_per_s)
-    )
+    speeds = {tokens: speed * factor for tokens, speed in found.prefill_tokens_per_s.items()}
+    return found.model_copy(update={"prefill_tokens_per_s": speeds})
 
 
 def read_hardware(path: Path, active_parameters: float | None = None) -> Hardware:
@@ -150,33 +135,7 @@ def read_hardware(path: Path, active_parameters: float | None = None) -> Hardwar
     except ValueError as error:
         raise ConfigError(f"{path} must be TOML, found: {error}") from error
     base = hardware_named(str(found.pop("base", "h100")), active_parameters)
-    values = {**base.as_json(), "name": path.stem}
-    for key, value in found.items():
-        if key not in values:
-            raise ConfigError(
-                f"{path}: {key} is no setting of hardware{setting_instead(key) or did_you_mean(key, values)}"
-            )
-        values[key] = value
-    return Hardware(
-        name=str(values["name"]),
-        prefill_tokens_per_s=_speeds(path, values[PREFILL_KEY]),
-        **{key: _number(path, key, values[key]) for key in values if key not in ("name", PREFILL_KEY)},
-    )
-
-
-def _speeds(path: Path, value: object) -> tuple[tuple[int, float], ...]:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{path}: {PREFILL_KEY} must be a table of speeds by length, found {value!r}")
-    lengths = [str(tokens) for tokens in value]
-    if not all(tokens.isdecimal() for tokens in lengths):
-        raise ConfigError(f"{path}: {PREFILL_KEY} must have lengths in tokens as keys, found {', '.join(lengths)}")
-    pairs = ((int(tokens), _number(path, PREFILL_KEY, speed)) for tokens, speed in value.items())
-    return tuple(sorted(pairs))
-
-
-def _number(path: Path, key: str, value: object) -> float:
-    if isinstance(value, str) and key in BYTES_KEYS:
-        return float(parse_bytes(key, value))
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{path}: {key} must be a number, found {value!r}")
-    return float(value)
+    for key in found.keys() - Hardware.model_fields:
+        near = setting_instead(key) or did_you_mean(key, Hardware.model_fields)
+        raise ConfigError(f"{path}: {key} is no setting of hardware{near}")
+    return read_table(Hardware, {**base.model_dump(), "name": path.stem, **found}, str(path))

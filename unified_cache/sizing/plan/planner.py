@@ -164,7 +164,7 @@ class PlanResult:
             "checked": [
                 {**each.sizes.as_json(), "planned": each.planned, "replayed": each.replayed} for each in self.checked
             ],
-            "hardware": self.hardware.as_json(),
+            "hardware": self.hardware.model_dump(mode="json"),
             "seconds": self.seconds,
         }
 

@@ -105,7 +105,9 @@ def _settings(result: PlanResult) -> list[tuple[str, str]]:
     model, hardware = result.model, result.hardware
     kept = f"{model.retention.tail_tokens} tokens before the end" + (", branches" if model.retention.branches else "")
     page = f"{model.sized.layout.page_size} tokens, {bytes_text(model.sized.layout.page_bytes)}"
-    speeds = ", ".join(f"{speed:,.0f} from {tokens:,} on" for tokens, speed in hardware.prefill_tokens_per_s)
+    speeds = ", ".join(
+        f"{speed:,.0f} from {tokens:,} on" for tokens, speed in sorted(hardware.prefill_tokens_per_s.items())
+    )
     return [
         ("trace", result.trace),
         ("model", model.name),

@@ -1,8 +1,9 @@
 """Sizes to try: what each tier is given at least and at most, and the combinations of them that make sense."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 
 from unified_cache.components.layouts import SizedLayout
 from unified_cache.core.byte_sizes import parse_bytes
@@ -108,18 +109,14 @@ def parse_sweeps(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 def combinations(sizes: Mapping[str, Sequence[int]]) -> list[TierBytes]:
     """Return all combinations of the sizes; none has storage without host memory, through which it is reached."""
-    found = list(_combinations(sizes))
+    found = [
+        TierBytes(device, host, storage)
+        for device, host, storage in product(*(sizes[tier] for tier in TIERS))
+        if host or not storage
+    ]
     if not 0 < len(found) <= COMBINATIONS_MAX:
         raise ConfigError(f"a sweep must have 1 to {COMBINATIONS_MAX} combinations, found {len(found)}")
     return found
-
-
-def _combinations(sizes: Mapping[str, Sequence[int]]) -> Iterator[TierBytes]:
-    for device in sizes["device"]:
-        for host in sizes["host"]:
-            for storage in sizes["storage"]:
-                if host or not storage:
-                    yield TierBytes(device, host, storage)
 
 
 def _parse_sweep(text: str) -> tuple[str, tuple[int, ...]]:
