@@ -1,6 +1,7 @@
 """``unified-cache config``: a file of settings explained, and one written to begin with."""
 
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -176,12 +177,7 @@ def _default_literal(setting: Setting) -> str:
 def _wrapped(setting: Setting) -> list[str]:
     """Return the meaning of a setting, and the values that there are, in lines of a file."""
     words = setting.meaning.replace("``", "") + (f" One of {', '.join(setting.values)}." if setting.values else "")
-    lines = [""]
-    for word in words.split():
-        if len(lines[-1]) + len(word) > 110:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return [line for line in lines if line]
+    return textwrap.wrap(words, 111, break_long_words=False, break_on_hyphens=False)
 
 
 def _all_read(names: list[str], file: Path | None) -> _Loaded:

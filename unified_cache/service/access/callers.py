@@ -12,13 +12,7 @@ import grpc
 from unified_cache.core.settings.access import Role
 from unified_cache.storage_backends.protocol import Answer
 
-__all__ = [
-    "AuditEntry",
-    "Caller",
-    "Observer",
-    "Refused",
-    "Role",
-]
+__all__ = ["AuditEntry", "Caller", "Observer", "Refused", "Role"]
 
 
 @dataclass(frozen=True, slots=True)
