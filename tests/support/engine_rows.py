@@ -2,15 +2,17 @@
 
 import hashlib
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from mmap import mmap
 
 from unified_cache.components import Full
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import Label
-from unified_cache.integrations.engine_store import EnginePage
+from unified_cache.integrations.engine_store import EnginePage, EngineStore, EngineStoreConfig
+from unified_cache.storage_backends.protocol import StorageBackend
 
-__all__ = ["IDENTITY", "LAYOUT", "PAGE_BYTES", "ROW_BYTES", "EngineRows", "label_of", "payload_of"]
+__all__ = ["IDENTITY", "LAYOUT", "PAGE_BYTES", "ROW_BYTES", "EngineRows", "label_of", "opened_store", "payload_of"]
 
 ROW_BYTES = (3000, 700)
 """K and V of a page: one is copied by numpy, the other is small."""
@@ -29,6 +31,15 @@ def label_of(number: int, identity: Identity = IDENTITY) -> Label:
 def payload_of(number: int) -> bytes:
     """Return the bytes of the page of that number."""
     return random.Random(number).randbytes(PAGE_BYTES)
+
+
+def opened_store(
+    backend: StorageBackend, config: EngineStoreConfig | None = None, clock: Callable[[], float] = time.monotonic
+) -> EngineStore:
+    """Return an engine's store over a backend, which knows the identity."""
+    store = EngineStore.opened_by(lambda: backend, config, clock=clock)
+    store.register(IDENTITY, LAYOUT)
+    return store
 
 
 class EngineRows:

@@ -115,64 +115,11 @@ def test_what_the_first_generation_stores_it_gets_back(start: Start, kind: type[
     assert not engine.storage.batch_get_v1(hashes(1, "absent"), pool.indices([20]))[0]
 
 
-def test_pools_that_follow_one_pool_are_one_object_a_page(start: Start, tmp_path: Path) -> None:
-    pools = {"kv": LogicalPool(SLOTS), "deepseek_v4_c4": TensorPool(SLOTS), "deepseek_v4_c128": TensorPool(SLOTS)}
-    engine, keys = start(pools), hashes(5)
-    engine.fill(range(5), 7)
-    sources = {"deepseek_v4_c4": "kv", "deepseek_v4_c128": "kv"}
-    stored = engine.storage.batch_set_v2(engine.transfers(keys, range(5), **sources))
-    assert stored == {"deepseek_v4_c4": [True] * 5, "deepseek_v4_c128": [True] * 5}
-    assert len([path for path in tmp_path.glob("*/?/*") if path.is_file()]) == 5
-    engine.fill(range(SLOTS), 0)
-    # A read names no source: pools that share indices and keys belong together.
-    moved = engine.transfers(keys, range(9, 14), **sources)
-    for transfer in moved:
-        transfer.indices_from_pool = None
-    assert engine.storage.batch_get_v2(moved[::-1]) == stored
-    assert (pools["deepseek_v4_c4"].buffers[0][9:14] == 7).all()
-    assert (pools["deepseek_v4_c128"].buffers[0][9:14] == 7).all()
-
-
-def test_a_logical_anchor_has_no_objects_and_says_nothing_about_what_is_stored(start: Start, tmp_path: Path) -> None:
-    engine, keys = start({"kv": LogicalPool(SLOTS), "deepseek_v4_c4": TensorPool(SLOTS)}), hashes(4)
-    assert engine.storage.batch_set_v1(keys, engine.pools["kv"].indices(range(4))) == [True] * 4
-    assert not list(tmp_path.glob("*/?/*"))
-    wanted = look_up(("deepseek_v4_c4", "all_pages", "kv", 0))
-    assert engine.storage.batch_exists(keys) == 0
-    assert engine.storage.batch_exists_v2(keys, wanted).kv_hit_pages == 0
-    engine.storage.batch_set_v2(engine.transfers(keys[:3], range(3), deepseek_v4_c4="kv"))
-    assert engine.storage.batch_exists_v2(keys, wanted) == SglangVerdict(3, {"deepseek_v4_c4": 3}, [1, 2, 3])
-    assert engine.storage.batch_get_v1(keys[:3], engine.pools["kv"].indices(range(3))) == [True] * 3
-
-
-def test_a_window_counts_its_placeholders_and_the_set_of_ends_is_sparse(start: Start) -> None:
-    engine, keys = start({"kv": TensorPool(SLOTS), "swa": TensorPool(SLOTS), "mamba": StatesPool(SLOTS, 1)}), hashes(8)
-    engine.storage.batch_set_v1(keys, engine.pools["kv"].indices(range(8)))
-    engine.storage.batch_set_v2(engine.transfers(keys[1:8], range(7), swa="swa"))
-    for page in (2, 5):
-        engine.storage.batch_set_v2(engine.transfers(keys[page : page + 1], [page], mamba="mamba"))
-    found = engine.storage.batch_exists_v2(
-        keys, look_up(("swa", "trailing_pages", None, 2), ("mamba", "trailing_pages", None, 1))
-    )
-    assert found == SglangVerdict(6, {"kv": 8, "swa": 8, "mamba": 6}, [3, 6])
-
-
 def test_a_pool_of_block_groups_is_left_out_of_the_verdict(start: Start) -> None:
     engine, keys = start({"kv": TensorPool(SLOTS), "indexer": TensorPool(SLOTS)}), hashes(3)
     engine.storage.batch_set_v1(keys, engine.pools["kv"].indices(range(3)))
     found = engine.storage.batch_exists_v2(keys, look_up(("indexer", "block_groups", None, 0)))
     assert found == SglangVerdict(3, {"kv": 3}, [1, 2, 3])
-
-
-def test_a_pool_registered_while_the_engine_runs_gates_and_is_stored(start: Start) -> None:
-    engine, keys = start(), hashes(3)
-    engine.storage.batch_set_v1(keys, engine.pools["kv"].indices(range(3)))
-    wanted = look_up(("draft", "all_pages", "kv", 0))
-    assert engine.storage.batch_exists_v2(keys, wanted).kv_hit_pages == 0
-    engine.pools["draft"] = TensorPool(SLOTS)
-    engine.storage.register_mem_host_pool_v2(engine.pools["draft"], PoolNames.DRAFT)
-    engine.storage.batch_set_v2(engine.transfers(keys, range(3), draft="kv"))
-    assert engine.storage.batch_exists_v2(keys, wanted).kv_hit_pages == 3
 
 
 @pytest.mark.parametrize("kind", ["file", "packed"])
@@ -423,15 +370,6 @@ def test_pages_of_few_tokens_are_warned_of(
         start({"kv": TensorPool(SLOTS, page_size=page_tokens)})
     assert f"stores pages of {page_tokens} tokens, kv (64 bytes) in file:" in caplog.text
     assert ("start SGLang with --page-size 64" in caplog.text) == is_warned
-
-
-def test_clear_removes_every_pool(start: Start) -> None:
-    engine, keys = start({"kv": TensorPool(SLOTS), "swa": TensorPool(SLOTS)}), hashes(2)
-    engine.storage.batch_set_v1(keys, engine.pools["kv"].indices(range(2)))
-    engine.storage.batch_set_v2(engine.transfers(keys, range(2), swa="swa"))
-    assert engine.storage.clear()
-    assert engine.storage.batch_exists(keys) == 0
-    assert engine.storage.batch_get_v2(engine.transfers(keys, range(2), swa="swa")) == {"swa": [False, False]}
 
 
 def test_the_engine_is_told_pages_and_rates_once(start: Start) -> None:

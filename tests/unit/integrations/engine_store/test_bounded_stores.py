@@ -8,7 +8,7 @@ from threading import Event, Thread, get_ident
 
 import pytest
 
-from tests.support.engine_rows import IDENTITY, LAYOUT, PAGE_BYTES, EngineRows, label_of, payload_of
+from tests.support.engine_rows import IDENTITY, LAYOUT, PAGE_BYTES, EngineRows, label_of, opened_store, payload_of
 from tests.support.service import LoopbackServer
 from tests.support.wrappers import PATIENCE_S
 from unified_cache.core.config import GuardConfig
@@ -77,12 +77,6 @@ class ThreadNotingStore(MemoryStorage):
         return super().get(pages)
 
 
-def opened(backend: MemoryStorage, config: EngineStoreConfig = CONFIG) -> EngineStore:
-    store = EngineStore.opened_by(lambda: backend, config)
-    store.register(IDENTITY, LAYOUT)
-    return store
-
-
 def test_pages_pass_between_rows_and_a_service_by_no_memory_of_ours(landing: BounceMemory) -> None:
     server = LoopbackServer.start(MemoryStorage())
     with EngineStore.open(f"grpc://{server.address}", CONFIG) as store:
@@ -108,7 +102,7 @@ def test_pages_pass_between_rows_and_a_service_by_no_memory_of_ours(landing: Bou
 
 def test_a_bounded_store_is_called_on_the_thread_that_asks() -> None:
     backend = ThreadNotingStore()
-    with opened(backend) as store:
+    with opened_store(backend, CONFIG) as store:
         rows = EngineRows.holding(NUMBERS)
         backend.threads.clear()
         store.put(rows.pages(NUMBERS))
@@ -125,7 +119,7 @@ def test_a_put_of_a_prompt_is_one_call_that_the_store_cuts_itself_unless_told_ho
 ) -> None:
     monkeypatch.setattr("unified_cache.integrations.engine_store.store.PIECE_BYTES_MAX", HEADER_BYTES + PAGE_BYTES)
     backend = ThreadNotingStore()
-    with opened(backend, replace(CONFIG, piece_bytes=piece_bytes)) as store:
+    with opened_store(backend, replace(CONFIG, piece_bytes=piece_bytes)) as store:
         assert store.put(EngineRows.holding(NUMBERS).pages(NUMBERS)) == [Answer.STORED] * len(NUMBERS)
     assert backend.puts_count == puts_count
 
@@ -133,7 +127,7 @@ def test_a_put_of_a_prompt_is_one_call_that_the_store_cuts_itself_unless_told_ho
 def test_rows_of_any_format_are_bytes_to_the_store(landing: BounceMemory) -> None:
     payload = payload_of(1)
     rows = memoryview(bytearray(payload)).cast("H")
-    with opened(MemoryStorage()) as store:
+    with opened_store(MemoryStorage(), CONFIG) as store:
         assert store.put([EnginePage(label_of(1), None, (rows,))]) == [Answer.STORED]
         target = memoryview(bytearray(PAGE_BYTES)).cast("H")
         assert store.get([EnginePage(label_of(1), None, (target,))]) == [Answer.HIT]
@@ -143,7 +137,7 @@ def test_rows_of_any_format_are_bytes_to_the_store(landing: BounceMemory) -> Non
 
 def test_a_get_that_fails_leaves_no_view_of_the_rows(no_collection: None) -> None:
     backend = ThreadNotingStore()
-    store = opened(backend, EngineStoreConfig(guard=GuardConfig(retry_rounds_max=2, retry_pause_s=0.001)))
+    store = opened_store(backend, EngineStoreConfig(guard=GuardConfig(retry_rounds_max=2, retry_pause_s=0.001)))
     backend.fails = True
     rows = EngineRows(1)
     assert store.get(rows.pages([1])) == [Answer.UNAVAILABLE]
@@ -162,7 +156,7 @@ def test_an_interrupt_of_the_caller_in_a_store_is_the_callers() -> None:
             return super().get(pages)
 
     backend = InterruptedStore()
-    store, rows = opened(backend), EngineRows(1)
+    store, rows = opened_store(backend, CONFIG), EngineRows(1)
     with pytest.raises(KeyboardInterrupt):
         store.get(rows.pages([1]))
     backend.is_interrupted = False
@@ -173,7 +167,7 @@ def test_an_interrupt_of_the_caller_in_a_store_is_the_callers() -> None:
 
 def test_close_waits_no_longer_than_it_was_told_for_a_caller_in_a_store() -> None:
     backend = ThreadNotingStore()
-    store = opened(backend)
+    store = opened_store(backend, CONFIG)
     rows = EngineRows.holding([1])
     store.put(rows.pages([1]))
     backend.hangs.set()

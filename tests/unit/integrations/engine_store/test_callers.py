@@ -6,7 +6,7 @@ from threading import Event, Thread
 
 import pytest
 
-from tests.support.engine_rows import IDENTITY, LAYOUT, EngineRows, payload_of
+from tests.support.engine_rows import EngineRows, opened_store, payload_of
 from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from tests.support.wrappers import PATIENCE_S
 from unified_cache.core.config import GuardConfig
@@ -25,6 +25,7 @@ RATES = {
     StorageFault.FLIPPED_BIT: 0.1,
     StorageFault.SHORT_READ: 0.05,
     StorageFault.MISDIRECTED_READ: 0.05,
+    StorageFault.LOST_WRITE: 0.05,
     StorageFault.TORN_WRITE: 0.05,
     StorageFault.PARTIAL_WRITE: 0.05,
 }
@@ -65,8 +66,7 @@ def test_no_page_is_wrong_and_no_row_is_written_late(seed: int) -> None:
         breaker_pause_s_max=1e-6,
     )
     config = EngineStoreConfig(guard=guard, landing_bytes=32 << 10, piece_bytes=8 << 10)
-    store = EngineStore.opened_by(lambda: backend, config)
-    store.register(IDENTITY, LAYOUT)
+    store = opened_store(backend, config)
     over = Event()
 
     def release_late_calls() -> None:

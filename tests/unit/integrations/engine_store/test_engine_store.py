@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.clock import ManualClock
-from tests.support.engine_rows import IDENTITY, LAYOUT, PAGE_BYTES, EngineRows, label_of, payload_of
+from tests.support.engine_rows import IDENTITY, LAYOUT, PAGE_BYTES, EngineRows, label_of, opened_store, payload_of
 from tests.support.running_service import running
 from unified_cache.components import Full
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
-from unified_cache.core.seal import HEADER_BYTES, Flaw
+from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.integrations.engine_store import EnginePage, EngineStore, EngineStoreConfig, Unavailable
 from unified_cache.integrations.engine_store import tasks as tasks_module
-from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method
 
@@ -71,18 +71,6 @@ def test_what_a_store_in_a_directory_knows_from_memory_is_told_on_the_spot_and_n
     assert store.exists_at_once([label_of(2)]) == [Answer.UNAVAILABLE]
 
 
-def test_what_was_stored_outlives_the_process_s_store(tmp_path: Path) -> None:
-    source, target = EngineRows.holding([1, 2]), EngineRows(2)
-    url = f"packed:{tmp_path}"
-    with EngineStore.open(url) as store:
-        store.register(IDENTITY, LAYOUT)
-        assert store.put(source.pages([1, 2]), Level.DURABLE) == [Answer.STORED] * 2
-    with EngineStore.open(url) as store:
-        store.register(IDENTITY, LAYOUT)
-        assert store.get(target.pages([1, 2])) == [Answer.HIT] * 2
-    assert [target.payload(0), target.payload(1)] == [payload_of(1), payload_of(2)]
-
-
 def test_calls_are_counted_by_method_and_answer(store: EngineStore) -> None:
     source = EngineRows.holding([1, 2, 3])
     store.put(source.pages([1, 2, 3]))
@@ -133,42 +121,10 @@ def test_after_close_every_page_is_unavailable_and_no_view_is_left(store: Engine
     rows.close()
 
 
-def test_a_page_damaged_in_the_store_is_flawed_and_then_a_miss(tmp_path: Path) -> None:
-    rows = EngineRows.holding([1, 2])
-    with EngineStore.open(f"file:{tmp_path}") as store:
-        store.register(IDENTITY, LAYOUT)
-        store.put(rows.pages([1, 2]))
-        (path,) = tmp_path.rglob(label_of(1).page_name)
-        content = bytearray(path.read_bytes())
-        content[-1] ^= 1
-        path.write_bytes(content)
-        target = EngineRows(2)
-        assert store.get(target.pages([1, 2])) == [Answer.FLAWED, Answer.HIT]
-        assert store.get(target.pages([1, 2])) == [Answer.MISS, Answer.HIT]
-        assert store.counts().flaws == {Flaw.PAYLOAD: 1}
-
-
-def test_a_page_that_was_touched_outlives_those_that_were_not(tmp_path: Path) -> None:
-    rows = EngineRows.holding(range(3))
-    with EngineStore.open("memory:", bytes_max=3 * (PAGE_BYTES + HEADER_BYTES)) as store:
-        store.register(IDENTITY, LAYOUT)
-        for slot, page in enumerate(rows.pages(range(3))):
-            assert store.put([page]) == [Answer.STORED], slot
-        store.touch([label_of(0)])
-        store.put(EngineRows.holding([9]).pages([9]))
-        assert store.exists([label_of(number) for number in (0, 1, 2, 9)]) == [
-            Answer.HIT,
-            Answer.MISS,
-            Answer.HIT,
-            Answer.HIT,
-        ]
-
-
 def test_of_many_pages_that_are_touched_the_first_is_the_most_recent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks_module, "LOOKUP_LABELS_MAX", 2)
     rows = EngineRows.holding(range(5))
-    with EngineStore.open("memory:", bytes_max=5 * (PAGE_BYTES + HEADER_BYTES)) as store:
-        store.register(IDENTITY, LAYOUT)
+    with opened_store(open_storage("memory:", bytes_max=5 * (PAGE_BYTES + HEADER_BYTES))) as store:
         store.put(rows.pages(range(5)))
         store.touch([label_of(number) for number in (3, 1, 4, 0, 2)])
         for gone_count, number in enumerate((10, 11, 12, 13), 1):
@@ -203,23 +159,6 @@ def test_pages_of_an_identity_that_nobody_registered_are_unavailable(store: Engi
     }
 
 
-def test_registering_writes_the_manifest_that_tools_read(tmp_path: Path) -> None:
-    with EngineStore.open(f"file:{tmp_path}") as store:
-        store.register(IDENTITY, LAYOUT)
-        assert store.counts().registered_count == 1
-    assert any(path.is_dir() and path.name == IDENTITY.digest(LAYOUT).hex() for path in tmp_path.rglob("*"))
-
-
-def test_pages_larger_than_a_piece_go_one_by_one(url: str) -> None:
-    rows = EngineRows.holding(range(5))
-    with EngineStore.open(url, EngineStoreConfig(piece_bytes=1, landing_bytes=8192)) as store:
-        store.register(IDENTITY, LAYOUT)
-        assert store.put(rows.pages(range(5))) == [Answer.STORED] * 5
-        target = EngineRows(5)
-        assert store.get(target.pages(range(5))) == [Answer.HIT] * 5
-    assert [target.payload(slot) for slot in range(5)] == [payload_of(number) for number in range(5)]
-
-
 def test_a_layout_whose_pages_do_not_fit_is_refused_by_name() -> None:
     layout = ModelLayout(64, (Full((PoolSpec("kv", 8192),)),))
     with (
@@ -231,8 +170,9 @@ def test_a_layout_whose_pages_do_not_fit_is_refused_by_name() -> None:
 
 def test_a_page_larger_than_all_landing_memory_is_unavailable(tmp_path: Path) -> None:
     rows = memoryview(bytearray(9000))
-    with EngineStore.open(f"file:{tmp_path / 'store'}", EngineStoreConfig(piece_bytes=1, landing_bytes=8192)) as store:
-        store.register(IDENTITY, LAYOUT)
+    with opened_store(
+        open_storage(f"file:{tmp_path / 'store'}"), EngineStoreConfig(piece_bytes=1, landing_bytes=8192)
+    ) as store:
         page = EnginePage(label_of(1), None, (rows,))
         assert store.put([page]) == [Answer.UNAVAILABLE]
         assert store.counts().unavailable == {(Method.PUT, Unavailable.NO_BOUNCE_BUFFER): 1}
@@ -261,8 +201,7 @@ def test_settings_that_cannot_work_are_refused(make: Callable[[], EngineStoreCon
 
 def test_what_the_store_holds_is_what_any_other_reader_of_it_verifies(tmp_path: Path) -> None:
     rows = EngineRows.holding([4])
-    with EngineStore.open(f"file:{tmp_path}", EngineStoreConfig(guard=GuardConfig(deadline_s=60.0))) as store:
-        store.register(IDENTITY, LAYOUT)
+    with opened_store(open_storage(f"file:{tmp_path}"), EngineStoreConfig(guard=GuardConfig(deadline_s=60.0))) as store:
         store.put(rows.pages([4]))
     plain = open_storage(f"file:{tmp_path}")
     (found,) = plain.scan(IDENTITY.digest(LAYOUT)).objects
@@ -283,8 +222,7 @@ def test_a_durable_put_goes_in_larger_pieces_as_far_as_landing_memory_has_room()
 @pytest.mark.parametrize("scheme", ["file", "packed"])
 def test_a_store_tells_which_pages_it_has_let_go(scheme: str, tmp_path: Path) -> None:
     numbers = range(1, 100)
-    with EngineStore.open(f"{scheme}:{tmp_path}", SMALL_PIECES, bytes_max=200_000) as store:
-        store.register(IDENTITY, LAYOUT)
+    with opened_store(open_storage(f"{scheme}:{tmp_path}", bytes_max=200_000), SMALL_PIECES) as store:
         assert store.take_removals() == (0, 0, ())
         assert store.put(EngineRows.holding(numbers).pages(numbers)) == [Answer.STORED] * len(numbers)
         removals = store.take_removals()

@@ -13,7 +13,6 @@ from unified_cache.core.window import SPAN_ALL
 from unified_cache.integrations.engine_store import EnginePage, EngineStore
 from unified_cache.integrations.engine_store.pools import AffineRows, BundleName, BundlePages, EnginePools, PoolNeed
 from unified_cache.storage_backends.protocol import Answer, Level
-from unified_cache.storage_backends.wrappers import Method
 
 SLOTS = 64
 
@@ -100,14 +99,6 @@ def chain(count: int, name: str = "") -> list[PageKey]:
     return [hashlib.sha256(f"{name}{number}".encode()).digest() for number in range(count)]
 
 
-def test_pages_come_back_into_other_slots(store: CountedStore) -> None:
-    pools, keys = Pools(store, kv=100), chain(5)
-    assert pools.store(keys, "kv") == [True] * 5
-    (filled,) = pools.tier.get([BundlePages(("kv",), keys, range(20, 25), None)])
-    assert filled == [True] * 5
-    assert (pools.memory["kv"][20:25, 0] == [1, 2, 3, 4, 5]).all()
-
-
 def test_a_bundle_is_one_object_a_page(store: CountedStore) -> None:
     pools, keys = Pools(store, a=100, b=7), chain(4)
     pools.store(keys, "a", "b")
@@ -123,13 +114,6 @@ def test_every_page_names_the_one_before_it(store: CountedStore) -> None:
     pools.tier.put([BundlePages(("kv",), keys[1:], range(3), keys[0])])
     (batch,) = store.puts
     assert [page.parent for page in batch] == keys[:3]
-
-
-def test_what_is_stored_is_not_sealed_again(store: CountedStore) -> None:
-    pools, keys = Pools(store, kv=100), chain(6)
-    pools.store(keys[:4], "kv")
-    assert pools.store(keys, "kv") == [True] * 6
-    assert store.store.counts().payload_bytes[Method.PUT] == 6 * 100
 
 
 @pytest.mark.parametrize("stored", [0, 1, 63, 64, 65, 700])
@@ -178,14 +162,6 @@ def test_a_window_is_restorable_where_its_last_pages_are(store: CountedStore) ->
     # The first page is a whole window of its own; 4 would need pages 2 and 3.
     assert found.ends == [1, 5, 6]
     assert found.reach == {"kv": 10, "swa": 6}
-
-
-def test_the_set_of_ends_is_no_run_where_a_longer_prefix_is_there_and_a_shorter_is_not(store: CountedStore) -> None:
-    pools, keys = Pools(store, kv=8, state=8), chain(9)
-    pools.store(keys, "kv")
-    for page in (2, 7):
-        pools.store(keys[page : page + 1], "state")
-    assert pools.tier.restorable(keys, [PoolNeed(("kv",), SPAN_ALL), PoolNeed(("state",), 1)]).ends == [3, 8]
 
 
 def test_a_pool_without_bytes_decides_nothing(store: CountedStore) -> None:
@@ -250,11 +226,3 @@ def test_cleared_pages_are_gone(store: CountedStore) -> None:
     assert pools.tier.clear()
     assert pools.tier.restorable(keys, [PoolNeed(("kv",), SPAN_ALL)]).ends == []
     assert pools.tier.restorable(keys, [PoolNeed(("swa",), 1)]).ends == []
-
-
-def test_after_close_no_pool_is_known_and_no_view_is_left(store: CountedStore) -> None:
-    pools, keys = Pools(store, kv=8), chain(3)
-    pools.store(keys, "kv")
-    pools.tier.close()
-    assert pools.tier.restorable(keys, [PoolNeed(("kv",), SPAN_ALL)]).ends == []
-    assert pools.tier.get([BundlePages(("kv",), keys, range(3), None)]) == [[False] * 3]

@@ -8,12 +8,12 @@ from threading import Event
 
 import pytest
 
-from tests.support.engine_rows import IDENTITY, LAYOUT, PAGE_BYTES, EngineRows, label_of, payload_of
+from tests.support.engine_rows import PAGE_BYTES, EngineRows, label_of, opened_store, payload_of
 from tests.support.files import RefusingDisk
 from tests.support.store_kinds import StoreKind
 from tests.support.wrappers import PATIENCE_S
 from unified_cache.core.config import GuardConfig
-from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig, Unavailable
+from unified_cache.integrations.engine_store import EngineStoreConfig, Unavailable
 from unified_cache.integrations.engine_store.buffers import BounceMemory
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.protocol import Answer
@@ -28,12 +28,6 @@ PATIENT = EngineStoreConfig(guard=GuardConfig(deadline_s=PATIENCE_S), landing_by
 def kind(request: pytest.FixtureRequest) -> StoreKind:
     found: StoreKind = request.param
     return found
-
-
-def opened(kind: StoreKind, root: Path, disk: Disk, config: EngineStoreConfig = PATIENT) -> EngineStore:
-    store = EngineStore.opened_by(lambda: kind.open(root, disk=disk), config)
-    store.register(IDENTITY, LAYOUT)
-    return store
 
 
 class GatedDisk(Disk):
@@ -73,7 +67,7 @@ class ReadingHangs(GatedDisk):
 
 def test_pages_come_back_byte_by_byte_from_memory_and_from_the_disk(kind: StoreKind, tmp_path: Path) -> None:
     for disk in (Disk(), RefusingDisk(errno.EAGAIN)):
-        with opened(kind, tmp_path / "store", disk) as store:
+        with opened_store(kind.open(tmp_path / "store", disk=disk), PATIENT) as store:
             store.put(EngineRows.holding(NUMBERS).pages(NUMBERS))
             order = [3, 99, 0, 4]
             target = EngineRows(len(order))
@@ -91,7 +85,7 @@ def test_pages_come_back_byte_by_byte_from_memory_and_from_the_disk(kind: StoreK
 def test_a_page_in_memory_is_copied_once(kind: StoreKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = BounceMemory.allocate(1 << 20)
     monkeypatch.setattr(BounceMemory, "allocate", lambda *given: memory)
-    with opened(kind, tmp_path / "store", Disk()) as store:
+    with opened_store(kind.open(tmp_path / "store", disk=Disk()), PATIENT) as store:
         store.put(EngineRows.holding(NUMBERS).pages(NUMBERS))
         memory.whole[:] = bytes(memory.bytes_max)
         target = EngineRows(len(NUMBERS))
@@ -102,7 +96,7 @@ def test_a_page_in_memory_is_copied_once(kind: StoreKind, tmp_path: Path, monkey
 
 
 def test_damaged_pages_are_flawed_in_rows_as_in_landing_memory(kind: StoreKind, tmp_path: Path) -> None:
-    with opened(kind, tmp_path / "store", Disk()) as store:
+    with opened_store(kind.open(tmp_path / "store", disk=Disk()), PATIENT) as store:
         store.put(EngineRows.holding(NUMBERS).pages(NUMBERS))
         for path in (tmp_path / "store").rglob("*"):
             content = path.read_bytes() if path.is_file() else b""
@@ -125,9 +119,9 @@ def test_a_read_that_hangs_never_touches_rows_that_are_the_engine_s_again(
         pytest.skip("its files are open")
     disk.hangs.clear()
     disk.may_go_on.clear()
-    with opened(kind, tmp_path / "store", disk) as store:
+    with opened_store(kind.open(tmp_path / "store", disk=disk), PATIENT) as store:
         store.put(EngineRows.holding([1, 2]).pages([1, 2]))
-    store = opened(kind, tmp_path / "store", disk, SOON_LATE)
+    store = opened_store(kind.open(tmp_path / "store", disk=disk), SOON_LATE)
     rows = EngineRows.holding([7, 8])
     disk.hangs.set()
     assert store.get(rows.pages([1, 2])) == [Answer.UNAVAILABLE] * 2
@@ -137,5 +131,5 @@ def test_a_read_that_hangs_never_touches_rows_that_are_the_engine_s_again(
     assert [rows.payload(0), rows.payload(1)] == [payload_of(7), payload_of(8)]
     rows.close()  # BufferError, had the store's thread a view of it
     store.close()
-    with opened(kind, tmp_path / "store", disk) as store:
+    with opened_store(kind.open(tmp_path / "store", disk=disk), PATIENT) as store:
         assert store.get(EngineRows(2).pages([1, 2])) == [Answer.HIT] * 2

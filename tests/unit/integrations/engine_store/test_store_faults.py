@@ -1,8 +1,6 @@
 """Engine stores over a store that hangs, fails, damages pages or is away: right answers in time, no late write."""
 
 import logging
-import random
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,14 +11,14 @@ from threading import enumerate as living_threads
 import pytest
 
 from tests.support.clock import ManualClock
-from tests.support.engine_rows import IDENTITY, LAYOUT, EngineRows, label_of, payload_of
-from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
+from tests.support.engine_rows import IDENTITY, LAYOUT, EngineRows, label_of, opened_store, payload_of
+from tests.support.faulty_storage import FaultyStorage, StorageFault
 from tests.support.running_service import running
 from tests.support.service import wait_for
 from tests.support.wrappers import PATIENCE_S, scripted
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import StorageError
-from unified_cache.core.seal import HEADER_BYTES, Flaw, seal
+from unified_cache.core.seal import HEADER_BYTES, seal
 from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig, Unavailable
 from unified_cache.integrations.engine_store.away import Retries
 from unified_cache.proto.manifest_pb2 import Manifest
@@ -52,12 +50,6 @@ class RegisteredStorage(MemoryStorage):
         self.taken.append(manifest.identity)
 
 
-def opened(backend: StorageBackend, config: EngineStoreConfig = SOON_LATE) -> EngineStore:
-    store = EngineStore.opened_by(lambda: backend, config)
-    store.register(IDENTITY, LAYOUT)
-    return store
-
-
 def stored(numbers: Sequence[int]) -> MemoryStorage:
     """Return a store that holds these pages."""
     backend = MemoryStorage()
@@ -75,7 +67,7 @@ def store_page(backend: StorageBackend, number: int) -> None:
 
 def test_a_get_that_hangs_ends_at_its_deadline_and_never_touches_the_rows_again() -> None:
     backend = scripted({1: HANG}, stored([1, 2]))
-    store = opened(backend)
+    store = opened_store(backend, SOON_LATE)
     rows = EngineRows.holding([7, 8])  # what the engine has there for somebody else
     assert store.get(rows.pages([1, 2])) == [Answer.UNAVAILABLE] * 2
     counts = store.counts()
@@ -93,7 +85,7 @@ def test_a_get_that_hangs_ends_at_its_deadline_and_never_touches_the_rows_again(
 
 def test_while_a_get_hangs_the_engine_may_give_its_memory_back() -> None:
     backend = scripted({1: HANG}, stored([1]))
-    store = opened(backend)
+    store = opened_store(backend, SOON_LATE)
     rows = EngineRows(1)
     assert store.get(rows.pages([1])) == [Answer.UNAVAILABLE]
     rows.close()  # BufferError, had the store's thread a view of it
@@ -103,7 +95,7 @@ def test_while_a_get_hangs_the_engine_may_give_its_memory_back() -> None:
 
 def test_a_put_that_hangs_stores_what_the_rows_held_when_it_was_called() -> None:
     backend = scripted({1: HANG})
-    store = opened(backend)
+    store = opened_store(backend, SOON_LATE)
     rows = EngineRows.holding([1])
     assert store.put(rows.pages([1])) == [Answer.UNAVAILABLE]
     rows.rows(0)[0][:] = bytes(3000)  # the engine's next request
@@ -116,7 +108,7 @@ def test_a_put_that_hangs_stores_what_the_rows_held_when_it_was_called() -> None
 
 def test_a_put_whose_look_up_hangs_ends_at_its_deadline_and_reads_no_row_afterwards() -> None:
     backend = scripted({1: HANG})
-    store = opened(backend)
+    store = opened_store(backend, SOON_LATE)
     rows = EngineRows.holding([1])
     assert store.put_missing(rows.pages([1])) == [Answer.UNAVAILABLE]
     assert store.counts().unavailable == {(Method.PUT, Unavailable.LATE): 1}
@@ -126,19 +118,10 @@ def test_a_put_whose_look_up_hangs_ends_at_its_deadline_and_reads_no_row_afterwa
     store.close()
 
 
-def test_a_look_up_that_hangs_answers_in_time() -> None:
-    backend = scripted({1: HANG}, stored([1]))
-    store = opened(backend)
-    assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]
-    release(backend, store)
-    assert store.exists([label_of(1)]) == [Answer.HIT]
-    store.close()
-
-
 def test_with_all_landing_memory_in_quarantine_pages_are_unavailable_at_once() -> None:
     backend = scripted({1: HANG}, stored([1]))
     # Nobody waits for memory: the deadline of the second call would be a minute away.
-    store = opened(backend)
+    store = opened_store(backend, SOON_LATE)
     store.get(EngineRows(2).pages([1, 1]))
     assert store.get(EngineRows(1).pages([1])) == [Answer.UNAVAILABLE]
     assert store.counts().unavailable[Method.GET, Unavailable.NO_BOUNCE_BUFFER] == 1
@@ -149,7 +132,7 @@ def test_with_all_landing_memory_in_quarantine_pages_are_unavailable_at_once() -
 
 def test_with_all_threads_lost_pages_are_unavailable_at_once() -> None:
     backend = scripted({1: HANG, 2: HANG}, stored([1]))
-    store = opened(backend)
+    store = opened_store(backend, SOON_LATE)
     for _ in range(2):
         store.exists([label_of(1)])
     assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]
@@ -164,7 +147,7 @@ def test_with_all_threads_lost_pages_are_unavailable_at_once() -> None:
 
 def test_the_pages_of_the_pieces_before_a_hang_are_hits() -> None:
     backend = scripted({2: HANG}, stored([1, 2, 3]))
-    store = opened(backend, EngineStoreConfig(guard=SOON, landing_bytes=8192, piece_bytes=1))
+    store = opened_store(backend, EngineStoreConfig(guard=SOON, landing_bytes=8192, piece_bytes=1))
     rows = EngineRows.holding([7, 8, 9])
     assert store.get(rows.pages([1, 2, 3])) == [Answer.HIT, Answer.UNAVAILABLE, Answer.UNAVAILABLE]
     release(backend, store)
@@ -175,7 +158,7 @@ def test_the_pages_of_the_pieces_before_a_hang_are_hits() -> None:
 def test_calls_that_hang_open_the_breaker_of_gets_although_look_ups_work() -> None:
     backend = scripted({2: HANG, 4: HANG}, stored([1]))
     guard = GuardConfig(deadline_s=0.05, breaker_failures_max=2, retry_rounds_max=1)
-    store = opened(backend, EngineStoreConfig(guard=guard))
+    store = opened_store(backend, EngineStoreConfig(guard=guard))
     for _ in range(2):
         assert store.exists([label_of(1)]) == [Answer.HIT]
         assert store.get(EngineRows(1).pages([1])) == [Answer.UNAVAILABLE]
@@ -188,7 +171,7 @@ def test_calls_that_hang_open_the_breaker_of_gets_although_look_ups_work() -> No
 
 def test_a_store_that_fails_and_recovers_is_asked_again() -> None:
     backend = scripted({1: StorageFault.FAIL, 2: StorageFault.FAIL, 3: StorageFault.FAIL}, stored([1]))
-    store = opened(backend)
+    store = opened_store(backend, SOON_LATE)
     assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]
     rows = EngineRows.holding([1])
     assert store.put(rows.pages([1])) == store.get(rows.pages([1])) == [Answer.UNAVAILABLE]
@@ -197,44 +180,6 @@ def test_a_store_that_fails_and_recovers_is_asked_again() -> None:
     }
     assert "fails on purpose" in store.counts().last_error
     assert store.get(rows.pages([1])) == [Answer.HIT]
-    store.close()
-
-
-def test_a_fault_that_passes_is_tried_again_and_not_seen() -> None:
-    backend = scripted({1: StorageFault.FAIL}, stored([1]))
-    store = opened(backend, EngineStoreConfig(guard=GuardConfig(retry_pause_s=1e-6)))
-    assert store.exists([label_of(1)]) == [Answer.HIT]
-    store.close()
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_no_damaged_page_is_ever_a_hit(seed: int) -> None:
-    rates = {
-        StorageFault.FAIL: 0.1,
-        StorageFault.FLIPPED_BIT: 0.1,
-        StorageFault.SHORT_READ: 0.1,
-        StorageFault.MISDIRECTED_READ: 0.1,
-        StorageFault.LOST_WRITE: 0.1,
-        StorageFault.TORN_WRITE: 0.1,
-        StorageFault.PARTIAL_WRITE: 0.1,
-    }
-    rng = random.Random(seed)
-    backend = FaultyStorage(MemoryStorage(), SeededFaults(rates, rng), rng)
-    guard = GuardConfig(retry_rounds_max=2, retry_pause_s=1e-6, breaker_failures_max=10_000)
-    store = EngineStore.opened_by(lambda: backend, EngineStoreConfig(guard=guard, piece_bytes=10_000))
-    store.register(IDENTITY, LAYOUT)
-    hits_count = 0
-    for _ in range(60):
-        numbers = rng.sample(range(12), rng.randrange(1, 6))
-        if rng.randrange(2):
-            store.put(EngineRows.holding(numbers).pages(numbers))
-        else:
-            rows = EngineRows(len(numbers))
-            for slot, answer in enumerate(store.get(rows.pages(numbers))):
-                hits_count += answer is Answer.HIT
-                assert answer is not Answer.HIT or rows.payload(slot) == payload_of(numbers[slot])
-    assert hits_count
-    assert Flaw.PAYLOAD in store.counts().flaws
     store.close()
 
 
@@ -271,8 +216,7 @@ def test_a_store_that_is_away_is_opened_by_a_later_call_and_told_what_was_regist
 def test_a_registration_that_fails_is_made_up_after_a_pause() -> None:
     clock = ManualClock()
     store_below = RegisteredStorage(failures_count=1)
-    store = EngineStore.opened_by(lambda: store_below, clock=clock)
-    store.register(IDENTITY, LAYOUT)
+    store = opened_store(store_below, clock=clock)
     assert not store.counts().is_registered
     rows = EngineRows.holding([1])
     assert store.put(rows.pages([1])) == [Answer.UNAVAILABLE]
@@ -326,8 +270,7 @@ def test_an_identity_that_is_refused_for_good_is_said_once_and_announced_each_mi
                 raise StorageError("tenant acme may not write here: ask its owner", retryable=False)
 
     clock, backend = ManualClock(), ForbiddenStorage()
-    store = EngineStore.opened_by(lambda: backend, clock=clock)
-    store.register(IDENTITY, LAYOUT)
+    store = opened_store(backend, clock=clock)
     for _ in range(110):
         assert store.exists([label_of(1)]) == [Answer.UNAVAILABLE]
         clock.now_s += 1.0
@@ -374,23 +317,6 @@ def test_a_server_that_starts_late_or_again_is_found_and_told_what_was_registere
     rows.close()
 
 
-@pytest.mark.parametrize("kind", ["file", "packed"])
-def test_a_directory_that_is_removed_under_the_store_costs_pages_and_raises_nothing(kind: str, tmp_path: Path) -> None:
-    store = EngineStore.open(f"{kind}:{tmp_path / 'store'}", EngineStoreConfig(guard=GuardConfig(retry_rounds_max=1)))
-    store.register(IDENTITY, LAYOUT)
-    rows = EngineRows.holding([1, 2])
-    store.put(rows.pages([1, 2])[:1])
-    shutil.rmtree(tmp_path / "store")
-    for _ in range(8):
-        target = EngineRows(2)
-        for slot, answer in enumerate(store.get(target.pages([1, 2]))):
-            assert not answer or target.payload(slot) == payload_of(slot + 1)
-        store.put(rows.pages([1, 2]))
-        store.exists([label_of(1), label_of(2)])
-    store.close()
-    rows.close()
-
-
 def test_opening_that_hangs_holds_nobody_up_for_longer_than_a_deadline() -> None:
     may_open = Event()
     backend = stored([1])
@@ -423,8 +349,7 @@ def test_a_call_whose_time_is_over_answers_for_the_pages_it_reached() -> None:
 
     backend = SlowReads()
     config = EngineStoreConfig(guard=GuardConfig(deadline_s=60.0), piece_bytes=1, call_timeout_s=15.0)
-    store = EngineStore.opened_by(lambda: backend, config, clock=clock)
-    store.register(IDENTITY, LAYOUT)
+    store = opened_store(backend, config, clock)
     rows = EngineRows.holding(range(4))
     store.put(rows.pages(range(4)))
     answers = store.get(rows.pages(range(4)))
@@ -435,8 +360,7 @@ def test_a_call_whose_time_is_over_answers_for_the_pages_it_reached() -> None:
 
 def test_close_sends_callers_away_whose_store_hangs() -> None:
     backend = scripted({1: HANG}, stored([1]))
-    store = EngineStore.opened_by(lambda: backend, EngineStoreConfig(guard=GuardConfig(deadline_s=3600.0)))
-    store.register(IDENTITY, LAYOUT)
+    store = opened_store(backend, EngineStoreConfig(guard=GuardConfig(deadline_s=3600.0)))
     rows = EngineRows(1)
     answers: list[Answer] = []
     caller = Thread(target=lambda: answers.extend(store.get(rows.pages([1]))))
@@ -455,7 +379,7 @@ def test_what_a_store_raises_against_all_rules_is_an_answer_too() -> None:
         def get(self, pages: Sequence[PageIO]) -> list[Answer]:
             raise BaseException("a native library panicked")  # as they do
 
-    store = opened(RaisingAgainstTheRules())
+    store = opened_store(RaisingAgainstTheRules(), SOON_LATE)
     rows = EngineRows(1)
     assert store.get(rows.pages([1])) == [Answer.UNAVAILABLE]
     assert store.counts().unavailable == {(Method.GET, Unavailable.FAILED): 1}

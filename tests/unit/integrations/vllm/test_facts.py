@@ -1,6 +1,8 @@
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,53 +16,49 @@ from unified_cache.integrations.weights import weights_digest
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-@dataclass
-class HFConfig:
-    values: dict[str, object]
-
-    def to_dict(self) -> dict[str, object]:
-        return self.values
+def namespace(defaults: Mapping[str, object]) -> Callable[..., Any]:
+    """Return what makes one of vLLM's configurations, with other values of some fields."""
+    return lambda **changes: SimpleNamespace(**{**defaults, **changes})
 
 
-@dataclass
-class ModelConfig:
-    model: str = "org/model"
-    revision: str | None = COMMIT
-    dtype: object = "torch.bfloat16"
-    quantization: object = None
-    seed: int = 0
-    hf_config: HFConfig = field(default_factory=lambda: HFConfig({"rope_theta": 10_000, "_name_or_path": "org/model"}))
+def hf_config(**values: object) -> Any:
+    return SimpleNamespace(to_dict=lambda: {"rope_theta": 10_000, "_name_or_path": "org/model", **values})
 
 
-@dataclass
-class CacheSettings:
-    cache_dtype: str = "auto"
-    prefix_caching_hash_algo: str = "sha256"
-
-
-@dataclass
-class LoadSettings:
-    load_format: object = "auto"
-
-
-@dataclass
-class AttentionSettings:
-    backend: object = None
-
-
-@dataclass
-class SpeculativeSettings:
-    method: object = "eagle"
-    draft_model_config: ModelConfig | None = None
-
-
-@dataclass
-class VllmSettings:
-    model_config: ModelConfig = field(default_factory=ModelConfig)
-    cache_config: CacheSettings = field(default_factory=CacheSettings)
-    load_config: LoadSettings = field(default_factory=LoadSettings)
-    attention_config: AttentionSettings = field(default_factory=AttentionSettings)
-    speculative_config: SpeculativeSettings | None = None
+model_config = namespace(
+    {
+        "model": "org/model",
+        "revision": COMMIT,
+        "dtype": "torch.bfloat16",
+        "quantization": None,
+        "hf_config": hf_config(),
+    }
+)
+cache_config = namespace({"cache_dtype": "auto", "prefix_caching_hash_algo": "sha256"})
+vllm_config = namespace(
+    {
+        "model_config": model_config(),
+        "cache_config": cache_config(),
+        "load_config": SimpleNamespace(load_format="auto"),
+        "attention_config": SimpleNamespace(backend=None),
+        "speculative_config": None,
+    }
+)
+chunk_sizes = namespace({"tokens_per_hash": 16, "blocks_per_chunk": 2})
+parallel = namespace({"world_size": 2, "tp_size": 2, "pp_size": 1, "pcp_size": 1, "dcp_size": 1})
+offloaded = namespace(
+    {
+        "groups": [SimpleNamespace(group_id=0, tokens_per_block=16, layer_names=("layers.0", "layers.2"))],
+        "model": SimpleNamespace(name="org/model", dtype="bfloat16"),
+        "cache": chunk_sizes(),
+        "parallel": parallel(),
+        "replicated_layout": False,
+        "canonical_layout": False,
+        "kv_cache_layout": "LBHNC",
+    }
+)
+DRAFTING = SimpleNamespace(method="eagle", draft_model_config=model_config(model="org/draft"))
+offloading_spec = namespace({"config": offloaded(), "replicated_layout": False, "cpu_page_size_per_worker": 3000})
 
 
 @dataclass
@@ -74,69 +72,16 @@ class WindowSpec:
         return 1024 * self.heads
 
 
-@dataclass
-class CacheGroup:
-    layer_names: Sequence[str] = ("layers.0", "layers.2")
-    kv_cache_spec: WindowSpec = field(default_factory=WindowSpec)
-
-
-@dataclass
-class GroupConfig:
-    group_id: int = 0
-    tokens_per_block: int = 16
-    layer_names: tuple[str, ...] = ("layers.0", "layers.2")
-
-
-@dataclass
-class NamedModel:
-    name: str = "org/model"
-    dtype: str = "bfloat16"
-
-
-@dataclass
-class ChunkSizes:
-    tokens_per_hash: int = 16
-    blocks_per_chunk: int = 2
-
-
-@dataclass
-class Parallel:
-    world_size: int = 2
-    tp_size: int = 2
-    pp_size: int = 1
-    pcp_size: int = 1
-    dcp_size: int = 1
-
-
-@dataclass
-class Offloading:
-    groups: Sequence[GroupConfig] = (GroupConfig(),)
-    model: NamedModel = field(default_factory=NamedModel)
-    cache: ChunkSizes = field(default_factory=ChunkSizes)
-    parallel: Parallel = field(default_factory=Parallel)
-    replicated_layout: bool = False
-    canonical_layout: bool = False
-    kv_cache_layout: str | None = "LBHNC"
-
-
-@dataclass
-class OffloadingSpec:
-    config: Offloading = field(default_factory=Offloading)
-    replicated_layout: bool = False
-    cpu_page_size_per_worker: int = 3000
-
+cache_group = namespace({"layer_names": ("layers.0", "layers.2"), "kv_cache_spec": WindowSpec()})
 
 URL = TierSettings(url="file:/kv")
 
 
 def facts(
-    config: VllmSettings | None = None,
-    offloading: Offloading | None = None,
-    group: CacheGroup | None = None,
-    settings: TierSettings = URL,
+    config: object = None, offloading: object = None, group: object = None, settings: TierSettings = URL
 ) -> VllmFacts:
-    groups = [OffloadedGroup(0, group or CacheGroup(), SPAN_ALL)]
-    return engine_facts(config or VllmSettings(), offloading or Offloading(), groups, {"engine": "vllm 0"}, settings)
+    groups = [OffloadedGroup(0, group or cache_group(), SPAN_ALL)]
+    return engine_facts(config or vllm_config(), offloading or offloaded(), groups, {"engine": "vllm 0"}, settings)
 
 
 def test_a_person_can_read_what_the_bytes_depend_on() -> None:
@@ -152,21 +97,21 @@ def test_a_person_can_read_what_the_bytes_depend_on() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        facts(VllmSettings(ModelConfig(quantization="fp8"))),
-        facts(VllmSettings(ModelConfig(dtype="torch.float16"))),
-        facts(VllmSettings(ModelConfig(revision=COMMIT[::-1]))),
-        facts(VllmSettings(ModelConfig(hf_config=HFConfig({"rope_theta": 20_000})))),
-        facts(VllmSettings(cache_config=CacheSettings(prefix_caching_hash_algo="sha256_cbor"))),
-        facts(VllmSettings(cache_config=CacheSettings(cache_dtype="fp8"))),
-        facts(VllmSettings(attention_config=AttentionSettings("TRITON_ATTN"))),
-        facts(VllmSettings(speculative_config=SpeculativeSettings(draft_model_config=ModelConfig("org/draft")))),
-        facts(offloading=replace(Offloading(), kv_cache_layout="BLHNC")),
-        facts(offloading=replace(Offloading(), parallel=Parallel(tp_size=1, pp_size=2))),
-        facts(offloading=replace(Offloading(), replicated_layout=True)),
-        facts(offloading=replace(Offloading(), cache=ChunkSizes(blocks_per_chunk=1))),
-        facts(group=CacheGroup(kv_cache_spec=WindowSpec(sliding_window=128))),
-        facts(group=CacheGroup(kv_cache_spec=WindowSpec(heads=4))),
-        facts(group=CacheGroup(layer_names=("layers.1", "layers.3"))),
+        facts(vllm_config(model_config=model_config(quantization="fp8"))),
+        facts(vllm_config(model_config=model_config(dtype="torch.float16"))),
+        facts(vllm_config(model_config=model_config(revision=COMMIT[::-1]))),
+        facts(vllm_config(model_config=model_config(hf_config=hf_config(rope_theta=20_000)))),
+        facts(vllm_config(cache_config=cache_config(prefix_caching_hash_algo="sha256_cbor"))),
+        facts(vllm_config(cache_config=cache_config(cache_dtype="fp8"))),
+        facts(vllm_config(attention_config=SimpleNamespace(backend="TRITON_ATTN"))),
+        facts(vllm_config(speculative_config=DRAFTING)),
+        facts(offloading=offloaded(kv_cache_layout="BLHNC")),
+        facts(offloading=offloaded(parallel=parallel(tp_size=1, pp_size=2))),
+        facts(offloading=offloaded(replicated_layout=True)),
+        facts(offloading=offloaded(cache=chunk_sizes(blocks_per_chunk=1))),
+        facts(group=cache_group(kv_cache_spec=WindowSpec(sliding_window=128))),
+        facts(group=cache_group(kv_cache_spec=WindowSpec(heads=4))),
+        facts(group=cache_group(layer_names=("layers.1", "layers.3"))),
         facts(settings=TierSettings(url="file:/kv", revision="my own")),
         facts(settings=TierSettings(url="file:/kv", model="my own")),
     ],
@@ -176,30 +121,32 @@ def test_what_changes_the_bytes_changes_the_facts(other: VllmFacts) -> None:
 
 
 def test_where_the_model_lies_does_not_change_its_configuration() -> None:
-    moved = HFConfig({"rope_theta": 10_000, "_name_or_path": "/elsewhere", "transformers_version": "9"})
-    assert facts(VllmSettings(ModelConfig(hf_config=moved))) == facts()
+    moved = hf_config(_name_or_path="/elsewhere", transformers_version="9")
+    assert facts(vllm_config(model_config=model_config(hf_config=moved))) == facts()
 
 
 @pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor"])
 def test_a_hash_that_is_seeded_at_random_is_refused_by_name(algorithm: str) -> None:
     with pytest.raises(ConfigError, match=f"found {algorithm}$"):
-        facts(VllmSettings(cache_config=CacheSettings(prefix_caching_hash_algo=algorithm)))
+        facts(vllm_config(cache_config=cache_config(prefix_caching_hash_algo=algorithm)))
 
 
 @pytest.mark.parametrize("revision", [None, "main"])
 def test_a_revision_that_names_no_commit_is_none(revision: str | None) -> None:
-    assert facts(VllmSettings(ModelConfig(revision=revision))).revision == ""
+    assert facts(vllm_config(model_config=model_config(revision=revision))).revision == ""
 
 
 def test_weights_that_the_engine_draws_have_no_revision_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    dummy = VllmSettings(ModelConfig(str(tmp_path)), load_config=LoadSettings("dummy"))
+    dummy = vllm_config(
+        model_config=model_config(model=str(tmp_path)), load_config=SimpleNamespace(load_format="dummy")
+    )
     assert facts(dummy).revision == ""
     assert facts(dummy, settings=TierSettings(url="file:/kv", revision="drawn")).revision == "drawn"
 
 
 def test_local_weights_are_told_apart_by_their_bytes(tmp_path: Path) -> None:
-    local = VllmSettings(ModelConfig(str(tmp_path), revision=None))
+    local = vllm_config(model_config=model_config(model=str(tmp_path), revision=None))
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     (tmp_path / "README.md").write_text("not a weight")
     first = facts(local)
@@ -215,7 +162,7 @@ def test_the_same_weights_at_another_path_are_the_same_model(tmp_path: Path) -> 
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(b"weights")
         (tmp_path / name / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-        found.append(facts(VllmSettings(ModelConfig(str(tmp_path / name), revision=None))))
+        found.append(facts(vllm_config(model_config=model_config(model=str(tmp_path / name), revision=None))))
     assert found[0] == found[1]
     assert found[0].model == "LlamaForCausalLM"
 
@@ -225,7 +172,7 @@ def test_the_same_weights_at_another_path_are_the_same_model(tmp_path: Path) -> 
 )
 def test_a_name_or_revision_of_the_user_s_stands_beside_what_is_known(tmp_path: Path, settings: TierSettings) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    found = facts(VllmSettings(ModelConfig(str(tmp_path), revision=None)), settings=settings)
+    found = facts(vllm_config(model_config=model_config(model=str(tmp_path), revision=None)), settings=settings)
     assert found.model == (settings.model or str(tmp_path))
     assert found.revision == (settings.revision or f"weights {weights_digest(tmp_path)}")
 
@@ -234,7 +181,7 @@ def test_files_of_weights_in_one_directory_are_models_of_their_own(tmp_path: Pat
     models = [tmp_path / name for name in ("q4.gguf", "q8.gguf")]
     for model in models:
         model.write_bytes(model.name.encode())
-    first, second = (facts(VllmSettings(ModelConfig(str(model), revision=None))) for model in models)
+    first, second = (facts(vllm_config(model_config=model_config(model=str(model), revision=None))) for model in models)
     assert first != second
 
 
@@ -257,11 +204,11 @@ def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_bare_tier_knows_what_vllm_tells_it() -> None:
-    found = spec_facts(Offloading(), TierSettings(url="file:/kv", revision="1"))
+    found = spec_facts(offloaded(), TierSettings(url="file:/kv", revision="1"))
     assert (found.model, found.revision, found.groups[0].span) == ("org/model", "1", SPAN_UNKNOWN)
     assert found.others.keys() < facts().others.keys()
 
 
 def test_a_row_holds_every_worker_once() -> None:
-    assert row_shape(OffloadingSpec(), 8192).payload_bytes == 6000
-    assert row_shape(OffloadingSpec(replicated_layout=True), 4096).payload_bytes == 3000
+    assert row_shape(offloading_spec(), 8192).payload_bytes == 6000
+    assert row_shape(offloading_spec(replicated_layout=True), 4096).payload_bytes == 3000

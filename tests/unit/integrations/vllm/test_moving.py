@@ -5,14 +5,11 @@ import pytest
 
 from tests.support.vllm_tier import FACTS, ROW, TIMEOUT_S, DictChunks, HostMemory, offload_key
 from tests.support.waiting import wait_until
-from unified_cache.integrations.engine_store import EngineStore
 from unified_cache.integrations.vllm import moving as module
 from unified_cache.integrations.vllm.moving import ChunkJob, Direction, JobEnd, MovedChunk, Moving
 from unified_cache.integrations.vllm.names import ChunkNames
 from unified_cache.integrations.vllm.settings import TierSettings
-from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level
-from unified_cache.storage_backends.wrappers import Method
 
 ROWS = 16
 NAMES = ChunkNames.of(FACTS, ROW)
@@ -78,20 +75,6 @@ def test_a_load_that_failed_in_part_says_which_chunks_came(memory: HostMemory, m
     assert end.moved == (offload_key(1), offload_key(2))
     assert end.failed == (offload_key(9),)
     assert end.answers == (Answer.HIT, Answer.MISS, Answer.HIT)
-
-
-def test_a_page_that_the_store_has_is_neither_copied_nor_put_again(memory: HostMemory) -> None:
-    rows = memory.rows()
-    with EngineStore.opened_by(MemoryStorage) as external:
-        external.register(NAMES.identity, NAMES.layout)
-        moving = Moving(external, rows, CONFIG)
-        stored(memory, moving, 1)
-        stored(memory, moving, 1, 2)
-        counts = external.counts()
-        assert moving.close(TIMEOUT_S)
-    assert counts.payload_bytes == {Method.PUT: 2 * ROW.payload_bytes}
-    assert counts.answers == {(Method.PUT, Answer.STORED): 3}
-    rows.release()
 
 
 def test_a_load_overtakes_stores_between_two_pieces(
