@@ -82,11 +82,6 @@ class BounceMemory:
         """All of it, for a store that wants to know the memory that its pages lie in, until the store is closed."""
         return self._whole
 
-    def reserved_bytes(self) -> int:
-        """Return the bytes reserved by calls that are waited for."""
-        with self._changed:
-            return sum(buffer.size_bytes for buffer in self._reserved)
-
     def quarantined_bytes(self) -> int:
         """Return how many bytes a store that is late may still read or write."""
         with self._changed:

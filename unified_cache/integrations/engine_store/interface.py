@@ -126,8 +126,6 @@ class EngineStoreCounts:
     """Of the bounce buffers, what calls that are late may still read or write."""
     breaker: BreakerState | None = None
     """None while the store is away."""
-    store_name: str = ""
-    """Name of the store as it says itself; empty while it is away."""
     registered_count: int = 0
     """Identities that the store has taken, of ``announced_count``."""
     announced_count: int = 0

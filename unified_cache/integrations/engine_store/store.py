@@ -14,7 +14,7 @@ the store does, and from then on nothing reads or writes the engine's rows::
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Condition, Lock, get_ident
@@ -53,6 +53,7 @@ from unified_cache.storage_backends.common.bounded_call import (
     run_here,
 )
 from unified_cache.storage_backends.common.breaker import Backoff
+from unified_cache.storage_backends.memory_reads import MemoryReader
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.storage_backends.removals import RemovalFeed, Removals, removals_of
 from unified_cache.storage_backends.url import check_storage_url, open_storage
@@ -173,35 +174,18 @@ class EngineStore:
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Return for each label whether a get would, as far as is known without reading, find it: HIT if so."""
-        if not labels:
-            return []
-        started_s = self._clock()
-        identities = {label.identity for label in labels}
-        opened = self._reached(identities)
-        if opened is None:
-            return self._answered(Method.EXISTS, [], len(labels), self._absence(), started_s)
-        task = Task(partial(tasks.look_up, opened.guard, labels))
-        asks_nobody = not opened.capability.exists_costs_io and self._registrations.are_taken(identities)
-        if asks_nobody or self._may_be_in_place(opened, identities):
-            reason = self._call_here(task, started_s)
-        else:
-            reason = self._call(opened, identities, task, started_s)
-        return self._answered(Method.EXISTS, task.answers, len(labels), reason, started_s)
+        return self._ask(Method.EXISTS, labels, tasks.look_up)
 
     def exists_at_once(self, labels: Sequence[Label]) -> list[Answer]:
         """Return for each label, on this thread, whether the store knows from memory that it is there: HIT if so.
 
         UNAVAILABLE are all others, and no count has them. It waits for no disk, and for nobody who does.
         """
-        opened, unavailable = self._opening.store, [Answer.UNAVAILABLE] * len(labels)
-        if opened is None or opened.memory is None or self._closed:
-            return unavailable
-        if not self._registrations.are_taken({label.identity for label in labels}):
-            return unavailable
+        memory = self._memory({label.identity for label in labels})
         try:
-            known = opened.memory.knows(labels)
+            known = [False] * len(labels) if memory is None else memory.knows(labels)
         except CacheError:  # closed by another thread
-            return unavailable
+            known = [False] * len(labels)
         return [Answer.HIT if is_known else Answer.UNAVAILABLE for is_known in known]
 
     def get(self, pages: Sequence[EnginePage]) -> list[Answer]:
@@ -222,10 +206,10 @@ class EngineStore:
         They are verified in their rows. It waits for no disk, and for nobody who does.
         """
         started_s = self._clock()
-        opened, identities = self._opening.store, {page.label.identity for page in pages}
-        if opened is None or opened.memory is None or self._closed or not self._registrations.are_taken(identities):
+        memory = self._memory({page.label.identity for page in pages})
+        if memory is None:
             return [Answer.UNAVAILABLE] * len(pages)
-        task = Task(partial(tasks.read_memory, opened.memory, pages))
+        task = Task(partial(tasks.read_memory, memory, pages))
         self._call_here(task, started_s)
         hits = [page for page, answer in zip(pages, task.answers, strict=False) if answer]
         if hits:
@@ -250,23 +234,7 @@ class EngineStore:
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Count pages as used now, the first most of all; a touch that the store does not take is lost."""
-        if not labels:
-            return
-        started_s = self._clock()
-        identities = {label.identity for label in labels}
-        opened = self._reached(identities)
-        reason: Unavailable | None = self._absence()
-        touched = 0
-        if opened is not None:
-            task = Task(partial(tasks.touch, opened.guard, labels))
-            if self._may_be_in_place(opened, identities):
-                reason = self._call_here(task, started_s)
-            else:
-                reason = self._call(opened, identities, task, started_s)
-            touched = len(task.answers)
-        if reason is not None:
-            self._counts.add_reason(Method.TOUCH, reason, len(labels) - touched)
-        self._counts.add(Method.TOUCH, [], self._clock() - started_s)
+        self._ask(Method.TOUCH, labels, tasks.touch)
 
     def clear(self, identity: bytes) -> bool:
         """Make every page of one identity a miss; return whether the store says that it has. A late clear goes on."""
@@ -307,7 +275,6 @@ class EngineStore:
             counts,
             flaws=opened.verified.flaws_count,
             breaker=opened.guard.breaker.state,
-            store_name=opened.capability.name,
         )
 
     def wait_for_late_calls(self, timeout_s: float) -> bool:
@@ -362,6 +329,35 @@ class EngineStore:
             return Unavailable.CLOSED
         return Unavailable.AWAY if self._opening.store is None else Unavailable.UNREGISTERED
 
+    def _memory(self, identities: Collection[bytes]) -> MemoryReader | None:
+        """Return the store's memory if it has one, is there, and has taken the identities."""
+        opened = self._opening.store
+        if opened is None or self._closed or not self._registrations.are_taken(identities):
+            return None
+        return opened.memory
+
+    def _ask(
+        self,
+        method: Method,
+        labels: Sequence[Label],
+        ask: Callable[[StorageBackend, Sequence[Label], list[Answer]], Iterator[None]],
+    ) -> list[Answer]:
+        """Ask the store about labels; no page moves."""
+        if not labels:
+            return []
+        started_s = self._clock()
+        identities = {label.identity for label in labels}
+        opened = self._reached(identities)
+        if opened is None:
+            return self._answered(method, [], len(labels), self._absence(), started_s)
+        task = Task(partial(ask, opened.guard, labels))
+        is_known = method is Method.EXISTS and not opened.capability.exists_costs_io
+        if (is_known or opened.capability.bounded) and self._registrations.are_taken(identities):
+            reason = self._call_here(task, started_s)
+        else:
+            reason = self._call(opened, identities, task, started_s)
+        return self._answered(method, task.answers, len(labels), reason, started_s)
+
     def _transfer(
         self, method: Method, pages: Sequence[EnginePage], level: Level, asked: Sequence[Label] = ()
     ) -> list[Answer]:
@@ -376,7 +372,7 @@ class EngineStore:
         store = opened.guard
         move = partial(tasks.get, store) if method is Method.GET else partial(tasks.put, store, level, asked)
         path: CopyPath
-        if self._may_be_in_place(opened, identities):
+        if opened.capability.bounded and self._registrations.are_taken(identities):
             # The store cuts them itself, and has several calls under way.
             is_cut = self._config.piece_bytes is not None
             pieces = pieces_of(pages, self._piece_bytes(opened, method, level) if is_cut else AT_ONCE_BYTES_MAX)
@@ -457,10 +453,6 @@ class EngineStore:
             # Not the error itself: a handler that keeps log records would keep its frames, and with them the pages.
             logger.error("a store raised what it should not: %s", "".join(format_exception(error)))
         return Unavailable.FAILED, call
-
-    def _may_be_in_place(self, opened: OpenedStore, identities: Collection[bytes]) -> bool:
-        """Return whether the store may be called on its caller's thread and be given rows: it returns by itself."""
-        return opened.capability.bounded and self._registrations.are_taken(identities)
 
     def _piece_bytes(self, opened: OpenedStore, method: Method, level: Level) -> int:
         # A page that is put is sealed before the next is copied; one that was not in memory is waited for anyway.

@@ -173,27 +173,19 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
 
     # ---- the interface before both: not used with interface_v1, which the constructor demands ----------------------
 
-    def get(self, key: str, target_location: object = None, target_sizes: object = None) -> torch.Tensor | None:
+    def get(self, key: str, *where: object, **options: object) -> torch.Tensor | None:
         """Read nothing: a page in a tensor of its own may have another order of bytes than one in the pool."""
         return None
 
-    def batch_get(
-        self, keys: Sequence[str], target_locations: object = None, target_sizes: object = None
-    ) -> list[torch.Tensor | None]:
+    def batch_get(self, keys: Sequence[str], *where: object, **options: object) -> list[torch.Tensor | None]:
         """Read nothing, as ``get``."""
         return [None] * len(keys)
 
-    def set(self, key: str, value: object = None, target_location: object = None, target_sizes: object = None) -> bool:
+    def set(self, key: str, *what: object, **options: object) -> bool:
         """Store nothing, as ``get``."""
         return False
 
-    def batch_set(
-        self,
-        keys: Sequence[str],
-        values: object = None,
-        target_locations: object = None,
-        target_sizes: object = None,
-    ) -> bool:
+    def batch_set(self, keys: Sequence[str], *what: object, **options: object) -> bool:
         """Store nothing, as ``get``."""
         return False
 

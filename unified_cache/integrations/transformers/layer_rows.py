@@ -8,7 +8,7 @@ before it. So "the pages before this boundary" is, of each tensor, its last rows
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -55,227 +55,184 @@ class LayerRows:
     """Whether there are models whose layers of this class keep nothing here."""
 
 
-class LayerState(Protocol):
+@dataclass(frozen=True, slots=True)
+class LayerState:
     """One layer of a model's own cache object, read and filled at page boundaries. Batches of one request."""
 
-    def read(self) -> list[LayerRows]:
-        """Return every tensor that the layer needs to go on, in an order that never changes."""
-        ...
+    read: Callable[[], list[LayerRows]]
+    """Return every tensor that the layer needs to go on, in an order that never changes."""
+    write: Callable[[Sequence[torch.Tensor | None], int], None]
+    """Give an empty layer what ``read`` returned after so many tokens, in that order.
 
-    def write(self, rows: Sequence[torch.Tensor | None], tokens: int) -> None:
-        """Give an empty layer what ``read`` returned after ``tokens`` tokens, in that order.
-
-        None stands for what the model does without. The tensors are the layer's from now on.
-        """
-        ...
+    None stands for what the model does without. The tensors are the layer's from now on.
+    """
 
 
-class FullLayer:
-    """State of full attention: keys and values of every token."""
+def _full(layer: "DynamicLayer") -> LayerState:
+    """Keys and values of every token."""
 
-    __slots__ = ("_layer",)
+    def read() -> list[LayerRows]:
+        return [LayerRows("kv", _rows(layer.keys)), LayerRows("kv", _rows(layer.values))]
 
-    def __init__(self, layer: "DynamicLayer") -> None:
-        self._layer = layer
-
-    def read(self) -> list[LayerRows]:
-        """Return keys and values."""
-        return [LayerRows("kv", _rows(self._layer.keys)), LayerRows("kv", _rows(self._layer.values))]
-
-    def write(self, rows: Sequence[torch.Tensor | None], tokens: int) -> None:
-        """Hand keys and values over."""
+    def write(rows: Sequence[torch.Tensor | None], tokens: int) -> None:
         keys, values = _all(rows)
-        _fill(self._layer, keys, values)
+        _fill(layer, keys, values)
+
+    return LayerState(read, write)
 
 
-class IndexedLayer:
-    """State of sparse attention: keys and values, and the indexer's keys of every token.
+def _indexed(layer: "DynamicIndexedLayer") -> LayerState:
+    """Keys and values, then the indexer's keys of every token, and their positions where the model keeps those.
 
     A layer that goes by the choice of another one has no indexer of its own.
     """
+    full = _full(layer)
 
-    __slots__ = ("_layer",)
-
-    def __init__(self, layer: "DynamicIndexedLayer") -> None:
-        self._layer = layer
-
-    def read(self) -> list[LayerRows]:
-        """Return keys and values; then the indexer's keys, and their positions where the model keeps those."""
-        keys, places = self._layer.indexer_keys, self._layer.indexer_position_ids
+    def read() -> list[LayerRows]:
+        keys, places = layer.indexer_keys, layer.indexer_position_ids
         return [
-            *FullLayer(self._layer).read(),
+            *full.read(),
             LayerRows("indexer", None if keys is None else keys[0], is_optional=True),
             LayerRows("indexer", None if places is None else places[:, 0].transpose(0, 1), is_optional=True),
         ]
 
-    def write(self, rows: Sequence[torch.Tensor | None], tokens: int) -> None:
-        """Hand keys and values over, and what there is of the indexer."""
+    def write(rows: Sequence[torch.Tensor | None], tokens: int) -> None:
         keys_values, (keys, places) = rows[:2], rows[2:]
-        FullLayer(self._layer).write(keys_values, tokens)
+        full.write(keys_values, tokens)
         if keys is not None:
-            self._layer.update_indexer(keys.unsqueeze(0))
+            layer.update_indexer(keys.unsqueeze(0))
         if places is not None:
-            self._layer.indexer_position_ids = places.transpose(0, 1).unsqueeze(1)
+            layer.indexer_position_ids = places.transpose(0, 1).unsqueeze(1)
+
+    return LayerState(read, write)
 
 
-class BlockIndexedLayer:
-    """State of MiniMax-M3's sparse attention: keys and values, and the keys that blocks are chosen by."""
+def _block_indexed(layer: "MiniMaxM3VLSparseCacheLayer") -> LayerState:
+    """Keys and values, then the keys that MiniMax-M3's sparse attention chooses blocks by."""
+    full = _full(layer)
 
-    __slots__ = ("_layer",)
+    def read() -> list[LayerRows]:
+        return [*full.read(), LayerRows("indexer", _rows(layer.idx_keys))]
 
-    def __init__(self, layer: "MiniMaxM3VLSparseCacheLayer") -> None:
-        self._layer = layer
-
-    def read(self) -> list[LayerRows]:
-        """Return keys and values, then the indexer's keys."""
-        return [*FullLayer(self._layer).read(), LayerRows("indexer", _rows(self._layer.idx_keys))]
-
-    def write(self, rows: Sequence[torch.Tensor | None], tokens: int) -> None:
-        """Hand all of it over."""
+    def write(rows: Sequence[torch.Tensor | None], tokens: int) -> None:
         *keys_values, indexed = _all(rows)
-        FullLayer(self._layer).write(keys_values, tokens)
-        self._layer.idx_keys = indexed.transpose(0, 1).unsqueeze(0)
+        full.write(keys_values, tokens)
+        layer.idx_keys = indexed.transpose(0, 1).unsqueeze(0)
+
+    return LayerState(read, write)
 
 
-class WindowLayer:
-    """State of sliding-window attention: keys and values of the last ``sliding_window - 1`` tokens."""
+def _sliding(layer: "DynamicSlidingWindowLayer") -> LayerState:
+    """Keys and values of the last ``sliding_window - 1`` tokens."""
 
-    __slots__ = ("_layer",)
+    def read() -> list[LayerRows]:
+        rows_max = layer.sliding_window - 1
+        return [LayerRows("swa", _rows(each), rows_max=rows_max) for each in (layer.keys, layer.values)]
 
-    def __init__(self, layer: "DynamicSlidingWindowLayer") -> None:
-        self._layer = layer
-
-    def read(self) -> list[LayerRows]:
-        """Return keys and values."""
-        rows_max = self._layer.sliding_window - 1
-        return [LayerRows("swa", _rows(each), rows_max=rows_max) for each in (self._layer.keys, self._layer.values)]
-
-    def write(self, rows: Sequence[torch.Tensor | None], tokens: int) -> None:
-        """Hand keys and values over, and how many tokens there were up to the last of them."""
+    def write(rows: Sequence[torch.Tensor | None], tokens: int) -> None:
         keys, values = _all(rows)
-        _fill(self._layer, keys, values)
-        self._layer.cumulative_length = tokens
+        _fill(layer, keys, values)
+        layer.cumulative_length = tokens
+
+    return LayerState(read, write)
 
 
-class RecurrentLayer:
-    """State of linear attention: the inputs that its convolution looks back on, and its recurrent state.
+def _recurrent(layer: "LinearAttentionCacheLayerMixin") -> LayerState:
+    """Inputs that the convolution of linear attention looks back on, and its recurrent state.
 
     Some models have the convolution alone, some the recurrent state alone, some several pairs.
     """
 
-    __slots__ = ("_layer",)
-
-    def __init__(self, layer: "LinearAttentionCacheLayerMixin") -> None:
-        self._layer = layer
-
-    def read(self) -> list[LayerRows]:
-        """Return the convolution's inputs and the recurrent state, of each pair that the layer keeps."""
-        pairs = ((self._layer.conv_states[at], self._layer.recurrent_states[at]) for at in self._states())
+    def read() -> list[LayerRows]:
+        pairs = ((layer.conv_states[at], layer.recurrent_states[at]) for at in range(layer.number_of_states))
         return [LayerRows("mamba", each, CHECKPOINT, rows_max=1, is_optional=True) for pair in pairs for each in pair]
 
-    def write(self, rows: Sequence[torch.Tensor | None], tokens: int) -> None:
-        """Hand over what there is of both, as the state after a prompt."""
-        for at in self._states():
+    def write(rows: Sequence[torch.Tensor | None], tokens: int) -> None:
+        for at in range(layer.number_of_states):
             inputs, state = rows[2 * at : 2 * at + 2]
             if inputs is not None:
-                self._layer.update_conv_state(inputs, state_idx=at)
+                layer.update_conv_state(inputs, state_idx=at)
             if state is not None:
-                self._layer.update_recurrent_state(state, state_idx=at)
+                layer.update_recurrent_state(state, state_idx=at)
 
-    def _states(self) -> range:
-        return range(self._layer.number_of_states)
+    return LayerState(read, write)
 
 
-class JoinedLayer:
-    """State of a layer that keeps several kinds of it side by side: that of the one, then that of the other."""
+def _joined(*parts: LayerState) -> LayerState:
+    """Several kinds of state side by side: that of the one, then that of the other."""
 
-    __slots__ = ("_parts",)
+    def read() -> list[LayerRows]:
+        return [kept for part in parts for kept in part.read()]
 
-    def __init__(self, *parts: LayerState) -> None:
-        self._parts = parts
-
-    def read(self) -> list[LayerRows]:
-        """Return what every part keeps."""
-        return [kept for part in self._parts for kept in part.read()]
-
-    def write(self, rows: Sequence[torch.Tensor | None], tokens: int) -> None:
-        """Give each part its own."""
-        bounds = accumulate((len(part.read()) for part in self._parts), initial=0)
-        for part, (start, end) in zip(self._parts, pairwise(bounds), strict=True):
+    def write(rows: Sequence[torch.Tensor | None], tokens: int) -> None:
+        bounds = accumulate((len(part.read()) for part in parts), initial=0)
+        for part, (start, end) in zip(parts, pairwise(bounds), strict=True):
             part.write(rows[start:end], tokens)
 
+    return LayerState(read, write)
 
-class HeavilyCompressedLayer:
-    """State of DeepSeek-V4's heavily compressed attention: its window, whose keys are its values, and compressed rows.
+
+def _heavily_compressed(layer: "DeepseekV4HCACache") -> LayerState:
+    """A window whose keys are its values, and compressed rows, of DeepSeek-V4's heavily compressed attention.
 
     At a page boundary no group of tokens waits to be compressed: pages are whole groups.
     """
 
-    __slots__ = ("_layer",)
+    def read() -> list[LayerRows]:
+        return [_window(layer), _compressed(layer, "compressor", "deepseek_v4_c128")]
 
-    def __init__(self, layer: "DeepseekV4HCACache") -> None:
-        self._layer = layer
-
-    def read(self) -> list[LayerRows]:
-        """Return the window and the compressed rows."""
-        return [_window(self._layer), _compressed(self._layer, "compressor", "deepseek_v4_c128")]
-
-    def write(self, rows: Sequence[torch.Tensor | None], tokens: int) -> None:
-        """Fill the window and the compressed rows."""
+    def write(rows: Sequence[torch.Tensor | None], tokens: int) -> None:
         window, compressed = _all(rows)
-        _fill_window(self._layer, window, tokens)
-        self._layer.update_compressor_states("compressor", compressed.unsqueeze(0))
+        _fill_window(layer, window, tokens)
+        layer.update_compressor_states("compressor", compressed.unsqueeze(0))
+
+    return LayerState(read, write)
 
 
-class CompressedSparseLayer:
+def _compressed_sparse(layer: "DeepseekV4CSACache") -> LayerState:
     """State of DeepSeek-V4's compressed sparse attention.
 
-    It has a window, compressed rows of the compressor and of the indexer, and the last group of both, which the next
+    It has a window, then of the compressor and of the indexer compressed rows and their last group, which the next
     group overlaps.
     """
 
-    __slots__ = ("_layer",)
-
-    def __init__(self, layer: "DeepseekV4CSACache") -> None:
-        self._layer = layer
-
-    def read(self) -> list[LayerRows]:
-        """Return the window; then compressed rows and overlapping group, of the compressor and of the indexer."""
-        kept = [_window(self._layer)]
+    def read() -> list[LayerRows]:
+        kept = [_window(layer)]
         for name, pool in _CSA_POOLS.items():
-            overlap = (self._layer.overlap_kv[name], self._layer.overlap_gate[name])
-            kept.append(_compressed(self._layer, name, pool))
+            overlap = (layer.overlap_kv[name], layer.overlap_gate[name])
+            kept.append(_compressed(layer, name, pool))
             kept += [LayerRows(f"{pool}_state", each, CHECKPOINT, rows_max=1) for each in overlap]
         return kept
 
-    def write(self, rows: Sequence[torch.Tensor | None], tokens: int) -> None:
-        """Fill all of it."""
+    def write(rows: Sequence[torch.Tensor | None], tokens: int) -> None:
         window, *rest = _all(rows)
-        _fill_window(self._layer, window, tokens)
+        _fill_window(layer, window, tokens)
         for at, name in enumerate(_CSA_POOLS):
             compressed, kv, gate = rest[3 * at : 3 * at + 3]
-            self._layer.update_compressor_states(name, compressed.unsqueeze(0))
-            self._layer.overlap_kv[name], self._layer.overlap_gate[name] = kv, gate
+            layer.update_compressor_states(name, compressed.unsqueeze(0))
+            layer.overlap_kv[name], layer.overlap_gate[name] = kv, gate
+
+    return LayerState(read, write)
 
 
 _CSA_POOLS = {"compressor": "deepseek_v4_c4", "indexer": "deepseek_v4_c4_indexer"}
 """The two compressors of a compressed-sparse layer, and where their rows belong."""
 
 _STATES: Mapping[str, Callable[..., LayerState]] = {
-    "transformers.cache_utils.DummyLayer": lambda _: JoinedLayer(),
-    "transformers.cache_utils.DynamicIndexedLayer": IndexedLayer,
-    "transformers.cache_utils.DynamicLayer": FullLayer,
-    "transformers.cache_utils.DynamicSlidingWindowLayer": WindowLayer,
+    "transformers.cache_utils.DummyLayer": lambda _: _joined(),
+    "transformers.cache_utils.DynamicIndexedLayer": _indexed,
+    "transformers.cache_utils.DynamicLayer": _full,
+    "transformers.cache_utils.DynamicSlidingWindowLayer": _sliding,
     "transformers.cache_utils.LinearAttentionAndFullAttentionLayer": (
-        lambda layer: JoinedLayer(FullLayer(layer), RecurrentLayer(layer))
+        lambda layer: _joined(_full(layer), _recurrent(layer))
     ),
     "transformers.cache_utils.LinearAttentionAndSlidingWindowAttentionLayer": (
-        lambda layer: JoinedLayer(WindowLayer(layer), RecurrentLayer(layer))
+        lambda layer: _joined(_sliding(layer), _recurrent(layer))
     ),
-    "transformers.cache_utils.LinearAttentionLayer": RecurrentLayer,
-    "transformers.models.deepseek_v4.modeling_deepseek_v4.DeepseekV4CSACache": CompressedSparseLayer,
-    "transformers.models.deepseek_v4.modeling_deepseek_v4.DeepseekV4HCACache": HeavilyCompressedLayer,
-    "transformers.models.minimax_m3_vl.modeling_minimax_m3_vl.MiniMaxM3VLSparseCacheLayer": BlockIndexedLayer,
+    "transformers.cache_utils.LinearAttentionLayer": _recurrent,
+    "transformers.models.deepseek_v4.modeling_deepseek_v4.DeepseekV4CSACache": _compressed_sparse,
+    "transformers.models.deepseek_v4.modeling_deepseek_v4.DeepseekV4HCACache": _heavily_compressed,
+    "transformers.models.minimax_m3_vl.modeling_minimax_m3_vl.MiniMaxM3VLSparseCacheLayer": _block_indexed,
 }
 """Readers by the exact class of a layer: a subclass may keep more state than its base."""
 

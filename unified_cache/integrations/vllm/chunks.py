@@ -204,10 +204,6 @@ class ChunkTier:
         """Return what the store counted."""
         return self._store.counts()
 
-    def rows_out(self, direction: Direction) -> int:
-        """Return how many rows belong to jobs under way."""
-        return self._moving.rows_out(direction)
-
     def close(self) -> bool:
         """End jobs and threads and close the store, within bounds; return whether vLLM's memory is released.
 

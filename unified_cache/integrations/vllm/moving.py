@@ -201,10 +201,6 @@ class Moving:
         """Jobs that have not ended."""
         return self._jobs_count
 
-    def rows_out(self, direction: Direction) -> int:
-        """Return how many rows belong to jobs of one direction that have not ended."""
-        return self._rows_out[direction]
-
     def wait(self, timeout_s: float) -> bool:
         """Wait until every job has ended; False after ``timeout_s``."""
         with self._changed:

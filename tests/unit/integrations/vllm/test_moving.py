@@ -131,7 +131,7 @@ def test_stores_beyond_their_share_of_the_rows_end_at_once(moving: Moving, store
     moving.submit(job(1, Direction.STORE, chunk(9, 9)))
     (end,) = moving.ended()
     assert (end.job.number, end.moved) == (1, ())
-    assert moving.rows_out(Direction.STORE) == 8
+    assert moving._rows_out[Direction.STORE] == 8
 
 
 def test_a_job_larger_than_its_share_is_taken_where_no_other_waits(moving: Moving, store: DictChunks) -> None:
