@@ -9,6 +9,7 @@ import pytest
 from tests.support.budget import examples
 from tests.support.clock import ManualClock
 from tests.support.components import toy_components
+from tests.support.operations import present
 from unified_cache.core.config import EvictionConfig, EvictionPolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Slots, Tier
@@ -125,8 +126,7 @@ class WatchedTree:
         predicted = queues.predictor.score(node.request_class, node.request)
         if tier_component == 0:
             return predicted
-        slots = node.slots[tier_component]
-        assert slots is not None
+        slots = present(node.slots[tier_component])
         if (slots[-self.tree.components[tier_component].span :] < 0).any():
             return 0.0
         shares, held_pages = queues.shares, int((slots >= 0).sum())

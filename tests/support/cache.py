@@ -14,7 +14,7 @@ from unified_cache.controller import Workers
 from unified_cache.controller.memory import ComputeStreams, DevicePool
 from unified_cache.core.config import CacheConfig, WritePolicy
 from unified_cache.core.page import DEFAULT_NAMESPACE, Namespace, PageKey, Prompt, TokensLike
-from unified_cache.core.pool import Identity, ModelLayout, PoolSpec, Slots
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec, Slots, Tier
 from unified_cache.core.window import window
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.tree import Lock
@@ -159,3 +159,27 @@ class ToyEngine:
         for component, slots in enumerate(fresh):
             self.write_pages(component, slots, prompt, lock.end)
         return cache.insert(prompt, fresh, lock)
+
+    def run(self, prompt: Prompt) -> Prompt:
+        """Run a request to its end: serve it and release its lock; return its prompt."""
+        lock = self.serve(prompt)
+        assert lock is not None
+        self.cache.release(lock)
+        return prompt
+
+    def read_back(self, prompt: Prompt) -> int:
+        """Compare every byte that the device can resume of a prompt with the oracle; return how many pages."""
+        lock = self.cache.lock(self.cache.match(prompt))
+        self.verify(prompt, lock)
+        self.cache.release(lock)
+        self.cache.check()
+        return lock.end
+
+    def forget(self, *tiers: Tier) -> None:
+        """Have tiers lose all that nothing pins, as when others need the room; the device, if none is named."""
+        ledger = self.cache._ledger
+        for tier in tiers or (Tier.DEVICE,):
+            for component in range(len(self.layout.components)):
+                slots = ledger.allocate(tier, component, ledger.available_pages(tier, component))
+                assert slots is not None
+                ledger.free(tier, component, slots)

@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,8 +15,13 @@ from unified_cache.core.page import Prompt
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
 
+Value = TypeVar("Value")
+
 PAGE = 16
 SPANS = (SPAN_ALL, 2)
+
+SETTLE_S = 30.0
+"""For all transfers to end."""
 
 
 def tokens(pages: int, first: int = 0) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -82,22 +88,29 @@ def configured(toy: ToyEngine, **fields: object) -> UnifiedCache:
 def filled(store: MemoryStorage, pages: int = 6) -> None:
     """Have another cache store a prompt."""
     toy = engine(store)
-    serve(toy, pages)
-    toy.cache.backup(toy.cache.prompt(tokens(pages)))
-    toy.cache.wait_all(1)
+    over(toy.cache, toy.cache.backup(serve(toy, pages)))
 
 
 def serve(toy: ToyEngine, pages: int, first: int = 0) -> Prompt:
-    prompt = toy.cache.prompt(tokens(pages, first))
-    lock = toy.serve(prompt)
-    assert lock is not None
-    toy.cache.release(lock)
-    return prompt
+    return toy.run(toy.cache.prompt(tokens(pages, first)))
 
 
 def started(operation: Operation | NotStarted) -> Operation:
     assert operation, operation
     return operation
+
+
+def over(cache: UnifiedCache, operation: Operation | NotStarted) -> Operation:
+    """Wait until a transfer is over, and all others."""
+    assert operation, operation
+    cache.wait_all(SETTLE_S)
+    return operation
+
+
+def present(value: Value | None) -> Value:
+    """Return what is not None: slots that there was room for, a lock, a preference."""
+    assert value is not None
+    return value
 
 
 def out_pages(cache: UnifiedCache) -> int:

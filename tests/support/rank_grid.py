@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tests.support.cache import IDENTITY, ToyEngine
-from tests.support.ranks import over, prompt_of, ranked, served
+from tests.support.operations import over
+from tests.support.ranks import prompt_of, ranked, served
 from unified_cache.controller import InlineWorkers, OperationState
 from unified_cache.controller.ranks import RankGroup
 from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec

@@ -10,7 +10,8 @@ from tests.support.cache import ToyEngine, toy_layout
 from tests.support.cache_model import Census
 from tests.support.components import SPAN_SETS
 from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
-from tests.support.ranks import SETTLE_S, Declining, digest_of, head_of, out_pages, ranked
+from tests.support.operations import SETTLE_S
+from tests.support.ranks import Declining, digest_of, head_of, out_pages, ranked
 from tests.support.seeded_workers import SeededWorkers
 from unified_cache.controller import InlineWorkers, NotStarted, Operation, OperationState, TransferKind
 from unified_cache.controller.controller import Finished

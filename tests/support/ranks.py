@@ -14,7 +14,7 @@ import numpy as np
 from tests.support.cache import IDENTITY, ToyEngine, WholePromptCache
 from tests.support.cache_model import walk
 from unified_cache.cache.cache import UnifiedCache
-from unified_cache.controller import InlineWorkers, NotStarted, Operation, Workers
+from unified_cache.controller import InlineWorkers, Workers
 from unified_cache.controller.ranks import RankGroup
 from unified_cache.core.errors import RankLostError, StorageError
 from unified_cache.core.page import Prompt
@@ -25,10 +25,6 @@ from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 
 Result = TypeVar("Result")
-
-SETTLE_S = 30.0
-"""For all transfers to end."""
-
 
 # ---- ranks that are threads ----------------------------------------------------------------------------------------
 
@@ -200,18 +196,7 @@ def prompt_of(cache: UnifiedCache, pages: int) -> Prompt:
 
 def served(toy: ToyEngine, pages: int) -> Prompt:
     """Serve the prompt of so many pages."""
-    prompt = prompt_of(toy.cache, pages)
-    lock = toy.serve(prompt)
-    assert lock is not None
-    toy.cache.release(lock)
-    return prompt
-
-
-def over(cache: UnifiedCache, operation: Operation | NotStarted) -> Operation:
-    """Wait until a transfer is over."""
-    assert operation, operation
-    cache.wait_all(SETTLE_S)
-    return operation
+    return toy.run(prompt_of(toy.cache, pages))
 
 
 def same(results: Sequence[Result]) -> Result:

@@ -4,6 +4,7 @@ import pytest
 
 from tests.support.cache import ToyEngine
 from tests.support.components import COMPONENT_SETS
+from tests.support.operations import over, present
 from tests.support.tables import check_tables
 from unified_cache.controller import InlineWorkers
 from unified_cache.core.pool import ModelLayout, Tier
@@ -19,22 +20,13 @@ def test_a_cache_at_rest_remembers_nothing_of_what_is_over(layout: ModelLayout) 
     cache = toy.cache
     prompt = cache.prompt(range(6 * layout.page_size))
     for _ in range(2):
-        cache.prefetch(prompt)
-        cache.wait_all(5)
-        cache.load(prompt)
-        cache.wait_all(5)
-        lock = toy.serve(prompt)
-        assert lock is not None
-        cache.backup(prompt)
-        cache.wait_all(5)
+        over(cache, cache.prefetch(prompt))
+        over(cache, cache.load(prompt))
+        lock = present(toy.serve(prompt))
+        over(cache, cache.backup(prompt))
         check_tables(cache, [lock])
         cache.release(lock)
-        for tier in Tier:
-            for component in range(len(layout.components)):
-                slots = cache._ledger.allocate(tier, component, SLOTS)
-                assert slots is not None
-                cache._ledger.free(tier, component, slots)
+        toy.forget(*Tier)
         check_tables(cache, [])
-    cache.clear_storage()
-    cache.wait_all(5)
+    over(cache, cache.clear_storage())
     check_tables(cache, [])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
+from tests.support.operations import over, present
 from unified_cache.controller import InlineWorkers
 from unified_cache.core.errors import InputError, LockError
 from unified_cache.core.page import Prompt
@@ -25,9 +26,7 @@ def prompt(toy: ToyEngine, *pages: int) -> Prompt:
 
 
 def served(toy: ToyEngine, *pages: int) -> Lock:
-    lock = toy.serve(prompt(toy, *pages))
-    assert lock is not None
-    return lock
+    return present(toy.serve(prompt(toy, *pages)))
 
 
 def available(toy: ToyEngine) -> list[int]:
@@ -84,8 +83,7 @@ def test_windows_released_by_a_running_request_are_evictable_while_full_stays_pi
         toy.cache.release_windows(lock)
         assert counts(toy) == [(16, 0, 4, 0), (6, 2, 0, 0), (5, 1, 0, 0)]
         toy.cache.check()
-    pages = toy.cache.allocate(masks(16, 8, 6))
-    assert pages is not None
+    pages = present(toy.cache.allocate(masks(16, 8, 6)))
     assert toy.cache.slots(lock, FULL).tolist() == [1, 2, 3, 4]
     assert toy.cache.slots(lock, SWA).tolist() == [-1, -1]
     toy.cache.free(pages)
@@ -102,8 +100,7 @@ def test_a_request_that_released_its_windows_inserts_what_it_computed_and_forks_
     with pytest.raises(InputError, match="released its windows"):
         toy.cache.fork(lock)
     longer = prompt(toy, 1, 2, 3, 4, 5)
-    pages = toy.cache.allocate(toy.cache.pages_to_allocate(3, 5, [5]))
-    assert pages is not None
+    pages = present(toy.cache.allocate(toy.cache.pages_to_allocate(3, 5, [5])))
     for component, slots in enumerate(pages):
         toy.write_pages(component, slots, longer, 3)
     renewed = toy.cache.insert(longer, pages, lock)
@@ -115,8 +112,7 @@ def test_a_request_that_released_its_windows_inserts_what_it_computed_and_forks_
 def test_pages_handed_out_are_neither_free_nor_evictable() -> None:
     toy = engine()
     toy.cache.release(served(toy, 1, 2, 3, 4))
-    pages = toy.cache.allocate(masks(5, 2, 1))
-    assert pages is not None
+    pages = present(toy.cache.allocate(masks(5, 2, 1)))
     assert available(toy) == [15, 6, 5]
     toy.cache.free(pages)
     assert available(toy) == [20, 8, 6]
@@ -148,12 +144,8 @@ def test_all_that_is_available_can_be_allocated_at_once_and_not_a_page_more(shor
 
 def test_a_prefix_that_is_loaded_is_protected_until_it_is_there() -> None:
     toy = engine()
-    toy.cache.release(served(toy, 1, 2, 3, 4))
-    toy.cache.backup(prompt(toy, 1, 2, 3, 4))
-    toy.cache.wait_all(1)
-    filler = toy.cache.allocate(masks(20, 8, 6))
-    assert filler is not None
-    toy.cache.free(filler)
+    over(toy.cache, toy.cache.backup(toy.run(prompt(toy, 1, 2, 3, 4))))
+    toy.forget()
     assert available(toy) == [20, 8, 6]
     toy.cache.load(prompt(toy, 1, 2, 3, 4))
     assert counts(toy) == [(16, 0, 0, 4), (6, 0, 0, 2), (5, 0, 0, 1)]

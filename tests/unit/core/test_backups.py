@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
-from tests.support.operations import PAGE, SPANS, configured, engine, filled, out_pages, serve, started, tokens
+from tests.support.operations import (
+    PAGE,
+    SPANS,
+    configured,
+    engine,
+    filled,
+    out_pages,
+    over,
+    present,
+    serve,
+    tokens,
+)
 from unified_cache.controller import InlineWorkers, LeftOut, OperationState, TransferKind
 from unified_cache.core.config import WritePolicy
 from unified_cache.core.errors import CopyError, StorageError
@@ -56,8 +67,7 @@ def test_a_backup_tells_how_many_pages_storage_has_at_that_level(tmp_path: Path)
     toy = engine()
     toy.cache.attach(FileStorage.open(tmp_path))
     for _ in range(2):
-        operation = started(toy.cache.backup(serve(toy, 4), Level.DURABLE))
-        toy.cache.wait_all(1)
+        operation = over(toy.cache, toy.cache.backup(serve(toy, 4), Level.DURABLE))
         assert (operation.tally.stored, operation.tally.left_out) == (PROMPT_PAGES, {})
 
 
@@ -68,16 +78,14 @@ def test_a_backup_that_stored_nothing_says_so(answer: Answer, reason: LeftOut) -
     store = Choosy()
     store.answer = answer
     toy = engine(store)
-    operation = started(toy.cache.backup(serve(toy, 4), Level.DURABLE))
-    toy.cache.wait_all(1)
+    operation = over(toy.cache, toy.cache.backup(serve(toy, 4), Level.DURABLE))
     assert (operation.state, operation.pages_count) == (OperationState.PARTIAL, PROMPT_PAGES)
     assert (operation.tally.stored, operation.tally.left_out) == (0, {reason: PROMPT_PAGES})
 
 
 def test_without_storage_no_page_is_offered() -> None:
     toy = engine()
-    operation = started(toy.cache.backup(serve(toy, 4), Level.DURABLE))
-    toy.cache.wait_all(1)
+    operation = over(toy.cache, toy.cache.backup(serve(toy, 4), Level.DURABLE))
     tally = operation.tally
     assert (operation.pages_count, tally.arrived, tally.stored, tally.left_out) == (PROMPT_PAGES, PROMPT_PAGES, 0, {})
 
@@ -94,8 +102,7 @@ def test_write_through_offers_a_page_to_storage_once() -> None:
     assert len(store.offered) == len(set(store.offered))
     assert len({label.key for label in store.offered}) == 8
     store.offered.clear()
-    toy.cache.backup(toy.cache.prompt(tokens(8)))
-    toy.cache.wait_all(1)
+    over(toy.cache, toy.cache.backup(toy.cache.prompt(tokens(8))))
     assert store.offered, "a call by the engine offers all of it, which keeps it recent there"
 
 
@@ -109,11 +116,8 @@ def test_what_memory_resumes_prompts_from_stays_in_a_store_that_evicts() -> None
     prompts = [toy.cache.prompt(document)]
     prompts += [toy.cache.prompt(np.concatenate([document, tokens(2, first)])) for first in range(1000, 12_000, 1000)]
     for prompt in prompts:
-        lock = toy.serve(prompt)
-        assert lock is not None
-        toy.cache.release(lock)
-        toy.cache.backup(prompt)
-        toy.cache.wait_all(1)
+        toy.run(prompt)
+        over(toy.cache, toy.cache.backup(prompt))
     assert [resumed_from(store, prompts[place]) for place in (1, 0)] == [4, 4], "the first question has been evicted"
 
 
@@ -122,10 +126,8 @@ def test_write_through_offers_nothing_that_came_from_storage() -> None:
     filled(store, 4)
     toy = writing(WritePolicy.THROUGH, store)
     store.offered.clear()
-    toy.cache.prefetch(toy.cache.prompt(tokens(4)))
-    toy.cache.wait_all(1)
-    toy.cache.load(toy.cache.prompt(tokens(4)))
-    toy.cache.wait_all(1)
+    over(toy.cache, toy.cache.prefetch(toy.cache.prompt(tokens(4))))
+    over(toy.cache, toy.cache.load(toy.cache.prompt(tokens(4))))
     serve(toy, 6)
     toy.cache.wait_all(1)
     known = set(toy.cache.prompt(tokens(4)).keys)
@@ -149,8 +151,7 @@ def test_write_through_offers_again_what_storage_has_no_more(how: str) -> None:
     serve(toy, 4)
     toy.cache.wait_all(1)
     if how == "cleared":
-        toy.cache.clear_storage()
-        toy.cache.wait_all(1)
+        over(toy.cache, toy.cache.clear_storage())
     else:
         toy.cache.detach()
         store = Choosy()
@@ -182,8 +183,7 @@ def test_write_through_makes_up_for_a_store_that_failed(failure: Answer | None) 
 def resumed_from(store: MemoryStorage, prompt: Prompt) -> int:
     """Return what another cache can resume of a prompt from that store."""
     other = engine(store, host=16)
-    operation = started(other.cache.prefetch(prompt))
-    other.cache.wait_all(1)
+    operation = over(other.cache, other.cache.prefetch(prompt))
     return operation.pages_count
 
 
@@ -206,10 +206,7 @@ def resumable(toy: ToyEngine, prompt: Prompt) -> int:
     """Load a prompt and compare every byte of what it can be resumed from; return how many pages that is."""
     toy.cache.load(prompt)
     toy.cache.wait_all(1)
-    lock = toy.cache.lock(toy.cache.match(prompt))
-    toy.verify(prompt, lock)
-    toy.cache.release(lock)
-    return lock.end
+    return toy.read_back(prompt)
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
@@ -240,8 +237,7 @@ def filled_with_clean_and_dirty(toy: ToyEngine) -> tuple[Prompt, Prompt]:
     """Fill the device: the older half lies there alone, the newer one on the host too."""
     dirty = serve(toy, 6)
     clean = serve(toy, 6, first=1000)
-    toy.cache.backup(clean)
-    toy.cache.wait_all(1)
+    over(toy.cache, toy.cache.backup(clean))
     assert toy.cache.stats().traffic[TransferKind.BACKUP].component_pages[0] == 6
     return dirty, clean
 
@@ -251,8 +247,7 @@ def test_an_allocation_that_should_not_wait_evicts_first_what_the_host_has(may_w
     toy = writing(WritePolicy.BACK, dirty_share=1.0)
     dirty, clean = filled_with_clean_and_dirty(toy)
     masks = toy.cache.pages_to_allocate(0, 4, [4])
-    slots = toy.cache.allocate(masks, may_wait=may_wait)
-    assert slots is not None
+    slots = present(toy.cache.allocate(masks, may_wait=may_wait))
     copied = toy.cache.stats().traffic[TransferKind.BACKUP].component_pages[0] - 6
     tree = toy.cache._ledger.tree
     ends = [tree.full_end(tree.match(prompt), Tier.DEVICE) for prompt in (dirty, clean)]
@@ -264,8 +259,7 @@ def test_an_allocation_that_should_not_wait_evicts_first_what_the_host_has(may_w
 def test_an_allocation_that_should_not_wait_waits_where_nothing_else_is_left() -> None:
     toy = writing(WritePolicy.BACK, dirty_share=1.0)
     dirty, clean = filled_with_clean_and_dirty(toy)
-    slots = toy.cache.allocate(toy.cache.pages_to_allocate(0, 12, [12]), may_wait=False)
-    assert slots is not None
+    slots = present(toy.cache.allocate(toy.cache.pages_to_allocate(0, 12, [12]), may_wait=False))
     toy.cache.free(slots)
     assert [resumable(toy, prompt) for prompt in (dirty, clean)] == [6, 6]
 
@@ -274,16 +268,13 @@ def test_a_load_evicts_first_what_the_host_has() -> None:
     toy = writing(WritePolicy.BACK, dirty_share=1.0)
     cache = toy.cache
     wanted = serve(toy, 4)
-    cache.backup(wanted)
-    cache.wait_all(1)
+    over(cache, cache.backup(wanted))
     cache._ledger._take_back(cache._ledger.tree.evict(Tier.DEVICE, 0, 4))
     older = serve(toy, 4, first=1000)
     clean = serve(toy, 4, first=2000)
-    cache.backup(clean)
-    cache.wait_all(1)
+    over(cache, cache.backup(clean))
     newer = serve(toy, 4, first=3000)
-    cache.load(wanted)
-    cache.wait_all(1)
+    over(cache, cache.load(wanted))
     assert [cache.match(prompt).device_end for prompt in (wanted, older, clean, newer)] == [4, 4, 0, 4]
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.support.cache import ToyEngine
+from tests.support.operations import present
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.components.deepseek_v4 import DeepSeekV4
@@ -48,13 +49,11 @@ class Used:
     def __init__(self) -> None:
         self.toy = ToyEngine(LAYOUT, (12, 8, 4), (12, 8, 4), None, InlineWorkers())
         self.cache = self.toy.cache
-        lock = self.toy.serve(self.cache.prompt(tokens(1, 2, 3)))
-        assert lock is not None
+        lock = present(self.toy.serve(self.cache.prompt(tokens(1, 2, 3))))
         self.lock: Lock = lock
         self.released = self.cache.lock(self.cache.match(self.cache.prompt(tokens(1, 2, 3))))
         self.cache.release(self.released)
-        mine = self.cache.allocate(self.cache.pages_to_allocate(3, 5, [5]))
-        assert mine is not None
+        mine = present(self.cache.allocate(self.cache.pages_to_allocate(3, 5, [5])))
         self.mine = mine
         self.longer = self.cache.prompt(tokens(1, 2, 3, 4, 5))
 
@@ -446,8 +445,7 @@ def test_numpys_integers_are_priorities_like_others() -> None:
     )
     for content, priority in enumerate(PRIORITIES):
         prompt = cache.prompt(tokens(content), whole=True)
-        slots = cache.allocate(cache.pages_to_allocate(0, 1, [1]))
-        assert slots is not None
+        slots = present(cache.allocate(cache.pages_to_allocate(0, 1, [1])))
         cache.release(cache.insert(prompt, slots, cache.lock(cache.match(prompt)), priority))
     gone: list[int] = []
     for _ in range(4):
@@ -460,8 +458,7 @@ def test_numpys_integers_are_priorities_like_others() -> None:
 def test_a_match_that_the_tree_has_outlived_locks_nothing() -> None:
     used = Used()
     found = used.cache.match(used.longer)
-    other = used.toy.serve(used.cache.prompt(tokens(7)))
-    assert other is not None
+    assert used.toy.serve(used.cache.prompt(tokens(7)))
     before = used.snapshot()
     with pytest.raises(StaleMatchError, match="match again"):
         used.cache.lock(found)
@@ -493,8 +490,7 @@ def test_host_pages_for_some_components_alone_are_refused() -> None:
 def test_moving_to_a_host_that_has_no_pages_is_refused(leg: str) -> None:
     toy = ToyEngine(LAYOUT, (4, 4, 4), (0, 0, 0), None, InlineWorkers())
     prompt = toy.cache.prompt(tokens(1, 2))
-    lock = toy.serve(prompt)
-    assert lock is not None
+    lock = present(toy.serve(prompt))
     before = toy.cache.stats()
     moving = {"backup": toy.cache.backup, "load": toy.cache.load}[leg]
     with pytest.raises(ConfigError, match="host pages are needed"):

@@ -3,6 +3,7 @@
 import numpy as np
 
 from tests.support.cache import ToyEngine, toy_layout
+from tests.support.operations import over, present
 from unified_cache.controller import InlineWorkers
 from unified_cache.core.page import DEFAULT_NAMESPACE, Namespace, Prompt
 from unified_cache.core.window import SPAN_ALL
@@ -22,8 +23,7 @@ def engine(storage: MemoryStorage | None = None) -> ToyEngine:
 def serve(toy: ToyEngine, prompt: Prompt) -> int:
     """Serve a prompt; return the pages that it resumed from."""
     found = toy.cache.match(prompt)
-    lock = toy.serve(prompt)
-    assert lock is not None
+    lock = present(toy.serve(prompt))
     assert toy.verify(prompt, lock) > 0
     toy.cache.release(lock)
     toy.cache.check()
@@ -60,8 +60,7 @@ def test_bigrams_and_single_tokens_never_share_a_page() -> None:
     for namespace in (DEFAULT_NAMESPACE, BIGRAMS):
         prompt = toy.cache.prompt(TOKENS, namespace)
         assert serve(toy, prompt) == 0
-        toy.cache.backup(prompt)
-        toy.cache.wait_all(1)
+        over(toy.cache, toy.cache.backup(prompt))
     # The tokens that a tree walks for bigrams are these, and another prompt's all the same.
     assert toy.cache.match(toy.cache.prompt(TOKENS[1:])).tree_end == 0
     assert toy.cache.close() == []
@@ -72,13 +71,9 @@ def test_bigrams_come_back_from_storage_byte_by_byte() -> None:
     writer = engine(storage)
     prompt = writer.cache.prompt(TOKENS, BIGRAMS)
     serve(writer, prompt)
-    writer.cache.backup(prompt)
-    writer.cache.wait_all(1)
+    over(writer.cache, writer.cache.backup(prompt))
     reader = engine(storage)
     for start in (reader.cache.prefetch, reader.cache.load):
         assert start(prompt) is not None
         reader.cache.wait_all(1)
-    lock = reader.cache.lock(reader.cache.match(prompt))
-    assert lock.end == prompt.pages_count == 6
-    assert reader.verify(prompt, lock) == 6 + 2 + 1
-    reader.cache.release(lock)
+    assert reader.read_back(prompt) == prompt.pages_count == 6

@@ -12,6 +12,7 @@ import torch
 import unified_cache
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import toy_components
+from tests.support.operations import over, present, serve, tokens
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, LeftOut, NotStarted, OperationState, TransferKind
 from unified_cache.controller.memory import DevicePool
@@ -41,16 +42,6 @@ def engine(
     return ToyEngine(toy_layout((SPAN_ALL,), 16), (device,), (host,), storage, workers)
 
 
-def tokens(pages: int, first: int = 0) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    return np.arange(first, first + pages * 16, dtype=np.int32)
-
-
-def serve(toy: ToyEngine, pages: int, first: int = 0) -> None:
-    lock = toy.serve(toy.cache.prompt(tokens(pages, first)))
-    assert lock is not None
-    toy.cache.release(lock)
-
-
 def test_a_prompt_served_twice_is_computed_once() -> None:
     toy = engine()
     serve(toy, 4)
@@ -72,8 +63,7 @@ def test_allocation_evicts_what_is_short_and_never_what_is_pinned() -> None:
     lock = toy.cache.lock(toy.cache.match(toy.cache.prompt(tokens(2))))
     serve(toy, 2, first=1000)
     assert toy.cache.allocate(toy.cache.pages_to_allocate(0, 3, ())) is None
-    slots = toy.cache.allocate(toy.cache.pages_to_allocate(0, 2, ()))
-    assert slots is not None
+    slots = present(toy.cache.allocate(toy.cache.pages_to_allocate(0, 2, ())))
     assert toy.cache.match(toy.cache.prompt(tokens(2))).device_end == 2
     toy.cache.free(slots)
     toy.cache.release(lock)
@@ -86,22 +76,17 @@ def test_a_page_comes_back_from_every_tier_byte_by_byte(url: str, tmp_path: Path
     cache = toy.cache
     prompt = cache.prompt(tokens(4))
     serve(toy, 4)
-    cache.backup(prompt)
-    cache.wait_all(5)
+    over(cache, cache.backup(prompt))
     serve(toy, 4, first=1000)
     found = cache.match(prompt)
     assert (found.device_end, found.host_end) == (0, 4)
-    cache.backup(cache.prompt(tokens(4, 1000)))
-    cache.wait_all(5)
+    over(cache, cache.backup(cache.prompt(tokens(4, 1000))))
     assert cache.match(prompt).host_end == 0
-    cache.prefetch(prompt)
-    cache.wait_all(5)
+    over(cache, cache.prefetch(prompt))
     cache.load(prompt)
     (load,) = cache.wait_all(5)
     assert (load.kind, load.state, load.pages_count) == (TransferKind.LOAD, OperationState.DONE, 4)
-    lock = cache.lock(cache.match(prompt))
-    assert toy.verify(prompt, lock) == 4
-    cache.release(lock)
+    assert toy.read_back(prompt) == 4
     assert cache.close() == []
 
 
@@ -109,8 +94,7 @@ def test_a_new_process_finds_what_the_last_one_stored(tmp_path: Path) -> None:
     for expected in (0, 4):
         toy = engine(device=4, host=4, storage=open_storage(f"file:{tmp_path / 'store'}"), threads=True)
         prompt = toy.cache.prompt(tokens(4))
-        toy.cache.prefetch(prompt)
-        toy.cache.wait_all(5)
+        over(toy.cache, toy.cache.prefetch(prompt))
         assert toy.cache.match(prompt).host_end == expected
         serve(toy, 4)
         toy.cache.backup(prompt, Level.DURABLE)
@@ -123,14 +107,11 @@ def test_a_load_brings_the_longest_prefix_that_has_room() -> None:
     toy = engine(device=4, host=8, storage=MemoryStorage())
     cache = toy.cache
     serve(toy, 4)
-    cache.backup(cache.prompt(tokens(4)))
-    cache.wait_all(5)
+    over(cache, cache.backup(cache.prompt(tokens(4))))
     serve(toy, 2, first=1000)
     pinned = cache.lock(cache.match(cache.prompt(tokens(2, 1000))))
-    mine = cache.allocate(cache.pages_to_allocate(0, 1, ()))
-    assert mine is not None
-    cache.load(cache.prompt(tokens(4)))
-    cache.wait_all(5)
+    mine = present(cache.allocate(cache.pages_to_allocate(0, 1, ())))
+    over(cache, cache.load(cache.prompt(tokens(4))))
     assert cache.match(cache.prompt(tokens(4))).device_end == 1
     cache.free(mine)
     cache.release(pinned)
@@ -153,8 +134,7 @@ def test_a_damaged_page_in_storage_is_a_miss_and_is_counted() -> None:
     cache = toy.cache
     serve(toy, 4)
     prompt = cache.prompt(tokens(4))
-    cache.backup(prompt)
-    cache.wait_all(5)
+    over(cache, cache.backup(prompt))
     label = Label(Identity("toy").digest(toy.layout), prompt.keys[2], toy.layout.pools[0].name)
     page = bytearray(HEADER_BYTES + toy.layout.pools[0].page_bytes)
     stored = PageIO(label, prompt.keys[1], (memoryview(page),))
@@ -163,10 +143,8 @@ def test_a_damaged_page_in_storage_is_a_miss_and_is_counted() -> None:
     assert storage.remove([label]) == 1
     assert storage.put([stored], Level.CACHED) == [Answer.STORED]
     serve(toy, 4, first=1000)
-    cache.backup(cache.prompt(tokens(4, 1000)))
-    cache.wait_all(5)
-    cache.prefetch(prompt)
-    cache.wait_all(5)
+    over(cache, cache.backup(cache.prompt(tokens(4, 1000))))
+    over(cache, cache.prefetch(prompt))
     assert cache.match(prompt).host_end == 2
     assert cache.stats().flawed_pages == 1
     assert storage.exists([label]) == [Answer.MISS]
@@ -179,14 +157,11 @@ def test_a_second_component_needs_no_change_in_tree_or_controller() -> None:
     prompt = cache.prompt(tokens(5))
     for first in (0, 1000):
         serve(toy, 5, first)
-        cache.backup(cache.prompt(tokens(5, first)))
-        cache.wait_all(5)
+        over(cache, cache.backup(cache.prompt(tokens(5, first))))
     assert cache.match(prompt).host_end == 0
     cache.prefetch(prompt)
-    cache.load(prompt)
-    cache.wait_all(5)
-    cache.load(prompt)
-    cache.wait_all(5)
+    over(cache, cache.load(prompt))
+    over(cache, cache.load(prompt))
     lock = cache.lock(cache.match(prompt))
     assert toy.verify(prompt, lock) == 5 + 2
     for room in ("tree", "controller"):
@@ -199,8 +174,7 @@ def test_what_leaves_a_window_while_its_request_runs_is_free_at_once_and_a_tombs
     cache = toy.cache
     prompt = cache.prompt(tokens(4))
     lock = cache.lock(cache.match(prompt))
-    pages = cache.allocate(cache.pages_to_allocate(0, 4, range(1, 5)))
-    assert pages is not None
+    pages = present(cache.allocate(cache.pages_to_allocate(0, 4, range(1, 5))))
     assert cache.stats().occupancy[1].free == 0
     cache.trim(pages, cache.pages_to_allocate(0, 4, [4]))
     assert cache.stats().occupancy[1].free == 2
@@ -230,14 +204,11 @@ def test_a_bug_in_a_backend_fails_its_operation_and_the_worker_lives() -> None:
     toy = engine(device=4, host=4, storage=BrokenStorage(), threads=True)
     prompt = toy.cache.prompt(tokens(4))
     serve(toy, 4)
-    toy.cache.backup(prompt)
-    toy.cache.wait_all(5)
+    over(toy.cache, toy.cache.backup(prompt))
     serve(toy, 4, first=1000)
-    toy.cache.backup(toy.cache.prompt(tokens(4, 1000)))
-    toy.cache.wait_all(5)
+    over(toy.cache, toy.cache.backup(toy.cache.prompt(tokens(4, 1000))))
     for _ in range(3):
-        failed = toy.cache.prefetch(prompt)
-        toy.cache.wait_all(5)
+        failed = over(toy.cache, toy.cache.prefetch(prompt))
         assert failed
         assert isinstance(failed.error, StorageError)
         assert isinstance(failed.error.__cause__, ValueError)
@@ -258,13 +229,10 @@ def test_a_store_that_answers_what_no_store_may_fails_the_operation_and_is_named
     toy = engine(device=4, host=4, storage=SaysTrue())
     prompt = toy.cache.prompt(tokens(4))
     serve(toy, 4)
-    toy.cache.backup(prompt)
-    toy.cache.wait_all(5)
+    over(toy.cache, toy.cache.backup(prompt))
     serve(toy, 4, first=1000)
-    toy.cache.backup(toy.cache.prompt(tokens(4, 1000)))
-    toy.cache.wait_all(5)
-    prefetch = toy.cache.prefetch(prompt)
-    toy.cache.wait_all(5)
+    over(toy.cache, toy.cache.backup(toy.cache.prompt(tokens(4, 1000))))
+    prefetch = over(toy.cache, toy.cache.prefetch(prompt))
     assert prefetch
     assert prefetch.state is OperationState.FAILED
     assert isinstance(prefetch.error, StorageError)
@@ -302,8 +270,7 @@ def test_reset_forgets_everything_and_leaves_requests_their_slots() -> None:
     toy = engine()
     serve(toy, 4)
     lock = toy.cache.lock(toy.cache.match(toy.cache.prompt(tokens(4))))
-    mine = toy.cache.allocate(toy.cache.pages_to_allocate(0, 2, ()))
-    assert mine is not None
+    mine = present(toy.cache.allocate(toy.cache.pages_to_allocate(0, 2, ())))
     toy.cache.reset()
     assert toy.cache.match(toy.cache.prompt(tokens(4))).host_end == 0
     toy.cache.release(lock)
@@ -319,8 +286,7 @@ def test_bad_calls_are_typed_errors_and_change_nothing() -> None:
     lock = cache.lock(cache.match(prompt))
     with pytest.raises(SlotError, match="toy0: slot 1 is free, not out"):
         cache.insert(prompt, [np.array([1, 2], np.int32)], lock)
-    slots = cache.allocate(cache.pages_to_allocate(0, 2, ()))
-    assert slots is not None
+    slots = present(cache.allocate(cache.pages_to_allocate(0, 2, ())))
     with pytest.raises(InputError, match="expected 2 slots"):
         cache.insert(prompt, [slots[0][:1]], lock)
     with pytest.raises(InputError, match="0 <= start <= end"):
@@ -384,8 +350,7 @@ def test_pinned_prompts_go_last_and_pins_are_bounded() -> None:
     cache = toy.cache
     serve(toy, 2)
     serve(toy, 4, first=1000)
-    preference = cache.prefer(cache.prompt(tokens(2)), Tier.DEVICE)
-    assert preference is not None
+    preference = present(cache.prefer(cache.prompt(tokens(2)), Tier.DEVICE))
     assert cache.prefer(cache.prompt(tokens(4, 1000)), Tier.DEVICE) is None, "a quarter of the pages at most"
     serve(toy, 6, first=2000)
     assert cache.match(cache.prompt(tokens(2))).device_end == 2

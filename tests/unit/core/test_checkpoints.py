@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.cache import ToyEngine, oracle
+from tests.support.operations import over, present
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import InlineWorkers, TransferKind
 from unified_cache.core.config import CacheConfig, Retention
@@ -34,9 +35,7 @@ def serve(toy: ToyEngine, *contents: int) -> int:
     """Serve a prompt and let it go; return how many pages were resumed."""
     prompt = toy.cache.prompt(tokens(*contents))
     resumed = toy.cache.match(prompt).device_end
-    lock = toy.serve(prompt)
-    assert lock is not None
-    toy.cache.release(lock)
+    toy.run(prompt)
     toy.cache.check()
     return resumed
 
@@ -114,8 +113,7 @@ def test_a_fork_is_the_requests_own_copy_and_the_trees_state_stays_as_it_was() -
     serve(toy, 1, 2, 3)
     prompt = toy.cache.prompt(tokens(1, 2, 3))
     lock = toy.cache.lock(toy.cache.match(prompt))
-    fork = toy.cache.fork(lock)
-    assert fork is not None
+    fork = present(toy.cache.fork(lock))
     assert [len(slots) for slots in fork] == [0, 0, 1], "full and window pages are never written again"
     (mine,), (theirs,) = fork[2].tolist(), toy.cache.slots(lock, 2).tolist()
     assert mine != theirs
@@ -124,8 +122,7 @@ def test_a_fork_is_the_requests_own_copy_and_the_trees_state_stays_as_it_was() -
     toy.write(2, mine, longer, 3)
     assert toy.verify(prompt, lock) == 3 + 2 + 1
     # The copy becomes the checkpoint at the end of the continuation.
-    pages = toy.cache.allocate(toy.cache.pages_to_allocate(3, 4, []))
-    assert pages is not None
+    pages = present(toy.cache.allocate(toy.cache.pages_to_allocate(3, 4, [])))
     toy.write(0, int(pages[0][0]), longer, 3)
     pages[2][-1] = mine
     lock = toy.cache.insert(longer, pages, lock)
@@ -140,8 +137,7 @@ def test_a_fork_that_is_not_used_goes_back() -> None:
     toy = engine(STATE, states=2)
     serve(toy, 1)
     lock = toy.cache.lock(toy.cache.match(toy.cache.prompt(tokens(1))))
-    fork = toy.cache.fork(lock)
-    assert fork is not None
+    fork = present(toy.cache.fork(lock))
     assert toy.cache.fork(lock) is None, "one state is pinned, the other one out"
     toy.cache.free(fork)
     assert toy.cache.stats().occupancy[1].out == 0
@@ -154,8 +150,7 @@ def test_where_no_state_is_held_there_is_nothing_to_fork() -> None:
     prompt = toy.cache.prompt(tokens(1, 2))
     lock = toy.cache.lock(toy.cache.match(prompt))
     assert toy.cache.fork(lock) is None
-    pages = toy.cache.allocate(toy.cache.pages_to_allocate(0, 2, []))
-    assert pages is not None
+    pages = present(toy.cache.allocate(toy.cache.pages_to_allocate(0, 2, [])))
     lock = toy.cache.insert(prompt, pages, lock)
     with pytest.raises(InputError, match="mamba: no state is held after 2 pages"):
         toy.cache.fork(lock)
@@ -172,8 +167,7 @@ def test_states_go_first_and_take_nothing_with_them_windows_take_states() -> Non
     def squeeze(component: int) -> None:
         """Take every page of a component, as others would, and give it back."""
         ledger = toy.cache._ledger
-        slots = ledger.allocate(Tier.DEVICE, component, ledger.capacity(Tier.DEVICE, component))
-        assert slots is not None
+        slots = present(ledger.allocate(Tier.DEVICE, component, ledger.capacity(Tier.DEVICE, component)))
         ledger.free(Tier.DEVICE, component, slots)
 
     serve(toy, 1, 2, 3)
@@ -195,11 +189,9 @@ def test_every_end_that_was_kept_is_backed_up_and_comes_back() -> None:
     serve(toy, 1, 2, 3, 4, 5)
     serve(toy, 1, 2, 8, 8, 8)
     longest = cache.prompt(tokens(1, 2, 9, 9, 9, 9))
-    lock = toy.serve(longest)
-    assert lock is not None
+    lock = present(toy.serve(longest))
     cache.release(lock)
-    cache.backup(longest)
-    cache.wait_all(1)
+    over(cache, cache.backup(longest))
     cache.check()
     assert cache.stats().traffic[TransferKind.BACKUP].component_pages == [6, 2 + 3, 1 + 2], "ends 2, 5 and 6"
     assert cache.stats().traffic[TransferKind.STORE].component_pages == [6, 5, 3]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout
-from tests.support.operations import PAGE, SPANS, Stepped, engine, filled, serve, started, tokens
+from tests.support.operations import PAGE, SPANS, Stepped, engine, filled, over, serve, started, tokens
 from unified_cache.controller import InlineWorkers, LeftOut, NotStarted, OperationState, TransferKind
 from unified_cache.controller.storage_tier import Clearing
 from unified_cache.core.errors import StorageError
@@ -39,8 +39,7 @@ def put_for_others(store: StorageBackend) -> None:
 
 def backed_up(toy: ToyEngine, pages: int = 6) -> Prompt:
     prompt = serve(toy, pages)
-    operation = started(toy.cache.backup(prompt))
-    toy.cache.wait_all(1)
+    operation = over(toy.cache, toy.cache.backup(prompt))
     assert operation.state is OperationState.DONE
     return prompt
 
@@ -64,8 +63,7 @@ def test_clearing_removes_every_object_of_this_identity_and_of_no_other(kind: st
     assert objects(store, OURS) == []
     assert len(objects(store, OTHERS)) == 1
     assert cache.match(prompt).host_end == 6, "memory keeps its pages"
-    cache.backup(prompt)
-    cache.wait_all(1)
+    over(cache, cache.backup(prompt))
     cache.reset()
     assert started(cache.prefetch(prompt)).error is None
     cache.wait_all(1)
@@ -90,12 +88,10 @@ def test_a_store_that_fails_to_remove_fails_the_clear_and_the_next_goes_on() -> 
     store = Stubborn()
     toy = engine(store)
     backed_up(toy)
-    operation = started(toy.cache.clear_storage())
-    toy.cache.wait_all(1)
+    operation = over(toy.cache, toy.cache.clear_storage())
     assert operation.state is OperationState.FAILED
     store.failing = False
-    toy.cache.clear_storage()
-    toy.cache.wait_all(1)
+    over(toy.cache, toy.cache.clear_storage())
     assert objects(store, OURS) == []
 
 

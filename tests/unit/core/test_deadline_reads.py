@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.cache import IDENTITY, ToyEngine
 from tests.support.clock import ManualClock
-from tests.support.operations import Stepped, started
+from tests.support.operations import Stepped, over, started
 from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads
 from tests.support.tables import check_tables
 from tests.support.timed_engine import POLL_S, PacedStorage, TimedEngine
@@ -91,10 +91,7 @@ def engine_of(
     """Return an engine over a store that has the prompt; its jobs run when the test says so."""
     store = MeasuredStorage()
     filler = ToyEngine(LAYOUT, (PAGES,), (PAGES,), store, InlineWorkers(), identity)
-    lock = filler.serve(prompt_of(filler))
-    assert lock is not None
-    filler.cache.backup(prompt_of(filler))
-    filler.cache.wait_all(5)
+    over(filler.cache, filler.cache.backup(filler.run(prompt_of(filler))))
     config = CacheConfig(
         (PAGES,),
         (PAGES,),

@@ -15,14 +15,13 @@ import torch
 from tests.support.cache import ToyEngine, oracle, toy_layout
 from tests.support.gpu import GPU, devices, keep_busy, stream_of, with_streams
 from tests.support.late_device import LateDevice
-from tests.support.operations import PAGE, SPANS, serve, started, tokens
+from tests.support.operations import PAGE, SPANS, over, present, serve, started, tokens
 from unified_cache.controller import OperationState, ThreadWorkers
 from unified_cache.controller import memory as memory_module
 from unified_cache.controller.copies import StagedCopies
 from unified_cache.controller.copies import gpu as gpu_module
 from unified_cache.controller.memory import Copied, DevicePool, TieredMemory
 from unified_cache.core.errors import ConfigError, CopyError
-from unified_cache.core.page import Prompt
 from unified_cache.core.pool import PoolSpec, Slots, Tier
 from unified_cache.storage_backends.memory import MemoryStorage
 
@@ -34,42 +33,22 @@ def opened(device: torch.device, store: MemoryStorage) -> ToyEngine:
     return ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (12, 8), store, ThreadWorkers.start(), device=device)
 
 
-def forget(toy: ToyEngine) -> None:
-    """Evict all that the device holds."""
-    ledger = toy.cache._ledger
-    for component in (1, 0):
-        ledger._take_back(ledger.tree.evict(Tier.DEVICE, component, 99))
-
-
-def read_back(toy: ToyEngine, prompt: Prompt) -> int:
-    """Compare all that the device can resume of a prompt with the oracle; return how many pages."""
-    lock = toy.cache.lock(toy.cache.match(prompt))
-    toy.verify(prompt, lock)
-    toy.cache.release(lock)
-    toy.cache.check()
-    return lock.end
-
-
 @devices
 def test_pages_come_back_from_host_memory_and_from_a_store_as_they_were(device: torch.device) -> None:
     store = MemoryStorage()
     toy, other = opened(device, store), opened(device, store)
     prompt = serve(toy, 4)
-    toy.cache.backup(prompt)
-    toy.cache.wait_all(WAIT_S)
-    forget(toy)
-    assert read_back(toy, prompt) == 0
+    over(toy.cache, toy.cache.backup(prompt))
+    toy.forget()
+    assert toy.read_back(prompt) == 0
     for pool in toy.pools.values():
         for layer in pool.layers:
             layer.zero_()
-    toy.cache.load(prompt)
-    toy.cache.wait_all(WAIT_S)
-    assert read_back(toy, prompt) == 4
-    other.cache.prefetch(prompt)
-    other.cache.wait_all(WAIT_S)
-    other.cache.load(prompt)
-    other.cache.wait_all(WAIT_S)
-    assert read_back(other, prompt) == 4
+    over(toy.cache, toy.cache.load(prompt))
+    assert toy.read_back(prompt) == 4
+    over(other.cache, other.cache.prefetch(prompt))
+    over(other.cache, other.cache.load(prompt))
+    assert other.read_back(prompt) == 4
     assert (toy.cache.close(), other.cache.close()) == ([], [])
 
 
@@ -77,12 +56,10 @@ def test_pages_come_back_from_host_memory_and_from_a_store_as_they_were(device: 
 def test_a_layer_may_be_read_once_it_was_waited_for_and_the_next_may_still_be_on_its_way(device: torch.device) -> None:
     toy = opened(device, MemoryStorage())
     prompt = serve(toy, 4)
-    toy.cache.backup(prompt)
-    toy.cache.wait_all(WAIT_S)
-    forget(toy)
+    over(toy.cache, toy.cache.backup(prompt))
+    toy.forget()
     operation = started(toy.cache.load(prompt))
-    load = toy.cache.begin_layerwise(operation)
-    assert load is not None
+    load = present(toy.cache.begin_layerwise(operation))
     read: dict[tuple[int, str], list[torch.Tensor]] = {}
     for layer in range(3):
         for component, slots in enumerate(load.slots):
@@ -269,24 +246,21 @@ def test_what_an_engine_computes_on_a_stream_of_its_own_is_backed_up_as_computed
     prompt = toy.cache.prompt(tokens(4))
     found = toy.cache.match(prompt)
     lock = toy.cache.lock(found)
-    fresh = toy.cache.allocate(toy.cache.pages_to_allocate(0, 4, toy.cache.checkpoint_ends(found)))
-    assert fresh is not None
+    fresh = present(toy.cache.allocate(toy.cache.pages_to_allocate(0, 4, toy.cache.checkpoint_ends(found))))
     with torch.cuda.stream(forward):
         keep_busy(device)
         for component, at in enumerate(fresh):
             toy.write_pages(component, at, prompt, 0)
     toy.cache.release(toy.cache.insert(prompt, fresh, lock))
-    toy.cache.backup(prompt)
-    toy.cache.wait_all(WAIT_S)
-    forget(toy)
+    over(toy.cache, toy.cache.backup(prompt))
+    toy.forget()
     with torch.cuda.stream(forward):
         keep_busy(device)
         for pool in toy.pools.values():
             for layer in pool.layers:
                 layer.zero_()
-    toy.cache.load(prompt)
-    toy.cache.wait_all(WAIT_S)
-    assert read_back(toy, prompt) == 4
+    over(toy.cache, toy.cache.load(prompt))
+    assert toy.read_back(prompt) == 4
     assert toy.cache.close() == []
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.support.components import toy_components
+from tests.support.operations import present
 from unified_cache.core.config import CacheConfig, EvictionConfig, EvictionPolicy
 from unified_cache.core.errors import ConfigError, InputError, StaleMatchError
 from unified_cache.core.page import Prompt
@@ -139,8 +140,7 @@ def test_a_pin_ends_where_it_says_and_what_hangs_below_is_not_pinned() -> None:
 def test_an_unpinned_page_goes_in_its_turn_again() -> None:
     toy = Toy()
     toy.insert(1)
-    preference = toy.prefer(1)
-    assert preference is not None
+    preference = present(toy.prefer(1))
     toy.insert(2)
     toy.tree.unprefer(preference)
     toy.tree.unprefer(preference)
@@ -162,8 +162,7 @@ def test_one_pin_too_many_is_declined_and_changes_nothing() -> None:
     toy = Toy()
     toy.insert(*range(1, 9))
     toy.insert(21, 22, 23)
-    preference = toy.prefer(*range(1, 9))
-    assert preference is not None
+    preference = present(toy.prefer(*range(1, 9)))
     nodes = toy.tree.nodes_count()
     found = toy.tree.match(Prompt.of([21, 22, 23], 1))
     assert toy.tree.prefer(found, 3, Tier.DEVICE) is None, "8 and 3 pages are more than a quarter of 40"
@@ -184,8 +183,7 @@ def test_a_tree_that_was_told_no_capacity_declines_every_pin() -> None:
 def test_pins_vanish_with_clear_and_may_be_taken_back_after_it() -> None:
     toy = Toy()
     toy.insert(*range(1, 11))
-    preference = toy.prefer(*range(1, 11))
-    assert preference is not None
+    preference = present(toy.prefer(*range(1, 11)))
     toy.tree.clear()
     toy.tree.unprefer(preference)
     toy.insert(*range(1, 11))
@@ -196,8 +194,7 @@ def test_pins_vanish_with_clear_and_may_be_taken_back_after_it() -> None:
 def test_a_pinned_page_that_has_gone_is_not_pinned_when_it_comes_back() -> None:
     toy = Toy()
     toy.insert(1, 2, 3)
-    preference = toy.prefer(1, 2, 3)
-    assert preference is not None
+    preference = present(toy.prefer(1, 2, 3))
     assert toy.evict(1) == [3]
     toy.insert(1, 2, 3)
     toy.insert(4)
@@ -291,8 +288,7 @@ def test_windows_keep_the_order_of_the_prompt_however_they_were_touched(kind: Ev
 def test_windows_of_a_session_go_in_order_while_adaptive_predicts_nothing() -> None:
     toy = Toy(EvictionPolicy.ADAPTIVE, spans=WINDOW)
     prompt = Prompt.of(range(1, 17), 1, session="one")
-    request = toy.tree.use(toy.tree.match(prompt), 0)
-    assert request is not None
+    request = present(toy.tree.use(toy.tree.match(prompt), 0))
     toy.tree.insert(prompt, 0, [np.arange(1, 17, dtype=np.int32)] * 2, Tier.DEVICE, 0, request)
     assert toy.evict(16, component=1) == list(range(1, 17))
 

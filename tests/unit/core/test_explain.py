@@ -11,7 +11,7 @@ import pytest
 from tests.support.cache import IDENTITY, ToyEngine, WholePromptCache, toy_layout
 from tests.support.faulty_storage import FaultyStorage, StorageFault
 from tests.support.offline import ListedMemory
-from tests.support.operations import PAGE, SPANS, Stepped, serve, started, tokens
+from tests.support.operations import PAGE, SPANS, Stepped, over, serve, started, tokens
 from unified_cache.cache.explain.explanation import ComponentExplanation, Explanation, Reason
 from unified_cache.controller import InlineWorkers, NotStarted, Workers
 from unified_cache.core.config import CacheConfig, EvictionConfig, EvictionPolicy, Retention, WritePolicy
@@ -77,8 +77,7 @@ def whys(explanation: Explanation, tier: str, component: int = 0) -> Mapping[tup
 
 
 def back_up(toy: ToyEngine, pages: int, first: int = 0) -> None:
-    toy.cache.backup(toy.cache.prompt(tokens(pages, first)))
-    toy.cache.wait_all(1)
+    over(toy.cache, toy.cache.backup(toy.cache.prompt(tokens(pages, first))))
 
 
 # ---- one test for each cause ---------------------------------------------------------------------------------------
@@ -222,8 +221,7 @@ def test_what_a_silent_store_has_lost_is_named() -> None:
 def test_what_was_cleared_is_named() -> None:
     toy = remembering(MemoryStorage())
     stored_and_forgotten(toy)
-    toy.cache.clear_storage()
-    toy.cache.wait_all(1)
+    over(toy.cache, toy.cache.clear_storage())
     assert whys(explained(toy, 6), "storage") == {(0, 6): MissReason.STORE_CLEARED}
 
 
@@ -247,8 +245,7 @@ def test_what_proves_flawed_is_named_and_not_taken_for_evicted() -> None:
     toy = remembering(faulty(MemoryStorage(), plan))
     stored_and_forgotten(toy, 3)
     plan.is_on = True
-    toy.cache.prefetch(toy.cache.prompt(tokens(3)))
-    toy.cache.wait_all(1)
+    over(toy.cache, toy.cache.prefetch(toy.cache.prompt(tokens(3))))
     assert MissReason.FLAWED in whys(explained(toy, 3), "storage").values()
 
 
@@ -290,8 +287,7 @@ def test_the_same_tokens_in_another_namespace_are_a_near_match(
     theirs: Namespace, ours: Namespace, named: tuple[str, ...]
 ) -> None:
     toy = remembering()
-    lock = toy.serve(toy.cache.prompt(np.arange(6 * PAGE + 1, dtype=np.int32), theirs))
-    assert lock is not None
+    toy.run(toy.cache.prompt(np.arange(6 * PAGE + 1, dtype=np.int32), theirs))
     explanation = explained(toy, 6, namespace=ours)
     (near,) = explanation.near
     assert (near.place, near.differs) == ("memory", named)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import COMPONENT_SETS
-from tests.support.operations import configured
+from tests.support.operations import configured, present
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.cache.recording.requests import RequestRecord, RequestWatcher
 from unified_cache.controller import InlineWorkers, NotStarted, Operation, TransferKind
@@ -40,8 +40,7 @@ def prompt_of(cache: UnifiedCache, pages: int = PAGES, first: int = 0, more: int
 def serve(toy: ToyEngine, prompt: Prompt) -> int:
     """Serve a prompt by the calls of the documents, every byte compared; return the pages that it reused."""
     reused = toy.cache.match(prompt).device_end
-    lock = toy.serve(prompt)
-    assert lock is not None
+    lock = present(toy.serve(prompt))
     assert lock.end == prompt.pages_count
     toy.cache.release(lock)
     toy.cache.check()
@@ -52,15 +51,6 @@ def move(toy: ToyEngine, *starts: Callable[[Prompt], Operation | NotStarted], pr
     for start in starts:
         start(prompt)
         assert all(operation.error is None for operation in toy.cache.wait_all(5))
-
-
-def empty_device(toy: ToyEngine) -> None:
-    """Evict everything from the device."""
-    ledger = toy.cache._ledger
-    for component in range(len(toy.layout.components)):
-        slots = ledger.allocate(Tier.DEVICE, component, ledger.capacity(Tier.DEVICE, component))
-        assert slots is not None
-        ledger.free(Tier.DEVICE, component, slots)
 
 
 def held_windows(cache: UnifiedCache, prompt: Prompt, tier: Tier) -> list[bool]:
@@ -135,13 +125,13 @@ def test_a_prompt_on_the_host_is_loaded_up_to_the_last_page(layout: ModelLayout)
     prompt = prompt_of(toy.cache)
     serve(toy, prompt)
     move(toy, toy.cache.backup, prompt=prompt)
-    empty_device(toy)
+    toy.forget()
     found = toy.cache.match(prompt)
     assert (found.device_end, found.host_end) == (0, 7)
     move(toy, toy.cache.load, prompt=prompt)
     assert toy.cache.traffic()[TransferKind.LOAD].component_pages[0] == 7
     assert serve(toy, prompt) == 7
-    empty_device(toy)
+    toy.forget()
     longer = prompt_of(toy.cache, PAGES + 1)
     move(toy, toy.cache.load, prompt=longer)
     assert serve(toy, longer) == 8
@@ -204,10 +194,7 @@ def test_what_the_device_evicts_before_its_turn_is_copied_with_the_windows_at_bo
     prompt = prompt_of(cache)
     serve(toy, prompt)
     assert not any(held_windows(cache, prompt, Tier.HOST))
-    count = cache.config.device_pages[0]
-    everything = cache.allocate(cache.pages_to_allocate(0, count, range(1, count + 1)))
-    assert everything is not None
-    cache.free(everything)
+    toy.forget()
     assert held_windows(cache, prompt, Tier.HOST)[-2:] == [True, True]
 
 

@@ -8,7 +8,7 @@ from threading import enumerate as living_threads
 import pytest
 
 from tests.support.cache import ToyEngine, WholePromptCache, toy_layout
-from tests.support.operations import PAGE, out_pages, serve, started, tokens
+from tests.support.operations import PAGE, out_pages, over, serve, started, tokens
 from tests.support.service import wait_for
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, Operation, OperationState
@@ -62,8 +62,7 @@ def open_cache(store: HangingReads) -> Open:
         toy = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (16,), (16,), store, InlineWorkers())
         for first in range(6):
             prompt = serve(toy, PAGES, first * 1000)
-            toy.cache.backup(prompt)
-            toy.cache.wait_all(1)
+            over(toy.cache, toy.cache.backup(prompt))
         config = replace(toy.cache.config, guard=guard, close_timeout_s=2.0)
         pools = list(toy.pools.values())
         return WholePromptCache.open(toy.layout, config, pools, identity=toy.cache.identity, storage=store)

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.cache import ToyEngine, oracle, toy_layout
 from tests.support.clock import ManualClock
-from tests.support.operations import PAGE, SPANS, Stepped, engine, out_pages, serve, started
-from tests.support.ranks import ThreadRanks, digest_of, in_threads, over, ranked, same, served
+from tests.support.operations import PAGE, SPANS, Stepped, engine, out_pages, over, present, serve, started
+from tests.support.ranks import ThreadRanks, digest_of, in_threads, ranked, same, served
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.controller import LayerwiseLoad, Operation, OperationState, ThreadWorkers
 from unified_cache.controller.jobs import LoadJob
@@ -64,16 +64,14 @@ def on_host(toy: ToyEngine, pages: int = 4) -> Prompt:
         if isinstance(workers, Stepped):
             workers.run()
         cache.poll()
-    for component in (1, 0):
-        cache._ledger._take_back(cache._ledger.tree.evict(Tier.DEVICE, component, 99))
+    toy.forget()
     assert (cache.match(prompt).device_end, cache.match(prompt).host_end) == (0, pages)
     return prompt
 
 
 def followed(toy: ToyEngine, prompt: Prompt) -> tuple[Operation, LayerwiseLoad]:
     operation = started(toy.cache.load(prompt))
-    arrival = toy.cache.begin_layerwise(operation)
-    assert arrival is not None
+    arrival = present(toy.cache.begin_layerwise(operation))
     return operation, arrival
 
 
@@ -94,10 +92,8 @@ def test_compute_starts_before_the_last_layer_has_arrived() -> None:
     toy = ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (12, 8), None, ThreadWorkers.start())
     cache = toy.cache
     prompt = serve(toy, 4)
-    cache.backup(prompt)
-    cache.wait_all(WAIT_S)
-    for component in (1, 0):
-        cache._ledger._take_back(cache._ledger.tree.evict(Tier.DEVICE, component, 99))
+    over(cache, cache.backup(prompt))
+    toy.forget()
     memory = GatedMemory.within(toy)
     names = [pool.name for pool in toy.layout.pools if pool.page_bytes]
     last = memory.gate(names[0], 2)
@@ -277,8 +273,7 @@ def test_only_a_load_under_way_that_brings_all_that_is_missing_can_be_followed()
     longer = on_host(toy, 6)
     first = started(cache.load(shorter))
     second = started(cache.load(longer))
-    arrival = cache.begin_layerwise(first)
-    assert arrival is not None
+    arrival = present(cache.begin_layerwise(first))
     assert cache.begin_layerwise(second) is None, "the first pages are the other load's"
     cache.end_layerwise(arrival)
     workers.run(2)
@@ -315,8 +310,7 @@ def test_ranks_wait_for_the_last_engine_that_follows(ending: str) -> None:
         cache = ranked(toy, ranks, None)
         prompt = served(toy, 4)
         over(cache, cache.backup(prompt))
-        for component in (1, 0):
-            cache._ledger._take_back(cache._ledger.tree.evict(Tier.DEVICE, component, 99))
+        toy.forget()
         operation = started(cache.load(prompt))
         arrival = cache.begin_layerwise(operation) if ranks.rank == 1 else None
         if ending == "cancelled":

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from tests.support.operations import Stepped, engine, filled, serve, started, tokens
+from tests.support.operations import Stepped, engine, filled, over, serve, started, tokens
 from unified_cache.controller import NotStarted, TransferKind
 from unified_cache.core.errors import StorageError
 from unified_cache.core.pool import Tier
@@ -54,9 +54,8 @@ def test_lookups_count_pages_by_where_they_were() -> None:
     cache = toy.cache
     before = cache.stats().lookups
     prompt = serve(toy, 4)
-    cache.backup(prompt)
-    cache.wait_all(1)
-    cache._ledger._take_back(cache._ledger.tree.evict(Tier.DEVICE, 0, 99))
+    over(cache, cache.backup(prompt))
+    toy.forget()
     served = cache.stats().lookups
     cache.match(cache.prompt(tokens(6)))
     found = cache.stats().lookups
@@ -100,8 +99,7 @@ def test_answers_of_storage_are_counted() -> None:
     store = MemoryStorage()
     filled(store)
     toy = engine(store)
-    toy.cache.prefetch(toy.cache.prompt(tokens(8)))
-    toy.cache.wait_all(1)
+    over(toy.cache, toy.cache.prefetch(toy.cache.prompt(tokens(8))))
     answers = toy.cache.stats().storage_answers
     assert answers[Method.EXISTS, Answer.HIT] > 0
     assert answers[Method.EXISTS, Answer.MISS] > 0
@@ -114,8 +112,7 @@ def test_a_scrape_on_another_thread_finds_the_figures_of_the_last_poll() -> None
     toy = engine(store)
     registry = CollectorRegistry()
     registry.register(CacheCollector(toy.cache, "first"))
-    toy.cache.prefetch(toy.cache.prompt(tokens(6)))
-    toy.cache.wait_all(1)
+    over(toy.cache, toy.cache.prefetch(toy.cache.prompt(tokens(6))))
     with ThreadPoolExecutor(1) as pool:
         text = pool.submit(generate_latest, registry).result().decode()
     full = toy.layout.components[0].name
@@ -144,8 +141,7 @@ def test_what_an_operator_must_know_is_logged(caplog: pytest.LogCaptureFixture) 
     caplog.set_level(logging.INFO, logger="unified_cache")
     toy = engine()
     toy.cache.attach(UnreachableStorage())
-    toy.cache.prefetch(toy.cache.prompt(tokens(2)))
-    toy.cache.wait_all(1)
+    over(toy.cache, toy.cache.prefetch(toy.cache.prompt(tokens(2))))
     toy.cache.detach()
     toy.cache.close()
     lines = [(record.levelname, record.getMessage()) for record in caplog.records]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.clock import ManualClock
-from tests.support.operations import PAGE, Stepped, configured, started
+from tests.support.operations import PAGE, Stepped, configured, over, started
 from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads, ranked
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components.deepseek_v4 import DeepSeekV4
@@ -79,13 +79,6 @@ def prompt_of(toy: ToyEngine, number: int, pages: int = PROMPT_PAGES) -> Prompt:
     return toy.cache.prompt(np.arange(start, start + pages * size, dtype=np.int32))
 
 
-def served(toy: ToyEngine, prompt: Prompt) -> Prompt:
-    lock = toy.serve(prompt)
-    assert lock is not None
-    toy.cache.release(lock)
-    return prompt
-
-
 def labels_of(toy: ToyEngine, prompt: Prompt) -> set[Label]:
     """Return the objects that storage must have for a resume at the end of a prompt."""
     owners = IDENTITY.owners(toy.layout)
@@ -119,7 +112,7 @@ def test_prompts_that_come_faster_than_the_host_has_room_all_reach_storage(
 ) -> None:
     store = TakingStorage()
     toy = writing(layout(), store, device=800, host=80)
-    prompts = [served(toy, prompt_of(toy, number)) for number in range(30)]
+    prompts = [toy.run(prompt_of(toy, number)) for number in range(30)]
     toy.cache.wait_all(10)
     assert [labels_of(toy, prompt) <= store.taken for prompt in prompts] == [True] * 30
     check_sums(toy)
@@ -136,7 +129,7 @@ def test_a_prompt_that_the_host_is_too_small_for_reaches_storage(
     toy = writing(layout(), store, device=40, host=8, write=write, dirty_share=0.1)
     prompt = prompt_of(toy, 0)
     for _ in range(2):
-        served(toy, prompt)
+        toy.run(prompt)
         toy.cache.wait_all(10)
     assert labels_of(toy, prompt) <= store.taken
     check_sums(toy)
@@ -149,9 +142,8 @@ def test_a_backup_by_call_that_the_host_is_too_small_for_reaches_storage_and_say
 ) -> None:
     store = TakingStorage()
     toy = writing(layout(), store, device=40, host=8, write=WritePolicy.ON_CALL)
-    prompt = served(toy, prompt_of(toy, 0))
-    operation = started(toy.cache.backup(prompt))
-    toy.cache.wait_all(10)
+    prompt = toy.run(prompt_of(toy, 0))
+    operation = over(toy.cache, toy.cache.backup(prompt))
     assert operation.state is OperationState.DONE
     assert operation.tally.arrived == operation.tally.asked >= PROMPT_PAGES
     assert labels_of(toy, prompt) <= store.taken
@@ -159,8 +151,7 @@ def test_a_backup_by_call_that_the_host_is_too_small_for_reaches_storage_and_say
 
 def test_without_storage_a_backup_says_how_many_pages_the_host_is_too_small_for() -> None:
     toy = writing(toy_layout((SPAN_ALL,), PAGE), None, device=40, host=8, write=WritePolicy.ON_CALL)
-    operation = started(toy.cache.backup(served(toy, prompt_of(toy, 0))))
-    toy.cache.wait_all(1)
+    operation = over(toy.cache, toy.cache.backup(toy.run(prompt_of(toy, 0))))
     assert operation.state is OperationState.PARTIAL
     assert (operation.tally.arrived, operation.tally.left_out) == (8, {LeftOut.HOST_TOO_SMALL: 16})
 
@@ -170,12 +161,12 @@ def test_storage_that_was_away_gets_what_it_missed_once_it_answers_again(layout:
     store = TakingStorage()
     toy = writing(layout(), store, device=400, host=40)
     store.fails = True
-    prompts = [served(toy, prompt_of(toy, number)) for number in range(5)]
+    prompts = [toy.run(prompt_of(toy, number)) for number in range(5)]
     toy.cache.wait_all(10)
     check_sums(toy)
     assert (len(store.taken), toy.cache.stats().backups.waiting_prompts) == (0, 5)
     store.fails = False
-    prompts.append(served(toy, prompt_of(toy, 6)))
+    prompts.append(toy.run(prompt_of(toy, 6)))
     toy.cache.wait_all(10)
     assert [labels_of(toy, prompt) <= store.taken for prompt in prompts] == [True] * 6
     check_sums(toy)
@@ -189,7 +180,7 @@ def test_a_failed_store_is_tried_again_after_a_pause_though_nothing_else_is_stor
     toy = writing(layout(), store, device=200, host=40)
     toy.cache._scheduler._clock = clock
     store.fails = True
-    prompts = [served(toy, prompt_of(toy, number)) for number in range(3)]
+    prompts = [toy.run(prompt_of(toy, number)) for number in range(3)]
     toy.cache.wait_all(10)
     store.fails = False
     toy.cache.poll()
@@ -207,7 +198,7 @@ def test_a_prompt_that_the_store_failed_is_offered_again_when_it_is_used(layout:
     store = TakingStorage()
     toy = writing(layout(), store, device=200, host=40)
     store.declines = True
-    prompts = [served(toy, prompt_of(toy, number)) for number in range(2)]
+    prompts = [toy.run(prompt_of(toy, number)) for number in range(2)]
     toy.cache.wait_all(10)
     store.declines = False
     toy.cache.release(toy.cache.lock(toy.cache.match(prompts[1])))
@@ -221,10 +212,10 @@ def test_what_is_evicted_before_the_store_answers_again_is_counted() -> None:
     toy = writing(toy_layout((SPAN_ALL, 2), PAGE), store, device=24, host=24)
     store.fails = True
     for number in range(2):
-        served(toy, prompt_of(toy, number))
+        toy.run(prompt_of(toy, number))
         toy.cache.wait_all(10)
     store.fails = False
-    served(toy, prompt_of(toy, 3))
+    toy.run(prompt_of(toy, 3))
     toy.cache.wait_all(10)
     backups = toy.cache.stats().backups
     assert (set(backups.lost_pages), backups.waiting_pages) == ({LeftOut.EVICTED}, 0)
@@ -234,11 +225,11 @@ def test_what_is_evicted_before_the_store_answers_again_is_counted() -> None:
 def test_a_prompt_that_was_put_in_pieces_is_not_put_again_with_its_continuation() -> None:
     store = TakingStorage()
     toy = writing(toy_layout((SPAN_ALL,), PAGE), store, device=40, host=8)
-    served(toy, prompt_of(toy, 0))
+    toy.run(prompt_of(toy, 0))
     toy.cache.wait_all(10)
     puts = store.puts_count
     longer = toy.cache.prompt(np.arange(28 * PAGE, dtype=np.int32))
-    served(toy, longer)
+    toy.run(longer)
     toy.cache.wait_all(10)
     assert labels_of(toy, longer) <= store.taken
     assert store.puts_count == puts + 4
@@ -253,7 +244,7 @@ def test_closing_counts_the_prompts_and_pages_that_no_backup_came_to(caplog: pyt
     pools = list(toy.pools.values())
     toy.cache = UnifiedCache.open(layout, config, pools, identity=IDENTITY, workers=workers, storage=store)
     for number in range(10):
-        served(toy, prompt_of(toy, number))
+        toy.run(prompt_of(toy, number))
     toy.cache.close()
     stats = toy.cache.published_stats()
     assert stats.operations[TransferKind.BACKUP].failed == 4
@@ -267,7 +258,7 @@ def test_closing_counts_the_prompts_and_pages_that_no_backup_came_to(caplog: pyt
 def test_a_backup_that_is_cancelled_counts_its_pages_as_cancelled() -> None:
     store = TakingStorage()
     toy = writing(toy_layout((SPAN_ALL, 2), PAGE), store, device=40, host=40, write=WritePolicy.ON_CALL)
-    operation = started(toy.cache.backup(served(toy, prompt_of(toy, 0))))
+    operation = started(toy.cache.backup(toy.run(prompt_of(toy, 0))))
     assert toy.cache.cancel(operation)
     toy.cache.wait_all(1)
     assert operation.state is OperationState.CANCELLED
@@ -276,12 +267,10 @@ def test_a_backup_that_is_cancelled_counts_its_pages_as_cancelled() -> None:
 
 def test_a_load_that_the_device_has_no_room_for_says_so() -> None:
     toy = writing(toy_layout((SPAN_ALL,), PAGE), None, device=24, host=48, write=WritePolicy.ON_CALL)
-    prompt = served(toy, prompt_of(toy, 0))
-    toy.cache.backup(prompt)
-    toy.cache.wait_all(1)
+    prompt = toy.run(prompt_of(toy, 0))
+    over(toy.cache, toy.cache.backup(prompt))
     held = toy.serve(prompt_of(toy, 1, 20))
-    operation = started(toy.cache.load(prompt))
-    toy.cache.wait_all(1)
+    operation = over(toy.cache, toy.cache.load(prompt))
     assert operation.state is OperationState.PARTIAL
     assert (operation.tally.arrived, operation.tally.left_out) == (0, {LeftOut.DEVICE_FULL: 20})
     assert held is not None
@@ -295,17 +284,14 @@ def test_a_load_that_the_device_has_no_room_for_says_so() -> None:
 def test_a_prefetch_that_the_host_is_too_small_for_goes_on_to_the_device(layout: Callable[[], ModelLayout]) -> None:
     store = TakingStorage()
     first = writing(layout(), store, device=40, host=40)
-    prompt = served(first, prompt_of(first, 0))
+    prompt = first.run(prompt_of(first, 0))
     first.cache.wait_all(10)
     toy = writing(layout(), store, device=40, host=8)
     for _ in range(2):
-        operation = toy.cache.prefetch(prompt)
-        toy.cache.wait_all(10)
+        operation = over(toy.cache, toy.cache.prefetch(prompt))
         found = toy.cache.match(prompt)
         assert (found.device_end, found.host_end) == (PROMPT_PAGES, PROMPT_PAGES)
-        lock = toy.cache.lock(found)
-        assert toy.verify(prompt, lock) >= PROMPT_PAGES
-        toy.cache.release(lock)
+        assert toy.read_back(prompt) == PROMPT_PAGES
         check_sums(toy)
         toy.cache.check()
         if operation and operation.pages_count:
@@ -321,31 +307,24 @@ def test_a_prefetch_through_the_host_goes_on_from_what_memory_holds(
 ) -> None:
     store = TakingStorage()
     first = writing(layout(), store, device=40, host=40)
-    prompt = served(first, prompt_of(first, 0))
+    prompt = first.run(prompt_of(first, 0))
     first.cache.wait_all(10)
     toy = writing(layout(), store, device=32, host=8, write=WritePolicy.ON_CALL)
-    served(toy, prompt.head(kept))
-    toy.cache.backup(prompt.head(min(kept, 8)))
-    toy.cache.wait_all(10)
-    operation = started(toy.cache.prefetch(prompt))
-    toy.cache.wait_all(10)
+    toy.run(prompt.head(kept))
+    over(toy.cache, toy.cache.backup(prompt.head(min(kept, 8))))
+    operation = over(toy.cache, toy.cache.prefetch(prompt))
     assert (operation.state, operation.pages_count) == (OperationState.DONE, PROMPT_PAGES - kept)
-    lock = toy.cache.lock(toy.cache.match(prompt))
-    assert lock.end == PROMPT_PAGES
-    toy.verify(prompt, lock)
-    toy.cache.release(lock)
-    toy.cache.check()
+    assert toy.read_back(prompt) == PROMPT_PAGES
 
 
 @layouts
 def test_a_prefetch_that_neither_tier_has_room_for_says_so(layout: Callable[[], ModelLayout]) -> None:
     store = TakingStorage()
     first = writing(layout(), store, device=40, host=40)
-    prompt = served(first, prompt_of(first, 0))
+    prompt = first.run(prompt_of(first, 0))
     first.cache.wait_all(10)
     toy = writing(layout(), store, device=20, host=8)
-    operation = started(toy.cache.prefetch(prompt))
-    toy.cache.wait_all(10)
+    operation = over(toy.cache, toy.cache.prefetch(prompt))
     assert operation.state is OperationState.PARTIAL
     assert set(operation.tally.left_out) == {LeftOut.HOST_FULL}
     check_sums(toy)
@@ -359,12 +338,12 @@ def test_pages_that_another_backup_is_storing_are_stored_by_the_next_one_where_t
     config = replace(toy.cache.config, write=WritePolicy.ON_CALL)
     pools = list(toy.pools.values())
     toy.cache = UnifiedCache.open(layout, config, pools, identity=IDENTITY, workers=workers, storage=store)
-    prompt = served(toy, prompt_of(toy, 0))
+    prompt = toy.run(prompt_of(toy, 0))
     by_call = started(toy.cache.backup(prompt))
     workers.run()
     toy.cache.poll()
     toy.cache.set_write_policy(WritePolicy.THROUGH)
-    longer = served(toy, toy.cache.prompt(np.arange((PROMPT_PAGES + 2) * PAGE, dtype=np.int32), whole=True))
+    longer = toy.run(toy.cache.prompt(np.arange((PROMPT_PAGES + 2) * PAGE, dtype=np.int32), whole=True))
     for _ in range(2):  # its copy, and its put of what nobody else is storing
         workers.run_last()
         toy.cache.poll()
@@ -394,13 +373,11 @@ def test_ranks_put_and_prefetch_through_a_host_that_is_too_small(spans: tuple[in
             toy.digest = head_of(ranks).digest(toy.layout)
             prompt = prompt_of(toy, 0)
             if writes:
-                served(toy, prompt)
+                toy.run(prompt)
             else:
                 cache.prefetch(prompt)
             cache.wait_all(10)
-            lock = cache.lock(cache.match(prompt))
-            assert (lock.end, toy.verify(prompt, lock) > 0) == (PROMPT_PAGES, True)
-            cache.release(lock)
+            assert toy.read_back(prompt) == PROMPT_PAGES
             digests.append(digest_of(cache))
         return digests
 

@@ -16,6 +16,7 @@ from tests.support.operations import (
     engine,
     filled,
     out_pages,
+    over,
     serve,
     started,
     tokens,
@@ -77,8 +78,7 @@ def stored_and_forgotten(store: MemoryStorage) -> tuple[ToyEngine, Prompt]:
     """Return a cache of Full alone whose prompt of six pages lies in storage and nowhere else."""
     toy = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (12,), (12,), store, InlineWorkers())
     prompt = serve(toy, 6)
-    toy.cache.backup(prompt)
-    toy.cache.wait_all(1)
+    over(toy.cache, toy.cache.backup(prompt))
     toy.cache.reset()
     return toy, prompt
 
@@ -287,8 +287,7 @@ def test_a_prefetch_that_is_concluded_keeps_the_batches_that_came(monkeypatch: p
     store.left = 99
     other = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (12,), (12,), store, InlineWorkers())
     serve(other, 6)
-    other.cache.backup(other.cache.prompt(tokens(6)))
-    other.cache.wait_all(1)
+    over(other.cache, other.cache.backup(other.cache.prompt(tokens(6))))
     cache = toy.cache
     prompt = cache.prompt(tokens(6))
     operation = started(cache.prefetch(prompt))
@@ -313,8 +312,7 @@ def test_pages_that_a_hanging_store_may_still_fill_are_nobodys_until_it_returns(
     prompt = cache.prompt(tokens(6))
     store.hang_at = 0
     operation = started(cache.prefetch(prompt))
-    over = cache.poll() + cache.poll()
-    assert over == [operation]
+    assert cache.poll() + cache.poll() == [operation]
     assert (operation.state, operation.is_released) == (OperationState.FAILED, False)
     assert isinstance(operation.error, StorageTimeoutError)
     assert cache.stats().calls_quarantined == 1
@@ -328,12 +326,8 @@ def test_pages_that_a_hanging_store_may_still_fill_are_nobodys_until_it_returns(
     store.scribble_and_return()
     cache.wait_all(1)
     assert (operation.is_released, out_pages(cache), cache.stats().calls_quarantined) == (True, 0, 0)
-    cache.load(cache.prompt(tokens(4, 1000)))
-    cache.wait_all(1)
-    lock = cache.lock(cache.match(cache.prompt(tokens(4, 1000))))
-    assert toy.verify(cache.prompt(tokens(4, 1000)), lock) > 0
-    cache.release(lock)
-    cache.check()
+    over(cache, cache.load(cache.prompt(tokens(4, 1000))))
+    assert toy.read_back(cache.prompt(tokens(4, 1000))) == 4
 
 
 def test_what_came_before_a_store_hung_is_kept_once_it_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,8 +459,7 @@ def test_what_ended_while_the_store_was_detached_is_told_loads_too() -> None:
     store = MemoryStorage()
     filled(store)
     toy = engine(store)
-    toy.cache.backup(serve(toy, 4, first=1000))
-    toy.cache.wait_all(1)
+    over(toy.cache, toy.cache.backup(serve(toy, 4, first=1000)))
     evicted = toy.cache._ledger.tree.evict(Tier.DEVICE, 0, 12)
     toy.cache._ledger._take_back(evicted)
     load = started(toy.cache.load(toy.cache.prompt(tokens(4, 1000))))
@@ -489,8 +482,7 @@ def test_a_store_can_be_attached_and_detached_while_the_cache_runs() -> None:
     cache.attach(store)
     with pytest.raises(StateError, match="detach it first"):
         cache.attach(other)
-    cache.backup(prompt)
-    cache.wait_all(1)
+    over(cache, cache.backup(prompt))
     assert store.bytes_used > 0
     assert cache.detach() == []
     assert cache.detach() == []
@@ -531,8 +523,7 @@ def test_a_store_that_fails_in_the_middle_leaves_what_came_before(monkeypatch: p
     store = FailingAfterSomeGets()
     toy, prompt = stored_and_forgotten(store)
     store.left = 1
-    operation = started(toy.cache.prefetch(prompt))
-    toy.cache.wait_all(1)
+    operation = over(toy.cache, toy.cache.prefetch(prompt))
     assert operation.state is OperationState.FAILED
     assert toy.cache.match(prompt).host_end == 2
     toy.cache.check()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.components import toy_components
+from tests.support.operations import present
 from unified_cache.controller.ledger import Ledger
 from unified_cache.core.errors import InputError, SlotError
 from unified_cache.core.page import Prompt
@@ -37,9 +38,7 @@ class Pool:
         return [np.ones(count, np.bool_), np.arange(count) >= count - tail_count]
 
     def allocate(self, count: int, tail_count: int | None = None) -> list[Slots]:
-        pages = self.ledger.allocate_pages(self.masks(count, count if tail_count is None else tail_count))
-        assert pages is not None
-        return pages
+        return present(self.ledger.allocate_pages(self.masks(count, count if tail_count is None else tail_count)))
 
     def trim(self, pages: list[Slots], tail_count: int) -> None:
         """Give back the SWA slots of all but the last pages."""
@@ -94,8 +93,7 @@ def test_a_map_remembers_up_to_a_quarter_of_its_entries_and_then_begins_anew() -
         else:
             assert changed.tolist() == [full]
     assert forgotten == [11, 22]
-    latest = page_map.changed_since(page_map.version - 8)
-    assert latest is not None
+    latest = present(page_map.changed_since(page_map.version - 8))
     assert latest.tolist() == list(range(23, 31))
     assert page_map.changed_since(page_map.version - 9) is None
     version = page_map.version

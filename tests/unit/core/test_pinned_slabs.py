@@ -11,7 +11,7 @@ import torch
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.gpu import GPU
 from tests.support.late_device import LateDevice
-from tests.support.operations import PAGE, SPANS
+from tests.support.operations import PAGE, SPANS, present
 from unified_cache.controller import memory as memory_module
 from unified_cache.controller.copies import PinnedBytes, StagedCopies
 from unified_cache.controller.copies import gpu as gpu_copies_module
@@ -78,8 +78,7 @@ def test_a_slab_begins_with_a_page_of_the_system_and_no_forked_child_has_it(late
     address = pinned.bytes.ctypes.data
     assert address % 4096 == 0
     areas = Path("/proc/self/smaps").read_text(encoding="utf-8")
-    found = re.search(rf"^{address:x}-.*?^VmFlags:(.*?)$", areas, re.MULTILINE | re.DOTALL)
-    assert found is not None
+    found = present(re.search(rf"^{address:x}-.*?^VmFlags:(.*?)$", areas, re.MULTILINE | re.DOTALL))
     assert "dc" in found.group(1).split()
 
 

@@ -13,8 +13,8 @@ from tests.support.conversations import (
     remembered,
     store_turns,
 )
-from tests.support.operations import Stepped, started
-from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads, out_pages, over, ranked, same
+from tests.support.operations import Stepped, over, present, started
+from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads, out_pages, ranked, same
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, Operation, OperationState, TransferKind
 from unified_cache.core.config import CacheConfig, Prefetching, WritePolicy
@@ -39,14 +39,11 @@ def stored(layout: ModelLayout, turns: tuple[int, ...] = TURNS) -> VanishingStor
 
 
 def prefetched(cache: UnifiedCache, pages: int) -> Operation:
-    operation = started(cache.prefetch(conversation(cache, pages)))
-    cache.wait_all(5)
-    return operation
+    return over(cache, cache.prefetch(conversation(cache, pages)))
 
 
 def labels_of(cache: UnifiedCache, page: int, component: int) -> list[Label]:
-    tier = cache._storage
-    assert tier is not None
+    tier = present(cache._storage)
     key = conversation(cache, page + 1).keys[page]
     return [label for pool in tier.pools(component) for label in tier.labels([key], pool)]
 
@@ -174,13 +171,8 @@ def test_what_the_device_holds_is_not_read_again(layout: ModelLayout) -> None:
             assert not {(label.key, label.pool) for label in labels_of(cache, page, number)} & read
     prompt = conversation(cache, 8)
     assert cache._ledger.tree.full_end(cache.match(prompt), Tier.HOST) == 8, "the device's pages were copied"
-    cache.load(prompt)
-    cache.wait_all(5)
-    lock = cache.lock(cache.match(prompt))
-    assert lock.end == 8
-    toy.verify(prompt, lock)
-    cache.release(lock)
-    cache.check()
+    over(cache, cache.load(prompt))
+    assert toy.read_back(prompt) == 8
 
 
 @every_layout
@@ -232,8 +224,7 @@ def test_a_hit_below_the_threshold_is_not_read(layout: ModelLayout) -> None:
 def squeeze(cache: UnifiedCache, component: int) -> None:
     """Have others need all the host's room for a component."""
     ledger = cache._ledger
-    slots = ledger.allocate(Tier.HOST, component, ledger.available_pages(Tier.HOST, component))
-    assert slots is not None
+    slots = present(ledger.allocate(Tier.HOST, component, ledger.available_pages(Tier.HOST, component)))
     ledger.free(Tier.HOST, component, slots)
 
 
@@ -289,8 +280,7 @@ def test_progress_of_a_prefetch_is_what_it_would_gain_if_it_ended_now(monkeypatc
     seen: list[tuple[int, int]] = []
 
     def note(number: int) -> None:
-        progress = cache.prefetch_progress(operation)
-        assert progress is not None
+        progress = present(cache.prefetch_progress(operation))
         seen.append((progress.gained_pages, progress.expected_pages))
 
     note(0)
@@ -364,8 +354,7 @@ def test_a_prefetch_without_any_room_gains_nothing_and_is_no_failure(layout: Mod
     store = stored(layout)
     cache = remembered(layout, store).cache
     ledger = cache._ledger
-    taken = ledger.allocate(Tier.HOST, 0, ledger.capacity(Tier.HOST, 0))
-    assert taken is not None
+    taken = present(ledger.allocate(Tier.HOST, 0, ledger.capacity(Tier.HOST, 0)))
     store.calls_count = 0
     operation = prefetched(cache, 16)
     assert (operation.state, operation.pages_count, store.calls_count) == (OperationState.PARTIAL, 0, 0)

@@ -8,7 +8,18 @@ import pytest
 
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.clock import ManualClock
-from tests.support.operations import PAGE, SPANS, Stepped, UnreturnedCall, out_pages, serve, started, tokens
+from tests.support.operations import (
+    PAGE,
+    SPANS,
+    Stepped,
+    UnreturnedCall,
+    out_pages,
+    over,
+    present,
+    serve,
+    started,
+    tokens,
+)
 from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads, ranked, same
 from tests.support.ranks import out_pages as ranked_out_pages
 from unified_cache.cache.cache import UnifiedCache
@@ -50,10 +61,8 @@ def forgetful(
     writer = ToyEngine(layout, room, room, store, InlineWorkers(), identity)
     for contents in (tokens(10), branch()):
         prompt = writer.cache.prompt(contents)
-        lock = writer.serve(prompt)
-        assert lock is not None
-        writer.cache.backup(prompt)
-        writer.cache.wait_all(1)
+        lock = present(writer.serve(prompt))
+        over(writer.cache, writer.cache.backup(prompt))
         writer.cache.release(lock)
     return ToyEngine(layout, room, room, store, workers, identity)
 
@@ -140,8 +149,7 @@ def test_prompts_with_nothing_in_common_wait_for_nobody() -> None:
     store, workers = CountingStorage(), Stepped()
     cache = forgetful(store, workers).cache
     other = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (40,), (40,), store, InlineWorkers())
-    other.cache.backup(serve(other, 4, first=9000))
-    other.cache.wait_all(1)
+    over(other.cache, other.cache.backup(serve(other, 4, first=9000)))
     for prompt in (cache.prompt(tokens(10)), cache.prompt(tokens(4, 9000))):
         cache.prefetch(prompt)
     workers.run(2)

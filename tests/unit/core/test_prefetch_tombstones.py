@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.support.cache import ToyEngine
+from tests.support.operations import over, present
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import InlineWorkers, TransferKind
 from unified_cache.core.page import Prompt
@@ -28,10 +29,8 @@ def prompt_of(toy: ToyEngine, *contents: int) -> Prompt:
 
 def served_and_stored(toy: ToyEngine, *contents: int) -> Prompt:
     prompt = prompt_of(toy, *contents)
-    lock = toy.serve(prompt)
-    assert lock is not None
-    toy.cache.backup(prompt)
-    toy.cache.wait_all(5)
+    lock = present(toy.serve(prompt))
+    over(toy.cache, toy.cache.backup(prompt))
     toy.cache.release(lock)
     return prompt
 
@@ -40,8 +39,7 @@ def lose(toy: ToyEngine, component: int, tiers: tuple[Tier, ...] = tuple(Tier)) 
     """Have others need all the room of a component."""
     ledger = toy.cache._ledger
     for tier in tiers:
-        slots = ledger.allocate(tier, component, ledger.capacity(tier, component))
-        assert slots is not None
+        slots = present(ledger.allocate(tier, component, ledger.capacity(tier, component)))
         ledger.free(tier, component, slots)
 
 
@@ -52,12 +50,7 @@ def bring(toy: ToyEngine, prompt: Prompt) -> int:
         toy.cache.wait_all(5)
         assert operation
         assert operation.error is None
-    lock = toy.cache.lock(toy.cache.match(prompt))
-    toy.verify(prompt, lock)
-    end = lock.end
-    toy.cache.release(lock)
-    toy.cache.check()
-    return end
+    return toy.read_back(prompt)
 
 
 @pytest.mark.parametrize("components", [(WINDOW,), (STATE,), (WINDOW, STATE)])

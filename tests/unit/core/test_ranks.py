@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.clock import ManualClock
-from tests.support.operations import Stepped, UnreturnedCall
+from tests.support.operations import Stepped, UnreturnedCall, over, present
 from tests.support.rank_script import Rank, compare
 from tests.support.ranks import (
     Declining,
@@ -21,7 +21,6 @@ from tests.support.ranks import (
     head_of,
     in_threads,
     out_pages,
-    over,
     prompt_of,
     ranked,
     same,
@@ -274,8 +273,7 @@ def test_what_eviction_saves_on_one_rank_it_saves_on_all(troubled: int | None) -
             host[0] = FlakyAllocator(host[0].capacity, DecliningOnce(random.Random(0), 1.0))
         prompt = served(toy, 4)
         room = cache._ledger.capacity(Tier.DEVICE, 0)
-        slots = cache.allocate(cache.pages_to_allocate(0, room, [room]))
-        assert slots is not None
+        slots = present(cache.allocate(cache.pages_to_allocate(0, room, [room])))
         cache.free(slots)
         return cache._ledger.tree.full_end(cache.match(prompt), Tier.HOST), out_pages(cache), digest_of(cache)
 
@@ -453,12 +451,12 @@ def losses_told(cache: UnifiedCache) -> list[str]:
     told: list[str] = []
     while True:
         try:
-            over = cache.poll()
+            ended = cache.poll()
         except RankLostError as error:
             told.append(str(error))
             continue
-        told += [each.state.value for each in over]
-        if not over and not cache._controller.live_count:
+        told += [each.state.value for each in ended]
+        if not ended and not cache._controller.live_count:
             return told
 
 
@@ -473,11 +471,11 @@ def test_whichever_agreement_loses_a_rank_a_poll_says_so_once(detaches: bool) ->
         if detaches:
             cache.detach()
         outcomes.append(losses_told(cache))
-        over = ["partial"] if detaches else ["done"]
-        if outcomes[-1] == over:
+        ended = ["partial"] if detaches else ["done"]
+        if outcomes[-1] == ended:
             break
     *lost, last = outcomes
-    assert last == over
+    assert last == ended
     assert len(lost) > 1, "steps of a backup agree, and looks at it do"
     assert all(told == ["it is gone", "failed"] for told in lost), outcomes
 

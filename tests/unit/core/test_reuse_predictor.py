@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.components import toy_components
+from tests.support.operations import present
 from unified_cache.core.config import EvictionConfig, EvictionPolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Tier
@@ -293,8 +294,7 @@ def test_the_last_page_of_a_prompt_goes_first_while_such_pages_are_not_asked_for
     queues = queues_of(served)
     evicted = 0
     while queues._next_tail(0) is not None:
-        victim = served.tree.next_victim(Tier.DEVICE, 0)
-        assert victim is not None
+        victim = present(served.tree.next_victim(Tier.DEVICE, 0))
         assert victim.node is queues._next_tail(0)
         assert served.tree.evict_from(victim, 3).slots[0][0].size == 1, "more than the last page went"
         evicted += 1

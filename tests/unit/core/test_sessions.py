@@ -10,6 +10,7 @@ import pytest
 from tests.support.cache import WholePromptCache, toy_layout
 from tests.support.clock import ManualClock
 from tests.support.documents import code_blocks
+from tests.support.operations import present
 from unified_cache import InputError
 from unified_cache.controller import InlineWorkers
 from unified_cache.controller.memory import NoBytes
@@ -39,8 +40,7 @@ class NamedSessions:
         cache = self.cache
         prompt = cache.prompt(tokens)
         if prompt.pages_count > lock.end:
-            slots = cache.allocate([np.ones(prompt.pages_count - lock.end, np.bool_)])
-            assert slots is not None
+            slots = present(cache.allocate([np.ones(prompt.pages_count - lock.end, np.bool_)]))
             lock = cache.insert(prompt, slots, lock)
         cache.release(lock)
         cache.check()

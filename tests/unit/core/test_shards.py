@@ -8,8 +8,9 @@ from typing import TypeVar
 import pytest
 
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout
+from tests.support.operations import over
 from tests.support.rank_grid import PROMPT_PAGES, GridCell, cells
-from tests.support.ranks import FailingStorage, ThreadRanks, in_threads, over, prompt_of, ranked, same, served
+from tests.support.ranks import FailingStorage, ThreadRanks, in_threads, prompt_of, ranked, same, served
 from unified_cache.components.layouts.presets import layout
 from unified_cache.controller import InlineWorkers, NotStarted, OperationState, TransferKind
 from unified_cache.controller.ranks import LocalRanks

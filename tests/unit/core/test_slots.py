@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from tests.support.operations import present
 from unified_cache.core.errors import ConfigError, SlotError
 from unified_cache.core.slots import SlotAllocator
 
 
 def test_a_pool_of_n_pages_hands_out_n_slots_and_never_the_padding_slot() -> None:
-    slots = SlotAllocator(5).allocate(5)
-    assert slots is not None
+    slots = present(SlotAllocator(5).allocate(5))
     assert slots.tolist() == [1, 2, 3, 4, 5]
 
 
@@ -21,11 +21,9 @@ def test_asking_for_more_than_is_free_hands_out_nothing() -> None:
 
 def test_freed_slots_are_handed_out_again() -> None:
     allocator = SlotAllocator(4)
-    first = allocator.allocate(4)
-    assert first is not None
+    first = present(allocator.allocate(4))
     allocator.free(first[1:3])
-    again = allocator.allocate(2)
-    assert again is not None
+    again = present(allocator.allocate(2))
     assert sorted(again.tolist()) == [2, 3]
     assert allocator.free_count == 0
 
@@ -37,16 +35,14 @@ def test_freeing_what_is_not_handed_out_or_twice_is_an_error_and_frees_nothing(b
     with pytest.raises(SlotError):
         allocator.free(np.array(bad, np.int32))
     assert allocator.out_count == 2
-    rest = allocator.allocate(2)
-    assert rest is not None
+    rest = present(allocator.allocate(2))
     assert sorted(rest.tolist()) == [3, 4]
 
 
 @pytest.mark.parametrize("count", [64, 65, 300])
 def test_a_slot_named_twice_among_many_is_an_error_in_any_order(count: int) -> None:
     allocator = SlotAllocator(count)
-    taken = allocator.allocate(count)
-    assert taken is not None
+    taken = present(allocator.allocate(count))
     shuffled = np.random.default_rng(count).permutation(taken)
     shuffled[-1] = shuffled[0]
     for twice in (shuffled, np.sort(shuffled)):
@@ -59,8 +55,7 @@ def test_a_slot_named_twice_among_many_is_an_error_in_any_order(count: int) -> N
 
 def test_what_is_out_among_slots_is_neither_free_nor_kept() -> None:
     allocator = SlotAllocator(6)
-    taken = allocator.allocate(5)
-    assert taken is not None
+    taken = present(allocator.allocate(5))
     allocator.keep(taken[:2])
     allocator.free(taken[3:4])
     assert allocator.out_among(np.array([5, 4, 3, 2, 1], np.int32)).tolist() == [5, 3]
@@ -73,8 +68,7 @@ def test_a_negative_pool_is_an_error() -> None:
 
 def test_a_slot_is_out_until_it_is_kept_and_comes_back_only_from_who_has_it() -> None:
     allocator = SlotAllocator(3)
-    taken = allocator.allocate(2)
-    assert taken is not None
+    taken = present(allocator.allocate(2))
     assert allocator.is_out(taken)
     for stranger in (0, 3, 4):
         assert not allocator.is_out(np.array([stranger], np.int32))

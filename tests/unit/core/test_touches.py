@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
-from tests.support.operations import PAGE, SPANS, configured, filled, tokens
+from tests.support.operations import PAGE, SPANS, configured, filled, over, present, tokens
 from tests.support.ranks import ThreadRanks, digest_of, in_threads, ranked, same
 from unified_cache.controller import InlineWorkers, TouchCounts
 from unified_cache.controller.storage_tier import TOUCHES_MAX
@@ -72,9 +72,7 @@ def writing(write: WritePolicy, store: StorageBackend, *, host: int = 16) -> Toy
 
 
 def ask(toy: ToyEngine, prompt: Prompt) -> None:
-    lock = toy.serve(prompt)
-    assert lock is not None
-    toy.cache.release(lock)
+    toy.run(prompt)
     toy.cache.wait_all(5)
 
 
@@ -120,8 +118,7 @@ def test_a_prefix_that_is_computed_again_is_in_use_too() -> None:
         assert (found.tree_end, found.device_end) == ((3, 0) if first > 1_000 else (0, 0))
         lock = toy.cache.lock(found)
         needed = [np.ones(5, np.bool_), np.arange(5) >= 3]  # no window is kept where the prompts part
-        slots = toy.cache.allocate(needed)
-        assert slots is not None
+        slots = present(toy.cache.allocate(needed))
         toy.cache.release(toy.cache.insert(prompt, slots, lock))
         toy.cache.wait_all(5)
     assert all(store.exists(needed_labels(toy, document.head(3))[:3]))
@@ -154,8 +151,7 @@ def test_a_store_that_never_evicts_and_one_that_is_backed_up_to_on_call_are_told
             ask(toy, toy.cache.prompt(tokens(4)))
             ask(toy, toy.cache.prompt(tokens(2, 1_000 * (number + 1))))
             if write is WritePolicy.ON_CALL:
-                toy.cache.backup(toy.cache.prompt(tokens(4)))
-                toy.cache.wait_all(5)
+                over(toy.cache, toy.cache.backup(toy.cache.prompt(tokens(4))))
         assert not store.touched
         assert toy.cache.stats().touches == TouchCounts()
 
@@ -194,10 +190,8 @@ def test_a_prefix_in_memory_is_in_use_though_its_tail_has_just_come_from_storage
     toy = writing(WritePolicy.THROUGH, store, host=32)
     cache, whole = toy.cache, toy.cache.prompt(tokens(8))
     for pages in (4, 8):
-        cache.prefetch(whole.head(pages))
-        cache.wait_all(5)
-        cache.load(whole.head(pages))
-        cache.wait_all(5)
+        over(cache, cache.prefetch(whole.head(pages)))
+        over(cache, cache.load(whole.head(pages)))
         ask(toy, whole.head(pages))
         ask(toy, cache.prompt(tokens(2, 1_000 * pages)))
     assert whole.keys.index(store.touched[0].key) == 0
@@ -211,8 +205,7 @@ def test_uses_that_wait_for_a_put_are_bounded_and_those_dropped_are_counted() ->
     for prompt in prompts:
         ask(toy, prompt)
     toy.cache._ledger.stored.record_given(1_000)
-    storage = toy.cache._storage
-    assert storage is not None
+    storage = present(toy.cache._storage)
     for prompt in prompts:
         toy.cache._backups.record_use(toy.cache.match(prompt), storage)
     store.calls.clear()

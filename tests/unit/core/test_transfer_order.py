@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.cache import ToyEngine
 from tests.support.components import COMPONENT_SETS
-from tests.support.operations import started
+from tests.support.operations import over, present
 from tests.support.store_calls import StoreCall, WatchedStorage
 from unified_cache.controller import InlineWorkers
 from unified_cache.controller.memory import TieredMemory
@@ -40,21 +40,11 @@ class WatchedCache:
         self.toy = ToyEngine(layout, sizes, sizes, self.store, InlineWorkers())
         self.cache = self.toy.cache
         self.prompt: Prompt = self.cache.prompt(range(PAGES * layout.page_size))
-        lock = self.toy.serve(self.prompt)
-        assert lock is not None
+        lock = present(self.toy.serve(self.prompt))
         self.cache.release(lock)
 
     def back_up(self) -> None:
-        started(self.cache.backup(self.prompt))
-        self.cache.wait_all(5)
-
-    def forget(self, tier: Tier) -> None:
-        """Have a tier lose every page."""
-        ledger = self.cache._ledger
-        for component in range(len(self.layout.components)):
-            slots = ledger.allocate(tier, component, SLOTS)
-            assert slots is not None
-            ledger.free(tier, component, slots)
+        over(self.cache, self.cache.backup(self.prompt))
 
     def asked(self, method: Method) -> list[Label]:
         calls: Sequence[StoreCall] = self.store.take()
@@ -98,11 +88,9 @@ def test_objects_are_looked_up_in_every_pool_and_got_kv_before_sidecars(layout: 
     watched = WatchedCache(layout)
     watched.back_up()
     stored = watched.names()
-    for tier in Tier:
-        watched.forget(tier)
+    watched.toy.forget(*Tier)
     watched.store.take()
-    operation = started(watched.cache.prefetch(watched.prompt))
-    watched.cache.wait_all(5)
+    operation = over(watched.cache, watched.cache.prefetch(watched.prompt))
     assert operation.pages_count == PAGES
     calls = watched.store.take()
     looked_up = {label for call in calls if call.method is Method.EXISTS for label in call.labels}
@@ -135,8 +123,7 @@ def test_pools_are_copied_kv_before_sidecars_in_both_directions(
     names = kv_before_sidecars(layout)
     watched.back_up()
     assert [name for name in copied if name in names] == names
-    watched.forget(Tier.DEVICE)
+    watched.toy.forget()
     copied.clear()
-    started(watched.cache.load(watched.prompt))
-    watched.cache.wait_all(5)
+    over(watched.cache, watched.cache.load(watched.prompt))
     assert copied == names

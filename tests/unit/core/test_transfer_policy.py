@@ -11,7 +11,7 @@ from tests.support.clock import ManualClock
 from tests.support.components import COMPONENT_SETS
 from tests.support.conversations import ROOM, conversation, store_turns
 from tests.support.documents import code_blocks
-from tests.support.operations import started
+from tests.support.operations import over, present, started
 from tests.support.ranks import ThreadRanks, head_of, in_threads
 from tests.support.tables import check_tables
 from tests.support.timed_engine import PacedStorage, PrefillSpeed, TimedEngine
@@ -142,11 +142,8 @@ def test_what_the_host_holds_is_loaded_however_fast_the_engine_computes() -> Non
     engine = learned(slow_engine())
     prompt = conversation(engine.cache, 16)
     engine.compute(prompt)
-    started(engine.cache.backup(prompt))
-    engine.cache.wait_all(5)
-    taken = engine.cache.allocate([np.ones(ROOM, np.bool_)])  # the device lets go of it
-    assert taken is not None
-    engine.cache.free(taken)
+    over(engine.cache, engine.cache.backup(prompt))
+    engine.toy.forget()
     operation = engine.wait(engine.cache.load(prompt))
     assert operation
     assert engine.cache.match(prompt).device_end == 16
@@ -167,8 +164,7 @@ def test_never_brings_nothing_up_and_still_backs_up() -> None:
     prompt = conversation(engine.cache, 16)
     assert engine.cache.prefetch(prompt) is engine.cache.load(prompt) is NotStarted.POLICY
     engine.compute(prompt)
-    operation = started(engine.cache.backup(prompt))
-    engine.cache.wait_all(5)
+    operation = over(engine.cache, engine.cache.backup(prompt))
     assert operation.tally.stored == 16
 
 
@@ -232,10 +228,8 @@ def test_ranks_choose_alike_by_the_slowest_of_them() -> None:
         return drive(engine, conversation(engine.cache, 16))
 
     def drive(engine: TimedEngine, prompt: Prompt) -> tuple[int, LeftAlone | None, int]:
-        operation = started(engine.cache.prefetch(prompt))
-        engine.cache.wait_all(30)
-        engine.cache.load(prompt)
-        engine.cache.wait_all(30)
+        operation = over(engine.cache, engine.cache.prefetch(prompt))
+        over(engine.cache, engine.cache.load(prompt))
         return operation.pages_count, operation.left_alone, engine.cache.match(prompt).host_end
 
     first, second = in_threads(2, live)
@@ -265,8 +259,7 @@ def test_an_explanation_says_what_is_not_worth_loading_and_changes_nothing() -> 
     tokens = 16 * engine.cache.layout.page_size
     before = engine.cache.stats().left_alone_tokens
     explanation = engine.cache.explain(prompt)
-    left = explanation.left_alone
-    assert left is not None
+    left = present(explanation.left_alone)
     assert (left.start, left.end) == (0, 16)
     assert f"storage has {tokens:,} tokens, not worth loading: that takes" in str(explanation)
     assert explanation.as_json()["left_alone"] == left.as_json()

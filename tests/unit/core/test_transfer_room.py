@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
-from tests.support.operations import PAGE, SPANS, serve, started, tokens
+from tests.support.operations import PAGE, SPANS, over, present, serve, tokens
 from unified_cache.controller import InlineWorkers
 from unified_cache.core.pool import Tier
 from unified_cache.core.window import SPAN_ALL
@@ -18,11 +18,9 @@ def conversation(*, device_windows: int, host_windows: int, backed_up: bool) -> 
     toy = ToyEngine(toy_layout(SPANS, PAGE), *sizes, None, InlineWorkers())
     for end in range(1, PAGES + 1):
         prompt = toy.cache.prompt(tokens(end))
-        lock = toy.serve(prompt)
-        assert lock is not None
+        lock = present(toy.serve(prompt))
         if backed_up:
-            toy.cache.backup(prompt)
-            toy.cache.wait_all(5)
+            over(toy.cache, toy.cache.backup(prompt))
         toy.cache.release(lock)
     return toy
 
@@ -30,8 +28,7 @@ def conversation(*, device_windows: int, host_windows: int, backed_up: bool) -> 
 def take_windows(toy: ToyEngine, tier: Tier, *, all_but: int) -> None:
     """Have others hold all windows that a tier has room for but so many, which are free."""
     ledger = toy.cache._ledger
-    taken = ledger.allocate(tier, 1, ledger.capacity(tier, 1))
-    assert taken is not None
+    taken = present(ledger.allocate(tier, 1, ledger.capacity(tier, 1)))
     ledger.free(tier, 1, taken[:all_but])
 
 
@@ -62,8 +59,7 @@ def test_a_load_without_room_for_windows_begins_once_and_cuts_nothing(windows_le
     assert (found.device_end, found.host_end) == (0, PAGES)
     begun.clear()
     nodes_count = tree.nodes_count()
-    operation = started(toy.cache.load(prompt))
-    toy.cache.wait_all(5)
+    operation = over(toy.cache, toy.cache.load(prompt))
     assert begun == REACHED[windows_left]
     assert (operation.error, operation.pages_count, tree.nodes_count()) == (None, windows_left, nodes_count)
     assert tree.match(prompt).device_end == sum(begun)
@@ -75,8 +71,7 @@ def test_a_backup_without_room_for_windows_begins_once_and_cuts_nothing(windows_
     take_windows(toy, Tier.HOST, all_but=windows_left)
     tree, prompt = toy.cache._ledger.tree, toy.cache.prompt(tokens(PAGES))
     nodes_count = tree.nodes_count()
-    operation = started(toy.cache.backup(prompt))
-    toy.cache.wait_all(5)
+    operation = over(toy.cache, toy.cache.backup(prompt))
     assert begun[:1] == REACHED[windows_left], "after that come the windows that were kept at other ends"
     assert (operation.error, tree.nodes_count()) == (None, nodes_count)
     assert tree.full_end(tree.match(prompt), Tier.HOST) == sum(begun[:1])
@@ -86,15 +81,12 @@ def test_pages_that_are_there_already_are_no_room_for_those_to_come(begun: list[
     """Of a prompt of six pages the device holds two, which could be evicted, and has room for two more."""
     toy = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (6,), (6,), None, InlineWorkers())
     cache, prompt = toy.cache, serve(toy, 6)
-    cache.backup(prompt)
-    cache.wait_all(5)
+    over(cache, cache.backup(prompt))
     ledger = cache._ledger
-    taken = ledger.allocate(Tier.DEVICE, 0, 4)
-    assert taken is not None
+    taken = present(ledger.allocate(Tier.DEVICE, 0, 4))
     ledger.free(Tier.DEVICE, 0, taken[:2])
     assert (ledger.available_pages(Tier.DEVICE, 0), cache.match(prompt).device_end) == (4, 2)
     begun.clear()
-    operation = started(cache.load(prompt))
-    cache.wait_all(5)
+    operation = over(cache, cache.load(prompt))
     assert (begun, operation.pages_count, cache.match(prompt).device_end) == ([4], 2, 4)
     cache.check()

@@ -28,6 +28,7 @@ from tests.support.forward import (
     token_locs,
 )
 from tests.support.gpu import keep_busy, stream_of, with_streams
+from tests.support.operations import present
 from unified_cache.components.layouts import layout
 from unified_cache.core.errors import CaptureError, ConfigError, InputError
 from unified_cache.core.slots import PairedAllocator
@@ -307,8 +308,7 @@ def test_a_load_between_two_forwards_moves_the_next_write_and_the_stale_one_corr
     assert old.swa_out_cache_loc.tolist()[0] in their_locs
 
     # Ours are loaded into new slots, under the Full slots that we still have.
-    loaded = allocator.peer.allocate(2)
-    assert loaded is not None
+    loaded = present(allocator.peer.allocate(2))
     allocator.map.bind(ours, loaded)
     now = batch_of(token_locs(ours, 7, 8), [ours])
     metadata = init_metadata(now, translation)

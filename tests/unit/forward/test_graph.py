@@ -29,6 +29,7 @@ from tests.support.forward import (
     token_locs,
 )
 from tests.support.gpu import with_streams
+from tests.support.operations import present
 from unified_cache.core.errors import CaptureError, ConfigError, InputError
 from unified_cache.core.pool import Slots
 from unified_cache.core.slots import PairedAllocator
@@ -401,8 +402,7 @@ def replay_across_a_load(make: MakeTranslation, device: torch.device) -> list[in
     assert buffers.refill(decode([theirs], device))
     values.fill_(200)
     replay()
-    loaded = allocator.peer.allocate(1)
-    assert loaded is not None
+    loaded = present(allocator.peer.allocate(1))
     allocator.map.bind(ours, loaded)
     stale = buffers.out_cache_loc_swa.clone()
     assert buffers.refill(decode([ours], device))

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.cluster import ask
 from tests.support.live import settings_of_a_small_replay, trace_of
+from tests.support.operations import present
 from unified_cache.cache.recording.recorder import TraceRecorder
 from unified_cache.components.kinds import Full, SlidingWindow
 from unified_cache.core.page import Prompt
@@ -108,8 +109,7 @@ def test_what_a_request_computes_beyond_its_prompt_is_its_output(tmp_path: Path)
             prompt, whole = (Prompt.of(list(range(count * size)), size) for count in (2, 5))
             lock = cache.lock(cache.match(prompt))
             for end in (prompt, whole):
-                slots = cache.allocate(cache.pages_to_allocate(lock.end, end.pages_count, [end.pages_count]))
-                assert slots is not None
+                slots = present(cache.allocate(cache.pages_to_allocate(lock.end, end.pages_count, [end.pages_count])))
                 lock = cache.insert(end, slots, lock)
             cache.release(lock)
             cache.wait_all(10)

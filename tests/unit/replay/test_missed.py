@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from tests.support.operations import present
 from unified_cache.core.config import WritePolicy
 from unified_cache.core.miss_reason import MissReason
 from unified_cache.sizing.replay.missed import ComponentMiss
@@ -113,8 +114,7 @@ def test_table_page_and_json_say_the_same_tokens() -> None:
     total = sum(missed_of(result).values())
     said = json.loads(json.dumps(result.as_json()))["missed"]
     assert said["tokens"] == total == sum(each["tokens"] for each in said["by_reason"])
-    reasons = miss_table(result)
-    assert reasons is not None
+    reasons = present(miss_table(result))
     assert reasons.rows[-1][:3] == ("all", "", f"{total:,}")
     assert reasons in page_of(result).tables
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.operations import present
 from unified_cache.sizing.report.charts import BandChart, BarChart, Hue, Series, Unit
 from unified_cache.sizing.report.html import html_of
 from unified_cache.sizing.report.page import Page, TableSection
@@ -59,8 +60,7 @@ def in_browser(path: Path, width: int) -> tuple[str, str]:
 
 def test_a_page_holds_its_figures_and_asks_for_nothing_from_elsewhere() -> None:
     text = html_of(page())
-    found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)
-    assert found is not None
+    found = present(re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL))
     bands, bars, sizes = json.loads(found[1])
     assert bands["bands"][1] == {"name": "host", "hue": "host", "values": [0.2, 0.1, 0.3]}
     assert (bars["kind"], bars["unit"], bars["parts"][0]["values"]) == ("bars", "bytes", [3 << 30, 0])
@@ -93,6 +93,5 @@ def test_a_browser_draws_every_chart_and_nothing_is_wider_than_the_window(tmp_pa
     assert logged == ""
     assert dom.count('data-is-drawn="true"') == 3
     assert dom.count('aria-pressed="true"') == 6
-    widest = re.search(r'data-widest="(\d+)"', dom)
-    assert widest is not None
+    widest = present(re.search(r'data-widest="(\d+)"', dom))
     assert int(widest[1]) <= width
