@@ -14,15 +14,14 @@ from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import toy_components
 from tests.support.operations import over, present, serve, tokens
 from unified_cache.cache.cache import UnifiedCache
-from unified_cache.controller import InlineWorkers, LeftOut, NotStarted, OperationState, TransferKind
+from unified_cache.controller import InlineWorkers, OperationState, TransferKind
 from unified_cache.controller.memory import DevicePool
-from unified_cache.core.config import CacheConfig, WritePolicy
+from unified_cache.core.config import CacheConfig
 from unified_cache.core.errors import (
     ClosedError,
     ConfigError,
     InputError,
     LayoutError,
-    LockError,
     OwnerThreadError,
     SlotError,
     StorageError,
@@ -116,16 +115,6 @@ def test_a_load_brings_the_longest_prefix_that_has_room() -> None:
     cache.free(mine)
     cache.release(pinned)
     cache.check()
-
-
-def test_a_backup_copies_the_longest_prefix_that_the_host_has_room_for() -> None:
-    toy = engine(device=6, host=4)
-    serve(toy, 6)
-    backup = toy.cache.backup(toy.cache.prompt(tokens(6)))
-    assert backup
-    toy.cache.wait_all(5)
-    assert (backup.error, backup.pages_count) == (None, 4)
-    assert backup.tally.left_out == {LeftOut.HOST_TOO_SMALL: 2}
 
 
 def test_a_damaged_page_in_storage_is_a_miss_and_is_counted() -> None:
@@ -279,44 +268,6 @@ def test_reset_forgets_everything_and_leaves_requests_their_slots() -> None:
     assert toy.cache.stats().occupancy[0].free == 8
 
 
-def test_bad_calls_are_typed_errors_and_change_nothing() -> None:
-    toy = engine()
-    cache = toy.cache
-    prompt = cache.prompt(tokens(2))
-    lock = cache.lock(cache.match(prompt))
-    with pytest.raises(SlotError, match="toy0: slot 1 is free, not out"):
-        cache.insert(prompt, [np.array([1, 2], np.int32)], lock)
-    slots = present(cache.allocate(cache.pages_to_allocate(0, 2, ())))
-    with pytest.raises(InputError, match="expected 2 slots"):
-        cache.insert(prompt, [slots[0][:1]], lock)
-    with pytest.raises(InputError, match="0 <= start <= end"):
-        cache.pages_to_allocate(2, 1, ())
-    with pytest.raises(InputError, match="one array for each of toy0"):
-        cache.allocate([np.ones(1, np.bool_), np.ones(1, np.bool_)])
-    with pytest.raises(SlotError):
-        cache.free([np.array([7], np.int32)])
-    cache.free(slots)
-    cache.release(lock)
-    with pytest.raises(LockError):
-        cache.release(lock)
-    cache.check()
-    assert cache.stats().occupancy[0].free == 8
-
-
-def test_too_many_transfers_at_a_time_are_declined() -> None:
-    layout = ModelLayout(16, toy_components((SPAN_ALL,), 16))
-    pool = DevicePool(layout.pools[0], [torch.zeros((3, 16), dtype=torch.uint8)])
-    config = CacheConfig(device_pages=(2,), host_pages=(2,), operations_max=1, write=WritePolicy.ON_CALL)
-    cache = UnifiedCache.open(layout, config, [pool], identity=Identity("toy"), storage=MemoryStorage())
-    prompt = cache.prompt(tokens(2))
-    assert cache.prefetch(prompt)
-    assert cache.prefetch(prompt) is NotStarted.TOO_MANY
-    assert cache.stats().operations_declined == 1
-    cache.wait_all(5)
-    assert cache.prefetch(prompt)
-    cache.close()
-
-
 def test_pools_that_do_not_fit_the_layout_are_refused() -> None:
     layout = ModelLayout(16, toy_components((SPAN_ALL,), 64))
     spec = layout.pools[0]
@@ -330,19 +281,6 @@ def test_pools_that_do_not_fit_the_layout_are_refused() -> None:
         UnifiedCache.open(layout, config, [small], identity=Identity("toy"))
     with pytest.raises(ConfigError, match="needs a device pool"):
         UnifiedCache.open(layout, config, [], identity=Identity("toy"))
-
-
-def test_storage_without_a_host_tier_is_refused() -> None:
-    with pytest.raises(ConfigError, match="host pages"):
-        engine(host=0, storage=MemoryStorage())
-
-
-@pytest.mark.parametrize(
-    "sizes", [{"device_pages": (0,)}, {"host_pages": (-1,)}, {"operations_max": 0}, {"device_pages": (1, 2)}], ids=str
-)
-def test_sizes_that_cannot_work_are_refused(sizes: dict[str, tuple[int, ...]]) -> None:
-    with pytest.raises(ConfigError):
-        CacheConfig(**{"device_pages": (1,), "host_pages": (1,), **sizes})  # type: ignore[arg-type]
 
 
 def test_pinned_prompts_go_last_and_pins_are_bounded() -> None:

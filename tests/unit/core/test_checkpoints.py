@@ -10,7 +10,7 @@ from tests.support.operations import over, present
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import InlineWorkers, TransferKind
 from unified_cache.core.config import CacheConfig, Retention
-from unified_cache.core.errors import ConfigError, InputError, SlotError
+from unified_cache.core.errors import InputError, SlotError
 from unified_cache.core.pool import Component, ModelLayout, PoolSpec, Tier
 from unified_cache.core.window import needed_pages, window
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -58,11 +58,6 @@ def test_a_request_keeps_its_end_its_branch_and_the_boundaries_of_its_tail(
     retention: Retention, pages_count: int, branch_end: int, ends: tuple[int, ...]
 ) -> None:
     assert retention.ends(pages_count, branch_end, 256) == ends
-
-
-def test_a_negative_tail_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="-1"):
-        Retention(tail_tokens=-1)
 
 
 def test_needed_pages_are_the_windows_before_the_ends() -> None:

@@ -5,8 +5,8 @@ import pytest
 
 from tests.support.components import toy_components
 from tests.support.operations import present
-from unified_cache.core.config import CacheConfig, EvictionConfig, EvictionPolicy
-from unified_cache.core.errors import ConfigError, InputError, StaleMatchError
+from unified_cache.core.config import EvictionConfig, EvictionPolicy
+from unified_cache.core.errors import InputError, StaleMatchError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Tier
 from unified_cache.core.window import SPAN_ALL
@@ -299,13 +299,3 @@ def test_windows_of_one_touch_go_in_order_beside_those_of_older_ones() -> None:
     toy.insert(*range(21, 29))
     assert toy.tree.match(Prompt.of(range(1, 9), 1)).device_end == 8
     assert toy.evict(16, component=1) == [21, 22, 23, 24, 25, 26, 27, 28, *range(1, 9)]
-
-
-def test_bad_settings_are_refused() -> None:
-    with pytest.raises(ConfigError, match="preferred_share"):
-        EvictionConfig(preferred_share=-0.1)
-    two = EvictionConfig(host=(EvictionPolicy.PRIORITY, EvictionPolicy.PRIORITY))
-    with pytest.raises(ConfigError, match="more policies"):
-        CacheConfig((1,), (1,), eviction=two)
-    with pytest.raises(ConfigError, match="1 components"):
-        RadixTree(toy_components((SPAN_ALL,)), 1, two)

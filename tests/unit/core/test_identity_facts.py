@@ -1,4 +1,4 @@
-"""Facts of an identity, unknown spans, pages of other sizes: named by the digest, said by the manifest."""
+"""Generation and facts of an identity, unknown spans, pages of other sizes: named by the digest, in the manifest."""
 
 from dataclasses import replace
 
@@ -42,14 +42,14 @@ def test_facts_that_are_not_sorted_pairs_of_text_are_refused(facts: tuple[tuple[
         Identity("m", facts=facts)
 
 
-def test_an_identity_without_facts_has_the_digest_of_stores_that_knew_none() -> None:
+def test_generation_0_without_facts_has_the_digest_of_stores_that_knew_neither() -> None:
     assert MODEL.digest(LAYOUT).hex() == "696b40624d9b23a425b56027d3e34b76b914b12d100c5ddc2df3ba8f731a3765"
-    assert manifest_of(MODEL, LAYOUT) == manifest_of(replace(MODEL, facts=()), LAYOUT)
+    assert manifest_of(MODEL, LAYOUT) == manifest_of(replace(MODEL, facts=(), generation=0), LAYOUT)
 
 
-def test_identities_that_differ_in_one_fact_share_no_page_and_their_manifests_say_the_facts() -> None:
+def test_identities_that_differ_in_a_fact_or_the_generation_share_no_page_and_their_manifests_say_both() -> None:
     told = [(), FACTS, FACTS[1:], (*FACTS[:-1], ("weights", "sha256:78")), (("weights", "sha256:77"),)]
-    identities = [replace(MODEL, facts=facts, generation=number) for facts in told for number in (0, 1)]
+    identities = [replace(MODEL, facts=facts, generation=number) for facts in told for number in (0, 1, 2, 10)]
     assert len({each.digest(LAYOUT) for each in identities}) == len(identities)
     for each in identities:
         assert described_by(manifest_of(each, LAYOUT)).identity == each

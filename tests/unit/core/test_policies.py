@@ -51,14 +51,6 @@ def test_prefetches_share_a_budget_of_host_pages_which_comes_back() -> None:
     cache.check()
 
 
-@pytest.mark.parametrize(
-    "fields", [{"threshold_tokens": -1}, {"patience_s": -1.0}, {"host_share": 0.0}, {"host_share": 1.5}], ids=str
-)
-def test_prefetching_that_cannot_work_is_refused(fields: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(fields))):
-        Prefetching(**fields)  # type: ignore[arg-type]  # fields of Prefetching by name
-
-
 # ---- when prompts are written ------------------------------------------------------------------------------------
 
 

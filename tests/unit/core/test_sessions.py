@@ -1,6 +1,5 @@
 """Hints of an engine about its sessions: what goes last then, and for how long."""
 
-import math
 import random
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from tests.support.cache import WholePromptCache, toy_layout
 from tests.support.clock import ManualClock
 from tests.support.documents import code_blocks
 from tests.support.operations import present
-from unified_cache import InputError
 from unified_cache.controller import InlineWorkers
 from unified_cache.controller.memory import NoBytes
 from unified_cache.core.config import CacheConfig, EvictionConfig, EvictionPolicy
@@ -95,19 +93,10 @@ def test_a_clock_that_jumps_back_takes_back_what_was_said_and_one_that_stands_ke
     assert served.held(PROMPTS[0]) == 0
 
 
-def test_names_never_heard_change_nothing_and_what_is_no_name_is_refused() -> None:
+def test_names_never_heard_change_nothing() -> None:
     served = NamedSessions()
     served.serve(PROMPTS[0], "s0")
     assert not served.cache.session_returns("s1", within_s=1)
-    for within_s in (0, -1, math.nan, math.inf):
-        with pytest.raises(InputError, match="within_s must be a positive number of seconds"):
-            served.cache.session_returns("s0", within_s)
-    with pytest.raises(InputError, match="the name of a session as text, found 5"):
-        served.cache.session_returns(5, 1)  # type: ignore[arg-type]  # what this is about
-    with pytest.raises(InputError, match="within_s as a number of seconds, found 'soon'"):
-        served.cache.session_returns("s0", "soon")  # type: ignore[arg-type]  # what this is about
-    with pytest.raises(InputError, match="the name of a session as text"):
-        served.cache.prompt([1], session=b"s")  # type: ignore[arg-type]  # what this is about
     served.cache.reset()
     assert not served.cache.session_returns("s0", within_s=1), "a reset forgets sessions"
 

@@ -1,7 +1,5 @@
 """Load or recompute: what a cache brings up under each policy, by the time that its store, copies and engine take."""
 
-import math
-
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -19,7 +17,6 @@ from unified_cache.controller import LeftAlone, NotStarted, OperationState
 from unified_cache.controller.estimates.speeds import TRIAL_EVERY
 from unified_cache.controller.ranks import LocalRanks, RankGroup
 from unified_cache.core.config import CacheConfig, TransferPolicy, WritePolicy
-from unified_cache.core.errors import InputError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout
 from unified_cache.observe.metrics import CacheCollector
@@ -236,21 +233,6 @@ def test_ranks_choose_alike_by_the_slowest_of_them() -> None:
     assert first == second
     assert first[1] is not None
     assert first[1].load_s > 5 * first[1].compute_s, "by the figures of the slow one"
-
-
-@pytest.mark.parametrize("deadline_s", [0, -1.0, math.nan])
-def test_a_deadline_that_is_no_time_is_refused(deadline_s: float) -> None:
-    layout = LAYOUTS["full"]
-    engine = engine_of(layout, TransferPolicy.ALWAYS, paced(layout, 0.0))
-    with pytest.raises(InputError, match="deadline_s must be a positive number"):
-        engine.cache.prefetch(conversation(engine.cache, 4), deadline_s)
-
-
-def test_a_deadline_of_another_kind_is_refused() -> None:
-    layout = LAYOUTS["full"]
-    engine = engine_of(layout, TransferPolicy.ALWAYS, paced(layout, 0.0))
-    with pytest.raises(InputError, match="deadline_s as a number of seconds, found 'soon'"):
-        engine.cache.prefetch(conversation(engine.cache, 4), "soon")  # type: ignore[arg-type]  # what this is about
 
 
 def test_an_explanation_says_what_is_not_worth_loading_and_changes_nothing() -> None:
