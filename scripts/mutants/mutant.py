@@ -11,7 +11,6 @@ TESTS = [
     "tests/unit/core/test_checkpoints.py",
     "tests/unit/core/test_last_token.py",
     "tests/unit/core/test_transfer_order.py",
-    "tests/unit/core/test_at_rest.py",
     "tests/unit/core/test_operations.py",
     "tests/unit/core/test_prefetch_single_flight.py",
     "tests/unit/core/test_prefetch_early_ends.py",
@@ -23,6 +22,7 @@ TESTS = [
     "tests/unit/core/test_paired_slots.py",
     "tests/unit/forward/test_forward.py",
     "tests/property/test_tree_against_model.py",
+    "tests/property/test_eviction_policies.py",
     "tests/property/test_cache_bytes.py",
     "tests/property/test_window_grid.py",
 ]

@@ -5,7 +5,7 @@ from scripts.mutants.mutant import Mutant
 __all__ = ["TRANSFERS_MUTANTS"]
 
 LOST = ("tests/unit/core/test_nothing_lost.py",)
-READS = ("tests/unit/core/test_deadline_reads.py",)
+READS = ("tests/unit/core/test_deadlines.py",)
 
 TRANSFERS_MUTANTS = [
     Mutant(

@@ -20,7 +20,6 @@ from unified_cache.core.config import CacheConfig
 from unified_cache.core.errors import (
     ClosedError,
     ConfigError,
-    InputError,
     LayoutError,
     OwnerThreadError,
     SlotError,
@@ -102,21 +101,6 @@ def test_a_new_process_finds_what_the_last_one_stored(tmp_path: Path) -> None:
         toy.cache.close()
 
 
-def test_a_load_brings_the_longest_prefix_that_has_room() -> None:
-    toy = engine(device=4, host=8, storage=MemoryStorage())
-    cache = toy.cache
-    serve(toy, 4)
-    over(cache, cache.backup(cache.prompt(tokens(4))))
-    serve(toy, 2, first=1000)
-    pinned = cache.lock(cache.match(cache.prompt(tokens(2, 1000))))
-    mine = present(cache.allocate(cache.pages_to_allocate(0, 1, ())))
-    over(cache, cache.load(cache.prompt(tokens(4))))
-    assert cache.match(cache.prompt(tokens(4))).device_end == 1
-    cache.free(mine)
-    cache.release(pinned)
-    cache.check()
-
-
 def test_a_damaged_page_in_storage_is_a_miss_and_is_counted() -> None:
     storage = MemoryStorage()
     toy = engine(device=4, host=4, storage=storage)
@@ -171,40 +155,11 @@ def test_what_leaves_a_window_while_its_request_runs_is_free_at_once_and_a_tombs
     stray = [pages[0], np.array([1, 2, 4, 4], np.int32)]
     with pytest.raises(SlotError, match="free"):
         cache.trim(stray, cache.pages_to_allocate(0, 4, [4]))
-    with pytest.raises(InputError, match="the first all True"):
-        cache.trim(pages, [np.zeros(4, np.bool_), np.zeros(4, np.bool_)])
-    with pytest.raises(InputError, match="expected slots for 3 pages"):
-        cache.trim(pages, cache.pages_to_allocate(0, 3, [3]))
     lock = cache.insert(prompt, pages, lock)
     assert cache.slots(lock, 1).tolist() == pages[1][2:].tolist()
     assert cache.match(cache.prompt(tokens(3))).device_end == 0, "page 1 has left the window"
     cache.check()
     cache.release(lock)
-
-
-class BrokenStorage(MemoryStorage):
-    """Has a bug."""
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        raise ValueError("a bug")
-
-
-def test_a_bug_in_a_backend_fails_its_operation_and_the_worker_lives() -> None:
-    toy = engine(device=4, host=4, storage=BrokenStorage(), threads=True)
-    prompt = toy.cache.prompt(tokens(4))
-    serve(toy, 4)
-    over(toy.cache, toy.cache.backup(prompt))
-    serve(toy, 4, first=1000)
-    over(toy.cache, toy.cache.backup(toy.cache.prompt(tokens(4, 1000))))
-    for _ in range(3):
-        failed = over(toy.cache, toy.cache.prefetch(prompt))
-        assert failed
-        assert isinstance(failed.error, StorageError)
-        assert isinstance(failed.error.__cause__, ValueError)
-    assert toy.cache.stats().operations_failed == 3
-    assert [occupancy.out for occupancy in toy.cache.stats().occupancy] == [0, 0]
-    toy.cache.check()
-    assert toy.cache.close() == []
 
 
 class SaysTrue(MemoryStorage):

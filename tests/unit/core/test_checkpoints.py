@@ -12,7 +12,7 @@ from unified_cache.controller import InlineWorkers, TransferKind
 from unified_cache.core.config import CacheConfig, Retention
 from unified_cache.core.errors import InputError, SlotError
 from unified_cache.core.pool import Component, ModelLayout, PoolSpec, Tier
-from unified_cache.core.window import needed_pages, window
+from unified_cache.core.window import SPAN_ALL, needed_pages, restorable_ends, window
 from unified_cache.storage_backends.memory import MemoryStorage
 
 PAGE = 16
@@ -202,3 +202,51 @@ def test_every_end_that_was_kept_is_backed_up_and_comes_back() -> None:
         cache.release(lock)
         cache.check()
         cache.reset()
+
+
+# ---- windows, by rules R7 and R14 that SGLang 0.5.23 keeps, in pages -----------------------------------------------
+
+
+OUT_OF_THE_WINDOW = (
+    # length, window, page size, tokens that left the window: [0, end)
+    (1000, 128, 256, 512),
+    (1023, 128, 256, 512),
+    (1024, 128, 256, 768),
+    (511, 128, 256, 0),
+    (512, 128, 256, 256),
+    (1000, 127, 1, 873),
+    (1000, 127, 64, 832),
+    (3000, 1023, 64, 1920),
+)
+"""What SGLang 0.5.23 frees of a running request whose prefix may be shared, in tokens."""
+
+
+@pytest.mark.parametrize(("length", "window_tokens", "page_size", "gone_tokens"), OUT_OF_THE_WINDOW)
+def test_pages_are_needed_no_more_when_the_window_of_the_full_pages_has_passed_them_r7(
+    length: int, window_tokens: int, page_size: int, gone_tokens: int
+) -> None:
+    end, span = length // page_size, -(-window_tokens // page_size)
+    needed = needed_pages([end], span, 0, end)
+    assert not needed[: gone_tokens // page_size].any()
+    assert needed[gone_tokens // page_size :].all()
+    assert window(end, span) * page_size == gone_tokens
+
+
+def test_one_window_of_a_65536_token_chunk_is_needed_and_not_512_times_as_much_r14() -> None:
+    pages_count = 65_536 // 128
+    assert pages_count == 512
+    assert int(needed_pages([pages_count], 1, 0, pages_count).sum()) == 1
+
+
+def test_pages_of_a_range_are_needed_for_ends_inside_and_after_it() -> None:
+    assert needed_pages([4, 7, 30], 2, 3, 7).tolist() == [True, False, True, True]
+    assert needed_pages([8], 2, 3, 7).tolist() == [False, False, False, True]
+    assert needed_pages([], 2, 3, 7).tolist() == [False] * 4
+    assert needed_pages([7], SPAN_ALL, 3, 7).all()
+
+
+def test_an_end_is_restorable_where_every_window_before_it_is_whole() -> None:
+    lacks = np.array([False, True, False, False, False])
+    assert restorable_ends([SPAN_ALL, 2], [None, lacks], 10, 5, [0, 0]).tolist() == [True, False, False, True, True]
+    assert restorable_ends([SPAN_ALL, 2], [None, lacks], 10, 5, [0, 10]).tolist() == [False, False, False, True, True]
+    assert restorable_ends([SPAN_ALL, 2], [lacks, None], 10, 5, [0, 0]).tolist() == [True] + [False] * 4

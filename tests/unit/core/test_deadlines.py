@@ -1,17 +1,28 @@
 """Deadlines of prefetches: a request goes on in time with what has come, whatever the store still does."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
 import pytest
 
+from tests.support.cache import IDENTITY, ToyEngine
 from tests.support.clock import ManualClock
 from tests.support.components import COMPONENT_SETS
 from tests.support.conversations import ROOM, conversation, pages_on, store_turns
-from tests.support.operations import Stepped, started
+from tests.support.operations import Stepped, over, started
 from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads
 from tests.support.tables import check_tables
-from tests.support.timed_engine import PacedStorage, PrefillSpeed, TimedEngine
-from unified_cache.controller import Operation, OperationState
-from unified_cache.core.config import CacheConfig, TransferPolicy, WritePolicy
-from unified_cache.core.pool import ModelLayout, Tier
+from tests.support.timed_engine import POLL_S, PacedStorage, PrefillSpeed, TimedEngine
+from unified_cache.controller import InlineWorkers, Operation, OperationState
+from unified_cache.controller.jobs import STORAGE_BATCH_OBJECTS
+from unified_cache.controller.ranks import LocalRanks, RankGroup
+from unified_cache.core.config import CacheConfig, Prefetching, TransferPolicy, WritePolicy
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, Tier
+from unified_cache.core.window import SPAN_ALL
+from unified_cache.storage_backends.protocol import Answer, PageIO
 
 LAYOUTS = {name: layouts[-1] for name, layouts in COMPONENT_SETS.items()}
 TURNS = (4, 8, 12, 16)
@@ -190,3 +201,201 @@ def test_ranks_are_done_at_the_same_look_and_stay_alike(monkeypatch: pytest.Monk
 
     first, second = in_threads(2, live)
     assert first == second
+
+
+# ---- how much comes by a deadline ----------------------------------------------------------------------------------
+
+
+PAGES = 256
+LAYOUT = ModelLayout(4, (Component("full", SPAN_ALL, (PoolSpec("kv", 64),)),))
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds that a store takes for a call, and for each page of it."""
+
+    call_s: float
+    page_s: float
+
+    def times(self, factor: float) -> "Speed":
+        return Speed(self.call_s * factor, self.page_s * factor)
+
+    def seconds(self, pages: int) -> float:
+        """Return the time to read so many pages, in as few calls as that takes."""
+        return -(-pages // STORAGE_BATCH_OBJECTS) * self.call_s + pages * self.page_s
+
+    def in_time(self, deadline_s: float) -> int:
+        """Return how many pages can come by a deadline."""
+        return max(pages for pages in range(PAGES + 1) if self.seconds(pages) <= deadline_s)
+
+
+SPEEDS = {
+    "20 ms a call": Speed(0.020, 1e-5),
+    "5 ms a call": Speed(0.005, 0.0),
+    "1 ms a page": Speed(0.0, 1e-3),
+    "0.1 ms a page": Speed(0.0, 1e-4),
+}
+
+every_speed = pytest.mark.parametrize("speed", SPEEDS.values(), ids=SPEEDS)
+every_deadline = pytest.mark.parametrize("deadline_s", [0.05, 0.2])
+every_bound = pytest.mark.parametrize("is_patience", [False, True], ids=["deadline", "patience"])
+
+
+class MeasuredStorage(PacedStorage):
+    """A store of a known speed, during whose calls its owner can look at the cache at a given moment."""
+
+    def __init__(self) -> None:
+        super().__init__(ManualClock(), 0.0)
+        self.speed = Speed(0.0, 0.0)
+        self.look_s = np.inf
+        self.look: Callable[[], None] = lambda: None
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        began_s = self.clock.now_s
+        answers = super().get(pages)
+        ended_s = self.clock.now_s = began_s + self.speed.seconds(len(pages))
+        if began_s <= self.look_s < ended_s:
+            self.clock.now_s = self.look_s
+            self.look()
+            self.clock.now_s = ended_s
+        return answers
+
+
+def prompt_of(engine: ToyEngine | TimedEngine) -> Prompt:
+    return engine.cache.prompt(np.arange(PAGES * LAYOUT.page_size, dtype=np.int32))
+
+
+def engine_of(
+    transfer: TransferPolicy = TransferPolicy.ALWAYS,
+    *,
+    patience_s: float = np.inf,
+    ranks: RankGroup = LocalRanks(),
+    identity: Identity = IDENTITY,
+) -> TimedEngine:
+    """Return an engine over a store that has the prompt; its jobs run when the test says so."""
+    store = MeasuredStorage()
+    filler = ToyEngine(LAYOUT, (PAGES,), (PAGES,), store, InlineWorkers(), identity)
+    over(filler.cache, filler.cache.backup(filler.run(prompt_of(filler))))
+    config = CacheConfig(
+        (PAGES,),
+        (PAGES,),
+        write=WritePolicy.ON_CALL,
+        guard=None,
+        transfer=transfer,
+        prefetching=Prefetching(patience_s=patience_s),
+    )
+    return TimedEngine(LAYOUT, config, store, workers=Stepped(), ranks=ranks)
+
+
+def store_of(engine: TimedEngine) -> MeasuredStorage:
+    assert isinstance(engine.store, MeasuredStorage)
+    return engine.store
+
+
+def workers_of(engine: TimedEngine) -> Stepped:
+    workers = engine.cache._controller._workers
+    assert isinstance(workers, Stepped)
+    return workers
+
+
+def pages_in_time(engine: TimedEngine, deadline_s: float) -> int:
+    """Prefetch the prompt, then forget it; return how many pages had come by the deadline."""
+    store, workers = store_of(engine), workers_of(engine)
+    began_s = engine.clock.now_s
+    is_patience = engine.cache.config.prefetching.patience_s == deadline_s
+    prompt = prompt_of(engine)
+    operation = started(engine.cache.prefetch(prompt) if is_patience else engine.cache.prefetch(prompt, deadline_s))
+    ends: list[int] = []
+
+    def look() -> None:
+        assert engine.cache.poll() == [operation], "it is answered at its deadline, whatever the store does"
+        ends.append(engine.cache.match(prompt).host_end)
+
+    store.look_s, store.look = began_s + deadline_s, look
+    while workers.waiting:
+        workers.run()
+        engine.clock.now_s += POLL_S
+        engine.cache.poll()
+    came_whole = operation.pages_count == prompt.pages_count
+    assert operation.state is (OperationState.DONE if came_whole else OperationState.PARTIAL)
+    end = ends[0] if ends else engine.cache.match(prompt).host_end
+    assert ends or engine.clock.now_s <= began_s + deadline_s + POLL_S
+    assert operation.pages_count == end, "what was told is what had come"
+    engine.forget()
+    check_tables(engine.cache, [])
+    return end
+
+
+@every_speed
+@every_deadline
+@every_bound
+@pytest.mark.parametrize("transfer", [TransferPolicy.ALWAYS, TransferPolicy.FASTEST], ids=lambda each: each.value)
+def test_from_the_second_prefetch_on_nearly_all_comes_in_time_that_can(
+    speed: Speed, deadline_s: float, is_patience: bool, transfer: TransferPolicy
+) -> None:
+    engine = engine_of(transfer, patience_s=deadline_s if is_patience else np.inf)
+    store_of(engine).speed = speed
+    first, *later = (pages_in_time(engine, deadline_s) for _ in range(5))
+    can = speed.in_time(deadline_s)
+    if speed.seconds(STORAGE_BATCH_OBJECTS) < deadline_s:
+        assert first >= 0.5 * can
+    assert min(later) >= 0.9 * can
+
+
+@every_speed
+@every_deadline
+@pytest.mark.parametrize("factors", [(1, 4), (1, 0.25), (1, 4, 1), (1, 0.25, 1)], ids=str)
+def test_a_store_that_has_become_slower_or_faster_is_found_out_by_one_prefetch(
+    speed: Speed, deadline_s: float, factors: tuple[float, ...]
+) -> None:
+    engine = engine_of()
+    for factor in factors:
+        store_of(engine).speed = speed.times(factor)
+        can = speed.times(factor).in_time(deadline_s)
+        _, *later = (pages_in_time(engine, deadline_s) for _ in range(4))
+        assert min(later) >= 0.9 * can
+
+
+def test_reads_without_a_deadline_are_measured_for_those_that_have_one() -> None:
+    engine, speed = engine_of(), SPEEDS["1 ms a page"]
+    store_of(engine).speed = speed
+    pages_in_time(engine, np.inf)
+    assert pages_in_time(engine, 0.05) >= 0.9 * speed.in_time(0.05)
+
+
+@every_speed
+def test_a_prefetch_with_time_for_all_reads_in_as_few_calls_as_one_without_a_deadline(speed: Speed) -> None:
+    engine = engine_of()
+    store_of(engine).speed = speed
+    counts = []
+    for deadline_s in (np.inf, 1.0, 1.0):
+        before = engine.store.gets_count
+        assert pages_in_time(engine, deadline_s) == PAGES
+        counts.append(engine.store.gets_count - before)
+    assert counts == [PAGES / STORAGE_BATCH_OBJECTS] * 3
+
+
+def test_ranks_read_the_same_parts_by_the_slowest_of_them() -> None:
+    def live(group: ThreadRanks) -> tuple[list[int], list[int], str]:
+        engine = engine_of(ranks=group, identity=head_of(group))
+        store_of(engine).speed = Speed(0.0, 1e-3 if group.rank == 0 else 1e-4)
+        prompt, counts, parts = prompt_of(engine), [], [engine.store.gets_count]
+        for _ in range(3):
+            operation = started(engine.cache.prefetch(prompt, 0.2))
+            while operation.state is OperationState.RUNNING:
+                run_all(engine)
+                engine.clock.now_s += POLL_S
+                engine.cache.poll()
+            counts.append(operation.pages_count)
+            run_all(engine)
+            engine.cache.wait_all(5)
+            parts.append(engine.store.gets_count)
+            engine.forget()
+        return counts, [after - before for before, after in pairwise(parts)], digest_of(engine.cache)
+
+    def run_all(engine: TimedEngine) -> None:
+        workers_of(engine).run(len(workers_of(engine).waiting))
+
+    first, second = in_threads(2, live)
+    assert first == second
+    assert min(first[0]) >= 0.5 * 200

@@ -12,71 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.cache import ToyEngine, oracle, toy_layout
+from tests.support.cache import ToyEngine, toy_layout
 from tests.support.gpu import GPU, devices, keep_busy, stream_of, with_streams
 from tests.support.late_device import LateDevice
-from tests.support.operations import PAGE, SPANS, over, present, serve, started, tokens
-from unified_cache.controller import OperationState, ThreadWorkers
+from tests.support.operations import PAGE, SPANS, over, present, tokens
+from unified_cache.controller import ThreadWorkers
 from unified_cache.controller import memory as memory_module
 from unified_cache.controller.copies import StagedCopies
 from unified_cache.controller.copies import gpu as gpu_module
 from unified_cache.controller.memory import Copied, DevicePool, TieredMemory
 from unified_cache.core.errors import ConfigError, CopyError
 from unified_cache.core.pool import PoolSpec, Slots, Tier
-from unified_cache.storage_backends.memory import MemoryStorage
 
 WAIT_S = 60.0
 ROW_BYTES = 48
-
-
-def opened(device: torch.device, store: MemoryStorage) -> ToyEngine:
-    return ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (12, 8), store, ThreadWorkers.start(), device=device)
-
-
-@devices
-def test_pages_come_back_from_host_memory_and_from_a_store_as_they_were(device: torch.device) -> None:
-    store = MemoryStorage()
-    toy, other = opened(device, store), opened(device, store)
-    prompt = serve(toy, 4)
-    over(toy.cache, toy.cache.backup(prompt))
-    toy.forget()
-    assert toy.read_back(prompt) == 0
-    for pool in toy.pools.values():
-        for layer in pool.layers:
-            layer.zero_()
-    over(toy.cache, toy.cache.load(prompt))
-    assert toy.read_back(prompt) == 4
-    over(other.cache, other.cache.prefetch(prompt))
-    over(other.cache, other.cache.load(prompt))
-    assert other.read_back(prompt) == 4
-    assert (toy.cache.close(), other.cache.close()) == ([], [])
-
-
-@devices
-def test_a_layer_may_be_read_once_it_was_waited_for_and_the_next_may_still_be_on_its_way(device: torch.device) -> None:
-    toy = opened(device, MemoryStorage())
-    prompt = serve(toy, 4)
-    over(toy.cache, toy.cache.backup(prompt))
-    toy.forget()
-    operation = started(toy.cache.load(prompt))
-    load = present(toy.cache.begin_layerwise(operation))
-    read: dict[tuple[int, str], list[torch.Tensor]] = {}
-    for layer in range(3):
-        for component, slots in enumerate(load.slots):
-            at = torch.from_numpy(slots.astype(np.int64)).to(device)
-            for pool in toy.byte_pools(component):
-                load.wait(pool.name, layer, WAIT_S)
-                rows = toy.pools[pool.name].layers[layer].index_select(0, at)
-                read.setdefault((component, pool.name), []).append(rows)
-    toy.cache.end_layerwise(load)
-    toy.cache.wait_all(WAIT_S)
-    assert operation.state is OperationState.DONE
-    for (component, name), layers in read.items():
-        start = load.end - len(load.slots[component])
-        found = torch.cat(layers, dim=1).cpu().numpy()
-        expected = [oracle(prompt, page, toy.pools[name].spec) for page in range(start, load.end)]
-        assert [row.tobytes() for row in found] == expected
-    assert toy.cache.close() == []
 
 
 # ---- order -------------------------------------------------------------------------------------------------------

@@ -51,56 +51,12 @@ class Toy:
         return gone
 
 
-def test_lru_lets_go_what_was_used_longest_ago() -> None:
-    toy = Toy()
-    for token in (1, 2, 3):
-        toy.insert(token)
-    toy.tree.match(Prompt.of([1], 1))
-    assert toy.evict(3) == [2, 3, 1]
-
-
-def test_the_lowest_priority_goes_first_and_the_least_recent_within() -> None:
-    toy = Toy(EvictionPolicy.PRIORITY)
-    for token, priority in ((1, 5), (2, -1), (3, 0), (4, 0)):
-        toy.insert(token, priority=priority)
-    toy.tree.match(Prompt.of([3], 1))
-    assert toy.evict(4) == [2, 4, 3, 1]
-
-
 @pytest.mark.parametrize("other", [EvictionPolicy.LRU, EvictionPolicy.PRIORITY])
 def test_windows_before_the_one_that_is_resumed_from_go_first_under_every_priority(other: EvictionPolicy) -> None:
     toy = Toy(spans=(SPAN_ALL, 1, 3), kinds=(other, EvictionPolicy.PRIORITY, other))
     toy.insert(1, 2, 3, 4, 5, 6, priority=UNNAMED)
     toy.insert(11, 12, 13, 14, 15, 16, priority=-1)
     assert toy.evict(12, component=1) == [1, 2, 3, 11, 12, 13, 4, 5, 6, 14, 15, 16]
-
-
-def test_a_match_may_raise_a_priority_and_never_lowers_it() -> None:
-    toy = Toy(EvictionPolicy.PRIORITY)
-    for token in (1, 2, 3):
-        toy.insert(token, priority=1)
-    toy.tree.match(Prompt.of([1], 1), priority=7)
-    toy.tree.match(Prompt.of([1], 1), priority=0)
-    toy.tree.match(Prompt.of([2], 1))
-    assert toy.evict(3) == [3, 2, 1]
-
-
-@pytest.mark.parametrize("kind", EvictionPolicy)
-def test_no_policy_lets_a_page_go_before_those_that_stand_on_it(kind: EvictionPolicy) -> None:
-    toy = Toy(kind)
-    toy.insert(1, priority=-9)
-    toy.insert(1, 2, priority=9)
-    toy.use(1, 2)
-    assert toy.evict(2) == [2, 1]
-
-
-@pytest.mark.parametrize("kind", EvictionPolicy)
-def test_a_locked_page_stays_under_every_policy(kind: EvictionPolicy) -> None:
-    toy = Toy(kind)
-    toy.insert(1, 2, 3)
-    held = toy.tree.lock(toy.tree.match(Prompt.of([1, 2, 3], 1)), 2, Tier.DEVICE)
-    assert [slot for slots in toy.tree.evict(Tier.DEVICE, 0, 9).slots[0] for slot in slots.tolist()] == [3]
-    toy.tree.unlock(held)
 
 
 def test_each_component_and_tier_has_a_policy_of_its_own() -> None:
@@ -117,17 +73,6 @@ def test_each_component_and_tier_has_a_policy_of_its_own() -> None:
 # ---- pins ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", EvictionPolicy)
-def test_pinned_pages_go_when_nothing_else_is_left(kind: EvictionPolicy) -> None:
-    toy = Toy(kind)
-    toy.insert(1, 2)
-    assert toy.prefer(1, 2) is not None
-    for token in (3, 4):
-        toy.insert(token)
-        toy.use(token)
-    assert toy.evict(4) == [3, 4, 2, 1]
-
-
 def test_a_pin_ends_where_it_says_and_what_hangs_below_is_not_pinned() -> None:
     toy = Toy()
     toy.insert(1, 2, 3, 4)
@@ -135,27 +80,6 @@ def test_a_pin_ends_where_it_says_and_what_hangs_below_is_not_pinned() -> None:
     assert toy.tree.prefer(found, 2, Tier.DEVICE) is not None
     toy.insert(5)
     assert toy.evict(5) == [4, 3, 5, 2, 1]
-
-
-def test_an_unpinned_page_goes_in_its_turn_again() -> None:
-    toy = Toy()
-    toy.insert(1)
-    preference = present(toy.prefer(1))
-    toy.insert(2)
-    toy.tree.unprefer(preference)
-    toy.tree.unprefer(preference)
-    assert toy.evict(2) == [1, 2]
-
-
-def test_of_two_pins_on_a_page_one_keeps_it() -> None:
-    toy = Toy()
-    toy.insert(1)
-    first, second = toy.prefer(1), toy.prefer(1)
-    assert first is not None
-    assert second is not None
-    toy.tree.unprefer(first)
-    toy.insert(2)
-    assert toy.evict(1) == [2]
 
 
 def test_one_pin_too_many_is_declined_and_changes_nothing() -> None:
@@ -189,18 +113,6 @@ def test_pins_vanish_with_clear_and_may_be_taken_back_after_it() -> None:
     toy.insert(*range(1, 11))
     assert toy.prefer(*range(1, 11)) is not None
     toy.tree.check([])
-
-
-def test_a_pinned_page_that_has_gone_is_not_pinned_when_it_comes_back() -> None:
-    toy = Toy()
-    toy.insert(1, 2, 3)
-    preference = present(toy.prefer(1, 2, 3))
-    assert toy.evict(1) == [3]
-    toy.insert(1, 2, 3)
-    toy.insert(4)
-    assert toy.evict(3) == [3, 4, 2]
-    toy.tree.unprefer(preference)
-    assert toy.evict(1) == [1]
 
 
 def test_a_pin_covers_the_window_that_a_resume_at_its_end_needs() -> None:
@@ -250,14 +162,6 @@ def test_of_windows_touched_together_the_last_of_the_prompt_goes_last(kind: Evic
     toy = Toy(kind, spans=WINDOW)
     toy.insert(*range(1, 17))
     assert toy.evict(16, component=1) == list(range(1, 17))
-
-
-@pytest.mark.parametrize("kind", EvictionPolicy)
-def test_a_prompt_is_resumed_at_its_end_until_its_last_window_goes(kind: EvictionPolicy) -> None:
-    toy = Toy(kind, spans=WINDOW)
-    toy.insert(*range(1, 17))
-    ends = [toy.tree.peek(Prompt.of(range(1, 17), 1)).device_end for _ in range(14) if toy.evict(1, component=1)]
-    assert ends == [16] * 14
 
 
 @pytest.mark.parametrize("kind", EvictionPolicy)

@@ -75,7 +75,7 @@ def held_windows(cache: UnifiedCache, prompt: Prompt, tier: Tier) -> list[bool]:
 )
 def test_the_pages_that_can_be_reused_leave_a_token(tokens: int, pages: int, reusable: int) -> None:
     prompt = Prompt.of(range(tokens), 4)
-    assert (prompt.pages_count, prompt.reusable_pages) == (pages, reusable)
+    assert (prompt.tokens_count, prompt.pages_count, prompt.reusable_pages) == (tokens, pages, reusable)
     assert prompt.reusable.keys == prompt.keys[:reusable]
     assert Prompt.of(range(tokens), 4, whole=True).reusable_pages == pages
     assert prompt.head(reusable).reusable_pages == reusable, "the rest of a head's prompt is left to compute"
@@ -85,7 +85,7 @@ def test_the_pages_that_can_be_reused_leave_a_token(tokens: int, pages: int, reu
 def test_a_page_of_bigrams_knows_the_token_after_it_and_so_leaves_one(page_size: int) -> None:
     for tokens in range(12):
         prompt = Prompt.of(range(tokens), page_size, Namespace(bigrams=True))
-        assert prompt.reusable_pages == prompt.pages_count == max(0, tokens - 1) // page_size
+        assert prompt.reusable_pages == prompt.pages_count == len(prompt.keys) == max(0, tokens - 1) // page_size
 
 
 # ---- from each tier --------------------------------------------------------------------------------------------------

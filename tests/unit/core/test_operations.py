@@ -269,38 +269,6 @@ def test_a_prefetch_whose_patience_ends_keeps_what_has_come() -> None:
     cache.check()
 
 
-def test_a_prefetch_that_is_concluded_keeps_the_batches_that_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 1)
-
-    class Concluding(MemoryStorage):
-        def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-            if self.left == 0:
-                cache.finish_early(operation)
-            self.left -= 1
-            return super().get(pages)
-
-        left = 99
-
-    store, workers = Concluding(), Stepped()
-    filled(store, 6)
-    toy = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (12,), (12,), store, workers)
-    store.left = 99
-    other = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (12,), (12,), store, InlineWorkers())
-    serve(other, 6)
-    over(other.cache, other.cache.backup(other.cache.prompt(tokens(6))))
-    cache = toy.cache
-    prompt = cache.prompt(tokens(6))
-    operation = started(cache.prefetch(prompt))
-    workers.run()
-    cache.poll()
-    store.left = 2
-    workers.run()
-    assert cache.poll() == [operation]
-    assert (operation.state, operation.pages_count) == (OperationState.PARTIAL, 3)
-    assert cache.match(prompt).host_end == 3
-    cache.check()
-
-
 # ---- quarantine --------------------------------------------------------------------------------------------------
 
 
@@ -506,27 +474,6 @@ def test_detaching_ends_what_moves_and_keeps_what_has_come() -> None:
     assert (operation.state, operation.pages_count, out_pages(cache)) == (OperationState.DONE, 0, 0)
     assert cache.prefetch(cache.prompt(tokens(6))) is NotStarted.NO_STORAGE
     cache.check()
-
-
-def test_a_store_that_fails_in_the_middle_leaves_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 2)
-
-    class FailingAfterSomeGets(MemoryStorage):
-        left = 99
-
-        def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-            self.left -= 1
-            if self.left < 0:
-                raise StorageError("no more", retryable=False)
-            return super().get(pages)
-
-    store = FailingAfterSomeGets()
-    toy, prompt = stored_and_forgotten(store)
-    store.left = 1
-    operation = over(toy.cache, toy.cache.prefetch(prompt))
-    assert operation.state is OperationState.FAILED
-    assert toy.cache.match(prompt).host_end == 2
-    toy.cache.check()
 
 
 def test_unless_somebody_says_otherwise_a_store_is_guarded() -> None:

@@ -38,14 +38,6 @@ def test_every_kind_of_token_sequence_is_the_same_prompt(tokens: list[int]) -> N
     assert encode_tokens(tokens) == struct.pack("<6i", *TOKENS)
 
 
-@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 32])
-def test_a_prompt_keeps_its_number_of_tokens_and_leaves_one_of_them_to_compute(count: int) -> None:
-    prompt = Prompt.of(np.arange(count), 16)
-    assert (prompt.tokens_count, prompt.pages_count) == (count, count // 16)
-    assert prompt.reusable_pages == max(count - 1, 0) // 16
-    assert Prompt.of(np.arange(count), 16, whole=True).reusable_pages == count // 16
-
-
 @pytest.mark.parametrize("bad", [-1, 2**31, 2**32 + 5, 2**63])
 def test_a_token_id_out_of_range_is_an_error_and_never_wraps(bad: int) -> None:
     with pytest.raises(TokenError, match=r"\[0, 2\*\*31\)"):
@@ -70,15 +62,6 @@ def test_a_token_id_out_of_range_is_an_error_and_never_wraps(bad: int) -> None:
 def test_what_is_not_a_flat_run_of_integers_is_an_error(bad: object) -> None:
     with pytest.raises(TokenError):
         encode_tokens(bad)  # type: ignore[arg-type]
-
-
-def test_no_tokens_are_no_pages() -> None:
-    assert Prompt.of([], 16).pages_count == 0
-    assert Prompt.of([], 16).keys == ()
-
-
-def test_a_partial_tail_page_is_cut_off() -> None:
-    assert Prompt.of(range(35), 16).pages_count == 2
 
 
 def test_the_callers_array_may_be_reused() -> None:
@@ -215,12 +198,6 @@ def test_bigrams_are_a_namespace_of_their_own() -> None:
     assert (plain.pages_count, pairs.pages_count) == (2, 2)
     assert plain.root != pairs.root
     assert not set(plain.keys) & set(pairs.keys)
-
-
-@pytest.mark.parametrize(("count", "pages"), [(0, 0), (1, 0), (4, 0), (5, 1), (8, 1), (9, 2)])
-def test_a_page_of_bigrams_takes_a_token_more_than_it_has(count: int, pages: int) -> None:
-    prompt = Prompt.of(range(count), 4, BIGRAMS)
-    assert prompt.pages_count == len(prompt.keys) == pages
 
 
 def test_a_head_has_the_same_keys_whether_they_were_computed_before_or_not() -> None:

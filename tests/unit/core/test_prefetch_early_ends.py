@@ -1,5 +1,6 @@
 """Prefetches that end early, or of which part did not come: what came is used to the longest end that it allows."""
 
+import numpy as np
 import pytest
 
 from tests.support.cache import ToyEngine
@@ -16,10 +17,11 @@ from tests.support.conversations import (
 from tests.support.operations import Stepped, over, present, started
 from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads, out_pages, ranked, same
 from unified_cache.cache.cache import UnifiedCache
+from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import InlineWorkers, Operation, OperationState, TransferKind
 from unified_cache.core.config import CacheConfig, Prefetching, WritePolicy
-from unified_cache.core.errors import StorageError
-from unified_cache.core.pool import ModelLayout, Tier
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Component, ModelLayout, PoolSpec, Tier
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
 
@@ -98,20 +100,6 @@ def test_a_prefetch_that_is_concluded_gains_the_longest_turn_that_came(
 
 
 @every_hybrid
-def test_one_sidecar_missing_of_the_last_window_leaves_the_next_end(layout: ModelLayout) -> None:
-    turns = tuple(range(1, 9))
-    store = stored(layout, turns)
-    cache = remembered(layout, store).cache
-    store.vanishing = {labels_of(cache, 7, 1)[-1]}
-    operation = prefetched(cache, 8)
-    assert (operation.error, operation.pages_count) == (None, 7)
-    assert cache.match(conversation(cache, 8)).host_end == 7
-    assert cache._ledger.tree.full_end(cache.match(conversation(cache, 8)), Tier.HOST) == 8, "Full came, and stays"
-    came = [label for label in store.came if label.pool == layout.components[0].pools[-1].name]
-    assert len(came) == len(set(came)) == 8, "and is not read again"
-
-
-@every_hybrid
 def test_a_flawed_page_is_a_page_that_did_not_come(layout: ModelLayout) -> None:
     store = stored(layout, (6, 8))
     cache = remembered(layout, store).cache
@@ -135,25 +123,6 @@ def test_full_pages_without_a_window_stay_and_are_not_read_again(layout: ModelLa
     assert prefetched(cache, 8).pages_count == 8
     anchors = {pool.name for pool in layout.components[0].pools}
     assert not [label for label in store.came if label.pool in anchors]
-
-
-@every_layout
-def test_a_store_that_fails_leaves_what_came_before(layout: ModelLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-    one_object_a_call(monkeypatch)
-    store = stored(layout)
-    cache = remembered(layout, store).cache
-
-    def fail_late(number: int) -> None:
-        if len(store.came) == 2 * len(store._pages) // 3:
-            raise StorageError("gone", retryable=False)
-
-    store.before_get = fail_late
-    operation = prefetched(cache, 16)
-    model = HostModel.of(layout, conversation(cache, 16), store.came, [set() for _ in layout.components])
-    assert operation.state is OperationState.FAILED
-    assert model.end >= 8
-    assert cache.match(conversation(cache, 16)).host_end == model.end
-    assert pages_on(cache, conversation(cache, 16), Tier.HOST) == model.pages
 
 
 @every_layout
@@ -360,3 +329,93 @@ def test_a_prefetch_without_any_room_gains_nothing_and_is_no_failure(layout: Mod
     assert (operation.state, operation.pages_count, store.calls_count) == (OperationState.PARTIAL, 0, 0)
     ledger.free(Tier.HOST, 0, taken)
     assert prefetched(cache, 16).pages_count == 16
+
+
+# ---- windows that memory has lost while Full stayed ----------------------------------------------------------------
+
+
+PAGE = 16
+FULL = Full((PoolSpec("kv", 64),))
+WINDOW = SlidingWindow(2 * PAGE, PAGE, (PoolSpec("swa", 32), PoolSpec("swa_scale", 24)))
+STATE = RecurrentState((PoolSpec("mamba", 48),))
+
+
+def small_engine(*components: Component) -> ToyEngine:
+    layout = ModelLayout(PAGE, (FULL, *components))
+    sizes = (16, *(8 for _ in components))
+    return ToyEngine(layout, sizes, sizes, MemoryStorage(), InlineWorkers())
+
+
+def prompt_of(toy: ToyEngine, *contents: int) -> Prompt:
+    return toy.cache.prompt(np.concatenate([np.arange(PAGE, dtype=np.int32) + 1000 * number for number in contents]))
+
+
+def served_and_stored(toy: ToyEngine, *contents: int) -> Prompt:
+    prompt = prompt_of(toy, *contents)
+    lock = present(toy.serve(prompt))
+    over(toy.cache, toy.cache.backup(prompt))
+    toy.cache.release(lock)
+    return prompt
+
+
+def lose(toy: ToyEngine, component: int, tiers: tuple[Tier, ...] = tuple(Tier)) -> None:
+    """Have others need all the room of a component."""
+    ledger = toy.cache._ledger
+    for tier in tiers:
+        slots = present(ledger.allocate(tier, component, ledger.capacity(tier, component)))
+        ledger.free(tier, component, slots)
+
+
+def bring(toy: ToyEngine, prompt: Prompt) -> int:
+    """Bring a prompt up and verify it; return how many of its pages can be resumed from."""
+    for leg in (toy.cache.prefetch, toy.cache.load):
+        operation = leg(prompt)
+        toy.cache.wait_all(5)
+        assert operation
+        assert operation.error is None
+    return toy.read_back(prompt)
+
+
+@pytest.mark.parametrize("components", [(WINDOW,), (STATE,), (WINDOW, STATE)])
+def test_a_window_that_memory_lost_comes_back_while_full_stays(
+    components: tuple[Component, ...],
+) -> None:
+    toy = small_engine(*components)
+    prompt = served_and_stored(toy, 1, 2, 3, 4)
+    for component in range(1, len(components) + 1):
+        lose(toy, component)
+    assert toy.cache.match(prompt).host_end == 0
+    assert bring(toy, prompt) == 4
+    fetched = toy.cache.stats().traffic[TransferKind.PREFETCH].component_pages
+    assert fetched == [0, *(component.span for component in components)], "of Full, nothing was missing"
+
+
+def test_a_window_in_the_middle_comes_back_for_a_prompt_that_goes_on_otherwise() -> None:
+    toy = small_engine(WINDOW)
+    served_and_stored(toy, 1, 2, 3)
+    served_and_stored(toy, 1, 2, 3, 4, 5, 6)
+    lose(toy, 1)
+    assert bring(toy, prompt_of(toy, 1, 2, 3, 9, 9)) == 3
+
+
+def test_tombstones_and_the_rest_of_the_prefix_come_together() -> None:
+    toy = small_engine(WINDOW)
+    prompt = served_and_stored(toy, 1, 2, 3, 4, 5)
+    lose(toy, 1)
+    ledger = toy.cache._ledger
+    for tier in Tier:
+        ledger._take_back(ledger.tree.evict(tier, 0, 1))
+    assert bring(toy, prompt) == 5
+    assert toy.cache.stats().traffic[TransferKind.PREFETCH].component_pages == [1, 2]
+
+
+def test_where_storage_has_lost_the_window_too_nothing_is_brought() -> None:
+    toy = small_engine(WINDOW)
+    prompt = served_and_stored(toy, 1, 2, 3, 4)
+    lose(toy, 1)
+    assert toy.cache._storage is not None
+    tier = toy.cache._storage
+    for pool in WINDOW.pools:
+        tier.backend.remove(tier.labels(prompt.keys, pool))
+    assert bring(toy, prompt) == 0
+    assert all(occupancy.out == 0 for occupancy in toy.cache.stats().occupancy)

@@ -35,20 +35,6 @@ def cut(page: bytearray, cuts: Sequence[int]) -> list[memoryview]:
     return [memoryview(page)[start:end] for start, end in pairwise(edges)]
 
 
-@pytest.mark.parametrize("payload_bytes", [0, 1, 7, 1000, 100_000])
-def test_a_sealed_page_verifies(payload_bytes: int) -> None:
-    assert verify(memoryview(sealed(payload_bytes)), LABEL) is None
-
-
-@pytest.mark.parametrize("cuts", CUTTINGS)
-def test_a_page_in_several_buffers_is_sealed_as_if_it_were_joined(cuts: Sequence[int]) -> None:
-    joined = sealed()
-    page = bytearray(HEADER_BYTES) + joined[HEADER_BYTES:]
-    seal_buffers(cut(page, cuts), LABEL)
-    assert page == joined
-    assert verify_buffers(cut(page, cuts), LABEL) is None
-
-
 @pytest.mark.parametrize("cuts", CUTTINGS)
 def test_every_flipped_bit_of_the_header_is_found(cuts: Sequence[int]) -> None:
     page = sealed()
@@ -97,9 +83,9 @@ def test_zeros_are_not_a_page() -> None:
 
 @settings(max_examples=examples(200, 5_000), deadline=None, phases=PHASES)
 @given(
-    payload_bytes=st.integers(0, 400),
-    cuts=st.lists(st.integers(0, 528), max_size=9).map(sorted),
-    flipped=st.none() | st.integers(0, 527),
+    payload_bytes=st.integers(0, 1200),
+    cuts=st.lists(st.integers(0, 1328), max_size=9).map(sorted),
+    flipped=st.none() | st.integers(0, 1327),
 )
 def test_any_cuts_are_sealed_and_verified_as_the_joined_page(
     payload_bytes: int, cuts: list[int], flipped: int | None

@@ -8,6 +8,7 @@ from tests.support.cache import ToyEngine
 from tests.support.components import COMPONENT_SETS
 from tests.support.operations import over, present
 from tests.support.store_calls import StoreCall, WatchedStorage
+from tests.support.tables import check_tables
 from unified_cache.controller import InlineWorkers
 from unified_cache.controller.memory import TieredMemory
 from unified_cache.core.page import Prompt
@@ -127,3 +128,25 @@ def test_pools_are_copied_kv_before_sidecars_in_both_directions(
     copied.clear()
     over(watched.cache, watched.cache.load(watched.prompt))
     assert copied == names
+
+
+# ---- at rest -------------------------------------------------------------------------------------------------------
+
+
+@every_layout
+def test_a_cache_at_rest_remembers_nothing_of_what_is_over(layout: ModelLayout) -> None:
+    sizes = tuple(SLOTS for _ in layout.components)
+    toy = ToyEngine(layout, sizes, sizes, MemoryStorage(), InlineWorkers())
+    cache = toy.cache
+    prompt = cache.prompt(range(6 * layout.page_size))
+    for _ in range(2):
+        over(cache, cache.prefetch(prompt))
+        over(cache, cache.load(prompt))
+        lock = present(toy.serve(prompt))
+        over(cache, cache.backup(prompt))
+        check_tables(cache, [lock])
+        cache.release(lock)
+        toy.forget(*Tier)
+        check_tables(cache, [])
+    over(cache, cache.clear_storage())
+    check_tables(cache, [])

@@ -1,14 +1,17 @@
 """Promises of the tree, one sentence each; random histories are in tests/property."""
 
-import random
+import traceback
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from tests.sources import ROOT
 from tests.support.components import toy_components
+from unified_cache.components import Full
 from unified_cache.core.errors import InputError, LockError, SlotError, StaleMatchError
 from unified_cache.core.page import Namespace, Prompt
-from unified_cache.core.pool import Slots, Tier
+from unified_cache.core.pool import PoolSpec, Slots, Tier
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.tree import Lock, RadixTree
 
@@ -53,14 +56,6 @@ def test_a_split_keeps_both_halves_locked() -> None:
     assert evict(tree, 99) == [12]
     tree.unlock(held)
     assert sorted(evict(tree, 99)) == [1, 2, 3, 4]
-
-
-def test_locking_part_of_a_node_leaves_the_rest_evictable() -> None:
-    tree = full_tree()
-    insert(tree, [1, 2, 3, 4], 1)
-    held = lock(tree, [1, 2, 3, 4], end=3)
-    assert evict(tree, 99) == [4]
-    tree.check([held])
 
 
 def test_locking_a_long_path_touches_its_last_node_alone() -> None:
@@ -125,13 +120,6 @@ def test_namespaces_share_nothing_and_leave_nothing_behind() -> None:
     assert not tree._state.roots
 
 
-def test_inserting_what_exists_gives_the_slots_back() -> None:
-    tree = full_tree()
-    insert(tree, [1, 2, 3], 1)
-    inserted = tree.insert(Prompt.of([1, 2, 4], 1), 0, [slots(7, 8, 9)], Tier.DEVICE)
-    assert [array.tolist() for array in inserted.duplicates] == [[7, 8]]
-
-
 def test_bad_inserts_change_nothing() -> None:
     tree = full_tree()
     insert(tree, [1, 2], 1)
@@ -152,13 +140,6 @@ def test_bad_inserts_change_nothing() -> None:
     assert len(tree.check()[0]) == 2
 
 
-def test_eviction_frees_what_was_asked_for_from_the_tail() -> None:
-    tree = full_tree()
-    insert(tree, [1, 2, 3, 4], 1)
-    assert evict(tree, 2) == [3, 4]
-    assert tree.match(Prompt.of([1, 2, 3, 4], 1)).device_end == 2
-
-
 def test_a_window_that_goes_takes_nothing_along_that_locks_pin_of_a_longer_one() -> None:
     tree = RadixTree(toy_components((SPAN_ALL, 1, 3)), 1)
     prompt = Prompt.of(list(range(6)), 1)
@@ -167,51 +148,6 @@ def test_a_window_that_goes_takes_nothing_along_that_locks_pin_of_a_longer_one()
     freed = [np.concatenate(arrays).tolist() if arrays else [] for arrays in tree.evict(Tier.DEVICE, 1, 99).slots]
     assert freed[:3] == [[], [11, 12, 13, 14, 15], [21, 22, 23]]
     tree.check([held])
-
-
-def test_an_evicted_page_that_the_host_holds_is_only_demoted() -> None:
-    tree = full_tree()
-    insert(tree, [1, 2, 3], 1)
-    found = tree.match(Prompt.of([1, 2, 3], 1))
-    transfer = tree.begin(found, 3, Tier.DEVICE, Tier.HOST)
-    tree.expect(transfer, [slots(4, 5, 6)])
-    tree.publish(transfer)
-    tree.release(transfer)
-    evict(tree, 3)
-    again = tree.match(Prompt.of([1, 2, 3], 1))
-    assert (again.device_end, again.host_end) == (0, 3)
-    assert tree.slots(again, Tier.HOST, 0, 0, 3).tolist() == [4, 5, 6]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_victim_is_always_the_least_recently_used_leaf(seed: int) -> None:
-    """A naive cache keeps, per page, when a prompt through it was last used; the tree must evict in that order."""
-    rng = random.Random(seed)
-    tree = full_tree()
-    used: dict[tuple[int, ...], int] = {}
-    slot_of: dict[int, tuple[int, ...]] = {}
-    prompts: list[list[int]] = []
-    for now in range(1, 200):
-        if prompts and rng.random() < 0.4:
-            tokens = rng.choice(prompts)
-        else:
-            body = [rng.randrange(2) for _ in range(rng.randrange(6))]
-            tokens = [*body, 1000 + now]  # a last page of its own: every prompt ends at a node's end
-            prompts.append(tokens)
-        found = tree.match(Prompt.of(tokens, 1))
-        pages = [tuple(tokens[: i + 1]) for i in range(len(tokens))]
-        fresh = list(range(now * 10, now * 10 + len(tokens) - found.device_end))
-        slot_of.update(zip(fresh, pages[found.device_end :], strict=True))
-        tree.insert(Prompt.of(tokens, 1), found.device_end, [slots(*fresh)], Tier.DEVICE)
-        used.update(dict.fromkeys(pages, now))
-        while len(used) > 40:
-            parents = {page[:-1] for page in used}
-            oldest = min(when for page, when in used.items() if page not in parents)
-            (victim,) = evict(tree, 1)
-            page = slot_of.pop(victim)
-            assert page not in parents, "a page went before the pages that stand on it"
-            assert used.pop(page) == oldest
-        tree.check([])
 
 
 def test_a_parent_is_as_recent_as_the_child_that_left_it() -> None:
@@ -233,3 +169,84 @@ def test_queues_do_not_grow_with_nodes_that_died() -> None:
         tree.insert(Prompt.of([i + 10], 1), 0, [slots(1 + i % 7), slots(1 + i % 7)], Tier.DEVICE)
         tree.evict(Tier.DEVICE, 0, 1)
     assert all(tree._state.queues.queue_length(tier_component) < 200 for tier_component in range(4))
+
+
+# ---- matched again -------------------------------------------------------------------------------------------------
+
+
+def insert_at(tree: RadixTree, prompt: Prompt, start: int, first_slot: int, tier: Tier = Tier.DEVICE) -> None:
+    count = prompt.pages_count - start
+    tree.insert(prompt, start, [np.arange(first_slot, first_slot + count, dtype=np.int32)], tier)
+
+
+PROMPT = Prompt.of([1, 2, 3, 4], 1)
+
+CHANGES: dict[str, Callable[[RadixTree], object]] = {
+    "a longer prompt": lambda tree: insert_at(tree, Prompt.of([1, 2, 3, 4, 5], 1), 4, 5),
+    "a branch": lambda tree: insert_at(tree, Prompt.of([1, 2, 9], 1), 2, 5),
+    "a page of it evicted": lambda tree: tree.evict(Tier.DEVICE, 0, 1),
+    "all of it evicted": lambda tree: tree.evict(Tier.DEVICE, 0, 4),
+    "the host has it too": lambda tree: insert_at(tree, PROMPT, 0, 1, Tier.HOST),
+    "cleared": RadixTree.clear,
+}
+
+
+def tree_of_prompt() -> RadixTree:
+    tree = RadixTree(toy_components((SPAN_ALL,)), 1)
+    insert_at(tree, PROMPT, 0, 1)
+    return tree
+
+
+def test_a_prompt_is_found_by_the_same_match_while_nothing_changes() -> None:
+    tree = tree_of_prompt()
+    found = tree.match(PROMPT)
+    tree.unlock(tree.lock(found, 4, Tier.DEVICE))
+    assert tree.match(PROMPT) is found
+    assert tree.peek(PROMPT) is found
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_prompt_is_looked_for_anew_after(change: str) -> None:
+    tree = tree_of_prompt()
+    before = tree.match(PROMPT)
+    CHANGES[change](tree)
+    found, fresh = tree.match(PROMPT), tree.match(Prompt.of([1, 2, 3, 4], 1))
+    assert found is not before
+    ends = (found.device_end, found.host_end, found.tree_end)
+    assert ends == (fresh.device_end, fresh.host_end, fresh.tree_end)
+    held = tree.slots(fresh, Tier.HOST, 0, 0, fresh.tree_end)
+    assert tree.slots(found, Tier.HOST, 0, 0, found.tree_end).tolist() == held.tolist()
+
+
+def test_what_is_matched_again_is_recent_again() -> None:
+    tree = tree_of_prompt()
+    other = Prompt.of([7, 8], 1)
+    insert_at(tree, other, 0, 5)
+    tree.match(PROMPT)
+    tree.match(other)
+    tree.match(PROMPT)
+    tree.match(PROMPT)
+    assert [slot for slots in tree.evict(Tier.DEVICE, 0, 2).slots[0] for slot in slots.tolist()] == [5, 6]
+
+
+# ---- in plain Python and compiled ----------------------------------------------------------------------------------
+
+
+def test_a_traceback_names_the_lines_of_the_core_that_it_went_through() -> None:
+    tree = RadixTree((Full((PoolSpec("kv", 0),)),), 1)
+    with pytest.raises(InputError) as refused:
+        tree.insert(Prompt.of([1, 2, 3], 1), 2, [np.array([7], np.int32)], Tier.DEVICE)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(refused.value.__traceback__)
+        if frame.filename.endswith("unified_cache/tree/match.py")
+    ]
+    assert [frame.name for frame in frames] == ["insert", "_check_input"]
+    source = (ROOT / "unified_cache/tree/match.py").read_text(encoding="utf-8").splitlines()
+    for frame in frames:
+        assert frame.lineno is not None
+        assert frame.line == source[frame.lineno - 1].strip()
+    assert frames[0].line is not None
+    assert "_check_input(" in frames[0].line
+    assert frames[1].line is not None
+    assert frames[1].line.startswith("raise InputError(")

@@ -47,15 +47,6 @@ MakeTranslation = Callable[[PairedAllocator], SwaTranslation]
 both = pytest.mark.parametrize("make", [shared, mirrored])
 
 
-def test_per_token_the_five_locs_of_r4_translate_to_their_diverged_slots() -> None:
-    allocator = paired(8, 4)
-    allocate(allocator, 3)
-    free_peers(allocator, slots(1, 2))
-    allocate(allocator, 2)
-    translation = SwaTranslation.of(allocator, 1, CPU)
-    assert translation.translate_locs(torch.tensor([1, 2, 3, 4, 5])).tolist() == [0, 0, 3, 1, 2]
-
-
 @both
 def test_offsets_stay_unmapped_pages_are_the_sink_and_no_slot_stays_none(make: MakeTranslation) -> None:
     allocator = diverged()
@@ -64,15 +55,6 @@ def test_offsets_stay_unmapped_pages_are_the_sink_and_no_slot_stays_none(make: M
     locs = torch.tensor([16, 17, 22, 4, 7, 0, 3, -1])
     assert translation.translate_locs(locs).tolist() == [8, 9, 6, 0, 3, 0, 3, -1]
     assert translation.translate_pages(torch.tensor([[4, 5, -1], [1, 3, 0]])).tolist() == [[2, 1, -1], [0, 3, 0]]
-
-
-@both
-def test_whatever_is_below_minus_one_is_no_slot_and_never_a_page_from_the_tables_end(make: MakeTranslation) -> None:
-    allocator = paired(2, 2)
-    allocate(allocator, 2)
-    translation = make(allocator)
-    assert translation.translate_locs(torch.arange(-13, 0)).tolist() == [-1] * 13
-    assert translation.translate_pages(torch.arange(-4, 0)).tolist() == [-1] * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
