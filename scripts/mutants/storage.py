@@ -89,7 +89,7 @@ STORAGE_MUTANTS = [
         "storage_backends/offline/copying.py",
         "needed[bits, :end] = (self.in_source | self.in_target)[bits, :end]",
         "needed[bits, :end] = False",
-        ("tests/unit/offline/test_unknown_spans.py",),
+        ("tests/unit/offline/test_copying.py",),
     ),
     Mutant(
         "a process that is not alone in a directory sweeps nothing",

@@ -1,16 +1,15 @@
 """The storage contract over the wire: a client, a server, and a store in memory or in a directory behind it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.contract.test_storage_contract import OPENED
 from tests.support.service import LoopbackServer, limits_with
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.storage_backends.file.store import FileStorage
-from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
@@ -24,18 +23,6 @@ from unified_cache.testing.storage_contract import (
     open_for_contract,
     sealed_page,
 )
-
-
-def in_memory(path: Path) -> StorageBackend:
-    return MemoryStorage(ROOM_BYTES_MAX)
-
-
-def in_directory(path: Path) -> StorageBackend:
-    return FileStorage.open(path / "store", bytes_max=ROOM_BYTES_MAX)
-
-
-def in_packed_files(path: Path) -> StorageBackend:
-    return PackedStorage.open(path / "store", bytes_max=ROOM_BYTES_MAX)
 
 
 class ServiceContract(StorageContract):
@@ -56,11 +43,10 @@ class ServiceContract(StorageContract):
 
 
 class TestRemoteStorage(ServiceContract):
-    @pytest.fixture(params=[in_memory, in_directory, in_packed_files])
+    @pytest.fixture(params=OPENED)
     def storage(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StorageBackend]:
-        make: Callable[[Path], StorageBackend] = request.param
-        limits = limits_with(part_bytes=500)
-        running = LoopbackServer.start(make(tmp_path), limits)
+        store = OPENED[request.param](tmp_path, ROOM_BYTES_MAX)
+        running = LoopbackServer.start(store, limits_with(part_bytes=500))
         storage = VerifiedStorage(running.client())
         yield storage
         storage.close()

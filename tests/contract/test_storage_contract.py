@@ -1,63 +1,72 @@
-"""The storage contract, over every backend that needs nothing but this machine."""
+"""The storage contract, over every backend that needs nothing but this machine, and over every wrapper of one."""
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from tests.support.faulty_storage import FaultyStorage, ScriptedFaults
+from tests.support.wrappers import PATIENCE_S
+from unified_cache.core.config import GuardConfig
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import KeysOnlyStorage, MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard
+from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
 from unified_cache.testing.storage_contract import ROOM_BYTES_MAX, KeysOnlyContract, StorageContract
 
+THREADS_MAX = 3
+"""Fewer than the contract's callers, so that some wait for a thread."""
 
-class TestMemoryStorage(StorageContract):
-    @pytest.fixture(params=[None, ROOM_BYTES_MAX])
-    def storage(self, request: pytest.FixtureRequest) -> StorageBackend:
-        return MemoryStorage(request.param)
+Wrap = Callable[[StorageBackend], StorageBackend]
+OPENED: Mapping[str, Callable[[Path, int | None], StorageBackend]] = {
+    "memory": lambda path, bytes_max: MemoryStorage(bytes_max),
+    "file": lambda path, bytes_max: FileStorage.open(path / "store", bytes_max=bytes_max),
+    "packed": lambda path, bytes_max: PackedStorage.open(path / "store", bytes_max=bytes_max),
+}
 
 
-class TestVerifiedMemoryStorage(StorageContract):
-    @pytest.fixture
-    def storage(self) -> StorageBackend:
-        return VerifiedStorage(MemoryStorage(ROOM_BYTES_MAX))
+def bare(backend: StorageBackend) -> StorageBackend:
+    return backend
+
+
+def metered(backend: StorageBackend) -> StorageBackend:
+    return MeteredStorage(backend, StorageMetrics(CollectorRegistry()), "contract")
+
+
+def guarded(backend: StorageBackend) -> StorageBackend:
+    config = GuardConfig(deadline_s=PATIENCE_S, calls_max=THREADS_MAX)
+    return StorageGuard(backend, backend.capability(), config)
+
+
+def faulty(backend: StorageBackend) -> StorageBackend:
+    return FaultyStorage(backend, ScriptedFaults({}), random.Random(1))
+
+
+def stacked(backend: StorageBackend) -> StorageBackend:
+    return VerifiedStorage(guarded(metered(CheckedStorage(faulty(backend)))))
+
+
+WRAPS: tuple[Wrap, ...] = (CheckedStorage, metered, guarded, faulty, stacked)
+STORES = [(name, bytes_max, bare) for name in OPENED for bytes_max in (None, ROOM_BYTES_MAX)]
+STORES += [(name, ROOM_BYTES_MAX, VerifiedStorage) for name in OPENED]
+STORES += [(name, ROOM_BYTES_MAX, wrap) for name in ("memory", "file") for wrap in WRAPS]
+
+
+class TestStores(StorageContract):
+    @pytest.fixture(params=STORES, ids=lambda store: f"{store[0]}-{store[1]}-{store[2].__name__}")
+    def storage(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StorageBackend]:
+        name, bytes_max, wrap = request.param
+        storage: StorageBackend = wrap(OPENED[name](tmp_path, bytes_max))
+        yield storage
+        storage.close()
 
 
 class TestKeysOnlyStorage(KeysOnlyContract):
     @pytest.fixture(params=[None, ROOM_BYTES_MAX])
     def storage(self, request: pytest.FixtureRequest) -> StorageBackend:
         return KeysOnlyStorage(request.param)
-
-
-class TestFileStorage(StorageContract):
-    @pytest.fixture(params=[None, ROOM_BYTES_MAX])
-    def storage(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StorageBackend]:
-        storage = FileStorage.open(tmp_path / "store", bytes_max=request.param)
-        yield storage
-        storage.close()
-
-
-class TestVerifiedFileStorage(StorageContract):
-    @pytest.fixture
-    def storage(self, tmp_path: Path) -> Iterator[StorageBackend]:
-        storage = VerifiedStorage(FileStorage.open(tmp_path / "store", bytes_max=ROOM_BYTES_MAX))
-        yield storage
-        storage.close()
-
-
-class TestPackedStorage(StorageContract):
-    @pytest.fixture(params=[None, ROOM_BYTES_MAX])
-    def storage(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StorageBackend]:
-        storage = PackedStorage.open(tmp_path / "store", bytes_max=request.param)
-        yield storage
-        storage.close()
-
-
-class TestVerifiedPackedStorage(StorageContract):
-    @pytest.fixture
-    def storage(self, tmp_path: Path) -> Iterator[StorageBackend]:
-        storage = VerifiedStorage(PackedStorage.open(tmp_path / "store", bytes_max=ROOM_BYTES_MAX))
-        yield storage
-        storage.close()

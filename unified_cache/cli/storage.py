@@ -51,7 +51,15 @@ from unified_cache.storage_backends.offline.upkeep import (
 )
 from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
 
-__all__ = ["finding_as_json", "print_findings", "print_stat", "stat_as_json", "storage_app"]
+__all__ = [
+    "Differences",
+    "differences",
+    "finding_as_json",
+    "print_findings",
+    "print_stat",
+    "stat_as_json",
+    "storage_app",
+]
 
 STORAGE_EPILOG = """**Examples**
 

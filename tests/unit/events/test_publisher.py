@@ -110,8 +110,9 @@ def peers() -> Iterator[Peers]:
     made.context.destroy(0)
 
 
-def sent(publisher: EventPublisher) -> None:
-    """Wait until everything that was handed over has been sent."""
+def published(publisher: EventPublisher) -> None:
+    """Publish, and wait until everything that was handed over has been sent."""
+    publisher.publish()
     eventually(lambda: publisher._sender.waiting_pages == 0, "the publisher is stuck")
 
 
@@ -122,8 +123,7 @@ def test_batches_are_numbered_from_zero_without_a_gap_and_replayed(
         for first in (0, 1000, 2000):
             publisher.publish()
             serve(toy, 2, first)
-        publisher.publish()
-        sent(publisher)
+        published(publisher)
         consumer = peers.consumer(publisher)
         batches = consumer.replay(0)
         assert [seq for seq, _ in batches] == [0, 1, 2, 3]
@@ -164,29 +164,25 @@ def test_a_consumer_learns_what_each_tier_holds_as_it_changes(toy: ToyEngine, tm
     with EventPublisher.open(toy.cache, config(tmp_path)) as publisher:
         consumer = peers.consumer(publisher)
         first = serve(toy, 4)
-        publisher.publish()
-        sent(publisher)
+        published(publisher)
         keys = set(first.keys)
         assert {medium for medium, _ in consumer.told()} == {"GPU"}
         assert consumer.told()["GPU", 0] == keys
         started(toy.cache.backup(toy.cache.prompt(tokens(4))))
         toy.cache.wait_all(1)
         serve(toy, 12, 1000)  # pushes the first prompt off the device
-        publisher.publish()
-        sent(publisher)
+        published(publisher)
         found = toy.cache.match(toy.cache.prompt(tokens(6)))
         assert found.device_end < found.host_end == 4
         told = consumer.told()
         assert len(keys & told["GPU", 0]) == found.device_end
         assert told["CPU", 0] == told["STORAGE", 0] == keys
         toy.cache.reset()
-        publisher.publish()
-        sent(publisher)
+        published(publisher)
         assert {medium for medium, _ in consumer.told()} == {"STORAGE"}, "storage keeps its pages"
         started(toy.cache.clear_storage())
         toy.cache.wait_all(1)
-        publisher.publish()
-        sent(publisher)
+        published(publisher)
         assert consumer.told() == {}
 
 
@@ -198,15 +194,12 @@ def test_what_a_clear_of_storage_takes_from_memory_is_announced_again(
         prompt = serve(toy, 4)
         started(toy.cache.backup(prompt))
         toy.cache.wait_all(1)
-        publisher.publish()
-        sent(publisher)
+        published(publisher)
         assert {medium for medium, _ in consumer.told()} == {"GPU", "CPU", "STORAGE"}
         started(toy.cache.clear_storage())
         toy.cache.wait_all(1)
-        publisher.publish()
-        sent(publisher)
-        publisher.publish()
-        sent(publisher)
+        published(publisher)
+        published(publisher)
         assert publisher.counts().announcements == 2
         assert {medium for medium, _ in consumer.told()} == {"GPU", "CPU"}
         assert consumer.told()["GPU", 0] == set(prompt.keys)
@@ -220,13 +213,12 @@ def test_a_consumer_that_comes_after_the_replay_buffer_is_told_everything_when_i
         for first in (0, 1000, 2000):
             serve(toy, 2, first)
             publisher.publish()
-        sent(publisher)
+        published(publisher)
         consumer = peers.consumer(publisher)
         assert consumer.replay(0)[0][0] > 0, "the first batches are no longer kept, and their numbers say so"
         assert publisher.counts().replays_too_old == 1
         assert consumer.replay(-1) == []
-        publisher.publish()
-        sent(publisher)
+        published(publisher)
         _, events = consumer.replay(0)[-1]
         assert events[0] == Cleared()
         assert consumer.told()["GPU", 0] >= set(toy.cache.prompt(tokens(2)).keys)
@@ -246,7 +238,7 @@ def test_a_slow_subscriber_misses_batches_sees_it_and_catches_up(toy: ToyEngine,
             serve(toy, 1, number)
             toy.cache.reset()
             publisher.publish()
-        sent(publisher)
+        published(publisher)
         heard = []
         while sub.poll(100):
             heard.append(int.from_bytes(sub.recv_multipart()[1], "big"))
@@ -266,8 +258,7 @@ def test_more_changes_than_may_wait_are_lost_said_and_announced_anew(
     with EventPublisher.open(toy.cache, config(tmp_path, changes_pages_max=3)) as publisher:
         publisher.publish()
         serve(toy, 4)
-        publisher.publish()
-        sent(publisher)
+        published(publisher)
         counts = publisher.counts()
         assert (counts.losses, counts.announcements) == (1, 2)
         (_, events) = peers.consumer(publisher).replay(0)[-1]
@@ -281,8 +272,7 @@ def test_a_stuck_thread_makes_nobody_wait_and_everything_is_told_later(
     toy: ToyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with EventPublisher.open(toy.cache, config(tmp_path, queued_pages_max=1)) as publisher:
-        publisher.publish()
-        sent(publisher)
+        published(publisher)
         with publisher._sender._guard:  # as if the thread still had work
             publisher._sender.waiting_pages += 1
         serve(toy, 4)
@@ -293,8 +283,7 @@ def test_a_stuck_thread_makes_nobody_wait_and_everything_is_told_later(
         assert handed_over == []
         with publisher._sender._guard:
             publisher._sender.waiting_pages -= 1
-        publisher.publish()
-        sent(publisher)
+        published(publisher)
         assert publisher.counts().pages >= 4
 
 
@@ -302,8 +291,7 @@ def test_a_large_tree_is_told_in_bounded_batches(toy: ToyEngine, tmp_path: Path,
     with EventPublisher.open(toy.cache, config(tmp_path, batch_pages_max=2)) as publisher:
         for first in (0, 1000, 2000, 3000):
             serve(toy, 2, first)
-        publisher.publish()
-        sent(publisher)
+        published(publisher)
         batches = peers.consumer(publisher).replay(0)
         sizes = [
             sum(len(event.block_hashes) for event in events if isinstance(event, VllmStored)) for _, events in batches
@@ -399,8 +387,7 @@ def test_a_replay_buffer_is_bounded_by_number_and_by_bytes() -> None:
 
 def test_payloads_are_msgpack_arrays_of_three(toy: ToyEngine, tmp_path: Path, peers: Peers) -> None:
     with EventPublisher.open(toy.cache, config(tmp_path, rank=2), wall_clock=lambda: 99.5) as publisher:
-        publisher.publish()
-        sent(publisher)
+        published(publisher)
         socket = peers.consumer(publisher).socket
         socket.send_multipart((b"", bytes(8)))
         payload = socket.recv_multipart()[3]

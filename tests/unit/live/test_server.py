@@ -12,8 +12,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.sources import ROOT
+from tests.support.clock import ManualClock
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.settings.addresses import is_local
+from unified_cache.core.slowest import PERIOD_S, SLOWEST_MAX, Slowest
 from unified_cache.observe.live.authenticator import OpenAuthenticator, TokenAuthenticator, View
 from unified_cache.observe.live.figures import (
     ComponentFigures,
@@ -27,6 +29,7 @@ from unified_cache.observe.live.figures import (
     TenantFigures,
 )
 from unified_cache.observe.live.server import HEADERS, STREAMS_MAX, LiveAddress, LiveServer
+from unified_cache.observe.live.updates import POINTS_MAX, LiveUpdates
 
 ANSWER_S = 20.0
 TOKEN = "a token that is long enough"
@@ -265,3 +268,72 @@ def test_loopback_is_this_machine_alone() -> None:
     assert [is_local(host) for host in ("localhost", "127.0.0.9", "::1", "[::1]")] == [True] * 4
     assert [is_local(host) for host in ("0.0.0.0", "10.0.0.1", "cache.example", "")] == [False] * 4
     assert urlsplit("http://[::1]:1/").hostname == "::1"
+
+
+# Updates of a page say what their figures say, and make again only what has changed
+
+
+SLOW = SlowFigures("load", "done", 5, 0.25, 1.0)
+UPDATED = LiveFigures(
+    *(SourceKind.CACHE, "cache", 1.5, (), FoundPages(1, 0, 2, 0, 0, 3), (), 0, (), (SLOW,), None, None)
+)
+
+
+class GivenSource:
+    """Source of the figures that it was given last."""
+
+    def __init__(self) -> None:
+        self.given = UPDATED
+
+    def figures(self) -> LiveFigures:
+        return self.given
+
+
+def test_an_update_says_what_its_figures_say() -> None:
+    source = GivenSource()
+    updates = LiveUpdates(source)
+    for live, slowest in ((1, (SLOW,)), (2, ()), (3, (SLOW, SLOW))):
+        source.given = replace(UPDATED, operations_live=live, slowest=slowest)
+        assert updates.read()
+        told = json.loads(updates.latest.text(View.EVERYTHING))
+        assert told["operations_live"] == live
+        assert told["slowest"] == [each.as_json() for each in slowest]
+        assert told["found"]["missed"] == 3
+
+
+def test_a_history_keeps_one_point_a_second_of_the_last_ten_minutes() -> None:
+    clock = ManualClock()
+    updates = LiveUpdates(GivenSource(), clock)
+    made = [updates.latest.point]
+    for tenth in range(1, 10_000):
+        clock.now_s = tenth / 10
+        updates.read()
+        made.append(updates.latest.point)
+    assert sum(point is not None for point in made) == 1_000
+    assert len(updates.points) == POINTS_MAX
+    assert updates.points[-1] == [999.0, *UPDATED.found]
+
+
+def test_what_was_not_published_anew_is_no_news() -> None:
+    updates = LiveUpdates(GivenSource())
+    assert updates.latest.point is not None
+    assert not updates.read()
+
+
+# The slowest of what ended in the last minutes
+
+
+def test_the_slowest_of_this_period_and_the_one_before_are_kept() -> None:
+    slowest: Slowest[str] = Slowest(0.0)
+    numbers = count()
+    for second in range(int(PERIOD_S)):
+        seconds = float(second % 50)
+        if slowest.is_slow(seconds, float(second)):
+            slowest.record(seconds, f"{seconds} {next(numbers)}")
+    assert [text.split()[0] for text in slowest.latest()] == ["49.0"] * 6 + ["48.0"] * 2
+    assert slowest.is_slow(0.5, PERIOD_S + 1)
+    slowest.record(0.5, "0.5 late")
+    assert len(slowest.latest()) == SLOWEST_MAX, "those of the period before are still told of"
+    assert slowest.is_slow(0.1, 4 * PERIOD_S)
+    slowest.record(0.1, "0.1 later")
+    assert slowest.latest() == ("0.1 later",)

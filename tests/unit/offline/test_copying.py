@@ -1,12 +1,17 @@
-"""Whole identities from one store to another."""
+"""Whole identities and single prefixes from one store to another, and what can be restored afterwards."""
 
+import dataclasses
+import random
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from tests.support.offline import (
     LAYOUTS,
+    PAGE_SIZE,
+    PAGES,
     STORE_KINDS,
     TOY,
     ListedMemory,
@@ -20,13 +25,31 @@ from tests.support.offline import (
     restored_pages,
     unwatched,
 )
-from unified_cache.core.errors import StorageError
-from unified_cache.core.pool import ModelLayout
-from unified_cache.storage_backends.offline.copying import CopyResult, copy_identity, plan_identity
-from unified_cache.storage_backends.offline.listing import ReadOutcome
-from unified_cache.storage_backends.offline.upkeep import Watch
-from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend, StoredObject
-from unified_cache.testing.storage_contract import listing
+from unified_cache.cli.storage import Differences, differences, print_stat, stat_as_json
+from unified_cache.core.errors import LayoutError, StorageError
+from unified_cache.core.page import Namespace, PageKey, Prompt
+from unified_cache.core.pool import Component, ModelLayout, PoolSpec
+from unified_cache.core.seal import HEADER_BYTES, Label
+from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN, window
+from unified_cache.storage_backends.manifest import Description
+from unified_cache.storage_backends.offline.copying import (
+    CopyResult,
+    Prefetched,
+    backup_prefixes,
+    copy_identity,
+    plan_backup,
+    plan_identity,
+    plan_prefetch,
+    prefetch_prefixes,
+)
+from unified_cache.storage_backends.offline.listing import ObjectCount, ReadOutcome
+from unified_cache.storage_backends.offline.stores import StoredIdentity, Undescribed
+from unified_cache.storage_backends.offline.upkeep import Watch, find_garbage, verify
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend, StoredObject
+from unified_cache.testing.storage_contract import listing, sealed_page
+
+every_layout = pytest.mark.parametrize("name", LAYOUTS)
+every_kind = pytest.mark.parametrize("kind", STORE_KINDS)
 
 
 def copy(source: StorageBackend, target: StorageBackend, layout: ModelLayout, watch: Watch = unwatched) -> CopyResult:
@@ -34,8 +57,8 @@ def copy(source: StorageBackend, target: StorageBackend, layout: ModelLayout, wa
     return copy_identity(source, target, description, plan_identity(source, target, description), watch)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("kind", STORE_KINDS)
+@every_layout
+@every_kind
 def test_a_fresh_cache_on_a_copy_restores_the_same_prefixes_with_the_right_bytes(
     name: str, kind: str, tmp_path: Path
 ) -> None:
@@ -54,8 +77,8 @@ def test_a_fresh_cache_on_a_copy_restores_the_same_prefixes_with_the_right_bytes
         assert restored_pages(open_store(kind, tmp_path / "target"), layout, prompt) == prompt.pages_count
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("kind", STORE_KINDS)
+@every_layout
+@every_kind
 def test_a_flipped_bit_in_any_pool_is_reported_and_not_copied(name: str, kind: str, tmp_path: Path) -> None:
     layout = LAYOUTS[name]
     fill(open_store(kind, tmp_path / "source"), layout, [prompt_of(1)])
@@ -78,8 +101,8 @@ def test_a_flipped_bit_in_any_pool_is_reported_and_not_copied(name: str, kind: s
     assert restored_pages(open_store(kind, tmp_path / "target"), layout, prompt_of(1)) < prompt_of(1).pages_count
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("kind", STORE_KINDS)
+@every_layout
+@every_kind
 def test_a_copy_cut_short_anywhere_goes_on_with_the_rest(name: str, kind: str, tmp_path: Path) -> None:
     layout = LAYOUTS[name]
     prompts = [prompt_of(seed) for seed in range(4)]
@@ -126,7 +149,7 @@ def test_kv_is_there_before_its_sidecars_whenever_a_copy_stops(tmp_path: Path) -
     assert set(seen) == set(order)
 
 
-@pytest.mark.parametrize("kind", STORE_KINDS)
+@every_kind
 def test_an_object_of_another_length_in_the_target_is_replaced(kind: str, tmp_path: Path) -> None:
     layout = LAYOUTS["full"]
     fill(open_store(kind, tmp_path / "source"), layout, [prompt_of(1)])
@@ -194,3 +217,336 @@ def test_an_object_that_cannot_be_read_costs_itself_alone_and_a_fault_that_may_p
     result = copy(source, target, layout)
     assert [finding.outcome for finding in result.findings.values()] == [ReadOutcome.UNREADABLE]
     assert objects_of(target, layout).keys() == objects_of(healthy, layout).keys() - {bad.label}
+
+
+# Single prefixes from one store to another: windows, tombstones, flaws, and what can be restored afterwards
+
+
+def prefetch(
+    source: StorageBackend, target: StorageBackend, layout: ModelLayout, prompts: Sequence[Prompt]
+) -> tuple[list[Prefetched], CopyResult]:
+    return prefetch_prefixes(plan_prefetch(source, target, description_of(layout), prompts), unwatched)
+
+
+def backup(
+    source: StorageBackend, target: StorageBackend, layout: ModelLayout, prompts: Sequence[Prompt]
+) -> CopyResult:
+    return backup_prefixes(plan_backup(source, target, description_of(layout), prompts), unwatched)
+
+
+def needed(layout: ModelLayout, prompt: Prompt, end: int) -> set[Label]:
+    """Name the objects that a resume after ``end`` pages needs."""
+    return {
+        Label(TOY.digest(layout), prompt.keys[page], pool.name)
+        for component in layout.components
+        for pool in component.pools
+        if pool.page_bytes
+        for page in range(window(end, component.span), end)
+    }
+
+
+def put(storage: StorageBackend, layout: ModelLayout, key: PageKey, pool: PoolSpec) -> Label:
+    label = Label(TOY.digest(layout), key, pool.name)
+    assert storage.put([sealed_page(label, HEADER_BYTES + pool.page_bytes)], Level.CACHED) == [Answer.STORED]
+    return label
+
+
+def fill_densely(storage: StorageBackend, layout: ModelLayout, prompt: Prompt) -> None:
+    """Store every page in every pool, so that every length can be restored; the bytes are nobody's."""
+    for pool in layout.pools:
+        if pool.page_bytes:
+            for key in prompt.keys:
+                put(storage, layout, key, pool)
+
+
+@every_layout
+@every_kind
+def test_a_prefetched_prefix_is_restored_by_a_fresh_cache_and_nothing_else_was_copied(
+    name: str, kind: str, tmp_path: Path
+) -> None:
+    layout, prompt = LAYOUTS[name], prompt_of(1)
+    fill(open_store(kind, tmp_path / "source"), layout, [prompt_of(2), prompt])
+    source, target = open_store(kind, tmp_path / "source"), open_store(kind, tmp_path / "target")
+    found, result = prefetch(source, target, layout, [prompt])
+    assert found == [Prefetched(PAGES, PAGES, PAGES)]
+    assert result.is_complete
+    assert objects_of(target, layout).keys() == needed(layout, prompt, PAGES)
+    source.close()
+    target.close()
+    assert restored_pages(open_store(kind, tmp_path / "target"), layout, prompt) == PAGES
+
+
+@every_layout
+def test_windows_before_the_end_are_not_prefetched_and_a_backup_copies_them(name: str) -> None:
+    layout, prompt = LAYOUTS[name], prompt_of(1)
+    source = ListedMemory()
+    fill_densely(source, layout, prompt)
+    fill_densely(source, layout, prompt_of(2))
+    warmed, copied = ListedMemory(), ListedMemory()
+    assert prefetch(source, warmed, layout, [prompt])[0] == [Prefetched(PAGES, PAGES, PAGES)]
+    assert objects_of(warmed, layout).keys() == needed(layout, prompt, PAGES)
+    assert backup(source, copied, layout, [prompt]).is_complete
+    everything = objects_of(source, layout)
+    assert objects_of(copied, layout) == {label: page for label, page in everything.items() if label.key in prompt.keys}
+
+
+@every_layout
+def test_progress_ends_with_all_that_was_planned_where_prompts_share_pages(name: str) -> None:
+    layout, prompt = LAYOUTS[name], prompt_of(1)
+    source, target = ListedMemory(), ListedMemory()
+    fill_densely(source, layout, prompt)
+    prompts = [prompt, prompt_of(1, PAGES - 3), prompt]
+    seen: list[int] = []
+
+    def watch(objects_count: int, object_bytes: int) -> None:
+        seen.append(objects_count)
+
+    for is_there in (False, True):
+        plan = plan_prefetch(source, target, description_of(layout), prompts)
+        prefetch_prefixes(plan, watch)
+        assert sum(seen) == plan.objects_count > 0, is_there
+        seen.clear()
+    plan = plan_backup(source, ListedMemory(), description_of(layout), prompts)
+    backup_prefixes(plan, watch)
+    assert sum(seen) == plan.objects_count > 0
+
+
+@every_layout
+def test_a_flawed_page_of_full_ends_the_prefix_before_it(name: str) -> None:
+    layout, prompt = LAYOUTS[name], prompt_of(1)
+    source, target = ListedMemory(), ListedMemory()
+    fill_densely(source, layout, prompt)
+    pool = next(pool for pool in layout.components[0].pools if pool.page_bytes)
+    flawed = Label(TOY.digest(layout), prompt.keys[7], pool.name)
+    flip(source, StoredObject(flawed, HEADER_BYTES + pool.page_bytes))
+    found, result = prefetch(source, target, layout, [prompt])
+    assert found == [Prefetched(PAGES, PAGES, 7)]
+    assert list(result.findings) == [flawed]
+    assert needed(layout, prompt, 7) <= objects_of(target, layout).keys()
+    assert flawed not in objects_of(target, layout)
+
+
+def test_a_flawed_window_moves_the_end_to_where_another_window_is_whole() -> None:
+    layout, prompt = LAYOUTS["full_swa_mamba"], prompt_of(1)
+    source, target = ListedMemory(), ListedMemory()
+    fill_densely(source, layout, prompt)
+    sidecar = layout.components[1].pools[1]
+    flip(
+        source, StoredObject(Label(TOY.digest(layout), prompt.keys[9], sidecar.name), HEADER_BYTES + sidecar.page_bytes)
+    )
+    source.remove([Label(TOY.digest(layout), prompt.keys[8], layout.components[2].pools[0].name)])
+    # Ends 10, 11 and 12 need page 9 of the window of three; 9 needs the state at page 8.
+    found, _ = prefetch(source, target, layout, [prompt])
+    assert found == [Prefetched(PAGES, PAGES, 8)]
+    assert needed(layout, prompt, 8) <= objects_of(target, layout).keys()
+
+
+@every_kind
+def test_what_the_target_has_completes_what_the_source_lacks_and_is_verified_first(kind: str, tmp_path: Path) -> None:
+    layout, prompt = LAYOUTS["full"], prompt_of(1)
+    source, target = open_store(kind, tmp_path / "source"), open_store(kind, tmp_path / "target")
+    pool = layout.pools[0]
+    labels = [put(source if page % 2 else target, layout, key, pool) for page, key in enumerate(prompt.keys)]
+    found, result = prefetch(source, target, layout, [prompt])
+    assert found == [Prefetched(PAGES, PAGES, PAGES)]
+    assert (result.copied.objects_count, result.skipped.objects_count) == (PAGES // 2, PAGES // 2)
+    flip(target, StoredObject(labels[5], HEADER_BYTES + pool.page_bytes))
+    flip(target, StoredObject(labels[8], HEADER_BYTES + pool.page_bytes))
+    found, result = prefetch(source, target, layout, [prompt])
+    assert found == [Prefetched(PAGES, PAGES, 8)]
+    assert result.copied.objects_count == 1
+    assert target.exists([labels[5], labels[8]]) == [Answer.HIT, Answer.MISS]
+    source.close()
+    target.close()
+
+
+def test_pages_that_prompts_share_are_copied_and_read_once() -> None:
+    layout, prompt = LAYOUTS["full_swa"], prompt_of(1)
+    source, target = ListedMemory(), ListedMemory()
+    fill_densely(source, layout, prompt)
+    found, result = prefetch(source, target, layout, [prompt, prompt, prompt.head(6)])
+    assert [each.restorable_pages for each in found] == [PAGES, PAGES, 6]
+    wanted = needed(layout, prompt, PAGES) | needed(layout, prompt, 6)
+    assert result.copied.objects_count == len(wanted)
+    assert objects_of(target, layout).keys() == wanted
+
+
+def test_a_target_without_room_gets_the_longest_prefix_that_fits() -> None:
+    layout, prompt = LAYOUTS["full"], prompt_of(1)
+    source, target = ListedMemory(), ListedMemory(5 * (HEADER_BYTES + LAYOUTS["full"].pools[0].page_bytes))
+    fill_densely(source, layout, prompt)
+    found, result = prefetch(source, target, layout, [prompt])
+    assert found == [Prefetched(PAGES, PAGES, 5)]
+    assert not result.is_complete
+
+
+def test_another_namespace_has_other_pages() -> None:
+    layout = LAYOUTS["full"]
+    source, target = ListedMemory(), ListedMemory()
+    tokens = list(range(PAGES * 8))
+    fill_densely(source, layout, Prompt.of(tokens, 8, Namespace(tenant="acme"), whole=True))
+    other = Prompt.of(tokens, 8, Namespace(tenant="other"))
+    assert plan_backup(source, target, description_of(layout), [other]).objects_count == 0
+    assert prefetch(source, target, layout, [other])[0] == [Prefetched(PAGES, 0, 0)]
+
+
+def test_a_backup_of_a_prefix_replaces_what_is_flawed_in_the_target() -> None:
+    layout, prompt = LAYOUTS["full_swa"], prompt_of(1)
+    source, target = ListedMemory(), ListedMemory()
+    fill_densely(source, layout, prompt)
+    backup(source, target, layout, [prompt])
+    flip(target, min(listing(target, TOY.digest(layout))))
+    result = backup(source, target, layout, [prompt])
+    assert result.copied.objects_count == 1
+    assert objects_of(target, layout) == objects_of(source, layout)
+
+
+@every_layout
+def test_every_combination_of_tombstones_and_flaws_gives_the_longest_prefix_that_is_whole(name: str) -> None:
+    layout = LAYOUTS[name]
+    for seed in range(40):
+        rng = random.Random(seed)
+        prompt = prompt_of(seed, pages=rng.randint(1, 9))
+        stores = source, target = ListedMemory(), ListedMemory()
+        sound: set[Label] = set()
+        for pool in (pool for pool in layout.pools if pool.page_bytes):
+            for key in prompt.keys:
+                for storage in stores:
+                    if rng.random() < 0.8:
+                        label = put(storage, layout, key, pool)
+                        if rng.random() < 0.1:
+                            replace(storage, label, bytes(HEADER_BYTES + pool.page_bytes))
+                        else:
+                            sound.add(label)
+        best = max(end for end in range(prompt.pages_count + 1) if needed(layout, prompt, end) <= sound)
+        (found,), _ = prefetch(source, target, layout, [prompt])
+        assert found.restorable_pages == best, seed
+        assert needed(layout, prompt, best) <= objects_of(target, layout).keys()
+
+
+# Offline commands over layouts of stored pages: unknown spans, no Full first, pages of other sizes
+
+
+KV, SWA, STATE = PoolSpec("kv", 96), PoolSpec("swa", 40), PoolSpec("swa_state", 8)
+FULL = Component("full", SPAN_ALL, (KV,))
+UNKNOWN = ModelLayout(PAGE_SIZE, (FULL, Component("swa", SPAN_UNKNOWN, (SWA, STATE))))
+PROMPT = prompt_of(1)
+
+
+def put_pages(storage: ListedMemory, layout: ModelLayout, pool: PoolSpec, *numbers: int) -> set[Label]:
+    """Store pages of the prompt in one pool; return their labels."""
+    labels = [Label(TOY.digest(layout), PROMPT.keys[number], pool.name) for number in numbers]
+    assert all(storage.put([sealed_page(label, HEADER_BYTES + pool.page_bytes) for label in labels], Level.CACHED))
+    return set(labels)
+
+
+def test_a_prefetch_brings_all_there_is_of_an_unknown_span_within_the_prefix() -> None:
+    source, target = ListedMemory(), ListedMemory()
+    kv = put_pages(source, UNKNOWN, KV, *range(6))
+    swa = put_pages(source, UNKNOWN, SWA, 1, 4, 5) | put_pages(source, UNKNOWN, STATE, 5)
+    put_pages(source, UNKNOWN, SWA, 6, 7)  # beyond the prefix
+    had = put_pages(target, UNKNOWN, SWA, 0)
+    plan = plan_prefetch(source, target, description_of(UNKNOWN), [PROMPT])
+    found, result = prefetch_prefixes(plan, unwatched)
+    assert found == [Prefetched(PAGES, 6, 6)]
+    assert result.is_complete
+    assert objects_of(target, UNKNOWN).keys() == kv | swa | had
+
+
+def test_a_flawed_page_of_an_unknown_span_does_not_shorten_the_prefix() -> None:
+    source, target = ListedMemory(), ListedMemory()
+    kv, swa = put_pages(source, UNKNOWN, KV, *range(6)), put_pages(source, UNKNOWN, SWA, 4)
+    flawed = Label(TOY.digest(UNKNOWN), PROMPT.keys[5], SWA.name)
+    source.put(
+        [sealed_page(flawed._replace(pool="other"), HEADER_BYTES + SWA.page_bytes)._replace(label=flawed)], Level.CACHED
+    )
+    plan = plan_prefetch(source, target, description_of(UNKNOWN), [PROMPT])
+    found, result = prefetch_prefixes(plan, unwatched)
+    assert found == [Prefetched(PAGES, 6, 6)]
+    assert list(result.findings) == [flawed]
+    assert objects_of(target, UNKNOWN).keys() == kv | swa
+
+
+def test_a_backup_copies_every_page_of_an_unknown_span() -> None:
+    source, target = ListedMemory(), ListedMemory()
+    everything = put_pages(source, UNKNOWN, KV, *range(6)) | put_pages(source, UNKNOWN, SWA, 0, 3, 8)
+    assert backup_prefixes(plan_backup(source, target, description_of(UNKNOWN), [PROMPT]), unwatched).is_complete
+    assert objects_of(target, UNKNOWN).keys() == everything
+
+
+def test_where_no_span_is_told_no_prefix_is_promised() -> None:
+    layout = ModelLayout(PAGE_SIZE, (Component("swa", SPAN_UNKNOWN, (SWA,)),))
+    with pytest.raises(LayoutError, match="a backup copies every page"):
+        plan_prefetch(ListedMemory(), ListedMemory(), description_of(layout), [PROMPT])
+
+
+def test_a_window_alone_is_restored_from_its_last_pages() -> None:
+    layout = ModelLayout(PAGE_SIZE, (Component("swa", 2, (SWA,)),))
+    source, target = ListedMemory(), ListedMemory()
+    put_pages(source, layout, SWA, 3)
+    window = put_pages(source, layout, SWA, 6, 7)
+    plan = plan_prefetch(source, target, description_of(layout), [PROMPT])
+    assert prefetch_prefixes(plan, unwatched)[0] == [Prefetched(PAGES, 8, 8)]
+    assert objects_of(target, layout).keys() == window
+
+
+def test_a_prompt_s_keys_do_not_name_pages_of_another_size() -> None:
+    layout = ModelLayout(PAGE_SIZE, (FULL, Component("swa", 2, (SWA,), page_size=PAGE_SIZE // 2)))
+    for plan in (plan_prefetch, plan_backup):
+        with pytest.raises(LayoutError, match="pages of swa have 4 tokens, expected 8"):
+            plan(ListedMemory(), ListedMemory(), description_of(layout), [PROMPT])
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        UNKNOWN,
+        ModelLayout(PAGE_SIZE, (FULL, Component("swa", 2, (SWA,), page_size=PAGE_SIZE // 2))),
+        ModelLayout(PAGE_SIZE, (Component("swa", 2, (SWA,)), FULL)),
+    ],
+    ids=["unknown", "own page size", "no Full first"],
+)
+def test_gc_and_verify_leave_pages_alone_that_only_the_engine_can_judge(layout: ModelLayout) -> None:
+    storage = ListedMemory()
+    kept = put_pages(storage, layout, KV, 0) | put_pages(storage, layout, SWA, 5, 6)
+    assert find_garbage(storage, TOY.digest(layout), layout).labels == []
+    assert verify(storage, StoredIdentity(TOY.digest(layout), description_of(layout)), unwatched).sound_count == 3
+    assert objects_of(storage, layout).keys() == kept
+
+
+def test_stat_shows_facts_and_what_is_not_told() -> None:
+    layout = ModelLayout(PAGE_SIZE, (*UNKNOWN.components, Component("state", 1, (PoolSpec("state", 8),), page_size=2)))
+    identity = dataclasses.replace(TOY, facts=(("attention", "triton"), ("weights", "sha256:77")))
+    kept = StoredIdentity(identity.digest(layout), Description(identity, layout))
+    about = stat_as_json(kept, {"kv": ObjectCount(3, 300)}, None, None)
+    assert about["facts"] == {"attention": "triton", "weights": "sha256:77"}
+    components = about["components"]
+    assert isinstance(components, list)
+    assert [(each["hit_policy"], each["span_pages"], each["page_size"]) for each in components] == [
+        ("all_pages", None, PAGE_SIZE),
+        (None, None, PAGE_SIZE),
+        ("trailing_pages", 1, 2),
+    ]
+    shown = StringIO()
+    print_stat(shown, kept, {"kv": ObjectCount(3, 300)}, None, None)
+    for text in ("attention triton", "weights sha256:77", "swa         unknown  ", "the last 1, of 2 tokens"):
+        assert text in shown.getvalue()
+
+
+def test_stat_says_what_tells_an_identity_from_the_most_similar_before_it() -> None:
+    first = replace(TOY, model="/models/a", facts=(("hash", "sha256"), ("weights", "77")))
+    other = replace(first, model="another", revision="2", dtype="float8")
+    moved = replace(first, model="/models/b", facts=(("weights", "77"),))
+    kept = [StoredIdentity(each.digest(UNKNOWN), Description(each, UNKNOWN)) for each in (first, other, moved)]
+    undescribed = StoredIdentity(bytes(32), Undescribed("no manifest"))
+    assert [differences(each, kept[:number]) for number, each in enumerate(kept)] == [
+        None,
+        Differences(kept[0], ("dtype", "model", "revision")),
+        Differences(kept[0], ("hash", "model")),
+    ]
+    assert differences(undescribed, kept) is differences(kept[0], [undescribed]) is None
+    apart = differences(kept[2], kept[:2])
+    shown = StringIO()
+    print_stat(shown, kept[2], {}, None, apart)
+    assert f"  differs from {kept[0].short_name} in hash, model\n" in shown.getvalue()
+    assert stat_as_json(kept[2], {}, None, apart)["differs"] == {"from": kept[0].digest.hex(), "in": ("hash", "model")}

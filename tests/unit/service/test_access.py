@@ -1,24 +1,35 @@
 """Access: tokens, roles, and the answer to a refused caller."""
 
+import fcntl
 import hashlib
+import os
+import ssl
+import stat
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from threading import Thread
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import grpc
 import pytest
 
+from tests.support.certificates import Authority
 from tests.support.clock import ManualClock
-from tests.support.running_service import called, refusal, running
+from tests.support.running_service import CALL_S, called, credentials, refusal, running
 from tests.support.service import Notes
 from unified_cache.cli.main import run
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.settings.access import AccessSettings, Role
+from unified_cache.core.settings.access import AccessSettings, Role, TlsSettings
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.reloaded import Reloaded
+from unified_cache.service.access.tls import CertifiedClients, read_trust, trust_changes
 from unified_cache.service.access.tokens import (
     TokenEntry,
     Tokens,
@@ -229,3 +240,271 @@ def test_an_anomaly_says_from_where_and_nothing_of_the_token(path: Path) -> None
         (line,) = [line for line in server.lines if line["level"] == "warning"]
         assert "127.0.0.1" in str(line["text"])
         assert "secret" not in server.log.getvalue()
+
+
+# Revocation holds: of tokens by a command, whoever calls it, and where the file cannot be read any more
+
+
+NOBODY_UID = 65534
+STALE_S_MAX = 60.0
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives a file away")
+
+
+def id_of(token: str) -> str:
+    return token.split("_")[1]
+
+
+@pytest.mark.threat("revoked tokens")
+@as_root
+def test_a_token_revoked_by_root_leaves_a_file_that_its_owner_can_read(path: Path) -> None:
+    first, second = given(path, "acme"), given(path, "acme")
+    os.chown(path, NOBODY_UID, NOBODY_UID)
+    path.chmod(0o640)
+    remove_token(path, id_of(first))
+    given(path, "acme")
+    status = path.stat()
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (NOBODY_UID, NOBODY_UID, 0o640)
+    assert id_of(second) in read_tokens(path)
+
+
+@pytest.mark.threat("revoked tokens")
+def test_revocations_and_new_tokens_at_the_same_time_lose_nothing(path: Path) -> None:
+    tokens = [given(path, "acme") for _ in range(40)]
+    kept = given(path, "acme")
+    fresh = [new_token(Caller("acme", Role.READER), None, os.urandom)[1] for _ in range(10)]
+    with ThreadPoolExecutor(8) as pool:
+        revoked = pool.map(lambda token: remove_token(path, id_of(token)), tokens)
+        added = pool.map(lambda entry: add_token(path, entry), fresh)
+        assert list(revoked) == [None] * 40
+        assert list(added) == [None] * 10
+    assert read_tokens(path).keys() == {id_of(kept), *(entry.token_id for entry in fresh)}
+
+
+def test_a_revocation_waits_for_one_under_way_and_sees_what_that_left(path: Path) -> None:
+    first, second = given(path, "acme"), given(path, "acme")
+    with path.open() as under_way:
+        fcntl.flock(under_way, fcntl.LOCK_EX)
+        waiting = Thread(target=remove_token, args=(path, id_of(second)))
+        waiting.start()
+        draft = path.with_name("draft")
+        draft.write_text("".join(line for line in under_way if id_of(first) not in line))
+        waiting.join(0.05)
+        assert waiting.is_alive()
+        draft.replace(path)
+    waiting.join(10)
+    assert read_tokens(path) == {}
+
+
+def test_a_file_whose_last_line_was_left_open_takes_a_token_as_a_line_of_its_own(path: Path) -> None:
+    first = given(path, "acme")
+    path.write_text(path.read_text().rstrip("\n"))
+    second = given(path, "acme")
+    assert read_tokens(path).keys() == {id_of(first), id_of(second)}
+
+
+def test_a_revocation_leaves_remarks_and_finds_a_line_that_a_person_indented(path: Path) -> None:
+    token = given(path, "acme")
+    path.write_text(f"# of the first cluster\n\n  {path.read_text()}")
+    remove_token(path, id_of(token))
+    assert path.read_text() == "# of the first cluster\n\n"
+
+
+def test_a_file_of_tokens_is_no_link(path: Path, tmp_path: Path) -> None:
+    token = given(tmp_path / "elsewhere", "acme")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        remove_token(path, id_of(token))
+    with pytest.raises(OSError, match="symbolic links"):
+        given(path, "acme")
+
+
+def spoiled(path: Path) -> None:
+    path.write_text("spoiled\n")
+
+
+def writable_by_others(path: Path) -> None:
+    path.chmod(0o622)
+
+
+@pytest.mark.threat("revoked tokens")
+@pytest.mark.parametrize("damage", [spoiled, Path.unlink, writable_by_others])
+def test_tokens_that_cannot_be_read_anew_admit_nobody_after_a_stated_time(
+    path: Path, damage: Callable[[Path], None]
+) -> None:
+    token, clock, anomalies = given(path, "acme"), ManualClock(), Notes()
+    before = path.read_text()
+    tokens = opened(path, clock, datetime.now(UTC), anomalies)
+    clock.sleep(1.0)
+    assert tokens.caller(token) is not None
+    damage(path)
+    for _ in range(int(STALE_S_MAX)):
+        clock.sleep(1.0)
+        assert tokens.caller(token) is not None
+    clock.sleep(1.0)
+    assert tokens.caller(token) is None
+    assert anomalies.kinds == ["reload_failed"] * (int(STALE_S_MAX) + 1)
+    path.unlink(missing_ok=True)
+    path.write_text(before)
+    path.chmod(0o600)
+    clock.sleep(1.0)
+    assert tokens.caller(token) is not None
+
+
+def test_an_anomaly_says_for_how_long_what_was_read_still_holds(path: Path) -> None:
+    given(path, "acme")
+    clock, anomalies = ManualClock(), Notes()
+    tokens = opened(path, clock, datetime.now(UTC), anomalies)
+    spoiled(path)
+    for _ in range(2):
+        clock.sleep(40.0)
+        tokens.caller("")
+    (_, first), (_, second) = anomalies.anomalies
+    assert first.endswith("what was read before holds for another 20 s")
+    assert second.endswith("what was read before holds no more")
+
+
+def test_a_file_that_was_made_readable_again_is_read_although_its_content_is_the_same(path: Path) -> None:
+    """Of a change of mode or owner a file's modification time tells nothing."""
+    token, clock, anomalies = given(path, "acme"), ManualClock(), Notes()
+    tokens = opened(path, clock, datetime.now(UTC), anomalies)
+    path.chmod(0o622)
+    clock.sleep(1.0)
+    tokens.caller(token)
+    path.chmod(0o600)
+    clock.sleep(1.0 + STALE_S_MAX)
+    assert tokens.caller(token) is not None
+    assert anomalies.kinds == ["reload_failed"]
+
+
+@pytest.mark.threat("revoked tokens")
+def test_a_gauge_tells_how_long_the_tokens_have_not_been_read(path: Path) -> None:
+    token = given(path, "acme")
+    name = 'unified_cache_service_stale_seconds{files="tokens"}'
+    access = {"tokens": str(path), "stale_s_max": 1e-6}
+    with running(access=access) as server, grpc.insecure_channel(server.address) as channel:
+        assert server.metrics()[name] == 0
+        assert refusal(channel, Call.HELLO, token=token) is None
+        spoiled(path)
+        assert refusal(channel, Call.HELLO, token=token) == UNAUTHENTICATED
+        assert server.metrics()[name] > 0
+        path.unlink()
+        given(path, "acme")
+        assert server.metrics()[name] == 0
+
+
+def test_a_file_that_its_owner_cannot_keep_is_not_touched(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = given(path, "acme")
+
+    def refused(fd: int, uid: int, gid: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchown", refused)
+    with pytest.raises(ConfigError, match="by the user it belongs to"):
+        remove_token(path, id_of(token))
+    assert id_of(token) in read_tokens(path)
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.fixture
+def authority() -> Authority:
+    return Authority()
+
+
+@pytest.fixture
+def tls(authority: Authority, tmp_path: Path) -> dict[str, str]:
+    certificate, key = authority.issue("server").write(tmp_path, "server")
+    (tmp_path / "ca.pem").write_bytes(authority.pem)
+    (tmp_path / "crl.pem").write_bytes(authority.revoked())
+    files = {
+        "certificate": certificate,
+        "key": key,
+        "client_ca": tmp_path / "ca.pem",
+        "client_crl": tmp_path / "crl.pem",
+    }
+    return {name: str(file) for name, file in files.items()}
+
+
+@pytest.mark.threat("revoked certificates")
+def test_a_revoked_certificate_is_refused_on_a_connection_that_is_open_already(
+    authority: Authority, tls: dict[str, str], path: Path, tmp_path: Path
+) -> None:
+    issued, other = authority.issue("acme"), authority.issue("acme")
+    token = given(path, "acme")
+    with (
+        running(tls=tls, access={"tokens": str(path)}) as server,
+        grpc.secure_channel(server.address, credentials(authority, issued)) as channel,
+        grpc.secure_channel(server.address, credentials(authority, other)) as others,
+    ):
+        assert refusal(channel, Call.HELLO) is None
+        (tmp_path / "crl.pem").write_bytes(authority.revoked(issued))
+        assert refusal(channel, Call.HELLO) == UNAUTHENTICATED
+        assert refusal(channel, Call.HELLO, token=token) == UNAUTHENTICATED
+        assert refusal(others, Call.HELLO) is None
+        assert refusal(others, Call.HELLO, token=token) is None
+        assert "revoked" in server.kinds
+
+
+def test_a_revoked_certificate_reads_no_metrics(authority: Authority, tls: dict[str, str], tmp_path: Path) -> None:
+    admin = authority.issue("prometheus/admin")
+    context = ssl.create_default_context(cadata=authority.pem.decode())
+    context.load_cert_chain(*admin.write(tmp_path, "client"))
+    with running(tls=tls) as server:
+        url = f"https://127.0.0.1:{server.service.metrics_port}/metrics"
+        with urlopen(url, timeout=CALL_S, context=context) as answer:
+            assert answer.status == 200
+        (tmp_path / "crl.pem").write_bytes(authority.revoked(admin))
+        with pytest.raises(HTTPError, match="403") as refused:
+            urlopen(url, timeout=CALL_S, context=context)
+        refused.value.close()
+
+
+@pytest.mark.threat("revoked certificates")
+def test_lists_of_revocations_that_prove_nothing_are_refused_at_the_start(
+    authority: Authority, tls: dict[str, str], tmp_path: Path
+) -> None:
+    foreign = Authority("foreign")
+    same_name = Authority()
+    for content, reason in (
+        (b"spoiled", "must hold revocation lists"),
+        (authority.pem, "must hold revocation lists"),
+        (authority.revoked() + foreign.revoked(), "list 2 of .* must be signed by an authority"),
+        (same_name.revoked(), "must be signed by an authority"),
+        (authority.revoked(hours=-1), "not over yet"),
+    ):
+        (tmp_path / "crl.pem").write_bytes(content)
+        with pytest.raises(ConfigError, match=reason), running(tls=tls):
+            pass
+
+
+@pytest.mark.threat("revoked certificates")
+def test_client_certificates_hold_no_longer_than_their_authorities_and_lists_can_be_read(
+    authority: Authority, tls: dict[str, str], tmp_path: Path
+) -> None:
+    issued = authority.issue("acme")
+    for damaged in ("ca.pem", "crl.pem"):
+        file = tmp_path / damaged
+        before = file.read_bytes()
+        with (
+            running(tls=tls, access={"stale_s_max": 1e-6}) as server,
+            grpc.secure_channel(server.address, credentials(authority, issued)) as channel,
+        ):
+            assert refusal(channel, Call.HELLO) is None
+            file.write_bytes(b"spoiled")
+            assert refusal(channel, Call.HELLO) == UNAUTHENTICATED
+            file.write_bytes(before)
+            assert refusal(channel, Call.HELLO) is None
+            assert {"reload_failed", "unauthenticated"} == set(server.kinds)
+
+
+@pytest.mark.threat("revoked certificates")
+def test_a_list_of_revocations_that_is_over_admits_nobody(authority: Authority, tls: dict[str, str]) -> None:
+    clock, anomalies = ManualClock(time.time()), Notes()
+    settings = TlsSettings.model_validate(tls)
+    trust = Reloaded([], partial(read_trust, settings, clock), AccessSettings(), clock, anomalies, trust_changes)
+    clients = CertifiedClients(trust, None, Role.READER, clock, anomalies)
+    certificate = authority.issue("acme").chain
+    assert clients.named(certificate) == Caller("acme", Role.READER)
+    clock.sleep(25 * 3600)
+    assert clients.named(certificate) is None
+    assert anomalies.kinds == ["revocations_over"]

@@ -5,15 +5,19 @@ import os
 import random
 import shutil
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 from google.protobuf.json_format import MessageToJson
 
-from tests.support.files import FaultyDisk, bytes_in, descriptors, put
+from tests.sources import ROOT
+from tests.support.files import FaultyDisk, bytes_in, descriptors, held, put, temps
 from tests.support.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.core.errors import ClosedError, ConfigError, InputError, StorageError
 from unified_cache.core.pool import Identity
@@ -22,6 +26,7 @@ from unified_cache.storage_backends.catalog import UsedBetween, catalog_of
 from unified_cache.storage_backends.directory.front import (
     FREE_BYTES_MIN,
     STAMP_GRAIN_NS,
+    Clock,
     DirectoryAddress,
     parse_address,
 )
@@ -461,3 +466,177 @@ def test_a_directory_that_cannot_be_listed_raises(storage: DirectoryStorage, dis
     disk.failing = range(1 << 30)
     with pytest.raises(StorageError, match="cannot list the identities"):
         storage.manifests()
+
+
+# The cap of a store in a directory: the least recently used page goes first
+
+
+CLOCK_START_NS = 1_700_000_000_000_000_000
+
+
+@pytest.fixture
+def reopen(kind: StoreKind, root: Path, clock: Clock) -> Callable[[int], DirectoryStorage]:
+    """Open the store with a cap of so many pages."""
+    return lambda pages_max: kind.open(root, bytes_max=pages_max * PAGE_BYTES, clock=clock)
+
+
+def test_the_least_recently_used_pages_are_evicted_first(reopen: Callable[[int], DirectoryStorage]) -> None:
+    with closing(reopen(4)) as storage:
+        for number in range(4):
+            put(storage, [number])
+        storage.get([blank_page(label(0))])
+        put(storage, [4])
+        put(storage, [5])
+        assert held(storage, 6) == [0, 3, 4, 5]
+        assert storage.bytes_used == 4 * PAGE_BYTES
+        assert storage.counts.evicted_count == 2
+
+
+def test_a_batch_ages_from_its_tail(reopen: Callable[[int], DirectoryStorage]) -> None:
+    with closing(reopen(6)) as storage:
+        put(storage, [0, 1, 2])
+        put(storage, [3, 4, 5])
+        storage.get([blank_page(label(number)) for number in (0, 1, 2)])
+        put(storage, [6])
+        put(storage, [7])
+        assert held(storage, 8) == [0, 1, 2, 3, 6, 7]
+
+
+@pytest.mark.parametrize("bytes_max", [None, 6 * PAGE_BYTES], ids=["uncapped", "capped"])
+def test_the_order_of_use_survives_a_restart(
+    bytes_max: int | None, kind: StoreKind, root: Path, clock: Clock, reopen: Callable[[int], DirectoryStorage]
+) -> None:
+    with closing(kind.open(root, bytes_max=bytes_max, clock=clock)) as storage:
+        put(storage, [0, 1, 2])
+        put(storage, [3, 4, 5])
+        storage.get([blank_page(label(number)) for number in (0, 1, 2)])
+    with closing(reopen(6)) as storage:
+        put(storage, [6])
+        put(storage, [7])
+        assert held(storage, 8) == [0, 1, 2, 3, 6, 7]
+
+
+def test_a_touched_chain_ages_from_its_tail(reopen: Callable[[int], DirectoryStorage]) -> None:
+    with closing(reopen(6)) as storage:
+        put(storage, [0, 1, 2])
+        put(storage, [3, 4, 5])
+        storage.touch([label(number) for number in (0, 1, 2)])
+        for number in (6, 7, 8, 9):
+            put(storage, [number])
+        assert held(storage, 10) == [0, 1, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("bytes_max", [None, 6 * PAGE_BYTES], ids=["uncapped", "capped"])
+def test_the_order_of_touches_survives_a_restart(
+    bytes_max: int | None, kind: StoreKind, root: Path, clock: Clock, reopen: Callable[[int], DirectoryStorage]
+) -> None:
+    with closing(kind.open(root, bytes_max=bytes_max, clock=clock)) as storage:
+        put(storage, [0, 1, 2])
+        put(storage, [3, 4, 5])
+        storage.touch([label(number) for number in (0, 1, 2, 99)])
+    with closing(reopen(6)) as storage:
+        put(storage, [6])
+        put(storage, [7])
+        assert held(storage, 100) == [0, 1, 2, 3, 6, 7]
+
+
+def test_a_clock_that_was_set_back_does_not_turn_the_order_round(kind: StoreKind, root: Path) -> None:
+    for now_ns, number in ((CLOCK_START_NS, 0), (CLOCK_START_NS // 2, 1), (0, 2)):
+        with closing(kind.open(root, bytes_max=8 * PAGE_BYTES, clock=partial(int, now_ns))) as storage:
+            put(storage, [number])
+            storage.get([blank_page(label(0))])
+    with closing(kind.open(root, bytes_max=2 * PAGE_BYTES, clock=partial(int, 0))) as storage:
+        assert held(storage, 3) == [0, 2]
+
+
+def test_of_a_batch_beyond_the_cap_the_first_pages_are_stored(reopen: Callable[[int], DirectoryStorage]) -> None:
+    with closing(reopen(3)) as storage:
+        put(storage, [7, 8])
+        assert put(storage, range(5)) == [True, True, True, False, False]
+        assert held(storage, 9) == [0, 1, 2]
+        assert storage.counts.declined_count == 2
+
+
+def test_a_page_beyond_the_cap_is_declined_and_evicts_nothing(
+    root: Path, reopen: Callable[[int], DirectoryStorage]
+) -> None:
+    with closing(reopen(3)) as storage:
+        put(storage, range(3))
+        assert storage.put([sealed_page(label(9), 3 * PAGE_BYTES + 1)], Level.CACHED) == [Answer.DECLINED]
+        assert held(storage, 10) == [0, 1, 2]
+        assert storage.bytes_used == 3 * PAGE_BYTES
+        assert temps(root) == []
+
+
+def test_a_store_opened_with_a_smaller_cap_evicts_down_to_it(
+    kind: StoreKind, root: Path, reopen: Callable[[int], DirectoryStorage]
+) -> None:
+    with closing(reopen(9)) as storage:
+        for number in range(9):
+            put(storage, [number])
+    with closing(reopen(2)) as storage:
+        assert held(storage, 9) == [7, 8]
+        assert storage.counts.evicted_count == 7
+    with closing(kind.open(root)) as storage:
+        assert held(storage, 9) == [7, 8]
+
+
+# Stores in a directory work where the operating system has less than Linux: as macOS, which has no fallocate
+
+
+TIMEOUT_S = 60.0
+
+PROGRAM = """
+import ctypes, errno, os, sys
+
+for name in ("fdatasync", "posix_fallocate"):
+    delattr(os, name)
+del errno.errorcode[errno.EUCLEAN], errno.EUCLEAN
+
+
+class LesserLibrary(ctypes.CDLL):
+    def __getattr__(self, name):
+        if name == "fallocate":
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+
+ctypes.CDLL = LesserLibrary
+
+from tests.support.files import put
+from tests.support.store_kinds import StoreKind
+from unified_cache.storage_backends.protocol import Level
+from unified_cache.testing.storage_contract import blank_page, bytes_of, label, sealed_page
+
+CUTS = (100, 600)
+
+kind, path = StoreKind(sys.argv[1]), sys.argv[2]
+store = kind.open(path)
+assert all(put(store, range(8), Level.DURABLE))
+assert all(store.put([sealed_page(label(8), cuts=CUTS)], Level.DURABLE))
+assert store.remove([label(2), label(3)]) == 2
+store.close()
+store = kind.open(path)
+LEFT = (0, 1, 4, 5, 6, 7, 8)
+assert [number for number in range(9) if store.exists([label(number)])[0]] == list(LEFT)
+for number in LEFT:
+    for cuts in ((), CUTS):
+        page = blank_page(label(number), cuts=cuts)
+        assert all(store.get([page]))
+        assert bytes_of(page) == bytes_of(sealed_page(label(number)))
+store.close()
+"""
+"""Takes away what only Linux has, before anything of ours is imported; then uses a store."""
+
+
+@pytest.mark.parametrize("kind", StoreKind, ids=lambda kind: kind.value)
+def test_a_store_keeps_pages_where_only_linux_calls_are_missing(kind: StoreKind, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, kind.value, str(tmp_path / "store")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr

@@ -24,9 +24,7 @@ from unified_cache.storage_backends.manifest import described_by
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StoredObject
 from unified_cache.storage_backends.verified import VerifiedStorage
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-ARCHIVES = ("stores_v1.tar.gz", "stores_0.1.0.tar.gz")
-"""By edition, the oldest first."""
+ARCHIVES = sorted((Path(__file__).parents[1] / "fixtures").glob("stores_*.tar.gz"))
 
 ADDED = {pool: range(12, 20) for pool in PAYLOAD_BYTES}
 
@@ -49,9 +47,9 @@ def check_holds(storage: DirectoryStorage, pages: Sequence[PageIO]) -> None:
     assert storage.bytes_used == sum(page.buffers[0].nbytes for page in pages)
 
 
-@pytest.fixture(params=ARCHIVES)
+@pytest.fixture(params=ARCHIVES, ids=lambda path: path.name)
 def root(tmp_path: Path, kind: StoreKind, request: pytest.FixtureRequest) -> Path:
-    with tarfile.open(FIXTURES / request.param) as archive:
+    with tarfile.open(request.param) as archive:
         archive.extractall(
             tmp_path, filter="tar", members=[each for each in archive if each.name.startswith(kind.value)]
         )
@@ -111,7 +109,6 @@ def test_times_of_use_are_known_and_a_cap_evicts_by_them(kind: StoreKind, root: 
 
 
 DOCUMENT = ROOT / "docs" / "format.md"
-FROZEN = sorted((Path(__file__).parents[1] / "fixtures").glob("stores_*.tar.gz"))
 
 
 def fields_under(heading: str) -> dict[str, slice]:
@@ -127,7 +124,7 @@ def number(text: bytes) -> int:
     return int.from_bytes(text, "little")
 
 
-@pytest.fixture(params=FROZEN, ids=lambda path: path.name)
+@pytest.fixture(params=ARCHIVES, ids=lambda path: path.name)
 def stores(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     with tarfile.open(request.param) as archive:
         archive.extractall(tmp_path, filter="data")

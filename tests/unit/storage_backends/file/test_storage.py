@@ -24,12 +24,14 @@ from tests.support.files import (
 )
 from tests.unit.storage_backends.conftest import CLOCK_START_NS
 from unified_cache.core.errors import StorageError
+from unified_cache.core.seal import FORMAT_VERSION, Flaw
 from unified_cache.storage_backends.directory.front import PAGES_WAITING_MAX, STAMP_GRAIN_NS, Clock
 from unified_cache.storage_backends.file.quota import UNREMOVABLE_MAX
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.removals import removals_of
+from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import (
     LAYOUT,
     MODEL,
@@ -363,3 +365,83 @@ def test_what_it_puts_again_is_evicted_last_by_another_process(root: Path) -> No
         put(uncapped, [0])
         put(capped, [3])
         assert held(capped, 4) == [0, 2, 3]
+
+
+# Pages that rot, shrink or change places on disk, read through the verifying wrapper: misses, every one of them
+
+
+TRUNCATIONS = 64
+
+
+@pytest.fixture
+def verified(root: Path) -> Iterator[VerifiedStorage]:
+    storage = VerifiedStorage(FileStorage.open(root))
+    storage.put([sealed_page(label(number)) for number in range(3)], Level.CACHED)
+    yield storage
+    storage.close()
+
+
+def is_hit(storage: VerifiedStorage, number: int) -> bool:
+    found = blank_page(label(number))
+    (hit,) = storage.get([found])
+    assert not hit or bytes_of(found) == bytes_of(sealed_page(label(number)))
+    return bool(hit)
+
+
+def check_recovery(storage: VerifiedStorage, number: int) -> None:
+    """Check that a flawed page left nothing behind that keeps it from being stored again."""
+    assert storage.exists([label(number)]) == [Answer.MISS]
+    assert storage.put([sealed_page(label(number))], Level.CACHED) == [Answer.STORED]
+    assert is_hit(storage, number)
+
+
+def test_a_file_cut_anywhere_is_a_miss_whether_it_keeps_its_length_or_not(
+    verified: VerifiedStorage, root: Path
+) -> None:
+    whole = bytes_of(sealed_page(label(1)))
+    path = path_of(root, label(1))
+    for number in range(TRUNCATIONS):
+        cut = number * PAGE_BYTES // TRUNCATIONS
+        for torn in (whole[:cut], whole[:cut] + bytes(PAGE_BYTES - cut)):
+            path.write_bytes(torn)
+            assert not is_hit(verified, 1), (cut, len(torn))
+            check_recovery(verified, 1)
+
+
+def test_files_that_changed_places_are_misses_and_the_next_put_heals_them(
+    verified: VerifiedStorage, root: Path
+) -> None:
+    one, two = (path_of(root, label(number)) for number in (1, 2))
+    for _ in range(2):
+        one.rename(root / "aside")
+        two.rename(one)
+        (root / "aside").rename(two)
+        assert [is_hit(verified, number) for number in range(3)] == [True, False, False]
+        for number in (1, 2):
+            check_recovery(verified, number)
+    assert verified.flaws_count == {Flaw.FOREIGN: 4}
+
+
+@pytest.mark.parametrize("kind", ["foreign", "hard_link", "zeros", "sparse", "stale_format"])
+def test_a_put_replaces_what_has_the_length_of_its_page_and_says_that_it_is_another(
+    kind: str, verified: VerifiedStorage, root: Path
+) -> None:
+    path, other = path_of(root, label(1)), path_of(root, label(2))
+    match kind:
+        case "foreign":
+            path.write_bytes(other.read_bytes())
+        case "hard_link":
+            path.unlink()
+            path.hardlink_to(other)
+        case "zeros":
+            path.write_bytes(bytes(PAGE_BYTES))
+        case "sparse":
+            os.truncate(path, 0)
+            os.truncate(path, PAGE_BYTES)
+        case "stale_format":
+            stale = bytearray(path.read_bytes())
+            stale[4:6] = (FORMAT_VERSION + 1).to_bytes(2, "little")
+            path.write_bytes(stale)
+    assert verified.put([sealed_page(label(1))], Level.DURABLE) == [Answer.STORED]
+    assert [is_hit(verified, number) for number in range(3)] == [True] * 3
+    assert verified.flaws_count == {}

@@ -1,31 +1,51 @@
 """The client of the service: its URL, where pages go, and what it makes of servers that fail."""
 
+import gc
 import random
+import socket
+import threading
+import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
+from itertools import repeat
 
 import grpc
 import pytest
 
+from tests.support.cache import ToyEngine, WholePromptCache, toy_layout
 from tests.support.clock import ManualClock
-from tests.support.service import LoopbackServer
+from tests.support.operations import PAGE, serve, started, tokens
+from tests.support.service import LoopbackServer, limits_with
+from unified_cache.components import Full
+from unified_cache.controller import InlineWorkers, OperationState
+from unified_cache.core.config import CacheConfig, GuardConfig, WritePolicy
 from unified_cache.core.errors import ConfigError, InputError, StorageError
-from unified_cache.core.pool import Identity
-from unified_cache.core.seal import FORMAT_VERSION, HEADER_BYTES
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.seal import FORMAT_VERSION, HEADER_BYTES, Label, PageChecksum, verify_buffers
+from unified_cache.core.window import SPAN_ALL
+from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.proto.wire.calls import Call
 from unified_cache.proto.wire.parts import Chunk, decoded, encoded, parts_of
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.remote.scatter import ScatterReader
 from unified_cache.storage_backends.remote.server import Server
-from unified_cache.storage_backends.remote.store import AwaitReply, RemoteStorage, RendezvousHash, ServerBatch
+from unified_cache.storage_backends.remote.store import (
+    AwaitReply,
+    GatedMessages,
+    RemoteStorage,
+    RendezvousHash,
+    ServerBatch,
+)
 from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
 from unified_cache.storage_backends.url import open_storage
+from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.testing.storage_contract import (
     LAYOUT,
     MODEL,
@@ -138,6 +158,32 @@ def test_a_stream_that_is_not_what_was_asked_for_is_an_input_error(part: Chunk) 
         reader.take(part)
 
 
+Replaced = dict[Call, "grpc.RpcMethodHandler[bytes, bytes] | None"]
+"""Handlers by call; None is a call that the server does not know."""
+
+
+@contextmanager
+def replaced_calls() -> Iterator[tuple[Replaced, str]]:
+    """Serve a store in memory, but for the calls that are replaced; yield the table of these, and the address."""
+    running = LoopbackServer.start(MemoryStorage())
+    replaced: Replaced = {}
+
+    class ReplacingHandler(grpc.GenericRpcHandler):
+        def service(self, details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
+            for call, handler in replaced.items():
+                if details.method == call.path:
+                    return handler
+            return running.service.rpc_methods().service(details)
+
+    server = grpc.server(ThreadPoolExecutor(4), options=limits_with().channel_options())
+    server.add_generic_rpc_handlers((ReplacingHandler(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield replaced, f"127.0.0.1:{port}"
+    server.stop(None).wait()
+    running.stop()
+
+
 class TwoServers:
     """Two servers with one store each, and a client whose pauses nobody waits for."""
 
@@ -224,31 +270,14 @@ def test_pages_are_touched_at_their_own_servers_and_those_of_unknown_identities_
     running.stop()
 
 
-class OlderHandler(grpc.GenericRpcHandler):
-    """A server of before there was a touch."""
-
-    def __init__(self, handler: grpc.GenericRpcHandler) -> None:
-        self._handler = handler
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
-        if handler_call_details.method == Call.TOUCH.path:
-            return None
-        return self._handler.service(handler_call_details)
-
-
 def test_a_server_that_is_older_than_the_call_touches_nothing_and_serves_on() -> None:
-    running = LoopbackServer.start(MemoryStorage())
-    older = grpc.server(ThreadPoolExecutor(2))
-    older.add_generic_rpc_handlers((OlderHandler(running.service.rpc_methods()),))
-    port = older.add_insecure_port("127.0.0.1:0")
-    older.start()
-    storage = open_for_contract(RemoteStorage.open(RemoteOptions((f"127.0.0.1:{port}",))))
-    assert storage.put([sealed_page(label(0))], Level.CACHED) == [Answer.STORED]
-    storage.touch([label(0)])
-    assert storage.exists([label(0)]) == [Answer.HIT]
-    storage.close()
-    older.stop(None).wait()
-    running.stop()
+    with replaced_calls() as (replaced, address):
+        replaced[Call.TOUCH] = None
+        storage = open_for_contract(RemoteStorage.open(RemoteOptions((address,))))
+        assert storage.put([sealed_page(label(0))], Level.CACHED) == [Answer.STORED]
+        storage.touch([label(0)])
+        assert storage.exists([label(0)]) == [Answer.HIT]
+        storage.close()
 
 
 def test_where_all_are_gone_it_is_a_retryable_error_after_a_pause(two: TwoServers) -> None:
@@ -325,3 +354,291 @@ def test_a_tenant_that_the_credentials_do_not_stand_for_is_refused(two: TwoServe
         open_for_contract(storage)
     storage.close()
     assert encoded(0, b"", ()) == b""
+
+
+# A server whose answers make no sense: each call of its client fails as a call to a store does
+
+
+NO_MESSAGE = b"\xff\xff\xff"
+ASKED: dict[Call, Callable[[RemoteStorage], object]] = {
+    Call.HELLO: lambda storage: storage.capability(),
+    Call.EXISTS: lambda storage: storage.exists([label(0), label(1)]),
+    Call.GET: lambda storage: storage.get([blank_page(label(0))]),
+    Call.PUT: lambda storage: storage.put([sealed_page(label(0)), sealed_page(label(1))], Level.CACHED),
+    Call.REMOVE: lambda storage: storage.remove([label(0)]),
+    Call.CLEAR: lambda storage: storage.clear(label(0).identity),
+    Call.SCAN: lambda storage: storage.scan(label(0).identity),
+    Call.IDENTITIES: lambda storage: storage.manifests(),
+}
+"""A call of the client for each call of the contract whose answer it reads."""
+
+
+def outcome(ask: Callable[[RemoteStorage], object], call: Call, answer: bytes) -> object:
+    with replaced_calls() as (replaced, address):
+        storage = RemoteStorage.open(RemoteOptions((address,), retries=0))
+        if call is not Call.HELLO:
+            open_for_contract(storage)
+        if call is Call.GET:
+            replaced[call] = grpc.unary_stream_rpc_method_handler(lambda request, context: iter([answer]))
+        else:
+            replaced[call] = grpc.stream_unary_rpc_method_handler(lambda sent, context: next(answer for _ in sent))
+        try:
+            return ask(storage)
+        finally:
+            storage.close()
+
+
+@pytest.mark.threat("strange answers of a server")
+@pytest.mark.parametrize("call", ASKED, ids=lambda call: call.value)
+def test_an_answer_that_is_no_message_is_a_failure_of_the_store(call: Call) -> None:
+    with pytest.raises(StorageError):
+        outcome(ASKED[call], call, NO_MESSAGE)
+
+
+@pytest.mark.threat("strange answers of a server")
+@pytest.mark.parametrize(
+    ("call", "answer"),
+    [
+        (Call.EXISTS, pb.ExistsReply(found=b"\1")),
+        (Call.EXISTS, pb.ExistsReply(found=b"\1\1\1")),
+        (Call.EXISTS, pb.ExistsReply(found=b"\0\0", reasons=b"\1")),
+        (Call.PUT, pb.PutReply(stored=b"\1")),
+        (Call.PUT, pb.PutReply(stored=b"\1\1\1")),
+        (Call.PUT, pb.PutReply(stored=b"\0\0", reasons=b"\1\1\1")),
+        (Call.SCAN, pb.ScanReply(runs=[pb.PageRun(identity=b"short", pool="full", keys=[b"short"])])),
+        (Call.HELLO, pb.HelloReply(pages_max=0, part_bytes=0)),
+    ],
+    ids=str,
+)
+def test_an_answer_for_other_pages_than_asked_for_is_a_failure_of_the_store(
+    call: Call, answer: pb.ExistsReply | pb.PutReply | pb.ScanReply | pb.HelloReply
+) -> None:
+    with pytest.raises(StorageError):
+        outcome(ASKED[call], call, answer.SerializeToString())
+
+
+@pytest.mark.threat("strange answers of a server")
+def test_an_answer_without_an_end_ends_no_call_late() -> None:
+    with replaced_calls() as (replaced, address):
+        replaced[Call.GET] = grpc.unary_stream_rpc_method_handler(lambda request, context: repeat(b""))
+        storage = open_for_contract(RemoteStorage.open(RemoteOptions((address,), timeout_s=0.3, retries=0)))
+        with pytest.raises(StorageError, match="DEADLINE_EXCEEDED"):
+            storage.get([blank_page(label(0))])
+        storage.close()
+
+
+# The client's calls end by themselves, and leave the caller's pages alone from then on
+
+
+PATIENCE_S = 30.0
+LARGE_BYTES = HEADER_BYTES + (6 << 20)
+LARGE = ModelLayout(16, (Full((PoolSpec("kv", LARGE_BYTES - HEADER_BYTES),)),))
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Leave cycles of references as they are, so that what is held by one shows."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class WatchedBytes(bytearray):
+    """Memory that can be referred to weakly."""
+
+
+class PausedReads(MemoryStorage):
+    """A store that returns from a get when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+        self.has_returned = threading.Event()
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        assert self.goes_on.wait(PATIENCE_S)
+        hits = super().get(pages)
+        self.has_returned.set()
+        return hits
+
+
+def test_a_get_that_was_given_up_writes_nothing_when_the_server_answers_after_all() -> None:
+    store = PausedReads()
+    running = LoopbackServer.start(store)
+    storage = open_for_contract(RemoteStorage.open(RemoteOptions((running.address,), timeout_s=0.3, retries=0)))
+    storage.put([sealed_page(label(1))], Level.CACHED)
+    page = blank_page(label(1))
+    with pytest.raises(StorageError, match="DEADLINE_EXCEEDED"):
+        storage.get([page])
+    page.buffers[0][:] = b"\x55" * len(page.buffers[0])
+    store.goes_on.set()
+    assert store.has_returned.wait(PATIENCE_S)
+    storage.close()
+    running.stop()
+    assert set(bytes_of(page)) == {0x55}
+
+
+def test_a_get_that_was_given_up_holds_no_page_any_more(no_collection: None) -> None:
+    store = PausedReads()
+    running = LoopbackServer.start(store)
+    storage = open_for_contract(RemoteStorage.open(RemoteOptions((running.address,), timeout_s=0.3, retries=0)))
+    content = WatchedBytes(sum(map(len, blank_page(label(1)).buffers)))
+    alive = weakref.ref(content)
+    pages = [PageIO(label(1), None, (memoryview(content),))]
+    with pytest.raises(StorageError, match="DEADLINE_EXCEEDED"):
+        storage.get(pages)
+    del content, pages
+    assert alive() is None
+    store.goes_on.set()
+    storage.close()
+    running.stop()
+
+
+def test_a_put_that_was_given_up_holds_no_page_any_more(no_collection: None) -> None:
+    over = threading.Event()
+
+    def ignore(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        over.wait(PATIENCE_S)
+        return b""
+
+    with replaced_calls() as (replaced, address):
+        replaced[Call.PUT] = grpc.stream_unary_rpc_method_handler(ignore)
+        storage = RemoteStorage.open(RemoteOptions((address,), timeout_s=0.5, retries=0))
+        storage.register(manifest_of(MODEL, LARGE), {})
+        content = WatchedBytes(LARGE_BYTES)
+        alive = weakref.ref(content)
+        view = memoryview(content)
+        with pytest.raises(StorageError, match="DEADLINE_EXCEEDED"):
+            storage.put([PageIO(Label(MODEL.digest(LARGE), label(1).key, "kv"), None, (view,))], Level.CACHED)
+        view.release()
+        content.append(0)  # raises BufferError as long as anybody has a view of it
+        del view, content
+        assert alive() is None
+        storage.close()
+        over.set()
+
+
+def test_what_a_put_sends_is_over_once_it_is_closed() -> None:
+    content = bytearray(4)
+
+    def made() -> Iterator[bytes]:
+        view = memoryview(content)
+        for byte in view:
+            yield bytes([byte])
+
+    generator = made()
+    messages = GatedMessages(generator)  # type: ignore[arg-type]
+    assert next(messages) == b"\0"
+    messages.close()
+    messages.close()
+    assert list(messages) == []
+    content.append(0)
+
+
+class ClockedReads(MemoryStorage):
+    """A store whose every get takes as long as a clock says that nobody waits for."""
+
+    def __init__(self, clock: ManualClock, get_s: float) -> None:
+        super().__init__()
+        self._clock = clock
+        self._get_s = get_s
+        self.gets_count = 0
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        self.gets_count += 1
+        self._clock.sleep(self._get_s)
+        return super().get(pages)
+
+
+def test_all_calls_of_a_request_share_its_time_and_what_was_not_asked_for_is_unavailable() -> None:
+    clock = ManualClock()
+    store = ClockedReads(clock, 40.0)
+    running = LoopbackServer.start(store, limits_with(pages_max=1))
+    options = RemoteOptions((running.address,), timeout_s=100.0, retries=0)
+    storage = open_for_contract(RemoteStorage.open(options, clock, lambda _: None))
+    for number in range(20):
+        assert storage.put([sealed_page(label(number))], Level.CACHED) == [Answer.STORED]
+    answers = storage.get([blank_page(label(number)) for number in range(20)])
+    hits = answers.count(Answer.HIT)
+    assert 3 <= hits <= store.gets_count <= 5, "the store may be asked for one whose answer nobody waits for any more"
+    assert answers.count(Answer.UNAVAILABLE) == 20 - hits
+    storage.close()
+    running.stop()
+
+
+@pytest.mark.parametrize("cuts", [(), (100, HEADER_BYTES, 3_000_000)], ids=["one buffer", "rows"])
+def test_a_page_is_added_to_its_checksum_as_it_lands(cuts: tuple[int, ...]) -> None:
+    running = LoopbackServer.start(MemoryStorage())
+    storage = running.client()
+    storage.register(manifest_of(MODEL, LARGE), {})
+    labels = [Label(MODEL.digest(LARGE), label(number).key, "kv") for number in range(3)]
+    stored = [sealed_page(each, LARGE_BYTES) for each in labels]
+    assert storage.put(stored, Level.CACHED) == [Answer.STORED] * 3
+    found = [blank_page(each, LARGE_BYTES, cuts)._replace(checksum=PageChecksum()) for each in labels]
+    assert storage.get(found) == [Answer.HIT] * 3
+    for page, source in zip(found, stored, strict=True):
+        assert page.checksum is not None
+        assert page.checksum.of(LARGE_BYTES) == int.from_bytes(source.buffers[0][112:120], "little")
+        assert verify_buffers(page.buffers, page.label, page.checksum) is None
+    storage.close()
+    running.stop()
+
+
+def test_the_client_says_that_it_is_bounded() -> None:
+    running = LoopbackServer.start(MemoryStorage())
+    storage = running.client(timeout_s=3.0)
+    capability = storage.capability()
+    assert (capability.bounded, capability.exists_costs_io) == (True, True)
+    assert capability.call_s_max >= 2 * 3.0
+    storage.close()
+    running.stop()
+
+
+# A server that takes connections and never answers: the client fails over, and the guard gives it the time to
+
+
+TIMEOUT_S = 1.0
+"""Of the client."""
+GUARD = GuardConfig(deadline_s=TIMEOUT_S / 2)
+"""In the proportion of the defaults: the guard's patience is half of the client's."""
+
+
+@pytest.fixture
+def addresses() -> Iterator[tuple[str, str]]:
+    """Two servers: one is silent, the other serves a store."""
+    running = LoopbackServer.start(MemoryStorage())
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        yield f"127.0.0.1:{silent.getsockname()[1]}", running.address
+    running.stop()
+
+
+def test_the_defaults_are_in_that_proportion() -> None:
+    assert GuardConfig().deadline_s == RemoteOptions(("a:1",)).timeout_s / 2
+    assert CacheConfig((1,), (1,)).guard == GuardConfig()
+
+
+@pytest.mark.parametrize("silent_first", [True, False])
+def test_a_cache_opens_over_two_servers_of_which_one_is_silent(addresses: tuple[str, str], silent_first: bool) -> None:
+    servers = addresses if silent_first else addresses[::-1]
+    toy = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (12,), (12,), None, InlineWorkers())
+    config = CacheConfig((12,), (12,), write=WritePolicy.ON_CALL, guard=GUARD)
+    storage = RemoteStorage.open(RemoteOptions(servers, timeout_s=TIMEOUT_S))
+    pools = list(toy.pools.values())
+    toy.cache = WholePromptCache.open(toy.layout, config, pools, identity=toy.cache.identity, storage=storage)
+    backup = started(toy.cache.backup(serve(toy, 4)))
+    toy.cache.wait_all(20 * TIMEOUT_S)
+    assert backup.state is OperationState.DONE
+    toy.cache.reset()
+    prefetch = started(toy.cache.prefetch(toy.cache.prompt(tokens(4))))
+    toy.cache.wait_all(20 * TIMEOUT_S)
+    assert prefetch.pages_count == 4
+    assert toy.cache.close() == []
+
+
+def test_the_guard_waits_as_long_as_the_client_says_that_a_call_may_take(addresses: tuple[str, str]) -> None:
+    storage = RemoteStorage.open(RemoteOptions(addresses, timeout_s=TIMEOUT_S, retries=0))
+    capability = storage.capability()
+    assert capability.call_s_max == 2 * TIMEOUT_S
+    guard = StorageGuard(storage, capability, GUARD)
+    assert guard.deadline_s == 2 * TIMEOUT_S
+    guard.close()
