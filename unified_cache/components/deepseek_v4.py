@@ -213,11 +213,7 @@ class DeepSeekV4:
         return max((source for source in self.source_layers if source <= layer), default=None)
 
     def check_page_size(self, page_size: int) -> None:
-        """Check the rules that make a page boundary a place where nothing is pending.
-
-        Raises:
-            LayoutError: a compression group or a ring would straddle two pages, or a page would not hold windows.
-        """
+        """Raise LayoutError if anything would be pending at a page boundary, or a page would not hold windows."""
         multiples = [("ratio", RATIO_PAIR if self.has_sources else RATIO_HCA), ("window", self.window_tokens)]
         if not self.has_sources:
             multiples.append(("ring_rows", self.ring_rows))
@@ -277,11 +273,7 @@ class DeepSeekV4:
         }
 
     def layout(self, page_size: int = PAGE_SIZE) -> ModelLayout:
-        """Return the layout of these layers.
-
-        Raises:
-            LayoutError: ``page_size`` breaks a rule of ``check_page_size``.
-        """
+        """Return the layout of these layers; errors as ``check_page_size``."""
         self.check_page_size(page_size)
         mapping = self.layers_mapping()
         layers = Counter(place.pool for place in {place for layer in mapping for place in layer})

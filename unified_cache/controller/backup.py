@@ -197,10 +197,7 @@ class Backups:
         self._ledger.changes.remember_unbacked(prompt, MissReason.BACKUP_DECLINED)
 
     def _request(self, found: Match) -> BackupRequest:
-        """Return a request for all of a matched prompt: Full, and the windows that memory keeps at any end.
-
-        Complexity: linear in pages, for layouts with windows.
-        """
+        """Return a request for all of a matched prompt: Full, and the windows that memory keeps at any end."""
         pages_count = found.prompt.pages_count
         wanted = [all_pages(pages_count)]
         spans = [component.span for component in self._ledger.layout.components[1:]]
@@ -214,10 +211,7 @@ class Backups:
         return BackupRequest(found.prompt, wanted)
 
     def evict_to_host(self, prompt: Prompt) -> None:
-        """Copy what the host lacks of a prompt's device prefix before the device evicts it; return when it is there.
-
-        As far as the host has room. What cannot be copied is lost, as everywhere once a rank is.
-        """
+        """Copy what the host lacks of a prompt, and has room for, before the device evicts it; wait for that."""
         if self._ranks.is_lost:
             return
         tree = self._ledger.tree
@@ -239,10 +233,7 @@ class Backups:
     def _back_up(
         self, run: BackupRun, found: Match, look: Callable[[Prompt], Match], begin: Callable[[Match, int], Moving]
     ) -> JobSteps:
-        """Copy and put what is needed at each end, the longest first, then the rest; return the pages copied.
-
-        ``found`` is the match of the whole prompt, made by ``look`` just now.
-        """
+        """Copy and put what is needed at each end of ``found``, the longest first, then the rest; return pages."""
         ledger, tree, request = self._ledger, self._ledger.tree, run.request
         prompt = request.prompt
         request.begin()
@@ -474,10 +465,7 @@ class Backups:
     def _record_stored_on_device(
         self, run: BackupRun, parts: Sequence[PageCopies], whole: Sequence[Pages], clears_count: int
     ) -> None:
-        """Record that storage has the pages of these parts for the device slots that hold them now.
-
-        Unless storage was cleared since ``clears_count`` was read: it may not have them any more.
-        """
+        """Record by device slots that storage has these pages, unless it was cleared since ``clears_count``."""
         ledger = self._ledger
         if clears_count != ledger.stored.clears_count or not any(map(len, parts)):
             return

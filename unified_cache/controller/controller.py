@@ -68,10 +68,7 @@ class Workers(Protocol):
 
 
 def run_turn(job: Job) -> tuple[bool, CacheError | None]:
-    """Run a turn of a job; tell whether the job is over, and why it failed, if it did.
-
-    A worker survives whatever a job or a backend raises.
-    """
+    """Run a turn of a job; return whether the job is over, and why it failed, if it did."""
     try:
         return job.run(), None
     except BaseException as error:  # the edge: other people's code runs here (a panic of a native library is no

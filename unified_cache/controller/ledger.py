@@ -173,10 +173,7 @@ class Ledger:
         return count <= allocator.free_count
 
     def _make_room_writing_back(self, write_back: WriteBack, component: int, count: int, *, may_wait: bool) -> None:
-        """Evict what is short of ``count`` free device slots, and have the host get first what it lacks of it.
-
-        Where the caller should not wait for that, what the host has goes first.
-        """
+        """Evict what is short of ``count`` free device slots, after the host has what it lacks of it."""
         allocator = self._allocators[Tier.DEVICE][component]
         passed_over: list[Victim] = []
         saved: set[Victim] = set()
@@ -230,11 +227,7 @@ class Ledger:
         return copies
 
     def free(self, tier: Tier, component: int, slots: Slots) -> None:
-        """Take slots back that were handed out and not inserted.
-
-        Raises:
-            SlotError: a slot is not handed out, or something is still reached through it. Nothing was freed.
-        """
+        """Take slots back that were handed out and not inserted; a SlotError frees nothing."""
         if self.paired is not None and tier is Tier.DEVICE and component == 0:
             self.paired.free_full(slots)
         else:
@@ -273,11 +266,7 @@ class Ledger:
         priority: int = UNNAMED,
         request: TreeRequest | None = None,
     ) -> Inserted:
-        """Hand pages [start, pages_count) to the tree; duplicates are freed.
-
-        Raises:
-            SlotError, InputError: as ``RadixTree.insert``; also slots that were never handed out.
-        """
+        """Hand pages [start, pages_count) to the tree; duplicates are freed. Errors as ``RadixTree.insert``."""
         given = self._check_out(slots, tier)
         self._check_pairs(slots, tier)
         inserted = self.tree.insert(prompt, start, slots, tier, priority, request)
@@ -315,10 +304,7 @@ class Ledger:
     def moving(
         self, found: Match, end: int, source: Tier, target: Tier
     ) -> "AbstractContextManager[TierTransfer | None]":
-        """Pin and allocate what it takes to make ``end`` restorable on ``target``; give it all back at the end.
-
-        Yields None if ``target`` has no room.
-        """
+        """Pin and allocate, in a ``with`` block, what makes ``end`` restorable on ``target``; None without room."""
         return self._moving(self.tree.begin(found, end, source, target), target, found.prompt)
 
     def saving(self, found: Match, end: int) -> "AbstractContextManager[TierTransfer | None]":
@@ -364,10 +350,7 @@ class Ledger:
 
     @contextmanager
     def reserving(self, tier: Tier, counts: Sequence[int]) -> "Iterator[Reservation | None]":
-        """Hand out ``counts[c]`` slots of each component for pages not in the tree yet; take back what is left.
-
-        Yields None, with nothing handed out, if pins leave too little room.
-        """
+        """Hand out ``counts[c]`` slots for pages not in the tree yet, all or None; take back what is left."""
         reserved = self.allocate_all(tier, list(enumerate(counts)))
         try:
             yield None if reserved is None else Reservation(self, tier, reserved)
@@ -407,10 +390,7 @@ class Ledger:
             self.changes.record_memory_cleared()
 
     def check(self, locks: Sequence[Lock] | None = None) -> None:
-        """Assert that the tree is sound and that every slot is in exactly one place.
-
-        With ``locks``, those and no others must be out.
-        """
+        """Assert that the tree is sound, that ``locks`` alone are out, and that every slot is in exactly one place."""
         held = self.tree.check(locks)
         components = len(self.layout.components)
         for tier in Tier:
@@ -494,10 +474,7 @@ class TierTransfer:
         return self._transfer.end
 
     def coming(self) -> tuple[Slots, ...]:
-        """Return by component the target slots of pages [window(end), end): those held, and those to be filled.
-
-        -1 for pages that another transfer brings.
-        """
+        """Return by component the target slots of pages [window(end), end); -1 for what another transfer brings."""
         lock = self._transfer.target
         slots = tuple(
             self._ledger.tree.lock_slots(lock, number) for number in range(len(self._ledger.layout.components))

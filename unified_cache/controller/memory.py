@@ -195,11 +195,7 @@ class TieredMemory:
         device_pools: Sequence[DevicePool],
         after: ComputeStreams | None = None,
     ) -> "TieredMemory":
-        """Check that the engine's pools are those of ``layout``, with slots for ``config``; then as ``allocate``.
-
-        Raises:
-            ConfigError: pools, layout and sizes do not fit each other, or the slabs do not fit into memory.
-        """
+        """Check that pools, ``layout`` and ``config`` fit each other, or raise ConfigError; then as ``allocate``."""
         check_kind(layout, ModelLayout, "layout as a ModelLayout", ConfigError)
         check_kind(
             config, CacheConfig, "config as a CacheConfig, such as CacheConfig(device_pages=(100,))", ConfigError

@@ -205,11 +205,7 @@ class PageChanges:
             self._subscribe()
 
     def take(self) -> list[PageChange] | None:
-        """Return what has changed since the last call, in order; None if that is not known: ask ``held_runs``.
-
-        Raises:
-            OwnerThreadError: another thread than the one that watches.
-        """
+        """Return what has changed since the last call, in order; None if that is not known: ask ``held_runs``."""
         self._check_owner()
         self._take_removals()
         notes, self._recorded, self._recorded_pages = self._recorded, [], 0

@@ -628,10 +628,7 @@ class Loads:
         """By job: what loads under way bring."""
 
     def load(self, prompt: Prompt, tally: PageTally) -> Steps:
-        """Copy what the device lacks of a prompt's restorable prefix and publish it.
-
-        Where the device is short of room, the longest prefix that fits is loaded instead. Returns pages loaded.
-        """
+        """Copy what the device lacks of a prompt's restorable prefix, as far as it has room; return pages loaded."""
         found = self._ledger.tree.match(prompt)
         end = self._ledger.fitting_end(found, Tier.HOST, Tier.DEVICE)
         tally.asked = found.host_end - found.device_end

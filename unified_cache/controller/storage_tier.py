@@ -293,12 +293,7 @@ def whole_pages(
 
 @contextmanager
 def storage_of(storage: StorageBackend | str | None) -> Iterator[StorageBackend | None]:
-    """Yield a store, opened if it is a URL; what was opened here is closed if the block raises.
-
-    Raises:
-        ConfigError: the URL names no store.
-        StorageError: the store cannot be opened.
-    """
+    """Yield a store, opened if it is a URL; what was opened here is closed if the block raises."""
     if not isinstance(storage, str):
         expected = 'storage as a StorageBackend, or the URL of a store, such as "file:/var/cache/kv"'
         check_kind(storage, StorageBackend | None, expected, ConfigError)

@@ -15,11 +15,7 @@ _BYTES = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([KMGT]?)(I?)B?", re.IGN
 
 
 def parse_bytes(option: str, text: str) -> int:
-    """Read a size: 4096, 64KiB, 500MB, 1.5GiB; KiB counts 1024, KB 1000.
-
-    Raises:
-        ConfigError: it is none; the message names ``option``.
-    """
+    """Read a size: 4096, 64KiB (1024), 500MB, 1.5GiB; a ConfigError that names ``option`` if it is none."""
     found = _BYTES.fullmatch(text.strip())
     if found is None:
         raise ConfigError(f"{option} must be bytes as in 4096, 500MB or 4GiB, found {text!r}")

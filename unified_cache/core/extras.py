@@ -43,10 +43,6 @@ def needs_extra(extra: str, purpose: str) -> Iterator[None]:
 
 
 def import_with_extra(module: str, extra: str, purpose: str) -> ModuleType:
-    """Import a module of this package whose dependencies the extra ``extra`` installs; ``purpose`` is what needs it.
-
-    Raises:
-        MissingExtraError: a dependency is not installed; the message names it, and the extra.
-    """
+    """Import a module of this package, guarded as by ``needs_extra``."""
     with needs_extra(extra, purpose):
         return import_module(module)

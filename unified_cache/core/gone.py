@@ -219,11 +219,7 @@ class GoneModules:
     def find_spec(
         fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return None: it finds nothing.
-
-        Raises:
-            ModuleNotFoundError: the module is gone.
-        """
+        """Find nothing: return None, or raise ModuleNotFoundError for a module that is gone."""
         instead = import_instead(fullname)
         if instead:
             raise ModuleNotFoundError(f"No module named {fullname!r}{instead}", name=fullname)

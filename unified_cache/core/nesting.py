@@ -11,11 +11,7 @@ DEPTH_MAX = 100
 
 
 def parse_json(text: str | bytes) -> object:
-    """Return the value of a JSON text.
-
-    Raises:
-        ValueError: it is no JSON, or is nested more than ``DEPTH_MAX`` deep.
-    """
+    """Return the value of a JSON text; a ValueError if it is none, or nested more than ``DEPTH_MAX`` deep."""
     try:
         value: object = json.loads(text)
     except RecursionError:
@@ -31,11 +27,7 @@ def parse_json(text: str | bytes) -> object:
 
 
 def parse_toml(text: str) -> dict[str, object]:
-    """Return the values of a TOML text.
-
-    Raises:
-        ValueError: it is no TOML, which is a TOMLDecodeError, or is nested more than ``DEPTH_MAX`` deep.
-    """
+    """Return the values of a TOML text; a ValueError (TOMLDecodeError) if it is none, or nested too deep."""
     try:
         values: dict[str, object] = tomllib.loads(text)
     except RecursionError:

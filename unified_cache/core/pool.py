@@ -442,11 +442,7 @@ class Identity:
         )
 
     def owners(self, layout: ModelLayout) -> dict[str, bytes]:
-        """Return by pool the digest of the identity that it is stored under, 32 bytes; see ``parts``.
-
-        Raises:
-            LayoutError: as ``parts``.
-        """
+        """Return by pool the digest of the identity that it is stored under, 32 bytes; see ``parts``."""
         owners: dict[str, bytes] = {}
         for part in self.parts(layout):
             owners.update(dict.fromkeys(part.names, part.identity.digest(part.layout)))
@@ -494,12 +490,7 @@ class PageCopies:
 
 
 def identity_of(identity: Identity | str) -> Identity:
-    """Return the identity; that of the model if it is a name.
-
-    Raises:
-        ConfigError: it is neither.
-        InputError: an empty name.
-    """
+    """Return the identity; that of the model if it is a name; a ConfigError if it is neither."""
     expected = 'identity as an Identity, or the name of a model, such as "my-model"'
     check_kind(identity, Identity | str, expected, ConfigError)
     return Identity(identity) if isinstance(identity, str) else identity

@@ -152,11 +152,7 @@ class Shard:
         return f"heads {self.heads}, replica {self.replica.number}/{self.replica.count}, {self.stage}"
 
     def units(self, heads: int) -> tuple["Shard", ...]:
-        """Cut the heads into runs of ``heads``, in order: one object each, where a page's bytes lie head by head.
-
-        Raises:
-            LayoutError: they do not begin and end at multiples of ``heads``.
-        """
+        """Cut the heads into runs of ``heads``, in order: one object each, where a page's bytes lie head by head."""
         if heads < 1 or self.heads.start % heads or self.heads.end % heads:
             raise LayoutError(f"{self.text} cannot be cut into runs of {heads} heads")
         starts = range(self.heads.start, self.heads.end, heads)
@@ -206,11 +202,7 @@ WHOLE_MODEL = NamedShard()
 
 
 def heads_per_unit(heads_total: int, sizes: Iterable[int]) -> int:
-    """Return how many heads an object may hold at most so that groups of all these sizes share objects.
-
-    Raises:
-        LayoutError: heads and some size do not divide each other.
-    """
+    """Return how many heads an object may hold at most so that groups of all these sizes share objects."""
     return gcd(heads_total, *(_heads_per_rank(heads_total, size) for size in sizes))
 
 

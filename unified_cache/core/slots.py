@@ -72,10 +72,7 @@ class StoredSlots:
         return self._touched_at[component][slots] > 0
 
     def unheard_of(self, component: int, slots: Slots, pages: int) -> npt.NDArray[np.bool_]:
-        """Return a mask of the slots whose page storage has, without a hint for the last ``pages`` pages it was given.
-
-        False for a slot of -1.
-        """
+        """Return a mask of the slots whose page storage has, with no hint for the last ``pages`` pages it was given."""
         touched_at = self._touched_at[component][slots]
         return (touched_at > 0) & (touched_at <= self._now - pages) & (slots >= 0)
 
@@ -121,10 +118,7 @@ class SlotAllocator:
         return self._kept_count
 
     def allocate(self, count: int) -> Slots | None:
-        """Hand out ``count`` slots, or None and nothing if there are not as many.
-
-        Fresh slots come in ascending runs, so that copies of neighbouring pages join.
-        """
+        """Hand out ``count`` slots, in ascending runs as far as they are fresh; None if there are not as many."""
         if count > self._free_count:
             return None
         rest = self._free_count - count
@@ -292,11 +286,7 @@ class PairedAllocator:
         self.map = PageMap(full.capacity)
 
     def free_full(self, full: Slots) -> None:
-        """Free Full slots whose peers were freed or moved before.
-
-        Raises:
-            SlotError: one still has a peer, which would be lost. Nothing was freed.
-        """
+        """Free Full slots whose peers were freed or moved before; a SlotError frees nothing."""
         mapped = self.map.peers(full) > 0
         if mapped.any():
             raise SlotError(f"slot {int(full[mapped][0])} still has a peer; free or move that first")

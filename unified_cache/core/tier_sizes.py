@@ -66,11 +66,7 @@ class SizedTiers:
         return self._pages("host", tier_bytes, sealed=True)
 
     def prompts(self, tier: str, tier_bytes: int, *, sealed: bool) -> float:
-        """Return how many typical prompts a tier holds.
-
-        Raises:
-            ConfigError: too few to serve any.
-        """
+        """Return how many typical prompts a tier holds; a ConfigError if too few to serve any."""
         typical = prompt_bytes(self.layout, self.typical_pages, sealed=sealed)
         least = PROMPTS_MIN * typical
         if tier_bytes < least:

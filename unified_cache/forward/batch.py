@@ -53,11 +53,7 @@ class ForwardBatch:
     """New tokens of each request, in the order of the tokens. Tokens behind those of the last request are padding."""
 
     def __post_init__(self) -> None:
-        """Check shapes, dtypes and devices; none of it waits for a device.
-
-        Raises:
-            InputError: one of them is not as the fields say.
-        """
+        """Raise InputError unless shapes, dtypes and devices are as the fields say; waits for no device."""
         _check("out_cache_loc", self.out_cache_loc, torch.int64, 1)
         _check("seq_lens", self.seq_lens, torch.int32, 1)
         _check("page_table", self.page_table, torch.int32, 2)

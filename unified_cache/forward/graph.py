@@ -51,11 +51,7 @@ class GraphBucket:
 
     @classmethod
     def decode(cls, requests_max: int, pages_max: int) -> "GraphBucket":
-        """Return the bucket of forwards of one token per request.
-
-        Raises:
-            ConfigError: a number that is not positive; so for every bucket.
-        """
+        """Return the bucket of forwards of one token per request; a ConfigError for numbers that are not positive."""
         return cls(ForwardMode.DECODE, requests_max, requests_max, pages_max)
 
     @classmethod
@@ -103,11 +99,7 @@ class GraphBucket:
         return batch.tokens_count if self.is_prefill else -(-batch.tokens_count // self.query_len)
 
     def shape(self, size: int) -> tuple[int, int]:
-        """Return the requests and tokens of a graph of ``size``: requests, or for prefill tokens.
-
-        Raises:
-            InputError: there is no such size.
-        """
+        """Return the requests and tokens of a graph of ``size``: requests, or for prefill tokens."""
         largest = self.tokens_max if self.is_prefill else self.requests_max
         if not 0 < size <= largest:
             raise InputError(f"a graph of {self.mode.value} has a size of 1 to {largest}, found {size}")
@@ -212,11 +204,7 @@ class HybridGraphBuffers(GraphBuffers):
         self._swa_numbers.zero_()
 
     def refill(self, batch: ForwardBatch) -> bool:
-        """Copy and translate a batch to the front and pad the rest; False, and nothing changed, if it does not fit.
-
-        Raises:
-            CaptureError: as ``SwaTranslation.refresh``. Nothing was changed.
-        """
+        """Copy and translate a batch, as ``GraphBuffers.refill``; errors as ``SwaTranslation.refresh``."""
         self._translation.refresh()
         if not super().refill(batch):
             return False

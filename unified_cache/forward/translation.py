@@ -68,11 +68,7 @@ class SwaTranslation:
 
     @classmethod
     def mirrored(cls, allocator: PairedAllocator, page_size: int, device: torch.device) -> "SwaTranslation":
-        """Translate from a copy of the map on ``device``, which may be the CPU, at an address that never changes.
-
-        Raises:
-            ConfigError: as ``of``.
-        """
+        """Translate from a copy of the map on ``device``, or the CPU, at an address that never changes; as ``of``."""
         _check_page_size(allocator, page_size)
         table = torch.zeros(len(allocator.map.table), dtype=torch.int32, device=device)
         is_capturing = torch.cuda.is_current_stream_capturing if device.type == "cuda" else _never

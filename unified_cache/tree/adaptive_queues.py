@@ -381,10 +381,7 @@ class RequestFeatures:
         return request
 
     def _recall(self, prompt: Prompt, start: int) -> EvictedRun | None:
-        """Return the evicted run of the prompt's session, if the pages from ``start`` on were evicted.
-
-        Forgets the runs that it finds on the way.
-        """
+        """Return and forget the evicted run of the prompt's session, if the pages from ``start`` on were evicted."""
         at = start
         while at < prompt.pages_count:
             offset = at * self._page_key_bytes

@@ -157,10 +157,7 @@ class SessionHints:
             self._take_back(expected)
 
     def expect(self, session: str, within_s: float) -> bool:
-        """Prefer the last prompt of a session until it comes back, or that time is over; tell whether anything is.
-
-        What was said of it before does not count any more.
-        """
+        """Prefer the last prompt of a session until it comes back, or the time is over; return whether anything is."""
         self.lapse()
         self.record_arrival(session)
         node = self._ends.get(session)

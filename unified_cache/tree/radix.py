@@ -202,11 +202,7 @@ class RadixTree:
         return held
 
     def check_lock(self, held: Lock) -> None:
-        """Refuse a lock that is not out.
-
-        Raises:
-            LockError: released already, or another tree's.
-        """
+        """Raise LockError for a lock that was released already, or is another tree's."""
         check_kind(held, Lock, "a lock", LockError)
         if held.released:
             raise LockError(f"the lock on {held.end} pages was released already")
@@ -360,10 +356,7 @@ class RadixTree:
         return freed
 
     def check(self, locks: Iterable[Lock] | None = None) -> list[Slots]:
-        """Verify every invariant from scratch; return by tier and component the slots held.
-
-        With ``locks``, those and no others must be out.
-        """
+        """Verify all from scratch, and that ``locks`` alone are out; return by tier and component the slots held."""
         out = self.locks_out()
         if locks is not None:
             assert {held for held in locks if held.tree is self._state} == set(out), "other locks are out"
@@ -415,11 +408,7 @@ class RadixTree:
             raise StaleMatchError("the tree has changed since this match; match again")
 
     def check_prompt(self, prompt: Prompt) -> None:
-        """Refuse what is no prompt of this tree's pages.
-
-        Raises:
-            InputError: it is none, or was cut into pages of another size.
-        """
+        """Raise InputError for what is no prompt, or was cut into pages of another size."""
         check_kind(prompt, Prompt, "a prompt, such as UnifiedCache.prompt makes of token ids")
         if prompt.page_size != self.page_size:
             raise InputError(f"expected a prompt of {self.page_size}-token pages, found {prompt.page_size}")

@@ -26,10 +26,7 @@ __all__ = ["explain", "history_of"]
 
 
 def history_of(ledger: Ledger, prompt: Prompt, stored: StoredPages | StoreSilence | None) -> list[list[PageHistory]]:
-    """Return the histories of a prompt's pages by tier, as there are tiers, and component; changes nothing.
-
-    ``stored`` is what the store says, None where there is no store.
-    """
+    """Return the histories of a prompt's pages by tier and component; ``stored`` is None without a store."""
     components = len(ledger.layout.components)
     held = _held(ledger, prompt)
     memory = [Tier.DEVICE, *([Tier.HOST] if ledger.capacity(Tier.HOST, 0) else [])]

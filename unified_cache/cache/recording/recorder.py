@@ -113,11 +113,7 @@ class RotatedFile:
     __slots__ = ("_file_bytes_max", "_files_max", "_path")
 
     def __init__(self, path: Path, file_bytes_max: int, files_max: int) -> None:
-        """Take the newest file's place; nothing is written yet.
-
-        Raises:
-            ConfigError: the name does not end in .gz, a bound is not positive, or there is no such directory.
-        """
+        """Take the newest file's place; a ConfigError if it is no NAME.gz in a directory, or for a bound of 0."""
         if path.suffix != ".gz":
             raise ConfigError(f"a recording is a file NAME.gz, as in trace.jsonl.gz, found {path.name}")
         if file_bytes_max < 1 or files_max < 1:
@@ -131,11 +127,7 @@ class RotatedFile:
         self._files_max = files_max
 
     def append(self, lines: bytes) -> None:
-        """Write lines, and rotate once the file is large enough.
-
-        Raises:
-            OSError: they cannot be written; what was written before stays readable.
-        """
+        """Write lines, and rotate once the file is large enough; after an OSError what was written stays readable."""
         member = gzip.compress(lines, mtime=0, compresslevel=6)
         with os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWNER_ALONE), "ab") as file:
             start = os.fstat(file.fileno()).st_size

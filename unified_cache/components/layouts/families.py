@@ -121,11 +121,7 @@ _CLASS_ENDINGS = ("ForConditionalGeneration", "ForCausalLM", "LMHeadModel")
 
 
 def class_of(name: str) -> str | None:
-    """Return the ``model_type`` that the class of a model speaks of, such as llama of LlamaForCausalLM; None if none.
-
-    A class is named as its type is, in capitals and without underscores; that of a multimodal model ends otherwise
-    than that of its text model.
-    """
+    """Return the ``model_type`` that the class of a model speaks of, such as llama of LlamaForCausalLM; or None."""
     if name in _OTHER_CLASSES:
         return _OTHER_CLASSES[name]
     ending = next((each for each in _CLASS_ENDINGS if name.endswith(each)), None)

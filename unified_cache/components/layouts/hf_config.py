@@ -73,12 +73,7 @@ def from_hf_config(
 def size_hf_config(
     config: Mapping[str, object] | str | Path, *, page_size: int | None = None, dtype: str | None = None
 ) -> SizedLayout:
-    """Return what ``from_hf_config`` returns, together with the layers behind each pool; its warnings are in ``notes``.
-
-    Raises:
-        LayoutError: as ``from_hf_config``.
-        OSError: as ``from_hf_config``.
-    """
+    """Return what ``from_hf_config`` does, with the layers behind each pool; warnings are in ``notes``."""
     whole = read_config(config)
     text, model_type = _text_model(whole)
     kept = kept_dtype(whole, text) if dtype in {None, AUTO} else dtype
@@ -126,11 +121,7 @@ def _left_out(fields: Fields, sized: SizedLayout) -> tuple[str, ...]:
 
 
 def _text_model(whole: Fields) -> tuple[Fields, str]:
-    """Return the fields of the text model and its ``model_type``, which may be one that no rule is known of.
-
-    Raises:
-        LayoutError: neither a type nor a known class is given, or the one contradicts the other.
-    """
+    """Return the fields of the text model and its ``model_type``, which may be one that no rule is known of."""
     outer = _model_type(whole)
     if outer in WRAPPERS:
         text = whole.inner("text_config")

@@ -27,11 +27,7 @@ def is_preset(name: str) -> bool:
 
 
 def preset_config(name: str) -> Mapping[str, object]:
-    """Return the fields of a published model.
-
-    Raises:
-        LayoutError: no preset has this name.
-    """
+    """Return the fields of a published model; a LayoutError if no preset has this name."""
     if not is_preset(name):
         close = did_you_mean(name, (*PRESETS, *PRESET_ALIASES))
         raise LayoutError(f"a preset must be one of {', '.join(PRESETS)}, found {name!r}{close}")
@@ -39,18 +35,10 @@ def preset_config(name: str) -> Mapping[str, object]:
 
 
 def layout(name: str, *, page_size: int | None = None, dtype: str | None = None) -> ModelLayout:
-    """Return the layout of a published model; arguments as for ``from_hf_config``.
-
-    Raises:
-        LayoutError: no preset has this name, or it cannot be kept in such pages or such a dtype.
-    """
+    """Return the layout of a published model; arguments and errors as for ``from_hf_config``."""
     return size_preset(name, page_size=page_size, dtype=dtype).layout
 
 
 def size_preset(name: str, *, page_size: int | None = None, dtype: str | None = None) -> SizedLayout:
-    """Return what ``layout`` returns, together with the layers behind each pool.
-
-    Raises:
-        LayoutError: as ``layout``.
-    """
+    """Return what ``layout`` returns, together with the layers behind each pool."""
     return size_hf_config(preset_config(name), page_size=page_size, dtype=dtype)

@@ -163,10 +163,7 @@ def bailing_v2_5(fields: Fields, choice: Choice) -> SizedLayout:
 
 
 def bailing_v3(fields: Fields, choice: Choice) -> SizedLayout:
-    """Read the configuration of Bailing MoE v3: Kimi delta attention, latent rows in each last of a group.
-
-    The layers behind the last whole group have latent rows, too.
-    """
+    """Read Bailing MoE v3: Kimi delta attention, latent rows in each last of a group and behind the last group."""
     layers, group = layer_count(fields), fields.count("layer_group_size")
     whole = layers // group * group
     kinds = periodic("layer_group_size", 1, LINEAR)(fields, whole) + [FULL] * (layers - whole)

@@ -47,11 +47,7 @@ class PinnedBytes:
 
     @classmethod
     def allocate(cls, size: int) -> "PinnedBytes":
-        """Map ``size`` bytes and register them with CUDA.
-
-        Raises:
-            OSError: the system or the driver has not that much.
-        """
+        """Map ``size`` bytes and register them with CUDA; an OSError if there is not that much."""
         mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         mapped.madvise(mmap.MADV_DONTFORK)
         runtime: ModuleType = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch says no types

@@ -83,11 +83,7 @@ COUNT_BYTES = 4
 
 
 def check_alike(ranks: RankGroup, what: str, value: str) -> None:
-    """Refuse, on every rank, a value that is not the same on all of them.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Raise ConfigError on every rank for a value that is not the same on all of them."""
     digest = np.unpackbits(np.frombuffer(hashlib.sha256(value.encode()).digest(), np.uint8)).astype(np.bool_)
     # A bit on which ranks differ survives neither as it is nor inverted.
     ones, zeros = np.split(ranks.agree(np.concatenate([digest, ~digest])), 2)
@@ -186,11 +182,7 @@ def true_for_all(ranks: RankGroup, masks: Sequence[Pages]) -> list[Pages]:
 
 @contextmanager
 def together(ranks: RankGroup, what: str) -> Iterator[None]:
-    """Fail a ``with`` block on every rank if it fails on one: there with its own error, elsewhere with RankError.
-
-    Raises:
-        RankError: it failed, but not here.
-    """
+    """Fail a ``with`` block on every rank if it fails on one: there with its own error, elsewhere with RankError."""
     try:
         yield
     except CacheError:

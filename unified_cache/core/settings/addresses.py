@@ -27,11 +27,7 @@ class ListenAddress:
 
     @classmethod
     def of(cls, text: str) -> "ListenAddress":
-        """Read an address.
-
-        Raises:
-            ConfigError: it is none.
-        """
+        """Read an address; a ConfigError if it is none."""
         if text.startswith(_UNIX) and len(text) > len(_UNIX):
             return cls(text, "", 0)
         host, colon, port = text.rpartition(":")

@@ -66,11 +66,7 @@ def settings_of(model: type[Settings]) -> tuple[Setting, ...]:
 
 
 def setting_named(model: type[Settings], name: str) -> Setting:
-    """Return the setting of a section that has this name.
-
-    Raises:
-        KeyError: it has none.
-    """
+    """Return the setting of a section that has this name."""
     return {each.name: each for each in settings_of(model)}[name]
 
 

@@ -89,11 +89,7 @@ def _listed_policies(value: object) -> object:
 
 
 def _checked(value: object, handler: ModelWrapValidatorHandler[object]) -> object:
-    """Build the library's value, which checks itself; its refusal is a flaw of this setting.
-
-    Raises:
-        PydanticCustomError: it refuses the value.
-    """
+    """Build the library's value, which checks itself; its refusal is a flaw of this setting."""
     try:
         return handler(value)
     except ConfigError as error:

@@ -37,11 +37,7 @@ class TomlFile:
 
 
 def read_toml(path: Path) -> TomlFile:
-    """Read a file.
-
-    Raises:
-        ConfigError: it is none, cannot be read, or is no TOML; the message says where and what was found.
-    """
+    """Read a file; a ConfigError says where, and what was found, if it cannot be read or is no TOML."""
     if path.is_dir():
         raise ConfigError(f"{path}: expected a file of TOML, found a directory; name the file in it")
     try:
