@@ -8,14 +8,7 @@ from unified_cache.core.seal import FORMAT_VERSION
 from unified_cache.core.shards import NamedShard
 from unified_cache.proto import manifest_pb2 as proto
 
-__all__ = [
-    "Description",
-    "described_by",
-    "description_for",
-    "manifest_of",
-    "model_of_tenant",
-    "model_without_tenant",
-]
+__all__ = ["Description", "described_by", "description_for", "manifest_of", "model_of_tenant"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,7 @@ from unified_cache.core.errors import ConfigError, StateError
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.protocol import StorageReader
 
-__all__ = [
-    "LABELS_WAITING_MAX",
-    "SUBSCRIBERS_MAX",
-    "RemovalBuffer",
-    "RemovalFeed",
-    "RemovalSource",
-    "Removals",
-    "removals_of",
-]
+__all__ = ["SUBSCRIBERS_MAX", "RemovalBuffer", "RemovalFeed", "RemovalSource", "Removals", "removals_of"]
 
 LABELS_WAITING_MAX = 1 << 16
 """Labels kept for a subscriber that does not ask: some 15 MB."""
@@ -49,8 +41,6 @@ class Removals(NamedTuple):
 
 class RemovalFeed:
     """Removals of one open store, for one subscriber. Thread-safe; ``take`` waits for no disk."""
-
-    __slots__ = ("_gone", "_guard", "_labels_max", "_lost_count", "_start", "is_open")
 
     def __init__(self, labels_max: int) -> None:
         self._labels_max = labels_max
@@ -133,8 +123,6 @@ class RemovalBuffer:
 
     As long as nobody has subscribed, nothing is kept.
     """
-
-    __slots__ = ("_feeds", "_guard", "_labels_max")
 
     def __init__(self, labels_max: int = LABELS_WAITING_MAX) -> None:
         if labels_max < 1:

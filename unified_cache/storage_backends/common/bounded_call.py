@@ -46,7 +46,6 @@ from unified_cache.core.errors import StorageError, StorageTimeoutError
 __all__ = [
     "AGAIN",
     "LOOK_S",
-    "URGENT_TURNS_MAX",
     "Again",
     "BoundedCall",
     "CallState",

@@ -81,20 +81,6 @@ class CircuitBreaker:
     Thread-safe. There is no thread: time passes by ``clock``, in seconds.
     """
 
-    __slots__ = (
-        "_clock",
-        "_failures_count",
-        "_guard",
-        "_openings_count",
-        "_pauses",
-        "_successes_count",
-        "changes_count",
-        "failures_max",
-        "refused_count",
-        "rests_until_s",
-        "state",
-    )
-
     def __init__(self, failures_max: int, pauses: Backoff, clock: Callable[[], float] = time.monotonic) -> None:
         if failures_max < 1:
             raise ConfigError(f"a breaker needs failures_max >= 1, found {failures_max}")

@@ -22,8 +22,6 @@ class CallsInFlight:
     in: of one that is not running any more, nothing is in flight.
     """
 
-    __slots__ = ("_closed", "_frames", "_last_left", "_store")
-
     def __init__(self, store: str) -> None:
         self._store = store
         self._frames: dict[FrameType, None] = {}

@@ -36,8 +36,6 @@ class SizedPage(Protocol):
 class StoreLru:
     """LRU order of objects with their sizes, under a cap. Bookkeeping only; not thread-safe."""
 
-    __slots__ = ("_objects", "bytes_max", "bytes_used")
-
     def __init__(self, bytes_max: int | None) -> None:
         if bytes_max is not None and bytes_max < 0:
             raise ConfigError(f"bytes_max must not be negative, found {bytes_max}")

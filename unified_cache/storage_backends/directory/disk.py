@@ -301,8 +301,6 @@ class BatchSyncs:
     Each that waits needs a thread. All files of one store lie on one file system.
     """
 
-    __slots__ = ("_disk", "_is_memory")
-
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._is_memory: bool | None = None
@@ -368,8 +366,6 @@ def storage_error(error: OSError, doing: str) -> StorageError:
 
 class StorageFaults:
     """Raise the store's error for one of the operating system in a ``with`` block; ``doing`` as ``storage_error``."""
-
-    __slots__ = ("_doing",)
 
     def __init__(self, doing: str) -> None:
         self._doing = doing
@@ -553,8 +549,6 @@ class BuffersLeft:
 
 class Directory:
     """An open directory. Its descriptor is closed when the last thread that uses it lets it go, or by ``close``."""
-
-    __slots__ = ("_disk", "anchored", "fd")
 
     def __init__(self, disk: Disk, fd: int) -> None:
         self._disk = disk

@@ -41,7 +41,6 @@ __all__ = [
     "PAGES_WAITING_MAX",
     "STAMP_GRAIN_NS",
     "Clock",
-    "DirectoryAddress",
     "DirectoryStorage",
     "ReadOnlyStore",
     "Stamps",

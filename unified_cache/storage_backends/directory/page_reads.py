@@ -44,22 +44,7 @@ from unified_cache.storage_backends.directory.read_queue import FileRead
 from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import PageIO
 
-__all__ = [
-    "BLOCK_BYTES",
-    "BOUNCE_SLOTS",
-    "CALL_BYTES",
-    "DIRECT_BLOCK_BYTES",
-    "DIRECT_WRITE_BYTES_MIN",
-    "DirectIo",
-    "DirectRun",
-    "PageReads",
-    "Place",
-    "PlacedPages",
-    "SystemMemory",
-    "begins_on_block",
-    "is_block_aligned",
-    "run_pages_max",
-]
+__all__ = ["CALL_BYTES", "DIRECT_WRITE_BYTES_MIN", "DirectIo", "PageReads", "Place", "is_block_aligned"]
 
 BLOCK_BYTES = 4096
 """What is looked at of a page: whether the system has its first block. To look at all would take as long as it has."""
@@ -67,8 +52,6 @@ BLOCK_BYTES = 4096
 
 class SystemMemory:
     """The system's memory, as far as the system can tell what it has there. Thread-safe."""
-
-    __slots__ = ("_disk", "_is_memory", "_reports_reads", "reports_blocks")
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -150,8 +133,6 @@ class DirectRun(NamedTuple):
 
 
 class _DirectPiece(NamedTuple):
-    """Part of a run that one read brings."""
-
     progress: "_RunProgress"
     wanted_bytes: int
     copies: Sequence[tuple[memoryview, memoryview]]
@@ -159,8 +140,6 @@ class _DirectPiece(NamedTuple):
 
 
 class _RunProgress:
-    """Pieces of a run that are still to come."""
-
     __slots__ = ("is_whole", "left_count", "run")
 
     def __init__(self, run: DirectRun, pieces_count: int) -> None:

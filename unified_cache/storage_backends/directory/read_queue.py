@@ -16,7 +16,7 @@ from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, cast
 
-__all__ = ["QUEUE_READS_MAX", "FileRead", "FileReads", "ReadQueues"]
+__all__ = ["FileRead", "FileReads", "ReadQueues"]
 
 QUEUE_READS_MAX = 64
 """Reads that a queue has room for."""
@@ -83,8 +83,6 @@ def _error() -> OSError:
 
 class _ReadQueue:
     """One queue of the kernel. For one thread at a time; a forked child has none of its parent's."""
-
-    __slots__ = ("_call", "_calls", "_context", "_events", "_process", "_under_way")
 
     def __init__(self, calls: _Calls) -> None:
         """Raises OSError where the system gives no queue."""
@@ -172,8 +170,6 @@ def _iocbs_of(reads: Sequence[FileRead], tags: Sequence[int]) -> "tuple[array[in
 
 class ReadQueues:
     """Queues of this process, as many as there were threads that read at a time. Thread-safe."""
-
-    __slots__ = ("_idle",)
 
     def __init__(self) -> None:
         self._idle: SimpleQueue[_ReadQueue] = SimpleQueue()

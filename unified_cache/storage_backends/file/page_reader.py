@@ -41,7 +41,7 @@ from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE
 from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
 
-__all__ = ["FANS", "FILES_OPEN_MAX", "ListedObject", "OpenDirectories", "PageReader", "objects_in", "place_of"]
+__all__ = ["FILES_OPEN_MAX", "ListedObject", "OpenDirectories", "PageReader", "objects_in", "place_of"]
 
 _FAN_DIGITS = 1
 """Leading digits of a key that name its directory."""
@@ -405,16 +405,13 @@ class _OpenFiles:
         return (fd, 0) if fd >= 0 else None
 
     def stride_bytes(self, number: int) -> int:
-        """Return 0: a page has no neighbours."""
         return 0
 
     def direct_fd(self, number: int, direct: DirectIo) -> int:
-        """Make reads of the file pass by the system's memory."""
         fd = self._fds[number]
         return fd if direct.begin(fd) else -1
 
     def close(self, numbers: Iterable[int]) -> None:
-        """Close the files of pages, those that are open."""
         for number in numbers:
             fd = self._fds.get(number, -1)
             if fd >= 0:

@@ -62,7 +62,7 @@ from unified_cache.storage_backends.file.quota import FileQuota, OpenCounter
 from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
 
-__all__ = ["FileReader", "FileStorage", "PageWriter", "open_url"]
+__all__ = ["FileReader", "FileStorage", "open_url"]
 
 FORMAT = StoreFormat("file store", 2)
 """See docs/format.md."""
@@ -272,8 +272,6 @@ class _Draft:
 
 @dataclass(slots=True)
 class _WriteBatch:
-    """Pages of one put, and the outcome of each."""
-
     pages: Sequence[PageIO]
     stamp: int
     durable: bool

@@ -14,15 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.storage_backends.mooncake.native import SEGMENT_BYTES_MIN
 
-__all__ = [
-    "ADMIN_PORT",
-    "KNOCK_TIMEOUT_S",
-    "MooncakeAddress",
-    "address_of_url",
-    "check_resolves",
-    "knock",
-    "source_host",
-]
+__all__ = ["KNOCK_TIMEOUT_S", "MooncakeAddress", "address_of_url", "knock"]
 
 ADMIN_PORT = 9003
 """Of the HTTP side of ``mooncake_master``, unless it is given another."""

@@ -39,7 +39,7 @@ from unified_cache.storage_backends.mooncake.native import (
 )
 from unified_cache.storage_backends.protocol import PageIO
 
-__all__ = ["MasterAdmin", "MooncakeClient", "ObjectBuffers", "batches", "client_of", "object_buffers", "pointer_to"]
+__all__ = ["MasterAdmin", "MooncakeClient", "ObjectBuffers", "batches", "client_of", "object_buffers"]
 
 EXIT_WAIT_S = 8.0
 """Wait for calls in flight when the process ends: each ends by itself within the settings' timeouts."""
@@ -126,8 +126,6 @@ processor's caches hold pages, and each line of ours costs several times as much
 
 class _CallGate:
     """Lets calls into the library until the process ends, and counts those in flight."""
-
-    __slots__ = ("_guard", "_in_flight_count", "_is_shut", "_last_left", "_pid")
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -362,8 +360,6 @@ AdminReply = TypeVar("AdminReply")
 
 class MasterAdmin:
     """Asks the master over HTTP; a connection per question. Thread-safe."""
-
-    __slots__ = ("_host", "_port")
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host

@@ -40,8 +40,6 @@ class NodeChoice:
     come every three seconds would all be put on one of three nodes.
     """
 
-    __slots__ = ("_avoided_until_s", "_clock", "_guard", "_list_at_s", "_listing", "_nodes", "_seed")
-
     def __init__(
         self,
         listing: Callable[[], frozenset[str]],
@@ -114,8 +112,6 @@ class ReplicaLocation(NamedTuple):
 class LocationCache:
     """Locations of objects, for ``LOCATION_FRESH_S``, and objects that cannot be read. Bounded; thread-safe."""
 
-    __slots__ = ("_absent", "_clock", "_guard", "_known")
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._known: OrderedDict[str, tuple[ReplicaLocation, float]] = OrderedDict()
@@ -172,8 +168,6 @@ def _shrink(entries: "OrderedDict[str, tuple[ReplicaLocation, float]] | OrderedD
 class _EndpointHealth:
     """Failures of one endpoint, and the calls to it that are in flight."""
 
-    __slots__ = ("breaker", "started_s")
-
     def __init__(self, clock: Callable[[], float]) -> None:
         self.breaker = CircuitBreaker(1, REST, clock)
         self.started_s: list[float] = []
@@ -189,8 +183,6 @@ class Endpoints:
     Thread-safe. The first call after a rest is the probe; calls beside it are let through as well until the probe has
     been out for ``PATIENCE_S``.
     """
-
-    __slots__ = ("_clock", "_guard", "_healths")
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

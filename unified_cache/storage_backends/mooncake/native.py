@@ -70,15 +70,11 @@ class ResultCode(IntEnum):
 
 
 class BufferDescriptor(Protocol):
-    """Location of a replica in the memory of a node."""
-
     transport_endpoint: str
     size: int
 
 
 class MemoryReplica(Protocol):
-    """A replica in memory."""
-
     buffer_descriptor: BufferDescriptor
 
 

@@ -36,14 +36,10 @@ from unified_cache.storage_backends.protocol import Answer, Level, StorageBacken
 __all__ = [
     "CopyPlan",
     "CopyResult",
-    "CopyTask",
-    "Copying",
     "Prefetched",
     "PrefixPlan",
     "backup_prefixes",
-    "chunks",
     "copy_identity",
-    "exist",
     "plan_backup",
     "plan_identity",
     "plan_prefetch",
@@ -86,8 +82,6 @@ class CopyResult:
 
 class Copying:
     """Copies objects of one identity between two stores and counts them."""
-
-    __slots__ = ("_level", "_source", "_target", "_watch", "pools", "result", "sound")
 
     def __init__(self, source: StorageReader, target: StorageBackend, pools: ObjectPools, watch: Watch) -> None:
         self._source = source
@@ -218,7 +212,6 @@ def copy_identity(
 
 
 def chunks(tasks: Iterable[CopyTask]) -> Iterator[list[CopyTask]]:
-    """Cut tasks into runs of pages that are copied together."""
     waiting = iter(tasks)
     while chunk := list(islice(waiting, CHUNK_PAGES)):
         yield chunk
@@ -321,8 +314,6 @@ def prefetch_prefixes(plan: PrefixPlan, watch: Watch) -> tuple[list[Prefetched],
 
 class PromptChain:
     """Pages of one prompt, and the objects of them that two stores are known to hold."""
-
-    __slots__ = ("_layout", "_pools", "in_source", "in_target", "prompt")
 
     def __init__(
         self, prompt: Prompt, layout: ModelLayout, pools: ObjectPools, source: StorageReader, target: StorageBackend

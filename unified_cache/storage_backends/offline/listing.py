@@ -15,10 +15,7 @@ from unified_cache.storage_backends.protocol import Answer, PageIO, StorageReade
 from unified_cache.storage_backends.verified import summed
 
 __all__ = [
-    "BATCH_BYTES_MAX",
-    "BATCH_OBJECTS_MAX",
     "FlawedObject",
-    "Inventory",
     "ObjectCount",
     "ObjectPools",
     "ReadObject",
@@ -70,8 +67,6 @@ class ObjectPools:
 
     A page is the set of its objects: an int whose bit ``i`` stands for the object of ``specs[i]``.
     """
-
-    __slots__ = ("_bits", "_identity", "_needed", "_on_full", "_whole_only", "specs")
 
     def __init__(self, identity: bytes, layout: ModelLayout) -> None:
         self._identity = identity

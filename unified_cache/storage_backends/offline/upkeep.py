@@ -135,8 +135,7 @@ def shrink(storage: StorageBackend, found: Sequence[StoredIdentity], bytes_max: 
             break
         going += pages[place]
         left_bytes -= sum(each.object_bytes for each in pages[place])
-    for start in range(0, len(going), REMOVE_LABELS_MAX):
-        storage.remove([each.label for each in going[start : start + REMOVE_LABELS_MAX]])
+    _remove(storage, [each.label for each in going])
 
 
 def _last_generations(found: Sequence[StoredIdentity]) -> Iterator[bytes]:

@@ -87,20 +87,6 @@ class Segment:
     Thread-safe as long as nobody writes a slot that another one writes.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_direct_fd",
-        "_disk",
-        "_fd",
-        "_pages_offset",
-        "_syncing",
-        "is_trusted",
-        "key",
-        "number",
-        "object_bytes",
-        "slot_bytes",
-    )
-
     def __init__(self, disk: Disk, fd: int, key: SegmentKey, number: int) -> None:
         """Own ``fd``, which is open for reading, and for writing where the store is."""
         self._disk = disk

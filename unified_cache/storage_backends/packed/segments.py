@@ -22,24 +22,11 @@ from unified_cache.storage_backends.directory.disk import (
 from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE, ForeignFiles, StoreRoot, identities_in
 from unified_cache.storage_backends.packed.segment import Segment, SegmentKey, SegmentSlot, by_segment, parse_file_name
 
-__all__ = ["IDLE_BYTES_MAX", "FreeSlots", "SegmentFiles", "StoredPage"]
+__all__ = ["IDLE_BYTES_MAX", "SegmentFiles"]
 
 
 class FreeSlots:
     """The free slots of one key's segments. Bookkeeping only. The lowest used ones go first, so last files empty."""
-
-    __slots__ = (
-        "_free_count",
-        "_fresh",
-        "_given_back",
-        "_growing",
-        "_idle",
-        "_numbers",
-        "_segments",
-        "_slots_count",
-        "_withdrawn",
-        "key",
-    )
 
     def __init__(self, key: SegmentKey) -> None:
         self.key = key
@@ -61,7 +48,6 @@ class FreeSlots:
 
     @property
     def segments(self) -> list[Segment]:
-        """All files, used or not."""
         return list(self._segments.values())
 
     @property
@@ -76,11 +62,9 @@ class FreeSlots:
         return number
 
     def keep(self, number: int) -> None:
-        """Give ``number`` to no file from now on: something stands under its name."""
         self._numbers.add(number)
 
     def drop(self, number: int) -> None:
-        """Make ``number`` free for a new file."""
         self._numbers.discard(number)
 
     def add(self, segment: Segment, used: Collection[int], reached: int) -> None:
@@ -124,11 +108,9 @@ class FreeSlots:
         return taken
 
     def give(self, slots: Iterable[SegmentSlot]) -> None:
-        """Take slots back that nobody uses any more."""
         self._give(slots, self._idle)
 
     def take_empty_segments(self) -> list[Segment]:
-        """Give away the files in which every slot is free."""
         return self._take_empty(self._fresh)
 
     def take_empty_withdrawn(self) -> list[Segment]:

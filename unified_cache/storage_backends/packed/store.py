@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
@@ -410,13 +411,15 @@ LOOKS_MAX = 4
 """Reads of a page whose entry changes each time; a time of use is written once a minute at most."""
 
 
+_page_name = attrgetter("page_name")
+
+
 class _Listing(NamedTuple):
     """Pages of one identity as its tables named them."""
 
     slots: dict[Label, SegmentSlot]
-    names: list[str]
     labels: list[Label]
-    """In the order of ``names``."""
+    """In the order of their names."""
     used: UsedBetween | None
 
 
@@ -449,10 +452,10 @@ class PackedReader(ReadOnlyStore):
         with self._calls:
             check_scan(identity, cursor)
             listing = self._listing(identity) if cursor else self._list_again(identity)
-            start = bisect_right(listing.names, cursor)
+            start = bisect_right(listing.labels, cursor, key=_page_name)
             labels = listing.labels[start : start + SCAN_OBJECTS_MAX]
             objects = [StoredObject(label, listing.slots[label].segment.object_bytes) for label in labels]
-            return Scan(objects, labels[-1].page_name if start + len(labels) < len(listing.names) else "")
+            return Scan(objects, labels[-1].page_name if start + len(labels) < len(listing.labels) else "")
 
     def used_between(self, identity: bytes) -> UsedBetween | None:
         """Return the first and last time of use, as the tables said."""
@@ -514,9 +517,8 @@ def _listing_of(disk: Disk, root_fd: int, identity: bytes) -> _Listing:
             if stamps.get(label, -1) < entry.stamp:
                 stamps[label] = entry.stamp
                 slots[label] = SegmentSlot(segment, entry.slot)
-    labels = sorted(slots, key=lambda label: label.page_name)
     used = UsedBetween(min(stamps.values()), max(stamps.values())) if stamps else None
-    return _Listing(slots, [label.page_name for label in labels], labels, used)
+    return _Listing(slots, sorted(slots, key=_page_name), used)
 
 
 def _segments_of(disk: Disk, root_fd: int, identity: bytes) -> list[Segment]:

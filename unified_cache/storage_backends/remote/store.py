@@ -48,7 +48,7 @@ from unified_cache.storage_backends.remote.server import (
 )
 from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
 
-__all__ = ["GatedMessages", "RemoteStorage", "RendezvousHash", "ServerBatch", "open_secure_url", "open_url"]
+__all__ = ["RemoteStorage", "open_secure_url", "open_url"]
 
 PAGES_PER_CALL = 4096
 """Pages named in one request, where the server takes as many: their names fit into a message."""
@@ -69,8 +69,6 @@ AwaitReply = Callable[[], None]
 class RequestTime:
     """Time that all calls of one request may take together, and what is left of it for the next one."""
 
-    __slots__ = ("_clock", "_ends_s", "_timeout_s")
-
     def __init__(self, clock: Callable[[], float], timeout_s: float, total_s: float) -> None:
         """``timeout_s`` is that of one call, ``total_s`` of all."""
         self._clock = clock
@@ -82,7 +80,6 @@ class RequestTime:
         return max(0.0, self._ends_s - self._clock())
 
     def timeout_s(self) -> float:
-        """Return how long a call that begins now may take."""
         return min(self._timeout_s, self.left_s())
 
 
@@ -104,8 +101,6 @@ class GatedMessages:
     gRPC ends a call without waiting for that thread, which may be at a message then. The waiting caller closes these:
     no message is under way after that, none is made any more, and nothing refers to the pages. Thread-safe.
     """
-
-    __slots__ = ("_guard", "_messages")
 
     def __init__(self, messages: Generator[bytes, None, None]) -> None:
         self._messages = messages
@@ -568,8 +563,6 @@ class RemoteStorage:
 
 class RendezvousHash:
     """Rank servers by name for each page: every client ranks alike, and a server that goes moves its own pages only."""
-
-    __slots__ = ("_seeds",)
 
     def __init__(self, servers: Sequence[str]) -> None:
         self._seeds = [xxh3_64_intdigest(server.encode()) for server in servers]

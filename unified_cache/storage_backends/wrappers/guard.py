@@ -2,10 +2,8 @@
 
     get ──> breaker ──> retries ──> deadline ──> store
 
-The deadline is inside of the retries, so that it bounds a try and not all of them together with their pauses, and so
-that a try that hangs is never made again over buffers that are still in use; the same reason as OpenDAL gives for a
-TimeoutLayer below its RetryLayer. The breaker is outside of both: a fault that a second try cures is none, and a store
-that is left alone is not tried three times.
+The deadline bounds a try, so one that hangs is never made again over buffers that are still in use, as OpenDAL has a
+TimeoutLayer below its RetryLayer. The breaker is outside: a fault that a second try cures is none.
 
 On most threads a call is handed over to a thread of the guard's own, and the caller waits for it. On a thread that
 runs a ``BoundedCall``, which somebody else waits for anyway, it runs in place, as a ``StoreStep`` of that.
