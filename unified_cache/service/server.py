@@ -122,7 +122,7 @@ class Service:
                 opened.enter_context(held_socket(settings.address.socket))
             server = _new_server(settings, cache, healthy, timeouts)
             port = _listen(server, settings.address, access.credentials())
-            metrics.insecure.set(float(not _is_guarded(settings)))
+            metrics.insecure.set(float(not settings.address.is_local and access.clients is None))
             server.start()
             if listener is not None:
                 listener.start()
@@ -268,11 +268,6 @@ def _http_context(
 def _use_context(connection: ssl.SSLObject, context: ssl.SSLContext) -> None:
     """Continue a handshake with the certificate that is valid now."""
     connection.context = context
-
-
-def _is_guarded(settings: ServiceSettings) -> bool:
-    """Return whether every caller on another machine needs a certificate."""
-    return settings.address.is_local or (settings.tls is not None and settings.tls.client_ca is not None)
 
 
 def _new_server(

@@ -34,7 +34,7 @@ from unified_cache.service.requests.checks import (
 from unified_cache.service.requests.lookup import labels_of_spans, longest_prefix
 from unified_cache.service.store.tenants import TenantStore, named_page
 from unified_cache.storage_backends.common.lru import page_bytes
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.remote.reasons import reason_of, reasons_of
 
 __all__ = ["CacheService"]
@@ -210,7 +210,9 @@ class CacheService:
             arrivals = PageAssembler(announced(runs))
             for batch in self._batches(arrivals, call.received(messages)):
                 kept += self._store.put(call.tenant, batch, level, manifests)
-            return _put_reply(kept).SerializeToString()
+            # A page that the store did not answer for is declined, with that reason.
+            stored = bytes(IN_STORE if answer else ABSENT for answer in kept)
+            return pb.PutReply(stored=stored, reasons=reasons_of(kept)).SerializeToString()
 
     def _batches(self, arrivals: PageAssembler, messages: Iterator[bytes]) -> Iterator[list[PageIO]]:
         """Yield pages as they arrive; what has arrived and the page under way are a bounded number of bytes."""
@@ -241,7 +243,9 @@ class CacheService:
         registration = self._registry.find(call.tenant, request.identity)
         listed = self._store.scan(registration.stored.identity, cursor)
         reply = pb.ScanReply(cursor=listed.cursor)
-        for (pool, object_bytes), objects in groupby(listed.objects, _pool_and_bytes):
+        for (pool, object_bytes), objects in groupby(
+            listed.objects, lambda stored: (stored.label.pool, stored.object_bytes)
+        ):
             keys = [label.key for label, _ in objects]
             reply.runs.append(pb.PageRun(identity=request.identity, pool=pool, keys=keys, object_bytes=object_bytes))
         return reply
@@ -270,15 +274,11 @@ class CacheService:
             chosen = self._registry.of(call.tenant)
         removed_count = 0
         for registration in chosen:
-            removed_count += self._cleared(call.tenant, registration)
+            removed_count += self._store.clear(call.tenant, registration.stored.identity)
+            self._registry.forget(call.tenant, registration.manifest.identity)
             call.moved()
         call.about = f"{call.about}: {removed_count} pages"
         return pb.ClearReply(removed_count=removed_count)
-
-    def _cleared(self, tenant: str, registration: Registration) -> int:
-        removed_count = self._store.clear(tenant, registration.stored.identity)
-        self._registry.forget(tenant, registration.manifest.identity)
-        return removed_count
 
     def _drain(self, call: AdmittedCall, request: pb.DrainRequest) -> pb.DrainReply:
         self._ask_drain()
@@ -286,15 +286,6 @@ class CacheService:
 
     def _named(self, tenant: str, runs: Sequence[pb.PageRun]) -> list[NamedRun]:
         return named(runs, tenant, self._registry, self._limits)
-
-
-def _pool_and_bytes(stored: StoredObject) -> tuple[str, int]:
-    return stored.label.pool, stored.object_bytes
-
-
-def _put_reply(answers: Sequence[Answer]) -> pb.PutReply:
-    """Return which pages are stored; one that the store did not answer for is declined, with that reason."""
-    return pb.PutReply(stored=bytes(IN_STORE if answer else ABSENT for answer in answers), reasons=reasons_of(answers))
 
 
 def _described(registration: Registration) -> str:

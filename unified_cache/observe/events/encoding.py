@@ -89,7 +89,7 @@ class EventEncoder:
         required: dict[str, object] = {
             "block_hashes": event.hashes,
             "parent_block_hash": event.parent,
-            "token_ids": _single_tokens(event),
+            "token_ids": event.tokens[::2] if _is_of_bigrams(event) else event.tokens,
             "block_size": event.page_size,
             "lora_id": None,
             "medium": medium,
@@ -97,7 +97,7 @@ class EventEncoder:
         }
         window = event.span * event.page_size + 1 if kind is SLIDING_KIND else None
         optional: list[tuple[str, object]] = [
-            ("extra_keys", _all_extra_keys(event)),
+            ("extra_keys", list(event.extra_keys) or None),
             ("group_idx", event.group),
             ("kv_cache_spec_kind", kind),
             ("kv_cache_spec_sliding_window", window),
@@ -137,10 +137,6 @@ def _number(key: PageKey) -> int:
     return int.from_bytes(key[:HASH_BYTES], "big", signed=True)
 
 
-def _single_tokens(event: StoredEvent) -> tuple[int, ...]:
-    return event.tokens[::2] if _is_of_bigrams(event) else event.tokens
-
-
 def _tokens_or_pairs(event: StoredEvent) -> tuple[int, ...] | list[tuple[int, int]]:
     if not _is_of_bigrams(event):
         return event.tokens
@@ -149,7 +145,3 @@ def _tokens_or_pairs(event: StoredEvent) -> tuple[int, ...] | list[tuple[int, in
 
 def _is_of_bigrams(event: StoredEvent) -> bool:
     return len(event.tokens) == 2 * event.page_size * len(event.hashes)
-
-
-def _all_extra_keys(event: StoredEvent) -> list[tuple[str, ...] | None] | None:
-    return list(event.extra_keys) or None

@@ -77,9 +77,6 @@ class EventReaders:
         self._readers: dict[EventReader, None] = {}
         self._is_closing = False
 
-    def __len__(self) -> int:
-        return len(self._readers)
-
     async def listen(self, reader: EventReader) -> None:
         """Send events to a reader until it is gone."""
         if self._is_closing:

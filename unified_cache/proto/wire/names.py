@@ -28,7 +28,7 @@ def named_runs(labels: Iterable[Label]) -> list[PageRun]:
     """Return labels as runs in their order; no parents, no lengths."""
     return [
         PageRun(identity=identity, pool=pool, keys=[label.key for label in run])
-        for (identity, pool), run in groupby(labels, _where)
+        for (identity, pool), run in groupby(labels, lambda label: (label.identity, label.pool))
     ]
 
 
@@ -45,7 +45,3 @@ def check_digests(digests: Sequence[bytes], what: str) -> None:
     lengths = set(map(len, digests)) - {DIGEST_BYTES}
     if lengths:
         raise InputError(f"{what} has {DIGEST_BYTES} bytes, found {min(lengths)}")
-
-
-def _where(label: Label) -> tuple[bytes, str]:
-    return label.identity, label.pool

@@ -54,10 +54,6 @@ class _Tenant:
         """Calls that hold a ticket."""
         return self.half_open_count + len(self.waiting) + len(self.running)
 
-    def fresh_count(self, since_s: float) -> int:
-        """Return how many calls started after ``since_s``."""
-        return sum(began_s > since_s for began_s in self.running.values())
-
 
 @dataclass(frozen=True, slots=True)
 class TenantCalls:
@@ -158,7 +154,10 @@ class FairScheduler:
             self._in_flight_count -= 1
             ticket.state = _State.LEFT
             self._record_active(ticket.tenant)
-            self._forget_if_idle(ticket.tenant, tenant)
+            if not tenant.in_flight_count:
+                del self._tenants[ticket.tenant]
+                if not self._tenants:
+                    self._idle.notify_all()
             self._start_waiting()
         ticket.woken.set()
 
@@ -182,7 +181,7 @@ class FairScheduler:
         """Start the calls whose turn it is, as many as may run."""
         now_s = self._clock()
         since_s = now_s - self.quota.turn_hold_s
-        fresh_count = sum(tenant.fresh_count(since_s) for tenant in self._tenants.values())
+        fresh_count = sum(began_s > since_s for tenant in self._tenants.values() for began_s in tenant.running.values())
         fresh_max = self._fresh_max(now_s)
         while fresh_count < fresh_max:
             eligible = [
@@ -199,12 +198,6 @@ class FairScheduler:
             fresh_count += 1
             ticket.state = _State.RUNNING
             ticket.woken.set()
-
-    def _forget_if_idle(self, name: str, tenant: _Tenant) -> None:
-        if not tenant.in_flight_count:
-            self._tenants.pop(name, None)
-            if not self._tenants:
-                self._idle.notify_all()
 
 
 class Ticket:

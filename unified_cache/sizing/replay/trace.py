@@ -15,6 +15,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -109,7 +110,7 @@ def read_trace(path: Path, limit: int | None = None, on_progress: OnProgress = n
     for request in iterate_trace(path, limit):
         requests.append(request)
         on_progress(len(requests), "")
-    requests.sort(key=_timestamp_of)
+    requests.sort(key=attrgetter("timestamp"))
     return requests
 
 
@@ -148,10 +149,6 @@ def _numbered(request: TraceRequest, numbers: dict[int, int], place: str) -> Tra
     if len(numbers) > blocks_max:
         raise TraceError(f"{place}: expected at most {blocks_max} different hash_ids, found {len(numbers)}")
     return replace(request, hash_ids=ids)
-
-
-def _timestamp_of(request: TraceRequest) -> float:
-    return request.timestamp
 
 
 def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
