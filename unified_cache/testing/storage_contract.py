@@ -56,7 +56,7 @@ def label(number: int, pool: str = POOLS[0], model: Identity = MODEL) -> Label:
 def sealed_page(named: Label, page_bytes: int = PAGE_BYTES, cuts: Sequence[int] = (), salt: int = 0) -> PageIO:
     """Make a sealed page with bytes that follow from its label and ``salt``, cut into buffers at these offsets."""
     content = random.Random(repr((named, salt))).randbytes(page_bytes)  # noqa: S311 -- reproducible, not secret
-    page = _page(named, page_bytes, cuts)
+    page = blank_page(named, page_bytes, cuts)
     start = 0
     for buffer in page.buffers:
         buffer[:] = content[start : start + len(buffer)]
@@ -67,10 +67,6 @@ def sealed_page(named: Label, page_bytes: int = PAGE_BYTES, cuts: Sequence[int] 
 
 def blank_page(named: Label, page_bytes: int = PAGE_BYTES, cuts: Sequence[int] = ()) -> PageIO:
     """Make buffers of zeros to read a page into."""
-    return _page(named, page_bytes, cuts)
-
-
-def _page(named: Label, page_bytes: int, cuts: Sequence[int]) -> PageIO:
     edges = [0, *cuts, page_bytes]
     sizes = [end - start for start, end in pairwise(edges)]
     return PageIO(named, None, tuple(memoryview(bytearray(size)) for size in sizes))

@@ -1,5 +1,6 @@
 """Settings of a publisher of KV events."""
 
+import math
 from dataclasses import dataclass
 
 from unified_cache.core.errors import ConfigError, check_kind, check_text
@@ -57,22 +58,17 @@ class EventsConfig:
             check_kind(self.rank, int, "rank as a number, or None", ConfigError)
             if not 0 <= self.rank <= INT_MAX:
                 raise ConfigError(f"rank must be at least 0 and at most {INT_MAX}, found {self.rank}")
-        for name, value in (
-            ("changes_pages_max", self.changes_pages_max),
-            ("queued_pages_max", self.queued_pages_max),
-            ("batch_pages_max", self.batch_pages_max),
-            ("replay_batches_max", self.replay_batches_max),
-            ("replay_bytes_max", self.replay_bytes_max),
-            ("subscriber_batches_max", self.subscriber_batches_max),
-            ("close_timeout_s", self.close_timeout_s),
-        ):
-            if not value > 0:
-                raise ConfigError(f"{name} must be positive, found {value}")
         for name, value, most in (
+            ("changes_pages_max", self.changes_pages_max, math.inf),
+            ("queued_pages_max", self.queued_pages_max, math.inf),
+            ("batch_pages_max", self.batch_pages_max, math.inf),
             ("replay_batches_max", self.replay_batches_max, INT_MAX - 2),
+            ("replay_bytes_max", self.replay_bytes_max, math.inf),
             ("subscriber_batches_max", self.subscriber_batches_max, INT_MAX),
             ("close_timeout_s", self.close_timeout_s, CLOSE_S_MAX),
         ):
+            if not value > 0:
+                raise ConfigError(f"{name} must be positive, found {value}")
             if value > most:
                 raise ConfigError(f"{name} must be at most {most}, found {value}")
         if self.announce_pause_s < 0:

@@ -12,7 +12,6 @@ from unified_cache.observe.live.figures import (
     LinkFigures,
     LiveFigures,
     OperationFigures,
-    SlowFigures,
     SourceKind,
     StoreFigures,
     TenantFigures,
@@ -78,10 +77,7 @@ class ServiceFigures:
             links=(LinkFigures("received", None, moved["in"]), LinkFigures("sent", None, moved["out"])),
             operations_live=running_count,
             operations=self._calls(),
-            slowest=tuple(
-                SlowFigures(call.method, call.code, None, call.seconds, call.ended_at_s)
-                for call in self.metrics.slowest_calls()
-            ),
+            slowest=self.metrics.slowest_calls(),
             store=self._store(),
             tenants=self._tenants(calls),
         )

@@ -5,12 +5,12 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from threading import Lock
-from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from unified_cache.core.slowest import Slowest
+from unified_cache.observe.live.figures import SlowFigures
 from unified_cache.service.access.callers import AuditEntry
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.operations.logs import Log
@@ -19,7 +19,7 @@ from unified_cache.service.store.tenants import TenantStore
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.metered import LATENCY_BUCKETS_S
 
-__all__ = ["OTHER", "BoundedLabels", "ServiceMetrics", "SlowCall", "UsageCollector"]
+__all__ = ["OTHER", "BoundedLabels", "ServiceMetrics", "UsageCollector"]
 
 OTHER = "other"
 """Label of tenants and of pools beyond those with series of their own."""
@@ -58,17 +58,6 @@ class BoundedLabels:
         return name if name in self._names else OTHER
 
 
-class SlowCall(NamedTuple):
-    """A call that has ended, as one of the slowest."""
-
-    seconds: float
-    method: str
-    code: str
-    """Name of its status."""
-    ended_at_s: float
-    """In seconds since the epoch."""
-
-
 class ServiceMetrics:
     """Counters of calls, pages and anomalies in ``registry``, which must not have them yet; an ``Observer``."""
 
@@ -104,7 +93,7 @@ class ServiceMetrics:
         self.crl_expiry = gauge("crl_expiry_timestamp_seconds", "When the first list of revocations ends, if any.")
         self.crl_expiry.set(math.inf)
         self.stale = gauge("stale_seconds", "Time for which files could not be read anew, 0 if they could.", "files")
-        self._slowest: Slowest[SlowCall] = Slowest(time.monotonic())
+        self._slowest: Slowest[SlowFigures] = Slowest(time.monotonic())
         self._guard = Lock()
         for collector in (ProcessCollector, PlatformCollector):
             collector(registry=registry)
@@ -119,9 +108,9 @@ class ServiceMetrics:
             self.bytes.labels(name, direction).inc(count_bytes)
         with self._guard:
             if self._slowest.is_slow(seconds, time.monotonic()):
-                self._slowest.record(seconds, SlowCall(seconds, method, code, time.time()))
+                self._slowest.record(seconds, SlowFigures(method, code, None, seconds, time.time()))
 
-    def slowest_calls(self) -> tuple[SlowCall, ...]:
+    def slowest_calls(self) -> tuple[SlowFigures, ...]:
         """Return the slowest calls of the last minutes, the slowest first."""
         with self._guard:
             return self._slowest.latest()

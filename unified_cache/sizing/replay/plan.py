@@ -50,11 +50,6 @@ class ReplayPolicies:
         """Take the policies of a cache's configuration; those of a replay are the same for all components of a tier."""
         return cls(_one_policy("device", eviction.device), _one_policy("host", eviction.host))
 
-    def check(self, *, has_host: bool) -> None:
-        """Refuse a write policy where there is nothing to write to."""
-        if self.write is not WritePolicy.ON_CALL and not has_host:
-            raise ConfigError(f"the write policy {self.write.value} needs host memory, found none")
-
     def eviction(self, components_count: int) -> EvictionConfig:
         """Return the same policies, component by component."""
         return EvictionConfig(device=(self.device,) * components_count, host=(self.host,) * components_count)
@@ -101,7 +96,8 @@ class ReplayPlan:
     """Whether every missed token is counted by reason, which takes a memory of what has gone."""
 
     def __post_init__(self) -> None:
-        self.policies.check(has_host=self.has_host)
+        if self.policies.write is not WritePolicy.ON_CALL and not self.has_host:
+            raise ConfigError(f"the write policy {self.policies.write.value} needs host memory, found none")
         if self.engines < 1:
             raise ConfigError(f"engines must be at least 1, found {self.engines}")
         most = max(*self.device_pages, *self.host_pages)
