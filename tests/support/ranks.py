@@ -16,13 +16,12 @@ from tests.support.cache_model import walk
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, Workers
 from unified_cache.controller.ranks import RankGroup
-from unified_cache.core.errors import RankLostError, StorageError
+from unified_cache.core.errors import RankLostError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, Pages, Slots, Tier
 from unified_cache.core.shards import Extent, Shard
 from unified_cache.core.slots import PairedAllocator, SlotAllocator
-from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import StorageBackend
 
 Result = TypeVar("Result")
 
@@ -203,21 +202,3 @@ def same(results: Sequence[Result]) -> Result:
     """Return what all ranks return."""
     assert all(result == results[0] for result in results), results
     return results[0]
-
-
-class FailingStorage(MemoryStorage):
-    """Raises from get and put when told to."""
-
-    broken = False
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        self._fail()
-        return super().get(pages)
-
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        self._fail()
-        return super().put(pages, level)
-
-    def _fail(self) -> None:
-        if self.broken:
-            raise StorageError("the disk is gone", retryable=False)

@@ -1,9 +1,11 @@
-"""Calls to the store, noted one by one, so that a job can be compared with what it was to move."""
+"""Stores that note each call, so that a job can be compared with what it was to move, and that fail by script."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import Label
+from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
@@ -50,3 +52,51 @@ class WatchedStorage(StorageLayer):
         self._calls[number] = StoreCall(method, tuple(labels), tuple(answers))
         self.known |= {label for label, answer in zip(labels, answers, strict=True) if answer}
         return answers
+
+
+class ScriptedStorage(MemoryStorage):
+    """A store in memory that notes what it is asked, and fails or declines for as long as the test says."""
+
+    def __init__(self, bytes_max: int | None = None) -> None:
+        super().__init__(bytes_max)
+        self.calls: list[Method] = []
+        self.offered: list[Label] = []
+        """Objects that it was given to put, taken or not."""
+        self.taken: set[Label] = set()
+        """Objects that it ever took."""
+        self.touched: list[Label] = []
+        self.failing: set[Method] = set()
+        """Calls that raise."""
+        self.answer: Answer | None = None
+        """Its answer to every put; None to store the page."""
+
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        self._begin(Method.EXISTS)
+        return super().exists(labels)
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        self._begin(Method.GET)
+        return super().get(pages)
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        self.offered += [page.label for page in pages]
+        self._begin(Method.PUT)
+        if self.answer is not None:
+            return [self.answer] * len(pages)
+        answers = super().put(pages, level)
+        self.taken |= {page.label for page, answer in zip(pages, answers, strict=True) if answer}
+        return answers
+
+    def touch(self, labels: Sequence[Label]) -> None:
+        self.touched += labels
+        self._begin(Method.TOUCH)
+        super().touch(labels)
+
+    def clear(self, identity: bytes) -> int:
+        self._begin(Method.CLEAR)
+        return super().clear(identity)
+
+    def _begin(self, method: Method) -> None:
+        self.calls.append(method)
+        if method in self.failing:
+            raise StorageError(f"{method.value} is out of order", retryable=False)

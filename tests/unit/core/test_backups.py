@@ -1,7 +1,6 @@
 """Backups: what an operation tells of them, what storage is offered, what failures and evictions leave undone."""
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,38 +19,22 @@ from tests.support.operations import (
     serve,
     tokens,
 )
+from tests.support.store_calls import ScriptedStorage
 from unified_cache.controller import InlineWorkers, LeftOut, OperationState, TransferKind
 from unified_cache.core.config import WritePolicy
-from unified_cache.core.errors import CopyError, StorageError
+from unified_cache.core.errors import CopyError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import PoolSpec, Slots, Tier
-from unified_cache.core.seal import Label
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level
+from unified_cache.storage_backends.wrappers.layer import Method
 
 PROMPT_PAGES = 4 + 2
 """Pages of a prompt of four, of both components."""
 
 
-class Choosy(MemoryStorage):
-    """A store in memory that notes what it is offered, and does with it what the test says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.offered: list[Label] = []
-        self.answer: Answer | None = None
-        """Its answer to every put; None to store the page."""
-        self.fails = False
-
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        self.offered += [page.label for page in pages]
-        if self.fails:
-            raise StorageError("out of order", retryable=False)
-        return super().put(pages, level) if self.answer is None else [self.answer] * len(pages)
-
-
-def writing(write: WritePolicy, store: Choosy | None = None, *, host: int = 16, **fields: object) -> ToyEngine:
+def writing(write: WritePolicy, store: ScriptedStorage | None = None, *, host: int = 16, **fields: object) -> ToyEngine:
     """Return an engine whose cache writes by that policy, over that store."""
     toy = ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (host, host), None, InlineWorkers())
     cache = configured(toy, write=write, **fields)
@@ -75,7 +58,7 @@ def test_a_backup_tells_how_many_pages_storage_has_at_that_level(tmp_path: Path)
     ("answer", "reason"), [(Answer.DECLINED, LeftOut.DECLINED), (Answer.UNAVAILABLE, LeftOut.FAILED)]
 )
 def test_a_backup_that_stored_nothing_says_so(answer: Answer, reason: LeftOut) -> None:
-    store = Choosy()
+    store = ScriptedStorage()
     store.answer = answer
     toy = engine(store)
     operation = over(toy.cache, toy.cache.backup(serve(toy, 4), Level.DURABLE))
@@ -94,7 +77,7 @@ def test_without_storage_no_page_is_offered() -> None:
 
 
 def test_write_through_offers_a_page_to_storage_once() -> None:
-    store = Choosy()
+    store = ScriptedStorage()
     toy = writing(WritePolicy.THROUGH, store)
     for pages in range(1, 9):
         serve(toy, pages)
@@ -122,7 +105,7 @@ def test_what_memory_resumes_prompts_from_stays_in_a_store_that_evicts() -> None
 
 
 def test_write_through_offers_nothing_that_came_from_storage() -> None:
-    store = Choosy()
+    store = ScriptedStorage()
     filled(store, 4)
     toy = writing(WritePolicy.THROUGH, store)
     store.offered.clear()
@@ -136,7 +119,7 @@ def test_write_through_offers_nothing_that_came_from_storage() -> None:
 
 
 def test_two_backups_at_a_time_offer_what_they_share_once() -> None:
-    store = Choosy()
+    store = ScriptedStorage()
     toy = writing(WritePolicy.THROUGH, store)
     serve(toy, 4)
     serve(toy, 6)
@@ -146,7 +129,7 @@ def test_two_backups_at_a_time_offer_what_they_share_once() -> None:
 
 @pytest.mark.parametrize("how", ["cleared", "other store"])
 def test_write_through_offers_again_what_storage_has_no_more(how: str) -> None:
-    store = Choosy()
+    store = ScriptedStorage()
     toy = writing(WritePolicy.THROUGH, store)
     serve(toy, 4)
     toy.cache.wait_all(1)
@@ -154,7 +137,7 @@ def test_write_through_offers_again_what_storage_has_no_more(how: str) -> None:
         over(toy.cache, toy.cache.clear_storage())
     else:
         toy.cache.detach()
-        store = Choosy()
+        store = ScriptedStorage()
         toy.cache.attach(store)
     store.offered.clear()
     prompt = serve(toy, 6)
@@ -164,8 +147,8 @@ def test_write_through_offers_again_what_storage_has_no_more(how: str) -> None:
 
 @pytest.mark.parametrize("failure", [Answer.DECLINED, Answer.UNAVAILABLE, None])
 def test_write_through_makes_up_for_a_store_that_failed(failure: Answer | None) -> None:
-    store = Choosy()
-    store.answer, store.fails = failure, failure is None
+    store = ScriptedStorage()
+    store.answer, store.failing = failure, set() if failure else {Method.PUT}
     toy = writing(WritePolicy.THROUGH, store)
     prompts = [serve(toy, 3, first=1000 * number) for number in range(3)]
     toy.cache.wait_all(1)
@@ -173,7 +156,7 @@ def test_write_through_makes_up_for_a_store_that_failed(failure: Answer | None) 
     offered_count = len(store.offered)
     toy.cache.wait_all(1)
     assert len(store.offered) == offered_count, "not before something shows that it works again"
-    store.answer, store.fails = None, False
+    store.answer, store.failing = None, set()
     prompts.append(serve(toy, 3, first=3000))
     toy.cache.wait_all(1)
     for prompt in prompts:
@@ -188,8 +171,8 @@ def resumed_from(store: MemoryStorage, prompt: Prompt) -> int:
 
 
 def test_prompts_that_wait_for_a_store_are_bounded_by_the_pages_of_memory_and_what_falls_out_is_counted() -> None:
-    store = Choosy()
-    store.fails = True
+    store = ScriptedStorage()
+    store.failing = {Method.PUT}
     toy = writing(WritePolicy.THROUGH, store, host=16)
     for number in range(9):
         serve(toy, 4, first=1000 * number)

@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.operations import PAGE, SPANS, Stepped, engine, filled, over, serve, started, tokens
+from tests.support.store_calls import ScriptedStorage
 from unified_cache.controller import InlineWorkers, LeftOut, NotStarted, OperationState, TransferKind
 from unified_cache.controller.storage_tier import Clearing
 from unified_cache.core.errors import StorageError
@@ -16,6 +17,7 @@ from unified_cache.core.seal import Label
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.wrappers.layer import Method
 
 OURS = IDENTITY.digest(toy_layout(SPANS, PAGE))
 OTHERS = Identity("another").digest(toy_layout(SPANS, PAGE))
@@ -77,20 +79,13 @@ def test_without_a_store_there_is_nothing_to_clear() -> None:
 
 
 def test_a_store_that_fails_to_remove_fails_the_clear_and_the_next_goes_on() -> None:
-    class Stubborn(MemoryStorage):
-        failing = True
-
-        def clear(self, identity: bytes) -> int:
-            if self.failing:
-                raise StorageError("read only", retryable=False)
-            return super().clear(identity)
-
-    store = Stubborn()
+    store = ScriptedStorage()
+    store.failing = {Method.CLEAR}
     toy = engine(store)
     backed_up(toy)
     operation = over(toy.cache, toy.cache.clear_storage())
     assert operation.state is OperationState.FAILED
-    store.failing = False
+    store.failing = set()
     over(toy.cache, toy.cache.clear_storage())
     assert objects(store, OURS) == []
 

@@ -35,9 +35,10 @@ def slots(*numbers: int) -> Slots:
     return np.array(numbers, np.int32)
 
 
-def pages_on(device: torch.device, spec: PoolSpec, count: int = 8) -> tuple[torch.Tensor, TieredMemory]:
+def pages_on(device: torch.device, page_bytes: int, count: int = 8) -> tuple[PoolSpec, torch.Tensor, TieredMemory]:
+    spec = PoolSpec("kv", page_bytes)
     layer = torch.zeros((count + 1, spec.page_bytes), dtype=torch.uint8, device=device)
-    return layer, TieredMemory.allocate([DevicePool(spec, [layer])], {spec.name: count})
+    return spec, layer, TieredMemory.allocate([DevicePool(spec, [layer])], {spec.name: count})
 
 
 def payload_of(memory: TieredMemory, spec: PoolSpec, slot: int) -> bytes:
@@ -47,8 +48,7 @@ def payload_of(memory: TieredMemory, spec: PoolSpec, slot: int) -> bytes:
 
 @devices
 def test_a_page_that_a_forward_still_writes_is_backed_up_as_written(device: torch.device) -> None:
-    spec = PoolSpec("kv", 4096)
-    layer, memory = pages_on(device, spec)
+    spec, layer, memory = pages_on(device, 4096)
     keep_busy(device)
     layer[1:5] = 7
     with memory.ordered(Tier.HOST):
@@ -58,8 +58,7 @@ def test_a_page_that_a_forward_still_writes_is_backed_up_as_written(device: torc
 
 @devices
 def test_a_page_that_a_forward_still_reads_is_not_overwritten_before(device: torch.device) -> None:
-    spec = PoolSpec("kv", 4096)
-    layer, memory = pages_on(device, spec)
+    spec, layer, memory = pages_on(device, 4096)
     layer[1:5] = 7
     with memory.ordered(Tier.HOST):
         memory.backup(spec, slots(5, 6, 7, 8), slots(1, 2, 3, 4))  # zeros
@@ -72,8 +71,7 @@ def test_a_page_that_a_forward_still_reads_is_not_overwritten_before(device: tor
 
 @devices
 def test_what_is_loaded_is_there_for_every_stream_when_the_copies_are_left(device: torch.device) -> None:
-    spec = PoolSpec("kv", 4 << 20)
-    layer, memory = pages_on(device, spec)
+    spec, layer, memory = pages_on(device, 4 << 20)
     layer[1:] = 9
     everything = slots(*range(1, 9))
     with memory.ordered(Tier.HOST):
@@ -99,8 +97,7 @@ def stream_beside(device: torch.device) -> Iterator[None]:
 
 @devices
 def test_pages_are_duplicated_on_the_device(device: torch.device) -> None:
-    spec = PoolSpec("kv", 64)
-    layer, memory = pages_on(device, spec)
+    spec, layer, memory = pages_on(device, 64)
     layer.copy_(torch.arange(9, dtype=torch.uint8)[:, None].expand(9, 64))
     memory.duplicate(spec, slots(1, 2, 3), slots(8, 6, 7))
     assert layer[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 2, 3, 1]
@@ -268,8 +265,7 @@ def test_a_layer_is_waited_for_on_its_device_by_a_thread_that_has_another_one(is
     device = torch.device("cuda", 1)
     with LateDevice():
         torch.cuda.set_device(device)
-        spec = PoolSpec("kv", 64)
-        layer, memory = pages_on(device, spec)
+        spec, layer, memory = pages_on(device, 64)
         memory._host[spec.name].payload[:] = 7
         seen = []
 
@@ -291,8 +287,7 @@ def test_a_layer_is_waited_for_on_its_device_by_a_thread_that_has_another_one(is
 def test_a_graph_is_captured_while_pages_come_and_go_if_the_capture_watches_its_own_thread(
     device: torch.device,
 ) -> None:
-    spec = PoolSpec("kv", 4096)
-    layer, memory = pages_on(device, spec)
+    spec, layer, memory = pages_on(device, 4096)
     layer[1:5] = 7
     numbers = torch.zeros(8, dtype=torch.int64, device=device)
     torch.cuda.synchronize()
@@ -372,8 +367,7 @@ def test_copies_have_their_device_memory_from_the_opening_on() -> None:
 
 @devices
 def test_a_load_does_not_wait_for_a_backup(device: torch.device) -> None:
-    spec = PoolSpec("kv", 64)
-    layer, memory = pages_on(device, spec)
+    spec, layer, memory = pages_on(device, 64)
     memory._host[spec.name].payload[:] = 5
     with memory.ordered(Tier.HOST):
         loading = Thread(target=memory.load, args=(spec, slots(1), slots(1)))

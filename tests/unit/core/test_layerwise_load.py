@@ -69,6 +69,13 @@ def on_host(toy: ToyEngine, pages: int = 4) -> Prompt:
     return prompt
 
 
+def stepped() -> tuple[ToyEngine, Stepped, Prompt]:
+    """Return an engine whose jobs run when the test says so, and a prompt that lies on its host alone."""
+    workers = Stepped()
+    toy = engine(workers=workers)
+    return toy, workers, on_host(toy)
+
+
 def followed(toy: ToyEngine, prompt: Prompt) -> tuple[Operation, LayerwiseLoad]:
     operation = started(toy.cache.load(prompt))
     arrival = present(toy.cache.begin_layerwise(operation))
@@ -139,8 +146,7 @@ def test_pools_are_loaded_side_by_side_by_depth_and_kv_before_sidecars() -> None
         PAGE,
         (Full((PoolSpec("kv", 4), PoolSpec("index", 2))), SlidingWindow(PAGE, PAGE, (PoolSpec("swa", 2),))),
     )
-    toy = engine(workers=Stepped())
-    prompt = on_host(toy)
+    toy, _, prompt = stepped()
     with toy.cache._ledger.moving(toy.cache.match(prompt), 4, Tier.HOST, Tier.DEVICE) as moving:
         assert moving is not None
         memory = Counted()
@@ -154,16 +160,15 @@ def test_pools_are_loaded_side_by_side_by_depth_and_kv_before_sidecars() -> None
 
 
 def test_a_layer_that_the_pool_does_not_have_is_refused_and_one_that_was_there_before_needs_no_wait() -> None:
-    toy = engine(workers=Stepped())
+    toy, workers, prompt = stepped()
     cache = toy.cache
-    prompt = on_host(toy)
     _, arrival = followed(toy, prompt)
     full, window = (toy.byte_pools(number)[0].name for number in range(2))
     for pool, layer in ((full, 3), (full, -1), ("nothing", 0)):
         with pytest.raises(InputError, match=f"layer {layer} of {pool}"):
             arrival.wait(pool, layer, 0)
     cache.end_layerwise(arrival)
-    cache._controller._workers.run()  # type: ignore[attr-defined]  # they are Stepped
+    workers.run()
     cache.poll()
     cache._ledger._take_back(cache._ledger.tree.evict(Tier.DEVICE, 1, 99))
     _, arrival = followed(toy, prompt)
@@ -171,14 +176,12 @@ def test_a_layer_that_the_pool_does_not_have_is_refused_and_one_that_was_there_b
     arrival.wait(full, 2, 0)
     assert not arrival.arrived(window, 0)
     cache.end_layerwise(arrival)
-    cache._controller._workers.run()  # type: ignore[attr-defined]  # they are Stepped
+    workers.run()
     cache.close()
 
 
 def test_a_copy_that_fails_ends_every_wait_for_what_was_to_come() -> None:
-    workers = Stepped()
-    toy = engine(workers=workers)
-    prompt = on_host(toy)
+    toy, workers, prompt = stepped()
     memory = GatedMemory.within(toy)
     name = toy.byte_pools(0)[0].name
     gate = memory.gate(name, 1)
@@ -208,10 +211,8 @@ def test_a_copy_that_fails_ends_every_wait_for_what_was_to_come() -> None:
 
 @pytest.mark.parametrize("ending", ["done", "failed", "cancelled", "late"])
 def test_until_the_engine_leaves_a_load_keeps_its_slots_however_it_ends(ending: str) -> None:
-    workers, clock = Stepped(), ManualClock()
-    toy = engine(workers=workers)
-    cache = toy.cache
-    prompt = on_host(toy)
+    toy, workers, prompt = stepped()
+    cache, clock = toy.cache, ManualClock()
     cache._controller._clock, cache._controller._timeout_s = clock, 2.0
     memory = GatedMemory.within(toy)
     memory.failing = ending == "failed"
@@ -250,10 +251,8 @@ def test_until_the_engine_leaves_a_load_keeps_its_slots_however_it_ends(ending: 
 
 
 def test_a_page_that_another_request_inserts_meanwhile_leaves_the_engine_its_slots() -> None:
-    workers = Stepped()
-    toy = engine(workers=workers)
+    toy, workers, prompt = stepped()
     cache = toy.cache
-    prompt = on_host(toy)
     operation, arrival = followed(toy, prompt)
     workers.run()
     serve(toy, 4)
@@ -287,10 +286,8 @@ def test_only_a_load_under_way_that_brings_all_that_is_missing_can_be_followed()
 
 
 def test_reset_and_close_end_what_is_followed() -> None:
-    workers = Stepped()
-    toy = engine(workers=workers)
+    toy, workers, prompt = stepped()
     cache = toy.cache
-    prompt = on_host(toy)
     operation, arrival = followed(toy, prompt)
     workers.run()
     cache.reset()

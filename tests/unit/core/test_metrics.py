@@ -4,28 +4,19 @@ import logging
 import math
 import subprocess
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.support.operations import Stepped, engine, filled, over, serve, started, tokens
+from tests.support.store_calls import ScriptedStorage
 from unified_cache.controller import NotStarted, TransferKind
-from unified_cache.core.errors import StorageError
 from unified_cache.core.pool import Tier
-from unified_cache.core.seal import Label
 from unified_cache.observe.metrics import CacheCollector
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.layer import Method
-
-
-class UnreachableStorage(MemoryStorage):
-    """Fails whenever it is asked."""
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        raise StorageError("the disk is gone", retryable=False)
 
 
 def test_a_cache_that_settles_publishes_as_seldom_as_one_that_polls_and_one_that_waits_at_once(
@@ -140,7 +131,9 @@ def test_without_the_extra_the_error_names_it() -> None:
 def test_what_an_operator_must_know_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="unified_cache")
     toy = engine()
-    toy.cache.attach(UnreachableStorage())
+    store = ScriptedStorage()
+    store.failing = {Method.EXISTS}
+    toy.cache.attach(store)
     over(toy.cache, toy.cache.prefetch(toy.cache.prompt(tokens(2))))
     toy.cache.detach()
     toy.cache.close()
@@ -149,7 +142,7 @@ def test_what_an_operator_must_know_is_logged(caplog: pytest.LogCaptureFixture) 
     for words in (
         "INFO opened a cache",
         "INFO attached a store",
-        "WARNING the prefetch failed: the disk is gone",
+        "WARNING the prefetch failed: exists is out of order",
         "INFO detached the store",
         "INFO closed the cache",
     ):

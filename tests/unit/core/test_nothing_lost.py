@@ -1,7 +1,7 @@
 """Pages that a write policy means to back up arrive in storage, or are counted under the reason why they do not."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,18 +11,19 @@ from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.clock import ManualClock
 from tests.support.operations import PAGE, Stepped, configured, over, started
 from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads, ranked
+from tests.support.store_calls import ScriptedStorage
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components.deepseek_v4 import DeepSeekV4
 from unified_cache.controller import InlineWorkers, LeftOut, OperationState, TransferKind
 from unified_cache.controller.backup_scheduler import RETRY_PAUSE_S
 from unified_cache.core.config import WritePolicy
-from unified_cache.core.errors import StorageError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout
 from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_ALL, window
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.protocol import Answer
+from unified_cache.storage_backends.wrappers.layer import Method
 
 LAYOUTS: dict[str, Callable[[], ModelLayout]] = {
     "full": lambda: toy_layout((SPAN_ALL,), PAGE),
@@ -31,28 +32,6 @@ LAYOUTS: dict[str, Callable[[], ModelLayout]] = {
     "deepseek-v4": lambda: DeepSeekV4((4, 128)).layout(128),
 }
 PROMPT_PAGES = 24
-
-
-class TakingStorage(MemoryStorage):
-    """A store in memory that knows each object it ever took, and fails or declines for as long as the test says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.taken: set[Label] = set()
-        self.puts_count = 0
-        """Objects that it was offered."""
-        self.fails = False
-        self.declines = False
-
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        self.puts_count += len(pages)
-        if self.fails:
-            raise StorageError("the store is away", retryable=False)
-        if self.declines:
-            return [Answer.DECLINED] * len(pages)
-        answers = super().put(pages, level)
-        self.taken |= {page.label for page, answer in zip(pages, answers, strict=True) if answer}
-        return answers
 
 
 def writing(
@@ -91,6 +70,14 @@ def labels_of(toy: ToyEngine, prompt: Prompt) -> set[Label]:
     }
 
 
+def stored(layout: ModelLayout) -> tuple[ScriptedStorage, Prompt]:
+    store = ScriptedStorage()
+    toy = writing(layout, store, device=40, host=40)
+    prompt = toy.run(prompt_of(toy, 0))
+    toy.cache.wait_all(10)
+    return store, prompt
+
+
 def check_sums(toy: ToyEngine) -> None:
     """Assert that the counts of the cache add up to what was asked."""
     stats = toy.cache.stats()
@@ -110,7 +97,7 @@ writes = pytest.mark.parametrize("write", [WritePolicy.THROUGH, WritePolicy.SELE
 def test_prompts_that_come_faster_than_the_host_has_room_all_reach_storage(
     layout: Callable[[], ModelLayout],
 ) -> None:
-    store = TakingStorage()
+    store = ScriptedStorage()
     toy = writing(layout(), store, device=800, host=80)
     prompts = [toy.run(prompt_of(toy, number)) for number in range(30)]
     toy.cache.wait_all(10)
@@ -125,7 +112,7 @@ def test_prompts_that_come_faster_than_the_host_has_room_all_reach_storage(
 def test_a_prompt_that_the_host_is_too_small_for_reaches_storage(
     layout: Callable[[], ModelLayout], write: WritePolicy
 ) -> None:
-    store = TakingStorage()
+    store = ScriptedStorage()
     toy = writing(layout(), store, device=40, host=8, write=write, dirty_share=0.1)
     prompt = prompt_of(toy, 0)
     for _ in range(2):
@@ -140,7 +127,7 @@ def test_a_prompt_that_the_host_is_too_small_for_reaches_storage(
 def test_a_backup_by_call_that_the_host_is_too_small_for_reaches_storage_and_says_so(
     layout: Callable[[], ModelLayout],
 ) -> None:
-    store = TakingStorage()
+    store = ScriptedStorage()
     toy = writing(layout(), store, device=40, host=8, write=WritePolicy.ON_CALL)
     prompt = toy.run(prompt_of(toy, 0))
     operation = over(toy.cache, toy.cache.backup(prompt))
@@ -158,14 +145,14 @@ def test_without_storage_a_backup_says_how_many_pages_the_host_is_too_small_for(
 
 @layouts
 def test_storage_that_was_away_gets_what_it_missed_once_it_answers_again(layout: Callable[[], ModelLayout]) -> None:
-    store = TakingStorage()
+    store = ScriptedStorage()
     toy = writing(layout(), store, device=400, host=40)
-    store.fails = True
+    store.failing = {Method.PUT}
     prompts = [toy.run(prompt_of(toy, number)) for number in range(5)]
     toy.cache.wait_all(10)
     check_sums(toy)
     assert (len(store.taken), toy.cache.stats().backups.waiting_prompts) == (0, 5)
-    store.fails = False
+    store.failing = set()
     prompts.append(toy.run(prompt_of(toy, 6)))
     toy.cache.wait_all(10)
     assert [labels_of(toy, prompt) <= store.taken for prompt in prompts] == [True] * 6
@@ -176,13 +163,13 @@ def test_storage_that_was_away_gets_what_it_missed_once_it_answers_again(layout:
 def test_a_failed_store_is_tried_again_after_a_pause_though_nothing_else_is_stored(
     layout: Callable[[], ModelLayout],
 ) -> None:
-    store, clock = TakingStorage(), ManualClock()
+    store, clock = ScriptedStorage(), ManualClock()
     toy = writing(layout(), store, device=200, host=40)
     toy.cache._scheduler._clock = clock
-    store.fails = True
+    store.failing = {Method.PUT}
     prompts = [toy.run(prompt_of(toy, number)) for number in range(3)]
     toy.cache.wait_all(10)
-    store.fails = False
+    store.failing = set()
     toy.cache.poll()
     toy.cache.wait_all(10)
     assert not store.taken, "a store that has just failed is left alone for a while"
@@ -195,12 +182,12 @@ def test_a_failed_store_is_tried_again_after_a_pause_though_nothing_else_is_stor
 
 @layouts
 def test_a_prompt_that_the_store_failed_is_offered_again_when_it_is_used(layout: Callable[[], ModelLayout]) -> None:
-    store = TakingStorage()
+    store = ScriptedStorage()
     toy = writing(layout(), store, device=200, host=40)
-    store.declines = True
+    store.answer = Answer.DECLINED
     prompts = [toy.run(prompt_of(toy, number)) for number in range(2)]
     toy.cache.wait_all(10)
-    store.declines = False
+    store.answer = None
     toy.cache.release(toy.cache.lock(toy.cache.match(prompts[1])))
     toy.cache.wait_all(10)
     assert labels_of(toy, prompts[1]) <= store.taken
@@ -208,13 +195,13 @@ def test_a_prompt_that_the_store_failed_is_offered_again_when_it_is_used(layout:
 
 
 def test_what_is_evicted_before_the_store_answers_again_is_counted() -> None:
-    store = TakingStorage()
+    store = ScriptedStorage()
     toy = writing(toy_layout((SPAN_ALL, 2), PAGE), store, device=24, host=24)
-    store.fails = True
+    store.failing = {Method.PUT}
     for number in range(2):
         toy.run(prompt_of(toy, number))
         toy.cache.wait_all(10)
-    store.fails = False
+    store.failing = set()
     toy.run(prompt_of(toy, 3))
     toy.cache.wait_all(10)
     backups = toy.cache.stats().backups
@@ -223,21 +210,21 @@ def test_what_is_evicted_before_the_store_answers_again_is_counted() -> None:
 
 
 def test_a_prompt_that_was_put_in_pieces_is_not_put_again_with_its_continuation() -> None:
-    store = TakingStorage()
+    store = ScriptedStorage()
     toy = writing(toy_layout((SPAN_ALL,), PAGE), store, device=40, host=8)
     toy.run(prompt_of(toy, 0))
     toy.cache.wait_all(10)
-    puts = store.puts_count
+    offered_count = len(store.offered)
     longer = toy.cache.prompt(np.arange(28 * PAGE, dtype=np.int32))
     toy.run(longer)
     toy.cache.wait_all(10)
     assert labels_of(toy, longer) <= store.taken
-    assert store.puts_count == puts + 4
+    assert len(store.offered) == offered_count + 4
     assert toy.cache.stats().backups.already_pages == PROMPT_PAGES
 
 
 def test_closing_counts_the_prompts_and_pages_that_no_backup_came_to(caplog: pytest.LogCaptureFixture) -> None:
-    store, workers = TakingStorage(), Stepped()
+    store, workers = ScriptedStorage(), Stepped()
     layout = toy_layout((SPAN_ALL,), PAGE)
     toy = ToyEngine(layout, (300,), (300,), None, workers)
     config = replace(toy.cache.config, write=WritePolicy.THROUGH, operations_max=4, close_timeout_s=0.01)
@@ -256,7 +243,7 @@ def test_closing_counts_the_prompts_and_pages_that_no_backup_came_to(caplog: pyt
 
 
 def test_a_backup_that_is_cancelled_counts_its_pages_as_cancelled() -> None:
-    store = TakingStorage()
+    store = ScriptedStorage()
     toy = writing(toy_layout((SPAN_ALL, 2), PAGE), store, device=40, host=40, write=WritePolicy.ON_CALL)
     operation = started(toy.cache.backup(toy.run(prompt_of(toy, 0))))
     assert toy.cache.cancel(operation)
@@ -282,10 +269,7 @@ def test_a_load_that_the_device_has_no_room_for_says_so() -> None:
 
 @layouts
 def test_a_prefetch_that_the_host_is_too_small_for_goes_on_to_the_device(layout: Callable[[], ModelLayout]) -> None:
-    store = TakingStorage()
-    first = writing(layout(), store, device=40, host=40)
-    prompt = first.run(prompt_of(first, 0))
-    first.cache.wait_all(10)
+    store, prompt = stored(layout())
     toy = writing(layout(), store, device=40, host=8)
     for _ in range(2):
         operation = over(toy.cache, toy.cache.prefetch(prompt))
@@ -305,10 +289,7 @@ def test_a_prefetch_that_the_host_is_too_small_for_goes_on_to_the_device(layout:
 def test_a_prefetch_through_the_host_goes_on_from_what_memory_holds(
     layout: Callable[[], ModelLayout], kept: int
 ) -> None:
-    store = TakingStorage()
-    first = writing(layout(), store, device=40, host=40)
-    prompt = first.run(prompt_of(first, 0))
-    first.cache.wait_all(10)
+    store, prompt = stored(layout())
     toy = writing(layout(), store, device=32, host=8, write=WritePolicy.ON_CALL)
     toy.run(prompt.head(kept))
     over(toy.cache, toy.cache.backup(prompt.head(min(kept, 8))))
@@ -319,10 +300,7 @@ def test_a_prefetch_through_the_host_goes_on_from_what_memory_holds(
 
 @layouts
 def test_a_prefetch_that_neither_tier_has_room_for_says_so(layout: Callable[[], ModelLayout]) -> None:
-    store = TakingStorage()
-    first = writing(layout(), store, device=40, host=40)
-    prompt = first.run(prompt_of(first, 0))
-    first.cache.wait_all(10)
+    store, prompt = stored(layout())
     toy = writing(layout(), store, device=20, host=8)
     operation = over(toy.cache, toy.cache.prefetch(prompt))
     assert operation.state is OperationState.PARTIAL
@@ -332,7 +310,7 @@ def test_a_prefetch_that_neither_tier_has_room_for_says_so(layout: Callable[[], 
 
 
 def test_pages_that_another_backup_is_storing_are_stored_by_the_next_one_where_that_fails() -> None:
-    store, workers = TakingStorage(), Stepped()
+    store, workers = ScriptedStorage(), Stepped()
     layout = toy_layout((SPAN_ALL, 2), PAGE)
     toy = ToyEngine(layout, (80, 80), (80, 80), None, workers)
     config = replace(toy.cache.config, write=WritePolicy.ON_CALL)
@@ -347,9 +325,9 @@ def test_pages_that_another_backup_is_storing_are_stored_by_the_next_one_where_t
     for _ in range(2):  # its copy, and its put of what nobody else is storing
         workers.run_last()
         toy.cache.poll()
-    store.fails = True
+    store.failing = {Method.PUT}
     workers.run()
-    store.fails = False
+    store.failing = set()
     while workers.waiting or toy.cache._controller.live_count:
         workers.run(len(workers.waiting))
         toy.cache.poll()
@@ -364,7 +342,7 @@ def test_pages_that_another_backup_is_storing_are_stored_by_the_next_one_where_t
 @pytest.mark.parametrize("spans", [(SPAN_ALL,), (SPAN_ALL, 2), (SPAN_ALL, 1)], ids=["full", "swa", "mamba"])
 def test_ranks_put_and_prefetch_through_a_host_that_is_too_small(spans: tuple[int, ...]) -> None:
     def live(ranks: ThreadRanks) -> list[str]:
-        store, digests = TakingStorage(), []
+        store, digests = ScriptedStorage(), []
         sizes = len(spans) * (40,), len(spans) * (8,)
         for writes in (True, False):
             toy = ToyEngine(toy_layout(spans, PAGE), *sizes, None, InlineWorkers())

@@ -40,6 +40,7 @@ from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.wrappers.layer import Method
 
 
 class HangingStorage(MemoryStorage):
@@ -72,6 +73,24 @@ class HangingStorage(MemoryStorage):
             for buffer in page.buffers:
                 buffer[:] = bytes(len(buffer))
         call.returned = True
+
+
+class StuckStorage(MemoryStorage):
+    """Does not return from these calls until the test says so."""
+
+    def __init__(self, *stuck_in: Method) -> None:
+        super().__init__()
+        self.stuck_in = stuck_in
+        self.let_go, self.closed = Event(), Event()
+
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        assert Method.EXISTS not in self.stuck_in or self.let_go.wait(30)
+        return super().exists(labels)
+
+    def close(self) -> None:
+        assert Method.CLOSE not in self.stuck_in or self.let_go.wait(30)
+        super().close()
+        self.closed.set()
 
 
 def stored_and_forgotten(store: MemoryStorage) -> tuple[ToyEngine, Prompt]:
@@ -327,17 +346,11 @@ def test_closing_names_the_call_that_a_store_does_not_return_from() -> None:
 
 
 def test_a_guarded_store_that_hangs_costs_misses_and_closes_in_time() -> None:
-    let_go = Event()
-
-    class StuckStorage(MemoryStorage):
-        def exists(self, labels: Sequence[object]) -> list[Answer]:
-            let_go.wait(30)
-            return [Answer.MISS] * len(labels)
-
     guard = GuardConfig(deadline_s=0.4, calls_max=2, breaker_failures_max=2)
     toy = engine()
     cache = configured(toy, guard=guard, close_timeout_s=2.0)
-    cache.attach(StuckStorage())
+    store = StuckStorage(Method.EXISTS)
+    cache.attach(store)
     for first in (0, 1000, 2000, 3000):
         operation = started(cache.prefetch(cache.prompt(tokens(2, first))))
         cache.poll()
@@ -345,70 +358,42 @@ def test_a_guarded_store_that_hangs_costs_misses_and_closes_in_time() -> None:
     serve(toy, 4)
     (stuck,) = cache.detach()
     assert "exists" in stuck
-    let_go.set()
+    store.let_go.set()
     assert cache.close() == []
 
 
 def test_workers_have_one_deadline_together_to_end_their_jobs() -> None:
-    let_go = Event()
-    workers = ThreadWorkers.start(copy=1, storage=5)
-
-    class Slow(MemoryStorage):
-        def exists(self, labels: Sequence[Label]) -> list[Answer]:
-            let_go.wait(30)
-            return super().exists(labels)
-
-    toy = engine(workers=workers)
-    toy.cache.config = replace(toy.cache.config, guard=None)
-    toy.cache.attach(Slow())
+    workers, store = ThreadWorkers.start(copy=1, storage=5), StuckStorage(Method.EXISTS)
+    toy = engine(store, workers=workers)
     toy.cache.prefetch(toy.cache.prompt(tokens(2)))
-    later = Timer(0.3, let_go.set)
+    later = Timer(0.3, store.let_go.set)
     later.start()
     assert workers.close(1.2) == [], "a sixth of the time would not have been enough"
     later.join()
 
 
 def test_a_store_that_a_worker_hangs_in_is_closed_once_it_has_returned() -> None:
-    let_go, closed = Event(), Event()
-
-    class Stuck(MemoryStorage):
-        def exists(self, labels: Sequence[Label]) -> list[Answer]:
-            let_go.wait(30)
-            return super().exists(labels)
-
-        def close(self) -> None:
-            let_go.wait(30)
-            super().close()
-            closed.set()
-
-    toy = engine(workers=ThreadWorkers.start(storage=1))
-    toy.cache.config = replace(toy.cache.config, guard=None, close_timeout_s=0.1)
-    toy.cache.attach(Stuck())
+    store = StuckStorage(Method.EXISTS, Method.CLOSE)
+    toy = engine(store, workers=ThreadWorkers.start(storage=1))
+    toy.cache.config = replace(toy.cache.config, close_timeout_s=0.1)
     toy.cache.prefetch(toy.cache.prompt(tokens(2)))
     assert toy.cache.close() == ["storage-0", "the store did not return from close within 0.1 s"]
-    assert not closed.is_set()
-    let_go.set()
-    assert closed.wait(10)
+    assert not store.closed.is_set()
+    store.let_go.set()
+    assert store.closed.wait(10)
 
 
 @pytest.mark.parametrize("leaves", [UnifiedCache.detach, UnifiedCache.close])
 def test_a_store_without_a_guard_that_hangs_while_it_is_closed_is_named_in_time(
     leaves: Callable[[UnifiedCache], list[str]],
 ) -> None:
-    let_go, closed = Event(), Event()
-
-    class StuckInClose(MemoryStorage):
-        def close(self) -> None:
-            let_go.wait(30)
-            super().close()
-            closed.set()
-
-    toy = engine(StuckInClose())
+    store = StuckStorage(Method.CLOSE)
+    toy = engine(store)
     assert toy.cache.config.guard is None
     toy.cache.config = replace(toy.cache.config, close_timeout_s=0.05)
     assert leaves(toy.cache) == ["the store did not return from close within 0.05 s"]
-    let_go.set()
-    assert closed.wait(30)
+    store.let_go.set()
+    assert store.closed.wait(30)
     assert toy.cache.close() == []
 
 

@@ -40,6 +40,11 @@ def stored(layout: ModelLayout, turns: tuple[int, ...] = TURNS) -> VanishingStor
     return store
 
 
+def opened(layout: ModelLayout, turns: tuple[int, ...] = TURNS) -> tuple[VanishingStorage, UnifiedCache]:
+    store = stored(layout, turns)
+    return store, remembered(layout, store).cache
+
+
 def prefetched(cache: UnifiedCache, pages: int) -> Operation:
     return over(cache, cache.prefetch(conversation(cache, pages)))
 
@@ -56,8 +61,7 @@ def one_object_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @every_layout
 def test_pages_travel_in_the_order_of_the_prompt_all_pools_of_one_together_kv_first(layout: ModelLayout) -> None:
-    store = stored(layout)
-    cache = remembered(layout, store).cache
+    store, cache = opened(layout)
     assert prefetched(cache, 16).pages_count == 16
     page_of = {key: page for page, key in enumerate(conversation(cache, 16).keys)}
     order = [pool.name for _, pool in layout.transfer_order]
@@ -101,8 +105,7 @@ def test_a_prefetch_that_is_concluded_gains_the_longest_turn_that_came(
 
 @every_hybrid
 def test_a_flawed_page_is_a_page_that_did_not_come(layout: ModelLayout) -> None:
-    store = stored(layout, (6, 8))
-    cache = remembered(layout, store).cache
+    store, cache = opened(layout, (6, 8))
     (label, *_) = labels_of(cache, 7, 1)
     store._pages[label] = store._pages[label][:-1] + bytes([store._pages[label][-1] ^ 1])
     came = set(store._pages) - {label}
@@ -113,8 +116,7 @@ def test_a_flawed_page_is_a_page_that_did_not_come(layout: ModelLayout) -> None:
 
 @every_hybrid
 def test_full_pages_without_a_window_stay_and_are_not_read_again(layout: ModelLayout) -> None:
-    store = stored(layout, (8,))
-    cache = remembered(layout, store).cache
+    store, cache = opened(layout, (8,))
     store.vanishing = {labels_of(cache, 7, 1)[-1]}
     assert prefetched(cache, 8).pages_count == 0
     assert cache._ledger.tree.full_end(cache.match(conversation(cache, 8)), Tier.HOST) == 8
@@ -264,8 +266,7 @@ def test_progress_of_a_prefetch_is_what_it_would_gain_if_it_ended_now(monkeypatc
 
 @every_hybrid
 def test_windows_of_ends_in_between_at_most_double_what_is_read(layout: ModelLayout) -> None:
-    store = stored(layout, tuple(range(1, 25)))
-    cache = remembered(layout, store).cache
+    store, cache = opened(layout, tuple(range(1, 25)))
     assert prefetched(cache, 24).pages_count == 24
     sizes = {pool.name: pool.page_bytes for pool in layout.pools}
     full_pools = {pool.name for pool in layout.components[0].pools}
@@ -320,8 +321,7 @@ def test_what_did_not_come_on_one_rank_is_done_without_on_all(layout: ModelLayou
 
 @every_layout
 def test_a_prefetch_without_any_room_gains_nothing_and_is_no_failure(layout: ModelLayout) -> None:
-    store = stored(layout)
-    cache = remembered(layout, store).cache
+    store, cache = opened(layout)
     ledger = cache._ledger
     taken = present(ledger.allocate(Tier.HOST, 0, ledger.capacity(Tier.HOST, 0)))
     store.calls_count = 0

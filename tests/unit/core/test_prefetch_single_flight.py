@@ -67,6 +67,12 @@ def forgetful(
     return ToyEngine(layout, room, room, store, workers, identity)
 
 
+def cold() -> tuple[CountingStorage, Stepped, UnifiedCache, Prompt]:
+    store, workers = CountingStorage(), Stepped()
+    cache = forgetful(store, workers).cache
+    return store, workers, cache, cache.prompt(tokens(10))
+
+
 def branch() -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     """Return ten pages, the first six those of ``tokens(10)``."""
     return np.concatenate([tokens(6), tokens(4, 5000)])
@@ -121,9 +127,7 @@ def test_with_threads_too_each_page_is_read_once() -> None:
 
 
 def test_a_prefetch_that_was_probing_while_another_ended_does_not_read_its_pages_again() -> None:
-    workers = Stepped()
-    cache = forgetful(CountingStorage(), workers).cache
-    prompt = cache.prompt(tokens(10))
+    _, workers, cache, prompt = cold()
     cache.prefetch(prompt)
     workers.run()
     cache.poll()
@@ -169,9 +173,7 @@ def waiting(cache: UnifiedCache, workers: Stepped, prompts: Sequence[Prompt]) ->
 
 
 def test_where_the_first_fails_another_takes_over() -> None:
-    store, workers = CountingStorage(), Stepped()
-    cache = forgetful(store, workers).cache
-    prompt = cache.prompt(tokens(10))
+    store, workers, cache, prompt = cold()
     operations = waiting(cache, workers, [prompt] * 3)
     store.error = StorageError("once", retryable=False)
     finish(cache, workers)
@@ -182,9 +184,7 @@ def test_where_the_first_fails_another_takes_over() -> None:
 
 
 def test_where_the_first_is_cancelled_another_takes_over_without_waiting_for_its_store() -> None:
-    workers = Stepped()
-    cache = forgetful(CountingStorage(), workers).cache
-    prompt = cache.prompt(tokens(10))
+    _, workers, cache, prompt = cold()
     first, second = waiting(cache, workers, [prompt] * 2)
     cache.cancel(first)
     assert cache.poll() == [first]
@@ -200,9 +200,7 @@ def test_where_the_first_is_cancelled_another_takes_over_without_waiting_for_its
 
 
 def test_where_the_first_is_in_quarantine_another_takes_over() -> None:
-    store, workers = CountingStorage(), Stepped()
-    cache = forgetful(store, workers).cache
-    prompt = cache.prompt(tokens(10))
+    store, workers, cache, prompt = cold()
     first, second = waiting(cache, workers, [prompt] * 2)
     call = UnreturnedCall("get")
     store.error = StorageTimeoutError("get hangs", call)
@@ -215,9 +213,7 @@ def test_where_the_first_is_in_quarantine_another_takes_over() -> None:
 
 
 def test_one_that_waits_can_be_cancelled_and_finished_early() -> None:
-    workers = Stepped()
-    cache = forgetful(CountingStorage(), workers).cache
-    prompt = cache.prompt(tokens(10))
+    _, workers, cache, prompt = cold()
     first, second, third = waiting(cache, workers, [prompt] * 3)
     assert cache.cancel(second)
     cache.finish_early(third)
@@ -233,10 +229,8 @@ def test_one_that_waits_can_be_cancelled_and_finished_early() -> None:
 
 
 def test_one_whose_patience_ends_while_it_waits_makes_do_with_what_there_is() -> None:
-    workers, clock = Stepped(), ManualClock()
-    cache = forgetful(CountingStorage(), workers).cache
-    cache._controller._clock = clock
-    prompt = cache.prompt(tokens(10))
+    _, workers, cache, prompt = cold()
+    cache._controller._clock = clock = ManualClock()
     first = started(cache.prefetch(prompt))
     cache.config = replace(cache.config, prefetching=Prefetching(patience_s=1.0))
     second = started(cache.prefetch(prompt))
@@ -250,11 +244,9 @@ def test_one_whose_patience_ends_while_it_waits_makes_do_with_what_there_is() ->
 
 
 def test_one_that_waits_too_long_fails_and_holds_nothing() -> None:
-    workers, clock = Stepped(), ManualClock()
-    cache = forgetful(CountingStorage(), workers).cache
-    cache._controller._clock = clock
+    _, workers, cache, prompt = cold()
+    cache._controller._clock = clock = ManualClock()
     cache._controller._timeout_s = 2.0
-    prompt = cache.prompt(tokens(10))
     first, second = waiting(cache, workers, [prompt] * 2)
     clock.now_s = 2.0
     assert cache.poll() == [first, second]
@@ -265,10 +257,8 @@ def test_one_that_waits_too_long_fails_and_holds_nothing() -> None:
 
 def test_closing_and_detaching_end_those_that_wait() -> None:
     for end in ("close", "detach"):
-        workers = Stepped()
-        cache = forgetful(CountingStorage(), workers).cache
+        _, workers, cache, prompt = cold()
         cache.config = replace(cache.config, close_timeout_s=0.05)
-        prompt = cache.prompt(tokens(10))
         _, second = waiting(cache, workers, [prompt] * 2)
         if end == "detach":
             cache.detach()
@@ -280,10 +270,8 @@ def test_closing_and_detaching_end_those_that_wait() -> None:
 
 
 def test_the_budget_of_prefetches_does_not_keep_one_from_waiting() -> None:
-    workers = Stepped()
-    cache = forgetful(CountingStorage(), workers).cache
+    _, workers, cache, prompt = cold()
     cache._prefetches.host_pages_left = 10
-    prompt = cache.prompt(tokens(10))
     operations = waiting(cache, workers, [prompt] * 2)
     finish(cache, workers)
     assert [operation.pages_count for operation in operations] == [10, 10]

@@ -13,7 +13,6 @@ from tests.support.operations import Stepped, UnreturnedCall, over, present
 from tests.support.rank_script import Rank, compare
 from tests.support.ranks import (
     Declining,
-    FailingStorage,
     FlakyAllocator,
     Meeting,
     ThreadRanks,
@@ -26,6 +25,7 @@ from tests.support.ranks import (
     same,
     served,
 )
+from tests.support.store_calls import ScriptedStorage
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, NotStarted, OperationState, TransferKind
 from unified_cache.controller.ranks import LocalRanks, RankGroup, check_alike, together
@@ -47,6 +47,7 @@ from unified_cache.core.window import SPAN_ALL
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, PageIO
+from unified_cache.storage_backends.wrappers.layer import Method
 
 PAGE = 4
 SPANS = (SPAN_ALL, 1)
@@ -219,14 +220,14 @@ def test_a_page_that_one_rank_does_not_get_ends_the_prefix_on_all() -> None:
 @pytest.mark.parametrize("leg", [TransferKind.BACKUP, TransferKind.PREFETCH])
 def test_a_transfer_that_fails_on_one_rank_fails_on_all_and_leaves_the_same(leg: TransferKind) -> None:
     def live(ranks: ThreadRanks) -> tuple[str, str, int]:
-        store = FailingStorage()
+        store = ScriptedStorage()
         toy = engine()
         cache = ranked(toy, ranks, store)
         prompt = served(toy, 4)
         if leg is TransferKind.PREFETCH:
             over(cache, cache.backup(prompt))
             cache.reset()
-        store.broken = ranks.rank == 2
+        store.failing = {Method.GET, Method.PUT} if ranks.rank == 2 else set()
         operation = over(cache, cache.prefetch(prompt) if leg is TransferKind.PREFETCH else cache.backup(prompt))
         assert operation.state is OperationState.FAILED
         assert isinstance(operation.error, RankError)

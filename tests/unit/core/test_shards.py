@@ -1,7 +1,7 @@
 """Shards named by heads, layers and tokens, and one writer for what several ranks hold alike."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -10,19 +10,19 @@ import pytest
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.operations import over
 from tests.support.rank_grid import PROMPT_PAGES, GridCell, cells
-from tests.support.ranks import FailingStorage, ThreadRanks, in_threads, prompt_of, ranked, same, served
+from tests.support.ranks import ThreadRanks, in_threads, prompt_of, ranked, same, served
+from tests.support.store_calls import ScriptedStorage
 from unified_cache.components.layouts.presets import layout
 from unified_cache.controller import InlineWorkers, NotStarted, OperationState, TransferKind
 from unified_cache.controller.ranks import LocalRanks
 from unified_cache.core.errors import ConfigError, LayoutError
 from unified_cache.core.pool import Component, Identity, ModelLayout, OwnedPools, PoolSpec
-from unified_cache.core.seal import Label
 from unified_cache.core.shards import Extent, HeadReplica, NamedShard, Shard, TokenRuns, heads_per_unit
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.wrappers.layer import Method
 
 PAGE = 4
 
@@ -35,18 +35,6 @@ def mixed_layout() -> ModelLayout:
     return ModelLayout(PAGE, (full, Component("state", 1, (PoolSpec("state", 48),))))
 
 
-class Counting(FailingStorage):
-    """Shared by all ranks; counts the puts of each pool."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.puts: list[Label] = []
-
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        self.puts += [page.label for page in pages]
-        return super().put(pages, level)
-
-
 def identity_of(rank: int, size: int) -> Identity:
     return replace(IDENTITY, shard=Shard.of_rank(rank, size, 8, Extent.whole(32)))
 
@@ -56,7 +44,7 @@ def one_for_all(model: ModelLayout) -> Callable[[int, int], ModelLayout]:
 
 
 def on_shared_store(
-    store: Counting,
+    store: ScriptedStorage,
     live: Callable[[ToyEngine, ThreadRanks], Result],
     size: int = 2,
     chosen: Callable[[int, int], ModelLayout] = one_for_all(mixed_layout()),
@@ -75,7 +63,7 @@ def on_shared_store(
 
 
 def test_replicated_pools_are_stored_by_one_rank_and_read_by_all() -> None:
-    store = Counting()
+    store = ScriptedStorage()
 
     def live(toy: ToyEngine, ranks: ThreadRanks) -> tuple[list[int], int, int]:
         cache = toy.cache
@@ -89,24 +77,24 @@ def test_replicated_pools_are_stored_by_one_rank_and_read_by_all() -> None:
         return stored, fetched.pages_count, toy.verify(prompt, lock)
 
     assert same(on_shared_store(store, live)) == ([4, 1], 4, 5)
-    puts = [label.pool for label in store.puts]
+    puts = [label.pool for label in store.offered]
     assert [puts.count(pool) for pool in ("kv", "index", "state")] == [4, 4, 2]
-    owners = {pool: {label.identity for label in store.puts if label.pool == pool} for pool in puts}
+    owners = {pool: {label.identity for label in store.offered if label.pool == pool} for pool in puts}
     assert [len(owners[pool]) for pool in ("kv", "index", "state")] == [1, 1, 2]
 
 
 @pytest.mark.parametrize("cell", [cell for count in (1, 2, 4, 8) for cell in cells(count)], ids=str)
 def test_a_fresh_group_resumes_its_own_bytes_and_each_share_was_put_once(cell: GridCell) -> None:
-    store = Counting()
+    store = ScriptedStorage()
     in_threads(cell.ranks_count, lambda ranks: cell.back_up(ranks, store))
     named = {part.identity.digest(part.layout): part.identity.shard.text for part in owned_parts(cell)}
-    assert Counter((named[label.identity], label.pool) for label in store.puts) == cell.objects()
+    assert Counter((named[label.identity], label.pool) for label in store.offered) == cell.objects()
     assert same(in_threads(cell.ranks_count, lambda ranks: cell.resume(ranks, store))) == PROMPT_PAGES
 
 
 @pytest.mark.parametrize("cell", list(cells(4)), ids=str)
 def test_a_group_clears_all_that_its_ranks_have_stored_and_each_object_once(cell: GridCell) -> None:
-    store = Counting()
+    store = ScriptedStorage()
     in_threads(cell.ranks_count, lambda ranks: cell.back_up(ranks, store))
     removed = in_threads(cell.ranks_count, lambda ranks: cell.clear(ranks, store))
     assert sum(removed) == cell.objects().total()
@@ -188,8 +176,8 @@ def test_shards_keep_the_digests_that_stores_know_them_by() -> None:
 
 
 def test_what_the_one_writer_could_not_store_is_stored_for_nobody() -> None:
-    store = Counting()
-    store.broken = True
+    store = ScriptedStorage()
+    store.failing = {Method.PUT}
 
     def live(toy: ToyEngine, ranks: ThreadRanks) -> tuple[OperationState, list[int]]:
         operation = over(toy.cache, toy.cache.backup(served(toy, 4)))
@@ -197,7 +185,7 @@ def test_what_the_one_writer_could_not_store_is_stored_for_nobody() -> None:
 
     latent = ModelLayout(PAGE, mixed_layout().components[:1])
     assert same(on_shared_store(store, live, 4, one_for_all(latent))) == (OperationState.FAILED, [0])
-    assert store.puts, "the first rank tried"
+    assert store.offered, "the first rank tried"
 
 
 def test_groups_of_other_sizes_share_replicated_pools_and_equal_shards() -> None:
@@ -233,9 +221,9 @@ def test_groups_of_other_sizes_share_objects_of_some_heads(writers: int, readers
         over(toy.cache, toy.cache.load(prompt))
         return fetched.pages_count, toy.verify(prompt, toy.cache.lock(toy.cache.match(prompt)))
 
-    store = Counting()
+    store = ScriptedStorage()
     assert same(on_shared_store(store, write, writers, attention)) == OperationState.DONE
-    puts = [label.pool for label in store.puts]
+    puts = [label.pool for label in store.offered]
     assert {pool: puts.count(pool) for pool in puts} == {
         **{f"kv_h{start}": 4 for start in range(0, HEADS, HEADS_PER_UNIT)},
         **{f"swa_h{start}": 2 for start in range(0, HEADS, HEADS_PER_UNIT)},

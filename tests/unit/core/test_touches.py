@@ -1,7 +1,7 @@
 """A store that evicts and pages that memory hands out: it hears of their use, seldom, bounded, and ahead of a put."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +10,10 @@ import pytest
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.operations import PAGE, SPANS, configured, filled, over, present, tokens
 from tests.support.ranks import ThreadRanks, digest_of, in_threads, ranked, same
+from tests.support.store_calls import ScriptedStorage
 from unified_cache.controller import InlineWorkers, TouchCounts
 from unified_cache.controller.storage_tier import TOUCHES_MAX
 from unified_cache.core.config import WritePolicy
-from unified_cache.core.errors import StorageError
 from unified_cache.core.page import Prompt
 from unified_cache.core.seal import Label
 from unified_cache.core.slots import StoredSlots
@@ -21,7 +21,8 @@ from unified_cache.core.window import window
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.wrappers.layer import Method
 
 DOCUMENT_PAGES = 4 + 2
 """Pages that a resume after four needs, of both components."""
@@ -32,29 +33,6 @@ STORES: dict[str, Callable[[Path, int], StorageBackend]] = {
     "file": lambda path, bytes_max: FileStorage.open(path, bytes_max=bytes_max),
     "packed": lambda path, bytes_max: PackedStorage.open(path, bytes_max=bytes_max),
 }
-
-
-class Noting(MemoryStorage):
-    """A store in memory that notes what it is told to be in use, and what it is given."""
-
-    def __init__(self, bytes_max: int | None) -> None:
-        super().__init__(bytes_max)
-        self.calls: list[tuple[str, list[Label]]] = []
-        self.fails_to_touch = False
-
-    def touch(self, labels: Sequence[Label]) -> None:
-        self.calls.append(("touch", list(labels)))
-        if self.fails_to_touch:
-            raise StorageError("touch is out of order", retryable=False)
-        super().touch(labels)
-
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        self.calls.append(("put", [page.label for page in pages]))
-        return super().put(pages, level)
-
-    @property
-    def touched(self) -> list[Label]:
-        return [label for kind, labels in self.calls for label in labels if kind == "touch"]
 
 
 def bytes_of(pages: int) -> int:
@@ -145,7 +123,7 @@ def test_storage_that_is_larger_than_the_host_has_all_full_pages_of_what_was_ask
 
 def test_a_store_that_never_evicts_and_one_that_is_backed_up_to_on_call_are_told_nothing() -> None:
     for write, bytes_max in ((WritePolicy.THROUGH, None), (WritePolicy.ON_CALL, 10 * bytes_of(4))):
-        store = Noting(bytes_max)
+        store = ScriptedStorage(bytes_max)
         toy = writing(write, store)
         for number in range(10):
             ask(toy, toy.cache.prompt(tokens(4)))
@@ -157,7 +135,7 @@ def test_a_store_that_never_evicts_and_one_that_is_backed_up_to_on_call_are_told
 
 
 def test_a_page_in_use_is_told_of_once_for_a_32nd_of_the_pages_that_the_host_holds() -> None:
-    store = Noting(100 * bytes_of(4))
+    store = ScriptedStorage(100 * bytes_of(4))
     toy = writing(WritePolicy.THROUGH, store, host=128)
     document = toy.cache.prompt(tokens(4))
     ask(toy, document)
@@ -171,22 +149,24 @@ def test_a_page_in_use_is_told_of_once_for_a_32nd_of_the_pages_that_the_host_hol
 
 
 def test_the_store_hears_of_uses_before_it_is_given_pages_and_of_a_prompt_the_first_page_most() -> None:
-    store = Noting(100 * bytes_of(4))
+    store = ScriptedStorage(100 * bytes_of(4))
     toy = writing(WritePolicy.THROUGH, store, host=8)
     document = toy.cache.prompt(tokens(4))
     ask(toy, document)
     ask(toy, toy.cache.prompt(tokens(2, 1_000)))
     ask(toy, document)
     store.calls.clear()
+    store.touched.clear()
     ask(toy, toy.cache.prompt(tokens(1, 5_000)))
-    assert [kind for kind, _ in store.calls] == ["touch", "put"]
-    assert [document.keys.index(label.key) for label in store.calls[0][1]] == [0, 1, 2, 2, 2, 3, 3, 3]
+    assert [call for call in store.calls if call in (Method.TOUCH, Method.PUT)] == [Method.TOUCH, Method.PUT]
+    assert [document.keys.index(label.key) for label in store.touched] == [0, 1, 2, 2, 2, 3, 3, 3]
 
 
 def test_a_prefix_in_memory_is_in_use_though_its_tail_has_just_come_from_storage() -> None:
-    store = Noting(100 * bytes_of(4))
+    store = ScriptedStorage(100 * bytes_of(4))
     filled(store, 8)
     store.calls.clear()
+    store.touched.clear()
     toy = writing(WritePolicy.THROUGH, store, host=32)
     cache, whole = toy.cache, toy.cache.prompt(tokens(8))
     for pages in (4, 8):
@@ -199,7 +179,7 @@ def test_a_prefix_in_memory_is_in_use_though_its_tail_has_just_come_from_storage
 
 
 def test_uses_that_wait_for_a_put_are_bounded_and_those_dropped_are_counted() -> None:
-    store = Noting(1_000 * bytes_of(4))
+    store = ScriptedStorage(1_000 * bytes_of(4))
     toy = writing(WritePolicy.THROUGH, store, host=256)
     prompts = [toy.cache.prompt(tokens(1, 1_000 * number)) for number in range(TOUCHES_MAX + 6)]
     for prompt in prompts:
@@ -209,6 +189,7 @@ def test_uses_that_wait_for_a_put_are_bounded_and_those_dropped_are_counted() ->
     for prompt in prompts:
         toy.cache._backups.record_use(toy.cache.match(prompt), storage)
     store.calls.clear()
+    store.touched.clear()
     ask(toy, toy.cache.prompt(tokens(1, 900_000)))
     assert {label.key for label in store.touched} == {prompt.keys[0] for prompt in prompts[6:]}
     pages = sum(min(component.span, 1) for component in toy.layout.components)
@@ -216,10 +197,10 @@ def test_uses_that_wait_for_a_put_are_bounded_and_those_dropped_are_counted() ->
 
 
 def test_a_store_that_fails_to_take_a_hint_is_given_pages_all_the_same() -> None:
-    store = Noting(1_000 * bytes_of(4))
+    store = ScriptedStorage(1_000 * bytes_of(4))
     toy = writing(WritePolicy.THROUGH, store, host=8)
     ask(toy, toy.cache.prompt(tokens(4)))
-    store.fails_to_touch = True
+    store.failing = {Method.TOUCH}
     longer = toy.cache.prompt(tokens(6))
     ask(toy, longer)
     assert toy.cache.stats().touches == TouchCounts(dropped_pages=DOCUMENT_PAGES)
@@ -230,7 +211,7 @@ def test_a_store_that_fails_to_take_a_hint_is_given_pages_all_the_same() -> None
 def test_ranks_whose_stores_differ_in_whether_they_evict_stay_equal() -> None:
     def live(ranks: ThreadRanks) -> str:
         toy = ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (16, 16), None, InlineWorkers())
-        store = Noting(None if ranks.rank else 6 * bytes_of(4))
+        store = ScriptedStorage(None if ranks.rank else 6 * bytes_of(4))
         cache = ranked(toy, ranks, store, write=WritePolicy.THROUGH)
         for number in range(12):
             ask(toy, cache.prompt(tokens(4)))
