@@ -52,7 +52,9 @@ def stacked(backend: StorageBackend) -> StorageBackend:
 
 
 WRAPS: tuple[Wrap, ...] = (CheckedStorage, metered, guarded, faulty, stacked)
-STORES = [(name, bytes_max, bare) for name in OPENED for bytes_max in (None, ROOM_BYTES_MAX)]
+STORES: list[tuple[str, int | None, Wrap]] = [
+    (name, bytes_max, bare) for name in OPENED for bytes_max in (None, ROOM_BYTES_MAX)
+]
 STORES += [(name, ROOM_BYTES_MAX, VerifiedStorage) for name in OPENED]
 STORES += [(name, ROOM_BYTES_MAX, wrap) for name in ("memory", "file") for wrap in WRAPS]
 

@@ -131,7 +131,7 @@ class WatchedWorkers:
                 probed.known_end, probed.held = self.rank.held(self.prompts[operation])
                 probed.is_decided = True
         if isinstance(job, FetchJob):
-            probed.fetched = [part.pages.tolist() for part in job._batches._parts]
+            probed.fetched = [part.pages.tolist() for part in job._parts]
         self._workers.submit(operation, watched)
 
     def finished(self, timeout_s: float) -> list[Finished]:

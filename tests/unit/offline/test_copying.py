@@ -534,9 +534,9 @@ def test_stat_shows_facts_and_what_is_not_told() -> None:
 
 
 def test_stat_says_what_tells_an_identity_from_the_most_similar_before_it() -> None:
-    first = replace(TOY, model="/models/a", facts=(("hash", "sha256"), ("weights", "77")))
-    other = replace(first, model="another", revision="2", dtype="float8")
-    moved = replace(first, model="/models/b", facts=(("weights", "77"),))
+    first = dataclasses.replace(TOY, model="/models/a", facts=(("hash", "sha256"), ("weights", "77")))
+    other = dataclasses.replace(first, model="another", revision="2", dtype="float8")
+    moved = dataclasses.replace(first, model="/models/b", facts=(("weights", "77"),))
     kept = [StoredIdentity(each.digest(UNKNOWN), Description(each, UNKNOWN)) for each in (first, other, moved)]
     undescribed = StoredIdentity(bytes(32), Undescribed("no manifest"))
     assert [differences(each, kept[:number]) for number, each in enumerate(kept)] == [
