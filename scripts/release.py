@@ -46,7 +46,6 @@ START_TIMEOUT_S = 60
 COMMAND_TIMEOUT_S = 900
 
 LEFT_OUT: Mapping[str, str] = {
-    "demo": "needs the extra demo and a model",
     "mooncake://127.0.0.1:50061": "serves a cluster, which needs libraries of the system",
     "my_stores.redis:connect": "the reader's own store",
     "--identity 3f2a": "a digest of the reader's store",

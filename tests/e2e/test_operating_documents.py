@@ -177,8 +177,8 @@ def test_the_commands_of_the_document_on_clusters_work(shell: DocumentShell, tmp
 
 
 def demos() -> list[list[str]]:
-    texts = [(ROOT / path).read_text(encoding="utf-8") for path in ("README.md", "docs/embedding.md")]
-    blocks = (block for text in texts for block in code_blocks(text) if block.text.startswith("unified-cache demo"))
+    text = (ROOT / "docs/embedding.md").read_text(encoding="utf-8")
+    blocks = (block for block in code_blocks(text) if block.text.startswith("unified-cache demo"))
     return [words for block in blocks for words in command_lines(block)]
 
 

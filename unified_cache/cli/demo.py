@@ -24,15 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_DOCUMENT", "DemoCommand", "demo_app"]
 
-DEFAULT_DOCUMENT = "ARCHITECTURE.md"
-"""At the root of a checkout; an installed package has it beside its samples."""
+DEFAULT_DOCUMENT = "LICENSE"
+"""Prose that a small model understands. At the root of a checkout; an installed package has it beside its samples."""
 QUESTIONS = ("What is this text about?", "What does it say at the beginning?", "Whom is it written for?")
 """Questions about any text."""
 DEFAULT_QUESTIONS = (
-    "What question does a component answer?",
-    "Which tier is the engine's tensors?",
-    "What does the radix tree know?",
-    "Who owns the device tensors?",
+    "What may I do with the software?",
+    "Which license is this?",
+    "What must I do when I redistribute the work?",
 )
 REFRESH_PER_SECOND = 10
 
@@ -59,7 +58,7 @@ class DemoCommand(JsonOptions):
 
     document: Annotated[
         Path | None,
-        typer.Argument(metavar="DOCUMENT", help="Text to ask about. [default: how this cache works]", dir_okay=False),
+        typer.Argument(metavar="DOCUMENT", help="Text to ask about. [default: the Apache License]", dir_okay=False),
     ] = None
     model: Annotated[
         str,

@@ -37,7 +37,6 @@ RUN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "unified-cache backup",
             "unified-cache conformance",
         ),
-        DEMOS: ("unified-cache demo",),
         f"{OPERATING}::test_two_engines_share_a_cluster_through_a_service_as_the_readme_says": (
             "mooncake_master --rpc",
         ),
