@@ -113,35 +113,31 @@ def test_every_answer_of_the_demo_is_what_the_model_says_without_a_cache(family:
     assert seen.computed_tokens[:2] == [result.ready.page_tokens, 2 * result.ready.page_tokens]
 
 
-@pytest.mark.parametrize(
-    "storage", ["packed", "grpc", pytest.param("mooncake", marks=[needs_mooncake, pytest.mark.long])]
-)
+@pytest.mark.parametrize("storage", ["grpc://", pytest.param("mooncake", marks=[needs_mooncake, pytest.mark.long])])
 def test_the_demo_starts_the_store_that_it_is_over(storage: str) -> None:
     seen = Seen()
     check_demo(run_demo(settings_of("tiny-llama", storage), seen), 4, is_flipped=storage != "mooncake")
     assert seen.phases[4].startswith("No byte is flipped" if storage == "mooncake" else "Flip one byte")
 
 
-def test_no_byte_of_a_users_store_is_flipped(tmp_path: Path) -> None:
-    seen = Seen()
-    check_demo(run_demo(settings_of("tiny-llama", f"file:{tmp_path}"), seen), 4, is_flipped=False)
-    assert seen.phases[4] == "No byte is flipped: the store is yours"
-
-
-def test_a_store_that_forges_pages_is_found_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_users_store_that_forges_pages_is_found_out_and_no_byte_of_it_is_flipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     url = f"{forging.__module__}:{forging.__name__}:{tmp_path / 'store'}"
     options = ["--document-tokens", "128", "--answer-tokens", "6", "--report", str(tmp_path)]
-    assert run(["demo", "--model", "tiny-llama", "--storage", url, "--json", *options]) == 1
+    assert run(["demo", "--model", "tiny-llama", "--storage", url, *options]) == 1
     printed = capsys.readouterr()
-    assert not json.loads(printed.out)["identical"]
-    assert "the answer of 'restarted' has other words" in printed.err.splitlines()[-1]
+    assert "4. No byte is flipped: the store is yours" in printed.out
+    error = printed.err.splitlines()[-1]
+    assert "the answer of 'restarted' has other words" in error
+    assert "flawed" not in error
 
 
 def test_the_command_prints_answers_waits_and_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document, out, kept = tmp_path / "novel.txt", tmp_path / "out", tmp_path / "demo.json"
     document.write_text("It was a dark and stormy night. " * 9, encoding="utf-8")
     options = ["--question", "Who?", "--answer-tokens", "4", "--report", str(out), "--json-file", str(kept)]
-    assert run(["demo", str(document), "--model", "tiny-llama", *options]) == 0
+    assert run(["demo", str(document), "--model", "tiny-llama", "--storage", "packed:", *options]) == 0
     printed = capsys.readouterr()
     for text in ("1. Ask about novel.txt", "> Who?", "from storage", "1 page FLAWED", "byte flipped", "0 words differ"):
         assert text in printed.out
