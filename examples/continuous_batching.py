@@ -235,7 +235,7 @@ class RunningRequest:
         self._fresh: list[Slots] = []
         self.is_ready = False
         """Whether what the tiers hold has come, so that there is a chunk to run."""
-        self.past: DynamicCache = pages.new_cache()
+        self.past: DynamicCache = pages.kept.new_cache()
         """The model's own cache object: stock models read nothing else."""
         self.table: list[Slots] = []
         """Device slots of all pages, by component; the sink for tombstones and for pages without room."""
@@ -616,7 +616,7 @@ class BatchingEngine:
     @torch.no_grad()
     def _run_padding(self) -> DynamicCache:
         """Return what the model keeps of one padding token."""
-        past = self.pages.new_cache()
+        past = self.pages.kept.new_cache()
         self._model(input_ids=torch.zeros((1, 1), dtype=torch.int64, device=self._model.device), past_key_values=past)
         return past
 

@@ -97,7 +97,7 @@ class DictChunks(EngineStore):
             answers.append(Answer.MISS if found is None else Answer.HIT)
         return answers
 
-    def put_missing(self, pages: Sequence[EnginePage], level: Level = Level.CACHED) -> list[Answer]:
+    def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED) -> list[Answer]:
         """Hold copies of the rows that are not held."""
         self._begin("put", len(pages))
         if self.away:

@@ -29,7 +29,7 @@ WORDS = (
     *("PrefixIndex", "EventSubscriber", "EngineTraits", "EngineScore", "HashKind", "PublisherFollower"),
     *("RouterClient", "RouterServer", "router.proto", "EventFormatError"),
     # Names of the store of an engine's adapter.
-    *("ExternalStore", "ExternalConfig", "ExternalCounts", "ExternalPage", "ExternalTier"),
+    *("ExternalStore", "ExternalConfig", "ExternalCounts", "ExternalPage", "ExternalTier", "put_missing"),
     # The live page in a terminal.
     *("TopCommand", "top_app", "UNIFIED_CACHE_LIVE_TOKEN"),
     # Pages of a prompt spread over the nodes of a Mooncake cluster.

@@ -59,20 +59,14 @@ class Retries:
         self._next_s = self._clock() + pause_s
         if str(error) != self._logged:
             self._logged = str(error)
-            if passes:
-                logger.warning(
-                    "%s failed, pages are misses meanwhile: %s; it is tried again, at least every %g s",
-                    self._subject,
-                    error,
-                    self._pauses.max_s,
-                )
-            else:
-                logger.error(
-                    "%s failed, and pages are misses until its cause is mended: %s; it is tried again every %g s",
-                    self._subject,
-                    error,
-                    MENDED_PAUSE_S,
-                )
+            logger.log(
+                logging.WARNING if passes else logging.ERROR,
+                "%s failed, and pages are misses until %s: %s; it is tried again every %g s",
+                self._subject,
+                "it succeeds" if passes else "its cause is mended",
+                error,
+                self._pauses.max_s if passes else MENDED_PAUSE_S,
+            )
         return pause_s
 
     def record_success(self) -> None:

@@ -422,7 +422,7 @@ class EnginePools:
             list(_pages(part, bundle, [source.rows_to_store(part.slots) for source in bundle.sources]))
             for part, bundle in zip(batch, bundles, strict=True)
         ]
-        return _split(self._in_batches(list(chain.from_iterable(pages)), self._store.put_missing), pages)
+        return _split(self._in_batches(list(chain.from_iterable(pages)), self._store.put), pages)
 
     def _in_batches(
         self, pages: Sequence[EnginePage], call: Callable[[Sequence[EnginePage]], list[Answer]]

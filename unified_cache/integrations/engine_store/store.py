@@ -222,15 +222,12 @@ class EngineStore:
         return self._transfer(Method.GET, pages, Level.CACHED)
 
     def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED) -> list[Answer]:
-        """Store pages as their rows hold them now; STORED where the page is in the store, at that level."""
-        return self._transfer(Method.PUT, pages, level)
+        """Store pages as their rows hold them now; STORED where the page is in the store, or was.
 
-    def put_missing(self, pages: Sequence[EnginePage], level: Level = Level.CACHED) -> list[Answer]:
-        """Store the pages that the store does not have, as ``put`` does; STORED also where it says that it has a page.
-
-        The pages that it has are neither read nor made recent, and the look-up is not counted: nobody wanted them.
+        A page that the store says it has is neither read nor made recent, and the look-up is not counted: nobody
+        wanted it.
         """
-        return self._transfer(Method.PUT, pages, level, asked=[page.label for page in pages])
+        return self._transfer(Method.PUT, pages, level)
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Count pages as used now, the first most of all; a touch that the store does not take is lost."""
@@ -358,10 +355,8 @@ class EngineStore:
             reason = self._call(opened, identities, task, started_s)
         return self._answered(method, task.answers, len(labels), reason, started_s)
 
-    def _transfer(
-        self, method: Method, pages: Sequence[EnginePage], level: Level, asked: Sequence[Label] = ()
-    ) -> list[Answer]:
-        """Get or put pages; of those to be put, ``asked`` are asked for first."""
+    def _transfer(self, method: Method, pages: Sequence[EnginePage], level: Level) -> list[Answer]:
+        """Get or put pages."""
         started_s = self._clock()
         if not pages:
             return []
@@ -370,7 +365,8 @@ class EngineStore:
         if opened is None:
             return self._answered(method, [], len(pages), self._absence(), started_s)
         store = opened.guard
-        move = partial(tasks.get, store) if method is Method.GET else partial(tasks.put, store, level, asked)
+        labels = [page.label for page in pages]
+        move = partial(tasks.get, store) if method is Method.GET else partial(tasks.put, store, level, labels)
         path: CopyPath
         if opened.capability.bounded and self._registrations.are_taken(identities):
             # The store cuts them itself, and has several calls under way.

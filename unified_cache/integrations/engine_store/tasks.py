@@ -302,17 +302,18 @@ def get(store: StorageBackend, pieces: Sequence[Piece], path: CopyPath, answers:
 def put(
     store: StorageBackend,
     level: Level,
-    asked: Sequence[Label],
+    labels: Sequence[Label],
     pieces: Sequence[Piece],
     path: CopyPath,
     answers: list[Answer],
 ) -> Iterator[None]:
-    """Seal pages of the engine's rows and put them into a store, but for those of ``asked`` that it has.
+    """Seal pages of the engine's rows and put them into a store, but for those that it has.
 
-    ``asked`` has the label of each page, or none. To seal a page costs more than to ask for it, and to hand the look-up
-    over to a thread of ours longer than to ask for a prompt's pages: so both are one task.
+    ``labels`` names each page; the pages themselves have rows, which a task that is late must not hold.
+    To seal a page costs more than to ask for it, and to hand the look-up over to a thread of ours longer than to ask
+    for a prompt's pages: so both are one task.
     """
-    there = list(map(bool, store.exists(asked))) if asked else [False] * pieces[-1].end
+    there = list(map(bool, store.exists(labels)))
     for piece in pieces:
         numbers = range(piece.start, piece.end)
         missing = [number for number in numbers if not there[number]]

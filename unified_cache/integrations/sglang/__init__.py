@@ -18,11 +18,9 @@ from importlib import import_module
 
 __all__ = ["UnifiedCacheHiCache"]  # pyright: ignore[reportUnsupportedDunderAll]  # made by __getattr__
 
-_MODULES = {"UnifiedCacheHiCache": "hicache"}
-
 
 def __getattr__(name: str) -> object:
     """Import the class that SGLang asks for, and SGLang with it."""
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__} has no attribute {name!r}")
-    return vars(import_module(f"{__name__}.{_MODULES[name]}"))[name]
+    return vars(import_module(f"{__name__}.hicache"))[name]

@@ -231,10 +231,6 @@ class DevicePages:
         """Return the tensors of one pool, strand after strand; views that share its memory."""
         return [each for each, strand in zip(self._tensors, self.kept.strands, strict=True) if strand.pool == pool]
 
-    def new_cache(self) -> DynamicCache:
-        """Return an empty cache object of the model's own."""
-        return self.kept.new_cache()
-
     @torch.no_grad()
     def write(self, past: DynamicCache, locs: Sequence[torch.Tensor]) -> None:
         """Copy what the last tokens of ``past`` have left to their locations, as kernels of a paged engine do.
@@ -302,7 +298,7 @@ class DevicePages:
         ``slots[c]`` holds the device slots of component ``c`` for the pages that a resume at ``end`` needs, as
         ``UnifiedCache.slots`` returns them.
         """
-        past = self.new_cache()
+        past = self.kept.new_cache()
         if not end:
             return past
         for component, held in zip(self.layout.components, slots, strict=True):

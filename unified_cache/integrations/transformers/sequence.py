@@ -156,7 +156,7 @@ class Sequence:
         """Result of the last ``step``."""
         self.tokens = list(tokens)
         """The prompt, and what was fed since."""
-        self.past: DynamicCache = pages.new_cache()
+        self.past: DynamicCache = pages.kept.new_cache()
         """The model's own cache object. A caller that runs it further than ``feed`` must not go on here."""
         self.logits: torch.Tensor | None = None
         """Logits after the last computed token, shape (vocabulary,); of the whole prompt once READY."""

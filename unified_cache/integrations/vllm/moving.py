@@ -247,7 +247,7 @@ class Moving:
         try:
             if piece.run.job.direction is Direction.LOAD:
                 return self._store.get(pages)
-            return self._store.put_missing(pages, self._level)
+            return self._store.put(pages, self._level)
         finally:
             for page in pages:
                 for row in page.rows:

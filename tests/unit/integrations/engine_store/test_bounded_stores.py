@@ -106,7 +106,6 @@ def test_a_bounded_store_is_called_on_the_thread_that_asks() -> None:
         rows = EngineRows.holding(NUMBERS)
         backend.threads.clear()
         store.put(rows.pages(NUMBERS))
-        store.put_missing(rows.pages(NUMBERS))
         labels = [label_of(number) for number in NUMBERS]
         assert store.exists(labels) == store.get(rows.pages(NUMBERS)) == [Answer.HIT] * len(NUMBERS)
         store.touch(labels)

@@ -96,7 +96,7 @@ def test_of_pages_that_a_store_has_some_of_only_the_others_are_copied_and_put(st
     before = store.counts()
     others = EngineRows(7)  # zeros: what is there already is not read, and stays as it is
     others.rows(2)[0][:] = b"new" * 1000
-    assert store.put_missing(others.pages(range(7))) == [Answer.STORED] * 7
+    assert store.put(others.pages(range(7))) == [Answer.STORED] * 7
     counts = store.counts()
     assert counts.payload_bytes[Method.PUT] == before.payload_bytes[Method.PUT] + 4 * PAGE_BYTES
     assert counts.answers == {(Method.PUT, Answer.STORED): 3 + 7}
@@ -107,7 +107,7 @@ def test_of_pages_that_a_store_has_some_of_only_the_others_are_copied_and_put(st
 
 
 def test_no_pages_are_no_work(store: EngineStore) -> None:
-    assert store.get([]) == store.put([]) == store.put_missing([]) == store.exists([]) == []
+    assert store.get([]) == store.put([]) == store.exists([]) == []
 
 
 def test_after_close_every_page_is_unavailable_and_no_view_is_left(store: EngineStore) -> None:

@@ -46,9 +46,9 @@ class CountedStore(EngineStore):
         self.gets.append(len(pages))
         return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.get(pages)
 
-    def put_missing(self, pages: Sequence[EnginePage], level: Level = Level.CACHED) -> list[Answer]:
+    def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED) -> list[Answer]:
         self.puts.append(list(pages))
-        return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.put_missing(pages)
+        return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.put(pages)
 
     def clear(self, identity: bytes) -> bool:
         return self.store.clear(identity)

@@ -94,7 +94,7 @@ def test_while_a_get_hangs_the_engine_may_give_its_memory_back() -> None:
 
 
 def test_a_put_that_hangs_stores_what_the_rows_held_when_it_was_called() -> None:
-    backend = scripted({1: HANG})
+    backend = scripted({2: HANG})
     store = opened_store(backend, SOON_LATE)
     rows = EngineRows.holding([1])
     assert store.put(rows.pages([1])) == [Answer.UNAVAILABLE]
@@ -110,7 +110,7 @@ def test_a_put_whose_look_up_hangs_ends_at_its_deadline_and_reads_no_row_afterwa
     backend = scripted({1: HANG})
     store = opened_store(backend, SOON_LATE)
     rows = EngineRows.holding([1])
-    assert store.put_missing(rows.pages([1])) == [Answer.UNAVAILABLE]
+    assert store.put(rows.pages([1])) == [Answer.UNAVAILABLE]
     assert store.counts().unavailable == {(Method.PUT, Unavailable.LATE): 1}
     rows.close()  # BufferError, had the store's thread a view of it
     release(backend, store)
