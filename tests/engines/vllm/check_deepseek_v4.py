@@ -9,8 +9,6 @@ group   holds                                         tokens of a chunk   needed
 
 from pathlib import Path
 
-import pytest
-
 from tests.engines.vllm.check_exact import (
     PROMPTS,
     Alone,
@@ -29,8 +27,6 @@ BLOCK_TOKENS = 256
 
 SELECTING = prompt_of(2371, 4)
 """With more than 512 entries compressed by 4, so that the indexers' keys decide what is attended to."""
-
-OTHER_WEIGHTS = {"model_loader_extra_config": {"seed": 2}}
 
 
 def check_the_answer_depends_on_what_is_far_back(alone: Alone) -> None:
@@ -68,28 +64,3 @@ def check_a_branch_finds_the_windows_that_the_engine_kept(
         found = engine.completion(branch)
     assert found.cached == 512
     assert_equal(found, local_hit(alone(FAMILY), branch, found.cached), len(branch))
-
-
-def check_drawn_weights_of_another_revision_miss(model_path: ModelPath, log_path: LogPath, tmp_path: Path) -> None:
-    url, model, prompt = f"file:{tmp_path / 'store'}", model_path(FAMILY), PROMPTS[0]
-    stored_by_one_engine(model, FAMILY, url, log_path("first"), [prompt])
-    with running_engine(model, FAMILY, None, log_path("alone"), options=OTHER_WEIGHTS) as other:
-        expected = other.completion(prompt)
-    settings = {"revision": "drawn from 2"}
-    with running_engine(model, FAMILY, url, log_path("second"), settings=settings, options=OTHER_WEIGHTS) as engine:
-        found = engine.completion(prompt)
-        assert engine.counted("lookup_chunks", answer="hit") == 0
-        assert found.cached == 0
-        assert found.difference(expected) == 0.0
-
-
-def check_drawn_weights_without_a_revision_are_refused(
-    model_path: ModelPath, log_path: LogPath, tmp_path: Path
-) -> None:
-    log = log_path("refused")
-    with (
-        pytest.raises(AssertionError, match="the engine ended at open"),
-        running_engine(model_path(FAMILY), FAMILY, f"file:{tmp_path}", log, settings={"revision": ""}),
-    ):
-        raise AssertionError("an engine of weights that nothing tells from others")
-    assert "found none: say revision" in log.read_text()

@@ -5,10 +5,6 @@ from unified_cache.integrations.vllm.settings import OnReset, TierSettings, own_
 from unified_cache.storage_backends.protocol import Level
 
 
-def test_a_url_is_enough() -> None:
-    assert TierSettings.of({"url": "file:/var/kv"}) == TierSettings(url="file:/var/kv")
-
-
 def test_every_key_is_read() -> None:
     options = {
         "url": "packed:/var/kv",
