@@ -4,7 +4,7 @@ from scripts.mutants.mutant import Mutant
 
 __all__ = ["TREE_MUTANTS"]
 
-WINDOW_TESTS = ("tests/unit/core/test_window_score.py",)
+WINDOW_TESTS = ("tests/unit/core/test_reuse_predictor.py",)
 SESSION_TESTS = ("tests/unit/core/test_sessions.py",)
 LAST_TOKEN_TESTS = ("tests/unit/core/test_last_token.py",)
 PREDICTOR_TESTS = ("tests/unit/core/test_reuse_predictor.py", "tests/property/test_adaptive_eviction.py")

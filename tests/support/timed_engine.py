@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, PoolSpec, Slots
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, PageIO
+
+Waited = TypeVar("Waited", bound=Operation | NotStarted)
 
 POLL_S = 1e-4
 """Between two polls of a transfer that somebody waits for."""
@@ -112,9 +115,9 @@ class TimedEngine:
         self.clock.now_s += self.prefill.seconds(lock.end * size, prompt.pages_count * size)
         cache.release(cache.insert(prompt, fresh, lock))
 
-    def wait(self, operation: Operation | NotStarted) -> Operation | NotStarted:
+    def wait(self, operation: Waited) -> Waited:
         """Poll until an operation is over, as an engine that has nothing else to do."""
-        while operation and operation.state is OperationState.RUNNING:
+        while isinstance(operation, Operation) and operation.state is OperationState.RUNNING:
             self.clock.now_s += POLL_S
             self.cache.poll()
         return operation

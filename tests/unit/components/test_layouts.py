@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unified_cache.cli.layout import LayoutCommand, layout_as_json, print_layout, size_named
+from unified_cache.components.deepseek_v4 import DeepSeekV4
 from unified_cache.components.layouts import (
     PRESETS,
     SizedLayout,
@@ -35,31 +36,28 @@ class Hybrid:
 
     layers: tuple[int, int]
     """Full, sliding."""
-    layer_bytes: tuple[int, int]
-    """Per token and layer."""
     token_bytes: tuple[int, int]
+    """In all layers."""
     window: int
-    spans: tuple[int, int]
-    """At pages of 1 and 64 tokens."""
 
 
 HYBRIDS = {
-    "gpt-oss-20b": Hybrid((12, 12), (2_048, 2_048), (24_576, 24_576), 127, (127, 2)),
-    "gpt-oss-120b": Hybrid((18, 18), (2_048, 2_048), (36_864, 36_864), 127, (127, 2)),
-    "gemma-3-27b": Hybrid((10, 52), (8_192, 8_192), (81_920, 425_984), 1_023, (1_023, 16)),
-    "gemma-4-31b": Hybrid((10, 50), (8_192, 16_384), (81_920, 819_200), 1_023, (1_023, 16)),
-    "gemma-4-26b-a4b": Hybrid((5, 25), (4_096, 8_192), (20_480, 204_800), 1_023, (1_023, 16)),
-    "llama-4-scout": Hybrid((12, 36), (4_096, 4_096), (49_152, 147_456), 8_192, (8_192, 128)),
-    "llama-4-maverick": Hybrid((12, 36), (4_096, 4_096), (49_152, 147_456), 8_192, (8_192, 128)),
-    "mimo-v2-flash": Hybrid((9, 39), (2_560, 5_120), (23_040, 199_680), 128, (128, 2)),
-    "mimo-v2.5-pro": Hybrid((10, 60), (5_120, 5_120), (51_200, 307_200), 128, (128, 2)),
-    "step-3.5-flash": Hybrid((12, 33), (4_096, 4_096), (49_152, 135_168), 512, (512, 8)),
-    "mistral-7b-v0.1": Hybrid((0, 32), (0, 4_096), (0, 131_072), 4_096, (4_096, 64)),
-    "gemma-2-9b": Hybrid((21, 21), (8_192, 8_192), (172_032, 172_032), 4_095, (4_095, 64)),
-    "gemma-2-27b": Hybrid((23, 23), (8_192, 8_192), (188_416, 188_416), 4_095, (4_095, 64)),
-    "command-r7b": Hybrid((8, 24), (4_096, 4_096), (32_768, 98_304), 4_096, (4_096, 64)),
-    "command-a": Hybrid((16, 48), (4_096, 4_096), (65_536, 196_608), 4_096, (4_096, 64)),
-    "exaone-4.0-32b": Hybrid((16, 48), (4_096, 4_096), (65_536, 196_608), 4_096, (4_096, 64)),
+    "gpt-oss-20b": Hybrid((12, 12), (24_576, 24_576), 127),
+    "gpt-oss-120b": Hybrid((18, 18), (36_864, 36_864), 127),
+    "gemma-3-27b": Hybrid((10, 52), (81_920, 425_984), 1_023),
+    "gemma-4-31b": Hybrid((10, 50), (81_920, 819_200), 1_023),
+    "gemma-4-26b-a4b": Hybrid((5, 25), (20_480, 204_800), 1_023),
+    "llama-4-scout": Hybrid((12, 36), (49_152, 147_456), 8_192),
+    "llama-4-maverick": Hybrid((12, 36), (49_152, 147_456), 8_192),
+    "mimo-v2-flash": Hybrid((9, 39), (23_040, 199_680), 128),
+    "mimo-v2.5-pro": Hybrid((10, 60), (51_200, 307_200), 128),
+    "step-3.5-flash": Hybrid((12, 33), (49_152, 135_168), 512),
+    "mistral-7b-v0.1": Hybrid((0, 32), (0, 131_072), 4_096),
+    "gemma-2-9b": Hybrid((21, 21), (172_032, 172_032), 4_095),
+    "gemma-2-27b": Hybrid((23, 23), (188_416, 188_416), 4_095),
+    "command-r7b": Hybrid((8, 24), (32_768, 98_304), 4_096),
+    "command-a": Hybrid((16, 48), (65_536, 196_608), 4_096),
+    "exaone-4.0-32b": Hybrid((16, 48), (65_536, 196_608), 4_096),
 }
 
 
@@ -73,17 +71,10 @@ def test_a_model_with_windows_has_the_published_sizes(name: str, page_size: int)
     expected = HYBRIDS[name]
     sized = size_preset(name, page_size=page_size)
     assert sized.layers == {"kv": expected.layers[0], "swa": expected.layers[1]}
-    assert tuple(a * b for a, b in zip(expected.layers, expected.layer_bytes, strict=True)) == expected.token_bytes
     full, swa = expected.token_bytes
     assert pool_bytes(sized) == {"kv": full * page_size, "swa": swa * page_size}
     assert sized.window_tokens == expected.window
     assert sized.layout.components[1].span == math.ceil(expected.window / page_size)
-
-
-@pytest.mark.parametrize("name", HYBRIDS)
-def test_a_window_spans_the_published_pages(name: str) -> None:
-    spans = tuple(layout(name, page_size=page_size).components[1].span for page_size in (1, 64))
-    assert spans == HYBRIDS[name].spans
 
 
 RECURRENT = {
@@ -178,27 +169,13 @@ def test_deepseek_v32_has_the_published_sizes(dtype: str | None, row: int, token
 
 
 @pytest.mark.parametrize(
-    ("name", "layers", "full", "swa"),
-    [
-        ("deepseek-v4-flash", (21, 20, 43), 998_208, 8_160_000),
-        ("deepseek-v4-pro", (30, 31, 61), 1_430_208, 11_592_960),
-    ],
+    ("name", "ratios"),
+    [("deepseek-v4-flash", (0, 0, 4, *(128, 4) * 20)), ("deepseek-v4-pro", (128, 128, *(4, 128) * 29, 4))],
 )
-def test_deepseek_v4_has_the_published_sizes(name: str, layers: tuple[int, int, int], full: int, swa: int) -> None:
+def test_deepseek_v4_is_read_as_its_ratios_say(name: str, ratios: tuple[int, ...]) -> None:
     sized = size_preset(name)
-    csa, hca, every = layers
-    assert sized.layout.page_size == 256
-    assert sized.layers == {
-        "kv": 0,
-        "deepseek_v4_c4": csa,
-        "deepseek_v4_c4_indexer": csa,
-        "deepseek_v4_c128": hca,
-        "swa": every,
-        "deepseek_v4_c4_state": csa,
-        "deepseek_v4_c4_indexer_state": csa,
-    }
-    assert [sum(pool.page_bytes for pool in each.pools) for each in sized.layout.components] == [full, swa]
-    assert (sized.window_tokens, sized.layout.components[1].span) == (128, 1)
+    assert sized.layout == DeepSeekV4(ratios).layout()
+    assert (sized.layout.page_size, sized.window_tokens, sized.layers["swa"]) == (256, 128, len(ratios))
 
 
 def pools_by_layer(name: str) -> list[str]:

@@ -250,6 +250,7 @@ PARTS: dict[str, Callable[[], object]] = {
     "a preferred share below none": lambda: EvictionConfig(preferred_share=-0.1),
     "more policies than components": lambda: CacheConfig((1,), (1,), eviction=TWO_POLICIES),
     "more policies than components of a tree": lambda: RadixTree((FULL,), 1, TWO_POLICIES),
+    "a memory below none": lambda: CacheConfig((1,), (1,), forgotten_pages_max=-1),
     "a tail below none": lambda: Retention(tail_tokens=-1),
     "a generation below none": lambda: Identity("m", generation=-1),
     "a host in a store's path": lambda: open_storage("file://tmp/x"),

@@ -14,7 +14,6 @@ from tests.support.rank_script import Rank, compare
 from tests.support.ranks import (
     Declining,
     FlakyAllocator,
-    Meeting,
     ThreadRanks,
     digest_of,
     head_of,
@@ -380,10 +379,7 @@ def test_when_time_to_settle_is_up_on_one_rank_it_is_up_on_all() -> None:
 
 
 def test_ranks_that_lose_one_fail_what_moves_once_and_go_on_with_the_device_alone() -> None:
-    meeting = Meeting(2, timeout_s=1.0)
-
     def live(ranks: ThreadRanks) -> None:
-        ranks = ThreadRanks(meeting, ranks.rank)
         toy, workers, _ = stepped(ranks, MemoryStorage())
         cache = toy.cache
         operations = [cache.backup(served(toy, 4)), cache.prefetch(prompt_of(cache, 9))]
@@ -405,14 +401,11 @@ def test_ranks_that_lose_one_fail_what_moves_once_and_go_on_with_the_device_alon
         cache.check()
         assert cache.close() == []
 
-    in_threads(2, live)
+    in_threads(2, live, timeout_s=1.0)
 
 
 def test_a_rank_that_is_lost_while_a_transfer_starts_fails_it() -> None:
-    meeting = Meeting(2, timeout_s=1.0)
-
     def live(ranks: ThreadRanks) -> None:
-        ranks = ThreadRanks(meeting, ranks.rank)
         toy = engine()
         cache = ranked(toy, ranks, None)
         prompt = served(toy, 4)
@@ -427,7 +420,7 @@ def test_a_rank_that_is_lost_while_a_transfer_starts_fails_it() -> None:
             cache.reset()
             cache.check()
 
-    in_threads(2, live)
+    in_threads(2, live, timeout_s=1.0)
 
 
 class LosesOne:

@@ -114,8 +114,7 @@ def slow_engine(share: float = 0.1, layout: ModelLayout | None = None) -> TimedE
 def test_the_answer_says_what_was_left_alone_and_why() -> None:
     engine = learned(slow_engine())
     before = engine.cache.stats().left_alone_tokens
-    operation = engine.wait(engine.cache.prefetch(conversation(engine.cache, 16)))
-    assert operation
+    operation = engine.wait(started(engine.cache.prefetch(conversation(engine.cache, 16))))
     assert (operation.state, operation.pages_count) == (OperationState.DONE, 0)
     left = operation.left_alone
     assert isinstance(left, LeftAlone)
@@ -129,8 +128,7 @@ def test_the_answer_says_what_was_left_alone_and_why() -> None:
 
 def test_what_is_worth_loading_leaves_nothing_alone() -> None:
     engine = learned(slow_engine(3.0))
-    operation = engine.wait(engine.cache.prefetch(conversation(engine.cache, 16)))
-    assert operation
+    operation = engine.wait(started(engine.cache.prefetch(conversation(engine.cache, 16))))
     assert (operation.pages_count, operation.left_alone) == (16, None)
     assert engine.cache.stats().left_alone_tokens == 0
 
@@ -141,16 +139,14 @@ def test_what_the_host_holds_is_loaded_however_fast_the_engine_computes() -> Non
     engine.compute(prompt)
     over(engine.cache, engine.cache.backup(prompt))
     engine.toy.forget()
-    operation = engine.wait(engine.cache.load(prompt))
-    assert operation
+    engine.wait(started(engine.cache.load(prompt)))
     assert engine.cache.match(prompt).device_end == 16
 
 
 def test_before_enough_is_measured_everything_is_loaded() -> None:
     engine = slow_engine(0.01)
     for _ in range(3):
-        operation = engine.wait(engine.cache.prefetch(conversation(engine.cache, 16)))
-        assert operation
+        operation = engine.wait(started(engine.cache.prefetch(conversation(engine.cache, 16))))
         assert (operation.pages_count, operation.left_alone) == (16, None)
         engine.forget()
 
@@ -171,8 +167,7 @@ def test_a_store_that_becomes_fast_again_is_read_again() -> None:
     engine.store.byte_s = break_even(engine.cache.layout) / 10
     brought: list[int] = []
     while len(brought) < 4 * TRIAL_EVERY and 16 not in brought:
-        operation = engine.wait(engine.cache.prefetch(prompt))
-        assert operation
+        operation = engine.wait(started(engine.cache.prefetch(prompt)))
         brought.append(operation.pages_count)
         engine.forget()
     assert brought[-1] == 16
@@ -205,8 +200,7 @@ def test_under_a_clock_that_stands_still_or_jumps_all_is_loaded(jump_s: float) -
         engine.wait(engine.cache.load(conversation(engine.cache, 8)))
         engine.clock.now_s += jump_s
         engine.forget()
-    operation = engine.wait(engine.cache.prefetch(conversation(engine.cache, 16)))
-    assert operation
+    operation = engine.wait(started(engine.cache.prefetch(conversation(engine.cache, 16))))
     assert (operation.pages_count, operation.left_alone) == (16, None)
 
 

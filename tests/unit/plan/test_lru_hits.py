@@ -46,36 +46,26 @@ def settings_of(
     )
 
 
-@pytest.mark.parametrize("page_size", [128, 512, 1024])
-@pytest.mark.parametrize(
-    ("device_pages", "host_pages", "stored_pages"),
-    [(40, 0, None), (60, 200, None), (200, 60, None), (60, 120, 400), (30, 100, 150), (20, 12, 90), (9, 40, 300)],
-)
-def test_full_attention_is_exact_on_every_tier(
-    page_size: int, device_pages: int, host_pages: int, stored_pages: int | None
-) -> None:
-    requests = conversations(seed=page_size + device_pages, count=80, sessions=9)
-    settings = settings_of(page_size, device_pages, host_pages, stored_pages)
-    told = LruHits(TracePages.of(requests, page_size, padded=True)).ends(settings.plan).hits()
-    assert told == replayed(requests, settings)
+SIZES = [(40, 0, None), (60, 200, None), (200, 60, None), (60, 120, 400), (30, 100, 150), (20, 12, 90), (9, 40, 300)]
+"""Pages of device, host and storage."""
+SHARED_SIZES = [
+    *((512, *sizes) for sizes in (SIZES[0], SIZES[3], SIZES[5], SIZES[6])),
+    *((128, *sizes) for sizes in (SIZES[4], (60, 200, 700))),
+]
+"""The same after the page size."""
 
 
-@pytest.mark.parametrize("engines", [2, 3, 200])
 @pytest.mark.parametrize(
-    ("page_size", "device_pages", "host_pages", "stored_pages"),
+    ("engines", "page_size", "device_pages", "host_pages", "stored_pages"),
     [
-        (512, 40, 0, None),
-        (512, 60, 120, 400),
-        (128, 30, 100, 150),
-        (512, 20, 12, 90),
-        (512, 9, 40, 300),
-        (128, 60, 200, 700),
+        *((1, page_size, *sizes) for page_size in (128, 512, 1024) for sizes in SIZES),
+        *((engines, *sizes) for engines in (2, 3, 200) for sizes in SHARED_SIZES),
     ],
 )
-def test_full_attention_of_several_engines_over_one_store_is_exact(
+def test_full_attention_is_exact_on_every_tier_also_of_several_engines_over_one_store(
     engines: int, page_size: int, device_pages: int, host_pages: int, stored_pages: int | None
 ) -> None:
-    requests = conversations(seed=page_size + device_pages, count=120, sessions=9)
+    requests = conversations(seed=page_size + device_pages, count=80 if engines == 1 else 120, sessions=9)
     settings = settings_of(page_size, device_pages, host_pages, stored_pages, engines)
     told = LruHits(TracePages.of(requests, page_size, padded=True)).ends(settings.plan).hits()
     assert told == replayed(requests, settings)
