@@ -175,11 +175,14 @@ class ToyEngine:
         self.cache.check()
         return lock.end
 
-    def forget(self, *tiers: Tier) -> None:
-        """Have tiers lose all that nothing pins, as when others need the room; the device, if none is named."""
+    def forget(self, *tiers: Tier, components: Sequence[int] | None = None) -> None:
+        """Have tiers lose all that nothing pins of components, as when others need the room.
+
+        The device, if no tier is named, and all components, if none is.
+        """
         ledger = self.cache._ledger
         for tier in tiers or (Tier.DEVICE,):
-            for component in range(len(self.layout.components)):
+            for component in range(len(self.layout.components)) if components is None else components:
                 slots = ledger.allocate(tier, component, ledger.available_pages(tier, component))
                 assert slots is not None
                 ledger.free(tier, component, slots)

@@ -11,7 +11,7 @@ from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import InlineWorkers, TransferKind
 from unified_cache.core.config import CacheConfig, Retention
 from unified_cache.core.errors import InputError, SlotError
-from unified_cache.core.pool import Component, ModelLayout, PoolSpec, Tier
+from unified_cache.core.pool import Component, ModelLayout, PoolSpec
 from unified_cache.core.window import SPAN_ALL, needed_pages, restorable_ends, window
 from unified_cache.storage_backends.memory import MemoryStorage
 
@@ -159,19 +159,13 @@ def test_states_go_first_and_take_nothing_with_them_windows_take_states() -> Non
     def held() -> list[int]:
         return [occupancy.capacity - occupancy.free for occupancy in toy.cache.stats().occupancy[:3]]
 
-    def squeeze(component: int) -> None:
-        """Take every page of a component, as others would, and give it back."""
-        ledger = toy.cache._ledger
-        slots = present(ledger.allocate(Tier.DEVICE, component, ledger.capacity(Tier.DEVICE, component)))
-        ledger.free(Tier.DEVICE, component, slots)
-
     serve(toy, 1, 2, 3)
     assert held() == [3, 2, 1]
-    squeeze(2)
+    toy.forget(components=[2])
     assert held() == [3, 2, 0]
     serve(toy, 1, 2, 3)
     assert held() == [3, 2, 1]
-    squeeze(1)
+    toy.forget(components=[1])
     assert held() == [3, 0, 0]
     toy.cache.check()
 
@@ -183,10 +177,7 @@ def test_every_end_that_was_kept_is_backed_up_and_comes_back() -> None:
     cache.config = replace(cache.config, retention=Retention(tail_tokens=2 * PAGE))
     serve(toy, 1, 2, 3, 4, 5)
     serve(toy, 1, 2, 8, 8, 8)
-    longest = cache.prompt(tokens(1, 2, 9, 9, 9, 9))
-    lock = present(toy.serve(longest))
-    cache.release(lock)
-    over(cache, cache.backup(longest))
+    over(cache, cache.backup(toy.run(cache.prompt(tokens(1, 2, 9, 9, 9, 9)))))
     cache.check()
     assert cache.stats().traffic[TransferKind.BACKUP].component_pages == [6, 2 + 3, 1 + 2], "ends 2, 5 and 6"
     assert cache.stats().traffic[TransferKind.STORE].component_pages == [6, 5, 3]

@@ -351,28 +351,15 @@ def prompt_of(toy: ToyEngine, *contents: int) -> Prompt:
 
 
 def served_and_stored(toy: ToyEngine, *contents: int) -> Prompt:
-    prompt = prompt_of(toy, *contents)
-    lock = present(toy.serve(prompt))
+    prompt = toy.run(prompt_of(toy, *contents))
     over(toy.cache, toy.cache.backup(prompt))
-    toy.cache.release(lock)
     return prompt
-
-
-def lose(toy: ToyEngine, component: int, tiers: tuple[Tier, ...] = tuple(Tier)) -> None:
-    """Have others need all the room of a component."""
-    ledger = toy.cache._ledger
-    for tier in tiers:
-        slots = present(ledger.allocate(tier, component, ledger.capacity(tier, component)))
-        ledger.free(tier, component, slots)
 
 
 def bring(toy: ToyEngine, prompt: Prompt) -> int:
     """Bring a prompt up and verify it; return how many of its pages can be resumed from."""
     for leg in (toy.cache.prefetch, toy.cache.load):
-        operation = leg(prompt)
-        toy.cache.wait_all(5)
-        assert operation
-        assert operation.error is None
+        assert over(toy.cache, leg(prompt)).error is None
     return toy.read_back(prompt)
 
 
@@ -383,7 +370,7 @@ def test_a_window_that_memory_lost_comes_back_while_full_stays(
     toy = small_engine(*components)
     prompt = served_and_stored(toy, 1, 2, 3, 4)
     for component in range(1, len(components) + 1):
-        lose(toy, component)
+        toy.forget(*Tier, components=[component])
     assert toy.cache.match(prompt).host_end == 0
     assert bring(toy, prompt) == 4
     fetched = toy.cache.stats().traffic[TransferKind.PREFETCH].component_pages
@@ -394,14 +381,14 @@ def test_a_window_in_the_middle_comes_back_for_a_prompt_that_goes_on_otherwise()
     toy = small_engine(WINDOW)
     served_and_stored(toy, 1, 2, 3)
     served_and_stored(toy, 1, 2, 3, 4, 5, 6)
-    lose(toy, 1)
+    toy.forget(*Tier, components=[1])
     assert bring(toy, prompt_of(toy, 1, 2, 3, 9, 9)) == 3
 
 
 def test_tombstones_and_the_rest_of_the_prefix_come_together() -> None:
     toy = small_engine(WINDOW)
     prompt = served_and_stored(toy, 1, 2, 3, 4, 5)
-    lose(toy, 1)
+    toy.forget(*Tier, components=[1])
     ledger = toy.cache._ledger
     for tier in Tier:
         ledger._take_back(ledger.tree.evict(tier, 0, 1))
@@ -412,7 +399,7 @@ def test_tombstones_and_the_rest_of_the_prefix_come_together() -> None:
 def test_where_storage_has_lost_the_window_too_nothing_is_brought() -> None:
     toy = small_engine(WINDOW)
     prompt = served_and_stored(toy, 1, 2, 3, 4)
-    lose(toy, 1)
+    toy.forget(*Tier, components=[1])
     assert toy.cache._storage is not None
     tier = toy.cache._storage
     for pool in WINDOW.pools:

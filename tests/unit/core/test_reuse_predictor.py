@@ -499,18 +499,20 @@ def node_of(
     return node
 
 
+def factor(shares: ResumeShares, node: Node, span: int = 1) -> float:
+    return shares.factor(node, DEVICE_WINDOW, span)
+
+
 def test_the_end_that_sessions_go_on_from_is_learned() -> None:
     shares = ResumeShares()
     at_end, before_last = node_of(request_class=0, pages=9), node_of(request_class=0, pages=9, before=1)
-    assert shares.factor(at_end, DEVICE_WINDOW, 1) > shares.factor(before_last, DEVICE_WINDOW, 1), (
-        "expected, before any"
-    )
+    assert factor(shares, at_end) > factor(shares, before_last), "expected, before any"
     for _ in range(100):
         shares.count(None, 8, 9)
-    assert shares.factor(at_end, DEVICE_WINDOW, 1) * 20 < shares.factor(before_last, DEVICE_WINDOW, 1)
+    assert factor(shares, at_end) * 20 < factor(shares, before_last)
     for _ in range(10_000):
         shares.count(None, 9, 9)
-    assert shares.factor(at_end, DEVICE_WINDOW, 1) > 20 * shares.factor(before_last, DEVICE_WINDOW, 1), "habits change"
+    assert factor(shares, at_end) > 20 * factor(shares, before_last), "habits change"
 
 
 def test_an_end_moved_past_scores_by_how_often_such_ends_are_asked_for_again() -> None:
@@ -523,30 +525,24 @@ def test_an_end_moved_past_scores_by_how_often_such_ends_are_asked_for_again() -
         shares.moved_past.leave()
     for _ in range(99):
         shares.count(past, 9, None)
-    assert shares.factor(past, DEVICE_WINDOW, 1) == pytest.approx(0.1 * 3)
-    assert shares.factor(shared, DEVICE_WINDOW, 1) == 3, "what several sessions share is not one session's"
+    assert factor(shares, past) == pytest.approx(0.1 * 3)
+    assert factor(shares, shared) == 3, "what several sessions share is not one session's"
 
 
 def test_a_window_that_has_lost_a_page_scores_nothing() -> None:
-    shares = ResumeShares()
-    assert (
-        shares.factor(node_of(request_class=reuse_predictor.SHARED, pages=9, tombstones_end=5), DEVICE_WINDOW, 4) == 3
-    )
-    assert (
-        shares.factor(node_of(request_class=reuse_predictor.SHARED, pages=9, tombstones_end=6), DEVICE_WINDOW, 4) == 0
-    )
-    assert shares.factor(node_of(request_class=reuse_predictor.SHARED, pages=4), DEVICE_WINDOW, 8) == 2, (
-        "the rest of it stands above"
-    )
+    shares, shared = ResumeShares(), reuse_predictor.SHARED
+    assert factor(shares, node_of(request_class=shared, pages=9, tombstones_end=5), 4) == 3
+    assert factor(shares, node_of(request_class=shared, pages=9, tombstones_end=6), 4) == 0
+    assert factor(shares, node_of(request_class=shared, pages=4), 8) == 2, "the rest of it stands above"
 
 
 def test_what_a_window_saves_counts_by_its_root() -> None:
     shares = ResumeShares()
-    short, long = (shares.factor(node_of(request_class=0, pages=pages), DEVICE_WINDOW, 1) for pages in (4, 64))
+    short, long = (factor(shares, node_of(request_class=0, pages=pages)) for pages in (4, 64))
     assert long == pytest.approx(4 * short)
 
 
 def test_a_window_that_its_tier_does_not_hold_any_more_scores_nothing() -> None:
     gone = node_of(request_class=reuse_predictor.SHARED, pages=1)
     gone.held_count[DEVICE_WINDOW] = 0
-    assert ResumeShares().factor(gone, DEVICE_WINDOW, 1) == 0
+    assert factor(ResumeShares(), gone) == 0

@@ -31,6 +31,7 @@ from tests.support.gpu import keep_busy, stream_of, with_streams
 from tests.support.operations import present
 from unified_cache.components.layouts import layout
 from unified_cache.core.errors import CaptureError, ConfigError, InputError
+from unified_cache.core.pool import Slots
 from unified_cache.core.slots import PairedAllocator
 from unified_cache.forward import (
     AttentionMetadata,
@@ -45,6 +46,11 @@ from unified_cache.forward import (
 
 MakeTranslation = Callable[[PairedAllocator], SwaTranslation]
 both = pytest.mark.parametrize("make", [shared, mirrored])
+
+
+def prepared(make: MakeTranslation, pages: int) -> tuple[PairedAllocator, SwaTranslation, Slots]:
+    allocator = diverged()
+    return allocator, make(allocator), allocate(allocator, pages)
 
 
 @both
@@ -347,9 +353,7 @@ def test_a_draft_extend_that_binds_other_locs_of_equal_length_is_translated_now_
 def test_a_draft_extend_with_fewer_tokens_than_metadata_was_built_for_is_translated_now_r21(
     make: MakeTranslation,
 ) -> None:
-    allocator = diverged()
-    translation = make(allocator)
-    full = allocate(allocator, 2)
+    allocator, translation, full = prepared(make, 2)
     batch = batch_of(token_locs(full, 0, 8), [full], ForwardMode.DRAFT_EXTEND)
     metadata = init_metadata(batch, translation)
     for start, end in ((5, 8), (0, 3)):  # the second at the very address that was translated
@@ -360,9 +364,7 @@ def test_a_draft_extend_with_fewer_tokens_than_metadata_was_built_for_is_transla
 
 @both
 def test_locs_written_in_place_after_metadata_was_built_are_translated_now(make: MakeTranslation) -> None:
-    allocator = diverged()
-    translation = make(allocator)
-    full = allocate(allocator, 2)
+    allocator, translation, full = prepared(make, 2)
     everything = torch.tensor(token_locs(full, 0, 8))
     batch = replace(batch_of(token_locs(full, 0, 2), [full], ForwardMode.EXTEND), out_cache_loc=everything[:2])
     # Through the batch's own view, then through another view of the same memory.
@@ -377,9 +379,7 @@ def test_locs_written_in_place_after_metadata_was_built_are_translated_now(make:
 
 @both
 def test_under_inference_mode_the_tensor_itself_still_tells_whose_translation_it_is(make: MakeTranslation) -> None:
-    allocator = diverged()
-    translation = make(allocator)
-    full = allocate(allocator, 2)
+    allocator, translation, full = prepared(make, 2)
     with torch.inference_mode():
         batch = batch_of(token_locs(full, 0, 2), [full], ForwardMode.EXTEND)
         metadata = init_metadata(batch, translation)
@@ -392,9 +392,7 @@ def test_under_inference_mode_the_tensor_itself_still_tells_whose_translation_it
 
 @both
 def test_an_idle_batch_never_uses_what_was_translated_before_r21(make: MakeTranslation) -> None:
-    allocator = diverged()
-    translation = make(allocator)
-    full = allocate(allocator, 2)
+    _, translation, full = prepared(make, 2)
     busy = batch_of(token_locs(full, 7, 8), [full])
     left_behind = init_metadata(busy, translation)
     batch = ForwardBatch.idle(CPU, 1).padded(1)
@@ -410,9 +408,7 @@ def test_an_idle_batch_never_uses_what_was_translated_before_r21(make: MakeTrans
 
 @both
 def test_without_metadata_a_batch_is_translated_now_r21(make: MakeTranslation) -> None:
-    allocator = diverged()
-    translation = make(allocator)
-    full = allocate(allocator, 1)
+    _, translation, full = prepared(make, 1)
     batch = batch_of(token_locs(full, 0, 1), [full], ForwardMode.TARGET_VERIFY)
     chosen = write_locs(LayerKind.SWA, batch, None, translation)
     assert (chosen.tolist(), chosen.dtype) == ([8], torch.int32)
