@@ -249,6 +249,6 @@ TRANSFERS_MUTANTS = [
         "controller/estimates/speeds.py",
         "self._seconds = KEPT_SHARE * self._seconds + seconds",
         "self._seconds = self._seconds or seconds",
-        tests=("tests/unit/estimates/test_prefill.py",),
+        tests=("tests/unit/estimates/test_reads.py",),
     ),
 ]

@@ -164,7 +164,7 @@ CALLS: dict[str, Callable[[Used], object]] = {
     "slots that are fractions": lambda u: u.cache.insert(
         u.longer, [given.astype(np.float64) for given in u.mine], u.lock
     ),
-    "a priority that is a fraction": lambda u: u.cache.insert(u.longer, u.mine, u.lock, priority=1.5),  # type: ignore[arg-type]
+    "a priority that is a fraction": lambda u: u.cache.insert(u.longer, u.mine, u.lock, 1.5),  # type: ignore[arg-type]
     "a fraction as a match's priority": lambda u: u.cache.match(u.longer, priority=1.0),  # type: ignore[arg-type]
 }
 
