@@ -5,10 +5,9 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
-from tests.support.files import FaultyDisk, chain, path_of, put, temps
+from tests.support.files import FaultyDisk, chain, hits, path_of, put, temps
 from tests.support.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.core.errors import StorageError
-from unified_cache.core.seal import verify_buffers
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.front import STAMP_GRAIN_NS
 from unified_cache.storage_backends.manifest import manifest_of
@@ -19,7 +18,6 @@ from unified_cache.testing.storage_contract import (
     PAGE_BYTES,
     POOLS,
     blank_page,
-    bytes_of,
     label,
     listing,
     sealed_page,
@@ -59,13 +57,13 @@ class StoreHistory:
             lambda storage: storage.register(manifest_of(MODEL, LAYOUT), {}),
             lambda storage: self._put(storage, [3, 4, 5], Level.CACHED),
             lambda storage: self._put(storage, [4, 6, 7, 6], Level.DURABLE),
-            lambda storage: check_reads(storage, range(8)),
+            lambda storage: hits(storage, range(8)),
             *(intrusions if self.kind is StoreKind.FILE else []),
             lambda storage: storage.exists([label(number) for number in PAGES]),
             lambda storage: self._remove(storage, [3, 9]),
             lambda storage: storage.scan(label(0).identity),
             lambda storage: self._put(storage, [8, 9, 10, 4], Level.DURABLE),
-            lambda storage: check_reads(storage, PAGES),
+            lambda storage: hits(storage, PAGES),
             # What the store makes for the first page of its kind, and needs no more.
             lambda storage: storage.put([sealed_page(OF_OTHER_POOL)], Level.CACHED),
             lambda storage: storage.remove([OF_OTHER_POOL]),
@@ -110,15 +108,6 @@ class StoreHistory:
         storage.remove([label(number) for number in numbers])
 
 
-def check_reads(storage: DirectoryStorage, numbers: range) -> list[bool]:
-    found = [blank_page(label(number)) for number in numbers]
-    hits = storage.get(found)
-    for page, hit in zip(found, hits, strict=True):
-        assert not hit or bytes_of(page) == bytes_of(sealed_page(page.label))
-        assert not hit or verify_buffers(page.buffers, page.label) is None
-    return list(map(bool, hits))
-
-
 def prepare(kind: StoreKind, root: Path) -> None:
     with closing(kind.open(root, disk=FaultyDisk())) as storage:
         storage.register(manifest_of(MODEL, LAYOUT), {})
@@ -134,11 +123,11 @@ def check_service(root: Path, history: StoreHistory) -> None:
     with closing(history.kind.open(root, bytes_max=history.bytes_max, disk=FaultyDisk())) as storage:
         assert temps(root) == []
         assert history.bytes_max is None or storage.bytes_used <= history.bytes_max
-        hits = check_reads(storage, PAGES)
+        found = hits(storage, PAGES)
         if history.bytes_max is None:
-            assert [number for number in history.durable if not hits[number]] == []
+            assert [number for number in history.durable if not found[number]] == []
             assert put(storage, PAGES, Level.DURABLE) == [True] * len(PAGES)
-            assert check_reads(storage, PAGES) == [True] * len(PAGES)
+            assert hits(storage, PAGES) == [True] * len(PAGES)
         assert storage.put([sealed_page(label(99))], Level.CACHED) == [Answer.STORED]
         assert storage.get([blank_page(label(99))]) == [Answer.HIT]
         bytes_used = storage.bytes_used

@@ -14,7 +14,7 @@ import pytest
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
-from unified_cache.testing.storage_contract import label, sealed_page
+from unified_cache.testing.storage_contract import blank_page, bytes_of, label, sealed_page
 
 
 def path_of(root: Path, named: Label) -> Path:
@@ -32,6 +32,15 @@ def held(storage: StorageBackend, count: int, pool: str = "kv") -> list[int]:
     """Return which of the first pages a store holds."""
     found = storage.exists([label(number, pool) for number in range(count)])
     return [number for number, is_there in enumerate(found) if is_there]
+
+
+def hits(storage: StorageBackend, numbers: Sequence[int]) -> list[bool]:
+    """Get the pages of these numbers; return which were hits, each of them byte by byte what was put."""
+    found = [blank_page(label(number)) for number in numbers]
+    answers = storage.get(found)
+    for page, hit in zip(found, answers, strict=True):
+        assert not hit or bytes_of(page) == bytes_of(sealed_page(page.label))
+    return list(map(bool, answers))
 
 
 def chain(numbers: Sequence[int], make: Callable[[Label], PageIO]) -> list[PageIO]:

@@ -7,14 +7,12 @@ from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
-from urllib.parse import urlsplit
 
 import pytest
 
 from tests.sources import ROOT
 from tests.support.clock import ManualClock
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.settings.addresses import is_local
 from unified_cache.core.slowest import PERIOD_S, SLOWEST_MAX, Slowest
 from unified_cache.observe.live.authenticator import OpenAuthenticator, TokenAuthenticator, View
 from unified_cache.observe.live.figures import (
@@ -262,12 +260,6 @@ def test_an_address_that_is_taken_is_an_error_and_no_thread_stays(server: LiveSe
 def test_an_address_makes_sense_or_is_refused(values: tuple[int, float], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         LiveAddress("127.0.0.1", *values)
-
-
-def test_loopback_is_this_machine_alone() -> None:
-    assert [is_local(host) for host in ("localhost", "127.0.0.9", "::1", "[::1]")] == [True] * 4
-    assert [is_local(host) for host in ("0.0.0.0", "10.0.0.1", "cache.example", "")] == [False] * 4
-    assert urlsplit("http://[::1]:1/").hostname == "::1"
 
 
 # Updates of a page say what their figures say, and make again only what has changed

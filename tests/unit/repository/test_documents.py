@@ -1,5 +1,6 @@
 """The documents hold: their examples run, their commands parse, their links lead somewhere."""
 
+import itertools
 import re
 import shlex
 import subprocess
@@ -11,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.sources import ROOT, repository_files
+from tests.support.documents import SHELLS, code_blocks
 
 README = "README.md"
 COMMAND = "unified-cache"
 EXAMPLE_TIMEOUT_S = 240
 """For all examples of the README together, on a slow machine."""
 
-SHELL_LANGUAGES = ("console", "bash", "sh", "shell")
 SHELL_SEPARATORS = frozenset({"|", "||", "&&", ";", ";;", "&", ">", ">>", "<", "2>", "2>&1"})
 
 FENCE = re.compile(r"^ {0,3}(```+|~~~+)\s*([\w+-]*)")
@@ -57,26 +58,14 @@ def example_program(text: str) -> str:
     return "\n".join(lines)
 
 
-def shown_commands(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield line number and arguments of every ``unified-cache`` command in a shell block, cut where a pipe begins."""
-    pending, start = "", 0
-    for number, language, line in fenced_lines(text):
-        if language not in SHELL_LANGUAGES:
-            continue
-        start = start if pending else number
-        pending += line.strip().removeprefix("$ ")
-        if pending.endswith("\\"):
-            pending = pending[:-1] + " "
-            continue
-        command, pending = pending, ""
-        if not command.startswith(f"{COMMAND} "):
-            continue
-        arguments: list[str] = []
-        for word in shlex.split(command, comments=True)[1:]:
-            if word in SHELL_SEPARATORS:
-                break
-            arguments.append(word)
-        yield start, arguments
+def shown_commands(text: str) -> Iterator[list[str]]:
+    """Yield the arguments of every ``unified-cache`` command in a shell block, cut where a pipe begins."""
+    for block in code_blocks(text):
+        for line in block.text.replace("\\\n", " ").splitlines() if block.language in SHELLS else ():
+            command = line.strip().removeprefix("$ ")
+            if command.startswith(f"{COMMAND} "):
+                words = shlex.split(command, comments=True)[1:]
+                yield list(itertools.takewhile(lambda word: word not in SHELL_SEPARATORS, words))
 
 
 def links(text: str) -> Iterator[tuple[int, str]]:
@@ -135,10 +124,10 @@ def test_the_examples_of_the_readme_run_in_order_in_one_namespace(tmp_path: Path
 def test_the_commands_in_a_document_parse(
     path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for number, arguments in shown_commands(read(path)):
+    for arguments in shown_commands(read(path)):
         # --help is answered after every option was recognised and before any is acted upon.
         status = run_command([*arguments, "--help"], monkeypatch)
-        assert status == 0, f"{path}:{number}: {COMMAND} {shlex.join(arguments)}\n{capsys.readouterr().err}"
+        assert status == 0, f"{path}: {COMMAND} {shlex.join(arguments)}\n{capsys.readouterr().err}"
 
 
 def run_command(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
@@ -199,7 +188,7 @@ def test_python_blocks_keep_their_line_numbers() -> None:
 
 
 def test_a_command_is_joined_over_lines_and_cut_at_a_pipe() -> None:
-    assert list(shown_commands(DOCUMENT)) == [(8, ["replay", "trace.jsonl", "--host-pages", "2", "--json"])]
+    assert list(shown_commands(DOCUMENT)) == [["replay", "trace.jsonl", "--host-pages", "2", "--json"]]
 
 
 def test_a_dead_link_and_a_dead_anchor_are_found(tmp_path: Path) -> None:

@@ -246,14 +246,6 @@ def test_no_rooms_of_a_package_import_each_other_in_a_circle() -> None:
     assert {package: circles for package, circles in found.items() if circles} == {}
 
 
-def test_nothing_in_the_library_imports_a_program() -> None:
-    programs = {room for floor in PROGRAMS for room in floor}
-    graph = room_graph(module_graph(), PACKAGE)
-    assert {
-        room: imported & programs for room, imported in graph.items() if room not in programs and imported & programs
-    } == {}
-
-
 def test_a_circle_is_found_and_what_leads_into_it_is_not_in_it() -> None:
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"d", "b"}, "d": {"c"}, "e": set()}) == [["b", "c", "d"]]
     assert cycles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []

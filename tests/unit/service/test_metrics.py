@@ -22,17 +22,8 @@ from unified_cache.core.settings.limits import QuotaSettings
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.logs import JsonLines, Log, LogRateLimit
-from unified_cache.service.operations.metrics import (
-    OTHER,
-    BoundedLabels,
-    ServiceMetrics,
-    UsageCollector,
-)
-from unified_cache.service.operations.metrics_listener import (
-    CONNECTIONS_MAX,
-    REQUEST_S_MAX,
-    MetricsListener,
-)
+from unified_cache.service.operations.metrics import OTHER, BoundedLabels, ServiceMetrics, UsageCollector
+from unified_cache.service.operations.metrics_listener import CONNECTIONS_MAX, REQUEST_S_MAX, MetricsListener
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.service.store.tenants import TenantStore
 from unified_cache.storage_backends.memory import MemoryStorage

@@ -105,13 +105,6 @@ def test_among_equals_the_tenant_served_longest_ago_is_next() -> None:
     assert served == ["a", "b", "c", "a", "b", "c"]
 
 
-def test_no_tenant_takes_every_turn() -> None:
-    scheduler = fair(tenant_running_max=3, shared_running_max=4)
-    flood = [entered(scheduler, "flood") for _ in range(8)]
-    assert sum(ticket.wait(0) for ticket in flood) == 3
-    assert entered(scheduler, "other").wait(0)
-
-
 def test_a_tenant_alone_has_most_turns_and_every_second_while_another_is_active() -> None:
     clock = ManualClock()
     scheduler = fair(clock, tenant_running_max=4, shared_running_max=1)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.files import descriptors, held, path_of
+from tests.support.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import HEADER_BYTES, Label, PageChecksum, seal
 from unified_cache.storage_backends.directory import disk as disk_module
@@ -27,9 +28,6 @@ from unified_cache.testing.storage_contract import blank_page, bytes_of, label
 PAGES_COUNT = 5
 PAGE_BYTES = (128 << 10) + 128
 """A payload of whole blocks, and a header."""
-
-Opened = FileStorage | PackedStorage
-Opening = Callable[[Path, Disk], Opened]
 
 
 class DirectDisk(Disk):
@@ -93,14 +91,6 @@ class DirectDisk(Disk):
             yield read
 
 
-def opened_file(root: Path, disk: Disk) -> FileStorage:
-    return FileStorage.open(root, disk=disk)
-
-
-def opened_packed(root: Path, disk: Disk) -> PackedStorage:
-    return PackedStorage.open(root, disk=disk)
-
-
 @pytest.fixture
 def takes_direct_reads(tmp_path: Path) -> None:
     """Skip where the file system of the tests takes no direct reads, or keeps its files in memory."""
@@ -119,10 +109,12 @@ def takes_direct_reads(tmp_path: Path) -> None:
         os.close(fd)
 
 
-@pytest.fixture(params=[opened_file, opened_packed], ids=["file", "packed"])
-def opening(request: pytest.FixtureRequest, takes_direct_reads: None) -> Opening:
-    opening: Opening = request.param
-    return opening
+Opening = Callable[[Path, Disk], DirectoryStorage]
+
+
+@pytest.fixture
+def opening(kind: StoreKind, takes_direct_reads: None) -> Opening:
+    return lambda root, disk: kind.open(root, disk=disk)
 
 
 @pytest.fixture
@@ -131,7 +123,7 @@ def disk() -> DirectDisk:
 
 
 @pytest.fixture
-def storage(opening: Opening, disk: DirectDisk, tmp_path: Path) -> Iterator[Opened]:
+def storage(opening: Opening, disk: DirectDisk, tmp_path: Path) -> Iterator[DirectoryStorage]:
     with closing(opening(tmp_path / "store", disk)) as storage:
         assert all(storage.put([sealed(number) for number in range(PAGES_COUNT)], Level.CACHED))
         yield storage
@@ -176,7 +168,7 @@ def cached_files(root: Path) -> list[Path]:
     return cached
 
 
-def check_hits(storage: Opened, offset: int = 0) -> None:
+def check_hits(storage: DirectoryStorage, offset: int = 0) -> None:
     pages = [blank(label(number), offset=offset) for number in range(PAGES_COUNT)]
     assert storage.get(pages) == [Answer.HIT] * PAGES_COUNT
     for number, page in enumerate(pages):
@@ -184,7 +176,7 @@ def check_hits(storage: Opened, offset: int = 0) -> None:
 
 
 def test_pages_that_are_not_in_memory_come_right_and_leave_nothing_there(
-    storage: Opened, disk: DirectDisk, tmp_path: Path
+    storage: DirectoryStorage, disk: DirectDisk, tmp_path: Path
 ) -> None:
     forget(tmp_path)
     check_hits(storage)
@@ -195,13 +187,13 @@ def test_pages_that_are_not_in_memory_come_right_and_leave_nothing_there(
     assert disk.direct_reads == 2 * reads
 
 
-def test_pages_in_memory_are_read_from_there(storage: Opened, disk: DirectDisk) -> None:
+def test_pages_in_memory_are_read_from_there(storage: DirectoryStorage, disk: DirectDisk) -> None:
     check_hits(storage)
     assert not disk.direct_reads
 
 
 def test_memory_that_does_not_begin_on_a_block_is_filled_from_where_reads_land(
-    storage: Opened, disk: DirectDisk, tmp_path: Path
+    storage: DirectoryStorage, disk: DirectDisk, tmp_path: Path
 ) -> None:
     forget(tmp_path)
     check_hits(storage, offset=64)
@@ -211,7 +203,7 @@ def test_memory_that_does_not_begin_on_a_block_is_filled_from_where_reads_land(
 
 
 def test_a_small_page_that_is_asked_for_alone_comes_through_the_systems_memory(
-    storage: Opened, disk: DirectDisk, tmp_path: Path
+    storage: DirectoryStorage, disk: DirectDisk, tmp_path: Path
 ) -> None:
     forget(tmp_path)
     assert storage.get([blank(label(1), offset=64)]) == [Answer.HIT]
@@ -307,7 +299,7 @@ def test_a_call_that_is_interrupted_closes_what_it_opened(
 
 @pytest.mark.parametrize("fault", [errno.EINVAL, errno.EIO])
 def test_a_direct_read_that_fails_is_followed_by_an_ordinary_one(
-    storage: Opened, disk: DirectDisk, tmp_path: Path, fault: int
+    storage: DirectoryStorage, disk: DirectDisk, tmp_path: Path, fault: int
 ) -> None:
     disk.read_fault = fault
     forget(tmp_path)
@@ -320,7 +312,7 @@ def test_a_direct_read_that_fails_is_followed_by_an_ordinary_one(
 
 
 def test_a_direct_read_that_falls_short_is_followed_by_an_ordinary_one(
-    storage: Opened, disk: DirectDisk, tmp_path: Path
+    storage: DirectoryStorage, disk: DirectDisk, tmp_path: Path
 ) -> None:
     disk.is_short = True
     forget(tmp_path)
@@ -329,7 +321,7 @@ def test_a_direct_read_that_falls_short_is_followed_by_an_ordinary_one(
 
 
 def test_a_file_system_that_takes_no_direct_reads_is_asked_once(
-    storage: Opened, disk: DirectDisk, tmp_path: Path
+    storage: DirectoryStorage, disk: DirectDisk, tmp_path: Path
 ) -> None:
     disk.refusal = errno.EINVAL
     for _ in range(2):
@@ -353,7 +345,9 @@ def test_a_file_of_another_length_is_flawed(
     assert not path.exists()
 
 
-def test_a_page_that_was_damaged_on_the_disk_is_flawed(storage: Opened, disk: DirectDisk, tmp_path: Path) -> None:
+def test_a_page_that_was_damaged_on_the_disk_is_flawed(
+    storage: DirectoryStorage, disk: DirectDisk, tmp_path: Path
+) -> None:
     forget(tmp_path)
     for path in (tmp_path / "store").rglob("*"):
         if path.is_file() and path.stat().st_size >= PAGE_BYTES:
@@ -369,7 +363,7 @@ def test_a_page_that_was_damaged_on_the_disk_is_flawed(storage: Opened, disk: Di
 
 
 def test_a_page_that_is_changed_in_memory_is_read_as_it_is_there(
-    storage: Opened, disk: DirectDisk, tmp_path: Path
+    storage: DirectoryStorage, disk: DirectDisk, tmp_path: Path
 ) -> None:
     forget(tmp_path)
     storage.remove([label(2)])
@@ -388,12 +382,12 @@ def file_storage(disk: DirectDisk, takes_direct_reads: None, tmp_path: Path) -> 
 
 
 @pytest.fixture
-def empty_storage(opening: Opening, disk: DirectDisk, tmp_path: Path) -> Iterator[Opened]:
+def empty_storage(opening: Opening, disk: DirectDisk, tmp_path: Path) -> Iterator[DirectoryStorage]:
     with closing(opening(tmp_path / "store", disk)) as storage:
         yield storage
 
 
-def check_large_pages(storage: Opened, tmp_path: Path) -> None:
+def check_large_pages(storage: DirectoryStorage, tmp_path: Path) -> None:
     for _ in range(2):
         pages = [blank(label(number), LARGE_BYTES) for number in range(3)]
         assert storage.get(pages) == [Answer.HIT] * 3
@@ -404,7 +398,7 @@ def check_large_pages(storage: Opened, tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_short", [False, True])
 @pytest.mark.parametrize("fault", [0, errno.EINVAL])
 def test_large_pages_that_must_be_durable_are_written_directly_as_far_as_that_goes(
-    empty_storage: Opened, disk: DirectDisk, tmp_path: Path, is_short: bool, fault: int
+    empty_storage: DirectoryStorage, disk: DirectDisk, tmp_path: Path, is_short: bool, fault: int
 ) -> None:
     disk.is_short, disk.write_fault = is_short, fault
     assert all(empty_storage.put([sealed(number, LARGE_BYTES) for number in range(3)], Level.DURABLE))
@@ -413,14 +407,16 @@ def test_large_pages_that_must_be_durable_are_written_directly_as_far_as_that_go
 
 
 def test_large_pages_that_may_be_lost_are_written_into_memory(
-    empty_storage: Opened, disk: DirectDisk, tmp_path: Path
+    empty_storage: DirectoryStorage, disk: DirectDisk, tmp_path: Path
 ) -> None:
     assert all(empty_storage.put([sealed(number, LARGE_BYTES) for number in range(3)], Level.CACHED))
     assert not disk.direct_writes
     check_large_pages(empty_storage, tmp_path)
 
 
-def test_a_direct_write_that_fails_leaves_nothing(empty_storage: Opened, disk: DirectDisk, tmp_path: Path) -> None:
+def test_a_direct_write_that_fails_leaves_nothing(
+    empty_storage: DirectoryStorage, disk: DirectDisk, tmp_path: Path
+) -> None:
     disk.write_fault = errno.EIO
     with pytest.raises(StorageError):
         empty_storage.put([sealed(1, LARGE_BYTES)], Level.DURABLE)

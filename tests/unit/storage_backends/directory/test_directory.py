@@ -17,7 +17,7 @@ import pytest
 from google.protobuf.json_format import MessageToJson
 
 from tests.sources import ROOT
-from tests.support.files import FaultyDisk, bytes_in, descriptors, held, put, temps
+from tests.support.files import DiskFault, FaultyDisk, bytes_in, descriptors, held, put, temps
 from tests.support.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.core.errors import ClosedError, ConfigError, InputError, StorageError
 from unified_cache.core.pool import Identity
@@ -103,6 +103,17 @@ def test_a_restart_finds_every_page_whatever_its_length(
         assert [bytes_of(page) for page in found] == [*map(bytes_of, pages), content]
         assert second.bytes_used == 13 * page_bytes
         assert sorted(each.label for each in listing(second, label(0).identity)) == sorted([*named[::2], label(9)])
+
+
+@pytest.mark.parametrize("call", ["preadv", "pwritev"])
+def test_short_reads_and_writes_are_carried_on(call: str, kind: StoreKind, root: Path) -> None:
+    disk = FaultyDisk(DiskFault.SHORT, range(1 << 30), only=call)
+    with closing(kind.open(root, disk=disk)) as storage:
+        pages = [sealed_page(label(number), cuts=cuts) for number, cuts in enumerate([(), (50, 60, 900)])]
+        found = [blank_page(label(0)), blank_page(label(1), cuts=(50, 60, 900))]
+        assert storage.put(pages, Level.CACHED) == [Answer.STORED] * 2
+        assert storage.get(found) == [Answer.HIT] * 2
+        assert list(map(bytes_of, found)) == list(map(bytes_of, pages))
 
 
 def test_a_page_may_lie_in_more_buffers_than_one_system_call_takes(storage: DirectoryStorage) -> None:
@@ -502,18 +513,27 @@ def test_a_batch_ages_from_its_tail(reopen: Callable[[int], DirectoryStorage]) -
         assert held(storage, 8) == [0, 1, 2, 3, 6, 7]
 
 
+def read(storage: DirectoryStorage) -> None:
+    storage.get([blank_page(label(number)) for number in (0, 1, 2)])
+
+
+def touch(storage: DirectoryStorage) -> None:
+    storage.touch([label(number) for number in (0, 1, 2, 99)])
+
+
+@pytest.mark.parametrize("use", [read, touch])
 @pytest.mark.parametrize("bytes_max", [None, 6 * PAGE_BYTES], ids=["uncapped", "capped"])
 def test_the_order_of_use_survives_a_restart(
-    bytes_max: int | None, kind: StoreKind, root: Path, clock: Clock, reopen: Callable[[int], DirectoryStorage]
+    bytes_max: int | None, use: Callable[[DirectoryStorage], None], kind: StoreKind, root: Path, clock: Clock
 ) -> None:
     with closing(kind.open(root, bytes_max=bytes_max, clock=clock)) as storage:
         put(storage, [0, 1, 2])
         put(storage, [3, 4, 5])
-        storage.get([blank_page(label(number)) for number in (0, 1, 2)])
-    with closing(reopen(6)) as storage:
+        use(storage)
+    with closing(kind.open(root, bytes_max=6 * PAGE_BYTES, clock=clock)) as storage:
         put(storage, [6])
         put(storage, [7])
-        assert held(storage, 8) == [0, 1, 2, 3, 6, 7]
+        assert held(storage, 100) == [0, 1, 2, 3, 6, 7]
 
 
 def test_a_touched_chain_ages_from_its_tail(reopen: Callable[[int], DirectoryStorage]) -> None:
@@ -524,20 +544,6 @@ def test_a_touched_chain_ages_from_its_tail(reopen: Callable[[int], DirectorySto
         for number in (6, 7, 8, 9):
             put(storage, [number])
         assert held(storage, 10) == [0, 1, 6, 7, 8, 9]
-
-
-@pytest.mark.parametrize("bytes_max", [None, 6 * PAGE_BYTES], ids=["uncapped", "capped"])
-def test_the_order_of_touches_survives_a_restart(
-    bytes_max: int | None, kind: StoreKind, root: Path, clock: Clock, reopen: Callable[[int], DirectoryStorage]
-) -> None:
-    with closing(kind.open(root, bytes_max=bytes_max, clock=clock)) as storage:
-        put(storage, [0, 1, 2])
-        put(storage, [3, 4, 5])
-        storage.touch([label(number) for number in (0, 1, 2, 99)])
-    with closing(reopen(6)) as storage:
-        put(storage, [6])
-        put(storage, [7])
-        assert held(storage, 100) == [0, 1, 2, 3, 6, 7]
 
 
 def test_a_clock_that_was_set_back_does_not_turn_the_order_round(kind: StoreKind, root: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 from tests.support.budget import LONG, examples
 from tests.support.file_history import StoreHistory, check_service, prepare
 from tests.support.file_power import Photograph, PowerDisk
-from tests.support.files import DiskFault, FaultyDisk, chain, descriptors, flip, path_of, put, temps
-from tests.support.store_kinds import DirectoryStorage, StoreKind
+from tests.support.files import DiskFault, FaultyDisk, chain, descriptors, flip, hits, path_of, put, temps
+from tests.support.store_kinds import StoreKind
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.storage_backends.directory.disk import BatchSyncs, Disk
@@ -67,13 +67,6 @@ def damage(kind: StoreKind, root: Path, number: int, offset: int) -> None:
     flip(path, 8 * (start + offset))
 
 
-def check_hits(storage: DirectoryStorage, numbers: Sequence[int]) -> None:
-    """Check that pages are there, byte by byte."""
-    found = [blank_page(label(number)) for number in numbers]
-    assert storage.get(found) == [Answer.HIT] * len(found)
-    assert [bytes_of(page) for page in found] == [bytes_of(sealed_page(page.label)) for page in found]
-
-
 @pytest.mark.parametrize("offset", [5, HEADER_BYTES - 1, HEADER_BYTES, PAGE_BYTES - 1])
 def test_a_durable_put_of_a_page_whose_bytes_are_not_there_writes_them(
     offset: int, kind: StoreKind, root: Path
@@ -82,10 +75,10 @@ def test_a_durable_put_of_a_page_whose_bytes_are_not_there_writes_them(
         put(storage, PAGES)
         damage(kind, root, 2, offset)
         assert put(storage, PAGES, Level.DURABLE) == [True] * 6
-        check_hits(storage, PAGES)
+        assert all(hits(storage, PAGES))
         assert storage.bytes_used == 6 * PAGE_BYTES
     with closing(kind.open(root)) as storage:
-        check_hits(storage, PAGES)
+        assert all(hits(storage, PAGES))
         assert storage.bytes_used == 6 * PAGE_BYTES
     kind.check_room(root, 6 * PAGE_BYTES)
 
@@ -138,11 +131,11 @@ def test_a_page_that_cannot_be_written_anew_is_not_said_to_be_durable_and_stays(
         for _ in range(3):
             with pytest.raises(StorageError):
                 put(storage, PAGES, Level.DURABLE)
-            check_hits(storage, PAGES)
+            assert all(hits(storage, PAGES))
         assert storage.bytes_used == 6 * PAGE_BYTES
         disk.failing = range(0)
         assert all(put(storage, PAGES, Level.DURABLE))
-        check_hits(storage, PAGES)
+        assert all(hits(storage, PAGES))
     kind.check_room(root, 6 * PAGE_BYTES)
 
 
@@ -196,7 +189,7 @@ def test_what_a_failed_sync_has_missed_is_written_elsewhere_before_it_is_said_to
             is_over = disk.syncs_count <= disk.failing_sync
         photograph.develop(memory_path / f"after-{failing}", Pessimist())
         with closing(kind.open(memory_path / f"after-{failing}" / STORE, disk=FaultyDisk())) as storage:
-            check_hits(storage, range(9))
+            assert all(hits(storage, range(9)))
         failing += 1 if LONG else len(SYNC_ERRORS)
     assert failing > 4
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.files import DiskFault, FaultyDisk, RefusingDisk, bytes_in, descriptors, path_of, put, temps
+from tests.support.files import FaultyDisk, RefusingDisk, bytes_in, descriptors, path_of, put, temps
 from unified_cache.core.errors import InputError, StorageError, StorageFullError
 from unified_cache.core.pool import Identity
 from unified_cache.core.seal import Label
@@ -20,7 +20,6 @@ from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.testing.storage_contract import (
     LAYOUT,
     blank_page,
-    bytes_of,
     label,
     listing,
     sealed_page,
@@ -166,21 +165,6 @@ def test_a_bad_block_does_not_block_a_put_of_its_page(level: Level, call: str, r
         disk.failing = range(len(disk.calls), 1 << 30)
         assert put(storage, [1], level) == [True]
         assert path_of(root, label(1)).stat().st_ino != before
-
-
-def test_short_reads_and_writes_are_carried_on(root: Path) -> None:
-    for call in ("pwritev", "preadv"):
-        disk = FaultyDisk(DiskFault.SHORT, only=call)
-        with closing(FileStorage.open(root, disk=disk)) as storage:
-            for number, cuts in enumerate([(), (50, 60, 900)]):
-                page = sealed_page(label(number), cuts=cuts)
-                found = blank_page(label(number), cuts=cuts)
-                disk.failing = range(1 << 30)
-                assert storage.put([page], Level.CACHED) == [Answer.STORED]
-                assert storage.get([found]) == [Answer.HIT]
-                disk.failing = range(0)
-                assert bytes_of(found) == bytes_of(page)
-            storage.remove([label(0), label(1)])
 
 
 def test_times_of_use_in_a_directory_that_cannot_be_listed_raise(root: Path) -> None:

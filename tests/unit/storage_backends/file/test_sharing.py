@@ -6,9 +6,10 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from tests.support.budget import examples
 from tests.support.files import FaultyDisk, bytes_in, held, object_paths, path_of, put
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.front import STAMP_GRAIN_NS
+from unified_cache.storage_backends.directory.front import Clock
 from unified_cache.storage_backends.file.quota import LISTED_MIN, SWEEP_SHARE
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Answer, Level
@@ -60,30 +61,34 @@ def bound(bytes_max: int, processes_count: int, threads_count: int = 1) -> int:
 
 
 @pytest.fixture
-def clock() -> Callable[[], int]:
-    """One clock for all stores; each call is later than the one before by more than the grain of a stamp."""
-    return itertools.count(2 * STAMP_GRAIN_NS, 2 * STAMP_GRAIN_NS).__next__
-
-
-@pytest.fixture
 def root(memory_path: Path) -> Path:
     return memory_path / "store"
 
 
-@pytest.fixture
-def two(root: Path, clock: Callable[[], int]) -> Iterator[Sequence[FileStorage]]:
-    """Two stores that sweep ahead of each put but the first: a sixteenth of their cap is less than a page."""
+@contextmanager
+def opened(
+    root: Path, bytes_max: int | None, count: int = 2, disk: Disk | None = None, clock: Clock = time.time_ns
+) -> Iterator[list[FileStorage]]:
+    """Open several stores on one directory, the first of them over that disk."""
     with ExitStack() as stack:
-        yield [
-            stack.enter_context(closing(FileStorage.open(root, bytes_max=6 * PAGE_BYTES, clock=clock)))
-            for _ in range(2)
-        ]
+        made = [FileStorage.open(root, bytes_max=bytes_max, clock=clock, disk=disk)]
+        made += [FileStorage.open(root, bytes_max=bytes_max, clock=clock) for _ in range(count - 1)]
+        for storage in made:
+            stack.enter_context(closing(storage))
+        yield made
+
+
+@pytest.fixture
+def two(root: Path, clock: Clock) -> Iterator[list[FileStorage]]:
+    """Two stores that sweep ahead of each put but the first: a sixteenth of their cap is less than a page."""
+    with opened(root, 6 * PAGE_BYTES, clock=clock) as made:
+        yield made
 
 
 # One cap
 
 
-def test_the_cap_binds_all_processes_together(two: Sequence[FileStorage], root: Path) -> None:
+def test_the_cap_binds_all_processes_together(two: list[FileStorage], root: Path) -> None:
     mine, theirs = two
     for number in range(40):
         assert put((mine, theirs)[number % 2], [number]) == [True]
@@ -91,7 +96,7 @@ def test_the_cap_binds_all_processes_together(two: Sequence[FileStorage], root: 
     assert held(mine, 40) == list(range(34, 40))
 
 
-def test_a_page_that_another_process_used_is_evicted_after_one_that_nobody_used(two: Sequence[FileStorage]) -> None:
+def test_a_page_that_another_process_used_is_evicted_after_one_that_nobody_used(two: list[FileStorage]) -> None:
     mine, theirs = two
     put(mine, [0, 1, 2])
     put(mine, [3, 4, 5])
@@ -101,7 +106,7 @@ def test_a_page_that_another_process_used_is_evicted_after_one_that_nobody_used(
     assert held(mine, 9) == [0, 1, 3, 6, 7, 8]
 
 
-def test_a_page_that_another_process_touched_is_evicted_after_one_that_nobody_used(two: Sequence[FileStorage]) -> None:
+def test_a_page_that_another_process_touched_is_evicted_after_one_that_nobody_used(two: list[FileStorage]) -> None:
     mine, theirs = two
     put(mine, [0, 1, 2])
     put(mine, [3, 4, 5])
@@ -112,10 +117,7 @@ def test_a_page_that_another_process_touched_is_evicted_after_one_that_nobody_us
 
 def test_a_use_whose_time_is_not_written_yet_counts_in_a_sweep(root: Path) -> None:
     clock = itertools.count(1 << 60).__next__
-    with (
-        closing(FileStorage.open(root, bytes_max=6 * PAGE_BYTES, clock=clock)) as mine,
-        closing(FileStorage.open(root, bytes_max=6 * PAGE_BYTES, clock=clock)) as theirs,
-    ):
+    with opened(root, 6 * PAGE_BYTES, clock=clock) as (mine, theirs):
         put(mine, [0, 1, 2])
         put(theirs, [3, 4, 5])
         before = path_of(root, label(0)).stat().st_mtime_ns
@@ -136,10 +138,7 @@ def test_what_a_process_without_a_cap_stored_is_evicted_by_the_next_sweep_of_one
 
 def test_a_sweep_that_finds_more_than_the_cap_evicts_down_to_the_low_mark(root: Path) -> None:
     cap = 32 * PAGE_BYTES
-    with (
-        closing(FileStorage.open(root, bytes_max=cap)) as mine,
-        closing(FileStorage.open(root, bytes_max=cap)) as theirs,
-    ):
+    with opened(root, cap) as (mine, theirs):
         for number in range(30):
             put(theirs, [number])
         for number in range(100, 102):
@@ -152,8 +151,7 @@ def test_a_sweep_that_finds_more_than_the_cap_evicts_down_to_the_low_mark(root: 
 
 def test_stores_that_are_filled_one_after_the_other_stay_within_the_bound(root: Path) -> None:
     cap = 64 * PAGE_BYTES
-    with ExitStack() as stack:
-        stores = [stack.enter_context(closing(FileStorage.open(root, bytes_max=cap))) for _ in range(3)]
+    with opened(root, cap, count=3) as stores:
         numbers = itertools.count()
         peak_bytes = 0
         # Each for itself first: what the others stored it can only find by a sweep.
@@ -260,10 +258,7 @@ def test_who_was_there_and_went_is_swept_for_once_more(root: Path) -> None:
 def test_a_sweep_lists_a_few_objects_with_each_put_and_is_over_in_time(root: Path) -> None:
     disk, pages_max = ListingDisk(), 1024
     sweep_pages = pages_max // SWEEP_SHARE
-    with (
-        closing(FileStorage.open(root, bytes_max=pages_max * PAGE_BYTES, disk=disk)) as slow,
-        closing(FileStorage.open(root, bytes_max=pages_max * PAGE_BYTES)) as fast,
-    ):
+    with opened(root, pages_max * PAGE_BYTES, disk=disk) as (slow, fast):
         put(fast, range(2000, 2700))
         for number in range(sweep_pages):
             put(slow, [number])
@@ -281,10 +276,7 @@ def test_a_sweep_lists_a_few_objects_with_each_put_and_is_over_in_time(root: Pat
 
 def test_gets_and_touches_list_nothing_while_a_sweep_is_under_way(root: Path) -> None:
     disk, cap = ListingDisk(), 1024 * PAGE_BYTES
-    with (
-        closing(FileStorage.open(root, bytes_max=cap, disk=disk)) as slow,
-        closing(FileStorage.open(root, bytes_max=cap)) as fast,
-    ):
+    with opened(root, cap, disk=disk) as (slow, fast):
         put(fast, range(2000, 2700))
         for number in range(1024 // SWEEP_SHARE + 1):
             put(slow, [number])
@@ -298,10 +290,7 @@ def test_gets_and_touches_list_nothing_while_a_sweep_is_under_way(root: Path) ->
 
 def test_what_is_stored_and_removed_during_a_sweep_is_counted_right(root: Path) -> None:
     cap = 1024 * PAGE_BYTES
-    with (
-        closing(FileStorage.open(root, bytes_max=cap)) as slow,
-        closing(FileStorage.open(root, bytes_max=cap)) as fast,
-    ):
+    with opened(root, cap) as (slow, fast):
         put(fast, range(2000, 2900))
         for number in range(1024 // SWEEP_SHARE + 1):
             put(slow, [number])
@@ -313,10 +302,7 @@ def test_what_is_stored_and_removed_during_a_sweep_is_counted_right(root: Path) 
 
 def test_a_sweep_that_fails_begins_anew(root: Path) -> None:
     disk, cap = FaultyDisk(only="listdir"), 64 * PAGE_BYTES
-    with (
-        closing(FileStorage.open(root, bytes_max=cap, disk=disk)) as slow,
-        closing(FileStorage.open(root, bytes_max=cap)) as fast,
-    ):
+    with opened(root, cap, disk=disk) as (slow, fast):
         put(fast, range(60))
         disk.failing = range(len(disk.calls), 1 << 30)
         for number in range(100, 120):
@@ -369,8 +355,7 @@ def test_a_process_of_an_earlier_version_keeps_its_journal_and_is_swept_for(root
 @pytest.mark.parametrize("capped", [False, True])
 def test_threads_on_two_stores_see_no_wrong_byte_and_keep_the_cap_within_its_bound(capped: bool, root: Path) -> None:
     bytes_max = 40 * PAGE_BYTES if capped else None
-    with ExitStack() as stack:
-        stores = [stack.enter_context(closing(FileStorage.open(root, bytes_max=bytes_max))) for _ in range(2)]
+    with opened(root, bytes_max) as stores:
 
         def use(seed: int) -> int:
             choice = random.Random(seed)

@@ -17,6 +17,7 @@ from tests.support.files import (
     descriptors,
     fill,
     held,
+    hits,
     link,
     path_of,
     put,
@@ -32,15 +33,7 @@ from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.removals import removals_of
 from unified_cache.storage_backends.verified import VerifiedStorage
-from unified_cache.testing.storage_contract import (
-    LAYOUT,
-    MODEL,
-    PAGE_BYTES,
-    blank_page,
-    bytes_of,
-    label,
-    sealed_page,
-)
+from unified_cache.testing.storage_contract import LAYOUT, MODEL, PAGE_BYTES, blank_page, bytes_of, label, sealed_page
 
 
 def capped(root: Path, pages_max: int, clock: Clock) -> FileStorage:
@@ -146,9 +139,7 @@ def test_an_intruder_in_the_place_of_an_object_does_not_block_a_put(
     put(storage, [1])
     intrude_on(path_of(root, label(1)), intrude, root.parent / "bystander")
     assert put(storage, [1]) == [True]
-    found = blank_page(label(1))
-    assert storage.get([found]) == [Answer.HIT]
-    assert bytes_of(found) == bytes_of(sealed_page(label(1)))
+    assert hits(storage, [1]) == [True]
 
 
 def test_the_target_of_a_link_in_the_place_of_an_object_is_not_touched(storage: FileStorage, root: Path) -> None:
@@ -381,18 +372,11 @@ def verified(root: Path) -> Iterator[VerifiedStorage]:
     storage.close()
 
 
-def is_hit(storage: VerifiedStorage, number: int) -> bool:
-    found = blank_page(label(number))
-    (hit,) = storage.get([found])
-    assert not hit or bytes_of(found) == bytes_of(sealed_page(label(number)))
-    return bool(hit)
-
-
 def check_recovery(storage: VerifiedStorage, number: int) -> None:
     """Check that a flawed page left nothing behind that keeps it from being stored again."""
     assert storage.exists([label(number)]) == [Answer.MISS]
     assert storage.put([sealed_page(label(number))], Level.CACHED) == [Answer.STORED]
-    assert is_hit(storage, number)
+    assert hits(storage, [number]) == [True]
 
 
 def test_a_file_cut_anywhere_is_a_miss_whether_it_keeps_its_length_or_not(
@@ -404,7 +388,7 @@ def test_a_file_cut_anywhere_is_a_miss_whether_it_keeps_its_length_or_not(
         cut = number * PAGE_BYTES // TRUNCATIONS
         for torn in (whole[:cut], whole[:cut] + bytes(PAGE_BYTES - cut)):
             path.write_bytes(torn)
-            assert not is_hit(verified, 1), (cut, len(torn))
+            assert hits(verified, [1]) == [False], (cut, len(torn))
             check_recovery(verified, 1)
 
 
@@ -416,7 +400,7 @@ def test_files_that_changed_places_are_misses_and_the_next_put_heals_them(
         one.rename(root / "aside")
         two.rename(one)
         (root / "aside").rename(two)
-        assert [is_hit(verified, number) for number in range(3)] == [True, False, False]
+        assert hits(verified, range(3)) == [True, False, False]
         for number in (1, 2):
             check_recovery(verified, number)
     assert verified.flaws_count == {Flaw.FOREIGN: 4}
@@ -443,5 +427,5 @@ def test_a_put_replaces_what_has_the_length_of_its_page_and_says_that_it_is_anot
             stale[4:6] = (FORMAT_VERSION + 1).to_bytes(2, "little")
             path.write_bytes(stale)
     assert verified.put([sealed_page(label(1))], Level.DURABLE) == [Answer.STORED]
-    assert [is_hit(verified, number) for number in range(3)] == [True] * 3
+    assert hits(verified, range(3)) == [True] * 3
     assert verified.flaws_count == {}

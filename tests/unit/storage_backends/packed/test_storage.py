@@ -6,14 +6,14 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.support.files import DiskFault, FaultyDisk, descriptors, held, put
+from tests.support.files import DiskFault, FaultyDisk, descriptors, held, hits, put
 from tests.unit.storage_backends.conftest import CLOCK_START_NS
 from unified_cache.core.errors import InputError, StorageError
 from unified_cache.core.seal import Label, verify_buffers
@@ -21,14 +21,7 @@ from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.front import Clock
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
-from unified_cache.testing.storage_contract import (
-    PAGE_BYTES,
-    blank_page,
-    bytes_of,
-    label,
-    listing,
-    sealed_page,
-)
+from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, listing, sealed_page
 
 SLOT_BYTES = 1152
 """Of a page of ``PAGE_BYTES``."""
@@ -64,10 +57,6 @@ def opened(
     )
 
 
-def get(storage: PackedStorage, numbers: Sequence[int]) -> list[bool]:
-    return list(map(bool, storage.get([blank_page(label(number)) for number in numbers])))
-
-
 def packs(root: Path) -> list[str]:
     return sorted(path.name for path in root.glob("*/*.pack"))
 
@@ -85,7 +74,7 @@ def test_a_page_put_at_another_length_takes_the_place_of_the_first(root: Path) -
         assert storage.get([found]) == [Answer.HIT]
         assert bytes_of(found) == bytes_of(sealed_page(label(1), 3000))
         assert packs(root) == ["kv.3000.1.pack"]
-        assert get(storage, [1]) == [False]
+        assert hits(storage, [1]) == [False]
         assert storage.bytes_used == 0
 
 
@@ -123,7 +112,7 @@ def test_a_page_that_was_there_keeps_its_place_in_the_order_of_its_batch(root: P
 def test_a_page_put_again_is_as_recent_as_that_put_whatever_was_read_before(root: Path) -> None:
     with closing(opened(root)) as storage:
         put(storage, [1])
-        get(storage, [1])
+        hits(storage, [1])
         storage.remove([label(1)])
         put(storage, [2])
         put(storage, [1])
@@ -151,9 +140,9 @@ def test_exists_makes_no_call_on_the_disk_and_a_read_makes_one(root: Path) -> No
         put(storage, range(9))
         disk.calls.clear()
         assert held(storage, 12) == list(range(9))
-        assert get(storage, [11]) == [False]
+        assert hits(storage, [11]) == [False]
         assert disk.calls == []
-        assert get(storage, [3]) == [True]
+        assert hits(storage, [3]) == [True]
         assert storage.get([blank_page(label(4), cuts=(1, 2, 900))]) == [Answer.HIT]
         assert disk.calls == ["preadv"] * 2
         disk.calls.clear()
@@ -180,11 +169,11 @@ def test_a_second_opener_is_refused_and_harms_nobody(root: Path) -> None:
     child = subprocess.run(command, capture_output=True, text=True, check=True)
     assert child.stdout.startswith(f"True {root} must be open once at a time, found another one who has it")
     assert put(storage, [5], Level.DURABLE) == [True]
-    assert get(storage, range(6)) == [True] * 6
+    assert hits(storage, range(6)) == [True] * 6
     storage.close()
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
     with closing(opened(root)) as storage:
-        assert get(storage, range(6)) == [True] * 6
+        assert hits(storage, range(6)) == [True] * 6
 
 
 def test_what_names_no_object_costs_no_slot(root: Path) -> None:

@@ -169,11 +169,13 @@ def replaced_calls() -> Iterator[tuple[Replaced, str]]:
     replaced: Replaced = {}
 
     class ReplacingHandler(grpc.GenericRpcHandler):
-        def service(self, details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
+        def service(
+            self, handler_call_details: grpc.HandlerCallDetails
+        ) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
             for call, handler in replaced.items():
-                if details.method == call.path:
+                if handler_call_details.method == call.path:
                     return handler
-            return running.service.rpc_methods().service(details)
+            return running.service.rpc_methods().service(handler_call_details)
 
     server = grpc.server(ThreadPoolExecutor(4), options=limits_with().channel_options())
     server.add_generic_rpc_handlers((ReplacingHandler(),))
