@@ -7,7 +7,7 @@ Every scenario runs twice: by the rules of ``forward``, and the stale way, which
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -198,16 +198,6 @@ def placed(
     return WriteLocs(write_locs(LayerKind.FULL, batch, metadata, translation), swa)
 
 
-@unlike_families
-def test_a_draft_extend_that_rebinds_its_locations_writes_to_those(family: str) -> None:
-    assert is_exact(talk(DraftExtend, family), family)
-
-
-@unlike_families
-def test_the_locations_that_metadata_was_built_for_show_once_others_are_bound(family: str) -> None:
-    assert not is_exact(talk(lambda translation: DraftExtend(translation, is_stale=True), family), family)
-
-
 # ---- idle batches ------------------------------------------------------------------------------------------------
 
 
@@ -225,16 +215,6 @@ class IdleAmongOthers:
             return placed(batch, self._left_behind, self._translation, is_stale=False)
         padded = batch.padded(len(self._left_behind.out_cache_loc))
         return placed(padded, self._left_behind, self._translation, is_stale=self._is_stale)
-
-
-@unlike_families
-def test_an_idle_batch_writes_to_the_sink_whatever_metadata_was_left_behind(family: str) -> None:
-    assert is_exact(talk(IdleAmongOthers, family), family)
-
-
-@unlike_families
-def test_metadata_left_behind_shows_when_an_idle_batch_believes_it(family: str) -> None:
-    assert not is_exact(talk(lambda translation: IdleAmongOthers(translation, is_stale=True), family), family)
 
 
 # ---- data-parallel padding ---------------------------------------------------------------------------------------
@@ -264,17 +244,6 @@ class PaddedLate:
         if not self._is_stale:
             return locs
         return WriteLocs(locs.full, self._buffer[: padded.tokens_count].clone())
-
-
-@unlike_families
-@pytest.mark.parametrize("place", [padded_first, PaddedLate])
-def test_padding_goes_to_the_sink_whether_metadata_was_built_before_or_after_it(place: Place, family: str) -> None:
-    assert is_exact(talk(place, family), family)
-
-
-@unlike_families
-def test_what_the_forward_before_left_behind_a_batch_shows_when_padding_believes_it(family: str) -> None:
-    assert not is_exact(talk(lambda translation: PaddedLate(translation, is_stale=True), family), family)
 
 
 # ---- graphs ------------------------------------------------------------------------------------------------------
@@ -317,18 +286,25 @@ class CapturedWrites:
         return WriteLocs(full, swa)
 
 
-def stale_graph(translation: SwaTranslation | None) -> WriteLocator:
-    return Graphs(translation, is_stale=True)
+WAYS: dict[str, Callable[..., WriteLocator]] = {
+    "a draft-extend rebinds its locations": DraftExtend,
+    "an idle batch pads while older metadata lies about": IdleAmongOthers,
+    "ranks pad once metadata is built": PaddedLate,
+    "graphs are replayed": Graphs,
+}
+"""Each by the rules, or stale: an engine that takes what an earlier forward or another batch was built for."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+@unlike_families
+def test_writes_go_where_the_batch_says_and_locations_of_another_show(way: str, family: str) -> None:
+    assert is_exact(talk(WAYS[way], family), family)
+    assert not is_exact(talk(partial(WAYS[way], is_stale=True), family), family)
 
 
 @unlike_families
-def test_graphs_write_where_their_buffers_were_refilled_to(family: str) -> None:
-    assert is_exact(talk(Graphs, family), family)
-
-
-@unlike_families
-def test_a_graph_whose_translation_was_not_refilled_shows(family: str) -> None:
-    assert not is_exact(talk(stale_graph, family), family)
+def test_padding_before_metadata_is_built_goes_to_the_sink(family: str) -> None:
+    assert is_exact(talk(padded_first, family), family)
 
 
 @needs_gpu
@@ -341,4 +317,4 @@ def test_captured_cuda_graphs_write_where_their_buffers_were_refilled_to() -> No
     assert all(found.from_host[USERS:])
     assert found.reused == expected.reused
     assert is_equal(found.logits, expected.logits)
-    assert not is_equal(talk(stale_graph, kept=kept).logits, expected.logits)
+    assert not is_equal(talk(partial(Graphs, is_stale=True), kept=kept).logits, expected.logits)

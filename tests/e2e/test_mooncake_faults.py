@@ -143,50 +143,20 @@ def work_over(cluster: LocalCluster) -> Iterator[MooncakeLoad]:
     assert work.toy.cache.close() == []
 
 
-def nothing(cluster: LocalCluster) -> None:
-    """The fault is over by itself, or never is and must be lived with."""
-
-
-def kill_node(cluster: LocalCluster) -> None:
-    cluster.nodes[0].kill()
-
-
-def replace_node(cluster: LocalCluster) -> None:
-    cluster.replace_node(cluster.nodes[0])
-
-
-def stop_node(cluster: LocalCluster) -> None:
-    cluster.nodes[0].stop()
-
-
-def let_node_go_on(cluster: LocalCluster) -> None:
-    cluster.nodes[0].cont()
-
-
-def kill_master(cluster: LocalCluster) -> None:
-    cluster.master.kill()
-
-
-def restart_master(cluster: LocalCluster) -> None:
-    cluster.restart_master()
-
-
-def stop_master(cluster: LocalCluster) -> None:
-    cluster.master.stop()
-
-
-def let_master_go_on(cluster: LocalCluster) -> None:
-    cluster.master.cont()
-
-
-Act = Callable[[LocalCluster], None]
+Act = Callable[[LocalCluster], object]
 
 FAULTS: dict[str, tuple[Act, Act]] = {
-    "a node is killed and stays away": (kill_node, nothing),
-    "a node is killed and another takes its place": (kill_node, replace_node),
-    "a node stalls": (stop_node, let_node_go_on),
-    "the master is killed and starts anew": (kill_master, restart_master),
-    "the master stalls": (stop_master, let_master_go_on),
+    "a node is killed and stays away": (lambda cluster: cluster.nodes[0].kill(), lambda _: None),
+    "a node is killed and another takes its place": (
+        lambda cluster: cluster.nodes[0].kill(),
+        lambda cluster: cluster.replace_node(cluster.nodes[0]),
+    ),
+    "a node stalls": (lambda cluster: cluster.nodes[0].stop(), lambda cluster: cluster.nodes[0].cont()),
+    "the master is killed and starts anew": (
+        lambda cluster: cluster.master.kill(),
+        lambda cluster: cluster.restart_master(),
+    ),
+    "the master stalls": (lambda cluster: cluster.master.stop(), lambda cluster: cluster.master.cont()),
 }
 
 SHORT = {
