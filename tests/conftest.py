@@ -5,6 +5,9 @@ import os
 import signal
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from tests.leftovers import no_cluster_process_is_left
 
 __all__ = [
+    "memory_path",
     "no_cluster_process_is_left",
     "pytest_collection_finish",
     "pytest_configure",
@@ -53,3 +57,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             reasons[report.longrepr[2].removeprefix("Skipped: ")] += 1
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count} skipped: {reason}")
+
+
+@pytest.fixture
+def memory_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Yield a directory in memory, where there is some: a file made on a disk costs a hundred times as much."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path_factory.mktemp("disk")
+        return
+    with TemporaryDirectory(dir=memory) as directory:
+        yield Path(directory)

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.sources import ROOT
-from tests.support.offline import LAYOUTS, fill, open_store, prompt_of
+from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, fill, open_store
 from tests.unit.repository.test_documents import example_program
+from unified_cache.core.page import Prompt
 
 TRACE = ROOT / "traces" / "mooncake_conversation.jsonl.gz"
 TIMEOUT_S = 240
+TOKENS = range(PAGES * PAGE_SIZE)
 
 Ended = tuple[int, str]
 """Exit status and standard error."""
@@ -28,6 +30,7 @@ WORKING = {
     "storage stat": ("storage", "stat", STORE),
     "storage verify": ("storage", "verify", STORE),
     "storage gc": ("storage", "gc", STORE),
+    "explain": ("explain", "--storage", STORE, "--tokens", "tokens"),
     "backup": ("backup", STORE, "packed:copy"),
     "conformance": ("conformance", "memory:"),
     "help": ("--help",),
@@ -68,7 +71,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     lines = WORKING | MISSING
     directory = tmp_path_factory.mktemp("base")
     with closing(open_store("file", directory / "store")) as storage:
-        fill(storage, LAYOUTS["full"], [prompt_of(1)])
+        fill(storage, LAYOUTS["full"], [Prompt.of(TOKENS, PAGE_SIZE)])
+    (directory / "tokens").write_text(" ".join(map(str, TOKENS)), encoding="utf-8")
     result = subprocess.run(
         [sys.executable, "-m", "tests.support.base_install"],
         check=True,

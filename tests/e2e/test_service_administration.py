@@ -177,11 +177,6 @@ def test_an_object_of_no_pool_goes_by_gc_over_a_service(tmp_path: Path) -> None:
         assert not list(own.rglob("*.nobody"))
 
 
-def test_a_listing_fails_as_one_line_while_a_server_is_away() -> None:
-    said = ask("storage", "stat", "grpc://127.0.0.1:1?timeout_s=2")
-    assert (said.status, "UNAVAILABLE" in said.error) == (1, True)
-
-
 def test_names_of_tenants_and_models_do_not_run_into_each_other(tmp_path: Path) -> None:
     assert not model_of_tenant("ab", "c").startswith(model_of_tenant("a", ""))
 

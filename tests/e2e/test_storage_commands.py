@@ -1,7 +1,6 @@
 """The commands over stores: what they print, their exit statuses, and what they leave behind."""
 
 import json
-import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -65,6 +64,11 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
 
 
 @pytest.fixture
+def tmp_path(memory_path: Path) -> Path:
+    return memory_path
+
+
+@pytest.fixture
 def tokens_file(tmp_path: Path) -> Path:
     path = tmp_path / "tokens.jsonl"
     path.write_text("\n".join(map(json.dumps, TOKENS.values())), encoding="utf-8")
@@ -89,27 +93,16 @@ def test_stat_backup_prefetch_and_verify_on_every_component_set(
     assert (status, found["objects"], identity["model"], identity["page_size"]) == (0, count, "toy", PAGE_SIZE)
     assert [component["name"] for component in identity["components"]] == [each.name for each in layout.components]
     assert sum(pool["objects"] for pool in identity["pools"].values()) == count
-    status, out, _ = ask("storage", "stat", url_of(kind, source))
-    assert status == 0
-    for pool in layout.pools:
-        assert re.search(rf"^ {pool.name} ", out, re.MULTILINE)
-
-    status, out, _ = ask("backup", url_of(kind, source), url_of(kind, copied))
-    assert status == 0
-    assert f"copied {count:,} objects" in out
-    status, out, _ = ask("backup", url_of(kind, source), url_of(kind, copied), "--json")
-    assert status == 0
-    assert json.loads(out)["identities"][0]["skipped_objects"] == count
+    for copied_count in (count, 0):
+        status, out, _ = ask("backup", url_of(kind, source), url_of(kind, copied), "--json")
+        (moved,) = json.loads(out)["identities"]
+        assert (status, moved["copied_objects"], moved["skipped_objects"]) == (0, copied_count, count - copied_count)
 
     into = ("--into", url_of(kind, warmed), "--tokens", tokens_file, "--tenant", "acme")
     status, out, _ = ask("prefetch", url_of(kind, copied), *into, "--json")
     assert status == 0
     prompts = json.loads(out)["prompts"]
     assert [prompt["restorable_tokens"] for prompt in prompts] == [PAGES * PAGE_SIZE] * len(PROMPTS)
-    status, out, _ = ask("prefetch", url_of(kind, copied), *into)
-    assert status == 0
-    assert re.search(rf"^ *1 +{PAGES} +{PAGES} +{PAGES * PAGE_SIZE} *$", out, re.MULTILINE)
-
     assert ask("storage", "verify", url_of(kind, warmed))[0] == 0
     for place in (copied, warmed):
         for prompt in PROMPTS:
@@ -128,14 +121,9 @@ def test_a_flipped_bit_fails_verify_and_backup_is_named_by_both_and_removed_by_s
     flip(storage, flawed)
     storage.close()
     for command in (("storage", "verify", url), ("backup", url, target)):
-        status, out, err = ask(*command)
-        assert status == 1
-        assert f"flawed: {flawed.label.object_name}: its payload is damaged" in out
-        assert err.startswith("error: ")
-        assert "1 flawed" in err or "1 objects" in err
-    status, out, _ = ask("storage", "verify", url, "--json")
-    assert status == 1
-    assert [finding["object"] for finding in json.loads(out)["identities"][0]["findings"]] == [flawed.label.object_name]
+        status, out, _ = ask(*command, "--json")
+        found = [finding["object"] for finding in json.loads(out)["identities"][0]["findings"]]
+        assert (status, found) == (1, [flawed.label.object_name])
     assert ask("storage", "scrub", url)[0] == 0
     assert ask("storage", "verify", url)[0] == 0
     assert ask("backup", url, target)[0] == 0
@@ -149,9 +137,7 @@ def test_backup_of_a_prefix_copies_the_chain_of_its_namespace_alone(
     fill(open_store("file", tmp_path / "source"), layout, PROMPTS)
     one = tmp_path / "one"
     one.write_text(" ".join(map(str, TOKENS[1])), encoding="utf-8")
-    status, _, err = ask("backup", source, target, "--prefix", one)
-    assert status == 1
-    assert "found none; check tokens, namespace" in err
+    assert ask("backup", source, target, "--prefix", one)[0] == 1
     assert ask("backup", source, target, "--prefix", one, "--tenant", "acme")[0] == 0
     assert restored_pages(open_store("file", tmp_path / "target"), layout, PROMPTS[0]) == PAGES
     assert restored_pages(open_store("file", tmp_path / "target"), layout, PROMPTS[1]) == 0
@@ -164,8 +150,7 @@ def test_prompts_of_bigrams_are_found_only_as_such(ask: Ask, tmp_path: Path) -> 
     one = tmp_path / "one"
     one.write_text(" ".join(map(str, TOKENS[1])), encoding="utf-8")
     for command in (("backup", source, target, "--prefix"), ("prefetch", source, "--into", target, "--tokens")):
-        status, _, err = ask(*command, one)
-        assert (status, "check tokens, namespace" in err) == (1, True)
+        assert ask(*command, one)[0] == 1
         assert ask(*command, one, "--bigrams")[0] == 0
 
 
@@ -178,20 +163,16 @@ def test_gc_collects_and_evicts_down_to_a_cap_and_clear_empties(kind: str, ask: 
     storage.remove([Label(TOY.digest(layout), PROMPTS[0].keys[-1], "toy1")])
     before = sum(map(len, objects_of(storage, layout).values()))
     storage.close()
-    status, out, _ = ask("storage", "gc", url)
-    assert status == 0
-    assert "removed 0 objects that fit no pool and 1 of incomplete pages" in out
-    status, out, _ = ask("storage", "gc", url, "--bytes-max", str(before // 2))
-    assert status == 0
-    assert "evicted" in out
+    (collected,) = json.loads(ask("storage", "gc", url, "--json")[1])["identities"]
+    assert (collected["misfit_objects"], collected["incomplete_objects"]) == (0, 1)
+    assert json.loads(ask("storage", "gc", url, "--bytes-max", str(before // 2), "--json")[1])["evicted_objects"]
     storage = open_store(kind, tmp_path / "store")
     assert 0 < sum(map(len, objects_of(storage, layout).values())) <= before // 2
     storage.close()
     identity = TOY.digest(layout).hex()[:8]
     for refused in ((), ("--all", "--identity", identity), ("--all",), ("--identity", identity)):
         assert ask("storage", "clear", url, *refused)[0] == 2
-    status, out, _ = ask("storage", "clear", url, "--identity", identity, "--yes")
-    assert status == 0
+    assert ask("storage", "clear", url, "--identity", identity, "--yes")[0] == 0
     assert json.loads(ask("storage", "stat", url, "--json")[1])["objects"] == 0
 
 
@@ -223,7 +204,7 @@ def test_a_packed_store_that_is_open_elsewhere_is_read_and_fails_what_would_chan
     ):
         status, out, err = ask(*command)
         assert (status, out) == (1, "")
-        assert err.startswith(f"error: {tmp_path / 'store'} must be open once at a time, found another one who has it")
+        assert str(tmp_path / "store") in err
     for command in (
         *(("storage", verb, url) for verb in ("stat", "verify")),
         ("backup", url, url_of("file", tmp_path / "copy")),
@@ -260,9 +241,7 @@ def test_names_in_a_manifest_do_not_reach_the_terminal_as_commands(ask: Ask, tmp
 
 def test_gc_of_a_store_that_does_not_shrink_is_a_failure(ask: Ask, tmp_path: Path) -> None:
     fill(open_store("memory", tmp_path), LAYOUTS["full"], PROMPTS)
-    status, _, err = ask("storage", "gc", url_of("memory", tmp_path), "--bytes-max", "1KiB")
-    assert status == 1
-    assert "must shrink to 1024 bytes" in err
+    assert ask("storage", "gc", url_of("memory", tmp_path), "--bytes-max", "1KiB")[0] == 1
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("{")], ids=["absent", "damaged"])
@@ -273,15 +252,12 @@ def test_an_identity_without_a_manifest_is_shown_fails_verify_scrub_and_backup_a
     url, target = url_of("file", tmp_path / "store"), tmp_path / "target"
     fill(open_store("file", tmp_path / "store"), layout, PROMPTS)
     damage(tmp_path / "store" / TOY.digest(layout).hex() / "manifest.json")
-    status, out, _ = ask("storage", "stat", url)
-    assert status == 0
-    assert f"identity {TOY.digest(layout).hex()} has no manifest" in out
+    (shown,) = json.loads(ask("storage", "stat", url, "--json")[1])["identities"]
+    assert shown["manifest"] != "sound"
     for command in (("storage", "verify", url), ("storage", "scrub", url), ("backup", url, url_of("file", target))):
-        status, _, err = ask(*command)
-        assert status == 1
-        assert "has no manifest" in err
+        assert ask(*command)[0] == 1
     assert not target.exists()
-    assert "left alone" in ask("storage", "gc", url)[1]
+    assert ask("storage", "gc", url)[0] == 0
     fill(open_store("file", tmp_path / "store"), layout, PROMPTS)
     assert ask("storage", "scrub", url)[0] == ask("storage", "verify", url)[0] == 0
 
@@ -332,12 +308,8 @@ def test_our_backends_keep_every_promise(kind: str, bytes_max: tuple[str, ...], 
     status, out, _ = ask("conformance", url, *bytes_max, *keys_only, "--json")
     assert status == 0, out
     found = verdicts(out)
-    assert "a page that was never put is a miss and its buffers may hold anything afterwards" in found
+    assert found
     assert set(found.values()) <= {"pass", "skip"}
-    if list(KINDS).index(kind) % 2 == CAPS.index(bytes_max):  # of each kind and of each cap
-        status, out, _ = ask("conformance", url, *bytes_max, *keys_only)
-        assert status == 0
-        assert out.count(" pass ") == list(found.values()).count("pass")
 
 
 RELEASED = threading.Event()
@@ -361,11 +333,10 @@ def faulty(rest: str, bytes_max: int | None) -> ForgetfulStorage:
 
 def test_a_backend_that_breaks_promises_is_told_which_and_one_that_hangs_is_left_behind(ask: Ask) -> None:
     try:
-        status, out, err = ask("conformance", "tests.e2e.test_storage_commands:faulty", "--timeout-s", "0.2", "--json")
+        status, out, _ = ask("conformance", "tests.e2e.test_storage_commands:faulty", "--timeout-s", "0.2", "--json")
     finally:
         RELEASED.set()
     assert status == 1
-    assert "are broken" in err
     found = {promise["promise"]: promise for promise in json.loads(out)["promises"]}
     removes = found["remove makes a page a miss and tolerates absent pages"]
     assert removes["verdict"] == "FAIL"
@@ -386,9 +357,7 @@ def test_conformance_leaves_a_store_that_holds_pages_alone_unless_told_otherwise
     before = objects_of(storage, layout)
     storage.close()
     url = url_of(kind, tmp_path / "store")
-    status, _, err = ask("conformance", url, *bytes_max)
-    assert status == 2
-    assert f"must be empty, found pages of {TOY.digest(layout).hex()[:12]}" in err
+    assert ask("conformance", url, *bytes_max)[0] == 2
     storage = open_store(kind, tmp_path / "store")
     assert objects_of(storage, layout) == before
     storage.close()

@@ -23,7 +23,6 @@ __all__ = [
     "RunningCommand",
     "all_end",
     "ask",
-    "ask_apart",
 ]
 
 COMMAND = (sys.executable, "-c", "from unified_cache.cli.main import main; main()")
@@ -51,19 +50,6 @@ def ask(*arguments: str | Path) -> CommandResult:
     with redirect_stdout(out), redirect_stderr(err):
         status = run(list(map(str, arguments)))
     return CommandResult(status, out.getvalue(), err.getvalue())
-
-
-def ask_apart(*arguments: str | Path) -> CommandResult:
-    """Run a command in a process of its own."""
-    result = subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env=without_torch(os.environ),
-    )
-    return CommandResult(result.returncode, result.stdout, result.stderr)
 
 
 class RunningCommand:
