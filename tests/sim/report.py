@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from unittest.mock import patch
 
 from tests.sim.schedule import TRANSFERS
-from tests.sim.simulation import Simulation
+from tests.sim.simulation import SimTally, Simulation
 from unified_cache.controller import jobs
 from unified_cache.core.errors import CacheError
 
@@ -40,19 +40,13 @@ class Violation:
 
 
 @dataclass
-class SimReport:
+class SimReport(SimTally):
     """Totals of several simulations."""
 
     seeds: int = 0
     faulty_seeds: int = 0
-    operations: Counter[str] = field(default_factory=Counter)
-    happened: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     violations: list[Violation] = field(default_factory=list)
-    nodes: list[int] = field(default_factory=list)
-    """In the tree, after each operation."""
-    fill: list[float] = field(default_factory=list)
-    """After each operation: how full the tier is that has most room, of device, host and storage."""
     hashes: dict[int, str] = field(default_factory=dict)
     """By seed: of everything that happened, in its order."""
     cpu_s: float = 0.0

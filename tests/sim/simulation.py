@@ -2,7 +2,9 @@
 
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,7 +18,6 @@ from tests.sim.liveness import Liveness
 from tests.sim.memory import ContentMemory, Contents, KeyNumbers
 from tests.sim.schedule import EVICTING, FILLING, FULL, KINDS, WRITING, weights_of
 from tests.sim.settings import config_of
-from tests.sim.tally import SimTally
 from tests.sim.workers import LaggingWorkers, ScheduledJob
 from tests.support.cache_model import Flow, flow_of, prompt_of
 from tests.support.clock import ManualClock
@@ -53,6 +54,18 @@ EXPECTED = ("on purpose", "were put", "was cancelled", "took longer than")
 """What an operation may fail with, in the words of whoever made it fail; anything else is a bug."""
 
 _NO_NUMBERS: Contents = np.empty(0, np.int64)
+
+
+@dataclass
+class SimTally:
+    """Counts of what a simulation has done."""
+
+    operations: Counter[str] = field(default_factory=Counter)
+    happened: Counter[str] = field(default_factory=Counter)
+    nodes: list[int] = field(default_factory=list)
+    """In the tree, after each operation."""
+    fill: list[float] = field(default_factory=list)
+    """After each operation: how full the tier is that has most room, of device, host and storage."""
 
 
 class Simulation:

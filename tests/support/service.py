@@ -1,6 +1,5 @@
 """A server of this process on a port of its own, which believes what a header says of the caller."""
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +11,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
+from tests.support.waiting import wait_until
 from unified_cache.core.settings.access import Role
 from unified_cache.core.settings.limits import LimitSettings, QuotaSettings
 from unified_cache.proto.wire.calls import Call
@@ -212,8 +212,4 @@ def refused(code: grpc.StatusCode, text: str = "") -> Iterator[None]:
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
     """Let other threads go on until something holds."""
-    ends_s = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < ends_s, "it did not come to hold in time"
-        pause.wait(0.005)
+    assert wait_until(condition, timeout_s), "it did not come to hold in time"
