@@ -6,28 +6,13 @@ import numpy as np
 import pytest
 
 from tests.support.cache import ToyEngine
+from tests.support.offline import back_up, read_back
 from unified_cache.components.layouts import layout
-from unified_cache.core.page import Prompt
 from unified_cache.core.window import window
 from unified_cache.storage_backends.url import open_storage
 
 PROMPT_PAGES = 3
 HOST_PAGES = 4
-
-
-def bring(toy: ToyEngine, prompt: Prompt) -> None:
-    """Bring a prompt up from wherever it lies."""
-    for start in (toy.cache.prefetch, toy.cache.load):
-        assert start(prompt) is not None
-        assert all(operation.error is None for operation in toy.cache.wait_all(60))
-
-
-def serve_and_back_up(toy: ToyEngine, prompt: Prompt) -> None:
-    lock = toy.serve(prompt)
-    assert lock is not None
-    toy.cache.backup(prompt)
-    assert all(operation.error is None for operation in toy.cache.wait_all(60))
-    toy.cache.release(lock)
 
 
 @pytest.mark.parametrize(
@@ -52,13 +37,9 @@ def test_a_models_prefix_comes_back_whole_from_every_tier(
     ]
     expected = sum(PROMPT_PAGES - window(PROMPT_PAGES, span) for span in toy.spans)
     for prompt in (*prompts, *prompts):
-        bring(toy, prompt)
-        serve_and_back_up(toy, prompt)
-        lock = toy.cache.lock(toy.cache.match(prompt))
-        assert lock.end == PROMPT_PAGES
-        assert toy.verify(prompt, lock) == expected
-        toy.cache.release(lock)
-        toy.cache.check()
+        read_back(toy, prompt)
+        back_up(toy, prompt)
+        assert read_back(toy, prompt) == (PROMPT_PAGES, expected)
     traffic = {leg.value: moved.pages for leg, moved in toy.cache.stats().traffic.items()}
     assert min(traffic.values()) > 0, traffic
     assert toy.cache.close() == []

@@ -12,6 +12,7 @@ from tests.sources import ROOT
 from tests.support.cache import ToyEngine
 from tests.support.mooncake import LocalCluster, open_mooncake, small_cluster
 from tests.support.mooncake_needed import needs_mooncake
+from tests.support.offline import back_up, read_back
 from unified_cache.components.layouts import layout
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import PoolSpec
@@ -65,26 +66,10 @@ def prompt_of(toy: ToyEngine) -> Prompt:
     return toy.cache.prompt(np.arange(PROMPT_PAGES * toy.page_size, dtype=np.int32))
 
 
-def write(toy: ToyEngine, prompt: Prompt) -> None:
-    """Compute a prompt in two turns and write each through to storage."""
+def back_up_turns(toy: ToyEngine, prompt: Prompt) -> None:
+    """Compute a prompt in two turns, each of which is backed up."""
     for turn in (prompt.head(HEAD_PAGES), prompt):
-        lock = toy.serve(turn)
-        assert lock is not None
-        toy.cache.backup(turn)
-        assert all(operation.error is None for operation in toy.cache.wait_all(60))
-        toy.cache.release(lock)
-
-
-def read_back(toy: ToyEngine, prompt: Prompt) -> tuple[int, int]:
-    """Fetch what storage has, load it, compare every page; return the pages of the prefix, and those compared."""
-    for start in (toy.cache.prefetch, toy.cache.load):
-        start(prompt)
-        assert all(operation.error is None for operation in toy.cache.wait_all(60))
-    lock = toy.cache.lock(toy.cache.match(prompt))
-    hit_pages, verified_pages = lock.end, toy.verify(prompt, lock)
-    toy.cache.release(lock)
-    toy.cache.check()
-    return hit_pages, verified_pages
+        back_up(toy, turn)
 
 
 def pages_needed(toy: ToyEngine, end: int) -> int:
@@ -113,7 +98,7 @@ def test_prefixes_come_back_bit_by_bit_in_a_process_that_never_saw_them(cluster:
     expected: dict[str, list[int]] = {}
     for preset in MODELS:
         toy = engine_over(preset, open_mooncake(cluster))
-        write(toy, prompt_of(toy))
+        back_up_turns(toy, prompt_of(toy))
         expected[preset] = [PROMPT_PAGES, pages_needed(toy, PROMPT_PAGES)]
         assert toy.cache.close() == []
     command = [sys.executable, "-c", READER, cluster.url]
@@ -126,7 +111,7 @@ def test_prefixes_come_back_bit_by_bit_in_a_process_that_never_saw_them(cluster:
 def test_a_missing_object_shortens_the_hit_to_the_longest_legal_length(preset: str, cluster: LocalCluster) -> None:
     writer = engine_over(preset, open_mooncake(cluster))
     prompt = prompt_of(writer)
-    write(writer, prompt)
+    back_up_turns(writer, prompt)
     assert writer.cache.close() == []
     storage = open_mooncake(cluster)
     for component in reversed(range(len(writer.spans))):

@@ -105,25 +105,37 @@ def fill(storage: StorageBackend, layout: ModelLayout, prompts: Sequence[Prompt]
     """Serve prompts and store what was computed; the store is closed afterwards."""
     toy = engine_on(storage, layout)
     for prompt in prompts:
-        lock = toy.serve(prompt)
-        assert lock is not None
-        toy.cache.backup(prompt)
-        assert all(operation.error is None for operation in toy.cache.wait_all(60))
-        toy.cache.release(lock)
+        back_up(toy, prompt)
     assert toy.cache.close() == []
+
+
+def back_up(toy: ToyEngine, prompt: Prompt) -> None:
+    """Serve a prompt, and back it up as far as there are tiers."""
+    lock = toy.serve(prompt)
+    assert lock is not None
+    toy.cache.backup(prompt)
+    assert all(operation.error is None for operation in toy.cache.wait_all(60))
+    toy.cache.release(lock)
+
+
+def read_back(toy: ToyEngine, prompt: Prompt) -> tuple[int, int]:
+    """Bring a prompt up from wherever it lies, and compare every byte; return its pages, and those compared."""
+    for start in (toy.cache.prefetch, toy.cache.load):
+        start(prompt)
+        assert all(operation.error is None for operation in toy.cache.wait_all(60))
+    lock = toy.cache.lock(toy.cache.match(prompt))
+    found = lock.end, toy.verify(prompt, lock)
+    toy.cache.release(lock)
+    toy.cache.check()
+    return found
 
 
 def restored_pages(storage: StorageBackend, layout: ModelLayout, prompt: Prompt) -> int:
     """Tell how far a fresh cache restores a prompt from a store, every byte compared; the store is closed."""
     toy = engine_on(storage, layout)
-    for start in (toy.cache.prefetch, toy.cache.load):
-        assert start(prompt) is not None
-        assert all(operation.error is None for operation in toy.cache.wait_all(60))
-    lock = toy.cache.lock(toy.cache.match(prompt))
-    toy.verify(prompt, lock)
-    toy.cache.release(lock)
+    restored, _ = read_back(toy, prompt)
     assert toy.cache.close() == []
-    return lock.end
+    return restored
 
 
 def objects_of(storage: StorageBackend, layout: ModelLayout) -> dict[Label, bytes]:
