@@ -24,16 +24,19 @@ Samples: TypeAlias = Iterator[tuple[tuple[str, ...], float]]
 
 
 class CacheCollector:
-    """Collector of one cache's figures, for ``CollectorRegistry.register``.
+    """Collector of the figures of a process's caches, for ``CollectorRegistry.register``: one in a registry.
 
     Scrapes come on threads of their own, while a cache belongs to its owner's: so they read the figures that the cache
     has published last, in ``poll``, ``wait_all`` or ``close``, at most about a second old while an engine polls.
-    ``cache_name`` labels every sample, so that several caches of a process stay apart; give each its own.
+    ``cache_name`` labels every sample of a cache; ``add`` takes further caches.
     """
 
     def __init__(self, source: StatsSource, cache_name: str = "cache") -> None:
-        self._source = source
-        self._cache_name = cache_name
+        self._sources = {cache_name: source}
+
+    def add(self, source: StatsSource, cache_name: str) -> None:
+        """Collect the figures of another cache too, or of one in the place of the former one of that name."""
+        self._sources = {**self._sources, cache_name: source}  # a scrape on another thread goes on with the former
 
     def describe(self) -> Iterator[Metric]:
         """Yield the metrics without samples: registering reads no figures."""
@@ -41,11 +44,12 @@ class CacheCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric with the figures published last."""
-        stats = self._source.published_stats()
+        stats = {name: source.published_stats() for name, source in self._sources.items()}
         for described in METRICS:
             metric = described.empty()
-            for values, value in described.samples(stats):
-                metric.add_metric([self._cache_name, *values], value)
+            for name, figures in stats.items():
+                for values, value in described.samples(figures):
+                    metric.add_metric([name, *values], value)
             yield metric
 
 

@@ -114,6 +114,17 @@ def test_a_scrape_on_another_thread_finds_the_figures_of_the_last_poll() -> None
     assert 'unified_cache_storage_answers_total{answer="hit",cache="first",method="get"}' in text
 
 
+def test_several_caches_of_a_process_are_in_one_registry_each_under_its_name() -> None:
+    first, second = engine(), engine()
+    registry = CollectorRegistry()
+    collector = CacheCollector(first.cache, "first")
+    registry.register(collector)
+    collector.add(second.cache, "second")
+    names = {sample.labels["cache"] for metric in registry.collect() for sample in metric.samples}
+    assert names == {"first", "second"}
+    assert len({metric.name for metric in registry.collect()}) == len(list(registry.collect()))
+
+
 def test_a_closed_cache_can_still_be_scraped() -> None:
     toy = engine()
     collector = CacheCollector(toy.cache)
