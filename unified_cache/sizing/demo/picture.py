@@ -27,7 +27,7 @@ def page_of(result: DemoResult) -> Page:
         alarm=f"{result.verdict}." if result.findings else "",
         charts=[
             BarChart(
-                "Time to first token, of computing it",
+                "Time to first token, beside computing the whole prompt",
                 Unit.MILLISECONDS,
                 names,
                 tier_series((*SOURCES, "saved"), waits),
@@ -84,7 +84,7 @@ def write_picture(page: Page, directory: Path) -> Path | None:
                 axes.bar_label(bars, [f" {value:.2f} s" if value else "" for value in values], fontsize=9)
             left = [before + value for before, value in zip(left, values, strict=True)]
         axes.set_xlabel(f"{chart.title}, in seconds" if is_time else chart.title)
-        axes.margins(x=0.12)
+        axes.set_xlim(0.0, 1.15 * max(left))
     figure.axes[0].invert_yaxis()
     figure.legend(
         *figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(COLOURS), frameon=False
