@@ -8,6 +8,7 @@ from unified_cache.core.page import PAGE_KEY_BYTES
 from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.catalog import UsedBetween
+from unified_cache.storage_backends.common.names import IDENTITY_BYTES
 from unified_cache.storage_backends.protocol import (
     Answer,
     Capability,
@@ -24,8 +25,6 @@ Result = TypeVar("Result")
 
 READS = frozenset({Answer.HIT, Answer.MISS, Answer.FLAWED, Answer.UNAVAILABLE})
 PUTS = frozenset({Answer.STORED, Answer.DECLINED, Answer.UNAVAILABLE})
-IDENTITY_BYTES = 32
-"""Length of ``Identity.digest``."""
 
 OBJECT = f"with a key of {PAGE_KEY_BYTES} bytes, a pool that is text, and its length in bytes"
 
