@@ -139,9 +139,18 @@ def run_on(
 
 
 @cache
+def _untouched(family: str, tokens: tuple[int, ...]) -> tuple[DynamicCache, list[torch.Tensor]]:
+    """Return the model's own cache of a prompt, and its logits so far, which more steps are added to."""
+    past = new_past(family)
+    return past, run_on(family, past, tokens, page_ends(family, len(tokens)), 0)
+
+
 def untouched(family: str, tokens: tuple[int, ...], steps: int = STEPS) -> list[torch.Tensor]:
     """Return the logits of a prompt's last token and of every greedy token after it."""
-    return run_on(family, new_past(family), tokens, page_ends(family, len(tokens)), steps)
+    past, found = _untouched(family, tokens)
+    while len(found) <= steps:
+        found.append(forward(family, past, (int(found[-1].argmax()),)))
+    return found[: steps + 1]
 
 
 def is_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
