@@ -6,7 +6,7 @@ once the fault has passed.
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -316,7 +316,8 @@ def cancelling(world: CacheUnderFaults) -> None:
     world.bring(1, 2, 3)
 
 
-HISTORIES = (
+History = Callable[[CacheUnderFaults], None]
+HISTORIES: tuple[History, ...] = (
     serve_and_back_up,
     durable,
     load_from_host,
@@ -334,22 +335,8 @@ def failing_calls(count: int) -> range:
     return range(count % STRIDE, count, STRIDE)
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Iterator[Path]:
-    """Return a directory for stores whose calls to the file system all go well: in memory where there is some.
-
-    A file made on a disk costs a hundred times as much, and those that fail here are copies, allocations and stores.
-    """
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK):
-        yield tmp_path
-        return
-    with TemporaryDirectory(dir=memory) as directory:
-        yield Path(directory)
-
-
 @cache
-def disk_calls_count(history: Callable[[CacheUnderFaults], None], kind: StoreKind) -> int:
+def disk_calls_count(history: History, kind: StoreKind) -> int:
     """Return how many calls of the file system a history makes if all goes well."""
     with TemporaryDirectory() as root:
         right = CacheUnderFaults(Path(root), kind)
@@ -363,10 +350,10 @@ def disk_calls_count(history: Callable[[CacheUnderFaults], None], kind: StoreKin
 @pytest.mark.parametrize("history", HISTORIES)
 @pytest.mark.parametrize("fault", DiskFault)
 def test_a_file_system_call_that_goes_wrong(
-    history: Callable[[CacheUnderFaults], None], fault: DiskFault, kind: StoreKind, tmp_path: Path
+    history: History, fault: DiskFault, kind: StoreKind, memory_path: Path
 ) -> None:
     for number in range(list(DiskFault).index(fault), disk_calls_count(history, kind), DISK_STRIDE):
-        world = CacheUnderFaults(tmp_path / str(number), kind)
+        world = CacheUnderFaults(memory_path / str(number), kind)
         world.disk.fault = fault
         world.disk.failing = range(number, number + 1)
         history(world)
@@ -375,12 +362,12 @@ def test_a_file_system_call_that_goes_wrong(
 
 @pytest.mark.parametrize("history", HISTORIES)
 @pytest.mark.parametrize("copies_half", [False, True], ids=["nothing_moved", "half_moved"])
-def test_a_copy_that_goes_wrong(history: Callable[[CacheUnderFaults], None], copies_half: bool, root: Path) -> None:
-    right = CacheUnderFaults(root / "right")
+def test_a_copy_that_goes_wrong(history: History, copies_half: bool, memory_path: Path) -> None:
+    right = CacheUnderFaults(memory_path / "right")
     history(right)
     assert right.copies.count > 0
     for number in failing_calls(right.copies.count):
-        world = CacheUnderFaults(root / str(number))
+        world = CacheUnderFaults(memory_path / str(number))
         world.copies_half = copies_half
         world.copies.at = number
         history(world)
@@ -388,11 +375,11 @@ def test_a_copy_that_goes_wrong(history: Callable[[CacheUnderFaults], None], cop
 
 
 @pytest.mark.parametrize("history", HISTORIES)
-def test_a_store_that_does_not_return_in_time(history: Callable[[CacheUnderFaults], None], root: Path) -> None:
-    right = CacheUnderFaults(root / "right")
+def test_a_store_that_does_not_return_in_time(history: History, memory_path: Path) -> None:
+    right = CacheUnderFaults(memory_path / "right")
     history(right)
     for number in range(right.timeouts.count):
-        world = CacheUnderFaults(root / str(number))
+        world = CacheUnderFaults(memory_path / str(number))
         world.timeouts.at = number
         history(world)
         assert len(world.calls) == 1
@@ -400,9 +387,7 @@ def test_a_store_that_does_not_return_in_time(history: Callable[[CacheUnderFault
 
 
 @pytest.mark.parametrize("history", HISTORIES)
-def test_an_allocation_that_finds_no_room(
-    history: Callable[[CacheUnderFaults], None], root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_allocation_that_finds_no_room(history: History, memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     allocations = Trigger()
     allocate, allocate_pages = Ledger.allocate, Ledger.allocate_pages
 
@@ -414,10 +399,10 @@ def test_an_allocation_that_finds_no_room(
 
     monkeypatch.setattr(Ledger, "allocate", flaky)
     monkeypatch.setattr(Ledger, "allocate_pages", flaky_pages)
-    right = CacheUnderFaults(root / "right")
+    right = CacheUnderFaults(memory_path / "right")
     history(right)
     for number in failing_calls(allocations.count):
-        world = CacheUnderFaults(root / str(number))
+        world = CacheUnderFaults(memory_path / str(number))
         allocations.at, allocations.count = number, 0
         world.allocations = allocations
         history(world)
