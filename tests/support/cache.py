@@ -170,7 +170,7 @@ class ToyEngine:
     def read_back(self, prompt: Prompt) -> int:
         """Compare every byte that the device can resume of a prompt with the oracle; return how many pages."""
         lock = self.cache.lock(self.cache.match(prompt))
-        self.verify(prompt, lock)
+        assert self.verify(prompt, lock) == sum(lock.end - window(lock.end, span) for span in self.spans)
         self.cache.release(lock)
         self.cache.check()
         return lock.end
