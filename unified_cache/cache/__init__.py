@@ -1,4 +1,4 @@
-"""``UnifiedCache``, all that an engine calls, and what it tells about itself.
+"""``UnifiedCache``, all that an engine calls, and what it reports about itself.
 
     cache       what a request asks for comes first, what an operator asks for last
     stats       figures of a cache at one moment

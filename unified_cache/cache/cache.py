@@ -521,7 +521,7 @@ class UnifiedCache:
         operation.stop()
 
     def cancel(self, operation: Operation) -> bool:
-        """End a transfer and keep nothing of it; tell whether it was still running.
+        """End a transfer and keep nothing of it; return whether it was still running.
 
         Its slots are given back once no worker and no store uses them any more.
         """

@@ -345,7 +345,7 @@ class Controller:
         return operation
 
     def cancel(self, operation: Operation) -> bool:
-        """End an operation before its time and keep nothing of it; tell whether it was still running."""
+        """End an operation before its time and keep nothing of it; return whether it was still running."""
         if operation.state is not OperationState.RUNNING:
             return False
         self._end_early(
@@ -455,7 +455,7 @@ class Controller:
         return max(0, left_s)
 
     def _poll_once(self, wait_s: float, *, has_time: bool) -> bool:
-        """Agree with all ranks on the readiness of each operation, advance it, and tell whether all have time."""
+        """Agree with all ranks on the readiness of each operation, advance it, and return whether all have time."""
         self._ended.update(self._workers.finished(wait_s))
         live = list(self._live)
         now_s = self._clock()

@@ -104,7 +104,7 @@ class LayerwiseLoad:
     From ``begin_layerwise`` to ``end_layerwise`` the load keeps all its slots and pins, whatever becomes of it: done,
     failed, cancelled or late, nothing is published and nothing given back before ``end_layerwise``. So the slots stay
     the load's, and hold the pages as far as ``wait`` has said so; the engine reads them and never writes. When the load
-    has failed, ``poll`` tells at once: what was computed from then on is worth nothing.
+    has failed, ``poll`` reports it at once: what was computed from then on is not to be used.
     """
 
     operation: Operation
@@ -184,7 +184,7 @@ class BackupJob:
         return (Label(owner, keys[page], pool.name) for page in part.pages.tolist())
 
     def stop(self) -> None:
-        """Go on: half a copy is worth nothing, and the end is near."""
+        """Go on: half a copy is of no use, and the end is near."""
 
 
 class LoadJob:
@@ -217,7 +217,7 @@ class LoadJob:
         return True
 
     def stop(self) -> None:
-        """Go on: half a copy is worth nothing, and the end is near."""
+        """Go on: half a copy is of no use, and the end is near."""
 
 
 def calls_of(objects_count: int, payload_bytes: int) -> float:

@@ -165,7 +165,7 @@ class Ledger:
         return pages
 
     def _make_room(self, tier: Tier, component: int, count: int) -> bool:
-        """Evict what is short of ``count`` free slots; tell whether there are as many now."""
+        """Evict what is short of ``count`` free slots; return whether there are as many now."""
         allocator = self._allocators[tier][component]
         short = count - allocator.free_count
         if short > 0:

@@ -141,7 +141,7 @@ class Service:
             return cls(port, metrics_port, live_port, server, gate, healthy, metrics, opened.pop_all())
 
     def drain(self, grace_s: float) -> bool:
-        """Refuse what is new, let what is in flight end within ``grace_s``, then close; tell whether all of it did."""
+        """Refuse new calls, let those in flight end within ``grace_s``, then close; return whether all of them did."""
         self._healthy.stop_serving()
         self._metrics.draining.set(1)
         self._gate.close()

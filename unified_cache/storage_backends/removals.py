@@ -143,7 +143,7 @@ class RemovalBuffer:
             others = tuple(feed for feed in self._feeds if feed.is_open)
             if len(others) >= SUBSCRIBERS_MAX:
                 raise StateError(
-                    f"the removals of a store are told to {SUBSCRIBERS_MAX} subscribers, and there are as many: "
+                    f"a store reports its removals to {SUBSCRIBERS_MAX} subscribers, and has as many: "
                     "close a cache that remembers what has gone, or publishes events, over this store"
                 )
             feed = RemovalFeed(self._labels_max)

@@ -387,7 +387,7 @@ def _publish(
     slots: Slots,
     map_changes: list[MapChange],
 ) -> npt.NDArray[np.bool_]:
-    """Fill the tombstones among ``offsets`` that have something to stand on; tell which were filled."""
+    """Fill the tombstones among ``offsets`` that have something to stand on; return which were filled."""
     component = tier_component % tree.components_count
     if component:
         held = node.slots[tier_component]

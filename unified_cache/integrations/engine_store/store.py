@@ -1,4 +1,4 @@
-"""The store of an engine's adapter: it owes nothing to luck, and raises nothing while the engine runs.
+"""The store of an engine's adapter: verified, bounded in time, and raising nothing while the engine runs.
 
     with EngineStore.open("packed:/var/cache/kv") as store:
         store.register(identity, layout)
@@ -155,7 +155,7 @@ class EngineStore:
     def register(self, identity: Identity, layout: ModelLayout) -> None:
         """Remember an identity whose pages will be asked for; announce it now, or when the store is there.
 
-        Waits for the store one deadline at most. ``counts().is_registered`` tells whether the store has taken it.
+        Waits for the store one deadline at most. ``counts().is_registered`` says whether the store has taken it.
 
         Raises:
             LayoutError: the layout's pools cannot be those of the identity's shard.

@@ -1,4 +1,4 @@
-"""Pages of SGLang's host pools, in its own memory where it tells their addresses, else as copies that it makes."""
+"""Pages of SGLang's host pools, in its own memory where it gives their addresses, else as copies that it makes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ def rows_of_pool(pool: "HostKVCache") -> PageRows | None:
     """Return the pages of a pool, reached in the fastest way that it allows; None for one that has no bytes.
 
     Raises:
-        InputError: the pool tells neither where its pages lie nor what they hold.
+        InputError: the pool says neither where its pages lie nor what they hold.
     """
     locate = _PageAddresses(pool)
     try:

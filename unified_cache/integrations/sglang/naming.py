@@ -69,7 +69,7 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """Facts that tell a pool's pages from those of another format."""
+    """Facts by which a pool's pages differ from those of another format."""
 
     kind: str
     """Class of the host pool."""

@@ -285,7 +285,7 @@ class DevicePages:
         offsets = torch.arange(page_size, device=device)
         locs: list[torch.Tensor] = []
         for held, whole_pages in zip(slots, self.whole_pages, strict=True):
-            assert not (held[:-whole_pages] >= 0).any(), "a page is captured after the model has let go of it"
+            assert not (held[:-whole_pages] >= 0).any(), "a page is captured after the model has dropped it"
             pages = torch.from_numpy(np.maximum(held, 0)).to(device, torch.int64)
             locs.append((pages[:, None] * page_size + offsets).flatten())
         self.clear(slots)

@@ -130,7 +130,7 @@ class ChunkTier:
             keys = [self._names.offload_key(label) for label in removals.labels]
             self._changes.remove([key for key in keys if key is not None])
             if removals.lost_count:
-                logger.warning("%d pages have left the store and are not told in KV events", removals.lost_count)
+                logger.warning("%d pages have left the store and are missing in KV events", removals.lost_count)
         return self._changes.take()
 
     def load(self, number: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:

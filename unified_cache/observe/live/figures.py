@@ -170,7 +170,7 @@ class LiveFigures:
 
 
 class LiveSource(Protocol):
-    """Source of figures. Thread-safe and quick; what it tells of never waits for it."""
+    """Source of figures. Thread-safe and quick; what it reports on never waits for it."""
 
     def figures(self) -> LiveFigures:
         """Return the figures of this moment, or those published last: the same object as before if nothing changed."""

@@ -23,7 +23,7 @@ class EventReader:
     __slots__ = ("_request", "_response", "_sent_at_s", "_viewed", "gone")
 
     def __init__(self, request: web.Request, response: web.StreamResponse, viewed: Callable[[], View | None]) -> None:
-        """Take an answer whose head has been sent; ``viewed`` tells what the reader may see, None for nothing."""
+        """Take an answer whose head has been sent; ``viewed`` says what the reader may see, None for nothing."""
         self._request = request
         self._response = response
         self._viewed = viewed

@@ -42,7 +42,7 @@ class AuditEntry:
 
 
 class Refused(Exception):  # noqa: N818  # a refusal is an answer, not a fault
-    """A call that is answered with a status instead of a result; ``message`` is for the client and tells no internals.
+    """A call that is answered with a status instead of a result; ``message`` is for the client, without internals.
 
     ``trailing`` is metadata that goes with it, for clients that act on refusals.
     """

@@ -63,7 +63,7 @@ class Authenticator:
 class ServiceGate:
     """The way into every call, before any message is waited for, and out of it. Thread-safe.
 
-    In: authentication, role, a place in flight. Out: figures, the audit log, and statuses that tell no internals.
+    In: authentication, role, a place in flight. Out: figures, the audit log, and statuses without internals.
     """
 
     def __init__(

@@ -92,7 +92,7 @@ class ServiceMetrics:
         self.certificate_expiry = gauge("certificate_expiry_timestamp_seconds", "When the server's certificate ends.")
         self.crl_expiry = gauge("crl_expiry_timestamp_seconds", "When the first list of revocations ends, if any.")
         self.crl_expiry.set(math.inf)
-        self.stale = gauge("stale_seconds", "Time for which files could not be read anew, 0 if they could.", "files")
+        self.stale = gauge("stale_seconds", "Time for which files could not be read again, 0 if they could.", "files")
         self._slowest: Slowest[SlowFigures] = Slowest(time.monotonic())
         self._guard = Lock()
         for collector in (ProcessCollector, PlatformCollector):

@@ -176,7 +176,7 @@ def _pools_of(request: service_pb2.LookupRequest, registration: Registration) ->
 
 def _known(pool: PoolSpan) -> PoolSpan:
     if pool.span == SPAN_UNKNOWN:
-        raise InputError(f"the span of pool {pool.name} is not told by its manifest, and must be given")
+        raise InputError(f"the span of pool {pool.name} is not in its manifest, and must be given")
     return pool
 
 

@@ -66,7 +66,7 @@ class CallState(Enum):
     RUNNING = "running"
     RETURNED = "returned"
     GIVEN_UP = "given up"
-    LET_GO = "let go"
+    LET_GO = "released"
     WITHDRAWN = "withdrawn"
 
 

@@ -300,7 +300,7 @@ class PageWriter:
         except StorageError as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
-        with StorageFaults(f"cannot make anew what was removed from {self._root.path}"):
+        with StorageFaults(f"cannot make again the directories removed from {self._root.path}"):
             self._root.restore()
         self._directories.drop_all()
         return self._store(pages, stamp, durable=durable)

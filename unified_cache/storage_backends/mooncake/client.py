@@ -278,7 +278,7 @@ class MooncakeClient:
         return partial(self._ask, names, partial(store.batch_get_into_multi_buffers, names, pointers, sizes))
 
     def put_config(self, groups: Sequence[str] = (), *, pinned: bool = False, node: str = "") -> PutConfig:
-        """Make what tells how to store objects of these groups, one each, or of none; ``node`` where it has room."""
+        """Return how to store objects of these groups, one each, or of none; on ``node`` where it has room."""
         config = new_put_config()
         if groups:
             config.group_ids = list(groups)

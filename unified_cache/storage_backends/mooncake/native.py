@@ -157,7 +157,7 @@ def load_store() -> NativeStore:
 
 
 def new_put_config() -> PutConfig:
-    """Make what tells the client how to store: one replica, nothing pinned."""
+    """Make the configuration that says how to store: one replica, nothing pinned."""
     return cast("PutConfig", _class_in_library("ReplicateConfig")())
 
 

@@ -186,7 +186,7 @@ class MooncakeStorage:
             return found
 
     def used_between(self, identity: bytes) -> UsedBetween | None:
-        """Return None: the master tells nobody when an object was used."""
+        """Return None: the master does not say when an object was used."""
         return None
 
     def close(self) -> None:
@@ -309,7 +309,7 @@ def _name_of(identity: bytes) -> str:
 
 
 PUTS = "puts"
-"""Stands for the node that the next put goes to: the master chooses, nobody tells which one it was."""
+"""Stands for the node that the next put goes to: the master chooses it, and does not say which."""
 
 FULL_PAUSES_S = (0.01, 0.04)
 """A full cluster evicts in the background: so long it is given, once a call, before what has no room is declined."""

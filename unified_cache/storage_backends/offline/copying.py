@@ -277,7 +277,7 @@ def plan_prefetch(
     """
     if all(component.span == SPAN_UNKNOWN for component in description.layout.components):
         raise LayoutError(
-            "expected a component that says which pages a resume needs, found spans that are not told; "
+            "expected a component that says which pages a resume needs, found spans that are unknown; "
             "a backup copies every page"
         )
     plan = _looked_for(source, target, description, prompts)

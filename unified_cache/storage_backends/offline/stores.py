@@ -140,7 +140,7 @@ def choose(storage: StorageReader, url: str, wanted: str | None) -> StoredIdenti
 def _kept(digest: bytes, manifest: Manifest | None) -> StoredIdentity:
     if manifest is None:
         reason = (
-            f"identity {digest.hex()} has no manifest that can be read; the engine that wrote it can register it anew"
+            f"identity {digest.hex()} has no manifest that can be read; the engine that wrote it can register it again"
         )
         return StoredIdentity(digest, Undescribed(reason))
     if manifest.identity != digest:

@@ -90,7 +90,7 @@ class Garbage:
 def find_garbage(storage: StorageReader, identity: bytes, layout: ModelLayout, watch: Watch = unwatched) -> Garbage:
     """Find the objects that no engine can use. One scan, no reads.
 
-    A listing tells pools, lengths and which objects a page has. It does not tell a page's parent, so that pages whose
+    A listing has pools, lengths and which objects a page has. It does not have a page's parent, so that pages whose
     chain is broken before them stay; the store's own recency lets them go. An engine that is storing a page right now
     may lose what it has stored of it: a miss.
     """
@@ -118,7 +118,7 @@ def collect(storage: StorageBackend, garbage: Garbage) -> int:
 def shrink(storage: StorageBackend, found: Sequence[StoredIdentity], bytes_max: int) -> None:
     """Remove whole pages until these identities have at most ``bytes_max`` bytes, headers included.
 
-    For a store that tells nobody when a page was used. Identities of which there is a later generation go first; then
+    For a store that does not say when a page was used. Identities of which there is a later generation go first; then
     pages in the order of their keys, of all prompts alike. One scan each, no reads; some 400 bytes of memory an object.
     """
     last = set(_last_generations(found))

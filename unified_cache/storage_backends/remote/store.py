@@ -392,7 +392,7 @@ class RemoteStorage:
             return found
 
     def used_between(self, identity: bytes) -> UsedBetween | None:
-        """Return None: a service tells nobody when a page was used."""
+        """Return None: a service does not say when a page was used."""
         return None
 
     def close(self) -> None:
