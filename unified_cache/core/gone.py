@@ -212,6 +212,9 @@ MOVED: Mapping[str, tuple[str, ...]] = {
 """By room, the modules that lay at the root of the package in earlier versions."""
 
 
+PACKAGE = __name__.partition(".")[0]
+
+
 class GoneModules:
     """Finder of modules, asked after all others: says of one that is gone what to import in its place."""
 
@@ -250,7 +253,7 @@ def import_instead(name: str) -> str:
     """Return the end of an error about an import; empty where no version had one of that name."""
     package, _, rest = name.partition(".")
     for room, names in MOVED.items():
-        if rest.partition(".")[0] in names:
+        if package == PACKAGE and rest.partition(".")[0] in names:
             return f"; it has moved to {package}.{room}.{rest}"
     return _end([each.instead for each in GONE if name in each.imports])
 

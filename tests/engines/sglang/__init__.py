@@ -14,7 +14,7 @@
     surviving  sections in which stores go wrong: damage, faults, loss
     spoken     commands as the engine understands them
     document   every command of docs/sglang.md
-    __main__   all sections; figures, too: stores against the file backend
+    __main__   all sections; figures, too: stores against the file backend, our tree against the engine's
 
 Nothing here is collected by `make test`: `make e2e-sglang` runs it.
 """

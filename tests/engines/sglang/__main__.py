@@ -14,9 +14,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.engines.sglang.bench import STACKS, STORES, Bench, whole
+from scripts.check_compiled import unpacked
+from scripts.compile_core import can_compile
+from tests.engines.sglang.bench import ROOT, STACKS, STORES, Bench, whole
 from tests.engines.sglang.document import execute
-from tests.engines.sglang.figures import add_figures, line_of, told
+from tests.engines.sglang.figures import FILE_BACKEND_NOTE, TREE_NOTE, add_figures, line_of, told
 from tests.engines.sglang.install import install
 from tests.engines.sglang.outcome import EngineJob
 from tests.engines.sglang.restoring import attach, layouts, matrix, processes, ranks, record, talks
@@ -45,7 +47,23 @@ def figures(bench: Bench) -> None:
             print(f"     {stack} ({ours['prompt_bytes'] / 1e6:.0f} MB a prompt): {told(lines[-1])}", flush=True)
         bench.stop_services()
     if bench.figures_path is not None:
-        add_figures(bench.figures_path, bench.root, lines)
+        add_figures(bench.figures_path, bench.root, lines, FILE_BACKEND_NOTE)
+
+
+def speed(bench: Bench) -> None:
+    """Time our tree in turns with the engine's, in plain Python and, where it can be compiled, compiled."""
+    print("speed: time of our tree by that of SGLang's Rust core, in turns in one process; medians, microseconds")
+    found = bench.tree_figures(ROOT)
+    if can_compile():
+        with tempfile.TemporaryDirectory() as directory:
+            found += bench.tree_figures(unpacked(Path(directory)))
+    for line in found:
+        form = "compiled" if line["compiled"] else "plain Python"
+        times = f"{line['ours_us']['median']:.1f} by {line['theirs_us']['median']:.1f} us"
+        print(f"     {line['components']}, {line['figure']}, {form}: {line['ratio']:.2f} ({times})", flush=True)
+    bench.line(bool(found), "speed", f"{len(found)} figures")
+    if bench.figures_path is not None:
+        add_figures(bench.figures_path, bench.root, found, TREE_NOTE)
 
 
 def document(bench: Bench) -> None:
@@ -58,7 +76,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     for section in (
         *(faults, loss, damage, away),
         *(matrix, processes, ranks, talks, attach, layouts),
-        *(sizes, document, figures),
+        *(sizes, document, speed, figures),
     )
 }
 

@@ -227,6 +227,18 @@ class Bench:
             return None
         return json.loads(ended.stdout.splitlines()[-1])  # type: ignore[no-any-return]  # what ``spoken`` prints
 
+    def tree_figures(self, home: Path) -> list[dict[str, Any]]:
+        """Time the package that lies in ``home`` in turns with the engine's tree; nothing where that failed."""
+        command = [str(self.installation.python), "-W", "ignore", "-m", "tests.engines.sglang.tree_speed"]
+        environment = {**self.installation.environment, "PYTHONPATH": str(home)}
+        ended = subprocess.run(
+            command, cwd=home, env=environment, capture_output=True, text=True, check=False, timeout=5 * RUN_S
+        )
+        if ended.returncode:
+            self.line(False, "speed", (ended.stderr.splitlines() or [""])[-1])
+            return []
+        return [json.loads(line) for line in ended.stdout.splitlines()]
+
     def say(
         self,
         name: str,

@@ -11,11 +11,12 @@ from typing import Any
 from benchmarks.machine import calibrate, machine
 from benchmarks.measure import Spread
 
-__all__ = ["add_figures", "line_of", "told"]
+__all__ = ["FILE_BACKEND_NOTE", "TREE_NOTE", "add_figures", "line_of", "told"]
 
 Line = dict[str, Any]
 
-NOTE = "Ratios are times of SGLang's file backend by ours."
+FILE_BACKEND_NOTE = "Ratios are times of SGLang's file backend by ours."
+TREE_NOTE = "Ratios are times of our tree by those of SGLang's."
 
 
 def line_of(stack: str, store: str, theirs: dict[str, Any], ours: dict[str, Any]) -> Line:
@@ -36,7 +37,7 @@ def told(line: Line) -> str:
     return f"{line['store']} {ratios}; {'; '.join(times)}"
 
 
-def add_figures(path: Path, directory: Path, lines: Sequence[Line]) -> None:
+def add_figures(path: Path, directory: Path, lines: Sequence[Line], note: str) -> None:
     """Add a run to a file: its figures and what they mean, the file system of the stores, the machine and its speed."""
     kept: dict[str, Any] = {"runs": []}
     if path.exists():
@@ -47,7 +48,7 @@ def add_figures(path: Path, directory: Path, lines: Sequence[Line]) -> None:
         "machine": asdict(before),
         "calibration": asdict(calibrate()),
         "file_system": _file_system(directory),
-        "note": NOTE,
+        "note": note,
         "lines": list(lines),
     }
     kept["runs"].append(run)

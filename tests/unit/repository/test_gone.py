@@ -228,3 +228,8 @@ def test_modules_that_never_were_fail_as_ever(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(AttributeError, match="Former'; it is gone: use storage"):
         unified_cache.Former  # noqa: B018
     assert GoneModules.find_spec("json") is None
+
+
+def test_modules_of_other_packages_are_not_ours_to_name() -> None:
+    assert GoneModules.find_spec("unified_cache_of_others.config") is None
+    assert GoneModules.find_spec("others.unified_cache.config") is None
