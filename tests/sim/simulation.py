@@ -41,7 +41,7 @@ DELAY_S = 0.05  # of a store
 REQUESTS_MAX = 5
 TASKS_MAX = 14
 ARRIVALS_MAX = 2
-CHECK_EVERY = 20
+CHECK_EVERY = 8
 """Operations between two calls of ``UnifiedCache.check``, beside the audit after each one."""
 VERIFY_EVERY = 500
 """Operations after which every seal on the host is verified."""
