@@ -132,7 +132,7 @@ def test_a_turn_of_bigrams_resumes_from_the_pages_whose_next_token_is_known(extr
         assert_at_rest(made)
 
 
-def test_an_answer_that_has_filled_the_windows_lets_go_of_those_it_began_with() -> None:
+def test_an_answer_that_has_filled_the_windows_drops_those_it_began_with() -> None:
     with engine(sizes=TierSizes(60)) as made:
         asked = request(1, 4 * PAGE, 5 * PAGE)
         assert made.submit(asked)

@@ -110,7 +110,7 @@ def test_arrays_of_every_length_are_agreed_on(played: dict[str, list[object]]) -
     assert played["agree"] == [[rank, 3, [True] * 7] for rank in range(3)]
 
 
-def test_ranks_out_of_step_are_told_so_on_every_rank(played: dict[str, list[object]]) -> None:
+def test_ranks_out_of_step_are_reported_on_every_rank(played: dict[str, list[object]]) -> None:
     for outcomes in played["disagree"]:
         assert isinstance(outcomes, list)
         first, second, is_lost = outcomes

@@ -77,7 +77,7 @@ def test_every_storage_command_works_over_a_service(server: RunningService, tmp_
     assert json.loads(answered("storage", "stat", url))["objects"] == contents["objects"]
 
 
-def test_a_store_that_serves_no_client_any_more_is_listed_by_a_server_that_never_heard_of_it(tmp_path: Path) -> None:
+def test_a_store_that_serves_no_client_any_more_is_listed_by_a_server_that_does_not_know_it(tmp_path: Path) -> None:
     own = f"file:{tmp_path / 'own'}"
     with running(storage=own) as first:
         fill(open_storage(f"grpc://{first.address}"), LAYOUT, [PROMPT])

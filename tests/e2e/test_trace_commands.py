@@ -61,7 +61,7 @@ def test_turns_within_one_block_are_one_session() -> None:
     assert sessions_of(asked_twice) == [0, 0, 0, 0, 0]
 
 
-def test_the_sessions_of_a_trace_under_one_system_prompt_are_told_apart() -> None:
+def test_the_sessions_of_a_trace_under_one_system_prompt_are_distinguished() -> None:
     requests = read_trace(TRACE)
     assert {request.hash_ids[0] for request in requests} == {0}, "all of them begin alike"
     by_session: dict[int, list[TraceRequest]] = {}
@@ -97,7 +97,7 @@ def test_reuse_distances_say_what_an_lru_cache_hits() -> None:
         assert hits == sum(figures.reuse_distances[:power])
 
 
-def test_whoever_watches_is_told_how_many_blocks_are_counted() -> None:
+def test_a_watcher_is_given_how_many_blocks_are_counted() -> None:
     request = request_of(0, *range(1_000))
     told: list[int] = []
     TraceFigures.of([request] * 140, lambda count, _: told.append(count))

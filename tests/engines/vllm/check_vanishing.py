@@ -44,7 +44,7 @@ def struck_in(engine: VllmEngine, switch: FaultSwitch, strike: Strike, method: M
     return found.cached
 
 
-def check_a_directory_that_is_removed_in_the_middle_of_a_call_is_filled_anew(
+def check_a_directory_that_is_removed_in_the_middle_of_a_call_is_filled_again(
     right: Right, model_path: ModelPath, log_path: LogPath, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"

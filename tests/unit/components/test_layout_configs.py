@@ -110,7 +110,7 @@ def test_nemotron_lists_its_layers_in_two_ways() -> None:
     assert size_hf_config(old).layers == size_hf_config(new).layers == {"kv": 1, "mamba": 1}
 
 
-def test_dtypes_of_state_and_cache_are_told_apart() -> None:
+def test_dtypes_of_state_and_cache_are_distinguished() -> None:
     config = preset_config("nemotron-h-8b")
     bf16 = pool_bytes({**config, "mamba_ssm_cache_dtype": "bfloat16"})
     assert bf16["mamba"] == 24 * (61_440 + 4_194_304 // 2)

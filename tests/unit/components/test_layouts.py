@@ -322,7 +322,7 @@ def test_draft_layers_are_left_out_by_the_name_of_their_field_and_the_cost_of_on
     assert layout_as_json(sized)["notes"] == [left_out]
 
 
-def test_a_draft_layer_of_a_model_with_windows_is_told_in_each_kind_of_its_attention() -> None:
+def test_a_draft_layer_of_a_model_with_windows_is_said_in_each_kind_of_its_attention() -> None:
     (left_out,) = size_preset("step-3.5-flash").left_out
     assert "num_nextn_predict_layers says 3" in left_out
     assert left_out.endswith("takes 4,096 bytes per token in kv or 4,096 bytes per token in swa")

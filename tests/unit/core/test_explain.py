@@ -132,7 +132,7 @@ def test_a_window_that_goes_with_its_page_was_evicted_for_the_first_component() 
     assert [reason.room_for for reason in evicted] == ["toy0"]
 
 
-def test_what_the_host_evicts_is_told_from_what_the_device_evicts() -> None:
+def test_evictions_of_the_host_are_distinguished_from_those_of_the_device() -> None:
     toy = remembering(sizes=Sizes(device=12, host=6))
     serve(toy, 6)
     back_up(toy, 6)
@@ -341,7 +341,7 @@ def test_windows_that_no_end_needed_were_not_kept() -> None:
     assert (loss.component, loss.pages, loss.reason.why) == ("toy1", 6, MissReason.NOT_KEPT)
 
 
-def test_what_was_noted_too_long_ago_is_not_called_never_computed() -> None:
+def test_what_was_recorded_too_long_ago_is_not_called_never_computed() -> None:
     toy = remembering(forgotten_pages_max=8)
     serve(toy, 12)
     serve(toy, 12, first=10_000)

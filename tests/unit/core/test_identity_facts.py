@@ -80,7 +80,7 @@ def test_a_manifest_with_a_fact_changed_does_not_have_its_digest() -> None:
         described_by(manifest)
 
 
-def test_a_layout_of_stored_pages_says_spans_that_are_not_told_and_pages_of_other_sizes() -> None:
+def test_a_layout_of_stored_pages_says_spans_that_are_unknown_and_pages_of_other_sizes() -> None:
     layouts = [
         ModelLayout(64, (Full((KV,)), Component("swa", 2, (SWA,)))),
         ModelLayout(64, (Full((KV,)), Component("swa", SPAN_UNKNOWN, (SWA,)))),

@@ -120,7 +120,7 @@ class FailingRanks(LocalRanks):
 
 
 @pytest.mark.parametrize("kind", [TransferKind.BACKUP, TransferKind.PREFETCH])
-def test_a_foreign_exception_in_a_transfer_fails_it_gives_all_back_and_is_told(kind: TransferKind) -> None:
+def test_a_foreign_exception_in_a_transfer_fails_it_gives_all_back_and_is_reported(kind: TransferKind) -> None:
     store = MemoryStorage()
     filled(store)
     toy = engine(store)
@@ -400,7 +400,7 @@ def test_a_store_without_a_guard_that_hangs_while_it_is_closed_is_named_in_time(
 # ---- telling -----------------------------------------------------------------------------------------------------
 
 
-def test_a_transfer_that_was_over_at_once_is_told_once() -> None:
+def test_a_transfer_that_was_over_at_once_is_reported_once() -> None:
     toy = engine(MemoryStorage())
     operation = started(toy.cache.load(toy.cache.prompt(tokens(2))))
     assert operation.state is OperationState.DONE
@@ -408,7 +408,7 @@ def test_a_transfer_that_was_over_at_once_is_told_once() -> None:
     assert toy.cache.poll() == []
 
 
-def test_what_ended_while_the_store_was_detached_is_told_loads_too() -> None:
+def test_what_ended_while_the_store_was_detached_is_reported_and_loads_too() -> None:
     store = MemoryStorage()
     filled(store)
     toy = engine(store)

@@ -81,7 +81,7 @@ def test_the_map_is_changed_in_place_and_never_replaced_r1() -> None:
     assert pool.map.table is table
 
 
-def test_a_map_remembers_up_to_a_quarter_of_its_entries_and_then_begins_anew() -> None:
+def test_a_map_remembers_up_to_a_quarter_of_its_entries_and_then_begins_again() -> None:
     page_map = PageMap(40)
     forgotten: list[int] = []
     for full in range(1, 31):

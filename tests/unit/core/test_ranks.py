@@ -99,7 +99,7 @@ def test_a_value_that_differs_is_refused_by_all() -> None:
     assert len(in_threads(3, live)) == 3
 
 
-def test_failures_are_told_with_their_ranks() -> None:
+def test_failures_are_reported_with_their_ranks() -> None:
     def live(ranks: ThreadRanks) -> list[list[int]]:
         return failed_ranks(ranks, [ranks.rank == 1, False, ranks.rank != 1])
 

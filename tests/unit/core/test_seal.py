@@ -142,7 +142,7 @@ def test_a_checksum_with_a_gap_or_an_overlap_is_none(steps: list[tuple[int, int]
     assert verify_buffers([memoryview(page)], LABEL, checksum) is Flaw.PAYLOAD
 
 
-def test_a_checksum_that_begins_anew_forgets_what_came_before() -> None:
+def test_a_checksum_that_begins_again_forgets_what_came_before() -> None:
     page = sealed()
     damaged = bytearray(page)
     damaged[700] ^= 1

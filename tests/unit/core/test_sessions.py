@@ -93,7 +93,7 @@ def test_a_clock_that_jumps_back_takes_back_what_was_said_and_one_that_stands_ke
     assert served.held(PROMPTS[0]) == 0
 
 
-def test_names_never_heard_change_nothing() -> None:
+def test_unknown_names_change_nothing() -> None:
     served = NamedSessions()
     served.serve(PROMPTS[0], "s0")
     assert not served.cache.session_returns("s1", within_s=1)

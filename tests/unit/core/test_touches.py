@@ -121,7 +121,7 @@ def test_storage_that_is_larger_than_the_host_has_all_full_pages_of_what_was_ask
 # ---- what it costs -----------------------------------------------------------------------------------------------
 
 
-def test_a_store_that_never_evicts_and_one_that_is_backed_up_to_on_call_are_told_nothing() -> None:
+def test_a_store_that_never_evicts_and_one_that_is_backed_up_to_on_call_get_no_hints() -> None:
     for write, bytes_max in ((WritePolicy.THROUGH, None), (WritePolicy.ON_CALL, 10 * bytes_of(4))):
         store = ScriptedStorage(bytes_max)
         toy = writing(write, store)
@@ -134,7 +134,7 @@ def test_a_store_that_never_evicts_and_one_that_is_backed_up_to_on_call_are_told
         assert toy.cache.stats().touches == TouchCounts()
 
 
-def test_a_page_in_use_is_told_of_once_for_a_32nd_of_the_pages_that_the_host_holds() -> None:
+def test_a_page_in_use_is_reported_once_for_a_32nd_of_the_pages_that_the_host_holds() -> None:
     store = ScriptedStorage(100 * bytes_of(4))
     toy = writing(WritePolicy.THROUGH, store, host=128)
     document = toy.cache.prompt(tokens(4))
@@ -148,7 +148,7 @@ def test_a_page_in_use_is_told_of_once_for_a_32nd_of_the_pages_that_the_host_hol
     assert toy.cache.stats().touches == TouchCounts(hinted_pages=times * DOCUMENT_PAGES)
 
 
-def test_the_store_hears_of_uses_before_it_is_given_pages_and_of_a_prompt_the_first_page_most() -> None:
+def test_the_store_learns_of_uses_before_it_is_given_pages_and_of_a_prompt_the_first_page_most() -> None:
     store = ScriptedStorage(100 * bytes_of(4))
     toy = writing(WritePolicy.THROUGH, store, host=8)
     document = toy.cache.prompt(tokens(4))
@@ -226,7 +226,7 @@ def test_ranks_whose_stores_differ_in_whether_they_evict_stay_equal() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_when_storage_heard_of_a_page_last_is_counted_in_pages_given(seed: int) -> None:
+def test_when_storage_learned_of_a_page_last_is_counted_in_pages_given(seed: int) -> None:
     rng = random.Random(seed)
     stored, now = StoredSlots((8,)), 0
     model: dict[int, int] = {}

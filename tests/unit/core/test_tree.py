@@ -206,7 +206,7 @@ def test_a_prompt_is_found_by_the_same_match_while_nothing_changes() -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_prompt_is_looked_for_anew_after(change: str) -> None:
+def test_a_prompt_is_looked_for_again_after(change: str) -> None:
     tree = tree_of_prompt()
     before = tree.match(PROMPT)
     CHANGES[change](tree)

@@ -74,7 +74,7 @@ def watched(toy: ToyEngine, pages_max: int = 1 << 18) -> ToldPages:
     return ToldPages(toy).take()
 
 
-def test_nothing_is_noted_before_somebody_watches() -> None:
+def test_nothing_is_recorded_before_somebody_watches() -> None:
     toy = engine()
     serve(toy, 4)
     assert toy.cache.changes._recorded_pages == 0
@@ -149,7 +149,7 @@ def test_detaching_a_store_forgets_what_it_held() -> None:
     assert told.take().events == [ClearedEvent()]
 
 
-def test_more_changes_than_there_is_room_for_are_said_to_be_lost_and_announced_anew() -> None:
+def test_more_changes_than_there_is_room_for_are_said_to_be_lost_and_announced_again() -> None:
     toy = engine()
     told = watched(toy, pages_max=3)
     prompt = serve(toy, 4)
@@ -187,7 +187,7 @@ def test_an_announcement_names_pages_in_the_middle_of_a_tree_by_the_same_keys() 
         assert per_page in (event.page_size, 2 * event.page_size)
 
 
-def test_a_page_is_told_after_the_page_before_it_and_with_its_tokens() -> None:
+def test_a_page_is_reported_after_the_page_before_it_and_with_its_tokens() -> None:
     toy = engine()
     told = watched(toy)
     prompt = serve(toy, 4)
@@ -202,7 +202,7 @@ def test_a_page_is_told_after_the_page_before_it_and_with_its_tokens() -> None:
         known.update(event.hashes)
 
 
-def test_pages_that_two_requests_computed_at_a_time_are_told_once() -> None:
+def test_pages_that_two_requests_computed_at_a_time_are_reported_once() -> None:
     toy = engine()
     told = watched(toy)
     cache, prompt = toy.cache, toy.cache.prompt(tokens(3))
@@ -228,7 +228,7 @@ def test_an_event_names_a_bounded_number_of_pages() -> None:
     assert tuple(key for hashes in named for key in hashes) == prompt.keys
 
 
-def test_the_adapter_and_the_salt_of_a_prompt_are_told_where_its_hash_depends_on_them() -> None:
+def test_the_adapter_and_the_salt_of_a_prompt_are_reported_where_its_hash_depends_on_them() -> None:
     toy = engine()
     told = watched(toy)
     prompt = toy.cache.prompt(tokens(3), Namespace(cache_salt="pepper", lora_id="style"))
@@ -261,7 +261,7 @@ def test_changes_have_one_watcher_on_the_owners_thread() -> None:
     assert len(failures) == 1
 
 
-def test_what_a_store_evicts_is_told_and_not_announced_again() -> None:
+def test_what_a_store_evicts_is_reported_and_not_announced_again() -> None:
     prompt_bytes = 2 * sum(pool.page_bytes + HEADER_BYTES for pool in engine().layout.pools if pool.page_bytes)
     toy = engine(MemoryStorage(bytes_max=2 * prompt_bytes - 1))
     told = watched(toy)
@@ -279,7 +279,7 @@ def test_what_a_store_evicts_is_told_and_not_announced_again() -> None:
     assert told.take().lanes[Medium.STORAGE, 0] == there
 
 
-def test_what_a_store_evicts_while_it_is_being_stored_is_not_told_as_stored() -> None:
+def test_what_a_store_evicts_while_it_is_being_stored_is_not_reported_as_stored() -> None:
     workers = Stepped()
     store = MemoryStorage()
     toy = engine(store, workers=workers)
@@ -296,7 +296,7 @@ def test_what_a_store_evicts_while_it_is_being_stored_is_not_told_as_stored() ->
     assert told.take().lanes[Medium.STORAGE, 0] == {prompt.keys[0]}
 
 
-def test_a_store_that_does_not_know_what_it_has_let_go_is_not_believed_any_more() -> None:
+def test_a_store_that_does_not_know_what_it_has_dropped_is_not_believed_any_more() -> None:
     store = MemoryStorage()
     toy = engine(store)
     told = watched(toy)

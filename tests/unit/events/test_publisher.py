@@ -136,7 +136,7 @@ def test_batches_are_numbered_from_zero_without_a_gap_and_replayed(
 
 
 @pytest.mark.parametrize("encoding", Encoding)
-def test_a_subscriber_hears_every_batch_in_order(
+def test_a_subscriber_gets_every_batch_in_order(
     toy: ToyEngine, tmp_path: Path, peers: Peers, encoding: Encoding
 ) -> None:
     settings = config(tmp_path, endpoint="tcp://127.0.0.1:0", topic="kv@pod@model", encoding=encoding)
@@ -252,7 +252,7 @@ def test_a_slow_subscriber_misses_batches_sees_it_and_catches_up(toy: ToyEngine,
         assert [seq for seq, _ in replayed] == list(range(missed[0], total))
 
 
-def test_more_changes_than_may_wait_are_lost_said_and_announced_anew(
+def test_more_changes_than_may_wait_are_lost_said_and_announced_again(
     toy: ToyEngine, tmp_path: Path, peers: Peers
 ) -> None:
     with EventPublisher.open(toy.cache, config(tmp_path, changes_pages_max=3)) as publisher:
@@ -268,7 +268,7 @@ def test_more_changes_than_may_wait_are_lost_said_and_announced_anew(
         assert told == set(prompt.keys)
 
 
-def test_a_stuck_thread_makes_nobody_wait_and_everything_is_told_later(
+def test_a_stuck_thread_makes_nobody_wait_and_everything_is_reported_later(
     toy: ToyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with EventPublisher.open(toy.cache, config(tmp_path, queued_pages_max=1)) as publisher:
@@ -287,7 +287,7 @@ def test_a_stuck_thread_makes_nobody_wait_and_everything_is_told_later(
         assert publisher.counts().pages >= 4
 
 
-def test_a_large_tree_is_told_in_bounded_batches(toy: ToyEngine, tmp_path: Path, peers: Peers) -> None:
+def test_a_large_tree_is_reported_in_bounded_batches(toy: ToyEngine, tmp_path: Path, peers: Peers) -> None:
     with EventPublisher.open(toy.cache, config(tmp_path, batch_pages_max=2)) as publisher:
         for first in (0, 1000, 2000, 3000):
             serve(toy, 2, first)

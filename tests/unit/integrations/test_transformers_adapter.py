@@ -144,7 +144,7 @@ def test_a_page_that_a_window_has_left_cannot_be_captured() -> None:
 
 
 @pytest.mark.parametrize("family", ["tiny-gemma3", "tiny-gpt-oss", "tiny-qwen3-next"])
-def test_a_large_chunk_ends_where_state_is_kept_that_the_model_would_let_go_of(family: str) -> None:
+def test_a_large_chunk_ends_where_state_is_kept_that_the_model_would_drop(family: str) -> None:
     shared = 2 * page_size_of(family)
     first, second = prompt_of(family, 1, is_aligned=False), prompt_of(family, 2, is_aligned=False)
     tokens = first[:shared] + second[shared:]

@@ -181,7 +181,7 @@ def test_a_reader_that_does_not_read_keeps_nobody_waiting() -> None:
         reading.close()
 
 
-def test_who_may_not_know_tenants_is_not_told_of_them() -> None:
+def test_who_may_not_know_tenants_is_not_shown_them() -> None:
     with LiveServer.open(StillSource(), LiveAddress("127.0.0.1", 0), TenantBlindAuthenticator()) as opened:
         text = asked(opened, "/figures.json").read()
         assert json.loads(text)["tenants"] is None
@@ -190,7 +190,7 @@ def test_who_may_not_know_tenants_is_not_told_of_them() -> None:
 
 @pytest.mark.parametrize("path", ["/figures.json", "/events"])
 @pytest.mark.parametrize("header", [None, "Bearer another token", f"Basic {TOKEN}", "Bearer \xff"])
-def test_without_the_token_nothing_is_told(locked: LiveServer, path: str, header: str | None) -> None:
+def test_without_the_token_nothing_is_reported(locked: LiveServer, path: str, header: str | None) -> None:
     answer = asked(locked, path) if header is None else asked(locked, path, Authorization=header)
     assert (answer.status, b"acme" in answer.read()) == (401, False)
 
@@ -306,7 +306,7 @@ def test_a_history_keeps_one_point_a_second_of_the_last_ten_minutes() -> None:
     assert updates.points[-1] == [999.0, *UPDATED.found]
 
 
-def test_what_was_not_published_anew_is_no_news() -> None:
+def test_what_was_not_published_again_is_no_news() -> None:
     updates = LiveUpdates(GivenSource())
     assert updates.latest.point is not None
     assert not updates.read()

@@ -174,7 +174,7 @@ def test_an_object_of_another_length_in_the_source_is_reported_and_not_copied(tm
     assert target.exists([label]) == [Answer.MISS]
 
 
-def test_what_a_capped_target_declines_or_lets_go_again_makes_the_copy_incomplete(tmp_path: Path) -> None:
+def test_what_a_capped_target_declines_or_drops_again_makes_the_copy_incomplete(tmp_path: Path) -> None:
     layout = LAYOUTS["full_swa"]
     fill(open_store("memory", tmp_path), layout, [prompt_of(1)])
     source = open_store("memory", tmp_path)
@@ -474,7 +474,7 @@ def test_a_backup_copies_every_page_of_an_unknown_span() -> None:
     assert objects_of(target, UNKNOWN).keys() == everything
 
 
-def test_where_no_span_is_told_no_prefix_is_promised() -> None:
+def test_where_no_span_is_known_no_prefix_is_promised() -> None:
     layout = ModelLayout(PAGE_SIZE, (Component("swa", SPAN_UNKNOWN, (SWA,)),))
     with pytest.raises(LayoutError, match="a backup copies every page"):
         plan_prefetch(ListedMemory(), ListedMemory(), description_of(layout), [PROMPT])
@@ -514,7 +514,7 @@ def test_gc_and_verify_leave_pages_alone_that_only_the_engine_can_judge(layout: 
     assert objects_of(storage, layout).keys() == kept
 
 
-def test_stat_shows_facts_and_what_is_not_told() -> None:
+def test_stat_shows_facts_and_what_is_unknown() -> None:
     layout = ModelLayout(PAGE_SIZE, (*UNKNOWN.components, Component("state", 1, (PoolSpec("state", 8),), page_size=2)))
     identity = dataclasses.replace(TOY, facts=(("attention", "triton"), ("weights", "sha256:77")))
     kept = StoredIdentity(identity.digest(layout), Description(identity, layout))

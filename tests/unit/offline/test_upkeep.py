@@ -180,7 +180,7 @@ def test_a_store_names_its_identities_and_what_their_pages_are(kind: str, tmp_pa
     storage.close()
 
 
-def test_a_manifest_that_is_missing_broken_or_of_another_identity_is_told(tmp_path: Path) -> None:
+def test_a_manifest_that_is_missing_broken_or_of_another_identity_is_named(tmp_path: Path) -> None:
     names = ("full", "full_swa", "full_mamba")
     for name in names:
         filled("file", tmp_path, LAYOUTS[name])

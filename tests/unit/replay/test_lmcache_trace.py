@@ -107,7 +107,7 @@ def test_chunks_without_tokens_are_refused() -> None:
         read_lmcache_trace(RECORDED, 0)
 
 
-def test_a_recording_of_lmcache_is_told_from_traces_and_from_nothing(tmp_path: Path) -> None:
+def test_a_recording_of_lmcache_is_distinguished_from_traces_and_from_nothing(tmp_path: Path) -> None:
     assert is_of_lmcache(RECORDED)
     assert not is_of_lmcache(written(tmp_path, b'{"timestamp": 0, "LMCT": 1}\n'))
     assert not is_of_lmcache(tmp_path / "nothing")

@@ -329,7 +329,7 @@ def writable_by_others(path: Path) -> None:
 
 @pytest.mark.threat("revoked tokens")
 @pytest.mark.parametrize("damage", [spoiled, Path.unlink, writable_by_others])
-def test_tokens_that_cannot_be_read_anew_admit_nobody_after_a_stated_time(
+def test_tokens_that_cannot_be_read_again_admit_nobody_after_a_stated_time(
     path: Path, damage: Callable[[Path], None]
 ) -> None:
     token, clock, anomalies = given(path, "acme"), ManualClock(), Notes()

@@ -158,7 +158,7 @@ def lines_in(path: Path) -> Sequence[dict[str, object]]:
 
 
 @pytest.mark.threat("unlogged administration")
-def test_a_file_of_its_own_is_opened_anew_once_it_was_moved_away(tmp_path: Path) -> None:
+def test_a_file_of_its_own_is_opened_again_once_it_was_moved_away(tmp_path: Path) -> None:
     file = tmp_path / "audit.log"
     with running(audit={"file": str(file)}) as server, grpc.insecure_channel(server.address) as channel:
         called(channel, Call.HELLO)

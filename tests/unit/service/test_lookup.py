@@ -140,7 +140,7 @@ def test_tokens_of_bigrams_are_hashed_as_such(wire: Wire) -> None:
     assert (reply.end_max, reply.pages_count) == (2, 4)
 
 
-def test_every_end_is_told_where_it_is_asked_for(wire: Wire) -> None:
+def test_every_end_is_reported_where_it_is_asked_for(wire: Wire) -> None:
     keys = pb.Keys(keys=Prompt.of(range(20), 4, Namespace(cache_salt="salt")).keys)
     reply = looked_up(wire, pb.LookupRequest(keys=keys, every_end=True))
     assert (reply.end_max, reply.restorable) == (5, bytes([0b10000]))

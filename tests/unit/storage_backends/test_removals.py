@@ -134,7 +134,7 @@ def test_labels_that_can_be_walked_once_reach_every_subscriber() -> None:
     assert [feed.take().labels for feed in feeds] == [tuple(LABELS[1:3])] * 2
 
 
-def test_what_came_back_before_anybody_asked_is_not_told() -> None:
+def test_what_came_back_before_anybody_asked_is_not_reported() -> None:
     buffer = RemovalBuffer()
     buffer.record(LABELS[:2])
     feed = buffer.subscribe()
@@ -172,7 +172,7 @@ def test_wrappers_tell_what_their_store_tells(tmp_path: Path) -> None:
         assert feed.take().labels == (label(1),)
 
 
-def test_the_service_tells_its_clients_nothing() -> None:
+def test_the_service_reports_nothing_to_its_clients() -> None:
     running = LoopbackServer.start(MemoryStorage())
     client = running.client()
     assert removals_of(client) is None
@@ -181,7 +181,7 @@ def test_the_service_tells_its_clients_nothing() -> None:
     running.stop()
 
 
-def test_what_another_process_evicted_is_told_with_the_next_sweep(tmp_path: Path) -> None:
+def test_what_another_process_evicted_is_reported_with_the_next_sweep(tmp_path: Path) -> None:
     with ExitStack() as stack:
         mine = stack.enter_context(closing(FileStorage.open(tmp_path, bytes_max=40 * PAGE_BYTES)))
         theirs = stack.enter_context(closing(FileStorage.open(tmp_path, bytes_max=CAP_BYTES)))
@@ -198,7 +198,7 @@ def test_what_another_process_evicted_is_told_with_the_next_sweep(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", StoreKind)
-def test_a_page_found_to_be_another_one_is_told(kind: StoreKind, tmp_path: Path) -> None:
+def test_a_page_found_to_be_another_one_is_reported(kind: StoreKind, tmp_path: Path) -> None:
     with closing(VerifiedStorage(kind.open(tmp_path))) as storage:
         page = sealed_page(label(1))._replace(label=label(2))
         assert storage.put([page], Level.CACHED) == [Answer.STORED]

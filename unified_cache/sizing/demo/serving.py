@@ -249,11 +249,12 @@ def load(name: str, saved: Path) -> tuple[KeptState, Language, Identity]:
         tokenizer.save_pretrained(saved)
         model, tokenizer = loaded(saved, None)  # as the next process does: layouts of weights show in the last bits
     stop = model.generation_config.eos_token_id if model.generation_config else None
-    stops = {tokenizer.eos_token_id, *(stop if isinstance(stop, list) else [stop])} - {None}
+    named = [tokenizer.eos_token_id, *(stop if isinstance(stop, list) else [stop])]
+    stops = frozenset(token for token in named if isinstance(token, int))
     model.eval()  # type: ignore[no-untyped-call]
     weights = weights_digest(path.parent if path.is_file() else path)
     identity = Identity(path.name, f"{weights}, {versions}, {machine}")
-    return KeptState.of(model), Language.of(tokenizer, frozenset(stops)), identity
+    return KeptState.of(model), Language.of(tokenizer, stops), identity
 
 
 def whole_document(settings: DemoSettings, language: Language, page_size: int) -> list[int]:

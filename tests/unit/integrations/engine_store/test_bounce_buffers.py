@@ -125,7 +125,7 @@ def test_who_waits_when_the_last_span_goes_into_quarantine_waits_no_longer() -> 
     assert taken == [None]
 
 
-def test_memory_that_is_closed_is_lent_to_nobody_and_outlives_what_is_in_use() -> None:
+def test_memory_that_is_closed_is_given_to_nobody_and_outlives_what_is_in_use() -> None:
     memory = BounceMemory.allocate(2 * PAGE)
     span, call = memory.reserve(PAGE, 0.0), LateCall()
     assert span is not None

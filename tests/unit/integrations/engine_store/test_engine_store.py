@@ -58,7 +58,7 @@ def test_pages_come_back_byte_by_byte_in_the_order_asked_for(store: EngineStore)
         assert (target.payload(slot) == payload_of(number)) is (number != 99)
 
 
-def test_what_a_store_in_a_directory_knows_from_memory_is_told_on_the_spot_and_not_counted(
+def test_what_a_store_in_a_directory_knows_from_memory_is_reported_on_the_spot_and_not_counted(
     store: EngineStore, url: str
 ) -> None:
     assert store.put(EngineRows.holding(range(3)).pages(range(3))) == [Answer.STORED] * 3
@@ -220,7 +220,7 @@ def test_a_durable_put_goes_in_larger_pieces_as_far_as_landing_memory_has_room()
 
 
 @pytest.mark.parametrize("scheme", ["file", "packed"])
-def test_a_store_tells_which_pages_it_has_let_go(scheme: str, tmp_path: Path) -> None:
+def test_a_store_tells_which_pages_it_has_dropped(scheme: str, tmp_path: Path) -> None:
     numbers = range(1, 100)
     with opened_store(open_storage(f"{scheme}:{tmp_path}", bytes_max=200_000), SMALL_PIECES) as store:
         assert store.take_removals() == (0, 0, ())

@@ -49,7 +49,7 @@ def whole_chain() -> list[BundlePages]:
     return [BundlePages(("kv",), chain(PAGES), range(PAGES), None)]
 
 
-def test_who_is_interrupted_hears_of_it_when_no_lane_has_rows_any_more(store: PausedLanes) -> None:
+def test_who_is_interrupted_learns_it_when_no_part_has_rows_any_more(store: PausedLanes) -> None:
     pools = Pools(store, kv=PART_BYTES_MIN)
     store.interrupts = True
     with pytest.raises(KeyboardInterrupt):
@@ -58,7 +58,7 @@ def test_who_is_interrupted_hears_of_it_when_no_lane_has_rows_any_more(store: Pa
     pools.tier.close()
 
 
-def test_what_waits_for_a_lane_when_the_tier_is_closed_was_not_read(store: PausedLanes) -> None:
+def test_what_waits_for_a_part_when_the_tier_is_closed_was_not_read(store: PausedLanes) -> None:
     pools = Pools(store, kv=PART_BYTES_MIN)
     store.goes_on.set()
     assert pools.store(chain(PAGES), "kv") == [True] * PAGES

@@ -10,7 +10,7 @@ from unified_cache.integrations.vllm.settings import OnReset, TierSettings
 KEYS = tuple(offload_key(number) for number in range(4))
 
 
-def test_chunks_are_told_when_their_job_ends_and_when_they_go() -> None:
+def test_chunks_are_reported_when_their_job_ends_and_when_they_go() -> None:
     changes = ChunkChanges()
     changes.begin(1)
     assert changes.take() == []
@@ -20,7 +20,7 @@ def test_chunks_are_told_when_their_job_ends_and_when_they_go() -> None:
     assert changes.take() == []
 
 
-def test_a_chunk_that_went_before_its_job_ended_is_not_told_as_stored() -> None:
+def test_a_chunk_that_went_before_its_job_ended_is_not_reported_as_stored() -> None:
     changes = ChunkChanges()
     changes.begin(1)
     changes.remove(KEYS[:1])
@@ -83,7 +83,7 @@ def store(tier: ChunkTier, memory: HostMemory, job: int, numbers: range, group: 
 
 
 @pytest.mark.parametrize("scheme", ["file", "packed"])
-def test_what_a_store_evicts_is_told_by_the_engine_s_own_keys(scheme: str, memory: HostMemory, tmp_path: Path) -> None:
+def test_what_a_store_evicts_is_known_by_the_engine_s_own_keys(scheme: str, memory: HostMemory, tmp_path: Path) -> None:
     tier = watched(memory, f"{scheme}:{tmp_path}", bytes_max=256 << 10)
     assert tier.reports_removals
     there: set[bytes] = set()
@@ -114,7 +114,7 @@ def test_what_a_store_evicts_is_told_by_the_engine_s_own_keys(scheme: str, memor
     memory.close()
 
 
-def test_what_goes_of_another_engine_is_not_told(memory: HostMemory, tmp_path: Path) -> None:
+def test_what_goes_of_another_engine_is_not_reported(memory: HostMemory, tmp_path: Path) -> None:
     tier = watched(memory, f"file:{tmp_path}", OnReset.FORGET)
     store(tier, memory, 1, range(4))
     tier.ended()
@@ -130,7 +130,9 @@ def test_what_goes_of_another_engine_is_not_told(memory: HostMemory, tmp_path: P
     memory.close()
 
 
-def test_what_was_stored_before_a_reset_that_forgets_is_not_told_after_it(memory: HostMemory, tmp_path: Path) -> None:
+def test_what_was_stored_before_a_reset_that_forgets_is_not_reported_after_it(
+    memory: HostMemory, tmp_path: Path
+) -> None:
     tier = watched(memory, f"file:{tmp_path}", OnReset.FORGET)
     store(tier, memory, 1, range(4))
     tier.drain()
@@ -143,7 +145,7 @@ def test_what_was_stored_before_a_reset_that_forgets_is_not_told_after_it(memory
     memory.close()
 
 
-def test_a_damaged_chunk_that_was_found_out_is_told_as_gone(memory: HostMemory, tmp_path: Path) -> None:
+def test_a_damaged_chunk_that_was_found_out_is_reported_as_gone(memory: HostMemory, tmp_path: Path) -> None:
     tier = watched(memory, f"file:{tmp_path}")
     store(tier, memory, 1, range(4))
     tier.ended()

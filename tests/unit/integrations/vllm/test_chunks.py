@@ -59,7 +59,7 @@ def test_an_engine_finds_what_another_has_stored(memory: HostMemory, tmp_path: P
     assert second.close()
 
 
-def test_a_damaged_chunk_is_a_miss_while_the_request_lives_and_is_stored_anew(
+def test_a_damaged_chunk_is_a_miss_while_the_request_lives_and_is_stored_again(
     memory: HostMemory, tmp_path: Path
 ) -> None:
     tier = opened(memory, f"file:{tmp_path}")

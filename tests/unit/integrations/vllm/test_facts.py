@@ -145,7 +145,7 @@ def test_weights_that_the_engine_draws_have_no_revision_of_their_own(tmp_path: P
     assert facts(dummy, settings=TierSettings(url="file:/kv", revision="drawn")).revision == "drawn"
 
 
-def test_local_weights_are_told_apart_by_their_bytes(tmp_path: Path) -> None:
+def test_local_weights_are_distinguished_by_their_bytes(tmp_path: Path) -> None:
     local = vllm_config(model_config=model_config(model=str(tmp_path), revision=None))
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     (tmp_path / "README.md").write_text("not a weight")

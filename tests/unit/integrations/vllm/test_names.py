@@ -71,7 +71,7 @@ def test_a_manifest_says_every_fact_and_every_window() -> None:
     assert {pool.page_bytes for pool in described.layout.pools} == {ROW.payload_bytes}
 
 
-def test_a_tier_that_is_not_told_windows_says_so() -> None:
+def test_a_tier_without_windows_says_so() -> None:
     names = ChunkNames.of(replace(FACTS, groups=(GroupFacts(3, 16, SPAN_UNKNOWN, "layers"),)), ROW)
     assert names.layout.components[0].hit_policy is None
     assert names.label(offload_key(1, 3)).pool == "g3"

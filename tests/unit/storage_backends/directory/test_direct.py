@@ -588,7 +588,7 @@ def test_a_fault_while_reads_are_taken_waits_for_those_under_way(fds: list[int],
     assert outcomes_of(queues, reads_of(fds)) == [len(content_of(number)) for number in range(FILES_COUNT)]
 
 
-def test_a_read_that_fails_is_told_and_the_others_come(fds: list[int], queues: ReadQueues) -> None:
+def test_a_read_that_fails_is_reported_and_the_others_come(fds: list[int], queues: ReadQueues) -> None:
     reads = reads_of(fds)
     reads[2] = reads[2]._replace(offset=100)
     counts = outcomes_of(queues, reads)
@@ -599,7 +599,9 @@ def test_a_read_that_fails_is_told_and_the_others_come(fds: list[int], queues: R
 
 
 @pytest.mark.parametrize("place", [0, 2, FILES_COUNT - 1])
-def test_a_file_that_is_not_open_is_told_and_the_others_come(fds: list[int], queues: ReadQueues, place: int) -> None:
+def test_a_file_that_is_not_open_is_reported_and_the_others_come(
+    fds: list[int], queues: ReadQueues, place: int
+) -> None:
     reads = reads_of(fds)
     reads[place] = reads[place]._replace(fd=-1)
     counts = outcomes_of(queues, reads)

@@ -264,7 +264,7 @@ def check_mended(storage: DirectoryStorage, root: Path, damage: bytes) -> None:
     assert storage.manifests() == {manifest.identity: manifest}
 
 
-def test_a_manifest_that_does_not_have_its_digest_is_written_anew(storage: DirectoryStorage, root: Path) -> None:
+def test_a_manifest_that_does_not_have_its_digest_is_written_again(storage: DirectoryStorage, root: Path) -> None:
     storage.register(manifest_of(MODEL, LAYOUT), {})
     sound = (root / manifest_of(MODEL, LAYOUT).identity.hex() / "manifest.json").read_bytes()
     for bit in range(0, len(sound) * 8, 7):
@@ -277,7 +277,7 @@ def test_a_manifest_that_does_not_have_its_digest_is_written_anew(storage: Direc
 
 
 @pytest.mark.parametrize("call", ["open", "read"])
-def test_a_manifest_that_cannot_be_read_is_written_anew(call: str, kind: StoreKind, root: Path) -> None:
+def test_a_manifest_that_cannot_be_read_is_written_again(call: str, kind: StoreKind, root: Path) -> None:
     disk = FaultyDisk(only=call)
     with closing(kind.open(root, disk=disk)) as storage:
         storage.register(manifest_of(MODEL, LAYOUT), {})
@@ -301,7 +301,7 @@ def test_what_no_system_takes_for_a_path_is_refused(name: str, kind: StoreKind, 
 @pytest.mark.parametrize("is_known", [True, False], ids=["known", "new"])
 @pytest.mark.parametrize("bytes_max", [None, 20 * PAGE_BYTES], ids=["unbounded", "capped"])
 @pytest.mark.parametrize("clean", [clean_everything, clean_identities, clean_temps, clean_tmp])
-def test_what_somebody_removed_under_an_open_store_is_made_anew_and_a_restart_finds_it(
+def test_what_somebody_removed_under_an_open_store_is_made_again_and_a_restart_finds_it(
     clean: Callable[[Path], None], bytes_max: int | None, is_known: bool, level: Level, kind: StoreKind, root: Path
 ) -> None:
     model = MODEL if is_known else OTHER_MODEL
@@ -457,7 +457,7 @@ def test_a_file_and_a_link_called_like_an_identity_are_none(storage: DirectorySt
     assert storage.manifests() == {}
 
 
-def test_use_is_told_by_the_times_that_eviction_goes_by(storage: DirectoryStorage) -> None:
+def test_use_is_known_by_the_times_that_eviction_goes_by(storage: DirectoryStorage) -> None:
     assert storage.used_between(IDENTITY) is None
     put(storage, [1])
     put(storage, [2])

@@ -123,7 +123,7 @@ def test_a_durable_put_of_pages_that_are_not_there_makes_no_call_for_those_that_
         assert not Counter(disk.calls) - CALLS_OF_NEW_PAGES[kind]
 
 
-def test_a_page_that_cannot_be_written_anew_is_not_said_to_be_durable_and_stays(kind: StoreKind, root: Path) -> None:
+def test_a_page_that_cannot_be_written_again_is_not_said_to_be_durable_and_stays(kind: StoreKind, root: Path) -> None:
     disk = FaultyDisk(only="fdatasync" if kind is StoreKind.PACKED else "fsync")
     with closing(kind.open(root, disk=disk)) as storage:
         put(storage, PAGES)

@@ -351,7 +351,7 @@ def test_one_page_alone_is_not_asked_for_twice(root: Path) -> None:
         assert "preadv_cached" not in disk.calls[at:]
 
 
-def test_what_is_in_memory_in_part_is_read_anew(root: Path) -> None:
+def test_what_is_in_memory_in_part_is_read_again(root: Path) -> None:
     disk = FaultyDisk(DiskFault.SHORT, range(1 << 30), only="preadv_cached")
     with closing(FileStorage.open(root, disk=disk)) as storage:
         put(storage, BATCH)

@@ -135,7 +135,7 @@ def test_reads_that_fall_short_are_carried_on_and_added(kind: StoreKind, root: P
         assert bytes_of(found) == bytes_of(sealed(1))
 
 
-def test_a_page_that_is_read_again_after_a_fault_is_added_anew(kind: StoreKind, root: Path) -> None:
+def test_a_page_that_is_read_again_after_a_fault_is_added_again(kind: StoreKind, root: Path) -> None:
     disk = FaultyDisk(DiskFault.EMFILE, only="preadv")
     again = retrying(kind.open(root, disk=disk), 2)
     with closing(VerifiedStorage(again)) as storage:

@@ -300,7 +300,7 @@ def test_what_is_stored_and_removed_during_a_sweep_is_counted_right(root: Path) 
         assert bytes_in(root) == cap
 
 
-def test_a_sweep_that_fails_begins_anew(root: Path) -> None:
+def test_a_sweep_that_fails_begins_again(root: Path) -> None:
     disk, cap = FaultyDisk(only="listdir"), 64 * PAGE_BYTES
     with opened(root, cap, disk=disk) as (slow, fast):
         put(fast, range(60))

@@ -260,7 +260,7 @@ def removed(request: pytest.FixtureRequest, below: Path) -> Iterator[FileStorage
 
 
 @pytest.mark.parametrize("level", Level)
-def test_the_next_put_makes_it_anew_and_a_restart_finds_its_pages(
+def test_the_next_put_makes_it_again_and_a_restart_finds_its_pages(
     removed: FileStorage, level: Level, below: Path
 ) -> None:
     storage, root = removed, below
@@ -282,7 +282,7 @@ def test_the_next_put_makes_it_anew_and_a_restart_finds_its_pages(
         assert again.get([blank_page(label(number)) for number in range(4, 10)]) == [Answer.HIT] * 6
 
 
-def test_registering_makes_it_anew_too(removed: FileStorage) -> None:
+def test_registering_makes_it_again_too(removed: FileStorage) -> None:
     manifest = manifest_of(MODEL, LAYOUT)
     removed.register(manifest, {})
     assert removed.manifests() == {manifest.identity: manifest}
