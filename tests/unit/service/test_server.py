@@ -485,7 +485,7 @@ def test_a_client_that_is_gone_is_noticed_by_its_silence() -> None:
 def test_the_limit_of_descriptors_is_raised_as_far_as_connections_need() -> None:
     asked = (
         "import resource\n"
-        "from unified_cache.service.operations.descriptors import room_for_connections\n"
+        "from unified_cache.service.operations.process import room_for_connections\n"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, min(hard, 4096)))\n"
         "print(room_for_connections(1000), resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
