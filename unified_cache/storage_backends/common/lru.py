@@ -110,6 +110,11 @@ class StoreLru:
                 short_bytes -= object_bytes
         return named, max(short_bytes, 0)
 
+    def least_recent_count(self, count: int, keep: Container[Label]) -> list[StoredObject]:
+        """Name so many of the least recent objects, or all, none in ``keep``."""
+        free = (StoredObject(*each) for each in self._objects.items() if each[0] not in keep)
+        return list(itertools.islice(free, count))
+
     def find(self, labels: Sequence[Label], sizes: Sequence[int]) -> list[Answer]:
         """Return which objects are known at these sizes and make them recent; those of another size are forgotten."""
         size_of = self._objects.get

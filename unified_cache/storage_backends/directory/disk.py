@@ -42,6 +42,7 @@ __all__ = [
     "distrust",
     "is_distrusted",
     "missing_bytes",
+    "missing_inodes",
     "opened",
     "read_all",
     "read_at",
@@ -490,6 +491,15 @@ def missing_bytes(disk: Disk, fd: int, wanted_bytes: int) -> int:
     except OSError:
         return 0
     return wanted_bytes - int(status.f_bavail) * int(status.f_frsize)
+
+
+def missing_inodes(disk: Disk, fd: int, wanted_count: int) -> int:
+    """Return how many files less than that the file system takes; 0 where it sets no limit to their number."""
+    try:
+        status = disk.fstatvfs(fd)
+    except OSError:
+        return 0
+    return wanted_count - int(status.f_favail) if status.f_files else 0
 
 
 def _fill(

@@ -8,7 +8,7 @@ from threading import Lock
 
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.lru import SizedPage, StoreLru, page_bytes
-from unified_cache.storage_backends.directory.disk import missing_bytes, opened, size_of
+from unified_cache.storage_backends.directory.disk import missing_bytes, missing_inodes, opened, size_of
 from unified_cache.storage_backends.directory.front import Stamps
 from unified_cache.storage_backends.directory.root import StoreRoot, identities_in
 from unified_cache.storage_backends.file.page_reader import ListedObject, OpenDirectories, objects_in, place_of
@@ -29,6 +29,8 @@ LISTED_MIN = 16
 UNREMOVABLE_MAX = 16
 """Objects that cannot be removed in one eviction before it gives up and the put is declined."""
 
+INODES_SPARE = 64
+"""Files that an eviction for want of inodes makes room for beyond the batch: directories, manifests, a restart."""
 
 _NAME = "visits"
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -180,6 +182,18 @@ class FileQuota:
                 self._forget(gone)
                 self._add([each for each in named if each.label not in self._lru])
         self.removed.record(gone)
+
+    def evict_for_inodes(self, batch: Sequence[PageIO]) -> bool:
+        """Evict where the file system takes no more files, for those of a batch and some; return whether it helped."""
+        if self.bytes_max is None:
+            return False
+        missing_count = missing_inodes(self._root.disk, self._root.fd, len(batch) + INODES_SPARE)
+        if missing_count <= 0:
+            return False
+        with self._guard:
+            victims = self._lru.least_recent_count(missing_count, frozenset(page.label for page in batch))
+            self._forget(victim.label for victim in victims)
+        return len(self._evict(victims)) < len(victims)
 
     def record(self, pages: Sequence[SizedPage], hits: Sequence[Answer | bool]) -> None:
         """Make hits recent, the first most of all, and count those that another process stored. Waits for no file."""

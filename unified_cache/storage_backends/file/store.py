@@ -5,6 +5,7 @@ name, so that a name is either absent or whole, whatever crashes. Reads believe 
 give exactly as many bytes as the page has, is a miss and is cleared away.
 """
 
+import errno
 import os
 import secrets
 import stat
@@ -298,11 +299,15 @@ class PageWriter:
         try:
             return self._store(pages, stamp, durable=durable)
         except StorageError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
-                raise
-        with StorageFaults(f"cannot make again the directories removed from {self._root.path}"):
-            self._root.restore()
-        self._directories.drop_all()
+            match error.__cause__:
+                case FileNotFoundError():
+                    with StorageFaults(f"cannot make again the directories removed from {self._root.path}"):
+                        self._root.restore()
+                    self._directories.drop_all()
+                case OSError(errno=errno.ENOSPC) if self._quota.evict_for_inodes(pages):
+                    pass
+                case _:
+                    raise
         return self._store(pages, stamp, durable=durable)
 
     def _store(self, pages: Sequence[PageIO], stamp: int, *, durable: bool) -> list[bool]:

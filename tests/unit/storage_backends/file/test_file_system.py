@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.files import FaultyDisk, RefusingDisk, bytes_in, descriptors, path_of, put, temps
+from tests.support.files import FaultyDisk, RefusingDisk, bytes_in, descriptors, held, path_of, put, temps
 from unified_cache.core.errors import InputError, StorageError, StorageFullError
 from unified_cache.core.pool import Identity
 from unified_cache.core.seal import Label
@@ -19,6 +19,8 @@ from unified_cache.storage_backends.file.store import DIRECTORIES_OPEN_MAX, File
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.testing.storage_contract import (
     LAYOUT,
+    OTHER_MODEL,
+    PAGE_BYTES,
     blank_page,
     label,
     listing,
@@ -74,8 +76,11 @@ class FewInodes(Disk):
         self._root = root
         self._inodes_max = inodes_max
 
+    def _free_count(self) -> int:
+        return self._inodes_max - len(list(self._root.rglob("*")))
+
     def _check_room(self) -> None:
-        if len(list(self._root.rglob("*"))) >= self._inodes_max:
+        if self._free_count() <= 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def open(  # type: ignore[override]
@@ -92,10 +97,32 @@ class FewInodes(Disk):
         self._check_room()
         os.mkdir(path, mode, dir_fd=dir_fd)
 
+    def fstatvfs(self, fd: int) -> os.statvfs_result:
+        found = list(os.fstatvfs(fd))
+        found[5:8] = [self._inodes_max, self._free_count(), self._free_count()]
+        return os.statvfs_result(found)
 
-@pytest.mark.parametrize("bytes_max", [None, 1 << 30])
-def test_a_file_system_without_inodes_is_full(bytes_max: int | None, root: Path) -> None:
-    with closing(FileStorage.open(root, bytes_max=bytes_max, disk=FewInodes(root, 60))) as storage:
+
+@pytest.mark.parametrize("free_bytes_min", [0, 1])
+def test_a_file_system_without_inodes_loses_the_pages_that_were_used_least_recently(
+    free_bytes_min: int, memory_path: Path
+) -> None:
+    root = memory_path / "store"
+    disk = FewInodes(root, 300)
+    with closing(FileStorage.open(root, bytes_max=1 << 30, free_bytes_min=free_bytes_min, disk=disk)) as storage:
+        for number in range(0, 1000, 8):
+            assert put(storage, range(number, number + 8), Level.DURABLE) == [True] * 8
+        assert storage.counts.evicted_count >= 1000 - 300
+        assert storage.bytes_used == bytes_in(root) >= 200 * PAGE_BYTES
+        assert set(range(800, 1000)) <= set(held(storage, 1000))
+        other = sealed_page(label(0, model=OTHER_MODEL))
+        assert storage.put([other], Level.DURABLE) == [Answer.STORED]
+    with closing(FileStorage.open(root, bytes_max=1 << 30, disk=disk)) as storage:
+        assert storage.get([blank_page(label(999)), blank_page(other.label)]) == [Answer.HIT] * 2
+
+
+def test_without_a_cap_a_file_system_without_inodes_is_full(root: Path) -> None:
+    with closing(FileStorage.open(root, disk=FewInodes(root, 60))) as storage:
         with pytest.raises(StorageFullError):
             put(storage, range(80))
         assert temps(root) == []
