@@ -120,7 +120,11 @@ class LayerwiseLoad:
     progress: LayerProgress
 
     def arrived(self, pool: str, layer: int) -> bool:
-        """Return whether ``wait`` would return at once; ``layer`` is the pool's own number of its tensor."""
+        """Return whether ``wait`` would return at once; ``layer`` is the pool's own number of its tensor.
+
+        Raises:
+            InputError: the pool has no such layer.
+        """
         return self.progress.has(pool, layer)
 
     def wait(self, pool: str, layer: int, timeout_s: float) -> None:

@@ -152,7 +152,11 @@ class Shard:
         return f"heads {self.heads}, replica {self.replica.number}/{self.replica.count}, {self.stage}"
 
     def units(self, heads: int) -> tuple["Shard", ...]:
-        """Cut the heads into runs of ``heads``, in order: one object each, where a page's bytes lie head by head."""
+        """Cut the heads into runs of ``heads``, in order: one object each, where a page's bytes lie head by head.
+
+        Raises:
+            LayoutError: they do not begin and end at multiples of ``heads``.
+        """
         if heads < 1 or self.heads.start % heads or self.heads.end % heads:
             raise LayoutError(f"{self.text} cannot be cut into runs of {heads} heads")
         starts = range(self.heads.start, self.heads.end, heads)

@@ -219,6 +219,9 @@ class HybridGraphBuffers(GraphBuffers):
         """Return the front, as views. ``write_locs`` gives SWA layers the buffer until the next ``refill``.
 
         Capture right after: what Python chose then is what every replay reads.
+
+        Raises:
+            InputError: the bucket has no graph of that size.
         """
         batch = self._batch(size)
         return batch, HybridAttentionMetadata(

@@ -178,6 +178,30 @@ def test_deepseek_v4_is_read_as_its_ratios_say(name: str, ratios: tuple[int, ...
     assert (sized.layout.page_size, sized.window_tokens, sized.layers["swa"]) == (256, 128, len(ratios))
 
 
+@pytest.mark.parametrize(
+    ("name", "layers", "full", "swa"),
+    [
+        ("deepseek-v4-flash", (21, 20, 43), 998_208, 8_160_000),
+        ("deepseek-v4-pro", (30, 31, 61), 1_430_208, 11_592_960),
+    ],
+)
+def test_deepseek_v4_has_the_published_sizes(name: str, layers: tuple[int, int, int], full: int, swa: int) -> None:
+    sized = size_preset(name)
+    csa, hca, every = layers
+    assert sized.layout.page_size == 256
+    assert sized.layers == {
+        "kv": 0,
+        "deepseek_v4_c4": csa,
+        "deepseek_v4_c4_indexer": csa,
+        "deepseek_v4_c128": hca,
+        "swa": every,
+        "deepseek_v4_c4_state": csa,
+        "deepseek_v4_c4_indexer_state": csa,
+    }
+    assert [sum(pool.page_bytes for pool in each.pools) for each in sized.layout.components] == [full, swa]
+    assert (sized.window_tokens, sized.layout.components[1].span) == (128, 1)
+
+
 def pools_by_layer(name: str) -> list[str]:
     return ["+".join(place.pool for place in layer) for layer in layout(name).layers_mapping]
 

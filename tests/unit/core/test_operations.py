@@ -463,3 +463,25 @@ def test_detaching_ends_what_moves_and_keeps_what_has_come() -> None:
 
 def test_unless_somebody_says_otherwise_a_store_is_guarded() -> None:
     assert CacheConfig((1,), (1,)).guard == GuardConfig()
+
+
+def test_a_store_that_fails_in_the_middle_leaves_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 2)
+
+    class FailingAfterSomeGets(MemoryStorage):
+        left = 99
+
+        def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+            self.left -= 1
+            if self.left < 0:
+                raise StorageError("no more", retryable=False)
+            return super().get(pages)
+
+    store = FailingAfterSomeGets()
+    toy, prompt = stored_and_forgotten(store)
+    store.left = 1
+    operation = started(toy.cache.prefetch(prompt))
+    over(toy.cache, operation)
+    assert operation.state is OperationState.FAILED
+    assert toy.cache.match(prompt).host_end == 2
+    toy.cache.check()

@@ -240,7 +240,11 @@ class PackedStorage(DirectoryStorage):
             return Answer.of_puts(batch.stored)
 
     def remove(self, labels: Sequence[Label]) -> int:
-        """Remove objects; return how many there were. Not synced: a crash may bring them back."""
+        """Remove objects; return how many there were. Not synced: a crash may bring them back.
+
+        Raises:
+            StorageError: a table cannot be written; what is in it is gone until the store is opened again.
+        """
         with self._calls:
             for label in labels:
                 self._index.find(label)
