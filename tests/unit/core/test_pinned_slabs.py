@@ -167,8 +167,10 @@ def test_the_kernel_is_compiled_for_a_gpu_and_moves_words_as_wide_as_they_are_al
     align_bytes: int, moves: str, to_host: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    types = {"table": "*i64", "slots": "*i64", "pages_count": "i32", "layers_count": "i32"}
-    constants = {"to_host": to_host, "word": WORDS[min(align_bytes, 8)], "align_bytes": align_bytes}
+    types = {"table": "*i64", "slots": "*i64", "pages_count": "i32", "layers_count": "i32", "row_blocks": "i32"}
+    word_bytes = min(align_bytes, 8)
+    constants = {"to_host": to_host, "word": WORDS[word_bytes], "align_bytes": align_bytes}
+    constants |= {"block_rows": 4, "block_words": 4096 // word_bytes}
     source = triton.compiler.ASTSource(
         fn=move_rows, signature=types | dict.fromkeys(constants, "constexpr"), constexprs=constants
     )

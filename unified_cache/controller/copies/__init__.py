@@ -2,7 +2,8 @@
 
 rows      within host memory
 gpu       the order of a GPU's copies, copies through pinned buffers, and host memory that a GPU reaches where it lies
-kernel    copies by one launch, straight from and into a pinned slab; needs Triton
+kernel    copies straight from and into a pinned slab, by one launch or by the copy engines; needs Triton
+engines   the copy engines, which long rows are given to; needs a driver of CUDA 13
 """
 
 from importlib import import_module

@@ -5,7 +5,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
 from threading import Lock
@@ -50,6 +50,8 @@ class PinnedBytes:
         """Map ``size`` bytes and register them with CUDA; an OSError if there is not that much."""
         mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         mapped.madvise(mmap.MADV_DONTFORK)
+        with suppress(OSError):  # a kernel without huge pages takes three times as long to register them
+            mapped.madvise(mmap.MADV_HUGEPAGE)
         runtime: ModuleType = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch says no types
         pinned = cls(np.frombuffer(mapped, np.uint8), runtime)
         for start in range(0, size, REGISTERED_BYTES_MAX):
@@ -111,6 +113,11 @@ class PoolRows:
     device: tuple[torch.Tensor, ...]
     host: tuple[torch.Tensor, ...]
     """By layer: its part of every page of the slab."""
+
+    @property
+    def row_bytes_min(self) -> int:
+        """Bytes of the shortest row."""
+        return min(layer.shape[1] for layer in self.device)
 
 
 class GpuCopies(ABC):
