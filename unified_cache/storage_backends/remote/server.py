@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import grpc
@@ -62,7 +62,8 @@ class Server:
         self.name = name
         self._channels = channels
         self._timeout_s = options.timeout_s
-        self._metadata = (("authorization", f"Bearer {options.token}"),) if options.token else ()
+        self.metadata = (("authorization", f"Bearer {options.token}"),) if options.token else ()
+        """Goes with every call: the credentials."""
         self._tenant = options.tenant or None
         self._turn = itertools.count()
         self._manifests_sent: dict[bytes, Manifest] = {}
@@ -115,8 +116,8 @@ class Server:
 
     def ask(self, call: Call, message: bytes, timeout_s: float | None = None) -> Callable[[], bytes]:
         """Begin a call of one message each way; return what waits for its answer. Both may raise ``grpc.RpcError``."""
-        begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel().unary_unary(call.path)
-        return begin.future(message, self._timeout_s if timeout_s is None else timeout_s, self._metadata).result
+        begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self.channel().unary_unary(call.path)
+        return begin.future(message, self._timeout_s if timeout_s is None else timeout_s, self.metadata).result
 
     def answer(
         self, call: Call, request: Message, kind: type[Parsed], manifests: Mapping[bytes, Manifest] | None = None
@@ -142,11 +143,6 @@ class Server:
         except (grpc.RpcError, InputError) as error:
             raise storage_error(error, call, self) from error
 
-    def receive(self, call: Call, message: bytes, timeout_s: float) -> Iterable[bytes]:
-        """Begin a call that answers with a stream, which may raise ``grpc.RpcError``."""
-        begin: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel().unary_stream(call.path)
-        return begin(message, timeout_s, self._metadata)
-
     def send(self, call: Call, messages: Iterator[bytes], timeout_s: float, *, is_only: bool) -> Callable[[], bytes]:
         """Begin a call that sends a stream; return what waits for its answer.
 
@@ -154,17 +150,18 @@ class Server:
         wakes one more thread, which is 4 to 8 % of the time of a put of pages of 1 MiB and more. Waiting may raise
         ``grpc.RpcError``, and what making a message raises.
         """
-        begin: grpc.StreamUnaryMultiCallable[bytes, bytes] = self._channel().stream_unary(call.path)
+        begin: grpc.StreamUnaryMultiCallable[bytes, bytes] = self.channel().stream_unary(call.path)
         if is_only:
-            return lambda: begin(messages, timeout_s, self._metadata)
-        return begin.future(messages, timeout_s, self._metadata).result
+            return lambda: begin(messages, timeout_s, self.metadata)
+        return begin.future(messages, timeout_s, self.metadata).result
 
     def close(self) -> None:
         """Close the connections; calls under way are cancelled."""
         for channel in self._channels:
             channel.close()
 
-    def _channel(self) -> grpc.Channel:
+    def channel(self) -> grpc.Channel:
+        """Return the connection whose turn it is."""
         return self._channels[next(self._turn) % len(self._channels)]
 
 

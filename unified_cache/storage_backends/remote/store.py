@@ -14,7 +14,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from itertools import groupby, zip_longest
 from threading import Lock
 from typing import NamedTuple
@@ -62,8 +62,11 @@ VERIFIED_BYTES = 64 << 20
 PAUSES = Backoff(0.05, 1.0)
 """Before all servers are tried again, in seconds; shortened by up to a half at random."""
 
-AwaitReply = Callable[[], None]
-"""Waits for a call that was begun, and notes its answers; raises ``grpc.RpcError`` where it failed."""
+Exchange = Generator[None, None, None]
+"""One call to one server: begins it, yields, then waits for it and notes its answers.
+
+Raises ``grpc.RpcError`` or ``InputError`` where it failed, and what reading the pages of a put raises.
+"""
 
 
 class RequestTime:
@@ -237,27 +240,24 @@ class RemoteStorage:
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers, from all servers at a time."""
         with self._calls:
-            hits = self._unanswered([page.label for page in pages])
+            labels = [page.label for page in pages]
+            hits = self._unanswered(labels)
 
-            def start(batch: ServerBatch) -> AwaitReply:
+            def exchange(batch: ServerBatch) -> Exchange:
                 chosen = [pages[number] for number in batch.numbers]
                 request = pb.GetRequest(tenant=batch.server.tenant, runs=sized_runs(chosen))
-                parts = batch.server.receive(Call.GET, request.SerializeToString(), batch.time.timeout_s())
+                begin: grpc.UnaryStreamMultiCallable[bytes, bytes] = batch.server.channel().unary_stream(Call.GET.path)
+                parts = begin(request.SerializeToString(), batch.time.timeout_s(), batch.server.metadata)
+                yield
                 reader = ScatterReader(chosen)
+                try:
+                    for message in parts:
+                        reader.take(decoded(message))
+                finally:
+                    for number, hit in zip(batch.numbers, reader.hits, strict=True):
+                        hits[number] = hit
 
-                def await_reply() -> None:
-                    try:
-                        for message in parts:
-                            reader.take(decoded(message))
-                    finally:
-                        for number, hit in zip(batch.numbers, reader.hits, strict=True):
-                            hits[number] = hit
-
-                return await_reply
-
-            self._send_with_failover(
-                [page.label for page in pages], hits, Call.GET, start, list(map(page_bytes, pages))
-            )
+            self._send_with_failover(labels, hits, Call.GET, exchange, list(map(page_bytes, pages)))
             return _complete(hits)
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
@@ -268,27 +268,19 @@ class RemoteStorage:
                     raise InputError(f"register identity {page.label.identity.hex()} before its pages are put")
             stored: list[Answer | None] = [None] * len(pages)
 
-            def start(batch: ServerBatch) -> AwaitReply:
+            def exchange(batch: ServerBatch) -> Exchange:
                 chosen = [pages[number] for number in batch.numbers]
-                messages = GatedMessages(put_messages(batch.server, chosen, level))
-                with ExitStack() as sending:
-                    sending.enter_context(closing(messages))
+                with closing(GatedMessages(put_messages(batch.server, chosen, level))) as messages:
                     answer = batch.server.send(Call.PUT, messages, batch.time.timeout_s(), is_only=batch.is_only)
-                    sending_goes_on = sending.pop_all()
+                    yield
+                    reply = parsed(pb.PutReply, answer())
+                yes, no = Answer.STORED, Answer.DECLINED
+                kept = answers_of(reply.stored, reply.reasons, len(batch.numbers), yes=yes, no=no)
+                for number, where in zip(batch.numbers, kept, strict=True):
+                    stored[number] = where
 
-                def await_reply() -> None:
-                    with sending_goes_on:
-                        reply = parsed(pb.PutReply, answer())
-                    yes, no = Answer.STORED, Answer.DECLINED
-                    kept = answers_of(reply.stored, reply.reasons, len(batch.numbers), yes=yes, no=no)
-                    for number, where in zip(batch.numbers, kept, strict=True):
-                        stored[number] = where
-
-                return await_reply
-
-            self._send_with_failover(
-                [page.label for page in pages], stored, Call.PUT, start, list(map(page_bytes, pages))
-            )
+            labels = [page.label for page in pages]
+            self._send_with_failover(labels, stored, Call.PUT, exchange, list(map(page_bytes, pages)))
             return _complete(stored)
 
     def touch(self, labels: Sequence[Label]) -> None:
@@ -296,23 +288,20 @@ class RemoteStorage:
         with self._calls:
             touched = self._unanswered(labels)
 
-            def start(batch: ServerBatch) -> AwaitReply:
+            def exchange(batch: ServerBatch) -> Exchange:
                 runs = named_runs(labels[number] for number in batch.numbers)
                 request = pb.TouchRequest(tenant=batch.server.tenant, runs=runs)
                 answer = batch.server.ask(Call.TOUCH, request.SerializeToString(), batch.time.timeout_s())
+                yield
+                try:
+                    answer()
+                except grpc.RpcError as error:
+                    if not is_unknown_call(error):
+                        raise
+                for number in batch.numbers:
+                    touched[number] = Answer.HIT
 
-                def await_reply() -> None:
-                    try:
-                        answer()
-                    except grpc.RpcError as error:
-                        if not is_unknown_call(error):
-                            raise
-                    for number in batch.numbers:
-                        touched[number] = Answer.HIT
-
-                return await_reply
-
-            self._send_with_failover(labels, touched, Call.TOUCH, start)
+            self._send_with_failover(labels, touched, Call.TOUCH, exchange)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove pages from every server, once: any may have stood in for another. One that fails raises."""
@@ -404,21 +393,18 @@ class RemoteStorage:
     def _exists(self, labels: Sequence[Label]) -> list[Answer]:
         found = self._unanswered(labels)
 
-        def start(batch: ServerBatch) -> AwaitReply:
+        def exchange(batch: ServerBatch) -> Exchange:
             runs = named_runs(labels[number] for number in batch.numbers)
             request = pb.ExistsRequest(tenant=batch.server.tenant, runs=runs)
             answer = batch.server.ask(Call.EXISTS, request.SerializeToString(), batch.time.timeout_s())
+            yield
+            reply = parsed(pb.ExistsReply, answer())
+            yes, no = Answer.HIT, Answer.MISS
+            answers = answers_of(reply.found, reply.reasons, len(batch.numbers), yes=yes, no=no)
+            for number, there in zip(batch.numbers, answers, strict=True):
+                found[number] = there
 
-            def await_reply() -> None:
-                reply = parsed(pb.ExistsReply, answer())
-                yes, no = Answer.HIT, Answer.MISS
-                answers = answers_of(reply.found, reply.reasons, len(batch.numbers), yes=yes, no=no)
-                for number, there in zip(batch.numbers, answers, strict=True):
-                    found[number] = there
-
-            return await_reply
-
-        self._send_with_failover(labels, found, Call.EXISTS, start)
+        self._send_with_failover(labels, found, Call.EXISTS, exchange)
         return _complete(found)
 
     def _unanswered(self, labels: Sequence[Label]) -> list[Answer | None]:
@@ -430,7 +416,7 @@ class RemoteStorage:
         labels: Sequence[Label],
         answers: list[Answer | None],
         call: Call,
-        start: Callable[[ServerBatch], AwaitReply],
+        exchange: Callable[[ServerBatch], Exchange],
         sizes: Sequence[int] = (),
     ) -> None:
         """Get servers' answers for pages, of these lengths where bytes move, until there were tries enough."""
@@ -443,7 +429,7 @@ class RemoteStorage:
                 pause_s = PAUSES.pause_s(tries_count - len(self._servers) + 1)
                 self._sleep(min(pause_s * self._rng.uniform(0.5, 1.0), time_left.left_s()))
             batches = self._batches(labels, sizes, waiting, tries_count, time_left)
-            failed = self._send_round(call, batches, labels, start) or failed
+            failed = self._send_round(call, batches, labels, exchange) or failed
             waiting = [number for number in waiting if answers[number] is None]
             if not waiting:
                 return
@@ -458,66 +444,55 @@ class RemoteStorage:
         call: Call,
         batches: Iterable[ServerBatch],
         labels: Sequence[Label],
-        start: Callable[[ServerBatch], AwaitReply],
+        exchange: Callable[[ServerBatch], Exchange],
     ) -> StorageError | None:
-        """Make calls, a bounded number at a time; return why one failed, or raise where asking again makes no sense."""
+        """Make calls, a bounded number at a time, Hello before those that need it.
+
+        Return why one failed, or raise where asking again makes no sense.
+        """
         failed: StorageError | None = None
-        started: deque[tuple[ServerBatch, AwaitReply]] = deque()
+        started: deque[tuple[Server, Exchange]] = deque()
         try:
             for batch in batches:
                 if len(started) == CALLS_AHEAD * len(self._servers):
-                    ahead, await_reply = started.popleft()
-                    failed = self._await_reply(ahead.server, call, await_reply) or failed
+                    failed = self._wait(call, *started.popleft()) or failed
                 if not batch.time.left_s():
                     failed = failed or StorageError(
                         f"{batch.server.name}: {call.value}: no time is left", retryable=True
                     )
                     break
-                started.append((batch, self._start(batch, labels, start)))
+                identities = {labels[number].identity for number in batch.numbers}
+                begun = exchange(batch)
+                try:
+                    manifests = {identity: self._manifests[identity] for identity in identities}
+                    batch.server.greet(manifests, batch.time.timeout_s)
+                    next(begun)
+                except (grpc.RpcError, InputError) as error:
+                    failed = _failure(call, batch.server, error)
+                else:
+                    started.append((batch.server, begun))
         finally:
             # Whatever happened: no call may go on moving bytes of buffers that are the caller's again.
-            failed = self._await_all(started, call) or failed
+            failed = self._wait_all(call, started) or failed
         return failed
 
-    def _await_all(self, started: deque[tuple[ServerBatch, AwaitReply]], call: Call) -> StorageError | None:
+    def _wait_all(self, call: Call, started: deque[tuple[Server, Exchange]]) -> StorageError | None:
         """Wait for every call, also where one raises; return why one failed where asking again makes sense."""
         failed: StorageError | None = None
         try:
             while started:
-                ahead, await_reply = started.popleft()
-                failed = self._await_reply(ahead.server, call, await_reply) or failed
+                failed = self._wait(call, *started.popleft()) or failed
         finally:
             if started:
-                self._await_all(started, call)
+                self._wait_all(call, started)
         return failed
 
-    def _start(
-        self, batch: ServerBatch, labels: Sequence[Label], start: Callable[[ServerBatch], AwaitReply]
-    ) -> AwaitReply:
-        """Send Hello where that is due, and begin a call; whatever fails already, fails when it is waited for."""
-        identities = {labels[number].identity for number in batch.numbers}
-        try:
-            manifests = {identity: self._manifests[identity] for identity in identities}
-            batch.server.greet(manifests, batch.time.timeout_s)
-            return start(batch)
-        except (grpc.RpcError, InputError) as error:
-            return _failing_with(error)
-
-    def _await_reply(self, server: Server, call: Call, await_reply: AwaitReply) -> StorageError | None:
+    def _wait(self, call: Call, server: Server, begun: Exchange) -> StorageError | None:
         """Wait for a call; return why it failed, or raise where asking again, here or elsewhere, makes no sense."""
         try:
-            await_reply()
-        except grpc.RpcError as error:
-            if wants_hello(error):
-                server.forget_greetings()
-            elif is_passing(error):
-                server.breaker.record_failure()
-            else:
-                raise storage_error(error, call, server) from error
-            return storage_error(error, call, server)
-        except (InputError, OSError) as error:
-            server.breaker.record_failure()
-            return storage_error(error, call, server)
+            next(begun, None)
+        except (grpc.RpcError, InputError, OSError) as error:
+            return _failure(call, server, error)
         server.breaker.record_success()
         return None
 
@@ -554,9 +529,11 @@ class RemoteStorage:
 
     def _greet(self, server: Server, manifests: Mapping[bytes, Manifest]) -> pb.HelloReply | StorageError:
         """Send Hello; return what the server says of itself, or why it does not answer."""
-        failed = self._await_reply(server, Call.HELLO, lambda: server.greet(manifests))
-        if failed is not None:
-            return failed
+        try:
+            server.greet(manifests)
+        except (grpc.RpcError, InputError) as error:
+            return _failure(Call.HELLO, server, error)
+        server.breaker.record_success()
         assert server.agreed is not None, "a server that was greeted has said what it is"
         return server.agreed
 
@@ -603,11 +580,15 @@ def _complete(answers: Sequence[Answer | None]) -> list[Answer]:
     return [Answer.UNAVAILABLE if answer is None else answer for answer in answers]
 
 
-def _failing_with(error: grpc.RpcError | InputError) -> AwaitReply:
-    def await_reply() -> None:
-        raise error
-
-    return await_reply
+def _failure(call: Call, server: Server, error: grpc.RpcError | InputError | OSError) -> StorageError:
+    """Return why a call failed, and note it of the server; raise where asking again makes no sense."""
+    if isinstance(error, grpc.RpcError) and wants_hello(error):
+        server.forget_greetings()
+    elif not isinstance(error, grpc.RpcError) or is_passing(error):
+        server.breaker.record_failure()
+    else:
+        raise storage_error(error, call, server) from error
+    return storage_error(error, call, server)
 
 
 def open_url(rest: str, bytes_max: int | None) -> RemoteStorage:

@@ -37,7 +37,7 @@ from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.remote.scatter import ScatterReader
 from unified_cache.storage_backends.remote.server import Server
 from unified_cache.storage_backends.remote.store import (
-    AwaitReply,
+    Exchange,
     GatedMessages,
     RemoteStorage,
     RendezvousHash,
@@ -296,15 +296,13 @@ def test_where_calls_are_refused_all_are_over_before_the_caller_is_told(two: Two
     labels = [label(number) for number in range(40)]
     waited: list[str] = []
 
-    def start(batch: ServerBatch) -> AwaitReply:
-        def await_reply() -> None:
-            waited.append(batch.server.name)
-            raise StorageError("no", retryable=False)
-
-        return await_reply
+    def exchange(batch: ServerBatch) -> Exchange:
+        yield
+        waited.append(batch.server.name)
+        raise StorageError("no", retryable=False)
 
     with pytest.raises(StorageError, match="no"):
-        two.storage._send_with_failover(labels, [None] * len(labels), Call.EXISTS, start)
+        two.storage._send_with_failover(labels, [None] * len(labels), Call.EXISTS, exchange)
     assert len(set(waited)) == len(waited) == 2
 
 
