@@ -175,23 +175,19 @@ class CacheService:
         return max([self._limits.batch_bytes, *(run.object_bytes for run in runs)])
 
     def _found(self, call: AdmittedCall, runs: Sequence[NamedRun]) -> Iterator[PageAnswer]:
-        """Read pages a bounded number of bytes at a time."""
+        """Read pages a bounded number of bytes at a time; those of another length than theirs are misses."""
         for run in runs:
-            count = len(run.labels)
+            if run.claimed_bytes != run.object_bytes:
+                yield bytes(len(run.labels)), ()
+                continue
+            stored = run.stored
             step = max(1, self._limits.batch_bytes // run.object_bytes)
-            for start in range(0, count, step):
-                yield from self._read(call.tenant, run, range(start, min(start + step, count)))
+            for start in range(0, len(stored), step):
+                found = self._store.read(call.tenant, stored[start : start + step], run.object_bytes)
+                for label, (answer, buffers) in zip(run.labels[start : start + step], found, strict=True):
+                    page = named_page(buffers, label) if answer else ()
+                    yield mark(IN_STORE if answer else ABSENT, reason_of(answer)), page
                 call.moved()
-
-    def _read(self, tenant: str, run: NamedRun, numbers: range) -> Iterator[PageAnswer]:
-        """Read pages of a run; those of another length than theirs are misses."""
-        if run.claimed_bytes != run.object_bytes:
-            yield bytes(len(numbers)), ()
-            return
-        stored = run.stored[numbers.start : numbers.stop]
-        found = self._store.read(tenant, stored, run.object_bytes)
-        for label, (answer, buffers) in zip(run.labels[numbers.start : numbers.stop], found, strict=True):
-            yield mark(IN_STORE if answer else ABSENT, reason_of(answer)), named_page(buffers, label) if answer else ()
 
     def _put(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with self._gate.admitted(Call.PUT, Role.WRITER, context) as call:

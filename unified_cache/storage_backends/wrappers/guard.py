@@ -221,10 +221,19 @@ class StorageGuard(StorageLayer):
             raise list(failed.values())[-1]
 
     def _within_deadline(self, method: Method, work: Callable[[], Result], admission: Admission | None) -> Result:
-        """Make one call of the store, as a step of the ``BoundedCall`` that this thread runs or of one of ours."""
+        """Make one call of the store, as a step of the ``BoundedCall`` that this thread runs.
+
+        Where it runs none, or one that is in a store, the call is handed over to a thread of the guard's own.
+        """
         call = current_call()
         if call is None or call.is_in_store:
-            return self._hand_over(method, work, admission)
+            handed = self._threads.submit(partial(self._within_deadline, method, work, admission))
+            if not handed.settle(self.deadline_s):
+                self._threads.leave(handed)
+            if handed.state is CallState.WITHDRAWN:
+                with self._changed:
+                    raise self._not_started(method)
+            return handed.result()
         on_late = partial(self._record_late, admission)
         with StoreStep(call, method.value, self._clock(), self.deadline_s, on_late) as step:
             with self._changed:
@@ -242,16 +251,6 @@ class StorageGuard(StorageLayer):
                     if self._closed:
                         self._close_when_idle()
                     self._changed.notify_all()
-
-    def _hand_over(self, method: Method, work: Callable[[], Result], admission: Admission | None) -> Result:
-        """Run a call of the store on a thread of the guard's own, and wait for it."""
-        call = self._threads.submit(partial(self._within_deadline, method, work, admission))
-        if not call.settle(self.deadline_s):
-            self._threads.leave(call)
-        if call.state is CallState.WITHDRAWN:
-            with self._changed:
-                raise self._not_started(method)
-        return call.result()
 
     def _may_start(self) -> bool:
         """Return whether waiting is over: for a place that is free, or because none will be."""

@@ -1,7 +1,8 @@
 """A wrapper that counts calls, pages, bytes, errors and latencies, for Prometheus; it needs the ``metrics`` extra."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from unified_cache.core.extras import needs_extra
@@ -67,19 +68,22 @@ class MeteredStorage(StorageLayer):
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the wrapped backend."""
-        found = super().exists(labels)
+        with self._timed(Method.EXISTS):
+            found = self._backend.exists(labels)
         self._count(Method.EXISTS, len(labels), sum(map(bool, found)))
         return found
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers."""
-        hits = super().get(pages)
+        with self._timed(Method.GET):
+            hits = self._backend.get(pages)
         self._count_bytes(Method.GET, pages, hits)
         return hits
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Store pages; those that exist count as stored, bytes included."""
-        stored = super().put(pages, level)
+        with self._timed(Method.PUT):
+            stored = self._backend.put(pages, level)
         self._count_bytes(Method.PUT, pages, stored)
         return stored
 
@@ -101,11 +105,17 @@ class MeteredStorage(StorageLayer):
         return removed_count
 
     def _call(self, method: Method, work: Callable[[], Result]) -> Result:
+        with self._timed(method):
+            return work()
+
+    @contextmanager
+    def _timed(self, method: Method) -> Iterator[None]:
+        """Count a call, how long it takes, and what it raises."""
         metrics, store = self._metrics, self._store
         metrics.calls.labels(store, method.value).inc()
         started_s = self._clock()
         try:
-            return work()
+            yield
         except BaseException as error:
             metrics.errors.labels(store, method.value, type(error).__name__).inc()
             raise
