@@ -50,6 +50,8 @@ from unified_cache.testing.storage_contract import listing, sealed_page
 
 every_layout = pytest.mark.parametrize("name", LAYOUTS)
 every_kind = pytest.mark.parametrize("kind", STORE_KINDS)
+TARGET_OF = dict(zip(STORE_KINDS, (*STORE_KINDS[1:], STORE_KINDS[0]), strict=True))
+"""Another kind of store, to copy into, by the kind of the source."""
 
 
 def copy(source: StorageBackend, target: StorageBackend, layout: ModelLayout, watch: Watch = unwatched) -> CopyResult:
@@ -65,7 +67,7 @@ def test_a_fresh_cache_on_a_copy_restores_the_same_prefixes_with_the_right_bytes
     layout = LAYOUTS[name]
     prompts = [prompt_of(1), prompt_of(2), prompt_of(1).head(5)]
     fill(open_store(kind, tmp_path / "source"), layout, prompts)
-    source, target = open_store(kind, tmp_path / "source"), open_store(kind, tmp_path / "target")
+    source, target = open_store(kind, tmp_path / "source"), open_store(TARGET_OF[kind], tmp_path / "target")
     result = copy(source, target, layout)
     assert result.is_complete
     assert result.skipped.objects_count == 0
@@ -74,7 +76,7 @@ def test_a_fresh_cache_on_a_copy_restores_the_same_prefixes_with_the_right_bytes
     source.close()
     target.close()
     for prompt in prompts:
-        assert restored_pages(open_store(kind, tmp_path / "target"), layout, prompt) == prompt.pages_count
+        assert restored_pages(open_store(TARGET_OF[kind], tmp_path / "target"), layout, prompt) == prompt.pages_count
 
 
 @every_layout
@@ -266,14 +268,14 @@ def test_a_prefetched_prefix_is_restored_by_a_fresh_cache_and_nothing_else_was_c
 ) -> None:
     layout, prompt = LAYOUTS[name], prompt_of(1)
     fill(open_store(kind, tmp_path / "source"), layout, [prompt_of(2), prompt])
-    source, target = open_store(kind, tmp_path / "source"), open_store(kind, tmp_path / "target")
+    source, target = open_store(kind, tmp_path / "source"), open_store(TARGET_OF[kind], tmp_path / "target")
     found, result = prefetch(source, target, layout, [prompt])
     assert found == [Prefetched(PAGES, PAGES, PAGES)]
     assert result.is_complete
     assert objects_of(target, layout).keys() == needed(layout, prompt, PAGES)
     source.close()
     target.close()
-    assert restored_pages(open_store(kind, tmp_path / "target"), layout, prompt) == PAGES
+    assert restored_pages(open_store(TARGET_OF[kind], tmp_path / "target"), layout, prompt) == PAGES
 
 
 @every_layout
