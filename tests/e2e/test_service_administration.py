@@ -5,20 +5,17 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import grpc
 import pytest
 
-from tests.support.cluster import CommandResult, ask
+from tests.support.cluster import ask
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, fill
-from tests.support.running_service import RunningService, refusal, running
+from tests.support.running_service import RunningService, running
 from unified_cache.core.errors import StorageError
 from unified_cache.core.page import Prompt
 from unified_cache.core.seal import Label
-from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.registry import listed_after
 from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.file.store import FileStorage
-from unified_cache.storage_backends.manifest import model_of_tenant
 from unified_cache.storage_backends.offline.stores import identities_of
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
@@ -27,8 +24,6 @@ from unified_cache.testing.storage_contract import listing
 TOKENS = list(range(PAGES * PAGE_SIZE))
 PROMPT = Prompt.of(TOKENS, PAGE_SIZE, whole=True)
 LAYOUT = LAYOUTS["full_swa"]
-
-DENIED = grpc.StatusCode.PERMISSION_DENIED
 
 STORES = ("memory", "file", "packed")
 """Behind the service."""
@@ -56,6 +51,8 @@ def test_every_storage_command_works_over_a_service(server: RunningService, tmp_
     url, copy, tokens = f"grpc://{server.address}", f"file:{tmp_path / 'copy'}", tmp_path / "tokens.json"
     tokens.write_text(json.dumps(TOKENS), encoding="utf-8")
     contents = json.loads(answered("storage", "stat", url))
+    (prompt,) = json.loads(answered("explain", "--storage", url, "--tokens", tokens))["prompts"]
+    assert prompt["end"] == prompt["pages"] == PAGES
     (identity,) = contents["identities"]
     assert (identity["model"], identity["page_size"], identity["used"]) == ("toy", PAGE_SIZE, None)
     assert contents["objects"] == identity["objects"] > 0
@@ -90,17 +87,17 @@ def test_a_store_that_serves_no_client_any_more_is_listed_by_a_server_that_does_
 @pytest.mark.threat("reading other tenants' pages")
 def test_what_another_tenant_or_an_engine_stored_beside_is_named_to_nobody(tmp_path: Path) -> None:
     own, tokens = tmp_path / "own", tmp_path / "tokens"
-    secrets = {tenant: token_of(tokens, tenant, "writer", tmp_path) for tenant in ("acme", "zeta")}
+    secrets = {tenant: token_of(tokens, tenant, "writer", tmp_path) for tenant in ("acme-b", "acme")}
     with closing(FileStorage.open(own)) as beside:
         fill(beside, LAYOUT, [PROMPT])
     with running(storage=f"file:{own}", access={"tokens": str(tokens)}) as server:
         for tenant, secret in secrets.items():
             with closing(open_storage(f"grpc://{server.address}?token_file={secret}")) as client:
                 assert identities_of(client) == [], tenant
-        fill(open_storage(f"grpc://{server.address}?token_file={secrets['acme']}"), LAYOUT, [PROMPT])
-        with closing(open_storage(f"grpc://{server.address}?token_file={secrets['zeta']}")) as client:
-            assert identities_of(client) == []
+        fill(open_storage(f"grpc://{server.address}?token_file={secrets['acme-b']}"), LAYOUT, [PROMPT])
         with closing(open_storage(f"grpc://{server.address}?token_file={secrets['acme']}")) as client:
+            assert identities_of(client) == []
+        with closing(open_storage(f"grpc://{server.address}?token_file={secrets['acme-b']}")) as client:
             assert [kept.name for kept in identities_of(client)] == ["toy"]
 
 
@@ -115,8 +112,7 @@ def token_of(tokens: Path, tenant: str, role: str, path: Path) -> Path:
 @pytest.mark.threat("more than its role")
 def test_a_reader_may_look_and_copy_and_a_writer_may_remove(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
-    urls: dict[str, str] = {}
-    secrets = {role: token_of(tokens, "acme", role, tmp_path) for role in ("reader", "writer", "admin")}
+    secrets = {role: token_of(tokens, "acme", role, tmp_path) for role in ("reader", "writer")}
     with running(storage=f"file:{tmp_path / 'own'}", access={"tokens": str(tokens)}) as server:
         urls = {role: f"grpc://{server.address}?token_file={secret}" for role, secret in secrets.items()}
         fill(open_storage(urls["writer"]), LAYOUT, [PROMPT])
@@ -128,40 +124,9 @@ def test_a_reader_may_look_and_copy_and_a_writer_may_remove(tmp_path: Path) -> N
             ask("storage", "gc", urls["reader"], "--bytes-max", "1"),
             ask("drain", urls["writer"]),
         ):
-            assert is_denied(refused)
-        with grpc.insecure_channel(server.address) as channel:
-            for role, code in (("reader", DENIED), ("writer", DENIED), ("admin", None)):
-                token = secrets[role].read_text(encoding="utf-8")
-                refused_with = refusal(channel, Call.CLEAR, token=token)
-                assert (None if refused_with is None else refused_with[0]) is code
-                objects = json.loads(answered("storage", "stat", urls["reader"]))["objects"]
-                assert bool(objects) is (code is not None)
-        fill(open_storage(urls["writer"]), LAYOUT, [PROMPT])
+            assert (refused.status, "PERMISSION_DENIED" in refused.error) == (1, True)
         assert ask("storage", "clear", urls["writer"], "--all", "--yes").status == 0
         assert json.loads(answered("storage", "stat", urls["reader"]))["objects"] == 0
-
-
-def test_drain_ends_a_service_for_an_admin_alone() -> None:
-    for role, is_asked in (("writer", False), ("admin", True)):
-        with running(access={"local_role": role}) as server:
-            said = ask("drain", f"grpc://{server.address}")
-            assert (is_denied(said), said.status == 0, server.drain.wait(0)) == (not is_asked, is_asked, is_asked)
-
-
-def is_denied(said: CommandResult) -> bool:
-    return said.status == 1 and "PERMISSION_DENIED" in said.error
-
-
-@pytest.mark.parametrize("kind", ["file", "packed"])
-def test_explain_tells_of_a_service_what_it_can_restore(kind: str, tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens.json"
-    tokens.write_text(json.dumps(TOKENS), encoding="utf-8")
-    with running(storage=f"{kind}:{tmp_path / 'own'}") as server:
-        url = f"grpc://{server.address}"
-        assert "found: none" in ask("explain", "--storage", url, "--tokens", tokens).error
-        fill(open_storage(url), LAYOUT, [PROMPT])
-        (prompt,) = json.loads(answered("explain", "--storage", url, "--tokens", tokens))["prompts"]
-        assert prompt["end"] == prompt["pages"] == PAGES
 
 
 def test_an_object_of_no_pool_goes_by_gc_over_a_service(tmp_path: Path) -> None:
@@ -175,10 +140,6 @@ def test_an_object_of_no_pool_goes_by_gc_over_a_service(tmp_path: Path) -> None:
         (collected,) = json.loads(answered("storage", "gc", url))["identities"]
         assert collected["misfit_objects"] == 1
         assert not list(own.rglob("*.nobody"))
-
-
-def test_names_of_tenants_and_models_do_not_run_into_each_other(tmp_path: Path) -> None:
-    assert not model_of_tenant("ab", "c").startswith(model_of_tenant("a", ""))
 
 
 def stored_by(storage: StorageBackend) -> list[Label]:
