@@ -7,7 +7,7 @@ import pytest
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.core.errors import InputError, LayoutError, StorageError
 from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, facts_of
-from unified_cache.core.shards import Extent, Shard
+from unified_cache.core.shards import Extent, Shard, TokenRuns
 from unified_cache.core.window import SPAN_UNKNOWN
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 from unified_cache.testing.storage_contract import LAYOUT, MODEL
@@ -53,6 +53,29 @@ def test_identities_that_differ_in_a_fact_or_the_generation_share_no_page_and_th
     assert len({each.digest(LAYOUT) for each in identities}) == len(identities)
     for each in identities:
         assert described_by(manifest_of(each, LAYOUT)).identity == each
+
+
+def test_whatever_differs_in_an_identity_or_its_layout_no_page_is_shared() -> None:
+    shard = Shard(Extent(0, 4, 8), Extent(0, 16, 32))
+    identity, full, window = Identity("model", "r1", "bf16", shard), Full((KV,)), SlidingWindow(8, 4, (SWA,))
+    shards = (
+        replace(shard, heads=Extent(4, 8, 8)),
+        replace(shard, layers=Extent(16, 32, 32)),
+        replace(shard, tokens=TokenRuns(0, 2)),
+    )
+    named = [replace(identity, model="other"), replace(identity, revision="r2"), replace(identity, dtype="fp8")]
+    layouts = (
+        ModelLayout(8, (full, SlidingWindow(16, 8, (SWA,)))),
+        ModelLayout(4, (full,)),
+        ModelLayout(4, (full, RecurrentState((SWA,)))),
+        ModelLayout(4, (full, SlidingWindow(12, 4, (SWA,)))),
+        ModelLayout(4, (Full((KV, PoolSpec("index", 9))), window)),
+        ModelLayout(4, (Full((PoolSpec("kv", 65),)), window)),
+    )
+    digests = [identity.digest(layout) for layout in (ModelLayout(4, (full, window)), *layouts)]
+    others = (*named, *(replace(identity, shard=each) for each in shards))
+    digests += [each.digest(ModelLayout(4, (full, window))) for each in others]
+    assert len(set(digests)) == len(digests)
 
 
 def test_facts_are_no_components_with_other_names() -> None:
