@@ -2,32 +2,60 @@
 
     python -m tests.soak.mooncake [--minutes M] [--round-s S] [--json FILE].
 
-In the middle of every round one of three nodes is killed, and started again a twelfth of a round later. A line for
-every round, a table and JSON at the end; exit status 1 unless every byte was right, every engine had hits from storage
-in every round, no slot leaked, and, over rounds enough to tell, memory and threads of the engines stayed flat.
+In the middle of every round one of three nodes is killed, and started again a twelfth of a round later. Each engine
+serves prompts that the other serves too, and compares every byte that it reuses: a wrong one ends it, and the soak. A
+line for every round, and JSON at the end; exit status 1 unless every engine had hits from storage in every round, no
+slot leaked, and, over rounds enough to tell, memory and threads of the engines stayed flat.
 """
 
 import argparse
 import json
 import multiprocessing
+import os
+import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import linear_regression
 
-from tests.soak.mooncake_engine import Account, serve_orders
+import numpy as np
+import psutil
+
+from tests.support.cache import ToyEngine
 from tests.support.mooncake import LocalCluster
+from unified_cache import GuardConfig, Identity, open_storage
+from unified_cache.components import Full, RecurrentState
+from unified_cache.controller import TransferKind
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import ModelLayout, PoolSpec
+from unified_cache.storage_backends.wrappers import StorageGuard
+
+__all__ = ["ENGINES", "SoakOutcome", "soak"]
 
 ENGINES = 2
 NODES = 3
 SEGMENT_BYTES = 64 << 20
 """The shared prompts take a third of the cluster; fresh ones fill it within two minutes."""
 
+PAGE_SIZE = 16
+PROMPT_PAGES = 16
+LAYOUT = ModelLayout(PAGE_SIZE, (Full((PoolSpec("kv", 32 << 10),)), RecurrentState((PoolSpec("state", 8 << 10),))))
+SHARED_PROMPTS = 60
+"""Served again and again by all engines."""
+FRESH_SHARE = 0.05
+"""Share of the requests with a prompt of their own: a store without new pages would never evict."""
+DEVICE_PAGES = (4 * PROMPT_PAGES, 8)
+HOST_PAGES = (5 * PROMPT_PAGES, 20)
+"""A twelfth of the shared prompts, so that nearly every hit is storage's."""
+
+PACE_S = 0.02
+"""Pause between two requests: a soak is about time, and leaves the machine to others."""
+SETTLE_S = 60.0
 REPORT_TIMEOUT_S = 60.0
 """An engine answers between two requests, each of which may wait for a few calls that hang until their deadline."""
 
@@ -41,133 +69,159 @@ THREADS_SLOPE_MAX = 0.5
 """A round; in each a node, and so a connection, is lost and another comes."""
 
 
-class SoakProcess:
-    """An engine's process, asked for its account round by round."""
+@dataclass(frozen=True)
+class Account:
+    """Counts of an engine since it began, and the resources it uses now."""
 
-    def __init__(self, orders: Connection) -> None:
-        self._orders = orders
-        self.accounts: list[Account] = []
+    requests: int
+    storage_pages: int
+    """Pages that came from storage."""
+    failures: int
+    """Transfers that failed: what a node's death costs."""
+    leaked_slots: int
+    """Slots that are out although nothing is under way."""
+    resident_bytes: int
+    threads: int
 
-    @classmethod
-    @contextmanager
-    def running(cls, url: str, seed: int) -> Iterator["SoakProcess"]:
-        """Start one that serves; it ends by itself when orders can come no more."""
-        spawn = multiprocessing.get_context("spawn")
-        ours, theirs = spawn.Pipe()
-        child = spawn.Process(target=serve_orders, args=(url, seed, theirs), daemon=True)
-        child.start()
-        theirs.close()
-        try:
-            with ours:
-                engine = cls(ours)
-                engine.note()
-                yield engine
-        finally:
-            child.join(REPORT_TIMEOUT_S)
-            child.kill()
 
-    def ask(self) -> None:
-        """Ask for an account, to be noted with ``note``."""
-        self._orders.send_bytes(b"account")
+class SoakEngine:
+    """A cache over a guarded store, in a process of its own."""
 
-    def note(self) -> None:
-        """Wait for an account and keep it.
+    def __init__(self, url: str, seed: int) -> None:
+        self._draws = random.Random(seed)
+        self._fresh = SHARED_PROMPTS * (seed + 1) * 1_000_000
+        store = open_storage(url)
+        guard = StorageGuard(store, store.capability(), GuardConfig())
+        self._toy = ToyEngine(LAYOUT, DEVICE_PAGES, HOST_PAGES, guard, None, Identity("soak"))
+        self.cache = self._toy.cache
+        self._own = psutil.Process()
+        self._requests = self._failures = 0
 
-        Raises:
-            TimeoutError: none came in time.
-            EOFError: the engine is dead.
-        """
-        if not self._orders.poll(REPORT_TIMEOUT_S):
-            raise TimeoutError(f"an engine did not answer within {REPORT_TIMEOUT_S:g} s")
-        self.accounts.append(self._orders.recv())
+    def serve(self) -> None:
+        """Serve a prompt: fetch, load, compare what is reused, compute the rest, write through."""
+        cache, prompt = self.cache, self._next_prompt()
+        for start in (cache.prefetch, cache.load):
+            start(prompt)
+            self._settle()
+        lock = self._toy.serve(prompt)
+        assert lock is not None, "nothing but this request's own pages is pinned"
+        cache.backup(prompt)
+        self._settle()
+        cache.release(lock)
+        self._requests += 1
 
-    def per_round(self, count: Callable[[Account], int]) -> list[int]:
-        """Return how much a count grew in each round."""
-        counts = [count(account) for account in self.accounts]
-        return [after - before for before, after in pairwise(counts)]
+    def account(self) -> Account:
+        """Sum up, after a check of every invariant."""
+        self.cache.check()
+        stats = self.cache.stats()
+        return Account(
+            self._requests,
+            stats.traffic[TransferKind.PREFETCH].pages,
+            self._failures,
+            0 if stats.operations_live else sum(occupancy.out for occupancy in stats.occupancy),
+            self._own.memory_info().rss,
+            self._own.num_threads(),
+        )
 
-    def slope(self, size: Callable[[Account], int]) -> float | None:
-        """Return the growth of a size a round once warm; None after too few rounds to tell."""
-        sizes = [size(account) for account in self.accounts[1 + WARM_ROUNDS :]]
-        return linear_regression(range(len(sizes)), sizes).slope if len(sizes) >= FLAT_ROUNDS_MIN else None
+    def _next_prompt(self) -> Prompt:
+        number = self._draws.randrange(SHARED_PROMPTS)
+        if self._draws.random() < FRESH_SHARE:
+            self._fresh += 1
+            number = self._fresh
+        tokens = np.random.default_rng(number).integers(0, 1 << 30, PROMPT_PAGES * PAGE_SIZE, np.int32)
+        return self.cache.prompt(tokens)
+
+    def _settle(self) -> None:
+        self._failures += sum(ended.error is not None for ended in self.cache.wait_all(SETTLE_S))
+
+
+def serve_orders(url: str, seed: int, orders: Connection) -> None:
+    """Serve; send an ``Account`` for every order, and end when the other end of ``orders`` is closed."""
+    _silence_mooncake()
+    engine = SoakEngine(url, seed)
+    orders.send(engine.account())
+    try:
+        while True:
+            if orders.poll(PACE_S):
+                orders.recv_bytes()
+                orders.send(engine.account())
+            engine.serve()
+    except (EOFError, BrokenPipeError):
+        engine.cache.close()
+
+
+def _silence_mooncake() -> None:
+    """Let it log a line for every page on a dead node elsewhere; what Python says still goes to standard error."""
+    stderr = os.dup(sys.stderr.fileno())
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stderr.fileno())
+    sys.stderr = os.fdopen(stderr, "w", buffering=1)
+
+
+@contextmanager
+def engine_running(url: str, seed: int) -> Iterator[Connection]:
+    """Start an engine's process, which takes orders; it ends by itself when they can come no more."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    child = spawn.Process(target=serve_orders, args=(url, seed, theirs), daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        with ours:
+            yield ours
+    finally:
+        child.join(REPORT_TIMEOUT_S)
+        child.kill()
+
+
+def account_of(engine: Connection) -> Account:
+    """Wait for an engine's account.
+
+    Raises:
+        TimeoutError: none came in time.
+        EOFError: the engine is dead.
+    """
+    if not engine.poll(REPORT_TIMEOUT_S):
+        raise TimeoutError(f"an engine did not answer within {REPORT_TIMEOUT_S:g} s")
+    account: Account = engine.recv()
+    return account
 
 
 @dataclass(frozen=True)
 class SoakOutcome:
-    """Figures of a soak, by engine where a figure is an engine's."""
+    """Accounts of the engines, and what is wrong with them."""
 
     round_s: float
-    requests: list[list[int]] = field(default_factory=list)
-    """Requests by engine and round, as the next two."""
-    hit_pages: list[list[int]] = field(default_factory=list)
-    storage_pages: list[list[int]] = field(default_factory=list)
-    wrong_pages: list[int] = field(default_factory=list)
-    failures: list[int] = field(default_factory=list)
-    leaked_slots: list[int] = field(default_factory=list)
-    resident_bytes: list[list[int]] = field(default_factory=list)
-    """Resident bytes by engine, at the start and after every round, as the next."""
-    threads: list[list[int]] = field(default_factory=list)
-    resident_slopes: list[float | None] = field(default_factory=list)
-    """Growth in bytes a round; None after too few rounds to tell, as for the next."""
-    thread_slopes: list[float | None] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, engines: Sequence[SoakProcess], round_s: float) -> "SoakOutcome":
-        """Sum up what engines told."""
-        last = [engine.accounts[-1] for engine in engines]
-        return cls(
-            round_s,
-            [engine.per_round(lambda account: account.requests) for engine in engines],
-            [engine.per_round(lambda account: account.hit_pages) for engine in engines],
-            [engine.per_round(lambda account: account.storage_pages) for engine in engines],
-            [account.wrong_pages for account in last],
-            [account.failures for account in last],
-            [account.leaked_slots for account in last],
-            [[account.resident_bytes for account in engine.accounts] for engine in engines],
-            [[account.threads for account in engine.accounts] for engine in engines],
-            [engine.slope(lambda account: account.resident_bytes) for engine in engines],
-            [engine.slope(lambda account: account.threads) for engine in engines],
-        )
+    accounts: list[list[Account]]
+    """By engine, at the start and after every round."""
 
     @property
     def complaints(self) -> list[str]:
         """Say what must not be; nothing if all is well."""
-        found = [f"{count} pages held wrong bytes" for count in self.wrong_pages if count]
-        found += [f"{count} slots leaked" for count in self.leaked_slots if count]
-        for number, rounds in enumerate(self.storage_pages):
-            found += [
-                f"no hit from storage in round {at} of engine {number}" for at, hits in enumerate(rounds) if not hits
-            ]
-        for name, slopes, most in (
-            ("resident bytes", self.resident_slopes, RESIDENT_SLOPE_MAX),
-            ("threads", self.thread_slopes, THREADS_SLOPE_MAX),
-        ):
-            found += [f"{name} grow by {slope:,.1f} a round" for slope in slopes if slope is not None and slope > most]
+        found: list[str] = []
+        for number, accounts in enumerate(self.accounts):
+            if accounts[-1].leaked_slots:
+                found.append(f"{accounts[-1].leaked_slots} slots of engine {number} leaked")
+            for at, (before, after) in enumerate(pairwise(accounts)):
+                if after.storage_pages == before.storage_pages:
+                    found.append(f"no hit from storage in round {at} of engine {number}")
+            warm = accounts[1 + WARM_ROUNDS :]
+            for name, sizes, most in (
+                ("resident bytes", [account.resident_bytes for account in warm], RESIDENT_SLOPE_MAX),
+                ("threads", [account.threads for account in warm], THREADS_SLOPE_MAX),
+            ):
+                slope = linear_regression(range(len(sizes)), sizes).slope if len(sizes) >= FLAT_ROUNDS_MIN else 0.0
+                if slope > most:
+                    found.append(f"{name} of engine {number} grow by {slope:,.1f} a round")
         return found
-
-    def table(self) -> str:
-        """Return a line for every engine, and what is wrong."""
-        lines = [
-            "engine  requests  hit pages  from storage  least a round  wrong  failed  RSS MiB  slope  threads  slope"
-        ]
-        for number, requests in enumerate(self.requests):
-            storage, resident, threads = self.storage_pages[number], self.resident_bytes[number], self.threads[number]
-            resident_slope, thread_slope = self.resident_slopes[number], self.thread_slopes[number]
-            lines.append(
-                f"{number:6d}{sum(requests):10,d}{sum(self.hit_pages[number]):11,d}"
-                f"{sum(storage):14,d}{min(storage):15,d}"
-                f"{self.wrong_pages[number]:7d}{self.failures[number]:8d}{resident[-1] / (1 << 20):9.1f}"
-                f"{'' if resident_slope is None else f'{resident_slope / (1 << 20):.2f}':>7}"
-                f"{threads[-1]:9d}{'' if thread_slope is None else f'{thread_slope:.2f}':>7}"
-            )
-        return "\n".join([*lines, *(f"not well: {complaint}" for complaint in self.complaints)])
 
 
 def soak(rounds: int, round_s: float, say: Callable[[str], object]) -> SoakOutcome:
     """Run that many rounds, and ``say`` a line after each."""
     with ExitStack() as stack:
         cluster = stack.enter_context(LocalCluster.running(NODES, SEGMENT_BYTES))
-        engines = [stack.enter_context(SoakProcess.running(cluster.url, seed)) for seed in range(ENGINES)]
+        engines = [stack.enter_context(engine_running(cluster.url, seed)) for seed in range(ENGINES)]
+        outcome = SoakOutcome(round_s, [[account_of(engine)] for engine in engines])
         for number in range(rounds):
             time.sleep(round_s / 2)
             node = cluster.nodes[number % NODES]
@@ -176,26 +230,21 @@ def soak(rounds: int, round_s: float, say: Callable[[str], object]) -> SoakOutco
             cluster.replace_node(node)
             time.sleep(round_s / 2 - round_s / 12)
             for engine in engines:
-                engine.ask()
-            for engine in engines:
-                engine.note()
-            say(_line(number, engines))
-        return SoakOutcome.of(engines, round_s)
+                engine.send_bytes(b"account")
+            for engine, accounts in zip(engines, outcome.accounts, strict=True):
+                accounts.append(account_of(engine))
+            say(f"round {number}: " + "; ".join(map(_line, outcome.accounts)))
+        return outcome
 
 
-def _line(number: int, engines: Sequence[SoakProcess]) -> str:
-    before, after = ([engine.accounts[at] for engine in engines] for at in (-2, -1))
+def _line(accounts: list[Account]) -> str:
+    before, after = accounts[-2:]
+    resident_mib = after.resident_bytes / (1 << 20)
     return (
-        f"round {number}: {_sum(after, 'requests') - _sum(before, 'requests'):,} requests, "
-        f"{_sum(after, 'storage_pages') - _sum(before, 'storage_pages'):,} pages from storage, "
-        f"{_sum(after, 'wrong_pages')} wrong, {_sum(after, 'failures') - _sum(before, 'failures')} transfers failed; "
-        f"RSS {', '.join(f'{account.resident_bytes / (1 << 20):.1f}' for account in after)} MiB, "
-        f"threads {', '.join(str(account.threads) for account in after)}"
+        f"{after.requests - before.requests:,} requests, {after.storage_pages - before.storage_pages:,} pages from "
+        f"storage, {after.failures - before.failures} transfers failed, RSS {resident_mib:.1f} MiB, "
+        f"{after.threads} threads"
     )
-
-
-def _sum(accounts: Sequence[Account], name: str) -> int:
-    return sum(asdict(account)[name] for account in accounts)
 
 
 def _say(line: str) -> None:
@@ -214,7 +263,7 @@ def main() -> int:
         parser.error("expected at least one round")
     outcome = soak(rounds, given.round_s, _say)
     text = json.dumps({**asdict(outcome), "complaints": outcome.complaints})
-    sys.stdout.write(f"{outcome.table()}\n{text}\n")
+    _say(text)
     if given.json is not None:
         given.json.write_text(f"{text}\n", encoding="utf-8")
     return 1 if outcome.complaints else 0

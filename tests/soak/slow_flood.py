@@ -46,12 +46,6 @@ class FloodFigures:
     connections_closed: int = 0
     """Connections that the server closed, or did not accept."""
 
-    def __str__(self) -> str:
-        return (
-            f"{self.calls_ended:,} of {self.calls_begun:,} calls ended by it, {self.calls_open_max:,} open at once; "
-            f"{self.connections_closed:,} of {self.connections_begun:,} connections closed"
-        )
-
 
 class SlowFlood:
     """A flood that lasts from ``begins_s`` to ``ends_s`` of a monotonic clock, on one thread."""

@@ -10,7 +10,7 @@ SIZE = FloodSize(half_open=200, trickled=4, idle=50)
 
 def test_a_service_answers_under_a_load_that_goes_wrong_and_over_a_store_that_fails() -> None:
     report = soak(SECONDS, CLIENTS, SIZE)
-    assert report.missed == [], report.table()
+    assert report.missed == [], report.json()
     assert report.figures.clean > 0
     assert report.figures.pages > 0
     assert report.faults, "the store had no faults"
