@@ -229,7 +229,7 @@ class Bench:
 
     def tree_figures(self, home: Path) -> list[dict[str, Any]]:
         """Time the package that lies in ``home`` in turns with the engine's tree; nothing where that failed."""
-        command = [str(self.installation.python), "-W", "ignore", "-m", "tests.engines.sglang.tree_speed"]
+        command = [str(self.installation.python), "-W", "ignore", "-m", "benchmarks.sglang_trees"]
         environment = {**self.installation.environment, "PYTHONPATH": str(home)}
         ended = subprocess.run(
             command, cwd=home, env=environment, capture_output=True, text=True, check=False, timeout=5 * RUN_S

@@ -1,6 +1,6 @@
 """Our tree and SGLang's, timed in turns in one process: calls of both by turns, on the same tokens and pages of 64.
 
-    SGLANG_WHEEL=DIRECTORY python -m tests.engines.sglang.tree_speed [--core rust] [--rounds 40]
+    SGLANG_WHEEL=DIRECTORY python -m benchmarks.sglang_trees [--core rust] [--rounds 40]
 
 A line of JSON for each figure: microseconds, median and deciles, of the engine's tree and of ours, and their ratio.
 What allocators do is left out on both sides: slots are taken before, and what is freed is put aside. A match is counted
@@ -10,6 +10,7 @@ with the slots that it leads to.
 import argparse
 import importlib
 import json
+import os
 import sys
 from array import array
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ import unified_cache
 from benchmarks.measure import Spread, Subject, interleaved, timed
 from benchmarks.timed_tree import PAGE_SIZE, TimedTree, Tokens
 from benchmarks.trees import FILL_TOKENS, LEAVES_HELD, PROMPT_PAGES, PROMPT_TOKENS, SETTINGS, TreeSetting, Workload
-from tests.engines.sglang import tree_bootstrap
+from tests.engines.sglang import absent
 from unified_cache.core.pool import Slots
 
 __all__ = ["EngineTree", "main"]
@@ -45,7 +46,11 @@ class EngineTypes:
 
     @classmethod
     def imported(cls) -> "EngineTypes":
-        """Import them."""
+        """Publish a configuration for the CPU, without which the engine's modules cannot be imported; import them."""
+        absent.provide(os.environ["SGLANG_WHEEL"])
+        runtime = importlib.import_module("sglang.srt.runtime_context")
+        runtime.get_context().override_server_args(device="cpu", attention_backend="torch_native").install()
+        runtime.get_parallel().override_permanently(tp_rank=0, pp_rank=0, attn_tp_rank=0, attn_dcp_rank=0)
         cache = "sglang.srt.mem_cache"
         return cls(
             importlib.import_module(f"{cache}.base_prefix_cache"),
@@ -246,7 +251,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    tree_bootstrap.install()
     for components, name, taken in figures(EngineTypes.imported(), options.core, options.rounds):
         theirs, ours = (Spread.of([ns / 1e3 for ns in values]) for values in taken)
         line = {
