@@ -1,11 +1,14 @@
 """Real models' layouts through all three tiers, every byte compared: sidecars, logical anchors, true page sizes."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.support.cache import ToyEngine
+from tests.support.mooncake import LocalCluster, small_cluster
+from tests.support.mooncake_needed import needs_mooncake
 from tests.support.offline import back_up, read_back
 from unified_cache.components.layouts import layout
 from unified_cache.core.window import window
@@ -13,6 +16,12 @@ from unified_cache.storage_backends.url import open_storage
 
 PROMPT_PAGES = 3
 HOST_PAGES = 4
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with small_cluster(nodes=3, segment_bytes=256 << 20) as cluster:
+        yield cluster
 
 
 @pytest.mark.parametrize(
@@ -25,13 +34,15 @@ HOST_PAGES = 4
         ("nemotron-3-nano-30b-a3b", 64),
     ],
 )
-@pytest.mark.parametrize("url", ["memory:", "file:{}"])
+@pytest.mark.parametrize("kind", ["memory", "file", pytest.param("mooncake", marks=needs_mooncake)])
 def test_a_models_prefix_comes_back_whole_from_every_tier(
-    preset: str, page_size: int, url: str, tmp_path: Path
+    preset: str, page_size: int, kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    urls = {"memory": "memory:", "file": f"file:{tmp_path / 'store'}"}
+    url = urls[kind] if kind in urls else request.getfixturevalue("cluster").url
     model = layout(preset, page_size=page_size)
     sizes = tuple(HOST_PAGES for _ in model.components)
-    toy = ToyEngine(model, sizes, sizes, open_storage(url.format(tmp_path / "store")), None)
+    toy = ToyEngine(model, sizes, sizes, open_storage(url), None)
     prompts = [
         toy.cache.prompt(np.arange(PROMPT_PAGES * page_size, dtype=np.int32) + first * 100_000) for first in range(2)
     ]

@@ -10,7 +10,7 @@ from tests.sources import ROOT
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.seal import HEADER_BYTES, Label, seal
 from unified_cache.sizing.replay.engine import OracleEngine
-from unified_cache.sizing.replay.plan import SEAL_BYTES, memory_bytes
+from unified_cache.sizing.replay.plan import SEAL_BYTES
 from unified_cache.sizing.replay.player import Player
 from unified_cache.sizing.replay.result import Hits, ReplayResult, TokenUse
 from unified_cache.sizing.replay.runner import replay
@@ -252,35 +252,8 @@ def test_a_stored_page_that_rots_is_refused_and_computed_again(tmp_path: Path) -
 # ---- what cannot be ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"page_size": 0}, "page size must be at least 1, found 0"),
-        ({"device_pages": 0}, "device pages must be at least 1, found 0"),
-        ({"device_pages": 2**31}, "a tier holds at most"),
-        ({"host_pages": -1}, "host pages must be at least 0, found -1"),
-        ({"page_bytes": 0}, "page bytes must be at least 1, found 0"),
-        ({"storage": "memory:", "storage_bytes": 0}, "storage bytes must be at least 1, found 0"),
-        ({"storage_bytes": 4096}, "found 4096 and no store"),
-        ({"storage": "memory:", "host_pages": 0}, "storage is reached through host memory"),
-        ({"page_bytes": memory_bytes()}, "the tiers need"),
-        ({"storage": "memory:", "storage_bytes": memory_bytes()}, "the tiers need"),
-    ],
-)
-def test_sizes_that_cannot_be_are_refused_before_anything_is_allocated(settings: dict[str, int], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ReplaySettings(**settings)  # type: ignore[arg-type]
-
-
 def test_a_sealed_page_takes_no_more_than_is_reckoned_with() -> None:
     assert SEAL_BYTES >= HEADER_BYTES + 63
-
-
-@pytest.mark.parametrize("url", ["nonsense:x", "memory", "", ":", "_recency:", "protocol:"])
-@pytest.mark.parametrize("with_bytes", [True, False])
-def test_a_storage_url_that_names_nothing_is_refused_with_and_without_bytes(url: str, with_bytes: bool) -> None:
-    with pytest.raises(ConfigError):
-        run(conversations(1), dataclasses.replace(SMALL, storage=url, with_bytes=with_bytes))
 
 
 def serve_all(player: Player, requests: list[TraceRequest]) -> None:

@@ -1,14 +1,9 @@
-"""Pages: what they say, that nothing in a result can become code, and that a browser draws them."""
+"""Pages: what they say, and that nothing in a result can become code."""
 
 import json
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from html import unescape
-from pathlib import Path
-
-import pytest
 
 from tests.support.operations import present
 from unified_cache.sizing.report.charts import BandChart, BarChart, Hue, Series, Unit
@@ -16,10 +11,6 @@ from unified_cache.sizing.report.html import html_of
 from unified_cache.sizing.report.page import Page, TableSection
 
 HOSTILE = "</script><script>alert(1)</script>"
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-NARROW_PX = 500
-"""Narrowest window that Chromium opens."""
-
 BANDS = BandChart(
     "Hits over the run",
     Unit.RATIO,
@@ -46,18 +37,6 @@ def page() -> Page:
     )
 
 
-def in_browser(path: Path, width: int) -> tuple[str, str]:
-    """Open a page in a window; return it as it stands when its programs have run, and what the browser logged."""
-    assert BROWSER is not None
-    command = [
-        *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
-        *("--disable-component-update", "--disable-sync", "--enable-logging=stderr", f"--window-size={width},900"),
-        *(f"--user-data-dir={path.parent / 'profile'}", "--virtual-time-budget=2000", "--dump-dom", path.as_uri()),
-    ]
-    shown = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-    return shown.stdout, "\n".join(line for line in shown.stderr.splitlines() if "CONSOLE" in line)
-
-
 def test_a_page_holds_its_figures_and_asks_for_nothing_from_elsewhere() -> None:
     text = html_of(page())
     found = present(re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL))
@@ -81,17 +60,3 @@ def test_what_is_wrong_stands_at_the_top() -> None:
     assert 'role="alert"' not in html_of(page())
     wrong = html_of(Page("t", "headline", "lead", "2 pages held wrong bytes", [], [], [], []))
     assert '<p class="alarm" role="alert">2 pages held wrong bytes</p>' in wrong
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")
-@pytest.mark.parametrize("width", [NARROW_PX, 1600])
-def test_a_browser_draws_every_chart_and_nothing_is_wider_than_the_window(tmp_path: Path, width: int) -> None:
-    probe = "<script>document.body.dataset.widest = document.documentElement.scrollWidth;</script></body>"
-    path = tmp_path / "index.html"
-    path.write_text(html_of(page()).replace("</body>", probe), encoding="utf-8")
-    dom, logged = in_browser(path, width)
-    assert logged == ""
-    assert dom.count('data-is-drawn="true"') == 3
-    assert dom.count('aria-pressed="true"') == 6
-    widest = present(re.search(r'data-widest="(\d+)"', dom))
-    assert int(widest[1]) <= width
