@@ -2,11 +2,12 @@
 
 The engine copies what the model leaves to where a forward's metadata says, and nothing reads that but later turns. So
 whoever takes a location from an earlier forward, an earlier map or another batch shows in the logits of a later turn.
-Every scenario runs twice: by the rules of ``forward``, and the stale way, which must show.
+Loads and graphs run twice: by the rules of ``forward``, and the stale way, which must show. Locations that are bound or
+padded after metadata was built are in ``tests/unit/forward``.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 
 import pytest
@@ -20,14 +21,11 @@ from tests.unit.forward.test_graph import captured
 from unified_cache.core.slots import PageMap
 from unified_cache.forward import (
     ForwardBatch,
-    ForwardMode,
     GraphBucket,
     GraphBuffers,
-    HybridAttentionMetadata,
     HybridGraphBuffers,
     LayerKind,
     SwaTranslation,
-    init_metadata,
     write_locs,
 )
 from unified_cache.integrations.transformers import KeptState
@@ -48,7 +46,6 @@ SETTLE_S = 30.0
 GRAPH_BUCKETS = [GraphBucket.decode(4, ROOMY), GraphBucket.prefill(4, 256, ROOMY)]
 
 Place = Callable[[SwaTranslation | None], WriteLocator]
-unlike_families = pytest.mark.parametrize("family", UNLIKE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +153,12 @@ def mirrored(translation: SwaTranslation | None) -> WriteLocator:
     return PagedWriteLocator(SwaTranslation(given._map, torch.zeros_like(given._table), given.page_size))
 
 
-@pytest.mark.parametrize("place", [PagedWriteLocator, mirrored])
+def padded(translation: SwaTranslation | None) -> WriteLocator:
+    """Pad to the next eight tokens, as ranks agree on a length, before metadata is built."""
+    return PagedWriteLocator(translation, lambda count: -(-count // 8) * 8)
+
+
+@pytest.mark.parametrize("place", [PagedWriteLocator, mirrored, padded])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_conversations_are_exact_when_loads_rebuild_the_map_between_their_forwards(family: str, place: Place) -> None:
     found = talk(place, family)
@@ -168,82 +170,6 @@ def test_conversations_are_exact_when_loads_rebuild_the_map_between_their_forwar
 @pytest.mark.parametrize("stale", [remembering, reading_once])
 def test_a_translation_that_outlives_its_forward_shows(family: str, stale: Place) -> None:
     assert not is_exact(talk(stale, family), family)
-
-
-# ---- draft-extend: locations bound after the metadata was built --------------------------------------------------
-
-
-class DraftExtend:
-    """Metadata is built for where the target wrote, a token earlier; then the draft's own locations are bound."""
-
-    def __init__(self, translation: SwaTranslation | None, *, is_stale: bool = False) -> None:
-        self._translation = hybrid(translation)
-        self._is_stale = is_stale
-
-    def __call__(self, batch: ForwardBatch) -> WriteLocs:
-        if batch.mode is ForwardMode.IDLE:
-            return PagedWriteLocator(self._translation)(batch)
-        target = replace(batch, mode=ForwardMode.DRAFT_EXTEND, out_cache_loc=batch.out_cache_loc - 1)
-        metadata = init_metadata(target, self._translation)
-        draft = replace(target, out_cache_loc=batch.out_cache_loc)
-        assert draft.tokens_count == target.tokens_count
-        return placed(draft, metadata, self._translation, is_stale=self._is_stale)
-
-
-def placed(
-    batch: ForwardBatch, metadata: HybridAttentionMetadata, translation: SwaTranslation, *, is_stale: bool
-) -> WriteLocs:
-    """Ask for write locations with metadata of another batch; or, stale, believe that metadata."""
-    swa = metadata.swa_out_cache_loc if is_stale else write_locs(LayerKind.SWA, batch, metadata, translation)
-    return WriteLocs(write_locs(LayerKind.FULL, batch, metadata, translation), swa)
-
-
-# ---- idle batches ------------------------------------------------------------------------------------------------
-
-
-class IdleAmongOthers:
-    """An idle rank pads to its peers' length, while the metadata of its last forward still lies about."""
-
-    def __init__(self, translation: SwaTranslation | None, *, is_stale: bool = False) -> None:
-        self._translation = hybrid(translation)
-        self._is_stale = is_stale
-        self._left_behind: HybridAttentionMetadata | None = None
-
-    def __call__(self, batch: ForwardBatch) -> WriteLocs:
-        if batch.mode is not ForwardMode.IDLE or self._left_behind is None:
-            self._left_behind = init_metadata(batch, self._translation)
-            return placed(batch, self._left_behind, self._translation, is_stale=False)
-        padded = batch.padded(len(self._left_behind.out_cache_loc))
-        return placed(padded, self._left_behind, self._translation, is_stale=self._is_stale)
-
-
-# ---- data-parallel padding ---------------------------------------------------------------------------------------
-
-
-def next_eight(tokens_count: int) -> int:
-    return -(-tokens_count // 8) * 8
-
-
-def padded_first(translation: SwaTranslation | None) -> WriteLocator:
-    return PagedWriteLocator(translation, next_eight)
-
-
-class PaddedLate:
-    """Ranks agree on a length once metadata is built; what a kernel reads is a buffer of that length."""
-
-    def __init__(self, translation: SwaTranslation | None, *, is_stale: bool = False) -> None:
-        self._translation = hybrid(translation)
-        self._is_stale = is_stale
-        self._buffer = torch.zeros(256, dtype=torch.int32)
-
-    def __call__(self, batch: ForwardBatch) -> WriteLocs:
-        metadata = init_metadata(batch, self._translation)
-        padded = batch.padded(next_eight(batch.tokens_count))
-        locs = placed(padded, metadata, self._translation, is_stale=False)
-        self._buffer[: batch.tokens_count] = metadata.swa_out_cache_loc
-        if not self._is_stale:
-            return locs
-        return WriteLocs(locs.full, self._buffer[: padded.tokens_count].clone())
 
 
 # ---- graphs ------------------------------------------------------------------------------------------------------
@@ -286,25 +212,10 @@ class CapturedWrites:
         return WriteLocs(full, swa)
 
 
-WAYS: dict[str, Callable[..., WriteLocator]] = {
-    "a draft-extend rebinds its locations": DraftExtend,
-    "an idle batch pads while older metadata lies about": IdleAmongOthers,
-    "ranks pad once metadata is built": PaddedLate,
-    "graphs are replayed": Graphs,
-}
-"""Each by the rules, or stale: an engine that takes what an earlier forward or another batch was built for."""
-
-
-@pytest.mark.parametrize("way", WAYS)
-@unlike_families
-def test_writes_go_where_the_batch_says_and_locations_of_another_show(way: str, family: str) -> None:
-    assert is_exact(talk(WAYS[way], family), family)
-    assert not is_exact(talk(partial(WAYS[way], is_stale=True), family), family)
-
-
-@unlike_families
-def test_padding_before_metadata_is_built_goes_to_the_sink(family: str) -> None:
-    assert is_exact(talk(padded_first, family), family)
+@pytest.mark.parametrize("family", UNLIKE)
+def test_replayed_graphs_write_where_the_batch_says_and_locations_of_another_show(family: str) -> None:
+    assert is_exact(talk(Graphs, family), family)
+    assert not is_exact(talk(partial(Graphs, is_stale=True), family), family)
 
 
 @needs_gpu

@@ -6,10 +6,10 @@ once the fault has passed.
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,7 +24,7 @@ from tests.support.store_kinds import StoreKind
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import InlineWorkers
 from unified_cache.controller.ledger import Ledger
-from unified_cache.controller.memory import AT_ONCE, Copied, PageMemory
+from unified_cache.controller.memory import AT_ONCE, Copied, PageMemory, TieredMemory
 from unified_cache.core.errors import CacheError, StorageTimeoutError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, Pages, PoolSpec, Slots, Tier
@@ -164,58 +164,33 @@ class CacheUnderFaults:
         assert not list((self.root / "tmp").rglob("*.part"))
 
 
-class FaultyMemory:
+class FaultyMemory(TieredMemory):
     """Memory of which one copy goes wrong, with nothing moved or half of it."""
 
     def __init__(self, memory: PageMemory, world: CacheUnderFaults) -> None:
-        self._memory = memory
+        assert isinstance(memory, TieredMemory)
+        super().__init__(memory._rows, memory._host, memory._gpu)
         self._world = world
 
     def backup(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
-        self._copy(self._memory.backup, pool, source, target)
-
-    def layers_count(self, pool: PoolSpec) -> int:
-        return self._memory.layers_count(pool)
-
-    def ordered(self, target: Tier) -> AbstractContextManager[None]:
-        return self._memory.ordered(target)
+        self._copy(partial(super().backup, pool), source, target)
 
     def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> Copied:
-        def copy(pool: PoolSpec, source: Slots, target: Slots) -> None:
-            self._memory.load_layer(pool, layer, source, target)
-
-        self._copy(copy, pool, source, target)
+        self._copy(partial(super().load_layer, pool, layer), source, target)
         return AT_ONCE
-
-    def duplicate(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
-        self._memory.duplicate(pool, source, target)
 
     def seal(self, pool: PoolSpec, slots: Slots, labels: Iterable[Label]) -> None:
         if self._world.copies.fires():
-            self._raise()
-        self._memory.seal(pool, slots, labels)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().seal(pool, slots, labels)
 
-    def buffers(self, pool: PoolSpec, slot: int) -> tuple[memoryview, ...]:
-        return self._memory.buffers(pool, slot)
-
-    def slabs(self) -> Mapping[str, memoryview]:
-        return self._memory.slabs()
-
-    def close(self) -> None:
-        self._memory.close()
-
-    def _copy(
-        self, copy: Callable[[PoolSpec, Slots, Slots], None], pool: PoolSpec, source: Slots, target: Slots
-    ) -> None:
+    def _copy(self, copy: Callable[[Slots, Slots], object], source: Slots, target: Slots) -> None:
         if self._world.copies.fires():
             if self._world.copies_half:
                 half = len(source) // 2
-                copy(pool, source[:half], target[:half])
-            self._raise()
-        copy(pool, source, target)
-
-    def _raise(self) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+                copy(source[:half], target[:half])
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        copy(source, target)
 
 
 class SlowStorage(VerifiedStorage):
