@@ -1,18 +1,15 @@
 """The guides' commands run as they stand, in order, in one directory with a store that an engine has filled."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from shutil import copytree
 
 import pytest
 
+from tests.e2e.test_operating_documents import ran
 from tests.sources import ROOT
 from tests.support.documents import code_blocks
 
-TIMEOUT_S = 240
 GUIDES = tuple(
     name
     for name in ("planning", "sizing", "migrating", "troubleshooting", "retention", "policies", "is-it-working")
@@ -24,39 +21,19 @@ PLACES = {"TRACE": "traces/mooncake_conversation.jsonl.gz --limit 100"}
 
 @pytest.fixture(scope="module")
 def filled_workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the traces, the command, and a store that a replay has filled; each guide has a copy."""
+    """A directory with the traces and a store that a replay has filled; each guide has a copy."""
     directory = tmp_path_factory.mktemp("workshop")
     (directory / "traces").symlink_to(ROOT / "traces")
-    programs = directory / "bin"
-    programs.mkdir()
-    command = programs / "unified-cache"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -c "from unified_cache.cli.main import main; main()" "$@"\n')
-    command.chmod(0o755)
     filled = (
         "unified-cache replay traces/mooncake_conversation.jsonl.gz --limit 20 --page-bytes 512 --storage file:kv-store"
     )
-    run(filled, directory)
+    ran(directory, filled)
     return directory
 
 
 @pytest.fixture
 def workshop(filled_workshop: Path, tmp_path: Path) -> Path:
     return copytree(filled_workshop, tmp_path, symlinks=True, dirs_exist_ok=True)
-
-
-def run(script: str, directory: Path) -> str:
-    search_path = os.pathsep.join((str(directory / "bin"), os.environ["PATH"]))
-    ran = subprocess.run(
-        ["sh", "-euc", script],
-        check=False,
-        cwd=directory,
-        env={**os.environ, "PATH": search_path},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert ran.returncode == 0, f"{script}\n{ran.stdout}{ran.stderr}"
-    return ran.stdout
 
 
 @pytest.mark.parametrize("guide", GUIDES)
@@ -66,7 +43,8 @@ def test_the_commands_of_a_guide_run(guide: str, workshop: Path) -> None:
     assert scripts, "a guide without commands guides nobody"
     for script in scripts:
         typed = re.sub(r"^\$ ", "", script, flags=re.MULTILINE)
-        run(re.sub("|".join(PLACES), lambda found: PLACES[found[0]], typed), workshop)
+        placed = re.sub("|".join(PLACES), lambda found: PLACES[found[0]], typed)
+        ran(workshop, f"set -eu\n{placed}")
 
 
 def test_the_programs_of_the_page_on_whether_it_works_say_what_it_promises(capsys: pytest.CaptureFixture[str]) -> None:

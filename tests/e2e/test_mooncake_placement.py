@@ -39,13 +39,6 @@ def whole(storage: MooncakeStorage, number: int) -> int:
     return storage.exists(labels).count(Answer.HIT)
 
 
-def test_the_pages_of_a_prompt_lie_on_one_node() -> None:
-    with small_cluster(3) as cluster, closing(opened(cluster)) as storage:
-        nodes = put_prompt(storage, 0)
-        assert len(nodes) == PROMPT_PAGES
-        assert len(set(nodes)) == 1
-
-
 def test_a_node_that_dies_takes_whole_prompts_and_the_next_ones_go_elsewhere() -> None:
     clock = ManualClock()
     with small_cluster(3) as cluster, closing(opened(cluster)) as storage:
@@ -53,8 +46,9 @@ def test_a_node_that_dies_takes_whole_prompts_and_the_next_ones_go_elsewhere() -
         client.choice = NodeChoice(client.admin.segments, clock, seed=0)
         nodes = []
         for number in range(12):
-            (node,) = set(put_prompt(storage, number))
-            nodes.append(node)
+            placed = put_prompt(storage, number)
+            assert placed == placed[:1] * PROMPT_PAGES
+            nodes += placed[:1]
             clock.now_s += STAY_S
         assert len(set(nodes)) == 3
         cluster.nodes[0].kill()

@@ -9,9 +9,10 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from prometheus_client import REGISTRY
@@ -239,7 +240,7 @@ def cluster_running(commands: Sequence[str], rpc: int, admin: int, directory: Pa
 def with_programs(directory: Path) -> dict[str, str]:
     """Return an environment in which ``python``, ``unified-cache`` and Mooncake's programs are those of the tests."""
     programs = directory / "programs"
-    programs.mkdir()
+    programs.mkdir(exist_ok=True)
     main = "from unified_cache.cli.main import main; main()"
     words = {"unified-cache": f" -c '{main}'", "python": ""}
     for module, name in (("cli", "mooncake_master"), ("cli_client", "mooncake_client")):
@@ -250,8 +251,8 @@ def with_programs(directory: Path) -> dict[str, str]:
     return {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
 
 
-def ran(directory: Path, script: str, variables: dict[str, str]) -> str:
-    """Run a script of a document."""
+def ran(directory: Path, script: str, variables: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Run a script of a document; return what it prints."""
     done = subprocess.run(
         ["bash", "-mc", script],
         check=False,

@@ -8,7 +8,6 @@ import pytest
 
 from tests.sources import ROOT
 from tests.support.cluster import ask
-from unified_cache.cli.plan import PlanCommand
 from unified_cache.components.layouts import size_preset
 from unified_cache.core.config import Retention
 from unified_cache.sizing.plan.hardware import HARDWARE
@@ -114,15 +113,3 @@ def test_an_interrupted_plan_shows_what_it_had() -> None:
     result = Planner(BUNDLED, 60, MODEL, HARDWARE["h100"]).plan(sweep, interrupt)
     assert (len(result.points), result.is_complete) == (2, False)
     assert "interrupted: not all combinations" in page_of(result).alarm
-
-
-def test_a_plan_that_is_interrupted_before_it_has_anything_shows_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def cut_short(*_: object) -> object:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Planner, "plan", cut_short)
-    with pytest.raises(KeyboardInterrupt):
-        PlanCommand(BUNDLED, model="deepseek-v4-flash", limit=30).run()
-    assert capsys.readouterr().out == ""

@@ -135,52 +135,6 @@ def test_insecure_is_said_loudly(tmp_path: Path) -> None:
         assert child.wait(CALL_S) == 0
 
 
-def test_a_packed_store_is_written_by_its_server_alone_until_it_ends(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    url = f"packed:{tmp_path / 'packed'}"
-    with serving(tmp_path, "--storage", url) as server:
-        with grpc.insecure_channel(server.address) as channel:
-            called(channel, Call.HELLO)
-        assert run(["storage", "stat", url]) == 0
-        assert run(["storage", "scrub", url]) == 1
-        (line,) = capsys.readouterr().err.splitlines()
-        assert "must be open once at a time" in line
-        server.child.send_signal(signal.SIGTERM)
-        assert server.ended()[0] == 0
-    assert run(["storage", "scrub", url]) == 0
-
-
-def world_writable(directory: Path) -> str:
-    directory.mkdir()
-    directory.chmod(0o777)
-    return f"file:{directory}"
-
-
-def test_a_directory_that_others_may_write_or_an_address_in_use_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(f"{VARIABLE}METRICS__LISTEN", "127.0.0.1:0")
-    status = run(["serve", "--listen", "127.0.0.1:0", "--storage", world_writable(tmp_path / "open")])
-    assert status == 1
-    with serving(tmp_path) as server:
-        assert run(["serve", "--listen", server.address, "--storage", "memory:"]) == 2
-    first, second = capsys.readouterr().err.splitlines()
-    assert str(tmp_path / "open") in first
-    assert "is it in use?" in second
-
-
-def test_the_settings_are_printed_as_toml_that_gives_them_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["serve", "--storage", "memory:", "--storage-bytes", "1GiB", "--print-config"]) == 0
-    printed = capsys.readouterr().out
-    file = tmp_path / "service.toml"
-    file.write_text(printed, encoding="utf-8")
-    assert run(["serve", "--config", str(file), "--print-config"]) == 0
-    assert capsys.readouterr().out == printed
-
-
 @contextmanager
 def flooding(address: str, token: str) -> Iterator[None]:
     command = [sys.executable, "-m", "tests.support.service_flood", address, token, str(FLOOD_THREADS)]

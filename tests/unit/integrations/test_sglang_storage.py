@@ -2,10 +2,8 @@
 
 import hashlib
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +25,7 @@ from tests.support.sglang_names import (
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Capability, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend
 
 SLOTS = 32
 EXTRA = {"backend_name": "ours", "module_path": "m", "class_name": "c", "interface_v1": 1, "revision": "r1"}
@@ -305,48 +303,6 @@ def test_a_store_that_raises_anything_is_a_miss(start: Start) -> None:
     assert engine.storage.batch_exists(keys) == 0
     assert engine.storage.batch_exists_v2(keys, []).kv_hit_pages == 0
     assert engine.storage.batch_get_v2(engine.transfers(keys, range(2), kv="kv")) == {"kv": [False, False]}
-
-
-RELEASED = threading.Event()
-
-
-class HangingStore(MemoryStorage):
-    """A store whose reads hang until the test lets them go."""
-
-    def capability(self) -> Capability:
-        return replace(super().capability(), bounded=False)
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        RELEASED.wait(60)
-        return super().get(pages)
-
-
-def open_hanging(rest: str, bytes_max: int | None) -> StorageBackend:
-    return HangingStore()
-
-
-def test_a_read_that_hangs_is_a_miss_and_touches_nothing_afterwards(start: Start) -> None:
-    engine, keys = start(url=f"{__name__}:open_hanging", extra={"deadline_s": 0.1}), hashes(2)
-    pool = engine.pools["kv"]
-    engine.fill(range(2), 5)
-    assert engine.storage.batch_set_v1(keys, pool.indices(range(2))) == [True, True]
-    try:
-        assert engine.storage.batch_get_v1(keys, pool.indices(range(8, 10))) == [False, False]
-        engine.fill(range(8, 10), 9)
-    finally:
-        RELEASED.set()
-    engine.storage.close()
-    assert (pool.buffers[0][8:10] == 9).all()
-
-
-def test_a_store_that_is_away_is_a_miss_until_it_is_there(start: Start, tmp_path: Path) -> None:
-    place = tmp_path / "later"
-    place.write_bytes(b"a file in the way")
-    engine, keys = start(url=f"file:{place}", extra={"deadline_s": 1.0}), hashes(2)
-    indices = engine.pools["kv"].indices(range(2))
-    assert engine.storage.batch_set_v1(keys, indices) == [False, False]
-    assert engine.storage.batch_exists(keys) == 0
-    assert engine.storage.counts().breaker is None
 
 
 def test_after_close_everything_is_a_miss_and_no_view_is_left(start: Start) -> None:

@@ -114,16 +114,6 @@ def test_reading_all_of_a_packed_store_leaves_its_pages_and_their_times_of_use_a
     assert {path: path.read_bytes() for path in (tmp_path / "store").rglob("*.pack")} == before
 
 
-def test_a_packed_store_that_is_open_is_refused_to_whoever_would_change_it_and_goes_on(tmp_path: Path) -> None:
-    kept = filled("packed", tmp_path / "store", LAYOUTS["full"])
-    storage = open_store("packed", tmp_path / "store")
-    with pytest.raises(StorageError, match="must be open once at a time") as refused:
-        open_existing(url_of("packed", tmp_path / "store"))
-    assert refused.value.retryable
-    assert verify(storage, kept, unwatched).findings == []
-    storage.close()
-
-
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("kind", STORE_KINDS)
 def test_gc_removes_what_fits_no_pool_and_what_stands_on_nothing(name: str, kind: str, tmp_path: Path) -> None:

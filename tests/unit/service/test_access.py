@@ -3,33 +3,27 @@
 import fcntl
 import hashlib
 import os
-import ssl
 import stat
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 import grpc
 import pytest
 
-from tests.support.certificates import Authority
 from tests.support.clock import ManualClock
-from tests.support.running_service import CALL_S, called, credentials, refusal, running
+from tests.support.running_service import called, refusal, running
 from tests.support.service import Notes
 from unified_cache.cli.main import run
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.settings.access import AccessSettings, Role, TlsSettings
+from unified_cache.core.settings.access import AccessSettings, Role
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.reloaded import Reloaded
-from unified_cache.service.access.tls import CertifiedClients, read_trust, trust_changes
 from unified_cache.service.access.tokens import (
     TokenEntry,
     Tokens,
@@ -404,107 +398,3 @@ def test_a_file_that_its_owner_cannot_keep_is_not_touched(path: Path, monkeypatc
         remove_token(path, id_of(token))
     assert id_of(token) in read_tokens(path)
     assert list(path.parent.iterdir()) == [path]
-
-
-@pytest.fixture
-def authority() -> Authority:
-    return Authority()
-
-
-@pytest.fixture
-def tls(authority: Authority, tmp_path: Path) -> dict[str, str]:
-    certificate, key = authority.issue("server").write(tmp_path, "server")
-    (tmp_path / "ca.pem").write_bytes(authority.pem)
-    (tmp_path / "crl.pem").write_bytes(authority.revoked())
-    files = {
-        "certificate": certificate,
-        "key": key,
-        "client_ca": tmp_path / "ca.pem",
-        "client_crl": tmp_path / "crl.pem",
-    }
-    return {name: str(file) for name, file in files.items()}
-
-
-@pytest.mark.threat("revoked certificates")
-def test_a_revoked_certificate_is_refused_on_a_connection_that_is_open_already(
-    authority: Authority, tls: dict[str, str], path: Path, tmp_path: Path
-) -> None:
-    issued, other = authority.issue("acme"), authority.issue("acme")
-    token = given(path, "acme")
-    with (
-        running(tls=tls, access={"tokens": str(path)}) as server,
-        grpc.secure_channel(server.address, credentials(authority, issued)) as channel,
-        grpc.secure_channel(server.address, credentials(authority, other)) as others,
-    ):
-        assert refusal(channel, Call.HELLO) is None
-        (tmp_path / "crl.pem").write_bytes(authority.revoked(issued))
-        assert refusal(channel, Call.HELLO) == UNAUTHENTICATED
-        assert refusal(channel, Call.HELLO, token=token) == UNAUTHENTICATED
-        assert refusal(others, Call.HELLO) is None
-        assert refusal(others, Call.HELLO, token=token) is None
-        assert "revoked" in server.kinds
-
-
-def test_a_revoked_certificate_reads_no_metrics(authority: Authority, tls: dict[str, str], tmp_path: Path) -> None:
-    admin = authority.issue("prometheus/admin")
-    context = ssl.create_default_context(cadata=authority.pem.decode())
-    context.load_cert_chain(*admin.write(tmp_path, "client"))
-    with running(tls=tls) as server:
-        url = f"https://127.0.0.1:{server.service.metrics_port}/metrics"
-        with urlopen(url, timeout=CALL_S, context=context) as answer:
-            assert answer.status == 200
-        (tmp_path / "crl.pem").write_bytes(authority.revoked(admin))
-        with pytest.raises(HTTPError, match="403") as refused:
-            urlopen(url, timeout=CALL_S, context=context)
-        refused.value.close()
-
-
-@pytest.mark.threat("revoked certificates")
-def test_lists_of_revocations_that_prove_nothing_are_refused_at_the_start(
-    authority: Authority, tls: dict[str, str], tmp_path: Path
-) -> None:
-    foreign = Authority("foreign")
-    same_name = Authority()
-    for content, reason in (
-        (b"spoiled", "must hold revocation lists"),
-        (authority.pem, "must hold revocation lists"),
-        (authority.revoked() + foreign.revoked(), "list 2 of .* must be signed by an authority"),
-        (same_name.revoked(), "must be signed by an authority"),
-        (authority.revoked(hours=-1), "not over yet"),
-    ):
-        (tmp_path / "crl.pem").write_bytes(content)
-        with pytest.raises(ConfigError, match=reason), running(tls=tls):
-            pass
-
-
-@pytest.mark.threat("revoked certificates")
-def test_client_certificates_hold_no_longer_than_their_authorities_and_lists_can_be_read(
-    authority: Authority, tls: dict[str, str], tmp_path: Path
-) -> None:
-    issued = authority.issue("acme")
-    for damaged in ("ca.pem", "crl.pem"):
-        file = tmp_path / damaged
-        before = file.read_bytes()
-        with (
-            running(tls=tls, access={"stale_s_max": 1e-6}) as server,
-            grpc.secure_channel(server.address, credentials(authority, issued)) as channel,
-        ):
-            assert refusal(channel, Call.HELLO) is None
-            file.write_bytes(b"spoiled")
-            assert refusal(channel, Call.HELLO) == UNAUTHENTICATED
-            file.write_bytes(before)
-            assert refusal(channel, Call.HELLO) is None
-            assert {"reload_failed", "unauthenticated"} == set(server.kinds)
-
-
-@pytest.mark.threat("revoked certificates")
-def test_a_list_of_revocations_that_is_over_admits_nobody(authority: Authority, tls: dict[str, str]) -> None:
-    clock, anomalies = ManualClock(time.time()), Notes()
-    settings = TlsSettings.model_validate(tls)
-    trust = Reloaded([], partial(read_trust, settings, clock), AccessSettings(), clock, anomalies, trust_changes)
-    clients = CertifiedClients(trust, None, Role.READER, clock, anomalies)
-    certificate = authority.issue("acme").chain
-    assert clients.named(certificate) == Caller("acme", Role.READER)
-    clock.sleep(25 * 3600)
-    assert clients.named(certificate) is None
-    assert anomalies.kinds == ["revocations_over"]

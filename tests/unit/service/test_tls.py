@@ -3,6 +3,7 @@
 import ssl
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
@@ -12,12 +13,17 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from tests.support.certificates import Authority, Issued
+from tests.support.clock import ManualClock
 from tests.support.running_service import CALL_S, RunningService, called, credentials, refusal, running
+from tests.support.service import Notes
+from tests.unit.service.test_access import UNAUTHENTICATED, given
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.settings.access import TlsSettings
+from unified_cache.core.settings.access import AccessSettings, Role, TlsSettings
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.wire.calls import Call
-from unified_cache.service.access.tls import read_certificates, read_trust
+from unified_cache.service.access.callers import Caller
+from unified_cache.service.access.reloaded import Reloaded
+from unified_cache.service.access.tls import CertifiedClients, read_certificates, read_trust, trust_changes
 
 DOMAIN = "cluster.example"
 
@@ -219,3 +225,98 @@ def test_an_authority_of_the_metrics_vouches_for_their_readers_and_for_no_tenant
             scraped(server, trusting(authority, authority.issue("acme/admin"), tmp_path))
         with grpc.secure_channel(server.address, credentials(authority, readers.issue("acme"))) as channel:
             assert refusal(channel, Call.HELLO) is not None
+
+
+# Revoked certificates: lists of them hold on open connections, and no longer than they can be read
+
+
+@pytest.fixture
+def revocable(authority: Authority, tls: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """Add a list of revocations, which is empty."""
+    (tmp_path / "crl.pem").write_bytes(authority.revoked())
+    return {**tls, "client_crl": str(tmp_path / "crl.pem")}
+
+
+@pytest.mark.threat("revoked certificates")
+def test_a_revoked_certificate_is_refused_on_a_connection_that_is_open_already(
+    authority: Authority, revocable: dict[str, str], tmp_path: Path
+) -> None:
+    issued, other = authority.issue("acme"), authority.issue("acme")
+    path = tmp_path / "tokens"
+    token = given(path, "acme")
+    with (
+        running(tls=revocable, access={"tokens": str(path)}) as server,
+        grpc.secure_channel(server.address, credentials(authority, issued)) as channel,
+        grpc.secure_channel(server.address, credentials(authority, other)) as others,
+    ):
+        assert refusal(channel, Call.HELLO) is None
+        (tmp_path / "crl.pem").write_bytes(authority.revoked(issued))
+        assert refusal(channel, Call.HELLO) == UNAUTHENTICATED
+        assert refusal(channel, Call.HELLO, token=token) == UNAUTHENTICATED
+        assert refusal(others, Call.HELLO) is None
+        assert refusal(others, Call.HELLO, token=token) is None
+        assert "revoked" in server.kinds
+
+
+def test_a_revoked_certificate_reads_no_metrics(
+    authority: Authority, revocable: dict[str, str], tmp_path: Path
+) -> None:
+    admin = authority.issue("prometheus/admin")
+    context = trusting(authority, admin, tmp_path)
+    with running(tls=revocable) as server:
+        assert scraped(server, context)
+        (tmp_path / "crl.pem").write_bytes(authority.revoked(admin))
+        with pytest.raises(HTTPError, match="403") as refused:
+            scraped(server, context)
+        refused.value.close()
+
+
+@pytest.mark.threat("revoked certificates")
+def test_lists_of_revocations_that_prove_nothing_are_refused_at_the_start(
+    authority: Authority, revocable: dict[str, str], tmp_path: Path
+) -> None:
+    foreign = Authority("foreign")
+    same_name = Authority()
+    for content, reason in (
+        (b"spoiled", "must hold revocation lists"),
+        (authority.pem, "must hold revocation lists"),
+        (authority.revoked() + foreign.revoked(), "list 2 of .* must be signed by an authority"),
+        (same_name.revoked(), "must be signed by an authority"),
+        (authority.revoked(hours=-1), "not over yet"),
+    ):
+        (tmp_path / "crl.pem").write_bytes(content)
+        with pytest.raises(ConfigError, match=reason), running(tls=revocable):
+            pass
+
+
+@pytest.mark.threat("revoked certificates")
+def test_client_certificates_hold_no_longer_than_their_authorities_and_lists_can_be_read(
+    authority: Authority, revocable: dict[str, str], tmp_path: Path
+) -> None:
+    issued = authority.issue("acme")
+    for damaged in ("ca.pem", "crl.pem"):
+        file = tmp_path / damaged
+        before = file.read_bytes()
+        with (
+            running(tls=revocable, access={"stale_s_max": 1e-6}) as server,
+            grpc.secure_channel(server.address, credentials(authority, issued)) as channel,
+        ):
+            assert refusal(channel, Call.HELLO) is None
+            file.write_bytes(b"spoiled")
+            assert refusal(channel, Call.HELLO) == UNAUTHENTICATED
+            file.write_bytes(before)
+            assert refusal(channel, Call.HELLO) is None
+            assert {"reload_failed", "unauthenticated"} == set(server.kinds)
+
+
+@pytest.mark.threat("revoked certificates")
+def test_a_list_of_revocations_that_is_over_admits_nobody(authority: Authority, revocable: dict[str, str]) -> None:
+    clock, anomalies = ManualClock(time.time()), Notes()
+    settings = TlsSettings.model_validate(revocable)
+    trust = Reloaded([], partial(read_trust, settings, clock), AccessSettings(), clock, anomalies, trust_changes)
+    clients = CertifiedClients(trust, None, Role.READER, clock, anomalies)
+    certificate = authority.issue("acme").chain
+    assert clients.named(certificate) == Caller("acme", Role.READER)
+    clock.sleep(25 * 3600)
+    assert clients.named(certificate) is None
+    assert anomalies.kinds == ["revocations_over"]
