@@ -345,8 +345,8 @@ def test_a_query_is_read_for_its_series_and_labels() -> None:
     assert asked_for(query) == ({"a_bucket", "b_total"}, {"le", "method", "x", "z"})
 
 
-@pytest.mark.parametrize("query", queries())
-def test_every_query_names_series_and_labels_that_there_are(query: str, known: Known) -> None:
+@pytest.mark.parametrize("query", [*queries(), *alarms().values()])
+def test_every_query_and_alarm_names_series_and_labels_that_there_are(query: str, known: Known) -> None:
     series, labels = asked_for(query)
     assert series
     for name in series:
@@ -354,14 +354,6 @@ def test_every_query_names_series_and_labels_that_there_are(query: str, known: K
         missing = labels - known[name] - GIVEN_BY_PROMETHEUS
         # A store in memory evicts nothing, and a family without samples tells no labels.
         assert not missing or not known[name], f"{query}: found no labels {sorted(missing)} of {name}"
-
-
-@pytest.mark.parametrize("alarm", alarms())
-def test_every_alarm_names_series_and_labels_that_there_are(alarm: str, known: Known) -> None:
-    series, labels = asked_for(alarms()[alarm])
-    assert series <= set(known)
-    for name in series:
-        assert not known[name] or labels - GIVEN_BY_PROMETHEUS <= known[name]
 
 
 def test_the_guide_says_what_to_do_about_every_alarm_and_about_no_other() -> None:

@@ -42,13 +42,7 @@ def test_a_cache_has_every_setting_of_the_library_with_its_default() -> None:
     assert config == CacheConfig(device_pages=(100,), host_pages=(0,))
 
 
-@pytest.mark.parametrize("name", ["storage", "host_bytes", "guard.deadline_s", "retention.tail_tokens"])
-def test_a_name_is_of_one_kind_wherever_it_is(name: str) -> None:
-    kinds = {each.kind for model in SECTIONS.values() for each in settings_of(model) if each.name == name}
-    assert len(kinds) == 1
-
-
-def test_every_name_at_the_top_is_of_one_kind() -> None:
+def test_every_name_is_of_one_kind_wherever_it_is() -> None:
     kinds: dict[str, set[str]] = {}
     for model in SECTIONS.values():
         for each in settings_of(model):
