@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.sglang_figures import FILE_BACKEND_NOTE, TREE_NOTE, add_figures, line_of, told
 from scripts.check_compiled import unpacked
 from scripts.compile_core import can_compile
 from tests.engines.sglang.bench import ROOT, STACKS, STORES, Bench, whole
 from tests.engines.sglang.document import execute
-from tests.engines.sglang.figures import FILE_BACKEND_NOTE, TREE_NOTE, add_figures, line_of, told
 from tests.engines.sglang.install import install
 from tests.engines.sglang.outcome import EngineJob
 from tests.engines.sglang.restoring import attach, layouts, matrix, processes, ranks, record, talks
