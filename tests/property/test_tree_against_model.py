@@ -102,7 +102,7 @@ class TreeHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.model.held)
     @rule(which=st.integers(0, 20))
     def release_windows(self, which: int) -> None:
-        self.model.release_windows(self.model.held[which % len(self.model.held)])
+        self.model.tree.release_windows(self.model.held[which % len(self.model.held)].lock)
 
     @rule(tier=TIERS, component=st.integers(0, 2), count=st.sampled_from([1, 2, 3, 5, 40]))
     def evict(self, tier: Tier, component: int, count: int) -> None:

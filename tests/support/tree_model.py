@@ -4,7 +4,7 @@ It shares no code with the tree. Restorable ends come from the definition, evict
 order pages go is looked up by brute force over the nodes; that the nodes' histories are right is another test's.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, field
 
 import numpy as np
@@ -13,7 +13,7 @@ from tests.support.components import toy_components
 from unified_cache.core.config import EvictionConfig
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Slots, Tier
-from unified_cache.tree import Freed, Lock, Preference, RadixTree, Transfer
+from unified_cache.tree import Freed, Lock, Match, Preference, RadixTree, Transfer
 from unified_cache.tree.node import Node
 
 Prefix = bytes
@@ -72,16 +72,18 @@ class TreeModel:
     def window(self, end: int, component: int) -> range:
         return range(max(0, end - self.spans[component]), end)
 
-    def restorable(self, prefixes: list[Prefix], end: int, tiers: Iterable[Tier]) -> bool:
-        return all(
-            any(prefixes[page] in self.pages[tier, component] for tier in tiers)
-            for component in range(len(self.spans))
-            for page in self.window(end, component)
-        )
-
-    def longest(self, prefixes: list[Prefix], tiers: Iterable[Tier]) -> int:
+    def restorable(self, prefixes: list[Prefix], tiers: Iterable[Tier]) -> list[int]:
+        """Return the ends at which every component has its window on these tiers."""
         tiers = tuple(tiers)
-        return next(end for end in range(len(prefixes), -1, -1) if self.restorable(prefixes, end, tiers))
+        return [
+            end
+            for end in range(len(prefixes) + 1)
+            if all(
+                any(prefixes[page] in self.pages[tier, component] for tier in tiers)
+                for component in range(len(self.spans))
+                for page in self.window(end, component)
+            )
+        ]
 
     def prefixes(self, prompt: Prompt) -> list[Prefix]:
         page = self.page_size * 4
@@ -89,12 +91,12 @@ class TreeModel:
 
     def pinned(self) -> set[Pinned]:
         out: set[Pinned] = set()
-        for held in (*self.held, *(lock for moving in self.moving for lock in moving.locks)):
+        for held in self.locks():
             out |= held.pinned()
         return out
 
-    def locks(self) -> list[Lock]:
-        return [h.lock for h in (*self.held, *(lock for moving in self.moving for lock in moving.locks))]
+    def locks(self) -> list[Held]:
+        return [*self.held, *(lock for moving in self.moving for lock in moving.locks)]
 
     # ---- slots -----------------------------------------------------------------------------------------------
 
@@ -159,6 +161,9 @@ class TreeModel:
                 keep |= {page for page in live if prefix.startswith(page)}
         return len(live) - len(keep)
 
+    def _room(self, where: Where, pinned: set[Pinned]) -> int:
+        return len(self.free[where]) + self._evictable(*where, pinned)
+
     def _take_back(self, freed: Freed, tier: Tier, component: int, pinned: set[Pinned]) -> int:
         got = 0
         for tier_component, arrays in enumerate(freed.slots):
@@ -181,55 +186,62 @@ class TreeModel:
         before = self.snapshot()
         found = self.tree.match(prompt)
         prefixes = self.prefixes(prompt)
-        assert found.device_end == self.longest(prefixes, [Tier.DEVICE])
-        assert found.host_end == self.longest(prefixes, [Tier.DEVICE, Tier.HOST])
+        assert found.device_end == self.restorable(prefixes, [Tier.DEVICE])[-1]
+        assert found.host_end == self.restorable(prefixes, Tier)[-1]
         got = self.tree.slots(found, Tier.DEVICE, 0, 0, found.device_end).tolist()
         assert got == [self.pages[Tier.DEVICE, 0][prefix] for prefix in prefixes[: found.device_end]]
         assert self.snapshot() == before, "match changed something but recency"
 
     def insert(self, prompt: Prompt, reuse: bool, floors: list[int], priority: int = 0) -> None:
         """Run a request: lock what can be reused, allocate the rest, insert it, unlock."""
-        prefixes = self.prefixes(prompt)
         found = self.tree.match(prompt)
-        start = found.device_end if reuse else 0
-        lock = self.tree.lock(found, start, Tier.DEVICE)
-        held = Held(lock, prefixes)
+        self._publish(found, found.device_end if reuse else 0, Tier.DEVICE, floors, priority)
+
+    def graft(self, prompt: Prompt, floors: list[int]) -> None:
+        """Publish pages that storage brought: from the end of the host-live prefix on, as far as they came."""
+        found = self.tree.match(prompt)
+        self._publish(found, self.tree.full_end(found, Tier.HOST), Tier.HOST, floors)
+
+    def _publish(self, found: Match, start: int, tier: Tier, floors: list[int], priority: int = 0) -> None:
+        """Insert all pages from ``start`` on, windowed components' from their floors, while those before are locked."""
+        prefixes = self.prefixes(found.prompt)
+        held = Held(self.tree.lock(found, start, tier), prefixes)
         self.held.append(held)
-        count = prompt.pages_count - start
+        slots = self._allocate_from(len(prefixes) - start, tier, floors)
+        if slots is not None:
+            duplicates = [
+                self._fill((tier, component), prefixes[start:], given) for component, given in enumerate(slots)
+            ]
+            inserted = self.tree.insert(found.prompt, start, slots, tier, priority)
+            for given in slots:
+                given[:] = 77_777  # the caller may reuse its arrays
+            for component, returned in enumerate(inserted.duplicates):
+                assert sorted(returned.tolist()) == sorted(duplicates[component])
+                self.release((tier, component), returned)
+        self.unlock(held)
+
+    def _allocate_from(self, count: int, tier: Tier, floors: list[int]) -> list[Slots] | None:
+        """Return by component slots of ``count`` pages, -1 before a floor; None, and nothing taken, without room."""
         slots: list[Slots] = []
         for component in range(len(self.spans)):
-            given = np.full(count, -1, np.int32)
             first = 0 if component == 0 else min(count, floors[component % len(floors)])
-            fresh = self.allocate((Tier.DEVICE, component), count - first)
+            fresh = self.allocate((tier, component), count - first)
             if fresh is None:
-                for c, undo in enumerate(slots):
-                    self.release((Tier.DEVICE, c), undo[undo >= 0])
-                self.unlock(held)
-                return
-            given[first:] = fresh
-            slots.append(given)
-        duplicates: list[set[int]] = []
-        for component, given in enumerate(slots):
-            live = self.pages[Tier.DEVICE, component]
-            twice = set()
-            for prefix, slot in zip(prefixes[start:], given.tolist(), strict=True):
-                if slot < 0:
-                    continue
-                self.content[Tier.DEVICE, component][slot] = prefix
-                if prefix in live:
-                    twice.add(slot)
-                else:
-                    live[prefix] = slot
-            duplicates.append(twice)
-        mine = [given.copy() for given in slots]
-        inserted = self.tree.insert(prompt, start, mine, Tier.DEVICE, priority)
-        for given in mine:
-            given[:] = 77_777  # the caller may reuse its arrays
-        for component, returned in enumerate(inserted.duplicates):
-            assert set(returned.tolist()) == duplicates[component]
-            assert len(returned) == len(duplicates[component])
-            self.release((Tier.DEVICE, component), returned)
-        self.unlock(held)
+                for other, undo in enumerate(slots):
+                    self.release((tier, other), undo[undo >= 0])
+                return None
+            slots.append(np.concatenate((np.full(first, -1, np.int32), fresh)))
+        return slots
+
+    def _fill(self, where: Where, prefixes: list[Prefix], slots: Slots) -> list[int]:
+        """Put pages into slots, -1 for none; return the slots of those that are held already."""
+        duplicates: list[int] = []
+        for prefix, slot in zip(prefixes, slots.tolist(), strict=True):
+            if slot > 0:
+                self.content[where][slot] = prefix
+                if self.pages[where].setdefault(prefix, slot) != slot:
+                    duplicates.append(slot)
+        return duplicates
 
     def use(self, prompt: Prompt) -> None:
         before = self.snapshot()
@@ -256,9 +268,6 @@ class TreeModel:
         assert self.histories() == histories, "a split is not an access"
         self.held.append(Held(lock, self.prefixes(prompt)))
 
-    def release_windows(self, held: Held) -> None:
-        self.tree.release_windows(held.lock)
-
     def unlock(self, held: Held) -> None:
         self.tree.unlock(held.lock)
         self.held.remove(held)
@@ -281,8 +290,7 @@ class TreeModel:
         for component in range(len(self.spans)):
             there = self.pages[target, component].keys() | self.coming(target, component)
             needed = {prefixes[page] for page in self.window(end, component)} & self.pages[source, component].keys()
-            room = len(self.free[target, component]) + self._evictable(target, component, pinned)
-            if len(needed - there) > room:
+            if len(needed - there) > self._room((target, component), pinned):
                 return False
         return True
 
@@ -290,15 +298,12 @@ class TreeModel:
         """Return the longest end to resume at from ``source``, and the longest that ``target`` has room for."""
         found = self.tree.match(prompt)
         pinned = self.pinned()
-        available = [
-            len(self.free[target, component]) + self._evictable(target, component, pinned)
-            for component in range(len(self.spans))
-        ]
-        prefixes, tiers = self.prefixes(prompt), [Tier.DEVICE] if source is Tier.DEVICE else list(Tier)
-        ends = [end for end in range(1, len(prefixes) + 1) if self.restorable(prefixes, end, tiers)]
-        fitting = max((end for end in ends if self.fits(prefixes, end, source, target)), default=0)
+        available = [self._room((target, component), pinned) for component in range(len(self.spans))]
+        prefixes = self.prefixes(prompt)
+        ends = self.restorable(prefixes, [Tier.DEVICE] if source is Tier.DEVICE else Tier)
+        fitting = max(end for end in ends if self.fits(prefixes, end, source, target))
         assert self.tree.fitting_end(found, source, target, available) == fitting
-        return max(ends, default=0), fitting
+        return ends[-1], fitting
 
     def begin(self, prompt: Prompt, source: Tier, target: Tier) -> None:
         """Begin to bring as much of a prompt as the target has room for; more than that is refused."""
@@ -312,12 +317,9 @@ class TreeModel:
         prefixes = self.prefixes(prompt)
         transfer = self.tree.begin(self.tree.match(prompt), end, source, target)
         moving = PendingTransfer(transfer, (Held(transfer.source, prefixes), Held(transfer.target, prefixes)), prefixes)
-        for other in self.moving:
-            for part in other.transfer.parts:
-                for wanted in transfer.wanted:
-                    if (wanted.component, target) == (part.component, other.transfer.target.tier):
-                        coming = {other.prefixes[page] for page in part.pages.tolist()}
-                        assert not coming & {prefixes[page] for page in wanted.pages.tolist()}, "two bring one page"
+        for wanted in transfer.wanted:
+            brought = {prefixes[page] for page in wanted.pages.tolist()}
+            assert not brought & self.coming(target, wanted.component), "two bring one page"
         self.moving.append(moving)
         targets: list[Slots] = []
         for wanted in transfer.wanted:
@@ -360,41 +362,11 @@ class TreeModel:
         full = self.pages[tier, 0]
         return prefixes[page] in full if component else page == 0 or prefixes[page - 1] in full
 
-    def graft(self, prompt: Prompt, floors: list[int]) -> None:
-        """Publish pages that storage brought: from the end of the host-live prefix on, as far as they came."""
-        prefixes = self.prefixes(prompt)
-        found = self.tree.match(prompt)
-        start = self.tree.full_end(found, Tier.HOST)
-        held = Held(self.tree.lock(found, start, Tier.HOST), prefixes)
-        self.held.append(held)
-        slots: list[Slots] = []
-        count = prompt.pages_count - start
-        for component in range(len(self.spans)):
-            given = np.full(count, -1, np.int32)
-            first = 0 if component == 0 else min(count, floors[component % len(floors)])
-            fresh = self.allocate((Tier.HOST, component), count - first)
-            if fresh is None:
-                for c, undo in enumerate(slots):
-                    self.release((Tier.HOST, c), undo[undo >= 0])
-                self.unlock(held)
-                return
-            given[first:] = fresh
-            slots.append(given)
-        for component, given in enumerate(slots):
-            for prefix, slot in zip(prefixes[start:], given.tolist(), strict=True):
-                if slot > 0:
-                    assert prefix not in self.pages[Tier.HOST, component]
-                    self.content[Tier.HOST, component][slot] = prefix
-                    self.pages[Tier.HOST, component][prefix] = slot
-        inserted = self.tree.insert(prompt, start, slots, Tier.HOST)
-        assert not any(len(left) for left in inserted.duplicates)
-        self.unlock(held)
-
     # ---- proof -----------------------------------------------------------------------------------------------
 
     def verify(self) -> None:
         """Everything the tree says is what the model says, and no slot is lost."""
-        tier_components = self.tree.check(self.locks())
+        tier_components = self.tree.check([held.lock for held in self.locks()])
         assert self.snapshot() == self.pages, "the tree differs from the model"
         pinned = self.pinned()
         for where, pages in self.pages.items():
@@ -403,44 +375,33 @@ class TreeModel:
             assert tier_components[tier_component].tolist() == sorted(pages.values())
             for prefix, slot in pages.items():
                 assert self.content[where][slot] == prefix, "a slot holds another page's bytes"
-            in_flight = sum(
-                len(part)
-                for moving in self.moving
-                for part in moving.transfer.parts
-                if (moving.transfer.target.tier, part.component) == where
-            )
-            assert len(pages) + len(self.free[where]) + in_flight == self.capacity[where], "a slot is lost"
+            in_flight_count = len(self.coming(*where))
+            assert len(pages) + len(self.free[where]) + in_flight_count == self.capacity[where], "a slot is lost"
 
     def snapshot(self) -> dict[Where, dict[Prefix, int]]:
         """Read every page's slot straight out of the nodes."""
         out: dict[Where, dict[Prefix, int]] = {where: {} for where in self.capacity}
-        page = self.page_size * 4
-        for seed, root in self.tree._state.roots.items():
-            todo = [(child, seed + b"|") for child in root.children.values()]
-            while todo:
-                node, above = todo.pop()
-                for tier_component, slots in enumerate(node.slots):
-                    if slots is None:
-                        continue
-                    where = Tier(tier_component // len(self.spans)), tier_component % len(self.spans)
-                    for i, slot in enumerate(slots.tolist()):
-                        if slot >= 0:
-                            out[where][above + node.key[: (i + 1) * page]] = slot
-                todo += [(child, above + node.key) for child in node.children.values()]
+        for node, prefixes in self._nodes():
+            for pages, slots in zip(out.values(), node.slots, strict=True):
+                if slots is not None:
+                    pages |= {prefix: slot for prefix, slot in zip(prefixes, slots.tolist(), strict=True) if slot >= 0}
         return out
 
     def histories(self) -> dict[Prefix, tuple[object, ...]]:
         """Read every page's history straight out of the nodes."""
         out: dict[Prefix, tuple[object, ...]] = {}
-        page = self.page_size * 4
-        for seed, root in self.tree._state.roots.items():
-            todo = [(child, seed + b"|") for child in root.children.values()]
-            while todo:
-                node, above = todo.pop()
-                remembered = {
-                    tier_component: astuple(history) for tier_component, history in (node.history or {}).items()
-                }
-                for i in range(node.pages):
-                    out[above + node.key[: (i + 1) * page]] = (tuple(node.stamps), remembered)
-                todo += [(child, above + node.key) for child in node.children.values()]
+        for node, prefixes in self._nodes():
+            history = {tier_component: astuple(each) for tier_component, each in (node.history or {}).items()}
+            out |= dict.fromkeys(prefixes, (tuple(node.stamps), history))
         return out
+
+    def _nodes(self) -> Iterator[tuple[Node, list[Prefix]]]:
+        """Yield every node but the roots, with the prefixes of its pages."""
+        page = self.page_size * 4
+        todo = [
+            (child, seed + b"|") for seed, root in self.tree._state.roots.items() for child in root.children.values()
+        ]
+        while todo:
+            node, above = todo.pop()
+            yield node, [above + node.key[: (i + 1) * page] for i in range(node.pages)]
+            todo += [(child, above + node.key) for child in node.children.values()]
