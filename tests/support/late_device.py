@@ -5,14 +5,14 @@
 Each stream is a queue. An operation on a device's memory goes into the queue of the calling thread's current stream,
 and runs when somebody must wait for it: the host, or another stream that runs behind an event. Until then new memory
 holds GARBAGE, so bytes that are read too early are wrong, and pinned memory that is overwritten too early is copied as
-it is by then. An operation that the device does not know raises, so that nothing happens at once by accident.
+it is by then. What an operation does, its schema in ATen says: it makes a view, changes a tensor, makes a new one, or
+returns a value that the host must wait for.
 
 A capture puts operations into a graph in place of the queue, and what CUDA does not allow beside it raises.
 
 Not modelled: memory that is freed while another stream still uses it.
 """
 
-import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,7 +21,9 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
+import pytest
 import torch
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 if find_spec("triton") is not None:
     from triton.runtime.interpreter import InterpretedFunction
@@ -34,17 +36,13 @@ FREE_BYTES = 1 << 24
 DEVICES = 2
 HOST = torch.device("cpu")
 
-FACTS = re.compile(
-    "is_contiguous|dim|__len__|data_ptr|numel|element_size|stride|storage_offset|size|__hash__|is_inference"
-)
-ATTRIBUTES = re.compile("shape|dtype|ndim|layout|requires_grad|_version|itemsize")
-VIEWS = re.compile("view|reshape|narrow|unsqueeze|squeeze|expand|transpose|flatten|select|detach|as_strided")
-PURE = re.compile(
-    "clamp|div|remainder|add|mul|sub|eq|ne|all|any|clone|count_nonzero|matmul|index_select|cumsum|full_like|zeros_like"
-    "|cat|floor_divide|__floordiv__|__add__|__mul__|__eq__|__ne__|__getitem__|to"
-)
-READS = re.compile("tolist|item|equal|__bool__|__int__|__float__|__index__|__repr__")
 FACTORIES = ("zeros", "empty", "full", "ones", "arange", "tensor")
+
+OWN_NAMES = (
+    *("current_device", "set_device", "current_stream", "stream", "device", "synchronize", "graph"),
+    "set_sync_debug_mode",
+)
+"""Names of ``torch.cuda`` that ``LateDevice`` has itself."""
 
 _installed: list["LateDevice"] = []
 
@@ -81,10 +79,7 @@ class LateStream:
             step()
 
     def synchronize(self) -> None:
-        _late().check_wait()
-        with _late().guard:
-            _late().host_waits += 1
-            self.run_to(len(self.steps))
+        self.record_event().synchronize()
 
     def wait_event(self, event: "LateEvent") -> None:
         marked = event.marked
@@ -138,35 +133,57 @@ class OnDevice(torch.Tensor):
     """Memory of a device; only streams touch what it holds."""
 
     device_index: int
+    plain: torch.Tensor
+    """The memory itself, as a tensor of the host."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # all goes to the operations
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # torch says less of it than its documentation
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         late = _late()
         with late.guard:
             return late.call(func, args, dict(kwargs or {}))
 
+    @classmethod
+    def over(cls, memory: torch.Tensor, index: int) -> "OnDevice":
+        made: OnDevice = torch.Tensor._make_subclass(cls, memory)
+        made.plain, made.device_index = memory, index
+        return made
 
-def _plain(value: Any) -> Any:
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda", self.device_index)
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+    def cpu(self, *_: object, **__: object) -> torch.Tensor:
+        return _late().read(self)
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def numpy(self, *_: object, **__: object) -> Any:
+        raise TypeError("a tensor on a device cannot be made an array; copy it to the host first")
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]  # torch says no types
+        return f"OnDevice({self.cpu()!r})"
+
+
+def _plain(values: Any) -> Any:
     """Return the memory itself in place of every tensor on a device."""
-    if isinstance(value, OnDevice):
-        with torch._C.DisableTorchFunctionSubclass():
-            return value.as_subclass(torch.Tensor)
-    if isinstance(value, tuple | list):
-        return type(value)(map(_plain, value))
-    return value
+    return tree_map_only(OnDevice, lambda tensor: tensor.plain, values)
 
 
-def _shape_of(value: Any) -> Any:
-    """Return what has the shape of a tensor and no values."""
-    if isinstance(value, torch.Tensor):
-        return _late().torch_to(_plain(value), torch.device("meta"))
-    return type(value)(map(_shape_of, value)) if isinstance(value, tuple | list) else value
-
-
-def _on_device(value: Any) -> list[OnDevice]:
-    if isinstance(value, tuple | list):
-        return [found for each in value for found in _on_device(each)]
-    return [value] if isinstance(value, OnDevice) else []
+def _index(*values: Any) -> int:
+    """Return the device that an operation on these values runs on; indices, which come in a list, may be the host's."""
+    places = {str(each.device) for each in values if isinstance(each, torch.Tensor) and each.dim()}
+    if len(places) > 1:
+        raise RuntimeError(f"expected all tensors to be on one device, found {sorted(places)}")
+    return next(each.device_index for each in tree_flatten(values)[0] if isinstance(each, OnDevice))
 
 
 class LateCudart:
@@ -213,7 +230,7 @@ class LateDevice:
         self._waits_raise = False
         self._pinned: list[tuple[int, int]] = []
         self._kept: list[torch.Tensor] = []
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._patch = pytest.MonkeyPatch()
         self._defaults: list[LateStream] = []
         self.torch_to: Any = torch.Tensor.to
 
@@ -302,17 +319,12 @@ class LateDevice:
         self.elements[name] += elements
         self.current_stream(index).steps.append(step)
 
-    def _made(self, memory: torch.Tensor, index: int) -> OnDevice:
-        made: OnDevice = torch.Tensor._make_subclass(OnDevice, memory)
-        made.device_index = index
-        return made
-
     def _garbage(self, like: torch.Tensor, index: int) -> OnDevice:
         memory = torch.empty(like.shape, dtype=like.dtype, device=HOST)
         self.allocated_bytes += memory.numel() * memory.element_size()
         if memory.numel():
             memory.view(-1).view(torch.uint8).fill_(GARBAGE)
-        return self._made(memory, index)
+        return OnDevice.over(memory, index)
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
         self._kept.append(tensor)
@@ -326,13 +338,14 @@ class LateDevice:
         )
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> None:
-        """Copy between devices and host; with pageable memory at either end the host waits."""
-        device = _on_device([target, source])
-        to, begin = _plain(target), _plain(source)
-        self.launch("copy", device[0].device_index, lambda: to.copy_(begin), to.numel())
-        on_host = [each for each in (target, source) if not isinstance(each, OnDevice)]
-        if on_host and not (non_blocking and self._is_pinned(on_host[0])):
-            self.current_stream(device[0].device_index).synchronize()
+        """Copy between devices and host; with pageable memory the host waits, unless it sends a number."""
+        (index,) = {each.device_index for each in (target, source) if isinstance(each, OnDevice)}
+        to, begin = _plain((target, source))
+        self.launch("copy", index, lambda: to.copy_(begin), to.numel())
+        host = source if isinstance(target, OnDevice) else target
+        is_number = host is source and not host.dim()
+        if not isinstance(host, OnDevice) and not is_number and not (non_blocking and self._is_pinned(host)):
+            self.current_stream(index).synchronize()
 
     def _moved(self, tensor: torch.Tensor, *args: Any, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:
         """``torch.Tensor.to``."""
@@ -340,11 +353,8 @@ class LateDevice:
         dtype = next((each for each in (*args, kwargs.get("dtype")) if isinstance(each, torch.dtype)), None)
         if isinstance(tensor, OnDevice):
             if place is not None and place.type == "cpu":
-                return self._read(tensor).to(dtype or tensor.dtype)
-            if dtype in (None, tensor.dtype):
-                return tensor
-            converted: torch.Tensor = self._computed(self.torch_to, "to", (tensor, dtype), {})
-            return converted
+                return self.read(tensor).to(dtype or tensor.dtype)
+            return tensor if dtype is None else self.torch_to(tensor, dtype)
         plain = tensor if dtype is None else self.torch_to(tensor, dtype)
         if place is None or place.type != "cuda":
             return plain if place is None else self.torch_to(plain, place)
@@ -353,7 +363,7 @@ class LateDevice:
             self._copy(made, plain, non_blocking=non_blocking)
         return made
 
-    def _read(self, tensor: OnDevice) -> torch.Tensor:
+    def read(self, tensor: OnDevice) -> torch.Tensor:
         """Copy to the host, which waits."""
         found = torch.empty(tensor.shape, dtype=tensor.dtype, device=HOST)
         with self.guard:
@@ -363,65 +373,37 @@ class LateDevice:
     # ---- operations ------------------------------------------------------------------------------------------
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = func.__name__
-        if name == "__get__":
-            return self._attribute(func, args[0])
-        if FACTS.fullmatch(name):
-            return func(_plain(args[0]), *args[1:], **kwargs)
-        if name == "copy_":
-            self._copy(args[0], args[1], non_blocking=bool(kwargs.get("non_blocking") or args[2:3] == (True,)))
+        """Do an operation of ATen as its schema says."""
+        schema = func._schema
+        aliases = [each.alias_info for each in schema.returns]
+        if func is torch.ops.aten.copy_.default:
+            self._copy(args[0], args[1], non_blocking=args[2:3] == (True,) or kwargs.get("non_blocking", False))
             return args[0]
-        if name == "cpu":
-            return self._read(args[0])
-        if READS.fullmatch(name):
-            read = [self._read(each) if isinstance(each, OnDevice) else each for each in args]
-            return func(*read, **kwargs)
-        if VIEWS.fullmatch(name) or (name == "__getitem__" and not _selects(args[1])):
-            return self._viewed(func(_plain(args[0]), *args[1:], **kwargs), args[0])
-        if name in ("__iter__", "unbind"):
-            return iter([self._viewed(each, args[0]) for each in _plain(args[0]).unbind(0)])
-        if "out" in kwargs or name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
-            return self._changed(func, name, args, kwargs)
-        if PURE.fullmatch(name):
-            return self._computed(func, name, args, kwargs)
-        raise NotImplementedError(f"the late device does not know {name}")
+        if not any(isinstance(each.type, torch.TensorType | torch.ListType) for each in schema.returns):
+            return func(*tree_map_only(OnDevice, self.read, args), **kwargs)
+        if schema.is_mutable:
+            return self._changed(func, args, kwargs)
+        if any(aliases):
+            index = _index(*args)
+            return tree_map_only(torch.Tensor, lambda view: OnDevice.over(view, index), func(*_plain(args), **kwargs))
+        return self._computed(func, args, kwargs)
 
-    def _attribute(self, func: Any, tensor: OnDevice) -> Any:
-        name = func.__self__.__name__
-        if name == "is_cuda":
-            return True
-        if name == "device":
-            return torch.device("cuda", tensor.device_index)
-        if not ATTRIBUTES.fullmatch(name):
-            raise NotImplementedError(f"the late device does not know the attribute {name}")
-        return func(_plain(tensor))
-
-    def _viewed(self, view: torch.Tensor, of: OnDevice) -> OnDevice:
-        assert view.untyped_storage().data_ptr() == _plain(of).untyped_storage().data_ptr(), "a copy, not a view"
-        return self._made(view, of.device_index)
-
-    def _index(self, *values: Any) -> int:
-        indices = {each.device_index for each in _on_device(values)}
-        if len(indices) != 1:
-            raise RuntimeError(f"expected all tensors to be on one device, found {sorted(indices)}")
-        return indices.pop()
-
-    def _changed(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _changed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Change a tensor in place, later."""
-        target = kwargs.get("out", args[0])
-        plain, plain_kwargs = _plain(args), {key: _plain(value) for key, value in kwargs.items()}
-        written = len(args[2]) * args[0][0].numel() if name == "index_copy_" else target.numel()
-        index = self._index(list(args), list(kwargs.values()))
-        self.launch(name, index, lambda: func(*plain, **plain_kwargs), written)
+        name, target = _name(func), kwargs.get("out", args[0])
+        written = args[3] if name == "index_copy_" else target
+        plain, plain_kwargs = _plain((args, kwargs))
+        self.launch(name, _index(*args, *kwargs.values()), lambda: func(*plain, **plain_kwargs), written.numel())
         return target
 
-    def _computed(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute a new tensor, later."""
-        index = self._index(list(args), list(kwargs.values()))
-        shape = func(*map(_shape_of, args), **{key: _shape_of(value) for key, value in kwargs.items()})
-        made = self._garbage(shape, index)
-        plain, plain_kwargs, result = _plain(args), {key: _plain(value) for key, value in kwargs.items()}, _plain(made)
-        self.launch(name, index, lambda: result.copy_(func(*plain, **plain_kwargs)), result.numel())
+        index = _index(*args, *kwargs.values())
+        plain, plain_kwargs = _plain((args, kwargs))
+        shape_args = tree_map_only(torch.Tensor, lambda each: torch.empty_like(each, device="meta"), plain)
+        made = self._garbage(func(*shape_args, **plain_kwargs), index)
+        result = made.plain
+        self.launch(_name(func), index, lambda: result.copy_(func(*plain, **plain_kwargs)), result.numel())
         return made
 
     # ---- in place of torch.cuda -------------------------------------------------------------------------------
@@ -440,23 +422,25 @@ class LateDevice:
             late.snapshots += 1
             return late._pin(tensor.clone())
 
-        self._put(torch.Tensor, "to", moved)
-        self._put(torch.Tensor, "pin_memory", pinned)
+        patch = self._patch.setattr
+        patch(torch.Tensor, "to", moved)
+        patch(torch.Tensor, "pin_memory", pinned)
         for name in FACTORIES:
-            self._put(torch, name, self._factory(name, getattr(torch, name)))
-        for name in ("current_device", "set_device", "current_stream", "stream", "device", "synchronize"):
-            self._put(torch.cuda, name, getattr(self, name))
-        self._put(torch.cuda, "Stream", LateStream)
-        self._put(torch.cuda, "Event", LateEvent)
-        self._put(torch.cuda, "cudart", lambda: self.runtime)
-        self._put(torch.cuda, "CUDAGraph", LateGraph)
-        self._put(torch.cuda, "graph", self.graph)
-        self._put(torch.cuda, "is_current_stream_capturing", self.is_capturing)
-        self._put(torch.cuda, "_sleep", lambda cycles: None)  # all is late already
-        self._put(torch.cuda, "set_sync_debug_mode", self.set_sync_debug_mode)
-        self._put(torch.cuda, "memory_allocated", lambda device=None: 0)
-        self._put(torch.cuda, "mem_get_info", lambda device=None: (FREE_BYTES, FREE_BYTES))
-        self._put(torch.cuda, "empty_cache", lambda: None)
+            patch(torch, name, self._factory(name, getattr(torch, name)))
+        in_place = {
+            **{name: getattr(self, name) for name in OWN_NAMES},
+            "Stream": LateStream,
+            "Event": LateEvent,
+            "CUDAGraph": LateGraph,
+            "cudart": lambda: self.runtime,
+            "is_current_stream_capturing": self.is_capturing,
+            "_sleep": lambda cycles: None,  # all is late already
+            "memory_allocated": lambda device=None: 0,
+            "mem_get_info": lambda device=None: (FREE_BYTES, FREE_BYTES),
+            "empty_cache": lambda: None,
+        }
+        for name, value in in_place.items():
+            patch(torch.cuda, name, value)
         if find_spec("triton") is not None:
             self._take_kernels()
         return self
@@ -466,19 +450,13 @@ class LateDevice:
 
         def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
             step = partial(InterpretedFunction(kernel.fn).run, *_plain(args), grid=grid, warmup=False, **kwargs)
-            self.launch("kernel", self._index(*args), step)
+            self.launch("kernel", _index(*args), step)
 
-        self._put(JITFunction, "run", run)
+        self._patch.setattr(JITFunction, "run", run)
 
     def __exit__(self, *_: object) -> None:
-        for owner, name, value in reversed(self._undo):
-            setattr(owner, name, value)
-        self._undo.clear()
+        self._patch.undo()
         _installed.pop()
-
-    def _put(self, owner: Any, name: str, value: Any) -> None:
-        self._undo.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, value)
 
     def _factory(self, name: str, make: Any) -> Any:
         def made(*args: Any, device: Any = None, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
@@ -488,7 +466,7 @@ class LateDevice:
             with self.guard:
                 values = make(*args, device=HOST, **kwargs)
                 on_device = self._garbage(values, self.index_of(device))
-                plain = _plain(on_device)
+                plain = on_device.plain
                 if name != "empty":
                     self.launch(name, on_device.device_index, lambda: plain.copy_(values), values.numel())
                 if name == "tensor":
@@ -502,6 +480,6 @@ def _is_device(value: object) -> bool:
     return isinstance(value, torch.device) or (isinstance(value, str) and value.partition(":")[0] in ("cuda", "cpu"))
 
 
-def _selects(at: Any) -> bool:
-    """Tell whether an index makes a new tensor and not a view."""
-    return isinstance(at, torch.Tensor | list) or (isinstance(at, tuple) and any(map(_selects, at)))
+def _name(func: Any) -> str:
+    name: str = func._schema.name.partition("::")[2]
+    return name
