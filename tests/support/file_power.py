@@ -8,17 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from tests.support.files import outcome_of
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.testing.storage_contract import LAYOUT, MODEL
-
-Names = dict[str, int]
-"""What is in a directory: the inode under each name."""
-
-_Place = TypeVar("_Place")
-_Part = TypeVar("_Part")
 
 BLOCK_BYTES = 4096
 """What a disk writes whole or not at all."""
@@ -26,19 +20,24 @@ BLOCK_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Contents of a file; of large ones, most may never have been written."""
+    """Contents of a file or a directory; of large files, most may never have been written."""
 
     length: int = 0
-    blocks: Mapping[int, bytes] = field(default_factory=dict)
-    """By their number; those that are zeros may be absent, the last one may be short."""
+    """Of a file, in bytes."""
+    parts: Mapping[int | str, Any] = field(default_factory=dict)
+    """Of a directory the inode under each name. Of a file its blocks by their number; those that are zeros may be
+    absent, the last one may be short."""
 
     @classmethod
     def of(cls, fd: int) -> "Content":
-        """Read a file, without its holes."""
-        length = os.fstat(fd).st_size
-        blocks: dict[int, bytes] = {}
+        """Read a directory, or a file without its holes."""
+        found = os.fstat(fd)
+        if stat.S_ISDIR(found.st_mode):
+            with os.scandir(fd) as entries:
+                return cls(0, {entry.name: entry.inode() for entry in entries})
+        blocks: dict[int | str, bytes] = {}
         end = 0
-        while end < length:
+        while end < found.st_size:
             try:
                 start = os.lseek(fd, end, os.SEEK_DATA)
             except OSError as error:
@@ -50,13 +49,13 @@ class Content:
             written = os.pread(fd, end - first * BLOCK_BYTES, first * BLOCK_BYTES)
             for offset in range(0, len(written), BLOCK_BYTES):
                 blocks[first + offset // BLOCK_BYTES] = written[offset : offset + BLOCK_BYTES]
-        return cls(length, blocks)
+        return cls(found.st_size, blocks)
 
     def write(self, path: Path) -> None:
         """Make a file of it."""
         with path.open("wb") as file:
-            for number, block in self.blocks.items():
-                file.seek(number * BLOCK_BYTES)
+            for number, block in self.parts.items():
+                file.seek(int(number) * BLOCK_BYTES)
                 file.write(block)
             file.truncate(self.length)
 
@@ -66,10 +65,9 @@ class Photograph:
     """Everything that might be there if the power went at one moment, by inode."""
 
     top: int
-    directories: dict[int, tuple[Names, Names]]
-    """What was synced of each directory, and what is in it."""
-    files: dict[int, tuple[Content, Content]]
-    """What was synced of each file, and what was written."""
+    directories: frozenset[int]
+    contents: dict[int, tuple[Content, Content]]
+    """What was synced of each file and directory, and what is in it."""
     acknowledged: frozenset[int]
     """Pages that had been promised to survive."""
 
@@ -79,13 +77,13 @@ class Photograph:
         while waiting:
             inode, path = waiting.pop()
             path.mkdir(mode=0o700)
-            synced, live = self.directories[inode]
-            for name in sorted(synced.keys() | live.keys()):
-                found = choice.choice((synced, live)).get(name)
+            synced, live = self.contents[inode]
+            for name in sorted(map(str, synced.parts.keys() | live.parts.keys())):
+                found = choice.choice((synced, live)).parts.get(name)
                 if found in self.directories:
                     waiting.append((found, path / name))
                 elif found is not None:
-                    _left_of(*self.files[found], choice).write(path / name)
+                    _left_of(*self.contents[found], choice).write(path / name)
 
 
 def _left_of(synced: Content, written: Content, choice: random.Random) -> Content:
@@ -96,24 +94,22 @@ def _left_of(synced: Content, written: Content, choice: random.Random) -> Conten
     end = max(synced.length, written.length)
     cut = choice.choice((end, choice.randrange(synced.length, end + 1)))
     length = choice.choice((cut, end))
-    blocks: dict[int, bytes] = {}
-    for number in sorted(synced.blocks.keys() | written.blocks.keys()):
-        block = choice.choice(sources).blocks.get(number, b"")
+    blocks: dict[int | str, bytes] = {}
+    for number in sorted(map(int, synced.parts.keys() | written.parts.keys())):
+        block = choice.choice(sources).parts.get(number, b"")
         blocks[number] = block[: max(cut - number * BLOCK_BYTES, 0)]
     return Content(length, blocks)
 
 
-def _written(
-    live: Mapping[_Place, _Part], former: Mapping[_Place, _Part], missed: Mapping[_Place, _Part]
-) -> dict[_Place, _Part]:
+def _synced(live: Content, former: Content, missed: Content) -> Content:
     """Return what a sync leaves on the disk: what is live, but where an earlier one missed the same, what it had."""
-    written: dict[_Place, _Part] = {}
-    for place in live.keys() | former.keys():
-        is_missed = place in missed and live.get(place) == missed[place]
-        part = (former if is_missed else live).get(place)
+    parts: dict[int | str, Any] = {}
+    for place in live.parts.keys() | former.parts.keys():
+        is_missed = place in missed.parts and live.parts.get(place) == missed.parts[place]
+        part = (former if is_missed else live).parts.get(place)
         if part is not None:
-            written[place] = part
-    return written
+            parts[place] = part
+    return Content(live.length, parts)
 
 
 class PowerDisk(Disk):
@@ -137,17 +133,15 @@ class PowerDisk(Disk):
         self.is_dead = False
         self._held: dict[int, int] = {}
         """A descriptor for each inode that was synced or named by a sync, so that no other file gets its number."""
-        self._synced_names: dict[int, Names] = {}
-        self._synced_content: dict[int, Content] = {}
+        self._synced: dict[int, Content] = {}
         self.photographs: list[Photograph] = []
         self.syncs_count = 0
         """Syncs of files of pages and of the directories that they lie in."""
         self.failing_sync = -1
         """Number of the one that fails, from 0 on."""
         self.sync_errno = errno.EIO
-        self._missed_names: dict[int, Names] = {}
-        """In a directory when its sync failed."""
-        self._missed_content: dict[int, Content] = {}
+        self._missed: dict[int, Content] = {}
+        """In a file or a directory when its sync failed."""
 
     @classmethod
     @contextmanager
@@ -177,25 +171,15 @@ class PowerDisk(Disk):
             return  # What leads here is another's, and there.
         inode = self._hold(path)
         is_directory = stat.S_ISDIR(os.fstat(fd).st_mode)
-        fails = self._fails(Path(path).readlink(), is_directory=is_directory)
         if is_directory:
-            names = {name: self._hold(f"{path}/{name}") for name in os.listdir(fd)}
-            if fails:
-                self._missed_names[inode] = names
-            else:
-                missed_names = self._missed_names.get(inode, {})
-                self._synced_names[inode] = _written(names, self._synced_names.get(inode, {}), missed_names)
-        else:
-            content = Content.of(self._held[inode])
-            if fails:
-                self._missed_content[inode] = content
-            else:
-                former = self._synced_content.get(inode, Content())
-                missed = self._missed_content.get(inode, Content())
-                blocks = _written(content.blocks, former.blocks, missed.blocks)
-                self._synced_content[inode] = Content(content.length, blocks)
-        if fails:
+            for name in os.listdir(fd):
+                self._hold(f"{path}/{name}")
+        live = Content.of(self._held[inode])
+        if self._fails(Path(path).readlink(), is_directory=is_directory):
+            self._missed[inode] = live
             raise OSError(self.sync_errno, os.strerror(self.sync_errno))
+        former, missed = self._synced.get(inode, Content()), self._missed.get(inode, Content())
+        self._synced[inode] = _synced(live, former, missed)
 
     def fsync_each(self, fds: Sequence[int]) -> list[OSError | None]:
         """Note the same of each, one after the other."""
@@ -223,23 +207,20 @@ class PowerDisk(Disk):
 
     def photograph(self) -> Photograph:
         """Take a photograph now."""
-        live_names: dict[int, Names] = {}
-        live_content: dict[int, Content] = {}
-        for directory, _, names in os.walk(self._top):
-            with os.scandir(directory) as entries:
-                live_names[Path(directory).stat().st_ino] = {entry.name: entry.inode() for entry in entries}
-            for name in names:
-                path = Path(directory, name)
-                with path.open("rb") as file:
-                    live_content[path.stat().st_ino] = Content.of(file.fileno())
-        for inode, fd in self._held.items():
-            if stat.S_ISDIR(os.fstat(fd).st_mode):
-                live_names.setdefault(inode, {})
-            else:
-                live_content.setdefault(inode, Content.of(fd))
+        directories: set[int] = set()
+        live: dict[int, Content] = {}
+        held = [Path(f"/proc/self/fd/{fd}") for fd in self._held.values()]
+        for path in (self._top, *self._top.rglob("*"), *held):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            found = os.fstat(fd)
+            if found.st_ino not in live:
+                live[found.st_ino] = Content.of(fd)
+            if stat.S_ISDIR(found.st_mode):
+                directories.add(found.st_ino)
+            os.close(fd)
         return Photograph(
             self._top.stat().st_ino,
-            {inode: (self._synced_names.get(inode, {}), names) for inode, names in live_names.items()},
-            {inode: (self._synced_content.get(inode, Content()), live) for inode, live in live_content.items()},
+            frozenset(directories),
+            {inode: (self._synced.get(inode, Content()), content) for inode, content in live.items()},
             frozenset(self._acknowledged),
         )
