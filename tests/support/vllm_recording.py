@@ -7,9 +7,10 @@ of its chunk first, and a row that was loaded must hold them afterwards.
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from mmap import PAGESIZE, mmap
+from mmap import PAGESIZE
 from pathlib import Path
 
+from tests.support.vllm_tier import HostMemory
 from unified_cache.integrations.vllm.chunks import ChunkTier
 from unified_cache.integrations.vllm.lookups import ChunkAnswer
 from unified_cache.integrations.vllm.moving import Direction, JobEnd
@@ -40,11 +41,9 @@ class PlayedJob:
 class RecordedEngine:
     """An engine that makes the calls of a recording."""
 
-    def __init__(self, tier: ChunkTier, mapping: mmap, view: memoryview, row: RowShape) -> None:
+    def __init__(self, tier: ChunkTier, memory: HostMemory) -> None:
         self.tier = tier
-        self._mapping = mapping
-        self._view = view
-        self._row = row
+        self._memory = memory
         self._jobs: dict[int, PlayedJob] = {}
         self.loaded_count = 0
         self.hits_count = 0
@@ -59,10 +58,9 @@ class RecordedEngine:
             if words == ["start"]:
                 break
             groups.append(GroupFacts(int(words[1]), int(words[2]), int(words[3]), "recorded"))
-        mapping = mmap(-1, int(rows) * row.stride_bytes)
-        view = memoryview(mapping)
+        memory = HostMemory(int(rows), row)
         facts = VllmFacts("recorded", "1", "float32", tuple(groups), {})
-        return cls(ChunkTier.open(settings, facts, view, row), mapping, view, row)
+        return cls(ChunkTier.open(settings, facts, memory.view, row), memory)
 
     def play(self, lines: Iterator[list[str]]) -> None:
         """Make every call of a recording, and compare every answer that does not depend on the time."""
@@ -92,8 +90,7 @@ class RecordedEngine:
     def close(self) -> None:
         """Shut the tier down and unmap the host memory; BufferError if a view of it is left."""
         assert self.tier.close()
-        self._view.release()
-        self._mapping.close()
+        self._memory.close()
 
     def _look(self, key: bytes, request: str, recorded: ChunkAnswer) -> None:
         answer = self.tier.look_up(key, request)
@@ -106,20 +103,22 @@ class RecordedEngine:
         self.hits_count += answer is ChunkAnswer.HIT
 
     def _store(self, number: int, words: Sequence[str]) -> None:
-        chunks = [word.split(":") for word in words]
-        keys, rows = [_key(chunk[0]) for chunk in chunks], [int(chunk[1]) for chunk in chunks]
-        ends = {key: int(chunk[2]) for key, chunk in zip(keys, chunks, strict=True)}
-        for key, row in zip(keys, rows, strict=True):
-            start = row * self._row.stride_bytes
-            self._mapping[start : start + self._row.payload_bytes] = self._payload(key)
-        self._jobs[number] = PlayedJob(keys, rows)
-        self.tier.store(number, keys, rows, ends.get)
+        job = self._begin(number, words)
+        ends = {key: int(word.split(":")[2]) for key, word in zip(job.keys, words, strict=True)}
+        for key, row in zip(job.keys, job.rows, strict=True):
+            self._memory.fill(row, key)
+        self.tier.store(number, job.keys, job.rows, ends.get)
 
     def _load(self, number: int, words: Sequence[str]) -> None:
+        job = self._begin(number, words)
+        self.tier.load(number, job.keys, job.rows)
+
+    def _begin(self, number: int, words: Sequence[str]) -> PlayedJob:
+        """Return a job of chunks, each said as ``KEY:ROW`` and what follows."""
         chunks = [word.split(":") for word in words]
-        keys, rows = [_key(chunk[0]) for chunk in chunks], [int(chunk[1]) for chunk in chunks]
-        self._jobs[number] = PlayedJob(keys, rows)
-        self.tier.load(number, keys, rows)
+        job = PlayedJob([_key(chunk[0]) for chunk in chunks], [int(chunk[1]) for chunk in chunks])
+        self._jobs[number] = job
+        return job
 
     def _ended(self, number: int, is_whole: bool, came: Sequence[bytes]) -> None:
         """Wait for a job, which ended here in the engine, and see that it ended alike."""
@@ -136,12 +135,8 @@ class RecordedEngine:
             moved = set(job.end.moved)
             for key, row in zip(job.keys, job.rows, strict=True):
                 if key in moved:
-                    start = row * self._row.stride_bytes
-                    assert self._mapping[start : start + self._row.payload_bytes] == self._payload(key)
+                    assert self._memory.row(row) == self._memory.payload(key)
                     self.loaded_count += 1
-
-    def _payload(self, key: bytes) -> bytes:
-        return hashlib.shake_128(key).digest(self._row.payload_bytes)
 
 
 def _key(word: str) -> bytes:

@@ -37,28 +37,28 @@ def offload_key(number: int, group: int = 0) -> bytes:
 class HostMemory:
     """vLLM's host memory: rows in a mapping that cannot be closed while anybody has a view of it."""
 
-    def __init__(self, rows_count: int) -> None:
-        self._mapping = mmap(-1, rows_count * ROW.stride_bytes)
-        self.view = memoryview(self._mapping).cast("b", (rows_count, ROW.stride_bytes))
+    def __init__(self, rows_count: int, shape: RowShape = ROW) -> None:
+        self._shape = shape
+        self._mapping = mmap(-1, rows_count * shape.stride_bytes)
+        self.view = memoryview(self._mapping).cast("b", (rows_count, shape.stride_bytes))
 
     def rows(self) -> HostRows:
         """Return it as the tier sees it."""
-        return HostRows(self.view, ROW.stride_bytes, ROW.payload_bytes)
+        return HostRows(self.view, self._shape.stride_bytes, self._shape.payload_bytes)
 
-    def fill(self, row: int, number: int) -> None:
-        """Let a row hold the chunk of a number."""
-        start = row * ROW.stride_bytes
-        self._mapping[start : start + ROW.payload_bytes] = self.payload(number)
+    def fill(self, row: int, chunk: int | bytes) -> None:
+        """Let a row hold a chunk, named by its number or its key."""
+        start = row * self._shape.stride_bytes
+        self._mapping[start : start + self._shape.payload_bytes] = self.payload(chunk)
 
-    @staticmethod
-    def payload(number: int) -> bytes:
-        """Return the bytes of the chunk of a number."""
-        return hashlib.shake_128(b"payload %d" % number).digest(ROW.payload_bytes)
+    def payload(self, chunk: int | bytes) -> bytes:
+        """Return the bytes of a chunk."""
+        return hashlib.shake_128(b"payload %a" % (chunk,)).digest(self._shape.payload_bytes)
 
     def row(self, row: int) -> bytes:
         """Return what a row holds."""
-        start = row * ROW.stride_bytes
-        return self._mapping[start : start + ROW.payload_bytes]
+        start = row * self._shape.stride_bytes
+        return self._mapping[start : start + self._shape.payload_bytes]
 
     def close(self) -> None:
         """Unmap it as vLLM does; BufferError if a view is left."""
