@@ -26,25 +26,31 @@ def code_blocks(text: str) -> Iterator[CodeBlock]:
 
 
 def shell_commands(text: str) -> Iterator[list[str]]:
-    """Yield the words of every command in blocks of Markdown that show commands alone, and not what they print.
-
-    A line without a prompt belongs to the command above it.
-    """
+    """Yield the words of every command in the shell blocks of Markdown."""
     for block in code_blocks(text):
         if block.language in SHELLS:
-            for shown in block.text.split(f"\n{PROMPT}"):
-                yield shlex.split(shown.removeprefix(PROMPT).replace("\\\n", " "), comments=True)
+            yield from command_lines(block)
 
 
 def command_lines(block: CodeBlock) -> Iterator[list[str]]:
-    """Yield the words of each command of a block in which a command is a line, or several that end in a backslash.
+    """Yield the words of each command of a block, which goes on after a backslash and inside quotes.
 
     Where some lines have a prompt, those without one are what a command prints.
     """
-    lines = block.text.replace("\\\n", " ").splitlines()
-    is_prompted = any(line.startswith(PROMPT) for line in lines)
+    lines = iter(block.text.replace("\\\n", " ").splitlines())
+    is_prompted = any(line.startswith(PROMPT) for line in block.text.splitlines())
     for line in lines:
         if line.startswith(PROMPT) or not is_prompted:
-            words = shlex.split(line.removeprefix(PROMPT), comments=True)
+            command = line.removeprefix(PROMPT)
+            while (words := _split(command)) is None:
+                command += f"\n{next(lines)}"
             if words:
                 yield words
+
+
+def _split(command: str) -> list[str] | None:
+    """Return the words of a command; None if a quotation is open."""
+    try:
+        return shlex.split(command, comments=True)
+    except ValueError:
+        return None

@@ -2,12 +2,11 @@
 
 import json
 import re
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.sources import ROOT
-from tests.support.documents import code_blocks
+from tests.support.documents import code_blocks, shell_commands
 
 __all__ = ["PATH", "LaunchLine", "VllmDocument"]
 
@@ -64,18 +63,11 @@ class VllmDocument:
         """Read it."""
         text = PATH.read_text(encoding="utf-8")
         blocks = list(code_blocks(text))
-        commands = [
-            tuple(shlex.split(line, comments=True))
-            for language, block in blocks
-            if language == "sh"
-            # A quoted text of several lines is one command.
-            for line in re.findall(r"(?:[^\n']|'[^']*')+", block)
-        ]
         (tier,) = (json.loads(block) for language, block in blocks if language == "json")
         first = [QUOTED.findall(row[1]) for row in ROW.finditer(text)]
         named = [name for names in first for name in names]
         return cls(
-            commands=tuple(command for command in commands if command),
+            commands=tuple(map(tuple, shell_commands(text))),
             tier=tier,
             keys=frozenset(name for name in named if re.fullmatch(r"[a-z_]+", name)),
             metrics=frozenset(_metric(name) for name in named if name.startswith(("vllm:", "..."))),
