@@ -17,7 +17,6 @@ TESTS = [
     "tests/unit/core/test_layerwise_load.py",
     "tests/unit/core/test_clear_storage.py",
     "tests/unit/core/test_ledger.py",
-    "tests/unit/core/test_eviction.py",
     "tests/unit/core/test_paired_slots.py",
     "tests/unit/forward/test_forward.py",
     "tests/property/test_tree_against_model.py",

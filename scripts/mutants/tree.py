@@ -183,14 +183,14 @@ TREE_MUTANTS = [
         "tree/eviction_queues.py",
         "            if rank == queued_rank and place == queued_place:\n",
         "            if rank == queued_rank:\n",
-        tests=("tests/unit/core/test_eviction.py",),
+        tests=("tests/unit/core/test_tree.py",),
     ),
     Mutant(
         "of windows touched together the last one goes before those of another class",
         "tree/adaptive_queues.py",
         "return node.stamps[tier_component] + self.place_of(node, tier_component) / START_MAX",
         "return node.stamps[tier_component]",
-        tests=("tests/unit/core/test_eviction.py",),
+        tests=("tests/unit/core/test_tree.py",),
     ),
     Mutant(
         "a window takes pages along that other locks pin",
