@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-import unified_cache
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import toy_components
 from tests.support.operations import over, present, serve, tokens
@@ -26,10 +25,10 @@ from unified_cache.core.errors import (
     StorageError,
 )
 from unified_cache.core.pool import Identity, ModelLayout, Tier
-from unified_cache.core.seal import HEADER_BYTES, Label
+from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, StorageBackend
 from unified_cache.storage_backends.url import open_storage
 
 
@@ -38,34 +37,6 @@ def engine(
 ) -> ToyEngine:
     workers = None if threads else InlineWorkers()
     return ToyEngine(toy_layout((SPAN_ALL,), 16), (device,), (host,), storage, workers)
-
-
-def test_a_prompt_served_twice_is_computed_once() -> None:
-    toy = engine()
-    serve(toy, 4)
-    found = toy.cache.match(toy.cache.prompt(tokens(5)))
-    assert found.device_end == 4
-    lock = toy.cache.lock(found)
-    assert toy.verify(toy.cache.prompt(tokens(4)), lock) == 4
-
-
-def test_a_device_pool_of_n_pages_holds_n_pages() -> None:
-    toy = engine(device=4)
-    serve(toy, 4)
-    assert toy.cache.match(toy.cache.prompt(tokens(4))).device_end == 4
-
-
-def test_allocation_evicts_what_is_short_and_never_what_is_pinned() -> None:
-    toy = engine(device=4)
-    serve(toy, 2)
-    lock = toy.cache.lock(toy.cache.match(toy.cache.prompt(tokens(2))))
-    serve(toy, 2, first=1000)
-    assert toy.cache.allocate(toy.cache.pages_to_allocate(0, 3, ())) is None
-    slots = present(toy.cache.allocate(toy.cache.pages_to_allocate(0, 2, ())))
-    assert toy.cache.match(toy.cache.prompt(tokens(2))).device_end == 2
-    toy.cache.free(slots)
-    toy.cache.release(lock)
-    toy.cache.check()
 
 
 @pytest.mark.parametrize("url", ["memory:", "file:{}"])
@@ -86,60 +57,6 @@ def test_a_page_comes_back_from_every_tier_byte_by_byte(url: str, tmp_path: Path
     assert (load.kind, load.state, load.pages_count) == (TransferKind.LOAD, OperationState.DONE, 4)
     assert toy.read_back(prompt) == 4
     assert cache.close() == []
-
-
-def test_a_new_process_finds_what_the_last_one_stored(tmp_path: Path) -> None:
-    for expected in (0, 4):
-        toy = engine(device=4, host=4, storage=open_storage(f"file:{tmp_path / 'store'}"), threads=True)
-        prompt = toy.cache.prompt(tokens(4))
-        over(toy.cache, toy.cache.prefetch(prompt))
-        assert toy.cache.match(prompt).host_end == expected
-        serve(toy, 4)
-        toy.cache.backup(prompt, Level.DURABLE)
-        (backup, *_) = toy.cache.wait_all(5)
-        assert backup.error is None
-        toy.cache.close()
-
-
-def test_a_damaged_page_in_storage_is_a_miss_and_is_counted() -> None:
-    storage = MemoryStorage()
-    toy = engine(device=4, host=4, storage=storage)
-    cache = toy.cache
-    serve(toy, 4)
-    prompt = cache.prompt(tokens(4))
-    over(cache, cache.backup(prompt))
-    label = Label(Identity("toy").digest(toy.layout), prompt.keys[2], toy.layout.pools[0].name)
-    page = bytearray(HEADER_BYTES + toy.layout.pools[0].page_bytes)
-    stored = PageIO(label, prompt.keys[1], (memoryview(page),))
-    assert storage.get([stored]) == [Answer.HIT]
-    page[-1] ^= 1
-    assert storage.remove([label]) == 1
-    assert storage.put([stored], Level.CACHED) == [Answer.STORED]
-    serve(toy, 4, first=1000)
-    over(cache, cache.backup(cache.prompt(tokens(4, 1000))))
-    over(cache, cache.prefetch(prompt))
-    assert cache.match(prompt).host_end == 2
-    assert cache.stats().flawed_pages == 1
-    assert storage.exists([label]) == [Answer.MISS]
-
-
-def test_a_second_component_needs_no_change_in_tree_or_controller() -> None:
-    """A windowed toy with a sidecar goes through all tiers; the rooms that carry it know no component by name."""
-    toy = ToyEngine(toy_layout((SPAN_ALL, 2), 16), (6, 4), (6, 4), MemoryStorage(), InlineWorkers())
-    cache = toy.cache
-    prompt = cache.prompt(tokens(5))
-    for first in (0, 1000):
-        serve(toy, 5, first)
-        over(cache, cache.backup(cache.prompt(tokens(5, first))))
-    assert cache.match(prompt).host_end == 0
-    cache.prefetch(prompt)
-    over(cache, cache.load(prompt))
-    over(cache, cache.load(prompt))
-    lock = cache.lock(cache.match(prompt))
-    assert toy.verify(prompt, lock) == 5 + 2
-    for room in ("tree", "controller"):
-        for source in Path(unified_cache.__file__).parent.joinpath(room).glob("*.py"):
-            assert "unified_cache.components" not in source.read_text()
 
 
 def test_what_leaves_a_window_while_its_request_runs_is_free_at_once_and_a_tombstone_later() -> None:
@@ -208,19 +125,6 @@ def test_a_closed_cache_says_so_and_may_be_closed_again() -> None:
     with pytest.raises(ClosedError):
         toy.cache.poll()
     assert toy.cache.close() == []
-
-
-def test_reset_forgets_everything_and_leaves_requests_their_slots() -> None:
-    toy = engine()
-    serve(toy, 4)
-    lock = toy.cache.lock(toy.cache.match(toy.cache.prompt(tokens(4))))
-    mine = present(toy.cache.allocate(toy.cache.pages_to_allocate(0, 2, ())))
-    toy.cache.reset()
-    assert toy.cache.match(toy.cache.prompt(tokens(4))).host_end == 0
-    toy.cache.release(lock)
-    toy.cache.free(mine)
-    toy.cache.check()
-    assert toy.cache.stats().occupancy[0].free == 8
 
 
 def test_pools_that_do_not_fit_the_layout_are_refused() -> None:

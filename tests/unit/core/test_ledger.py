@@ -50,19 +50,10 @@ def test_room_is_made_for_all_before_a_slot_is_handed_out_whoever_declines(compo
     assert held[0] != [12, 4], "something had to go"
 
 
-def test_where_pins_leave_too_little_for_one_nothing_is_handed_out_of_any() -> None:
-    toy = engine()
-    prompt = serve(toy, 6)
-    lock = toy.cache.lock(toy.cache.match(prompt))
-    ledger = toy.cache._ledger
-    assert ledger.allocate_all(Tier.DEVICE, [(0, 3), (1, 8)]) is None
-    assert [ledger.out_pages(Tier.DEVICE, number) for number in range(2)] == [0, 0]
-    toy.cache.release(lock)
-    toy.cache.check()
-
-
 @pytest.mark.parametrize("counts", [[(0, 3), (1, 8)], [(1, 8), (0, 3)]])
-def test_where_pins_leave_too_little_for_one_nothing_is_evicted_for_any(counts: list[tuple[int, int]]) -> None:
+def test_where_pins_leave_too_little_for_one_nothing_is_evicted_or_handed_out_of_any(
+    counts: list[tuple[int, int]],
+) -> None:
     toy = engine()
     lock = toy.cache.lock(toy.cache.match(serve(toy, 6)))
     serve(toy, 6, first=1000)
@@ -71,6 +62,7 @@ def test_where_pins_leave_too_little_for_one_nothing_is_evicted_for_any(counts: 
     assert held[:2] == [12, 4], "some of each would have to go"
     assert ledger.allocate_all(Tier.DEVICE, counts) is None
     assert [len(slots) for slots in ledger.tree.check()] == held
+    assert [ledger.out_pages(Tier.DEVICE, number) for number in range(2)] == [0, 0]
     toy.cache.release(lock)
 
 
@@ -237,32 +229,23 @@ def masks(full: int, swa: int, state: int) -> list[Pages]:
     return [np.arange(full) >= full - count for count in (full, swa, state)]
 
 
-def test_what_a_lock_pins_is_protected_and_what_it_gives_back_is_evictable() -> None:
+def test_pages_are_free_or_evictable_or_protected_or_out() -> None:
     toy = three_components()
     lock = served(toy, 1, 2, 3, 4)
     assert counts(toy) == [(16, 0, 4, 0), (6, 0, 2, 0), (5, 0, 1, 0)]
-    assert available(toy) == [16, 6, 5]
-    toy.cache.release(lock)
-    assert counts(toy) == [(16, 4, 0, 0), (6, 2, 0, 0), (5, 1, 0, 0)]
-    assert available(toy) == [20, 8, 6]
-
-
-def test_a_lock_protects_every_full_page_above_it_and_of_windows_its_own() -> None:
-    toy = three_components()
-    toy.cache.release(served(toy, 1, 2, 3, 4))
-    toy.cache.release(served(toy, 1, 2, 3, 4, 5, 6, 7, 8))
-    lock = toy.cache.lock(toy.cache.match(prompt_of(toy, 1, 2, 3, 4, 5, 6, 7, 8)))
-    assert counts(toy) == [(12, 0, 8, 0), (4, 2, 2, 0), (4, 1, 1, 0)]
-    toy.cache.release(lock)
-
-
-def test_a_branch_below_a_locked_prefix_stays_evictable() -> None:
-    toy = three_components()
-    lock = served(toy, 1, 2, 3, 4)
     toy.cache.release(served(toy, 1, 2, 3, 4, 5, 6))
-    assert counts(toy) == [(14, 2, 4, 0), (4, 2, 2, 0), (4, 1, 1, 0)]
+    assert counts(toy) == [(14, 2, 4, 0), (4, 2, 2, 0), (4, 1, 1, 0)], "a branch below a locked prefix can go"
     toy.cache.release(lock)
-    assert available(toy) == [20, 8, 6]
+    assert counts(toy) == [(14, 6, 0, 0), (4, 4, 0, 0), (4, 2, 0, 0)]
+    toy.cache.free(present(toy.cache.allocate(masks(20, 8, 6))))
+    over(toy.cache, toy.cache.backup(toy.run(prompt_of(toy, 1, 2, 3, 4))))
+    toy.forget()
+    toy.cache.load(prompt_of(toy, 1, 2, 3, 4))
+    assert counts(toy) == [(16, 0, 0, 4), (6, 0, 0, 2), (5, 0, 0, 1)], "on its way"
+    toy.cache.wait_all(1)
+    assert counts(toy) == [(16, 4, 0, 0), (6, 2, 0, 0), (5, 1, 0, 0)]
+    toy.cache.reset()
+    assert counts(toy) == [(20, 0, 0, 0), (8, 0, 0, 0), (6, 0, 0, 0)]
 
 
 def test_windows_released_by_a_running_request_are_evictable_while_full_stays_pinned() -> None:
@@ -297,54 +280,3 @@ def test_a_request_that_released_its_windows_inserts_what_it_computed_and_forks_
     assert toy.verify(longer, renewed) == 5 + 2 + 1
     toy.cache.release(renewed)
     toy.cache.check()
-
-
-def test_pages_handed_out_are_neither_free_nor_evictable() -> None:
-    toy = three_components()
-    toy.cache.release(served(toy, 1, 2, 3, 4))
-    pages = present(toy.cache.allocate(masks(5, 2, 1)))
-    assert available(toy) == [15, 6, 5]
-    toy.cache.free(pages)
-    assert available(toy) == [20, 8, 6]
-
-
-@pytest.mark.parametrize("short", [None, FULL, SWA, STATE])
-def test_all_that_is_available_can_be_allocated_at_once_and_not_a_page_more(short: int | None) -> None:
-    """Evicting Full takes windows with it and evicting a window takes states: no page is counted twice or lost."""
-    toy = three_components()
-    lock = served(toy, 1, 2, 3)
-    for first in (10, 20, 30):
-        toy.cache.release(served(toy, 1, 2, 3, *range(first, first + 4)))
-    toy.cache.release(served(toy, 40, 41))
-    asked = available(toy)
-    assert asked == [17, 6, 5]
-    if short is not None:
-        asked[short] += 1
-    pages = toy.cache.allocate(masks(*asked))
-    toy.cache.check()
-    if short is not None:
-        assert pages is None
-        assert available(toy) == [17, 6, 5], "an allocation that fails may evict, and makes nothing less available"
-        return
-    assert pages is not None
-    assert available(toy) == [0, 0, 0]
-    toy.cache.free(pages)
-    toy.cache.release(lock)
-
-
-def test_a_prefix_that_is_loaded_is_protected_until_it_is_there() -> None:
-    toy = three_components()
-    over(toy.cache, toy.cache.backup(toy.run(prompt_of(toy, 1, 2, 3, 4))))
-    toy.forget()
-    assert available(toy) == [20, 8, 6]
-    toy.cache.load(prompt_of(toy, 1, 2, 3, 4))
-    assert counts(toy) == [(16, 0, 0, 4), (6, 0, 0, 2), (5, 0, 0, 1)]
-    toy.cache.wait_all(1)
-    assert counts(toy) == [(16, 4, 0, 0), (6, 2, 0, 0), (5, 1, 0, 0)]
-
-
-def test_nothing_is_counted_after_reset() -> None:
-    toy = three_components()
-    served(toy, 1, 2, 3, 4)
-    toy.cache.reset()
-    assert counts(toy) == [(20, 0, 0, 0), (8, 0, 0, 0), (6, 0, 0, 0)]
