@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+import pytest
+
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.components.deepseek_v4 import DeepSeekV4
 from unified_cache.core.pool import Component, ModelLayout, PoolSpec
@@ -81,3 +83,10 @@ COMPONENT_SETS: Mapping[str, tuple[ModelLayout, ...]] = {
     "deepseek-v4": (deepseek_v4(),),
 }
 """Layouts of real components, sidecars included, whose pages are small."""
+
+LAYOUTS = {name: layouts[-1] for name, layouts in COMPONENT_SETS.items()}
+"""One of each set, with its largest pages and longest window."""
+HYBRIDS = {name: layout for name, layout in LAYOUTS.items() if name != "full"}
+
+every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+every_hybrid = pytest.mark.parametrize("layout", HYBRIDS.values(), ids=HYBRIDS)

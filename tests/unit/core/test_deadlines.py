@@ -1,7 +1,7 @@
 """Deadlines of prefetches: a request goes on in time with what has come, whatever the store still does."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.cache import IDENTITY, ToyEngine
 from tests.support.clock import ManualClock
-from tests.support.components import COMPONENT_SETS
+from tests.support.components import LAYOUTS, every_layout
 from tests.support.conversations import ROOM, conversation, pages_on, store_turns
 from tests.support.operations import Stepped, over, started
 from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads
@@ -24,10 +24,8 @@ from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, 
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.protocol import Answer, PageIO
 
-LAYOUTS = {name: layouts[-1] for name, layouts in COMPONENT_SETS.items()}
 TURNS = (4, 8, 12, 16)
-
-every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+every_bound = pytest.mark.parametrize("is_patience", [False, True], ids=["deadline", "patience"])
 
 
 def config_of(layout: ModelLayout, transfer: TransferPolicy = TransferPolicy.ALWAYS) -> CacheConfig:
@@ -126,10 +124,14 @@ def test_pages_that_others_have_brought_by_the_deadline_count_as_asked_for(
     assert operation.state is OperationState.DONE
 
 
-def test_a_prefetch_that_waits_for_another_goes_on_at_its_deadline() -> None:
+@every_bound
+def test_a_prefetch_that_waits_for_another_goes_on_at_its_deadline(is_patience: bool) -> None:
     engine, workers = stepped(LAYOUTS["full"])
     first = started(engine.cache.prefetch(conversation(engine.cache, 16)))
-    second = started(engine.cache.prefetch(conversation(engine.cache, 12), deadline_s=1.0))
+    if is_patience:
+        engine.cache.config = replace(engine.cache.config, prefetching=Prefetching(patience_s=1.0))
+    deadline_s = np.inf if is_patience else 1.0
+    second = started(engine.cache.prefetch(conversation(engine.cache, 12), deadline_s))
     workers.run(2)
     engine.cache.poll()
     assert second.awaited is first
@@ -238,7 +240,6 @@ SPEEDS = {
 
 every_speed = pytest.mark.parametrize("speed", SPEEDS.values(), ids=SPEEDS)
 every_deadline = pytest.mark.parametrize("deadline_s", [0.05, 0.2])
-every_bound = pytest.mark.parametrize("is_patience", [False, True], ids=["deadline", "patience"])
 
 
 class MeasuredStorage(PacedStorage):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
-from tests.support.components import COMPONENT_SETS
+from tests.support.components import COMPONENT_SETS, LAYOUTS, every_layout
 from tests.support.operations import configured, over, present
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.cache.recording.requests import RequestRecord, RequestWatcher
@@ -18,12 +18,9 @@ from unified_cache.core.pool import ModelLayout, Tier
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
 
-LAYOUTS = {name: layouts[-1] for name, layouts in COMPONENT_SETS.items()}
 SMALL_LAYOUTS = {name: layouts[0] for name, layouts in COMPONENT_SETS.items() if layouts[0].page_size == 1}
 FULL = LAYOUTS["full"]
 PAGES = 8
-
-every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 
 
 def engine(layout: ModelLayout, storage: MemoryStorage | None = None, pages: int = 24) -> ToyEngine:
@@ -91,7 +88,7 @@ def test_a_page_of_bigrams_knows_the_token_after_it_and_so_leaves_one(page_size:
 # ---- from each tier --------------------------------------------------------------------------------------------------
 
 
-@every_layout
+@pytest.mark.parametrize("layout", [*LAYOUTS.values(), *SMALL_LAYOUTS.values()], ids=[*LAYOUTS, *SMALL_LAYOUTS])
 def test_a_prompt_that_fills_its_pages_is_reused_up_to_the_last_one(layout: ModelLayout) -> None:
     toy = engine(layout)
     assert [serve(toy, prompt_of(toy.cache)) for _ in range(4)] == [0, 7, 7, 7]
@@ -99,24 +96,14 @@ def test_a_prompt_that_fills_its_pages_is_reused_up_to_the_last_one(layout: Mode
     assert serve(toy, prompt_of(toy.cache)) == 7
 
 
-@pytest.mark.parametrize("layout", SMALL_LAYOUTS.values(), ids=SMALL_LAYOUTS)
-def test_with_pages_of_one_token_all_tokens_but_one_are_reused(layout: ModelLayout) -> None:
-    toy = engine(layout, pages=200)
-    assert [serve(toy, prompt_of(toy.cache, 100)) for _ in range(4)] == [0, 99, 99, 99]
-    assert serve(toy, prompt_of(toy.cache, 101)) == 100
-
-
 @every_layout
-def test_a_prompt_that_ends_within_a_page_is_reused_whole(layout: ModelLayout) -> None:
+@pytest.mark.parametrize(("more", "whole"), [(3, False), (0, True)], ids=["ends within a page", "computes no token"])
+def test_a_prompt_that_leaves_its_last_page_as_it_is_is_reused_whole(
+    layout: ModelLayout, more: int, whole: bool
+) -> None:
     toy = engine(layout)
-    assert [serve(toy, prompt_of(toy.cache, more=3)) for _ in range(4)] == [0, 8, 8, 8]
-
-
-@every_layout
-def test_whoever_computes_no_token_after_a_prompt_reuses_all_of_it(layout: ModelLayout) -> None:
-    toy = engine(layout)
-    tokens = np.arange(PAGES * layout.page_size)
-    assert [serve(toy, toy.cache.prompt(tokens, whole=True)) for _ in range(3)] == [0, 8, 8]
+    prompt = toy.cache.prompt(np.arange(PAGES * layout.page_size + more, dtype=np.int32), whole=whole)
+    assert [serve(toy, prompt) for _ in range(3)] == [0, 8, 8]
 
 
 @every_layout
@@ -290,15 +277,6 @@ def test_a_prompt_resumes_from_the_pages_whose_pairs_it_shares() -> None:
     assert toy.cache.match(toy.cache.prompt(branched, BIGRAMS)).tree_end == 1
     # Served, it hangs below the node that it cuts.
     serve(toy, toy.cache.prompt(branched, BIGRAMS))
-    assert toy.cache.match(toy.cache.prompt(TOKENS, BIGRAMS)).tree_end == 6
-
-
-def test_prompts_that_differ_in_their_first_token_alone_share_nothing() -> None:
-    toy = engine(THREE, pages=16)
-    serve(toy, toy.cache.prompt(TOKENS, BIGRAMS))
-    other = TOKENS.copy()
-    other[0] = 7
-    assert serve(toy, toy.cache.prompt(other, BIGRAMS)) == 0
     assert toy.cache.match(toy.cache.prompt(TOKENS, BIGRAMS)).tree_end == 6
 
 

@@ -193,13 +193,6 @@ def test_two_prompts_share_the_pages_whose_pairs_are_the_same(a: list[int], b: l
         assert (left.root, left.head(common + 1).tokens) != (right.root, right.head(common + 1).tokens)
 
 
-def test_bigrams_are_a_namespace_of_their_own() -> None:
-    plain, pairs = Prompt.of(range(9), 4), Prompt.of(range(9), 4, BIGRAMS)
-    assert (plain.pages_count, pairs.pages_count) == (2, 2)
-    assert plain.root != pairs.root
-    assert not set(plain.keys) & set(pairs.keys)
-
-
 def test_a_head_has_the_same_keys_whether_they_were_computed_before_or_not() -> None:
     fresh, asked = Prompt.of(range(64), 16), Prompt.of(range(64), 16)
     assert asked.keys[:2] == asked.head(2).keys == fresh.head(2).keys

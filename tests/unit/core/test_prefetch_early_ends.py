@@ -1,10 +1,12 @@
 """Prefetches that end early, or of which part did not come: what came is used to the longest end that it allows."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tests.support.cache import ToyEngine
-from tests.support.components import COMPONENT_SETS
+from tests.support.components import LAYOUTS, every_hybrid, every_layout
 from tests.support.conversations import (
     HostModel,
     VanishingStorage,
@@ -19,19 +21,15 @@ from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads, out
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import InlineWorkers, Operation, OperationState, TransferKind
-from unified_cache.core.config import CacheConfig, Prefetching, WritePolicy
+from unified_cache.core.config import Prefetching
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Component, ModelLayout, PoolSpec, Tier
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Answer
 
-LAYOUTS = {name: layouts[-1] for name, layouts in COMPONENT_SETS.items()}
-HYBRID = {name: layout for name, layout in LAYOUTS.items() if name != "full"}
 TURNS = (4, 8, 12, 16)
 """Pages of the conversation after each turn: where windows and states are kept."""
-
-every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-every_hybrid = pytest.mark.parametrize("layout", HYBRID.values(), ids=HYBRID)
 
 
 def stored(layout: ModelLayout, turns: tuple[int, ...] = TURNS) -> VanishingStorage:
@@ -55,10 +53,6 @@ def labels_of(cache: UnifiedCache, page: int, component: int) -> list[Label]:
     return [label for pool in tier.pools(component) for label in tier.labels([key], pool)]
 
 
-def one_object_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 1)
-
-
 @every_layout
 def test_pages_travel_in_the_order_of_the_prompt_all_pools_of_one_together_kv_first(layout: ModelLayout) -> None:
     store, cache = opened(layout)
@@ -74,76 +68,15 @@ def test_pages_travel_in_the_order_of_the_prompt_all_pools_of_one_together_kv_fi
 
 
 @every_layout
-@pytest.mark.parametrize("share", [0.3, 0.6, 8 / 9, 0.99])
-def test_a_prefetch_that_is_concluded_gains_the_longest_turn_that_came(
-    layout: ModelLayout, share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one_object_a_call(monkeypatch)
-    store = stored(layout)
-    whole = remembered(layout, store).cache
-    assert prefetched(whole, 16).pages_count == 16
-    calls_max = int(store.calls_count * share)
-    workers = Stepped()
-    toy = remembered(layout, store, workers)
-    cache = toy.cache
-    store.came.clear()
-    store.calls_count = 0
-    operation = started(cache.prefetch(conversation(cache, 16)))
-    store.before_get = lambda number: cache.finish_early(operation) if number == calls_max - 1 else None
-    while workers.waiting:
-        workers.run()
-        cache.poll()
-    assert len(store.came) == calls_max
-    nothing: list[set[int]] = [set() for _ in layout.components]
-    model = HostModel.of(layout, conversation(cache, 16), store.came, nothing)
-    assert model.end >= max((turn for turn in (0, *TURNS) if turn <= 16 * share - 2), default=0)
-    state = OperationState.DONE if model.end == 16 else OperationState.PARTIAL
-    assert (operation.state, operation.pages_count) == (state, model.end)
-    assert pages_on(cache, conversation(cache, 16), Tier.HOST) == model.pages
-    cache.check()
-
-
-@every_hybrid
-def test_a_flawed_page_is_a_page_that_did_not_come(layout: ModelLayout) -> None:
+def test_a_flawed_page_is_a_page_that_did_not_come_and_is_taken_out_of_storage(layout: ModelLayout) -> None:
     store, cache = opened(layout, (6, 8))
-    (label, *_) = labels_of(cache, 7, 1)
+    (label, *_) = labels_of(cache, 7, len(layout.components) - 1)
     store._pages[label] = store._pages[label][:-1] + bytes([store._pages[label][-1] ^ 1])
     came = set(store._pages) - {label}
     model = HostModel.of(layout, conversation(cache, 8), came, [set() for _ in layout.components])
     assert prefetched(cache, 8).pages_count == model.end >= 6
     assert cache.stats().flawed_pages == 1
-
-
-@every_hybrid
-def test_full_pages_without_a_window_stay_and_are_not_read_again(layout: ModelLayout) -> None:
-    store, cache = opened(layout, (8,))
-    store.vanishing = {labels_of(cache, 7, 1)[-1]}
-    assert prefetched(cache, 8).pages_count == 0
-    assert cache._ledger.tree.full_end(cache.match(conversation(cache, 8)), Tier.HOST) == 8
-    store.vanishing = set()
-    store.came.clear()
-    assert prefetched(cache, 8).pages_count == 8
-    anchors = {pool.name for pool in layout.components[0].pools}
-    assert not [label for label in store.came if label.pool in anchors]
-
-
-@every_layout
-def test_what_the_device_holds_is_not_read_again(layout: ModelLayout) -> None:
-    store = stored(layout, (8,))
-    toy = remembered(layout, store)
-    cache = toy.cache
-    compute(toy, 4)
-    on_device = pages_on(cache, conversation(cache, 4), Tier.DEVICE)
-    operation = prefetched(cache, 8)
-    assert (operation.error, operation.pages_count) == (None, 4)
-    read = {(label.key, label.pool) for label in store.came}
-    for number, pages in enumerate(on_device):
-        for page in pages:
-            assert not {(label.key, label.pool) for label in labels_of(cache, page, number)} & read
-    prompt = conversation(cache, 8)
-    assert cache._ledger.tree.full_end(cache.match(prompt), Tier.HOST) == 8, "the device's pages were copied"
-    over(cache, cache.load(prompt))
-    assert toy.read_back(prompt) == 8
+    assert store.exists([label]) == [Answer.MISS]
 
 
 @every_layout
@@ -165,38 +98,16 @@ def test_storage_that_lacks_only_what_the_device_holds_adds_all_the_rest(layout:
     cache.check()
 
 
-def with_threshold(layout: ModelLayout, store: MemoryStorage, pages: int) -> UnifiedCache:
-    toy = remembered(layout, store)
-    config = CacheConfig(
-        toy.device_pages,
-        toy.host_pages,
-        write=WritePolicy.ON_CALL,
-        guard=None,
-        prefetching=Prefetching(threshold_tokens=pages * layout.page_size),
-    )
-    toy.cache.config = config
-    return toy.cache
-
-
 @every_layout
 def test_a_hit_below_the_threshold_is_not_read(layout: ModelLayout) -> None:
     store = stored(layout, (4,))
     for threshold, gained in ((5, 0), (4, 4)):
         store.calls_count = 0
-        cache = with_threshold(layout, store, threshold)
+        cache = remembered(layout, store).cache
+        cache.config = replace(cache.config, prefetching=Prefetching(threshold_tokens=threshold * layout.page_size))
         operation = prefetched(cache, 8)
-        assert (operation.state, operation.pages_count, store.calls_count > 0) == (
-            OperationState.DONE,
-            gained,
-            gained > 0,
-        )
-
-
-def squeeze(cache: UnifiedCache, component: int) -> None:
-    """Have others need all the host's room for a component."""
-    ledger = cache._ledger
-    slots = present(ledger.allocate(Tier.HOST, component, ledger.available_pages(Tier.HOST, component)))
-    ledger.free(Tier.HOST, component, slots)
+        assert (operation.state, operation.pages_count) == (OperationState.DONE, gained)
+        assert bool(store.calls_count) is bool(gained)
 
 
 @every_hybrid
@@ -205,8 +116,8 @@ def test_windows_that_a_prefetch_counts_on_stay_while_it_reads(layout: ModelLayo
     """Once it has said one page more, and four pages that could be resumed became none."""
     store = stored(layout, (4, 8))
     workers = Stepped()
-    cache = remembered(layout, store, workers).cache
-    prompt = conversation(cache, 8)
+    toy = remembered(layout, store, workers)
+    cache, prompt = toy.cache, conversation(toy.cache, 8)
     windows = range(1, len(layout.components))
 
     def finish() -> Operation:
@@ -217,16 +128,15 @@ def test_windows_that_a_prefetch_counts_on_stay_while_it_reads(layout: ModelLayo
         return operation
 
     assert finish().pages_count == 8
+    toy.forget(Tier.HOST, components=windows)
     for component in windows:
-        squeeze(cache, component)
         store.remove([label for page in range(4, 8) for label in labels_of(cache, page, component)])
     assert finish().pages_count == 4
     store_turns(layout, store, (5,))
     operation = started(cache.prefetch(prompt))
     workers.run()
     cache.poll()
-    for component in windows:
-        squeeze(cache, component)
+    toy.forget(Tier.HOST, components=windows)
     if fails:
         cache.finish_early(operation)
     workers.run()
@@ -239,7 +149,7 @@ def test_windows_that_a_prefetch_counts_on_stay_while_it_reads(layout: ModelLayo
 
 
 def test_progress_of_a_prefetch_is_what_it_would_gain_if_it_ended_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    one_object_a_call(monkeypatch)
+    monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 1)
     layout = LAYOUTS["full-swa"]
     store = stored(layout)
     workers = Stepped()
@@ -276,30 +186,6 @@ def test_windows_of_ends_in_between_at_most_double_what_is_read(layout: ModelLay
         min(component.span, 24) * sum(sizes[pool.name] for pool in component.pools) for component in windows
     )
     assert sum(sizes[label.pool] for label in store.came) <= 2 * full_bytes + last_bytes
-
-
-@every_hybrid
-def test_without_room_for_windows_of_ends_in_between_the_longest_end_is_reached_all_the_same(
-    layout: ModelLayout,
-) -> None:
-    store = stored(layout)
-    room = (16, *(component.span for component in layout.components[1:]))
-    toy = ToyEngine(layout, room, room, store, InlineWorkers())
-    assert prefetched(toy.cache, 16).pages_count == 16
-    kept = pages_on(toy.cache, conversation(toy.cache, 16), Tier.HOST)
-    assert kept[1:] == [set(range(16 - component.span, 16)) for component in layout.components[1:]]
-
-
-@every_hybrid
-def test_a_prefetch_without_room_for_the_longest_end_reads_for_the_longest_that_there_is_room_for(
-    layout: ModelLayout,
-) -> None:
-    store = stored(layout)
-    room = (14, *(component.span + 4 for component in layout.components[1:]))
-    toy = ToyEngine(layout, room, room, store, InlineWorkers())
-    operation = prefetched(toy.cache, 16)
-    assert (operation.error, operation.pages_count) == (None, 12)
-    toy.cache.check()
 
 
 @every_hybrid

@@ -24,7 +24,6 @@ from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads, ran
 from tests.support.ranks import out_pages as ranked_out_pages
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, Operation, OperationState, ThreadWorkers, TransferKind, Workers
-from unified_cache.core.config import Prefetching
 from unified_cache.core.errors import StorageError, StorageTimeoutError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, Tier
@@ -226,21 +225,6 @@ def test_one_that_waits_can_be_cancelled_and_finished_early() -> None:
     finish(cache, workers)
     assert first.pages_count == 10
     cache.check()
-
-
-def test_one_whose_patience_ends_while_it_waits_makes_do_with_what_there_is() -> None:
-    _, workers, cache, prompt = cold()
-    cache._controller._clock = clock = ManualClock()
-    first = started(cache.prefetch(prompt))
-    cache.config = replace(cache.config, prefetching=Prefetching(patience_s=1.0))
-    second = started(cache.prefetch(prompt))
-    workers.run(2)
-    cache.poll()
-    clock.now_s = 1.0
-    assert cache.poll() == [second]
-    assert (second.state, second.pages_count, first.state) == (OperationState.PARTIAL, 0, OperationState.RUNNING)
-    finish(cache, workers)
-    assert first.pages_count == 10
 
 
 def test_one_that_waits_too_long_fails_and_holds_nothing() -> None:

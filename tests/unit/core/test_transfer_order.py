@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.support.cache import ToyEngine
-from tests.support.components import COMPONENT_SETS
+from tests.support.components import every_layout
 from tests.support.operations import over, present
 from tests.support.store_calls import StoreCall, WatchedStorage
 from tests.support.tables import check_tables
@@ -19,10 +19,6 @@ from unified_cache.storage_backends.wrappers.layer import Method
 
 PAGES = 6
 SLOTS = 40
-
-every_layout = pytest.mark.parametrize(
-    "layout", [layouts[-1] for layouts in COMPONENT_SETS.values()], ids=COMPONENT_SETS
-)
 
 
 def kv_before_sidecars(layout: ModelLayout) -> list[str]:

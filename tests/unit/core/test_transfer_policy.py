@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.sources import ROOT
 from tests.support.clock import ManualClock
-from tests.support.components import COMPONENT_SETS
+from tests.support.components import LAYOUTS, every_layout
 from tests.support.conversations import ROOM, conversation, store_turns
 from tests.support.documents import code_blocks
 from tests.support.operations import over, present, started
@@ -21,15 +21,12 @@ from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout
 from unified_cache.observe.metrics import CacheCollector
 
-LAYOUTS = {name: layouts[-1] for name, layouts in COMPONENT_SETS.items()}
 TURNS = (2, 4, 6, 8, 12, 16)
 """Pages of the conversation after each turn: where windows and states are kept."""
 
 PREFILL = PrefillSpeed(pass_s=0.002, token_s=0.5e-3, pair_s=0.5e-6)
 WARM = (2, 4, 6, 8, 16, 12)
 """Pages of the prompts that are served before anything is held against anything."""
-
-every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 
 
 def config_of(layout: ModelLayout, transfer: TransferPolicy) -> CacheConfig:
