@@ -184,11 +184,15 @@ def stored_and_forgotten(toy: ToyEngine, pages: int = 6) -> None:
     toy.cache.reset()
 
 
-def test_what_reset_forgets_is_named() -> None:
-    toy = remembering()
+def test_a_page_is_not_stored_and_then_forgotten_by_a_reset_and_then_cleared_from_storage() -> None:
+    toy = remembering(MemoryStorage())
+    serve(toy, 3)
+    assert reasons(explained(toy, 3), "storage") == {(0, 3): Reason(MissReason.NOT_STORED, policy=WritePolicy.ON_CALL)}
     stored_and_forgotten(toy)
     explanation = explained(toy, 6)
     assert whys(explanation, "device") == whys(explanation, "host") == {(0, 6): MissReason.RESET}
+    over(toy.cache, toy.cache.clear_storage())
+    assert whys(explained(toy, 6), "storage") == {(0, 6): MissReason.STORE_CLEARED}
 
 
 def test_what_only_storage_has_was_not_fetched() -> None:
@@ -197,14 +201,6 @@ def test_what_only_storage_has_was_not_fetched() -> None:
     explanation = explained(remembering(store), 6)
     assert whys(explanation, "device") == whys(explanation, "host") == {(0, 6): MissReason.NOT_FETCHED}
     assert explanation.end == 6
-
-
-def test_what_the_store_evicts_is_named() -> None:
-    toy = remembering(MemoryStorage(bytes_max=2_000))
-    stored_and_forgotten(toy, 8)
-    serve(toy, 8, first=10_000)
-    back_up(toy, 8, first=10_000)
-    assert MissReason.STORE_EVICTED in whys(explained(toy, 8), "storage").values()
 
 
 def test_what_the_store_evicts_is_named_by_every_cache_over_it() -> None:
@@ -225,13 +221,6 @@ def test_what_a_silent_store_has_lost_is_named() -> None:
     store.clear(toy.digest)
     assert whys(explained(toy, 6), "storage") == {(0, 6): MissReason.STORE_LOST}
     assert all(others)
-
-
-def test_what_was_cleared_is_named() -> None:
-    toy = remembering(MemoryStorage())
-    stored_and_forgotten(toy)
-    over(toy.cache, toy.cache.clear_storage())
-    assert whys(explained(toy, 6), "storage") == {(0, 6): MissReason.STORE_CLEARED}
 
 
 class FaultsOf:
@@ -277,12 +266,6 @@ def test_what_the_store_has_no_room_for_is_named() -> None:
     assert whys(explained(toy, 3), "storage") == {(0, 3): MissReason.STORE_DECLINED}
 
 
-def test_what_was_never_backed_up_was_not_stored() -> None:
-    toy = remembering(MemoryStorage())
-    serve(toy, 3)
-    assert reasons(explained(toy, 3), "storage") == {(0, 3): Reason(MissReason.NOT_STORED, policy=WritePolicy.ON_CALL)}
-
-
 @pytest.mark.parametrize(
     ("theirs", "ours", "named"),
     [
@@ -306,26 +289,21 @@ def test_the_same_tokens_in_another_namespace_are_a_near_match(
 
 
 @pytest.mark.parametrize(
-    ("theirs", "named"),
+    ("theirs", "namespace", "named"),
     [
-        (Identity("toy", dtype="float8"), "dtype (float8 there, none here)"),
-        (Identity("toy", generation=3), "generation (3 there, 0 here)"),
-        (Identity("other"), "model (other there, toy here)"),
+        (Identity("toy", dtype="float8"), Namespace(), "dtype (float8 there, none here)"),
+        (Identity("toy", generation=3), Namespace(), "generation (3 there, 0 here)"),
+        (Identity("other"), Namespace(), "model (other there, toy here)"),
+        (IDENTITY, Namespace(cache_salt="b"), "cache_salt"),
     ],
 )
-def test_the_same_tokens_stored_under_another_identity_are_a_near_match(theirs: Identity, named: str) -> None:
+def test_the_same_tokens_stored_under_another_identity_or_namespace_are_a_near_match(
+    theirs: Identity, namespace: Namespace, named: str
+) -> None:
     store = ListedMemory()
     stored_and_forgotten(remembering(store, identity=theirs), 5)
-    (near,) = explained(remembering(store), 6).near
+    (near,) = explained(remembering(store), 6, namespace=namespace).near
     assert (near.place, near.pages, near.differs) == ("storage", 5, (named,))
-
-
-def test_the_same_tokens_stored_in_another_namespace_are_a_near_match() -> None:
-    store = MemoryStorage()
-    stored_and_forgotten(remembering(store))
-    explanation = explained(remembering(store), 6, namespace=Namespace(cache_salt="b"))
-    (near,) = explanation.near
-    assert (near.place, near.pages, near.differs) == ("storage", 6, ("cache_salt",))
 
 
 def test_windows_that_no_end_needed_were_not_kept() -> None:
@@ -453,18 +431,6 @@ def test_a_remembered_page_takes_no_more_memory_than_is_said() -> None:
     )
     assert sum(array.nbytes for array in arrays) == 10_000 * HISTORY_PAGE_BYTES
     assert HISTORY_PAGE_BYTES <= 32
-
-
-def test_renaming_a_reason_leaves_the_others() -> None:
-    eviction_history = EvictionHistory(8)
-    eviction_history.record(0, some(1), MissReason.STORE_LOST)
-    eviction_history.record(0, some(2), MissReason.FLAWED)
-    eviction_history.rename(MissReason.STORE_LOST, MissReason.STORE_CLEARED)
-    assert eviction_history.find(0, some(1, 2, 3)).reasons.tolist() == [
-        MissReason.STORE_CLEARED,
-        MissReason.FLAWED,
-        MissReason.NOT_REMEMBERED,
-    ]
 
 
 def test_digests_of_a_prompt_depend_on_all_before_and_on_the_namespace() -> None:

@@ -144,15 +144,21 @@ def test_without_storage_a_backup_says_how_many_pages_the_host_is_too_small_for(
 
 
 @layouts
-def test_storage_that_was_away_gets_what_it_missed_once_it_answers_again(layout: Callable[[], ModelLayout]) -> None:
+@pytest.mark.parametrize("failure", [None, Answer.DECLINED, Answer.UNAVAILABLE])
+def test_storage_that_was_away_gets_what_it_missed_once_it_answers_again(
+    layout: Callable[[], ModelLayout], failure: Answer | None
+) -> None:
     store = ScriptedStorage()
     toy = writing(layout(), store, device=400, host=40)
-    store.failing = {Method.PUT}
+    store.answer, store.failing = failure, set() if failure else {Method.PUT}
     prompts = [toy.run(prompt_of(toy, number)) for number in range(5)]
     toy.cache.wait_all(10)
     check_sums(toy)
     assert (len(store.taken), toy.cache.stats().backups.waiting_prompts) == (0, 5)
-    store.failing = set()
+    offered_count = len(store.offered)
+    toy.cache.wait_all(10)
+    assert len(store.offered) == offered_count, "not before something shows that it works again"
+    store.answer, store.failing = None, set()
     prompts.append(toy.run(prompt_of(toy, 6)))
     toy.cache.wait_all(10)
     assert [labels_of(toy, prompt) <= store.taken for prompt in prompts] == [True] * 6

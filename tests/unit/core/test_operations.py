@@ -333,18 +333,6 @@ def test_what_came_before_a_store_hung_is_kept_once_it_has_returned(monkeypatch:
     toy.cache.check()
 
 
-def test_closing_names_the_call_that_a_store_does_not_return_from() -> None:
-    store = HangingStorage()
-    toy = engine(store)
-    prompt = serve(toy, 4)
-    store.hang_at = 0
-    toy.cache.backup(prompt)
-    toy.cache.poll()
-    toy.cache.poll()
-    toy.cache.config = replace(toy.cache.config, close_timeout_s=0.05)
-    assert toy.cache.close() == ["put of the store"]
-
-
 def test_a_guarded_store_that_hangs_costs_misses_and_closes_in_time() -> None:
     guard = GuardConfig(deadline_s=0.4, calls_max=2, breaker_failures_max=2)
     toy = engine()

@@ -58,10 +58,6 @@ def prompt(pages: int, first: int = 0) -> Prompt:
     return Prompt.of(np.arange(first, first + pages * PAGE), PAGE)
 
 
-def locs(row: list[int], start: int, end: int) -> list[int]:
-    return [row[token // PAGE] * PAGE + token % PAGE for token in range(start, end)]
-
-
 def test_a_map_of_8_pages_has_9_zeros_and_a_minus_one_r1() -> None:
     # Full 8, page 1: [0] * 9 + [-1]. Full 32 tokens in pages of 4, length 37 per token, is the same map.
     page_map = PageMap(8)
@@ -115,22 +111,6 @@ def test_every_change_of_the_map_is_counted_r1() -> None:
     assert page_map.version == versions[-1]
 
 
-def test_the_sink_is_handed_out_on_neither_side_r2() -> None:
-    full, swa = Pool(6, 6).allocate(6)
-    assert 0 not in full
-    assert 0 not in swa
-
-
-def test_a_page_without_a_peer_has_none_to_free_r2() -> None:
-    pool = Pool(8, 4)
-    pages = pool.allocate(3, 1)
-    assert pool.free_counts() == (5, 3)
-    pool.trim(pages, 1)
-    assert pool.free_counts() == (5, 3)
-    pool.ledger.free_pages(pages)
-    assert pool.free_counts() == (8, 4)
-
-
 def test_allocation_is_both_or_nothing_r3() -> None:
     # Full 8, SWA 4, page 1.
     pool = Pool(8, 4)
@@ -151,26 +131,6 @@ def test_ids_diverge_as_soon_as_one_side_frees_r4() -> None:
     assert pool.free_counts() == (5, 3)
     assert [found.tolist() for found in pool.allocate(2)] == [[4, 5], [1, 2]]
     assert pool.peers(1, 2, 3, 4, 5) == [0, 0, 3, 1, 2]
-
-
-def test_peers_need_not_ascend_r4() -> None:
-    pool = Pool(8, 4)
-    pages = pool.allocate(3)
-    pool.trim(pages, 2)
-    pool.trim(pages, 1)
-    assert [found.tolist() for found in pool.allocate(2)] == [[4, 5], [2, 1]]
-
-
-def test_a_full_page_has_one_peer_at_equal_offsets_however_it_is_filled_r5() -> None:
-    # Pages of 4: 0 -> 10 takes 3 + 3 pages, 10 -> 13 goes on at 14, 15 and then 16, and 13 -> 14 is 17.
-    pool = Pool(8, 8)
-    full, swa = (found.tolist() for found in pool.allocate(3))
-    assert pool.free_counts() == (5, 5)
-    more_full, more_swa = (found.tolist() for found in pool.allocate(1))
-    full, swa = full + more_full, swa + more_swa
-    assert locs(full, 10, 13) == [14, 15, 16]
-    assert locs(full, 13, 14) == [17]
-    assert locs(pool.peers(*full), 0, 14) == locs(swa, 0, 14)
 
 
 def test_a_tail_allocation_maps_the_last_pages_and_leaves_the_others_unmapped_r6() -> None:
@@ -220,25 +180,6 @@ def test_full_alone_is_freed_only_without_a_peer_r9() -> None:
     assert pool.free_counts() == (4, 2)
     pool.ledger.free(Tier.DEVICE, FULL, slots(1, 2))
     assert pool.free_counts() == (6, 2)
-
-
-def test_a_finished_request_frees_what_left_the_window_full_only_and_the_rest_both_sides_r9() -> None:
-    pool = Pool(8, 8)
-    pages = pool.allocate(5)
-    pool.trim(pages, 3)
-    pool.ledger.free_pages(pages)
-    assert pool.free_counts() == (8, 8)
-    assert pool.map.table.tolist() == [0] * 9 + [-1]
-
-
-@pytest.mark.parametrize("bad", [(1, 3), (1, 1), (0, 1), (2, 9)])
-def test_freeing_what_is_not_handed_out_or_is_named_twice_changes_nothing_r9(bad: tuple[int, ...]) -> None:
-    pool = Pool(8, 4)
-    pool.allocate(2)
-    before = pool.unchanged()
-    with pytest.raises(SlotError):
-        pool.ledger.free_pages([slots(*bad), slots(-1, -1)])
-    assert pool.unchanged() == before
 
 
 def test_a_tombstone_keeps_its_full_slot_and_has_no_peer_r11() -> None:
@@ -300,12 +241,6 @@ def test_a_load_maps_new_slots_and_of_full_that_is_still_there_the_old_ones_r17(
     assert pool.peers(*full) == [0, *swa[1:]]
     assert 0 not in swa
     ledger.check()
-
-
-def test_no_slot_stays_no_slot_whatever_is_freed_r2() -> None:
-    pool = Pool(4, 4)
-    pool.ledger.free_pages(pool.allocate(2, 1))
-    assert pool.map.table[-1] == -1
 
 
 # ---- one allocator -------------------------------------------------------------------------------------------------

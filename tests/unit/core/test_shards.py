@@ -62,27 +62,6 @@ def on_shared_store(
     return in_threads(size, opened)
 
 
-def test_replicated_pools_are_stored_by_one_rank_and_read_by_all() -> None:
-    store = ScriptedStorage()
-
-    def live(toy: ToyEngine, ranks: ThreadRanks) -> tuple[list[int], int, int]:
-        cache = toy.cache
-        prompt = served(toy, 4)
-        over(cache, cache.backup(prompt))
-        stored = cache.stats().traffic[TransferKind.STORE].component_pages
-        cache.reset()
-        fetched = over(cache, cache.prefetch(prompt))
-        over(cache, cache.load(prompt))
-        lock = cache.lock(cache.match(prompt))
-        return stored, fetched.pages_count, toy.verify(prompt, lock)
-
-    assert same(on_shared_store(store, live)) == ([4, 1], 4, 5)
-    puts = [label.pool for label in store.offered]
-    assert [puts.count(pool) for pool in ("kv", "index", "state")] == [4, 4, 2]
-    owners = {pool: {label.identity for label in store.offered if label.pool == pool} for pool in puts}
-    assert [len(owners[pool]) for pool in ("kv", "index", "state")] == [1, 1, 2]
-
-
 @pytest.mark.parametrize("cell", [cell for count in (1, 2, 4, 8) for cell in cells(count)], ids=str)
 def test_a_fresh_group_resumes_its_own_bytes_and_each_share_was_put_once(cell: GridCell) -> None:
     store = ScriptedStorage()
@@ -101,21 +80,8 @@ def test_a_group_clears_all_that_its_ranks_have_stored_and_each_object_once(cell
     assert not store._pages
 
 
-def owners_of(cell: GridCell, rank: int) -> set[bytes]:
-    return set(cell.identity(rank).owners(cell.layout).values())
-
-
 def owned_parts(cell: GridCell) -> list[OwnedPools]:
     return [part for rank in range(cell.ranks_count) for part in cell.identity(rank).parts(cell.layout)]
-
-
-def test_stages_with_different_layers_never_share_an_owner() -> None:
-    for cell in cells(8):
-        by_stage = [
-            {owner for rank in range(first, first + cell.tensor_size) for owner in owners_of(cell, rank)}
-            for first in range(0, cell.ranks_count, cell.tensor_size)
-        ]
-        assert sum(map(len, by_stage)) == len(set().union(*by_stage))
 
 
 def test_two_ranks_of_a_group_that_name_one_shard_are_refused_on_all() -> None:
