@@ -62,11 +62,10 @@ def build(components: Sequence[Component], prompt: Prompt, presence: Presence, n
 
 def by_definition(presence: Presence, page_size: int, window: int, tiers: frozenset[Tier]) -> int:
     """Return the longest whole-page prefix whose last ``window`` tokens, or all if fewer, have their state."""
+    is_held = [bool(each & tiers) for each in presence]
     for end in range(len(presence), 0, -1):
-        needed_tokens = range(max(0, end * page_size - window), end * page_size)
-        needed_pages = {token // page_size for token in (needed_tokens[0], needed_tokens[-1])}
-        first, last = min(needed_pages), max(needed_pages)
-        if all(presence[page] & tiers for page in range(first, last + 1)):
+        first_needed = max(0, end * page_size - window) // page_size
+        if all(is_held[first_needed:end]):
             return end
     return 0
 
