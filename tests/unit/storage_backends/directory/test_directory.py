@@ -7,26 +7,23 @@ import shutil
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext, suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
 from google.protobuf.json_format import MessageToJson
 
 from tests.sources import ROOT
-from tests.support.files import DiskFault, FaultyDisk, bytes_in, descriptors, held, put, temps
+from tests.support.files import DiskFault, FaultyDisk, bytes_in, descriptors, put
 from tests.support.store_kinds import DirectoryStorage, StoreKind
-from unified_cache.core.errors import ClosedError, ConfigError, InputError, StorageError
+from unified_cache.core.errors import ConfigError, InputError, StorageError
 from unified_cache.core.pool import Identity
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.catalog import UsedBetween, catalog_of
 from unified_cache.storage_backends.directory.front import (
     FREE_BYTES_MIN,
     STAMP_GRAIN_NS,
-    Clock,
     DirectoryAddress,
     parse_address,
 )
@@ -63,25 +60,6 @@ def storage(kind: StoreKind, root: Path, disk: FaultyDisk) -> Iterator[Directory
 
 
 # Restarts
-
-
-def clean_everything(root: Path) -> None:
-    for path in root.iterdir():
-        path.unlink() if path.is_file() else shutil.rmtree(path)
-
-
-def clean_identities(root: Path) -> None:
-    for path in root.glob("?" * 64):
-        shutil.rmtree(path)
-
-
-def clean_temps(root: Path) -> None:
-    for path in (root / "tmp").iterdir():
-        shutil.rmtree(path)
-
-
-def clean_tmp(root: Path) -> None:
-    shutil.rmtree(root / "tmp")
 
 
 @pytest.mark.parametrize("page_bytes", [0, 1, 127, PAGE_BYTES, 32_767, 32_768, 100_000])
@@ -300,15 +278,16 @@ def test_what_no_system_takes_for_a_path_is_refused(name: str, kind: StoreKind, 
 @pytest.mark.parametrize("level", Level)
 @pytest.mark.parametrize("is_known", [True, False], ids=["known", "new"])
 @pytest.mark.parametrize("bytes_max", [None, 20 * PAGE_BYTES], ids=["unbounded", "capped"])
-@pytest.mark.parametrize("clean", [clean_everything, clean_identities, clean_temps, clean_tmp])
+@pytest.mark.parametrize("removed", ["*", "?" * 64, "tmp/*", "tmp"], ids=["everything", "identities", "temps", "tmp"])
 def test_what_somebody_removed_under_an_open_store_is_made_again_and_a_restart_finds_it(
-    clean: Callable[[Path], None], bytes_max: int | None, is_known: bool, level: Level, kind: StoreKind, root: Path
+    removed: str, bytes_max: int | None, is_known: bool, level: Level, kind: StoreKind, root: Path
 ) -> None:
     model = MODEL if is_known else OTHER_MODEL
     with closing(kind.open(root, bytes_max=bytes_max)) as storage:
         storage.register(manifest_of(MODEL, LAYOUT), {})
         put(storage, range(4), level)
-        clean(root)
+        for path in list(root.glob(removed)):
+            path.unlink() if path.is_file() else shutil.rmtree(path)
         storage.register(manifest_of(model, LAYOUT), {})
         pages = [sealed_page(label(number, model=model)) for number in range(4, 12)]
         with suppress(StorageError):  # a packed file from under a durable page
@@ -333,31 +312,6 @@ def test_closing_gives_back_every_descriptor_and_temp_directory(kind: StoreKind,
         storage.close()
         assert descriptors(root) == []
         assert list((root / "tmp").iterdir()) == []
-
-
-def test_closing_waits_for_calls_in_flight(kind: StoreKind, root: Path) -> None:
-    storage = kind.open(root)
-    put(storage, range(8))
-    reading = threading.Barrier(5)
-    outcomes: list[str] = []
-
-    def read() -> None:
-        reading.wait()
-        try:
-            while True:
-                assert all(storage.get([blank_page(label(number)) for number in range(8)]))
-        except ClosedError:
-            outcomes.append("closed")
-
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    reading.wait()
-    storage.close()
-    for thread in threads:
-        thread.join()
-    assert outcomes == ["closed"] * 4
-    assert descriptors(root) == []
 
 
 # The text after ``file:`` in the name of a store
@@ -386,16 +340,20 @@ def test_an_address_names_a_directory_and_the_free_space_to_leave(
     assert parse_address(rest) == DirectoryAddress(Path(directory), free_bytes_min)
 
 
-@pytest.mark.parametrize("rest", ["", "?", "?free=1GiB"])
-def test_an_address_without_a_directory_is_refused(rest: str) -> None:
-    with pytest.raises(ConfigError, match="file: needs a directory"):
-        parse_address(rest)
-
-
-@pytest.mark.parametrize("rest", ["pages?size=1", "pages?free", "pages?name", "pages?free=1&free=2", "a?FREE=1"])
-def test_an_unknown_option_is_refused_by_its_name(rest: str) -> None:
-    with pytest.raises(ConfigError, match=r"free=SIZE alone|free= of file:"):
-        parse_address(rest)
+@pytest.mark.parametrize(
+    ("rests", "message"),
+    [
+        (["", "?", "?free=1GiB"], "file: needs a directory"),
+        (
+            ["pages?size=1", "pages?free", "pages?name", "pages?free=1&free=2", "a?FREE=1"],
+            r"free=SIZE alone|free= of file:",
+        ),
+    ],
+)
+def test_an_address_without_a_directory_or_with_an_unknown_option_is_refused(rests: list[str], message: str) -> None:
+    for rest in rests:
+        with pytest.raises(ConfigError, match=message):
+            parse_address(rest)
 
 
 @pytest.mark.parametrize("size", ["", "-1", "GiB", "1.GiB", "1XiB", "0x10", "\u0661", "9" * 19])
@@ -424,10 +382,6 @@ def test_a_store_opened_by_its_address_keeps_the_floor_that_it_names(
 IDENTITY = MODEL.digest(LAYOUT)
 
 
-def test_a_store_in_a_directory_is_its_own_catalog(storage: DirectoryStorage) -> None:
-    assert catalog_of(storage) is storage
-
-
 def test_a_store_without_a_catalog_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"keys_only has no manifests\(\)"):
         catalog_of(KeysOnlyStorage())
@@ -437,7 +391,7 @@ def test_every_identity_is_named_with_its_manifest(storage: DirectoryStorage) ->
     manifests = [manifest_of(model, LAYOUT) for model in (MODEL, OTHER_MODEL)]
     for manifest in manifests:
         storage.register(manifest, {})
-    assert storage.manifests() == {manifest.identity: manifest for manifest in manifests}
+    assert catalog_of(storage).manifests() == {manifest.identity: manifest for manifest in manifests}
 
 
 def test_an_identity_without_a_readable_manifest_is_named_with_none(storage: DirectoryStorage, root: Path) -> None:
@@ -477,114 +431,6 @@ def test_a_directory_that_cannot_be_listed_raises(storage: DirectoryStorage, dis
     disk.failing = range(1 << 30)
     with pytest.raises(StorageError, match="cannot list the identities"):
         storage.manifests()
-
-
-# The cap of a store in a directory: the least recently used page goes first
-
-
-CLOCK_START_NS = 1_700_000_000_000_000_000
-
-
-@pytest.fixture
-def reopen(kind: StoreKind, root: Path, clock: Clock) -> Callable[[int], DirectoryStorage]:
-    """Open the store with a cap of so many pages."""
-    return lambda pages_max: kind.open(root, bytes_max=pages_max * PAGE_BYTES, clock=clock)
-
-
-def test_the_least_recently_used_pages_are_evicted_first(reopen: Callable[[int], DirectoryStorage]) -> None:
-    with closing(reopen(4)) as storage:
-        for number in range(4):
-            put(storage, [number])
-        storage.get([blank_page(label(0))])
-        put(storage, [4])
-        put(storage, [5])
-        assert held(storage, 6) == [0, 3, 4, 5]
-        assert storage.bytes_used == 4 * PAGE_BYTES
-        assert storage.counts.evicted_count == 2
-
-
-def test_a_batch_ages_from_its_tail(reopen: Callable[[int], DirectoryStorage]) -> None:
-    with closing(reopen(6)) as storage:
-        put(storage, [0, 1, 2])
-        put(storage, [3, 4, 5])
-        storage.get([blank_page(label(number)) for number in (0, 1, 2)])
-        put(storage, [6])
-        put(storage, [7])
-        assert held(storage, 8) == [0, 1, 2, 3, 6, 7]
-
-
-def read(storage: DirectoryStorage) -> None:
-    storage.get([blank_page(label(number)) for number in (0, 1, 2)])
-
-
-def touch(storage: DirectoryStorage) -> None:
-    storage.touch([label(number) for number in (0, 1, 2, 99)])
-
-
-@pytest.mark.parametrize("use", [read, touch])
-@pytest.mark.parametrize("bytes_max", [None, 6 * PAGE_BYTES], ids=["uncapped", "capped"])
-def test_the_order_of_use_survives_a_restart(
-    bytes_max: int | None, use: Callable[[DirectoryStorage], None], kind: StoreKind, root: Path, clock: Clock
-) -> None:
-    with closing(kind.open(root, bytes_max=bytes_max, clock=clock)) as storage:
-        put(storage, [0, 1, 2])
-        put(storage, [3, 4, 5])
-        use(storage)
-    with closing(kind.open(root, bytes_max=6 * PAGE_BYTES, clock=clock)) as storage:
-        put(storage, [6])
-        put(storage, [7])
-        assert held(storage, 100) == [0, 1, 2, 3, 6, 7]
-
-
-def test_a_touched_chain_ages_from_its_tail(reopen: Callable[[int], DirectoryStorage]) -> None:
-    with closing(reopen(6)) as storage:
-        put(storage, [0, 1, 2])
-        put(storage, [3, 4, 5])
-        storage.touch([label(number) for number in (0, 1, 2)])
-        for number in (6, 7, 8, 9):
-            put(storage, [number])
-        assert held(storage, 10) == [0, 1, 6, 7, 8, 9]
-
-
-def test_a_clock_that_was_set_back_does_not_turn_the_order_round(kind: StoreKind, root: Path) -> None:
-    for now_ns, number in ((CLOCK_START_NS, 0), (CLOCK_START_NS // 2, 1), (0, 2)):
-        with closing(kind.open(root, bytes_max=8 * PAGE_BYTES, clock=partial(int, now_ns))) as storage:
-            put(storage, [number])
-            storage.get([blank_page(label(0))])
-    with closing(kind.open(root, bytes_max=2 * PAGE_BYTES, clock=partial(int, 0))) as storage:
-        assert held(storage, 3) == [0, 2]
-
-
-def test_of_a_batch_beyond_the_cap_the_first_pages_are_stored(reopen: Callable[[int], DirectoryStorage]) -> None:
-    with closing(reopen(3)) as storage:
-        put(storage, [7, 8])
-        assert put(storage, range(5)) == [True, True, True, False, False]
-        assert held(storage, 9) == [0, 1, 2]
-        assert storage.counts.declined_count == 2
-
-
-def test_a_page_beyond_the_cap_is_declined_and_evicts_nothing(
-    root: Path, reopen: Callable[[int], DirectoryStorage]
-) -> None:
-    with closing(reopen(3)) as storage:
-        put(storage, range(3))
-        assert storage.put([sealed_page(label(9), 3 * PAGE_BYTES + 1)], Level.CACHED) == [Answer.DECLINED]
-        assert held(storage, 10) == [0, 1, 2]
-        assert storage.bytes_used == 3 * PAGE_BYTES
-        assert temps(root) == []
-
-
-def test_a_store_opened_with_a_smaller_cap_evicts_down_to_it(
-    kind: StoreKind, root: Path, reopen: Callable[[int], DirectoryStorage]
-) -> None:
-    with closing(reopen(9)) as storage:
-        for number in range(9):
-            put(storage, [number])
-    with closing(reopen(2)) as storage:
-        assert held(storage, 9) == [7, 8]
-        assert storage.counts.evicted_count == 7
-    with closing(kind.open(root)) as storage:
-        assert held(storage, 9) == [7, 8]
 
 
 # Stores in a directory work where the operating system has less than Linux: as macOS, which has no fallocate

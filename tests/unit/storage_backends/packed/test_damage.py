@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.files import INTRUDERS, DiskFault, FaultyDisk, descriptors, flip, hits, link, pipe, put
+from tests.unit.storage_backends.packed.conftest import SLOT_BYTES, opened
 from unified_cache.core.errors import StorageError, StorageFullError
 from unified_cache.core.seal import Flaw
-from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, listing, sealed_page
@@ -22,9 +21,6 @@ from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes
 ENTRY_BYTES = 48
 STAMP_BITS = 64
 PAGES_OFFSET = 4096
-SLOT_BYTES = 1152
-"""Of a page of ``PAGE_BYTES``."""
-
 NAME = f"kv.{PAGE_BYTES}.1.pack"
 PAYLOAD_BITS = 200
 PAGES = range(3)
@@ -47,10 +43,6 @@ def root(memory_path: Path) -> Path:
 @pytest.fixture
 def pack(root: Path) -> Path:
     return root / label(0).identity.hex() / NAME
-
-
-def opened(root: Path, disk: Disk | None = None) -> PackedStorage:
-    return PackedStorage.open(root, disk=disk or FaultyDisk(), free_bytes_min=0)
 
 
 def check_recovery(root: Path, expected: Sequence[bool] | None = None) -> None:
@@ -199,7 +191,13 @@ def test_a_copy_of_a_file_brings_no_page_back_that_was_removed(root: Path, pack:
         assert hits(storage, PAGES) == [True, False, True]
 
 
-@pytest.mark.parametrize("name", [f"kv.{PAGE_BYTES}.01.pack", f"kv.0{PAGE_BYTES}.1.pack", "README", "kv.1.x.pack"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"kv.{PAGE_BYTES}.01.pack", f"kv.0{PAGE_BYTES}.1.pack", f"KV.{PAGE_BYTES}.1.pack", f".{PAGE_BYTES}.1.pack"),
+        *(f"kv.{PAGE_BYTES}.pack", f"kv.{PAGE_BYTES}.1.pack.bak", "kv.-1.1.pack", "kv.1.x.pack", "README", "0"),
+    ],
+)
 def test_a_name_that_the_store_does_not_give_is_left_alone(name: str, root: Path, pack: Path) -> None:
     stranger = pack.with_name(name)
     shutil.copy(pack, stranger)

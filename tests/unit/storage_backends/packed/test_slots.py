@@ -1,8 +1,7 @@
-"""Free slots of packed files, names of the files, and the room that free slots keep."""
+"""Free slots of packed files, and the room that they keep."""
 
 import errno
 import os
-import random
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -10,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.files import FaultyDisk, descriptors, held, put
+from tests.unit.storage_backends.packed.conftest import SLOT_BYTES, opened, packs
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.packed.segment import BLOCK_BYTES, Segment, SegmentKey, SegmentSlot, parse_file_name
+from unified_cache.storage_backends.packed.segment import BLOCK_BYTES, Segment, SegmentKey, SegmentSlot
 from unified_cache.storage_backends.packed.segments import IDLE_BYTES_MAX, FreeSlots
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Level, PageIO
@@ -21,15 +21,12 @@ IDENTITY = b"i" * 32
 SHAPE = SegmentKey(IDENTITY, "kv", 1 << 30)
 """Of large pages: four in a file."""
 
-SLOT_BYTES = 1152
-"""Of a page of ``PAGE_BYTES``."""
-
 LARGE_BYTES = 4 << 20
 
 
-def new_segment(free: FreeSlots, used: Sequence[int] = (), reached: int = 0) -> Segment:
+def new_segment(free: FreeSlots) -> Segment:
     segment = Segment(Disk(), -1, SHAPE, free.new_number())
-    free.add(segment, used, reached)
+    free.add(segment, (), 0)
     return segment
 
 
@@ -42,9 +39,6 @@ def free() -> FreeSlots:
     return FreeSlots(SHAPE)
 
 
-# Taking and giving
-
-
 def test_what_takes_room_goes_before_what_takes_none(free: FreeSlots) -> None:
     new_segment(free)
     slots = free.take(4)
@@ -53,74 +47,6 @@ def test_what_takes_room_goes_before_what_takes_none(free: FreeSlots) -> None:
     free.give(slots[2:3])
     assert positions(free.take(1)) == [(1, 2)]
     assert positions(free.take(1)) == [(1, 0)]
-
-
-def test_the_holes_of_a_file_that_was_found_are_free_and_may_take_room(free: FreeSlots) -> None:
-    new_segment(free, [0, 2])
-    assert free.idle_count == 1
-    assert positions(free.take(9)) == [(1, 1), (1, 3)]
-    new_segment(free, [0], reached=3)
-    assert free.idle_count == 2
-    assert positions(free.take(9)) == [(2, 1), (2, 2), (2, 3)]
-
-
-def test_no_slot_is_ever_with_two(free: FreeSlots) -> None:
-    choice = random.Random(3)
-    held: list[SegmentSlot] = []
-    for _ in range(2000):
-        match choice.randrange(5):
-            case 0 | 1:
-                wanted = choice.randrange(6)
-                taken = free.take(wanted)
-                if len(taken) < wanted:
-                    new_segment(free)
-                held += taken
-            case 2 | 3:
-                choice.shuffle(held)
-                count = choice.randrange(len(held) + 1) // 2
-                free.give(held[:count])
-                del held[:count]
-            case _:
-                empty = free.take_empty_segments()
-                assert not set(empty) & {slot.segment for slot in held}
-                for file in empty:
-                    free.drop(file.number)
-                free.give_emptied(free.take_idle())
-        assert len(set(positions(held))) == len(held)
-    free.give(held)
-    free.take_empty_segments()
-    assert free.segments == []
-    assert free.take(1) == []
-
-
-# Slots that take room
-
-
-def test_idle_are_the_free_slots_that_were_used_and_not_emptied(free: FreeSlots) -> None:
-    new_segment(free)
-    slots = free.take(3)
-    assert free.idle_count == 0
-    free.give(slots[:2])
-    assert free.idle_count == 2
-    taken = free.take_idle()
-    assert free.idle_count == 0
-    free.give_emptied(taken[:1])
-    assert free.idle_count == 0
-    free.give(taken[1:])
-    assert free.idle_count == 1
-
-
-def test_a_slot_that_is_being_emptied_is_with_nobody(free: FreeSlots) -> None:
-    new_segment(free)
-    free.give(free.take(4))
-    emptied = free.take_idle()
-    assert free.take(4) == []
-    assert free.take_empty_segments() == []
-    free.give_emptied(emptied)
-    assert [file.number for file in free.take_empty_segments()] == [1]
-
-
-# Numbers and names
 
 
 def test_a_new_segment_has_the_lowest_number_that_stands_for_none(free: FreeSlots) -> None:
@@ -133,24 +59,6 @@ def test_a_new_segment_has_the_lowest_number_that_stands_for_none(free: FreeSlot
     assert [free.new_number(), free.new_number()] == [2, 6]
 
 
-@pytest.mark.parametrize("object_bytes", [0, 1, 1128, 8 * BLOCK_BYTES, 5 << 30])
-@pytest.mark.parametrize("number", [1, 999_999_999])
-def test_a_name_is_read_back_into_what_it_was_made_of(object_bytes: int, number: int) -> None:
-    shape = SegmentKey(IDENTITY, "kv_index", object_bytes)
-    assert parse_file_name(IDENTITY, shape.file_name(number)) == (shape, number)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("manifest.json", "kv.1128.pack", "KV.1128.1.pack", "kv.1128.1.pack.bak", "kv.-1.1.pack", ".1128.1.pack", "0"),
-        *("kv.1128.01.pack", "kv.01128.1.pack"),
-    ],
-)
-def test_other_names_are_of_no_file(name: str) -> None:
-    assert parse_file_name(IDENTITY, name) is None
-
-
 @pytest.mark.parametrize("object_bytes", [0, 1, 127, 1128, 32_767, 32_768, 100_000, 1 << 22, 5 << 30])
 def test_slots_have_room_for_their_page_and_waste_less_than_an_eighth_of_what_is_large(object_bytes: int) -> None:
     shape = SegmentKey(IDENTITY, "kv", object_bytes)
@@ -160,16 +68,6 @@ def test_slots_have_room_for_their_page_and_waste_less_than_an_eighth_of_what_is
 
 
 # Room on the disk
-
-
-def opened(
-    root: Path, bytes_max: int | None = None, disk: Disk | None = None, free_bytes_min: int = 0
-) -> PackedStorage:
-    return PackedStorage.open(root, bytes_max=bytes_max, disk=disk or FaultyDisk(), free_bytes_min=free_bytes_min)
-
-
-def packs(root: Path) -> list[str]:
-    return sorted(path.name for path in root.glob("*/*.pack"))
 
 
 def room_bytes(root: Path) -> int:
@@ -239,7 +137,7 @@ def test_a_page_stored_while_another_put_of_it_is_declined_is_counted(root: Path
                 self.free_bytes = 0
             return super().fstatvfs(fd)
 
-    with closing(opened(root, PAGE_BYTES, disk=DiskFilledMeanwhile(1 << 21), free_bytes_min=1 << 20)) as storage:
+    with closing(opened(root, pages_max=1, disk=DiskFilledMeanwhile(1 << 21), free_bytes_min=1 << 20)) as storage:
         put(storage, [1])
         assert storage.bytes_used == PAGE_BYTES * len(held(storage, 2))
 
@@ -296,13 +194,12 @@ def test_a_hole_is_made_once_whoever_opens_the_store_how_often(root: Path) -> No
         assert all(storage.get([blank_page(page.label, object_bytes) for page in pages]))
 
 
-def test_slots_are_used_again_the_lowest_first(root: Path) -> None:
-    with closing(opened(root)) as storage:
-        put(storage, range(10))
-        storage.remove([label(number) for number in (7, 2, 4)])
-        put(storage, [10])
-        put(storage, [11, 12, 13])
-        assert [storage._index._slots[label(number)].number for number in range(10, 14)] == [2, 4, 7, 10]
+def test_slots_are_used_again_the_lowest_first(storage: PackedStorage) -> None:
+    put(storage, range(10))
+    storage.remove([label(number) for number in (7, 2, 4)])
+    put(storage, [10])
+    put(storage, [11, 12, 13])
+    assert [storage._index._slots[label(number)].number for number in range(10, 14)] == [2, 4, 7, 10]
 
 
 def test_where_no_hole_can_be_made_slots_are_used_again_all_the_same(

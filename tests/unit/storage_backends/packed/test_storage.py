@@ -14,17 +14,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.files import DiskFault, FaultyDisk, descriptors, held, hits, put
-from tests.unit.storage_backends.conftest import CLOCK_START_NS
+from tests.unit.storage_backends.packed.conftest import SLOT_BYTES, opened, packs
 from unified_cache.core.errors import InputError, StorageError
 from unified_cache.core.seal import Label, verify_buffers
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.directory.front import Clock
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, listing, sealed_page
-
-SLOT_BYTES = 1152
-"""Of a page of ``PAGE_BYTES``."""
 
 SECOND_OPENER = """
 import sys
@@ -37,45 +33,7 @@ except StorageError as error:
 """
 
 
-@pytest.fixture
-def storage(root: Path) -> Iterator[PackedStorage]:
-    storage = opened(root)
-    yield storage
-    storage.close()
-
-
-def opened(
-    root: Path,
-    pages_max: int | None = None,
-    clock: Clock = lambda: CLOCK_START_NS,
-    disk: Disk | None = None,
-    free_bytes_min: int = 0,
-) -> PackedStorage:
-    bytes_max = None if pages_max is None else pages_max * PAGE_BYTES
-    return PackedStorage.open(
-        root, bytes_max=bytes_max, clock=clock, disk=disk or FaultyDisk(), free_bytes_min=free_bytes_min
-    )
-
-
-def packs(root: Path) -> list[str]:
-    return sorted(path.name for path in root.glob("*/*.pack"))
-
-
 # Restarts
-
-
-def test_a_page_put_at_another_length_takes_the_place_of_the_first(root: Path) -> None:
-    with closing(opened(root)) as storage:
-        put(storage, [1])
-        assert storage.put([sealed_page(label(1), 3000)], Level.CACHED) == [Answer.STORED]
-        assert storage.bytes_used == 3000
-    with closing(opened(root)) as storage:
-        found = blank_page(label(1), 3000)
-        assert storage.get([found]) == [Answer.HIT]
-        assert bytes_of(found) == bytes_of(sealed_page(label(1), 3000))
-        assert packs(root) == ["kv.3000.1.pack"]
-        assert hits(storage, [1]) == [False]
-        assert storage.bytes_used == 0
 
 
 def test_a_page_twice_in_a_batch_at_two_lengths_is_there_once_and_counted_once(storage: PackedStorage) -> None:
@@ -86,57 +44,12 @@ def test_a_page_twice_in_a_batch_at_two_lengths_is_there_once_and_counted_once(s
     assert storage.get([blank_page(label(1), listed.object_bytes)]) == [Answer.HIT]
 
 
-@pytest.mark.parametrize("spare", [1, 0])
-def test_pages_in_slots_used_before_survive_a_restart_whatever_room_these_took(spare: int, root: Path) -> None:
-    with closing(opened(root)) as storage:
-        put(storage, range(10))
-        storage.remove([label(5)])
-        storage._segments.give_back()
-        storage.remove([label(3), label(9 - spare)])
-        assert put(storage, [20, 21, 22], Level.DURABLE) == [True] * 3
-    with closing(opened(root)) as storage:
-        assert held(storage, 23) == [*(n for n in range(10) if n not in (3, 5, 9 - spare)), 20, 21, 22]
-
-
-# Order of use
-
-
-def test_a_page_that_was_there_keeps_its_place_in_the_order_of_its_batch(root: Path) -> None:
-    with closing(opened(root)) as storage:
-        put(storage, [1])
-        put(storage, [0, 1])
-    with closing(opened(root, 1)) as storage:
-        assert held(storage, 2) == [0]
-
-
-def test_a_page_put_again_is_as_recent_as_that_put_whatever_was_read_before(root: Path) -> None:
-    with closing(opened(root)) as storage:
-        put(storage, [1])
-        hits(storage, [1])
-        storage.remove([label(1)])
-        put(storage, [2])
-        put(storage, [1])
-    with closing(opened(root, 1)) as storage:
-        assert held(storage, 3) == [1]
-
-
-# Cap
-
-
-def test_a_page_at_another_length_beyond_the_cap_is_declined_and_the_first_is_gone(root: Path) -> None:
-    with closing(opened(root, 3)) as storage:
-        put(storage, range(3))
-        assert storage.put([sealed_page(label(0), 3 * PAGE_BYTES + 1)], Level.CACHED) == [Answer.DECLINED]
-        assert held(storage, 10) == [1, 2]
-        assert storage.bytes_used == 2 * PAGE_BYTES
-
-
 # Calls on the disk
 
 
 def test_exists_makes_no_call_on_the_disk_and_a_read_makes_one(root: Path) -> None:
     disk = FaultyDisk()
-    with closing(opened(root, 10, disk=disk)) as storage:
+    with closing(opened(root, disk=disk, pages_max=10)) as storage:
         put(storage, range(9))
         disk.calls.clear()
         assert held(storage, 12) == list(range(9))
@@ -195,7 +108,7 @@ def test_every_page_that_a_thread_gets_is_whole_and_no_slot_is_lost(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("unified_cache.storage_backends.packed.segments.IDLE_BYTES_MAX", 3 * SLOT_BYTES)
-    storage = opened(root, 8)
+    storage = opened(root, pages_max=8)
 
     def use(seed: int) -> int:
         choice = random.Random(seed)

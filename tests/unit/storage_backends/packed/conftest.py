@@ -1,0 +1,42 @@
+"""A packed store in a directory of its own, and what lies there."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.support.files import FaultyDisk
+from tests.unit.storage_backends.conftest import CLOCK_START_NS
+from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.directory.front import Clock
+from unified_cache.storage_backends.packed.store import PackedStorage
+from unified_cache.testing.storage_contract import PAGE_BYTES
+
+SLOT_BYTES = 1152
+"""Of a page of ``PAGE_BYTES``."""
+
+
+def opened(
+    root: Path,
+    disk: Disk | None = None,
+    pages_max: int | None = None,
+    clock: Clock = lambda: CLOCK_START_NS,
+    free_bytes_min: int = 0,
+) -> PackedStorage:
+    """Open a store that waits for no sync, unless the disk does."""
+    bytes_max = None if pages_max is None else pages_max * PAGE_BYTES
+    return PackedStorage.open(
+        root, bytes_max=bytes_max, clock=clock, disk=disk or FaultyDisk(), free_bytes_min=free_bytes_min
+    )
+
+
+def packs(root: Path) -> list[str]:
+    """Return the names of the files of pages."""
+    return sorted(path.name for path in root.glob("*/*.pack"))
+
+
+@pytest.fixture
+def storage(root: Path) -> Iterator[PackedStorage]:
+    with closing(opened(root)) as storage:
+        yield storage
