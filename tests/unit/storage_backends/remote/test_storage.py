@@ -4,11 +4,12 @@ import gc
 import random
 import socket
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from itertools import repeat
@@ -18,6 +19,7 @@ import pytest
 
 from tests.support.cache import ToyEngine, WholePromptCache, toy_layout
 from tests.support.clock import ManualClock
+from tests.support.files import held, hits, put
 from tests.support.operations import PAGE, serve, started, tokens
 from tests.support.service import LoopbackServer, limits_with
 from unified_cache.components import Full
@@ -33,7 +35,7 @@ from unified_cache.proto.wire.calls import Call
 from unified_cache.proto.wire.parts import Chunk, decoded, encoded, parts_of
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.remote.scatter import ScatterReader
 from unified_cache.storage_backends.remote.server import Server
 from unified_cache.storage_backends.remote.store import (
@@ -53,6 +55,7 @@ from unified_cache.testing.storage_contract import (
     blank_page,
     bytes_of,
     label,
+    listing,
     open_for_contract,
     sealed_page,
 )
@@ -158,6 +161,19 @@ def test_a_stream_that_is_not_what_was_asked_for_is_an_input_error(part: Chunk) 
         reader.take(part)
 
 
+@contextmanager
+def served(
+    store: StorageBackend, timeout_s: float = 10.0, retries: int = 0, clock: Callable[[], float] = time.monotonic
+) -> Iterator[RemoteStorage]:
+    """Serve a store, one page a call where the client has a clock of its own, and yield the client."""
+    limits = limits_with() if clock is time.monotonic else limits_with(pages_max=1)
+    running = LoopbackServer.start(store, limits)
+    options = RemoteOptions((running.address,), timeout_s=timeout_s, retries=retries)
+    with closing(RemoteStorage.open(options, clock)) as storage:
+        yield storage
+    running.stop()
+
+
 Replaced = dict[Call, "grpc.RpcMethodHandler[bytes, bytes] | None"]
 """Handlers by call; None is a call that the server does not know."""
 
@@ -212,13 +228,7 @@ def test_pages_are_spread_over_servers_and_listed_once(two: TwoServers) -> None:
     pages = [sealed_page(label(number)) for number in range(40)]
     assert all(two.storage.put(pages, Level.CACHED))
     assert all(0 < running.usage.held_bytes("default") < 40 * len(bytes_of(pages[0])) for running in two.servers)
-    listed, cursor = [], ""
-    while True:
-        found = two.storage.scan(label(0).identity, cursor)
-        listed += [stored.label for stored in found.objects]
-        cursor = found.cursor
-        if not cursor:
-            break
+    listed = [stored.label for stored in listing(two.storage, label(0).identity)]
     assert sorted(listed) == sorted(page.label for page in pages)
     assert two.storage.remove(listed) == 40
     with pytest.raises(InputError):
@@ -226,12 +236,9 @@ def test_pages_are_spread_over_servers_and_listed_once(two: TwoServers) -> None:
 
 
 def test_where_one_server_is_gone_the_other_stands_in(two: TwoServers) -> None:
-    pages = [sealed_page(label(number)) for number in range(40)]
     two.servers[0].stop()
-    assert all(two.storage.put(pages, Level.CACHED))
-    found = [blank_page(page.label) for page in pages]
-    assert all(two.storage.get(found))
-    assert [bytes_of(page) for page in found] == [bytes_of(page) for page in pages]
+    assert put(two.storage, range(40)) == [True] * 40
+    assert hits(two.storage, range(40)) == [True] * 40
     assert two.pauses_s == []
     with pytest.raises(StorageError) as caught:
         two.storage.remove([label(1)])
@@ -261,25 +268,22 @@ def test_a_clear_with_a_server_away_says_that_it_is_incomplete_and_the_next_gene
 
 
 def test_pages_are_touched_at_their_own_servers_and_those_of_unknown_identities_nowhere() -> None:
-    running = LoopbackServer.start(MemoryStorage(3 * PAGE_BYTES))
-    storage = open_for_contract(running.client())
-    for number in range(3):
-        assert storage.put([sealed_page(label(number))], Level.CACHED) == [Answer.STORED]
-    storage.touch([label(0), label(99), label(0, model=Identity("nobody's"))])
-    assert storage.put([sealed_page(label(3))], Level.CACHED) == [Answer.STORED]
-    assert storage.exists([label(number) for number in range(4)]) == [Answer.HIT, Answer.MISS, Answer.HIT, Answer.HIT]
-    storage.close()
-    running.stop()
+    with served(MemoryStorage(3 * PAGE_BYTES)) as storage:
+        open_for_contract(storage)
+        for number in range(3):
+            assert put(storage, [number]) == [True]
+        storage.touch([label(0), label(99), label(0, model=Identity("nobody's"))])
+        assert put(storage, [3]) == [True]
+        assert held(storage, 4) == [0, 2, 3]
 
 
 def test_a_server_that_is_older_than_the_call_touches_nothing_and_serves_on() -> None:
     with replaced_calls() as (replaced, address):
         replaced[Call.TOUCH] = None
-        storage = open_for_contract(RemoteStorage.open(RemoteOptions((address,))))
-        assert storage.put([sealed_page(label(0))], Level.CACHED) == [Answer.STORED]
-        storage.touch([label(0)])
-        assert storage.exists([label(0)]) == [Answer.HIT]
-        storage.close()
+        with closing(open_for_contract(RemoteStorage.open(RemoteOptions((address,))))) as storage:
+            assert put(storage, [0]) == [True]
+            storage.touch([label(0)])
+            assert held(storage, 1) == [0]
 
 
 def test_where_all_are_gone_it_is_a_retryable_error_after_a_pause(two: TwoServers) -> None:
@@ -307,16 +311,14 @@ def test_where_calls_are_refused_all_are_over_before_the_caller_is_told(two: Two
 
 
 def test_a_server_that_was_restarted_is_greeted_again(two: TwoServers) -> None:
-    pages = [sealed_page(label(number)) for number in range(20)]
-    assert all(two.storage.put(pages, Level.CACHED))
+    assert put(two.storage, range(20)) == [True] * 20
     port = two.servers[0].port
     two.servers[0].stop()
     two.servers[0] = LoopbackServer.start(MemoryStorage(), port=port)
     two.clock.now_s += 60
-    hits = two.storage.get([blank_page(page.label) for page in pages])
-    assert 0 < hits.count(Answer.HIT) < 20
-    assert all(two.storage.put(pages, Level.CACHED))
-    assert all(two.storage.get([blank_page(page.label) for page in pages]))
+    assert 0 < hits(two.storage, range(20)).count(True) < 20
+    assert put(two.storage, range(20)) == [True] * 20
+    assert hits(two.storage, range(20)) == [True] * 20
 
 
 @pytest.mark.parametrize(
@@ -457,41 +459,36 @@ class PausedReads(MemoryStorage):
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         assert self.goes_on.wait(PATIENCE_S)
-        hits = super().get(pages)
+        answers = super().get(pages)
         self.has_returned.set()
-        return hits
+        return answers
 
 
 def test_a_get_that_was_given_up_writes_nothing_when_the_server_answers_after_all() -> None:
     store = PausedReads()
-    running = LoopbackServer.start(store)
-    storage = open_for_contract(RemoteStorage.open(RemoteOptions((running.address,), timeout_s=0.3, retries=0)))
-    storage.put([sealed_page(label(1))], Level.CACHED)
     page = blank_page(label(1))
-    with pytest.raises(StorageError, match="DEADLINE_EXCEEDED"):
-        storage.get([page])
-    page.buffers[0][:] = b"\x55" * len(page.buffers[0])
-    store.goes_on.set()
-    assert store.has_returned.wait(PATIENCE_S)
-    storage.close()
-    running.stop()
+    with served(store, timeout_s=0.3) as storage:
+        put(open_for_contract(storage), [1])
+        with pytest.raises(StorageError, match="DEADLINE_EXCEEDED"):
+            storage.get([page])
+        page.buffers[0][:] = b"\x55" * len(page.buffers[0])
+        store.goes_on.set()
+        assert store.has_returned.wait(PATIENCE_S)
     assert set(bytes_of(page)) == {0x55}
 
 
 def test_a_get_that_was_given_up_holds_no_page_any_more(no_collection: None) -> None:
     store = PausedReads()
-    running = LoopbackServer.start(store)
-    storage = open_for_contract(RemoteStorage.open(RemoteOptions((running.address,), timeout_s=0.3, retries=0)))
-    content = WatchedBytes(sum(map(len, blank_page(label(1)).buffers)))
+    content = WatchedBytes(PAGE_BYTES)
     alive = weakref.ref(content)
     pages = [PageIO(label(1), None, (memoryview(content),))]
-    with pytest.raises(StorageError, match="DEADLINE_EXCEEDED"):
-        storage.get(pages)
-    del content, pages
-    assert alive() is None
-    store.goes_on.set()
-    storage.close()
-    running.stop()
+    with served(store, timeout_s=0.3) as storage:
+        open_for_contract(storage)
+        with pytest.raises(StorageError, match="DEADLINE_EXCEEDED"):
+            storage.get(pages)
+        del content, pages
+        assert alive() is None
+        store.goes_on.set()
 
 
 def test_a_put_that_was_given_up_holds_no_page_any_more(no_collection: None) -> None:
@@ -553,45 +550,34 @@ class ClockedReads(MemoryStorage):
 def test_all_calls_of_a_request_share_its_time_and_what_was_not_asked_for_is_unavailable() -> None:
     clock = ManualClock()
     store = ClockedReads(clock, 40.0)
-    running = LoopbackServer.start(store, limits_with(pages_max=1))
-    options = RemoteOptions((running.address,), timeout_s=100.0, retries=0)
-    storage = open_for_contract(RemoteStorage.open(options, clock, lambda _: None))
-    for number in range(20):
-        assert storage.put([sealed_page(label(number))], Level.CACHED) == [Answer.STORED]
-    answers = storage.get([blank_page(label(number)) for number in range(20)])
-    hits = answers.count(Answer.HIT)
-    assert 3 <= hits <= store.gets_count <= 5, "the store may be asked for one whose answer nobody waits for any more"
-    assert answers.count(Answer.UNAVAILABLE) == 20 - hits
-    storage.close()
-    running.stop()
+    with served(store, timeout_s=100.0, clock=clock) as storage:
+        assert put(open_for_contract(storage), range(20)) == [True] * 20
+        answers = storage.get([blank_page(label(number)) for number in range(20)])
+    hits_count = answers.count(Answer.HIT)
+    assert 3 <= hits_count <= store.gets_count <= 5, "one may be read whose answer nobody waits for any more"
+    assert answers.count(Answer.UNAVAILABLE) == 20 - hits_count
 
 
 @pytest.mark.parametrize("cuts", [(), (100, HEADER_BYTES, 3_000_000)], ids=["one buffer", "rows"])
 def test_a_page_is_added_to_its_checksum_as_it_lands(cuts: tuple[int, ...]) -> None:
-    running = LoopbackServer.start(MemoryStorage())
-    storage = running.client()
-    storage.register(manifest_of(MODEL, LARGE), {})
     labels = [Label(MODEL.digest(LARGE), label(number).key, "kv") for number in range(3)]
     stored = [sealed_page(each, LARGE_BYTES) for each in labels]
-    assert storage.put(stored, Level.CACHED) == [Answer.STORED] * 3
     found = [blank_page(each, LARGE_BYTES, cuts)._replace(checksum=PageChecksum()) for each in labels]
-    assert storage.get(found) == [Answer.HIT] * 3
+    with served(MemoryStorage()) as storage:
+        storage.register(manifest_of(MODEL, LARGE), {})
+        assert storage.put(stored, Level.CACHED) == [Answer.STORED] * 3
+        assert storage.get(found) == [Answer.HIT] * 3
     for page, source in zip(found, stored, strict=True):
         assert page.checksum is not None
         assert page.checksum.of(LARGE_BYTES) == int.from_bytes(source.buffers[0][112:120], "little")
         assert verify_buffers(page.buffers, page.label, page.checksum) is None
-    storage.close()
-    running.stop()
 
 
 def test_the_client_says_that_it_is_bounded() -> None:
-    running = LoopbackServer.start(MemoryStorage())
-    storage = running.client(timeout_s=3.0)
-    capability = storage.capability()
+    with served(MemoryStorage(), timeout_s=3.0, retries=1) as storage:
+        capability = storage.capability()
     assert (capability.bounded, capability.exists_costs_io) == (True, True)
     assert capability.call_s_max >= 2 * 3.0
-    storage.close()
-    running.stop()
 
 
 # A server that takes connections and never answers: the client fails over, and the guard gives it the time to
