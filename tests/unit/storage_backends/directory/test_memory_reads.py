@@ -180,15 +180,6 @@ def storage_slot_bytes(page_bytes: int) -> int:
     return -(-page_bytes // grain_bytes) * grain_bytes
 
 
-@pytest.mark.parametrize("reason", [errno.EAGAIN, errno.EIO, errno.EOPNOTSUPP])
-def test_what_is_not_in_memory_is_left_to_get(kind: StoreKind, root: Path, reason: int) -> None:
-    with closing(kind.open(root, disk=RefusingDisk(reason))) as storage:
-        put_numbers(storage)
-        for _ in range(2):
-            assert read(storage, wanted()) == [False] * PAGES_COUNT
-        assert storage.get([sealed_page(label(0), SIZES[1])]) == [Answer.HIT]
-
-
 class NothingCached(Disk):
     """A disk of which nothing is in memory, and that nobody may ask to read ahead."""
 
@@ -198,12 +189,6 @@ class NothingCached(Disk):
 
     def preadv_cached(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         raise AssertionError("a read from memory would have the system begin to read")
-
-
-def test_of_a_prompt_that_is_not_in_memory_no_page_is_tried(kind: StoreKind, root: Path) -> None:
-    with closing(kind.open(root, disk=NothingCached())) as storage:
-        put_numbers(storage)
-        assert read(storage, wanted()) == [False] * PAGES_COUNT
 
 
 class MemoryDisk(Disk):
@@ -241,13 +226,23 @@ class NamesOnDisk(Disk):
         raise OSError(self.reason, os.strerror(self.reason))
 
 
-@pytest.mark.parametrize("reason", [errno.EAGAIN, errno.EOPNOTSUPP, errno.EPERM])
-def test_a_file_whose_name_is_not_in_memory_is_left_to_get(root: Path, reason: int) -> None:
-    with closing(StoreKind.FILE.open(root, disk=NamesOnDisk(reason))) as storage:
-        put_numbers(storage)
-        assert read(storage, wanted()) == [False] * PAGES_COUNT
-        assert storage.knows([label(0)]) == [False]
-        assert storage.get([sealed_page(label(0), SIZES[1])]) == [Answer.HIT]
+@pytest.mark.parametrize(
+    ("disk", "kinds"),
+    [
+        *((RefusingDisk(reason), StoreKind) for reason in (errno.EAGAIN, errno.EIO, errno.EOPNOTSUPP)),
+        (NothingCached(), StoreKind),
+        *((NamesOnDisk(reason), [StoreKind.FILE]) for reason in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EPERM)),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_what_is_not_in_memory_is_left_to_get(disk: Disk, kinds: Sequence[StoreKind], tmp_path: Path) -> None:
+    for kind in kinds:
+        with closing(kind.open(tmp_path / kind.value, disk=disk)) as storage:
+            put_numbers(storage)
+            for _ in range(2):
+                assert read(storage, wanted()) == [False] * PAGES_COUNT
+            assert storage.knows([label(0)]) == [not isinstance(disk, NamesOnDisk)]
+            assert storage.get([sealed_page(label(0), SIZES[1])]) == [Answer.HIT]
 
 
 @pytest.mark.parametrize("at", [0, 47, HEADER_BYTES, HEADER_BYTES + 1500, SIZES[1] - 1])
@@ -332,7 +327,7 @@ def check_all_are_hits(storage: FileStorage) -> None:
         assert bytes_of(page) == bytes_of(sealed_page(label(number)))
 
 
-def test_what_is_in_memory_takes_one_call_a_page(root: Path) -> None:
+def test_what_is_in_memory_takes_one_call_a_page_and_one_page_alone_is_not_asked_for_twice(root: Path) -> None:
     disk = FaultyDisk()
     with closing(FileStorage.open(root, disk=disk)) as storage:
         put(storage, BATCH)
@@ -340,12 +335,6 @@ def test_what_is_in_memory_takes_one_call_a_page(root: Path) -> None:
         check_all_are_hits(storage)
         assert disk.calls[at:].count("preadv_cached") == len(BATCH)
         assert "preadv" not in disk.calls[at:]
-
-
-def test_one_page_alone_is_not_asked_for_twice(root: Path) -> None:
-    disk = FaultyDisk()
-    with closing(FileStorage.open(root, disk=disk)) as storage:
-        put(storage, BATCH)
         at = len(disk.calls)
         assert storage.get([blank_page(label(1))]) == [Answer.HIT]
         assert "preadv_cached" not in disk.calls[at:]

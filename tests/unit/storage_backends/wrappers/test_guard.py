@@ -246,6 +246,7 @@ def test_once_every_thread_is_stuck_calls_raise_at_once_and_are_not_started() ->
     clock.now_s = 6.0
     assert storage.stuck_count == 2
     assert faulty.wait_until_hung(2, PATIENCE_S)
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("storage-call"))
     with pytest.raises(StorageError, match=r"exists was not started.*get for 6\.0 s, get for 1\.0 s") as raised:
         storage.exists([label(1)])
     assert raised.value.retryable
@@ -254,32 +255,6 @@ def test_once_every_thread_is_stuck_calls_raise_at_once_and_are_not_started() ->
     let_go(faulty, 2)
     assert all(call.wait(PATIENCE_S) for call in calls)
     assert storage.stuck_count == 0
-    storage.close(PATIENCE_S)
-
-
-def test_a_late_error_reaches_nobody() -> None:
-    backend = filled(MemoryStorage())
-    faulty = scripted({0: StorageFault.HANG}, backend)
-    storage = bounded(faulty, SHORT_S, calls_max=1)
-    error = timed_out(storage, blank_page(label(1)))
-    backend.close()
-    let_go(faulty, 1)
-    assert error.call.wait(PATIENCE_S)
-    assert storage.stuck_count == 0
-    storage.close(PATIENCE_S)
-
-
-def test_a_caller_that_waits_for_a_thread_is_told_when_the_last_one_gets_stuck() -> None:
-    faulty = scripted({0: StorageFault.HANG}, filled(MemoryStorage()))
-    storage = bounded(faulty, SHORT_S, calls_max=1)
-    with ThreadPoolExecutor(2) as callers:
-        first = callers.submit(storage.exists, [label(1)])
-        assert faulty.wait_until_hung(1, PATIENCE_S)
-        second = callers.submit(storage.exists, [label(2)])
-        assert isinstance(first.exception(PATIENCE_S), StorageTimeoutError)
-        assert type(second.exception(PATIENCE_S)) is StorageError
-    assert faulty.calls_count == 1
-    let_go(faulty, 1)
     storage.close(PATIENCE_S)
 
 
@@ -339,27 +314,6 @@ def test_a_caller_that_waits_for_a_thread_finds_the_store_closed() -> None:
         let_go(faulty, 1)
         assert first.result(PATIENCE_S) == [Answer.HIT]
     storage.close(PATIENCE_S)
-
-
-def test_threads_are_daemons_no_more_than_allowed_and_end_with_the_store() -> None:
-    before = set(threading.enumerate())
-
-    def threads() -> set[threading.Thread]:
-        return {each for each in set(threading.enumerate()) - before if each.name.startswith("storage-call")}
-
-    faulty = scripted(dict.fromkeys(range(3), StorageFault.HANG), filled(MemoryStorage()))
-    storage = bounded(faulty, PATIENCE_S, calls_max=3)
-    with ThreadPoolExecutor(5) as callers:
-        calls = [callers.submit(storage.exists, [label(1)]) for _ in range(5)]
-        let_go(faulty, 3)
-        assert [call.result(PATIENCE_S) for call in calls] == [[Answer.HIT]] * 5
-    at_work = threads()
-    assert len(at_work) == 3
-    assert all(thread.daemon for thread in at_work)
-    storage.close()
-    for thread in at_work:
-        thread.join(PATIENCE_S)
-    assert threads() == set()
 
 
 @pytest.mark.parametrize("level", [Level.CACHED, Level.DURABLE])
@@ -537,17 +491,6 @@ def test_who_has_others_to_ask_lets_one_rest_longer_each_time_and_once_for_calls
     breaker.record_failure()
     breaker.record_success()
     assert (breaker.is_resting, breaker.state, breaker.has_failures) == (False, BreakerState.CLOSED, False)
-
-
-def test_timeouts_open_it_and_then_nobody_waits_for_the_deadline() -> None:
-    faulty = scripted({0: StorageFault.HANG, 1: StorageFault.HANG})
-    storage = breaking(faulty, 2, ManualClock(), deadline_s=0.02)
-    failing(storage, 2)
-    assert storage.exists([label(1)]) == [Answer.UNAVAILABLE]
-    assert faulty.wait_until_hung(2, PATIENCE_S)
-    assert faulty.calls_count == 2
-    faulty.release()
-    storage.close(PATIENCE_S)
 
 
 @pytest.mark.parametrize(
