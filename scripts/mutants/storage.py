@@ -48,7 +48,7 @@ STORAGE_MUTANTS = [
         "storage_backends/wrappers/guard.py",
         "            self.breaker.record_outcome(admission, failed=True)\n",
         "            pass\n",
-        ("tests/unit/core/test_late_calls.py",),
+        ("tests/unit/core/test_operations.py",),
     ),
     Mutant(
         "a page from storage is believed",
@@ -82,7 +82,7 @@ STORAGE_MUTANTS = [
         "core/pool.py",
         'domain += b"-facts-%d" % len(self.facts)',
         "pass",
-        ("tests/unit/core/test_identity_facts.py",),
+        ("tests/unit/core/test_identity.py",),
     ),
     Mutant(
         "an unknown span needs nothing",

@@ -1,0 +1,564 @@
+"""Prefetches: what came is used to the longest end that it allows, and what one brings no other reads again."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.support.cache import IDENTITY, ToyEngine, toy_layout
+from tests.support.clock import ManualClock
+from tests.support.components import LAYOUTS, every_hybrid, every_layout
+from tests.support.conversations import (
+    HostModel,
+    VanishingStorage,
+    compute,
+    conversation,
+    pages_on,
+    remembered,
+    store_turns,
+)
+from tests.support.operations import (
+    PAGE,
+    SPANS,
+    Stepped,
+    UnreturnedCall,
+    out_pages,
+    over,
+    present,
+    serve,
+    started,
+    tokens,
+)
+from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads, ranked, same
+from tests.support.ranks import out_pages as ranked_out_pages
+from unified_cache.cache.cache import UnifiedCache
+from unified_cache.components import Full, RecurrentState, SlidingWindow
+from unified_cache.controller import InlineWorkers, Operation, OperationState, ThreadWorkers, TransferKind, Workers
+from unified_cache.core.config import Prefetching
+from unified_cache.core.errors import StorageError, StorageTimeoutError
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, Tier
+from unified_cache.core.seal import Label
+from unified_cache.core.window import SPAN_ALL
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Answer, PageIO
+
+TURNS = (4, 8, 12, 16)
+"""Pages of the conversation after each turn: where windows and states are kept."""
+
+
+def stored(layout: ModelLayout, turns: tuple[int, ...] = TURNS) -> VanishingStorage:
+    store = VanishingStorage()
+    store_turns(layout, store, turns)
+    return store
+
+
+def opened(layout: ModelLayout, turns: tuple[int, ...] = TURNS) -> tuple[VanishingStorage, UnifiedCache]:
+    store = stored(layout, turns)
+    return store, remembered(layout, store).cache
+
+
+def prefetched(cache: UnifiedCache, pages: int) -> Operation:
+    return over(cache, cache.prefetch(conversation(cache, pages)))
+
+
+def labels_of(cache: UnifiedCache, page: int, component: int) -> list[Label]:
+    tier = present(cache._storage)
+    key = conversation(cache, page + 1).keys[page]
+    return [label for pool in tier.pools(component) for label in tier.labels([key], pool)]
+
+
+@every_layout
+def test_pages_travel_in_the_order_of_the_prompt_all_pools_of_one_together_kv_first(layout: ModelLayout) -> None:
+    store, cache = opened(layout)
+    assert prefetched(cache, 16).pages_count == 16
+    page_of = {key: page for page, key in enumerate(conversation(cache, 16).keys)}
+    order = [pool.name for _, pool in layout.transfer_order]
+    came = [(page_of[label.key], order.index(label.pool)) for label in store.came]
+    assert came == sorted(came)
+    kept = pages_on(cache, conversation(cache, 16), Tier.HOST)
+    for end in TURNS[:-1]:
+        for held, component in zip(kept, layout.components, strict=True):
+            assert set(range(max(0, end - component.span), end)) <= held, "windows of ends in between come too"
+
+
+@every_layout
+def test_a_flawed_page_is_a_page_that_did_not_come_and_is_taken_out_of_storage(layout: ModelLayout) -> None:
+    store, cache = opened(layout, (6, 8))
+    (label, *_) = labels_of(cache, 7, len(layout.components) - 1)
+    store._pages[label] = store._pages[label][:-1] + bytes([store._pages[label][-1] ^ 1])
+    came = set(store._pages) - {label}
+    model = HostModel.of(layout, conversation(cache, 8), came, [set() for _ in layout.components])
+    assert prefetched(cache, 8).pages_count == model.end >= 6
+    assert cache.stats().flawed_pages == 1
+    assert store.exists([label]) == [Answer.MISS]
+
+
+@every_layout
+def test_storage_that_lacks_only_what_the_device_holds_adds_all_the_rest(layout: ModelLayout) -> None:
+    store = stored(layout, (8,))
+    toy = remembered(layout, store)
+    cache = toy.cache
+    compute(toy, 4)
+    store.remove(
+        [
+            label
+            for page in range(4)
+            for number in range(len(layout.components))
+            for label in labels_of(cache, page, number)
+        ]
+    )
+    assert prefetched(cache, 8).pages_count == 4
+    assert cache.match(conversation(cache, 8)).host_end == 8
+    cache.check()
+
+
+@every_layout
+def test_a_hit_below_the_threshold_is_not_read(layout: ModelLayout) -> None:
+    store = stored(layout, (4,))
+    for threshold, gained in ((5, 0), (4, 4)):
+        store.calls_count = 0
+        cache = remembered(layout, store).cache
+        cache.config = replace(cache.config, prefetching=Prefetching(threshold_tokens=threshold * layout.page_size))
+        operation = prefetched(cache, 8)
+        assert (operation.state, operation.pages_count) == (OperationState.DONE, gained)
+        assert bool(store.calls_count) is bool(gained)
+
+
+@every_hybrid
+@pytest.mark.parametrize("fails", [False, True])
+def test_windows_that_a_prefetch_counts_on_stay_while_it_reads(layout: ModelLayout, fails: bool) -> None:
+    """Once it has said one page more, and four pages that could be resumed became none."""
+    store = stored(layout, (4, 8))
+    workers = Stepped()
+    toy = remembered(layout, store, workers)
+    cache, prompt = toy.cache, conversation(toy.cache, 8)
+    windows = range(1, len(layout.components))
+
+    def finish() -> Operation:
+        operation = started(cache.prefetch(prompt))
+        while workers.waiting:
+            workers.run()
+            cache.poll()
+        return operation
+
+    assert finish().pages_count == 8
+    toy.forget(Tier.HOST, components=windows)
+    for component in windows:
+        store.remove([label for page in range(4, 8) for label in labels_of(cache, page, component)])
+    assert finish().pages_count == 4
+    store_turns(layout, store, (5,))
+    operation = started(cache.prefetch(prompt))
+    workers.run()
+    cache.poll()
+    toy.forget(Tier.HOST, components=windows)
+    if fails:
+        cache.finish_early(operation)
+    workers.run()
+    cache.poll()
+    assert (operation.state, operation.pages_count) == (
+        (OperationState.PARTIAL, 0) if fails else (OperationState.DONE, 1)
+    )
+    assert cache.match(prompt).host_end == 4 + operation.pages_count
+    cache.check()
+
+
+def test_progress_of_a_prefetch_is_what_it_would_gain_if_it_ended_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 1)
+    layout = LAYOUTS["full-swa"]
+    store = stored(layout)
+    workers = Stepped()
+    cache = remembered(layout, store, workers).cache
+    operation = started(cache.prefetch(conversation(cache, 16)))
+    assert cache.prefetch_progress(operation) is None, "storage has not been asked"
+    workers.run()
+    cache.poll()
+    seen: list[tuple[int, int]] = []
+
+    def note(number: int) -> None:
+        progress = present(cache.prefetch_progress(operation))
+        seen.append((progress.gained_pages, progress.expected_pages))
+
+    note(0)
+    store.before_get = note
+    workers.run()
+    note(0)
+    cache.poll()
+    assert cache.prefetch_progress(operation) is None, "it is over"
+    assert [*dict.fromkeys(seen)] == [(gained, 16) for gained in (0, *TURNS)]
+    assert cache.traffic()[TransferKind.PREFETCH].component_pages[0] == 16
+
+
+@every_hybrid
+def test_windows_of_ends_in_between_at_most_double_what_is_read(layout: ModelLayout) -> None:
+    store, cache = opened(layout, tuple(range(1, 25)))
+    assert prefetched(cache, 24).pages_count == 24
+    sizes = {pool.name: pool.page_bytes for pool in layout.pools}
+    full_pools = {pool.name for pool in layout.components[0].pools}
+    full_bytes = sum(sizes[label.pool] for label in store.came if label.pool in full_pools)
+    windows = layout.components[1:]
+    last_bytes = sum(
+        min(component.span, 24) * sum(sizes[pool.name] for pool in component.pools) for component in windows
+    )
+    assert sum(sizes[label.pool] for label in store.came) <= 2 * full_bytes + last_bytes
+
+
+@every_hybrid
+@pytest.mark.parametrize("losing_rank", [0, 1])
+def test_what_did_not_come_on_one_rank_is_done_without_on_all(layout: ModelLayout, losing_rank: int) -> None:
+    def live(ranks: ThreadRanks) -> tuple[str, int, int, list[set[int]]]:
+        store = VanishingStorage()
+        store_turns(layout, store, range(1, 9), head_of(ranks))
+        cache = ranked(remembered(layout, MemoryStorage()), ranks, store)
+        if ranks.rank == losing_rank:
+            store.vanishing = {labels_of(cache, 7, 1)[-1]}
+        operation = over(cache, cache.prefetch(conversation(cache, 8)))
+        kept = pages_on(cache, conversation(cache, 8), Tier.HOST)
+        return digest_of(cache), operation.pages_count, ranked_out_pages(cache), kept
+
+    _, gained, out, kept = same(in_threads(2, live))
+    assert (gained, out, kept[0]) == (7, 0, set(range(8)))
+
+
+@every_layout
+def test_a_prefetch_without_any_room_gains_nothing_and_is_no_failure(layout: ModelLayout) -> None:
+    store, cache = opened(layout)
+    ledger = cache._ledger
+    taken = present(ledger.allocate(Tier.HOST, 0, ledger.capacity(Tier.HOST, 0)))
+    store.calls_count = 0
+    operation = prefetched(cache, 16)
+    assert (operation.state, operation.pages_count, store.calls_count) == (OperationState.PARTIAL, 0, 0)
+    ledger.free(Tier.HOST, 0, taken)
+    assert prefetched(cache, 16).pages_count == 16
+
+
+# ---- windows that memory has lost while Full stayed ----------------------------------------------------------------
+
+
+FULL = Full((PoolSpec("kv", 64),))
+WINDOW = SlidingWindow(2 * PAGE, PAGE, (PoolSpec("swa", 32), PoolSpec("swa_scale", 24)))
+STATE = RecurrentState((PoolSpec("mamba", 48),))
+
+
+def small_engine(*components: Component) -> ToyEngine:
+    layout = ModelLayout(PAGE, (FULL, *components))
+    sizes = (16, *(8 for _ in components))
+    return ToyEngine(layout, sizes, sizes, MemoryStorage(), InlineWorkers())
+
+
+def prompt_of(toy: ToyEngine, *contents: int) -> Prompt:
+    return toy.cache.prompt(np.concatenate([np.arange(PAGE, dtype=np.int32) + 1000 * number for number in contents]))
+
+
+def served_and_stored(toy: ToyEngine, *contents: int) -> Prompt:
+    prompt = toy.run(prompt_of(toy, *contents))
+    over(toy.cache, toy.cache.backup(prompt))
+    return prompt
+
+
+def bring(toy: ToyEngine, prompt: Prompt) -> int:
+    """Bring a prompt up and verify it; return how many of its pages can be resumed from."""
+    for leg in (toy.cache.prefetch, toy.cache.load):
+        assert over(toy.cache, leg(prompt)).error is None
+    return toy.read_back(prompt)
+
+
+@pytest.mark.parametrize("components", [(WINDOW,), (STATE,), (WINDOW, STATE)])
+def test_a_window_that_memory_lost_comes_back_while_full_stays(
+    components: tuple[Component, ...],
+) -> None:
+    toy = small_engine(*components)
+    prompt = served_and_stored(toy, 1, 2, 3, 4)
+    for component in range(1, len(components) + 1):
+        toy.forget(*Tier, components=[component])
+    assert toy.cache.match(prompt).host_end == 0
+    assert bring(toy, prompt) == 4
+    fetched = toy.cache.stats().traffic[TransferKind.PREFETCH].component_pages
+    assert fetched == [0, *(component.span for component in components)], "of Full, nothing was missing"
+
+
+def test_a_window_in_the_middle_comes_back_for_a_prompt_that_goes_on_otherwise() -> None:
+    toy = small_engine(WINDOW)
+    served_and_stored(toy, 1, 2, 3)
+    served_and_stored(toy, 1, 2, 3, 4, 5, 6)
+    toy.forget(*Tier, components=[1])
+    assert bring(toy, prompt_of(toy, 1, 2, 3, 9, 9)) == 3
+
+
+def test_tombstones_and_the_rest_of_the_prefix_come_together() -> None:
+    toy = small_engine(WINDOW)
+    prompt = served_and_stored(toy, 1, 2, 3, 4, 5)
+    toy.forget(*Tier, components=[1])
+    ledger = toy.cache._ledger
+    for tier in Tier:
+        ledger._take_back(ledger.tree.evict(tier, 0, 1))
+    assert bring(toy, prompt) == 5
+    assert toy.cache.stats().traffic[TransferKind.PREFETCH].component_pages == [1, 2]
+
+
+def test_where_storage_has_lost_the_window_too_nothing_is_brought() -> None:
+    toy = small_engine(WINDOW)
+    prompt = served_and_stored(toy, 1, 2, 3, 4)
+    toy.forget(*Tier, components=[1])
+    assert toy.cache._storage is not None
+    tier = toy.cache._storage
+    for pool in WINDOW.pools:
+        tier.backend.remove(tier.labels(prompt.keys, pool))
+    assert bring(toy, prompt) == 0
+    assert all(occupancy.out == 0 for occupancy in toy.cache.stats().occupancy)
+
+
+# ---- single flight: pages that one prefetch brings are not read again by another -------------------------------------
+
+
+WAIT_S = 10.0
+
+
+class CountingStorage(MemoryStorage):
+    """Counts the objects read, and fails a get when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read_count = 0
+        self.error: StorageError | None = None
+        """What the next get raises."""
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        self.read_count += len(pages)
+        return super().get(pages)
+
+
+def forgetful(
+    store: MemoryStorage, workers: Workers, spans: tuple[int, ...] = (SPAN_ALL,), identity: Identity = IDENTITY
+) -> ToyEngine:
+    """Return a cache whose prompts lie in storage and nowhere else: ten pages, and ten that leave them after six."""
+    layout = toy_layout(spans, PAGE)
+    room = tuple(40 for _ in spans)
+    writer = ToyEngine(layout, room, room, store, InlineWorkers(), identity)
+    for contents in (tokens(10), branch()):
+        prompt = writer.cache.prompt(contents)
+        lock = present(writer.serve(prompt))
+        over(writer.cache, writer.cache.backup(prompt))
+        writer.cache.release(lock)
+    return ToyEngine(layout, room, room, store, workers, identity)
+
+
+def cold() -> tuple[CountingStorage, Stepped, UnifiedCache, Prompt]:
+    store, workers = CountingStorage(), Stepped()
+    cache = forgetful(store, workers).cache
+    return store, workers, cache, cache.prompt(tokens(10))
+
+
+def branch() -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """Return ten pages, the first six those of ``tokens(10)``."""
+    return np.concatenate([tokens(6), tokens(4, 5000)])
+
+
+def finish(cache: UnifiedCache, workers: Stepped) -> None:
+    while workers.waiting:
+        workers.run()
+        cache.poll()
+
+
+def host_pages_out(cache: UnifiedCache) -> int:
+    return cache._ledger.out_pages(Tier.HOST, 0)
+
+
+@pytest.mark.parametrize("spans", [(SPAN_ALL,), SPANS])
+def test_four_prefetches_of_one_cold_prompt_read_it_once_and_all_are_served(spans: tuple[int, ...]) -> None:
+    store, workers = CountingStorage(), Stepped()
+    toy = forgetful(store, workers, spans)
+    cache = toy.cache
+    prompt = cache.prompt(tokens(10))
+    operations = [started(cache.prefetch(prompt)) for _ in range(4)]
+    told: list[Operation] = []
+    out = 0
+    while workers.waiting:
+        workers.run()
+        told += cache.poll()
+        out = max(out, host_pages_out(cache))
+    assert told == operations, "in one poll, as soon as the first is over"
+    assert [(operation.state, operation.pages_count) for operation in operations] == [(OperationState.DONE, 10)] * 4
+    assert out == 10, "one set of host slots"
+    read_count, store.read_count = store.read_count, 0
+    alone = forgetful(store, InlineWorkers(), spans).cache
+    alone.prefetch(prompt)
+    alone.wait_all(WAIT_S)
+    assert read_count == store.read_count, "as one of them alone reads"
+    assert cache.traffic()[TransferKind.PREFETCH] == alone.traffic()[TransferKind.PREFETCH]
+    assert cache.match(prompt).host_end == 10
+    cache.check()
+    assert (out_pages(cache), cache.close()) == (0, [])
+
+
+def test_with_threads_too_each_page_is_read_once() -> None:
+    store = CountingStorage()
+    cache = forgetful(store, ThreadWorkers.start(storage=4)).cache
+    prompt = cache.prompt(tokens(10))
+    operations = [started(cache.prefetch(prompt)) for _ in range(8)]
+    assert len(cache.wait_all(WAIT_S)) == 8
+    assert {operation.pages_count for operation in operations} == {10}
+    assert cache.stats().traffic[TransferKind.PREFETCH].pages == 10
+    assert cache.close() == []
+
+
+def test_a_prefetch_that_was_probing_while_another_ended_does_not_read_its_pages_again() -> None:
+    _, workers, cache, prompt = cold()
+    cache.prefetch(prompt)
+    workers.run()
+    cache.poll()
+    late = started(cache.prefetch(prompt))  # its probe stands behind the fetch of the first
+    finish(cache, workers)
+    assert (late.state, late.pages_count) == (OperationState.DONE, 10)
+    assert cache.stats().traffic[TransferKind.PREFETCH].pages == 10
+
+
+def test_a_prompt_that_leaves_another_on_its_way_reads_only_its_own_pages() -> None:
+    workers = Stepped()
+    cache = forgetful(CountingStorage(), workers).cache
+    first, second = cache.prompt(tokens(10)), cache.prompt(branch())
+    operations = [started(cache.prefetch(prompt)) for prompt in (first, second)]
+    finish(cache, workers)
+    assert [operation.pages_count for operation in operations] == [10, 10]
+    assert cache.stats().traffic[TransferKind.PREFETCH].pages == 10 + 4
+    assert [cache.match(prompt).host_end for prompt in (first, second)] == [10, 10]
+    cache.check()
+
+
+def test_prompts_with_nothing_in_common_wait_for_nobody() -> None:
+    store, workers = CountingStorage(), Stepped()
+    cache = forgetful(store, workers).cache
+    other = ToyEngine(toy_layout((SPAN_ALL,), PAGE), (40,), (40,), store, InlineWorkers())
+    over(other.cache, other.cache.backup(serve(other, 4, first=9000)))
+    for prompt in (cache.prompt(tokens(10)), cache.prompt(tokens(4, 9000))):
+        cache.prefetch(prompt)
+    workers.run(2)
+    cache.poll()
+    assert len(workers.waiting) == 2, "both fetch"
+    finish(cache, workers)
+
+
+def waiting(cache: UnifiedCache, workers: Stepped, prompts: Sequence[Prompt]) -> list[Operation]:
+    """Start prefetches, up to where the first fetches and the others wait for it."""
+    operations = [started(cache.prefetch(prompt)) for prompt in prompts]
+    workers.run(len(prompts))
+    cache.poll()
+    assert len(workers.waiting) == 1
+    assert [operation.awaited for operation in operations] == [None, *operations[:1] * (len(prompts) - 1)]
+    return operations
+
+
+def test_where_the_first_fails_another_takes_over() -> None:
+    store, workers, cache, prompt = cold()
+    operations = waiting(cache, workers, [prompt] * 3)
+    store.error = StorageError("once", retryable=False)
+    finish(cache, workers)
+    assert [operation.state.value for operation in operations] == ["failed", "done", "done"]
+    assert [operation.pages_count for operation in operations] == [0, 10, 10]
+    assert store.read_count == 10
+    assert (out_pages(cache), cache.close()) == (0, [])
+
+
+def test_where_the_first_is_cancelled_another_takes_over_without_waiting_for_its_store() -> None:
+    _, workers, cache, prompt = cold()
+    first, second = waiting(cache, workers, [prompt] * 2)
+    cache.cancel(first)
+    assert cache.poll() == [first]
+    assert len(workers.waiting) == 2, "the first still fetches, the second probes again"
+    workers.waiting.rotate(-1)
+    workers.run()
+    cache.poll()
+    assert second.awaited is None
+    finish(cache, workers)
+    assert (second.state, second.pages_count) == (OperationState.DONE, 10)
+    assert out_pages(cache) == 0
+    cache.check()
+
+
+def test_where_the_first_is_in_quarantine_another_takes_over() -> None:
+    store, workers, cache, prompt = cold()
+    first, second = waiting(cache, workers, [prompt] * 2)
+    call = UnreturnedCall("get")
+    store.error = StorageTimeoutError("get hangs", call)
+    finish(cache, workers)
+    assert (first.state, first.is_released) == (OperationState.FAILED, False)
+    assert (second.state, second.pages_count) == (OperationState.DONE, 10)
+    call.returned = True
+    cache.wait_all(1)
+    assert out_pages(cache) == 0
+
+
+def test_one_that_waits_can_be_cancelled_and_finished_early() -> None:
+    _, workers, cache, prompt = cold()
+    first, second, third = waiting(cache, workers, [prompt] * 3)
+    assert cache.cancel(second)
+    cache.finish_early(third)
+    assert cache.poll() == [second]
+    assert (second.state, second.is_released) == (OperationState.CANCELLED, True)
+    workers.waiting.rotate(-1)
+    workers.run()
+    assert cache.poll() == [third]
+    assert (third.state, third.pages_count) == (OperationState.PARTIAL, 0), "nothing had come"
+    finish(cache, workers)
+    assert first.pages_count == 10
+    cache.check()
+
+
+def test_one_that_waits_too_long_fails_and_holds_nothing() -> None:
+    _, workers, cache, prompt = cold()
+    cache._controller._clock = clock = ManualClock()
+    cache._controller._timeout_s = 2.0
+    first, second = waiting(cache, workers, [prompt] * 2)
+    clock.now_s = 2.0
+    assert cache.poll() == [first, second]
+    assert (first.is_released, second.is_released) == (False, True)
+    finish(cache, workers)
+    assert out_pages(cache) == 0
+
+
+def test_closing_and_detaching_end_those_that_wait() -> None:
+    for end in ("close", "detach"):
+        _, workers, cache, prompt = cold()
+        cache.config = replace(cache.config, close_timeout_s=0.05)
+        _, second = waiting(cache, workers, [prompt] * 2)
+        if end == "detach":
+            cache.detach()
+            finish(cache, workers)
+            cache.poll()
+            assert (second.state, out_pages(cache)) == (OperationState.PARTIAL, 0)
+        assert cache.close() == []
+        assert second.is_released
+
+
+def test_the_budget_of_prefetches_does_not_keep_one_from_waiting() -> None:
+    _, workers, cache, prompt = cold()
+    cache._prefetches.host_pages_left = 10
+    operations = waiting(cache, workers, [prompt] * 2)
+    finish(cache, workers)
+    assert [operation.pages_count for operation in operations] == [10, 10]
+
+
+@pytest.mark.parametrize("failing_rank", [None, 0, 1])
+def test_ranks_wait_and_take_over_alike(failing_rank: int | None) -> None:
+    def live(rank_group: ThreadRanks) -> tuple[str, list[tuple[str, int]], int]:
+        store = CountingStorage()
+        toy = forgetful(store, InlineWorkers(), identity=head_of(rank_group))
+        cache = ranked(toy, rank_group, store, ThreadWorkers.start())
+        prompt = cache.prompt(tokens(10))
+        store.error = StorageError("once", retryable=False) if rank_group.rank == failing_rank else None
+        operations = [started(cache.prefetch(each)) for each in (prompt, prompt, cache.prompt(branch()))]
+        cache.wait_all(WAIT_S)
+        # Whoever's look-up ends first on all ranks reads first, and fails there.
+        ends = sorted((operation.state.value, operation.pages_count) for operation in operations)
+        found = digest_of(cache), ends, ranked_out_pages(cache)
+        cache.close()
+        return found
+
+    _, ends, out = same(in_threads(2, live))
+    first = ("done", 10) if failing_rank is None else ("failed", 0)
+    assert ends == [("done", 10), ("done", 10), first]
+    assert out == 0
