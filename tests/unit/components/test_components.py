@@ -151,22 +151,6 @@ def test_a_pool_of_deepseek_v4_has_the_published_bytes(model: DeepSeekV4, column
     assert found[pool] == PAGE_BYTES[pool][column]
 
 
-@pytest.mark.parametrize(
-    ("model", "layers", "full", "swa"),
-    [(FLASH, (2, 21, 20), 998_208, 8_160_000), (PRO, (0, 30, 31), 1_430_208, 11_592_960)],
-    ids=["flash", "pro"],
-)
-def test_deepseek_v4_counts_its_layers_and_its_bytes_by_component(
-    model: DeepSeekV4, layers: tuple[int, ...], full: int, swa: int
-) -> None:
-    assert tuple(model.compress_ratios.count(ratio) for ratio in (0, 4, 128)) == layers
-    first, second = model.layout().components
-    assert sum(pool.page_bytes for pool in first.pools) == full
-    assert sum(pool.page_bytes for pool in second.pools) == swa
-    assert (first.name, second.name, second.span) == ("full", "swa", 1)
-    assert [pool.name for pool in model.layout().pools] == list(PAGE_BYTES)
-
-
 def test_layers_of_pro_in_bf16_come_to_the_published_figure() -> None:
     # https://vllm.ai/blog/deepseek-v4: 9.62 GiB for a context of 1 Mi tokens, indexer keys in 2 bytes.
     tokens = 1 << 20

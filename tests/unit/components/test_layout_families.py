@@ -165,8 +165,19 @@ def test_no_architecture_is_in_two_families() -> None:
         ("GPT2LMHeadModel", "gpt2"),
         ("MiMoV2FlashForCausalLM", "mimo_v2_flash"),
         ("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl"),
+        # Named in their own way.
+        ("BailingMoeV2_5ForCausalLM", "bailing_moe_v2_5"),
+        ("ChatGLMModel", "chatglm"),
+        ("DeciLMForCausalLM", "decilm"),
+        ("HCXVisionV2ForCausalLM", "hyperclovax_vision_v2"),
+        ("Step3TextForCausalLM", "step3_text"),
+        # No decoders, and those whose state is not known.
         ("BertForMaskedLM", None),
         ("SomethingForCausalLM", None),
+        ("Glm5NextForCausalLM", None),
+        ("InklingForCausalLM", None),
+        ("MiniMaxM3SparseForCausalLM", None),
+        ("Qwen4ExpForCausalLM", None),
     ],
 )
 def test_a_class_is_named_as_its_type_is(name: str, model_type: str | None) -> None:
@@ -415,27 +426,6 @@ def test_a_sparse_model_of_the_fourth_hunyuan_is_indexed() -> None:
     }
     as_glm = {**config, "model_type": "glm_moe_dsa"}
     assert size_hf_config(config).layout == size_hf_config(as_glm).layout
-
-
-@pytest.mark.parametrize(
-    ("name", "model_type"),
-    [
-        ("BailingMoeV2_5ForCausalLM", "bailing_moe_v2_5"),
-        ("ChatGLMModel", "chatglm"),
-        ("DeciLMForCausalLM", "decilm"),
-        ("HCXVisionV2ForCausalLM", "hyperclovax_vision_v2"),
-        ("Step3TextForCausalLM", "step3_text"),
-    ],
-)
-def test_a_class_that_is_named_in_its_own_way_is_known(name: str, model_type: str) -> None:
-    assert class_of(name) == model_type
-
-
-@pytest.mark.parametrize(
-    "name", ["Glm5NextForCausalLM", "InklingForCausalLM", "MiniMaxM3SparseForCausalLM", "Qwen4ExpForCausalLM"]
-)
-def test_a_class_whose_state_is_not_known_has_no_rule(name: str) -> None:
-    assert class_of(name) is None
 
 
 def test_a_model_of_mistral_is_read_by_the_type_that_engines_give_it() -> None:

@@ -169,25 +169,18 @@ def test_deepseek_v32_has_the_published_sizes(dtype: str | None, row: int, token
 
 
 @pytest.mark.parametrize(
-    ("name", "ratios"),
-    [("deepseek-v4-flash", (0, 0, 4, *(128, 4) * 20)), ("deepseek-v4-pro", (128, 128, *(4, 128) * 29, 4))],
-)
-def test_deepseek_v4_is_read_as_its_ratios_say(name: str, ratios: tuple[int, ...]) -> None:
-    sized = size_preset(name)
-    assert sized.layout == DeepSeekV4(ratios).layout()
-    assert (sized.layout.page_size, sized.window_tokens, sized.layers["swa"]) == (256, 128, len(ratios))
-
-
-@pytest.mark.parametrize(
-    ("name", "layers", "full", "swa"),
+    ("name", "ratios", "layers", "full", "swa"),
     [
-        ("deepseek-v4-flash", (21, 20, 43), 998_208, 8_160_000),
-        ("deepseek-v4-pro", (30, 31, 61), 1_430_208, 11_592_960),
+        ("deepseek-v4-flash", (0, 0, 4, *(128, 4) * 20), (21, 20, 43), 998_208, 8_160_000),
+        ("deepseek-v4-pro", (128, 128, *(4, 128) * 29, 4), (30, 31, 61), 1_430_208, 11_592_960),
     ],
 )
-def test_deepseek_v4_has_the_published_sizes(name: str, layers: tuple[int, int, int], full: int, swa: int) -> None:
+def test_deepseek_v4_is_read_as_its_ratios_say_and_has_the_published_sizes(
+    name: str, ratios: tuple[int, ...], layers: tuple[int, int, int], full: int, swa: int
+) -> None:
     sized = size_preset(name)
     csa, hca, every = layers
+    assert sized.layout == DeepSeekV4(ratios).layout()
     assert sized.layout.page_size == 256
     assert sized.layers == {
         "kv": 0,
@@ -199,6 +192,7 @@ def test_deepseek_v4_has_the_published_sizes(name: str, layers: tuple[int, int, 
         "deepseek_v4_c4_indexer_state": csa,
     }
     assert [sum(pool.page_bytes for pool in each.pools) for each in sized.layout.components] == [full, swa]
+    assert list(sized.layers) == [pool.name for pool in sized.layout.pools]
     assert (sized.window_tokens, sized.layout.components[1].span) == (128, 1)
 
 

@@ -53,16 +53,6 @@ def prepared(make: MakeTranslation, pages: int) -> tuple[PairedAllocator, SwaTra
     return allocator, make(allocator), allocate(allocator, pages)
 
 
-@both
-def test_offsets_stay_unmapped_pages_are_the_sink_and_no_slot_stays_none(make: MakeTranslation) -> None:
-    allocator = diverged()
-    allocate(allocator, 2)
-    translation = make(allocator)
-    locs = torch.tensor([16, 17, 22, 4, 7, 0, 3, -1])
-    assert translation.translate_locs(locs).tolist() == [8, 9, 6, 0, 3, 0, 3, -1]
-    assert translation.translate_pages(torch.tensor([[4, 5, -1], [1, 3, 0]])).tolist() == [[2, 1, -1], [0, 3, 0]]
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
 def test_locs_of_any_integer_dtype_become_int32_of_the_same_shape_r19(dtype: torch.dtype) -> None:
     translation = shared(diverged())
@@ -97,36 +87,6 @@ def test_the_last_page_that_int32_can_name_is_translated_exactly() -> None:
 def test_on_the_cpu_the_table_is_the_maps_own_memory() -> None:
     allocator = paired()
     assert shared(allocator).table.data_ptr() == torch.from_numpy(allocator.map.table).data_ptr()
-
-
-def test_a_copy_of_the_map_keeps_its_address_and_follows_every_change_r1() -> None:
-    allocator = diverged()
-    translation = mirrored(allocator)
-    address = translation.table.data_ptr()
-    assert address != torch.from_numpy(allocator.map.table).data_ptr()
-    full = allocate(allocator, 3)
-    changes: tuple[Callable[[], None], ...] = (
-        lambda: free_peers(allocator, full[:1]),
-        lambda: free(allocator, full[1:2]),
-        allocator.map.clear,
-    )
-    for change in changes:
-        change()
-        assert translation.translate_pages(torch.from_numpy(full)).tolist() == allocator.map.peers(full).tolist()
-        assert translation.table.data_ptr() == address
-
-
-def test_a_copy_of_the_map_is_made_only_after_a_change() -> None:
-    allocator = diverged()
-    translation = mirrored(allocator)
-    translation.refresh()
-    written = translation.table._version
-    translation.refresh()
-    translation.translate_locs(torch.tensor([12]))
-    assert translation.table._version == written
-    allocate(allocator, 1)
-    translation.refresh()
-    assert translation.table._version == written + 1
 
 
 @with_streams

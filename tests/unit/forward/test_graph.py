@@ -115,19 +115,6 @@ def test_padding_has_as_many_tokens_as_the_attention_backend_wants(padding_len: 
 
 
 @both
-def test_an_idle_batch_fills_everything_with_padding_r21(make: MakeTranslation) -> None:
-    allocator = diverged()
-    buffers = HybridGraphBuffers(DECODE, make(allocator))
-    assert buffers.refill(decode([allocate(allocator, 2)]))
-    idle = ForwardBatch.idle(CPU, PAGES_MAX)
-    assert buffers.refill(idle.padded(3))
-    assert contents(buffers) == padding()
-    assert buffers.refill(decode([allocate(allocator, 1)]))
-    assert buffers.refill(idle)
-    assert contents(buffers) == padding()
-
-
-@both
 def test_a_batch_that_does_not_fit_leaves_the_buffers_alone_and_says_so_r20(make: MakeTranslation) -> None:
     allocator = diverged()
     buffers = HybridGraphBuffers(DECODE, make(allocator))
@@ -240,16 +227,21 @@ def test_a_graph_of_any_size_reads_the_front_of_the_buffers(bucket: GraphBucket)
 
 
 @every_bucket
-def test_an_idle_forward_replays_the_graph_of_its_peers_over_padding(bucket: GraphBucket) -> None:
+@both
+def test_an_idle_forward_replays_the_graph_of_its_peers_over_padding_r21(
+    bucket: GraphBucket, make: MakeTranslation
+) -> None:
     allocator = diverged(32, 24)
-    buffers = HybridGraphBuffers(bucket, shared(allocator))
+    buffers = HybridGraphBuffers(bucket, make(allocator))
     untouched = [*contents(buffers), buffers.query_starts.tolist()]
     peers = batch_in(bucket, allocator, lens_in(bucket, 3))
-    idle = ForwardBatch.idle(CPU, PAGES_MAX).padded(peers.tokens_count)
+    alone = ForwardBatch.idle(CPU, PAGES_MAX)
+    idle = alone.padded(peers.tokens_count)
     assert bucket.size_of(idle) == bucket.size_of(peers)
-    assert buffers.refill(peers)
-    assert buffers.refill(idle)
-    assert [*contents(buffers), buffers.query_starts.tolist()] == untouched
+    for batch in (idle, alone):
+        assert buffers.refill(peers)
+        assert buffers.refill(batch)
+        assert [*contents(buffers), buffers.query_starts.tolist()] == untouched
 
 
 @pytest.mark.parametrize("name", ["target verify", "draft extend"])
