@@ -6,7 +6,7 @@ itself has a pause that grows; one that lasts until somebody mends its cause, su
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 
 from unified_cache.core.config import GuardConfig
@@ -98,12 +98,13 @@ class OpenedStore:
     """The store itself, where it reads pages from memory: that waits for nothing, so it needs no guard."""
 
     @classmethod
-    def around(cls, backend: StorageBackend, config: GuardConfig, clock: Clock) -> "OpenedStore":
-        """Take a store over; asks it what it can do, without a bound on the time."""
+    def around(cls, backend: StorageBackend, name: str, config: GuardConfig, clock: Clock) -> "OpenedStore":
+        """Take a store over; asks it what it can do, without a bound on the time. The log calls it ``name``, if any."""
         checked = CheckedStorage(backend)
         capability = checked.capability()
         verified = VerifiedStorage(checked)
-        guard = StorageGuard(verified, capability, config, clock)
+        named = replace(capability, name=name or capability.name)
+        guard = StorageGuard(verified, named, config, clock)
         return cls(verified, guard, capability, memory_reader_in(backend))
 
 

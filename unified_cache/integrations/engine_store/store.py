@@ -125,7 +125,7 @@ class EngineStore:
             ConfigError: the URL names no store, or a package that it needs is not installed.
         """
         check_storage_url(url)
-        return cls.opened_by(lambda: open_storage(url, bytes_max=bytes_max), config)
+        return cls.opened_by(lambda: open_storage(url, bytes_max=bytes_max), config, name=url)
 
     @classmethod
     def opened_by(
@@ -134,15 +134,18 @@ class EngineStore:
         config: EngineStoreConfig | None = None,
         *,
         clock: Clock = time.monotonic,
+        name: str = "",
     ) -> "EngineStore":
         """Open the store that ``make`` returns; where it raises StorageError, it is called again after a pause.
 
         Raises:
+        The log calls it ``name``, or by its kind where that is empty.
+
             ConfigError: ``make`` raised it.
         """
         config = EngineStoreConfig() if config is None else config
         pauses = Backoff(config.guard.breaker_pause_s, config.guard.breaker_pause_s_max)
-        opening = StoreOpening(lambda: OpenedStore.around(make(), config.guard, clock), pauses, clock)
+        opening = StoreOpening(lambda: OpenedStore.around(make(), name, config.guard, clock), pauses, clock)
         store = cls(opening, BounceMemory.allocate(config.landing_bytes, clock), config, clock)
         opening.reach(config.guard.deadline_s)
         try:

@@ -81,12 +81,16 @@ class CircuitBreaker:
     Thread-safe. There is no thread: time passes by ``clock``, in seconds.
     """
 
-    def __init__(self, failures_max: int, pauses: Backoff, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, failures_max: int, pauses: Backoff, clock: Callable[[], float] = time.monotonic, name: str = "a store"
+    ) -> None:
+        """``name`` says in the log what is left alone."""
         if failures_max < 1:
             raise ConfigError(f"a breaker needs failures_max >= 1, found {failures_max}")
         self.failures_max = failures_max
         self._pauses = pauses
         self._clock = clock
+        self._name = name
         self.state = BreakerState.CLOSED
         """State now; it stays OPEN after its pause until a call comes to be the probe."""
         self.changes_count = 0
@@ -148,11 +152,16 @@ class CircuitBreaker:
     def _fail(self, kind: Hashable) -> None:
         self._failures_count[kind] = self._failures_count.get(kind, 0) + 1
         if self.state is not BreakerState.CLOSED or sum(self._failures_count.values()) >= self.failures_max:
-            if self.state is BreakerState.CLOSED:
-                logger.warning("a breaker opens after %d failures", sum(self._failures_count.values()))
+            was_closed = self.state is BreakerState.CLOSED
             self._openings_count += 1
             self._successes_count = 0
-            self.rests_until_s = self._clock() + self._pauses.pause_s(self._openings_count)
+            pause_s = self._pauses.pause_s(self._openings_count)
+            self.rests_until_s = self._clock() + pause_s
+            if was_closed:
+                failures = ", ".join(f"{each or 'calls'} {count}" for each, count in self._failures_count.items())
+                logger.warning(
+                    "a breaker opens: %s is left alone for %g s, failures: %s", self._name, pause_s, failures
+                )
             self._enter(BreakerState.OPEN)
 
     def _succeed(self, kind: Hashable) -> None:
@@ -166,7 +175,7 @@ class CircuitBreaker:
         else:
             self._failures_count.clear()
             self._openings_count = 0
-            logger.info("a breaker closes")
+            logger.info("a breaker closes: %s is asked again", self._name)
             self._enter(BreakerState.CLOSED)
 
     def _enter(self, state: BreakerState) -> None:

@@ -168,8 +168,8 @@ def _shrink(entries: "OrderedDict[str, tuple[ReplicaLocation, float]] | OrderedD
 class _EndpointHealth:
     """Failures of one endpoint, and the calls to it that are in flight."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.breaker = CircuitBreaker(1, REST, clock)
+    def __init__(self, endpoint: str, clock: Callable[[], float]) -> None:
+        self.breaker = CircuitBreaker(1, REST, clock, endpoint)
         self.started_s: list[float] = []
 
     def is_forgotten(self, now_s: float) -> bool:
@@ -232,7 +232,7 @@ class Endpoints:
                 del self._healths[endpoint]
 
     def _health(self, endpoint: str) -> _EndpointHealth:
-        return self._healths.setdefault(endpoint, _EndpointHealth(self._clock))
+        return self._healths.setdefault(endpoint, _EndpointHealth(endpoint, self._clock))
 
 
 class _Asking:

@@ -67,7 +67,7 @@ class Server:
         self._tenant = options.tenant or None
         self._turn = itertools.count()
         self._manifests_sent: dict[bytes, Manifest] = {}
-        self.breaker = CircuitBreaker(1, REST, clock)
+        self.breaker = CircuitBreaker(1, REST, clock, name)
         self.agreed: pb.HelloReply | None = None
         """Latest description that the server gave of itself."""
 

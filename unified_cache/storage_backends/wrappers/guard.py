@@ -83,9 +83,8 @@ class StorageGuard(StorageLayer):
         self._calls_max = config.calls_max
         self._rounds_max = config.retry_rounds_max
         self._pauses = Backoff(config.retry_pause_s, config.retry_pause_s * 2**config.retry_rounds_max)
-        self.breaker = CircuitBreaker(
-            config.breaker_failures_max, Backoff(config.breaker_pause_s, config.breaker_pause_s_max), clock
-        )
+        pauses = Backoff(config.breaker_pause_s, config.breaker_pause_s_max)
+        self.breaker = CircuitBreaker(config.breaker_failures_max, pauses, clock, capability.name)
         self._clock = clock
         self._sleep = sleep
         self._rng = rng or random.Random()  # noqa: S311  # it keeps the pauses of several callers from falling together
@@ -174,7 +173,7 @@ class StorageGuard(StorageLayer):
     def _admit(self, method: Method) -> Admission | None:
         if self._closed:
             raise ClosedError("this guarded store was closed")
-        return self.breaker.admit(method)
+        return self.breaker.admit(method.value)
 
     def _in_rounds(
         self, method: Method, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Answer]]

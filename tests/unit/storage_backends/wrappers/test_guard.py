@@ -1,6 +1,7 @@
 """The guard of a store: retries of faults that pass, deadlines, and a breaker before a store that keeps failing."""
 
 import gc
+import logging
 import random
 import threading
 import weakref
@@ -15,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.support.clock import ManualClock
 from tests.support.faulty_storage import FaultyStorage, StorageFault
-from tests.support.wrappers import PATIENCE_S, blank, bounded, breaking, retrying, scripted, sealed
+from tests.support.wrappers import OF_ANY_SPEED, PATIENCE_S, blank, bounded, breaking, retrying, scripted, sealed
 from unified_cache.core.errors import (
     ClosedError,
     ConfigError,
@@ -491,6 +492,22 @@ def test_who_has_others_to_ask_lets_one_rest_longer_each_time_and_once_for_calls
     breaker.record_failure()
     breaker.record_success()
     assert (breaker.is_resting, breaker.state, breaker.has_failures) == (False, BreakerState.CLOSED, False)
+
+
+def test_the_warning_of_a_breaker_names_the_store_and_the_calls_that_failed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="unified_cache")
+    clock, store = ManualClock(), ReadsFail()
+    storage = breaking(store, 2, clock)
+    for _ in range(2):
+        with pytest.raises(StorageError, match="cannot read"):
+            storage.get(blank([1]))
+    clock.sleep(10.0)
+    store.fails = False
+    storage.get(blank([1]))
+    assert caplog.messages == [
+        f"a breaker opens: {OF_ANY_SPEED.name} is left alone for 10 s, failures: get 2",
+        f"a breaker closes: {OF_ANY_SPEED.name} is asked again",
+    ]
 
 
 @pytest.mark.parametrize(
