@@ -133,14 +133,14 @@ class EngineStore:
         make: Callable[[], StorageBackend],
         config: EngineStoreConfig | None = None,
         *,
-        clock: Clock = time.monotonic,
         name: str = "",
+        clock: Clock = time.monotonic,
     ) -> "EngineStore":
         """Open the store that ``make`` returns; where it raises StorageError, it is called again after a pause.
 
-        Raises:
         The log calls it ``name``, or by its kind where that is empty.
 
+        Raises:
             ConfigError: ``make`` raised it.
         """
         config = EngineStoreConfig() if config is None else config
@@ -280,6 +280,12 @@ class EngineStore:
     def wait_for_late_calls(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` until the store has returned from every late call; return whether it has."""
         return self._threads.wait_for_lost(timeout_s)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the store is there and not left alone after failures, as far as is known."""
+        opened = self._opening.store
+        return opened is not None and not opened.guard.breaker.is_resting
 
     def close(self, timeout_s: float | None = None) -> None:
         """Answer UNAVAILABLE from now on, let calls under way end, and close the store; wait ``timeout_s`` at most.

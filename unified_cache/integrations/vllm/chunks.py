@@ -71,6 +71,9 @@ class ChunkTier:
         self._lookups = Lookups(self._ask, self._is_known)
         self._moving = Moving(store, rows, settings)
         self._counts = TierCounts(self._lookups.answered)
+        self._unstored: dict[bytes, int] = {}
+        """Chunks that the store did not answer for, oldest first, and how many chunks had been offered by then."""
+        self._offered_count = 0
         self._changes: ChunkChanges | None = None
         self._reports_removals = False
 
@@ -151,9 +154,15 @@ class ChunkTier:
             follows = before is not None and before[0] == group and end - before[1] == self._steps.get(group)
             chunks.append((key, page_key(before[2]) if follows and before is not None else None, row))
             before = (group, end, key)
+        self._offered_count += len(chunks)
         if self._changes is not None:
             self._changes.begin(number)
         self._submit(number, Direction.STORE, chunks)
+
+    @property
+    def wants_old_chunks(self) -> bool:
+        """Whether a request should offer chunks that were offered before, too: the store was away, and is back."""
+        return bool(self._unstored) and self._store.is_up
 
     def ended(self) -> list[JobEnd]:
         """Return the jobs that ended since the last call; a chunk that was not loaded is a miss from now on."""
@@ -167,6 +176,7 @@ class ChunkTier:
             else:
                 self._counts.stored.update(end.answers)
                 self._counts.stored_bytes += moved_bytes
+                self._record_unstored(end)
                 if self._changes is not None:
                     self._changes.end(end.job.number, end.moved)
         return ended
@@ -190,6 +200,7 @@ class ChunkTier:
             self._store.register(self._names.identity, self._names.layout)
             if self._changes is not None:
                 self._changes.forget()
+        self._unstored.clear()
         self._lookups.ask_again()
 
     def wait(self, timeout_s: float) -> bool:
@@ -219,6 +230,16 @@ class ChunkTier:
     def _submit(self, number: int, direction: Direction, chunks: Sequence[tuple[bytes, PageKey | None, int]]) -> None:
         named = tuple(MovedChunk(key, self._names.label(key), parent, int(row)) for key, parent, row in chunks)
         self._moving.submit(ChunkJob(number, direction, named))
+
+    def _record_unstored(self, end: JobEnd) -> None:
+        """Remember what the store did not answer for, as long as host memory may hold it."""
+        for chunk, answer in zip(end.job.chunks, end.answers, strict=True):
+            self._unstored.pop(chunk.key, None)
+            if answer is Answer.UNAVAILABLE:
+                self._unstored[chunk.key] = self._offered_count
+        oldest = self._offered_count - self._rows.rows_count
+        while self._unstored and next(iter(self._unstored.values())) < oldest:
+            del self._unstored[next(iter(self._unstored))]
 
     def _is_known(self, key: bytes) -> bool:
         """Return whether memory alone says that the store has a chunk."""

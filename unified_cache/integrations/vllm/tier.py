@@ -26,6 +26,7 @@ from vllm.v1.kv_offload.base import (  # pyright: ignore[reportMissingImports]
     OffloadingMetricMetadata,
     OffloadingSpec,
     OffloadKey,
+    OffloadPolicy,
     ReqContext,
     RequestOffloadingContext,
     ScheduleEndContext,
@@ -156,8 +157,9 @@ class UnifiedCacheTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM's, u
         self._chunks.touch(keys)
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        """Ask for nothing special: chunks that are computed are stored."""
-        return RequestOffloadingContext()
+        """Ask for the chunks that are computed; after an outage for those in host memory as well, see ``ChunkTier``."""
+        is_behind = self._chunks.wants_old_chunks
+        return RequestOffloadingContext(OffloadPolicy.REQUEST_LEVEL if is_behind else OffloadPolicy.CHUNK_LEVEL)
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Drop what only this request needed to know."""

@@ -3,12 +3,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.stores import FaultSwitch, faulty_url
+from tests.support.faulty_storage import StorageFault
 from tests.support.vllm_recording import RecordedEngine, recordings
 from tests.support.vllm_tier import FACTS, ROW, TIMEOUT_S, HostMemory, offload_key
+from unified_cache.core.config import GuardConfig
 from unified_cache.integrations.vllm.chunks import ChunkTier
 from unified_cache.integrations.vllm.lookups import ChunkAnswer
 from unified_cache.integrations.vllm.metrics import FIGURES, Reading, TierFigures
 from unified_cache.integrations.vllm.settings import OnReset, TierSettings
+from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.protocol import Answer
 
 ROWS = 16
@@ -80,6 +84,59 @@ def test_a_damaged_chunk_is_a_miss_while_the_request_lives_and_is_stored_again(
     store_all(tier, memory)
     assert found(tier, "c") == [ChunkAnswer.HIT] * 4
     assert tier.counts().loaded == {Answer.HIT: 3, Answer.FLAWED: 1}
+    assert tier.close()
+
+
+def test_chunks_that_the_store_was_away_for_are_wanted_again_when_it_is_back(
+    memory: HostMemory, tmp_path: Path
+) -> None:
+    switch, tier = FaultSwitch(tmp_path), opened(memory, faulty_url(tmp_path))
+    switch.set(put=StorageFault.FAIL)
+    assert not tier.wants_old_chunks
+    tier.store(0, KEYS, range(4), ENDS.get)
+    assert tier.wait(TIMEOUT_S)
+    assert [end.failed for end in tier.ended()] == [tuple(KEYS)]
+    assert tier.wants_old_chunks
+    switch.set()
+    store_all(tier, memory)
+    assert not tier.wants_old_chunks
+    assert found(tier, "a") == [ChunkAnswer.HIT] * 4
+    assert tier.close()
+
+
+def test_chunks_that_host_memory_has_no_more_are_wanted_no_more(memory: HostMemory, tmp_path: Path) -> None:
+    switch, tier = FaultSwitch(tmp_path), opened(memory, faulty_url(tmp_path))
+    switch.set(put=StorageFault.FAIL)
+    tier.store(0, KEYS, range(4), ENDS.get)
+    assert tier.wait(TIMEOUT_S)
+    tier.ended()
+    switch.set()
+    for job in range(1, ROWS // 4 + 2):
+        assert tier.wants_old_chunks
+        others = [offload_key(100 * job + number) for number in range(4)]
+        tier.store(job, others, range(4), dict(zip(others, ENDS.values(), strict=True)).get)
+        assert tier.wait(TIMEOUT_S)
+        tier.ended()
+    assert not tier.wants_old_chunks
+    assert tier.close()
+
+
+def test_nothing_is_wanted_of_a_store_that_is_left_alone_or_after_a_reset(
+    memory: HostMemory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url, switch = faulty_url(tmp_path), FaultSwitch(tmp_path)
+    tier = opened(memory, url)
+    switch.set(put=StorageFault.FAIL)
+    for job in range(GuardConfig().breaker_failures_max):
+        tier.store(job, KEYS, range(4), ENDS.get)
+        assert tier.wait(TIMEOUT_S)
+    tier.ended()
+    assert tier.store_counts().breaker is BreakerState.OPEN
+    assert f"a breaker opens: {url} is left alone for" in caplog.text
+    assert caplog.text.rstrip().endswith(f"failures: put {GuardConfig().breaker_failures_max}")
+    assert not tier.wants_old_chunks
+    tier.drain()
+    assert not tier.wants_old_chunks
     assert tier.close()
 
 
