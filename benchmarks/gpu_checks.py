@@ -331,7 +331,7 @@ def waits_of_the_owner(sizes: GpuSizes) -> Found:
 
 
 def operations_of_a_load(sizes: GpuSizes) -> Found:
-    """A load of 128 pages is one operation a layer, and one for their slots (A20)."""
+    """A load of 128 pages is one operation a layer at most, and one for their slots (A20)."""
     held = GpuPages.of(sizes, 128, 16 * sizes.token_bytes, sizes.layers_count)
     held.load()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

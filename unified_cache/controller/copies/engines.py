@@ -1,7 +1,7 @@
 """Copies of long rows by a GPU's copy engines, which leave its processors to the forward beside them."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,8 @@ __all__ = ["ENGINE_ROW_BYTES_MIN", "EngineCopy", "engine_copy"]
 ENGINE_ROW_BYTES_MIN = 64 << 10
 """Bytes of a row from which the copy engines are as fast as a kernel; each row costs them some 0.7 us."""
 
-EngineCopy = Callable[[torch.Tensor, Slots, torch.Tensor, Slots, torch.cuda.Stream], None]
-"""Copy rows between host memory and the device on a stream: source, its slots, target, its slots."""
+EngineCopy = Callable[[Sequence[torch.Tensor], Slots, Sequence[torch.Tensor], Slots, torch.cuda.Stream], None]
+"""Copy rows of some layers on a stream: layers of one side, slots there, those of the other side, and slots there."""
 
 
 class _Attributes(ctypes.Structure):
@@ -38,29 +38,37 @@ def engine_copy() -> EngineCopy | None:
     attributes, first = _Attributes(IN_STREAM_ORDER, (0, 0, 0, 0), BESIDE_COMPUTE), ctypes.c_size_t(0)
 
     def copy(
-        source: torch.Tensor, sources: Slots, target: torch.Tensor, targets: Slots, stream: torch.cuda.Stream
+        sources: Sequence[torch.Tensor],
+        source_slots: Slots,
+        targets: Sequence[torch.Tensor],
+        target_slots: Slots,
+        stream: torch.cuda.Stream,
     ) -> None:
-        if not len(sources):
+        if not len(source_slots):
             return
-        rows = [
-            _addresses(target, targets),
-            _addresses(source, sources),
-            np.full(len(sources), source.shape[1], np.uint64),
-        ]
+        rows = (
+            _addresses(targets, target_slots),
+            _addresses(sources, source_slots),
+            np.repeat(np.array([layer.shape[1] for layer in sources], np.uint64), len(source_slots)),
+        )
         error = submit(
             *(ctypes.c_void_p(each.ctypes.data) for each in rows),
-            ctypes.c_size_t(len(sources)),
+            ctypes.c_size_t(len(rows[0])),
             ctypes.byref(attributes),
             ctypes.byref(first),
             ctypes.c_size_t(1),
             ctypes.c_void_p(stream.cuda_stream),
         )
         if error:
-            raise CopyError(f"a copy of {len(sources)} rows of {source.shape[1]} bytes failed with CUDA error {error}")
+            raise CopyError(f"a copy of {len(rows[0])} rows by the copy engines failed with CUDA error {error}")
 
     return copy
 
 
-def _addresses(rows: torch.Tensor, slots: Slots) -> npt.NDArray[np.uint64]:
-    """Return where the rows of some slots begin, whichever side they are on."""
-    return slots.astype(np.uint64) * np.uint64(rows.stride(0)) + np.uint64(rows.data_ptr())
+def _addresses(layers: Sequence[torch.Tensor], slots: Slots) -> npt.NDArray[np.uint64]:
+    """Return where the rows of some slots begin, layer after layer, whichever side they are on."""
+    starts, strides = (
+        np.array(each, np.uint64)[:, None]
+        for each in zip(*((layer.data_ptr(), layer.stride(0)) for layer in layers), strict=True)
+    )
+    return (starts + strides * slots.astype(np.uint64)).reshape(-1)

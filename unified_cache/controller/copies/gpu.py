@@ -114,11 +114,6 @@ class PoolRows:
     host: tuple[torch.Tensor, ...]
     """By layer: its part of every page of the slab."""
 
-    @property
-    def row_bytes_min(self) -> int:
-        """Bytes of the shortest row."""
-        return min(layer.shape[1] for layer in self.device)
-
 
 class GpuCopies(ABC):
     """Copies between host slabs and one GPU in one direction, on a stream beside the engine's. Callers take turns."""
