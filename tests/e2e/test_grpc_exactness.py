@@ -5,16 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cluster import ServeProcess
 from tests.support.exactness import FAMILIES, L3, SHARED_STORAGE_SCENARIOS, STORAGE_SCENARIOS
-from tests.support.service_process import ServerProcess
 
 
 @pytest.fixture
 def l3(tmp_path: Path) -> Iterator[L3]:
     """A server process over an empty directory."""
-    server = ServerProcess(str(tmp_path / "store"))
-    yield L3(f"grpc://{server.address}", is_shared=True)
-    server.kill()
+    with ServeProcess(variables={"STORAGE": f"file:{tmp_path / 'store'}"}) as server:
+        yield L3(f"grpc://{server.address}", is_shared=True)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cluster import ServeProcess
 from tests.support.service import wait_for
-from tests.support.service_process import ServerProcess
 from unified_cache.components import Full
 from unified_cache.core.errors import StorageError
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
@@ -40,15 +40,18 @@ def pages_of(numbers: range) -> list[PageIO]:
 
 
 @pytest.fixture
-def servers(tmp_path: Path) -> Iterator[list[ServerProcess]]:
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ServeProcess]]:
     """Two servers over one directory."""
-    servers = [ServerProcess(str(tmp_path / "store"), hash_seed=seed) for seed in ("1", "2")]
+    servers = []
+    for seed in ("1", "2"):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        servers.append(ServeProcess(variables={"STORAGE": f"file:{tmp_path / 'store'}"}))
     yield servers
     for server in servers:
         server.kill()
 
 
-def client(servers: list[ServerProcess]) -> VerifiedStorage:
+def client(servers: list[ServeProcess]) -> VerifiedStorage:
     storage = VerifiedStorage(
         RemoteStorage.open(RemoteOptions(tuple(server.address for server in servers), timeout_s=5.0))
     )
@@ -70,7 +73,7 @@ def all_come(storage: VerifiedStorage, found: list[PageIO]) -> bool:
 
 @pytest.mark.parametrize("has_standby", [True, False])
 def test_servers_killed_while_they_transfer_cost_retries_or_misses_and_never_wrong_bytes(
-    has_standby: bool, servers: list[ServerProcess]
+    has_standby: bool, servers: list[ServeProcess]
 ) -> None:
     used = servers if has_standby else servers[:1]
     storage = client(used)
@@ -122,7 +125,7 @@ def test_servers_killed_while_they_transfer_cost_retries_or_misses_and_never_wro
     storage.close()
 
 
-def test_what_one_process_stored_another_finds_whatever_its_hash_seed(servers: list[ServerProcess]) -> None:
+def test_what_one_process_stored_another_finds_whatever_its_hash_seed(servers: list[ServeProcess]) -> None:
     first, second = client(servers[:1]), client(servers[1:])
     pages = pages_of(range(4))
     assert all(first.put(pages, Level.CACHED))

@@ -2,32 +2,29 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import IO
 from urllib.request import urlopen
 
 import grpc
 import pytest
 
 from tests.support.base_install import without_torch
+from tests.support.cluster import COMMAND, ServeProcess
 from tests.support.running_service import CALL_S, called, refusal
 from tests.support.service_flood import Asker
 from unified_cache.cli.main import run
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.wire.calls import Call
 
-COMMAND = (sys.executable, "-c", "from unified_cache.cli.main import main; main()")
 START_S = 60.0
-PORTS = re.compile(r"port ([0-9]+)")
 VARIABLE = "UNIFIED_CACHE_SERVE_"
 
 FLOOD_THREADS = 24
@@ -36,38 +33,9 @@ TURNS_MAX = 4.0
 """Calls that the server may answer in the time of one quiet call; a queue would be all of the flood's."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServeProcess:
-    """A server that has said where it listens."""
-
-    child: "subprocess.Popen[str]"
-    address: str
-    metrics_port: int
-    log: IO[str]
-
-    def ended(self) -> tuple[int, list[str]]:
-        """Wait for the end; return the exit status and the kinds of lines logged since the start."""
-        lines = self.log.read().splitlines()
-        return self.child.wait(CALL_S), [json.loads(line)["kind"] for line in lines if line.startswith("{")]
-
-
-@contextmanager
-def serving(directory: Path, *options: str, variables: Mapping[str, str] | None = None) -> Iterator[ServeProcess]:
-    apart = {f"{VARIABLE}METRICS__LISTEN": "127.0.0.1:0", f"{VARIABLE}AUDIT__FILE": str(directory / "audit")}
-    given = {**apart, **(variables or {})}
-    command = [*COMMAND, "serve", "--listen", "127.0.0.1:0", "--storage", f"file:{directory / 'kv'}", *options]
-    with subprocess.Popen(
-        command, env=without_torch({**os.environ, **given}), stderr=subprocess.PIPE, text=True
-    ) as child:
-        try:
-            assert child.stderr is not None
-            # Mooncake's client writes lines of its own before ours.
-            line = json.loads(next(text for text in child.stderr if text.startswith("{")))
-            assert line["kind"] == "serving"
-            port, metrics_port = PORTS.findall(line["text"])
-            yield ServeProcess(child, f"127.0.0.1:{port}", int(metrics_port), child.stderr)
-        finally:
-            child.kill()
+def serving(directory: Path, *options: str, **variables: str) -> ServeProcess:
+    settings = {"AUDIT__FILE": str(directory / "audit"), "STORAGE": f"file:{directory / 'kv'}", **variables}
+    return ServeProcess(*options, variables=settings)
 
 
 @contextmanager
@@ -95,7 +63,7 @@ def put_under_way(server: ServeProcess) -> Iterator[Event]:
 
 def test_sigterm_lets_a_call_in_flight_end_and_then_ends_well(tmp_path: Path) -> None:
     with (
-        serving(tmp_path, variables={f"{VARIABLE}QUOTA__CALLS_MAX": "1"}) as server,
+        serving(tmp_path, QUOTA__CALLS_MAX="1") as server,
         put_under_way(server) as go_on,
         grpc.insecure_channel(server.address) as channel,
     ):
@@ -112,7 +80,7 @@ def test_sigterm_lets_a_call_in_flight_end_and_then_ends_well(tmp_path: Path) ->
 
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     with (
-        serving(tmp_path, variables={f"{VARIABLE}QUOTA__CALLS_MAX": "1"}) as server,
+        serving(tmp_path, QUOTA__CALLS_MAX="1") as server,
         put_under_way(server),
         grpc.insecure_channel(server.address) as channel,
     ):
@@ -168,7 +136,7 @@ class Tenants:
 
     flood: str
     quiet: str
-    variables: Mapping[str, str]
+    tokens: str
 
 
 @pytest.fixture
@@ -177,13 +145,13 @@ def tenants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Tenants:
     for tenant in ("flood", "quiet"):
         assert run(["token", "new", "--tokens", str(tokens), "--tenant", tenant, "--role", "reader"]) == 0
     flood, quiet = capsys.readouterr().out.split()
-    return Tenants(flood, quiet, {f"{VARIABLE}ACCESS__TOKENS": str(tokens)})
+    return Tenants(flood, quiet, str(tokens))
 
 
 @pytest.mark.threat("starving other tenants")
 def test_a_call_beside_a_flood_waits_for_few_of_its_calls_however_many_wait(tmp_path: Path, tenants: Tenants) -> None:
     with (
-        serving(tmp_path, variables=tenants.variables) as server,
+        serving(tmp_path, ACCESS__TOKENS=tenants.tokens) as server,
         flooding(server.address, tenants.flood),
     ):
         asker = Asker(server.address, tenants.quiet)

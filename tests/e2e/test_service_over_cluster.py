@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
 from tests.e2e.test_examples import is_shared_by_two_engines
-from tests.e2e.test_serve_command import ServeProcess, serving
+from tests.support.cluster import ServeProcess
 from tests.support.exactness import L3, after_a_restart
 from tests.support.mooncake import small_cluster
 from tests.support.mooncake_needed import needs_mooncake
@@ -20,8 +19,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServeProc
     """Two servers in front of three nodes."""
     directory = tmp_path_factory.mktemp("servers")
     with small_cluster(nodes=3) as cluster, ExitStack() as ends:
-        options = ("--storage", cluster.url)
-        yield [ends.enter_context(serving(Path(directory), *options)) for _ in range(2)]
+        settings = {"STORAGE": cluster.url, "AUDIT__FILE": str(directory / "audit")}
+        yield [ends.enter_context(ServeProcess(variables=settings)) for _ in range(2)]
 
 
 def test_two_engines_share_a_cluster_through_two_servers_and_through_the_one_that_is_left(
@@ -29,6 +28,5 @@ def test_two_engines_share_a_cluster_through_two_servers_and_through_the_one_tha
 ) -> None:
     service = L3(f"grpc://{','.join(server.address for server in servers)}", is_shared=True)
     is_shared_by_two_engines(service.url)
-    servers[0].child.kill()
-    servers[0].child.wait()
+    servers[0].kill()
     after_a_restart("tiny-gpt-oss", service, is_aligned=False)

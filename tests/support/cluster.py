@@ -1,10 +1,12 @@
 """Commands of ours, run here or as processes, and whether processes have ended."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -21,12 +23,14 @@ __all__ = [
     "TIMEOUT_S",
     "CommandResult",
     "RunningCommand",
+    "ServeProcess",
     "all_end",
     "ask",
 ]
 
 COMMAND = (sys.executable, "-c", "from unified_cache.cli.main import main; main()")
 TIMEOUT_S = 30.0
+PORT = re.compile(r"port ([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,59 @@ class RunningCommand:
         assert self.popen.stderr is not None
         with self.popen.stderr as lines:
             self.lines.extend(lines)
+
+
+class ServeProcess:
+    """``unified-cache serve`` as a process, on ports of its own; it is started once it has said where it listens.
+
+    ``variables`` are its settings by their names in the environment. It can be killed and started again at its port.
+    """
+
+    def __init__(self, *arguments: str, variables: Mapping[str, str], directory: Path | None = None) -> None:
+        self._command = [*COMMAND, "serve", *arguments]
+        self._variables = {"METRICS__LISTEN": "127.0.0.1:0", **variables}
+        self._directory = directory
+        self.port = 0
+        self.start()
+
+    def __enter__(self) -> "ServeProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    @property
+    def address(self) -> str:
+        """Address that it listens at."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it."""
+        settings = {"LISTEN": self.address, **self._variables}
+        variables = {f"UNIFIED_CACHE_SERVE_{name}": value for name, value in settings.items()}
+        environment = without_torch({**os.environ, **variables})
+        self.child = subprocess.Popen(
+            self._command, cwd=self._directory, env=environment, stderr=subprocess.PIPE, text=True
+        )
+        assert self.child.stderr is not None
+        self.log = self.child.stderr
+        # Mooncake's client writes lines of its own before ours.
+        first = next((line for line in self.log if line.startswith("{")), None)
+        assert first is not None, f"{self._command} ended with status {self.child.wait(TIMEOUT_S)}"
+        said = json.loads(first)
+        assert said["kind"] == "serving", said
+        self.port, self.metrics_port = map(int, PORT.findall(said["text"]))
+
+    def kill(self) -> None:
+        """End it with SIGKILL, as a crash would; one that has ended stays so."""
+        self.child.kill()
+        self.child.wait()
+        self.log.close()
+
+    def ended(self) -> tuple[int, list[str]]:
+        """Wait for the end; return the exit status and the kinds of lines logged since the start."""
+        lines = self.log.read().splitlines()
+        return self.child.wait(TIMEOUT_S), [json.loads(line)["kind"] for line in lines if line.startswith("{")]
 
 
 def all_end(processes: Iterable[psutil.Process]) -> bool:

@@ -1,26 +1,18 @@
 """A shell for the commands of documents: ours run as they stand, over places of a test in place of the document's."""
 
-import json
-import os
-import re
 import shlex
 import signal
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from tests.support.cluster import COMMAND, ask
+from tests.support.cluster import ServeProcess, ask
 from tests.support.documents import CodeBlock, command_lines
 
 __all__ = ["ENDPOINT", "DocumentShell"]
 
 ENDPOINT = "127.0.0.1:50051"
 """Address of the documents' service; here the system chooses the port."""
-
-VARIABLE = "UNIFIED_CACHE_SERVE_"
-PORT = re.compile(r"port ([0-9]+)")
-END_S = 30.0
 
 
 class DocumentShell:
@@ -33,7 +25,7 @@ class DocumentShell:
     def __init__(self, directory: Path, places: Mapping[str, str]) -> None:
         self.places = dict(places)
         self._directory = directory
-        self._server: subprocess.Popen[str] | None = None
+        self._server: ServeProcess | None = None
 
     def __enter__(self) -> "DocumentShell":
         return self
@@ -45,7 +37,6 @@ class DocumentShell:
             self.stop()
         elif self._server is not None:
             self._server.kill()
-            self._server.communicate(timeout=END_S)
 
     def run(self, block: CodeBlock) -> list[str]:
         """Run every command of a block; return what each printed."""
@@ -56,7 +47,7 @@ class DocumentShell:
         program, *arguments = map(self.placed, words)
         assert program == "unified-cache", f"expected a command of ours, found {shlex.join(words)}"
         if arguments[0] == "serve" and "--print-config" not in arguments:
-            self._serve(arguments)
+            self._serve(arguments[1:])
             return ""
         result = ask(*arguments)
         assert result.status == 0, f"{shlex.join(words)}: {result.err}"
@@ -70,36 +61,20 @@ class DocumentShell:
 
     def _serve(self, arguments: list[str]) -> None:
         self.stop()
-        apart = {
-            f"{VARIABLE}LISTEN": "127.0.0.1:0",
-            f"{VARIABLE}METRICS__LISTEN": "127.0.0.1:0",
-            f"{VARIABLE}ACCESS__LOCAL_ROLE": "admin",
-        }
-        self._server = subprocess.Popen(
-            [*COMMAND, *arguments],
-            cwd=self._directory,
-            env={**os.environ, **apart},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self._server.stderr is not None
-        first = next((line for line in self._server.stderr if line.startswith("{")), None)
-        assert first is not None, f"serve {shlex.join(arguments)} ended with status {self._server.wait(END_S)}"
-        said = json.loads(first)
-        assert said["kind"] == "serving", said
-        self.places[ENDPOINT] = f"127.0.0.1:{PORT.findall(said['text'])[0]}"
+        settings = {"ACCESS__LOCAL_ROLE": "admin"}
+        self._server = ServeProcess(*arguments, variables=settings, directory=self._directory)
+        self.places[ENDPOINT] = self._server.address
 
     def stop(self) -> None:
         """End the server as an operator does, if it has not been told to end already; it must end well."""
         if self._server is not None:
-            server, self._server = self._server, None
-            server.send_signal(signal.SIGTERM)
-            _, said = server.communicate(timeout=END_S)
-            assert server.returncode == 0, said
+            self._server.child.send_signal(signal.SIGTERM)
+            self.wait_stopped()
 
     def wait_stopped(self) -> None:
         """Wait for the end of a server that a command has told to end; it must end well."""
         assert self._server is not None
-        _, said = self._server.communicate(timeout=END_S)
-        assert self._server.returncode == 0, said
-        self._server = None
+        server, self._server = self._server, None
+        status, kinds = server.ended()
+        assert status == 0, kinds
+        server.kill()

@@ -19,8 +19,8 @@ from tests.engines.vllm.faults import (
     engine_with,
     store_and_forget,
 )
+from tests.support.cluster import ServeProcess
 from tests.support.faulty_storage import StorageFault
-from tests.support.service_process import ServerProcess
 from unified_cache.storage_backends.wrappers import Method
 
 Strike = Callable[[Method], None]
@@ -79,14 +79,14 @@ def check_a_packed_directory_that_is_removed_in_the_middle_of_a_call_goes_on_in_
 def check_a_server_that_is_killed_in_the_middle_of_a_call_is_used_again_when_it_is_back(
     right: Right, model_path: ModelPath, log_path: LogPath, tmp_path: Path
 ) -> None:
-    server = ServerProcess(str(tmp_path / "store"))
+    server = ServeProcess(variables={"STORAGE": f"file:{tmp_path / 'store'}"})
     switch = FaultSwitch(tmp_path / "faults")
     try:
         url = faulty_url(tmp_path / "faults", f"grpc://{server.address}")
         with engine_with(url, model_path, log_path("engine"), deadline_s=5 * SHORT_S) as engine:
             for method in (Method.EXISTS, Method.GET, Method.PUT):
                 cached = struck_in(
-                    engine, switch, lambda method: switch.kill_process_in(method, server.process), method, right
+                    engine, switch, lambda method: switch.kill_process_in(method, server.child.pid), method, right
                 )
                 assert cached < CACHED
                 server.kill()
@@ -107,7 +107,7 @@ def check_a_server_that_is_killed_in_the_middle_of_a_call_is_used_again_when_it_
 def check_a_server_that_is_away_at_the_end_does_not_hold_the_engine(
     is_there: bool, right: Right, model_path: ModelPath, log_path: LogPath, tmp_path: Path
 ) -> None:
-    server = ServerProcess(str(tmp_path / "store"))
+    server = ServeProcess(variables={"STORAGE": f"file:{tmp_path / 'store'}"})
     try:
         if not is_there:
             server.kill()

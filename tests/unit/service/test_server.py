@@ -16,10 +16,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc  # type: ignore[import-untyped]
 
+from tests.support.cluster import ServeProcess
 from tests.support.raw_http2 import RawConnection
 from tests.support.running_service import CALL_S, RunningService, called, refusal, running
 from tests.support.service import wait_for
-from tests.support.service_process import ServerProcess
 from tests.unit.service.test_requests import MANIFEST, key, run
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.settings.access import Role
@@ -134,9 +134,11 @@ def test_a_message_over_the_limit_is_refused_also_when_it_arrives_small(
 
 @pytest.mark.threat("huge messages")
 def test_a_message_of_zeros_that_arrives_small_costs_the_server_no_memory(tmp_path: Path) -> None:
-    server = ServerProcess(str(tmp_path / "store"))
-    memory = psutil.Process(server.process).memory_info
-    with grpc.insecure_channel(server.address, compression=grpc.Compression.Gzip) as channel:
+    with (
+        ServeProcess(variables={"STORAGE": f"file:{tmp_path / 'store'}"}) as server,
+        grpc.insecure_channel(server.address, compression=grpc.Compression.Gzip) as channel,
+    ):
+        memory = psutil.Process(server.child.pid).memory_info
         ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.EXISTS.path)
         ask(b"", CALL_S)
         before_bytes = memory().rss
@@ -145,7 +147,6 @@ def test_a_message_of_zeros_that_arrives_small_costs_the_server_no_memory(tmp_pa
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert memory().rss - before_bytes < BOMB_RSS_BYTES_MAX
         ask(b"", CALL_S)
-    server.kill()
 
 
 def test_a_tenant_with_as_many_calls_as_it_may_is_refused_with_a_time_to_come_back() -> None:
