@@ -9,17 +9,8 @@ from hypothesis import strategies as st
 
 from tests.support.budget import PHASES, examples
 from tests.support.components import COMPONENT_SETS
-from tests.support.conversations import (
-    ROOM,
-    HostModel,
-    VanishingStorage,
-    compute,
-    conversation,
-    cramped,
-    pages_on,
-    store_turns,
-)
-from tests.support.operations import Stepped, started
+from tests.support.conversations import ROOM, HostModel, VanishingStorage, cramped, pages_on, store_turns
+from tests.support.operations import Stepped, prompt_of_pages, serve, started
 from unified_cache.controller import OperationState
 from unified_cache.controller.jobs import STORAGE_BATCH_OBJECTS
 from unified_cache.controller.prefetch import READS_MAX
@@ -50,9 +41,9 @@ class Trial:
         store.vanishing = {objects[number % len(objects)] for number in self.vanishing}
         toy = cramped(layout, store, workers, (self.room[0], *(self.room[1] for _ in layout.components[1:])))
         cache = toy.cache
-        prompt = conversation(cache, PAGES_MAX)
+        prompt = prompt_of_pages(cache, PAGES_MAX)
         if self.on_device:
-            compute(toy, self.on_device)
+            serve(toy, self.on_device)
         in_memory = pages_on(cache, prompt, *Tier)
         known_end = cache.match(prompt).host_end
         operation = started(cache.prefetch(prompt))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tests.support.cache import IDENTITY, ToyEngine
+from tests.support.operations import serve
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, Workers
 from unified_cache.core.page import Prompt
@@ -44,11 +45,6 @@ class VanishingStorage(MemoryStorage):
         return answers
 
 
-def conversation(cache: UnifiedCache, pages: int) -> Prompt:
-    """Return the first pages of the one conversation."""
-    return cache.prompt(np.arange(pages * cache.layout.page_size, dtype=np.int32))
-
-
 def remembered(
     layout: ModelLayout, store: MemoryStorage, workers: Workers | None = None, identity: Identity = IDENTITY
 ) -> ToyEngine:
@@ -66,19 +62,9 @@ def store_turns(layout: ModelLayout, store: MemoryStorage, turns: Iterable[int],
     """Have another cache serve and store the conversation as it was after each turn, in pages."""
     toy = remembered(layout, store, None, identity)
     for end in turns:
-        prompt = compute(toy, end)
-        toy.cache.backup(prompt)
+        toy.cache.backup(serve(toy, end))
         toy.cache.wait_all(5)
     toy.cache.wait_all(5)
-
-
-def compute(toy: ToyEngine, pages: int) -> Prompt:
-    """Have the device hold the first pages of the conversation, with the windows at their end."""
-    prompt = conversation(toy.cache, pages)
-    lock = toy.serve(prompt)
-    assert lock is not None
-    toy.cache.release(lock)
-    return prompt
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,14 @@ def filled(store: MemoryStorage, pages: int = 6) -> None:
     over(toy.cache, toy.cache.backup(serve(toy, pages)))
 
 
+def prompt_of_pages(cache: UnifiedCache, pages: int, first: int = 0) -> Prompt:
+    """Make the prompt of so many pages, whose tokens count from ``first`` on; a shorter one is its beginning."""
+    return cache.prompt(np.arange(first, first + pages * cache.layout.page_size, dtype=np.int32))
+
+
 def serve(toy: ToyEngine, pages: int, first: int = 0) -> Prompt:
-    return toy.run(toy.cache.prompt(tokens(pages, first)))
+    """Serve the prompt of so many pages; return it."""
+    return toy.run(prompt_of_pages(toy.cache, pages, first))
 
 
 def started(operation: Operation | NotStarted) -> Operation:
@@ -114,4 +120,5 @@ def present(value: Value | None) -> Value:
 
 
 def out_pages(cache: UnifiedCache) -> int:
+    """Count the pages with requests and transfers."""
     return sum(occupancy.out for occupancy in cache.stats().occupancy)

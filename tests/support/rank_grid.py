@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tests.support.cache import IDENTITY, ToyEngine
-from tests.support.operations import over
-from tests.support.ranks import prompt_of, ranked, served
+from tests.support.operations import over, prompt_of_pages, serve
+from tests.support.ranks import ranked
 from unified_cache.controller import InlineWorkers, OperationState
 from unified_cache.controller.ranks import RankGroup
 from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec
@@ -98,12 +98,12 @@ class GridCell:
     def back_up(self, ranks: RankGroup, storage: StorageBackend) -> None:
         """Compute a prompt and back it up, on to storage."""
         toy = self.engine(ranks, storage)
-        assert over(toy.cache, toy.cache.backup(served(toy, PROMPT_PAGES))).state is OperationState.DONE
+        assert over(toy.cache, toy.cache.backup(serve(toy, PROMPT_PAGES))).state is OperationState.DONE
 
     def resume(self, ranks: RankGroup, storage: StorageBackend) -> int:
         """Prefetch and load that prompt, verify every byte of it; return its pages."""
         toy = self.engine(ranks, storage)
-        prompt = prompt_of(toy.cache, PROMPT_PAGES)
+        prompt = prompt_of_pages(toy.cache, PROMPT_PAGES)
         over(toy.cache, toy.cache.prefetch(prompt))
         over(toy.cache, toy.cache.load(prompt))
         lock = toy.cache.lock(toy.cache.match(prompt))

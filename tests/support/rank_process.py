@@ -1,15 +1,12 @@
-"""One rank as a process: ``python -m tests.support.rank_process PLAYS RANK SIZE SEEDS STEPS DIRECTORY``.
+"""Ranks as processes over gloo, which play what they are told over a pipe and send back what they saw."""
 
-Meets the others through a file in the directory, plays its part in each of the plays, in a group of their own for each,
-and writes what it saw to ``PLAY.RANK.json`` there.
-"""
-
-import json
 import os
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from tests.support.cache import ToyEngine, toy_layout
+from tests.support.operations import out_pages
 from tests.support.rank_grid import cells
-from tests.support.rank_script import Rank
-from tests.support.ranks import out_pages, ranked
-from tests.support.waiting import wait_until
+from tests.support.rank_script import Rank, RankReport
+from tests.support.ranks import ranked
 from unified_cache.controller import InlineWorkers, NotStarted, ThreadWorkers
 from unified_cache.controller.ranks.gloo import FRAME_BYTES, TorchRanks
 from unified_cache.core.errors import ConfigError, RankLostError
@@ -31,13 +28,70 @@ from unified_cache.storage_backends.memory import MemoryStorage
 
 MEETING_S = 120
 """For all processes to start, on a slow machine."""
+WALL_S = 240.0
+"""For all processes of a play; what takes longer hangs."""
 DEADLINE_S = 60.0
 SHORT_DEADLINE_S = 2.0
 DEATH = 9
 """Exit status of a rank that dies on purpose."""
 
 
-def play_seeds(ranks: TorchRanks, seeds: int, steps: int) -> object:
+class RankProcesses:
+    """Ranks of one group, met in a directory; killed at the end of a ``with`` block."""
+
+    def __init__(self, directory: Path, size: int) -> None:
+        context = get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_obey, args=(theirs, directory, rank, size), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def __enter__(self) -> "RankProcesses":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+    def play(self, play: Callable[..., object], *arguments: object) -> list[object]:
+        """Have every rank play its part, in a group of their own; return by rank what each saw.
+
+        It is None of a rank that died on purpose.
+        """
+        for pipe in self._pipes:
+            pipe.send((play, arguments))
+        return [self._seen_by(rank) for rank in range(len(self._pipes))]
+
+    def _seen_by(self, rank: int) -> object:
+        assert self._pipes[rank].poll(WALL_S), f"rank {rank} hangs"
+        try:
+            return self._pipes[rank].recv()
+        except (EOFError, ConnectionResetError):
+            self._processes[rank].join(WALL_S)
+            assert self._processes[rank].exitcode == DEATH, f"rank {rank} failed, see its standard error"
+            return None
+
+
+def _obey(pipe: Connection, directory: Path, rank: int, size: int) -> None:
+    """Be one rank: a group that has lost a rank does not end by itself."""
+    torch.set_num_threads(1)
+    meeting = f"file://{directory}/meeting"
+    timeout = timedelta(seconds=MEETING_S)
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=timeout)
+    with suppress(EOFError):  # whoever told it what to play is gone
+        while True:
+            play, arguments = pipe.recv()
+            pipe.send(play(TorchRanks.open(DEADLINE_S), *arguments))
+    os._exit(0)
+
+
+def scripts(ranks: TorchRanks, seeds: int, steps: int) -> list[RankReport]:
     """Let every seed's script run, first undisturbed, then troubled; report each."""
     reports = []
     for seed in range(seeds):
@@ -124,17 +178,17 @@ def serve(toy: ToyEngine, prompt: Prompt) -> int:
     return verified
 
 
-def dawdle(ranks: TorchRanks, directory: Path) -> object:
-    """Have the last rank not come, though it lives; say how long the others waited."""
+def dawdle(ranks: TorchRanks) -> object:
+    """Have the last rank not come to an agreement, though it lives; say how long the others waited."""
     short = TorchRanks.open(SHORT_DEADLINE_S)
     short.agree(np.ones(1, np.bool_))
-    if ranks.rank == ranks.size - 1:
-        others = [report_of(directory, "dawdle", rank) for rank in range(ranks.rank)]
-        assert wait_until(lambda: all(report.exists() for report in others), DEADLINE_S)
-        return []
-    started_s = time.monotonic()
-    outcome = lost(short, 1)
-    return [outcome.split(":")[0], time.monotonic() - started_s < 10 * SHORT_DEADLINE_S]
+    found: list[object] = []
+    if ranks.rank < ranks.size - 1:
+        started_s = time.monotonic()
+        outcome = lost(short, 1)
+        found = [outcome.split(":")[0], time.monotonic() - started_s < 10 * SHORT_DEADLINE_S]
+    ranks.agree(np.ones(1, np.bool_))  # where the last one has waited meanwhile
+    return found
 
 
 def back_up(ranks: TorchRanks, store: Path) -> object:
@@ -149,42 +203,3 @@ def resume(ranks: TorchRanks, store: Path) -> object:
     """Resume that prompt as every cell; return by cell how many of its pages came, all of them verified."""
     storage = FileStorage.open(store)
     return {str(cell): cell.resume(ranks, storage) for cell in cells(ranks.size)}
-
-
-def report_of(directory: Path, play: str, rank: int) -> Path:
-    """Name the file of what a rank saw."""
-    return directory / f"{play}.{rank}.json"
-
-
-def main(names: Sequence[str], rank: int, size: int, seeds: int, steps: int, directory: Path) -> None:
-    """Meet the others; play and report, play by play."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{directory}/meeting",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=MEETING_S),
-    )
-    plays: Mapping[str, Callable[[TorchRanks], object]] = {
-        "seeds": lambda ranks: play_seeds(ranks, seeds, steps),
-        "agree": agree,
-        "disagree": disagree,
-        "pairs": pairs,
-        "die": die,
-        "dawdle": lambda ranks: dawdle(ranks, directory),
-        "back_up": lambda ranks: back_up(ranks, directory.parent / "store"),
-        "resume": lambda ranks: resume(ranks, directory.parent / "store"),
-    }
-    for name in names:
-        report = plays[name](TorchRanks.open(DEADLINE_S))
-        draft = directory / f"{name}.{rank}.draft"
-        draft.write_text(json.dumps(report))
-        draft.rename(report_of(directory, name, rank))
-    sys.stdin.read()  # until the parent closes it: the others may not be done with this one
-    os._exit(0)  # a group that has lost a rank does not end by itself
-
-
-if __name__ == "__main__":
-    names, number, count, seeds_count, steps_count, place = sys.argv[1:]
-    main(names.split(","), int(number), int(count), int(seeds_count), int(steps_count), Path(place))

@@ -1,8 +1,9 @@
 """One rank under a script: its steps follow from a seed that all ranks share, what befalls it from its own."""
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -10,19 +11,18 @@ from tests.support.cache import ToyEngine, toy_layout
 from tests.support.cache_model import Census
 from tests.support.components import SPAN_SETS
 from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
-from tests.support.operations import SETTLE_S
-from tests.support.ranks import Declining, digest_of, head_of, out_pages, ranked
+from tests.support.operations import SETTLE_S, out_pages
+from tests.support.ranks import Declining, digest_of, ranked
 from tests.support.seeded_workers import SeededWorkers
-from unified_cache.controller import InlineWorkers, NotStarted, Operation, OperationState, TransferKind
+from unified_cache.controller import InlineWorkers, NotStarted, Operation, OperationState
 from unified_cache.controller.controller import Finished
 from unified_cache.controller.jobs import FetchJob, ProbeJob
-from unified_cache.controller.operation import Job, JobQueue
+from unified_cache.controller.operation import Job
 from unified_cache.controller.ranks import RankGroup
 from unified_cache.core.config import WritePolicy
 from unified_cache.core.errors import WaitTimeoutError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Tier
-from unified_cache.core.seal import Label
 from unified_cache.core.window import window
 from unified_cache.storage_backends.memory import MemoryStorage
 
@@ -56,29 +56,6 @@ WEIGHTS = {
 
 
 @dataclass
-class Watched:
-    """A job that tells when it begins."""
-
-    job: Job
-    begins: Callable[[], None]
-
-    @property
-    def queue(self) -> JobQueue:
-        return self.job.queue
-
-    @property
-    def is_urgent(self) -> bool:
-        return self.job.is_urgent
-
-    def run(self) -> bool:
-        self.begins()
-        return self.job.run()
-
-    def stop(self) -> None:
-        self.job.stop()
-
-
-@dataclass
 class Probed:
     """Knowledge of one prefetch when it decided, and its decision."""
 
@@ -93,9 +70,7 @@ class Probed:
     """By component: pages that are read; an empty list if nothing is."""
     reached_end: int = 0
     """What memory alone can resume when the prefetch is told."""
-    cancelled: bool = False
-    is_decided: bool = False
-    """Whether it has gone on after its look into the store."""
+    is_cancelled: bool = False
 
     def wanted(self, spans: Sequence[int], end: int) -> list[list[int]] | None:
         """Return by component the pages to read for a resume at ``end``; None if this rank could not."""
@@ -108,37 +83,45 @@ class Probed:
         return wanted
 
 
-class WatchedWorkers:
+@dataclass(frozen=True)
+class RankReport:
+    """Record of one rank, by which ranks are compared."""
+
+    spans: tuple[int, ...]
+    digests: list[str]
+    """After each step."""
+    ends: list[str]
+    """Outcome of each transfer, in the order in which they were told."""
+    probed: list[Probed]
+
+
+class WatchedWorkers(SeededWorkers):
     """Seeded workers that lag, and write down what every prefetch saw and did."""
 
     def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self._workers = SeededWorkers(rng)
+        super().__init__(rng)
         self.probed: dict[Operation, Probed] = {}
-        self.prompts: dict[Operation, Prompt] = {}
+        self.probes: dict[Operation, ProbeJob] = {}
+        self.undecided: set[Operation] = set()
+        """Prefetches that have not gone on yet after their look into the store."""
         self.rank: Rank
         """Whose workers these are; set before the first job."""
 
     def submit(self, operation: Operation, job: Job) -> None:
-        watched: Job = job
         if isinstance(job, ProbeJob):
-            probed = self.probed[operation] = self.rank.probed(job)
-            self.prompts[operation] = job._prompt
-            watched = Watched(job, lambda: self.rank.look_into_store(job, probed))
-        elif operation.kind is TransferKind.PREFETCH:
+            self.probes[operation] = job
+            self.probed[operation] = Probed(job._prompt.pages_count, *self.rank.held(job._prompt), [], [])
+            self.undecided.add(operation)
+        elif operation in self.undecided:
             probed = self.probed[operation]
-            if not probed.is_decided:
-                probed.known_end, probed.held = self.rank.held(self.prompts[operation])
-                probed.is_decided = True
+            probed.known_end, probed.held = self.rank.held(self.probes[operation]._prompt)
+            self.undecided.remove(operation)
         if isinstance(job, FetchJob):
-            probed.fetched = [part.pages.tolist() for part in job._parts]
-        self._workers.submit(operation, watched)
+            self.probed[operation].fetched = [part.pages.tolist() for part in job._parts]
+        super().submit(operation, job)
 
     def finished(self, timeout_s: float) -> list[Finished]:
-        return [] if self._rng.random() < LAG else self._workers.finished(timeout_s)
-
-    def close(self, timeout_s: float) -> list[str]:
-        return self._workers.close(timeout_s)
+        return [] if self._rng.random() < LAG else super().finished(timeout_s)
 
 
 @dataclass
@@ -151,10 +134,7 @@ class Rank:
     """Whether stores fail and allocations are declined; otherwise only presence and lag differ."""
     toy: ToyEngine = field(init=False)
     digests: list[str] = field(default_factory=list)
-    """After each step."""
     ends: list[str] = field(default_factory=list)
-    """What came of each transfer, in the order in which they were told."""
-    counts: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.script = random.Random(self.seed)
@@ -175,7 +155,6 @@ class Rank:
             tier.backend._backend = FaultyStorage(self.store, SeededFaults(RATES, self.own), self.own)
         self.declining = Declining(self.own, DECLINE_RATE if self.troubled else 0.0)
         self.declining.install(self.cache)
-        self.owner = head_of(self.ranks).digest(self.toy.layout)
         self.live: list[Operation] = []
         self.known: list[list[int]] = [[]]
 
@@ -260,14 +239,15 @@ class Rank:
     def tell(self, operations: Sequence[Operation]) -> None:
         for operation in operations:
             self.ends.append(f"{operation.kind.value} {operation.state.value} {operation.pages_count}")
-            name = f"{operation.kind.value} {operation.state.value}"
-            self.counts[name] = self.counts.get(name, 0) + 1
-            if operation.pages_count:
-                self.counts[operation.kind.value] = self.counts.get(operation.kind.value, 0) + 1
             if operation in self.live:
                 self.live.remove(operation)
             if operation in self.workers.probed:
-                self.workers.probed[operation].reached_end, _ = self.held(self.workers.prompts[operation])
+                probe, probed = self.workers.probes[operation], self.workers.probed[operation]
+                probed.present = [
+                    asked[there].tolist() for asked, there in zip(probe._pages, probe.present, strict=True)
+                ]
+                probed.reached_end, _ = self.held(probe._prompt)
+                probed.is_cancelled = operation.state is OperationState.CANCELLED
 
     def settled(self) -> list[Operation]:
         try:
@@ -276,11 +256,6 @@ class Rank:
             raise AssertionError("nothing may hang") from error
 
     # ---- what is looked at ---------------------------------------------------------------------------------------
-
-    def probed(self, job: ProbeJob) -> Probed:
-        """Write down what memory holds of the prompt of a prefetch."""
-        nothing: list[list[int]] = [[] for _ in self.spans]
-        return Probed(job._prompt.pages_count, *self.held(job._prompt), nothing, [])
 
     def held(self, prompt: Prompt) -> tuple[int, list[list[int]]]:
         """Return what memory alone can resume of a prompt, and by component the pages that it holds."""
@@ -294,20 +269,6 @@ class Rank:
             for component in range(len(self.spans))
         ]
         return census.longest(prompt, list(Tier)), held
-
-    def look_into_store(self, job: ProbeJob, probed: Probed) -> None:
-        """Write down what this rank's store has of those pages."""
-        if job._stopped:
-            return
-        keys = job._prompt.keys
-        probed.present = [
-            [
-                page
-                for page in asked.tolist()
-                if all(Label(self.owner, keys[page], pool.name) in self.store._pages for pool in component.pools)
-            ]
-            for component, asked in zip(self.toy.layout.components, job._pages, strict=True)
-        ]
 
     def close(self) -> None:
         """Let everything come to rest, and see that nothing is left."""
@@ -325,18 +286,9 @@ class Rank:
         self.digests.append(digest_of(self.cache))
         assert self.cache.close() == []
 
-    def report(self) -> dict[str, object]:
-        """Return what ranks are compared by, as JSON."""
-        return {
-            "digests": self.digests,
-            "ends": self.ends,
-            "counts": self.counts,
-            "spans": list(self.spans),
-            "probed": [
-                [*astuple(probed)[:-2], operation.state is OperationState.CANCELLED]
-                for operation, probed in self.workers.probed.items()
-            ],
-        }
+    def report(self) -> RankReport:
+        """Return what it is compared by."""
+        return RankReport(self.spans, self.digests, self.ends, list(self.workers.probed.values()))
 
 
 def covers(fetched: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> bool:
@@ -344,26 +296,19 @@ def covers(fetched: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) ->
     return all(set(pages) <= set(read) for pages, read in zip(wanted, fetched, strict=True))
 
 
-def compare(reports: Sequence[dict[str, object]], *, troubled: bool) -> dict[str, int]:
+def compare(reports: Sequence[RankReport], *, troubled: bool) -> Counter[str]:
     """Assert that ranks agree after every step, and went for what all could restore; count what happened.
 
     Between ranks that differ in presence and lag alone, every prefetch goes for the longest such prefix.
     """
-    first = reports[0]
-    for name in ("digests", "ends"):
-        for rank, other in enumerate(reports):
-            found, expected = other[name], first[name]
-            assert isinstance(found, list)
-            assert isinstance(expected, list)
+    first, spans = reports[0], reports[0].spans
+    for rank, other in enumerate(reports):
+        for found, expected in ((other.digests, first.digests), (other.ends, first.ends)):
             at = next((at for at, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), None)
-            assert at is None, f"{name} of rank {rank} differ from rank 0's at {at}: {found[at]} and {expected[at]}"
+            assert at is None, f"rank {rank} differs from rank 0 at {at}: {found[at]} and {expected[at]}"
             assert len(found) == len(expected)
-    spans = first["spans"]
-    assert isinstance(spans, list)
-    happened = {"prefetches": 0, "fetches": 0, "disagreed": 0}
-    listed: list[list[list[object]]] = [report["probed"] for report in reports]  # type: ignore[misc]  # as in report()
-    for views in zip(*listed, strict=True):
-        probes = [Probed(*view) for view in views]
+    happened = Counter({"prefetches": 0, "fetches": 0, "disagreed": 0})
+    for probes in zip(*(report.probed for report in reports), strict=True):
         ends = range(probes[0].known_end + 1, probes[0].pages_count + 1)
         views_of = [{end: probe.wanted(spans, end) for end in ends} for probe in probes]
         sets = [{end for end, wanted in view.items() if wanted is not None} for view in views_of]
@@ -377,7 +322,7 @@ def compare(reports: Sequence[dict[str, object]], *, troubled: bool) -> dict[str
             useful = [set().union(*(pages[number] for pages in wanted.values())) for number in range(len(spans))]
             assert all(set(pages) <= used for pages, used in zip(fetched, useful, strict=True)), "of use to nobody"
             assert fetched[0] == wanted[max(whole)][0], "pages after the end that is read for"
-        if not troubled and not probes[0].cancelled and common:
+        if not troubled and not probes[0].is_cancelled and common:
             reached = probes[0].reached_end >= max(common)  # another prefetch has brought it
             assert reached if not fetched else max(common) in whole, "not the longest"
         happened["prefetches"] += 1

@@ -17,7 +17,6 @@ from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, Workers
 from unified_cache.controller.ranks import RankGroup
 from unified_cache.core.errors import RankLostError
-from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, Pages, Slots, Tier
 from unified_cache.core.shards import Extent, Shard
 from unified_cache.core.slots import PairedAllocator, SlotAllocator
@@ -136,11 +135,6 @@ def digest_of(cache: UnifiedCache) -> str:
     return found.hexdigest()
 
 
-def out_pages(cache: UnifiedCache) -> int:
-    """Count the pages with requests and transfers."""
-    return sum(occupancy.out for occupancy in cache.stats().occupancy)
-
-
 class Declining:
     """Says now and then that there is no room, where that could differ between ranks: in transfers."""
 
@@ -185,17 +179,7 @@ class FlakyAllocator(SlotAllocator):
         return None if self._declining.strikes() else super().allocate(count)
 
 
-# ---- one rank at work ------------------------------------------------------------------------------------------------
-
-
-def prompt_of(cache: UnifiedCache, pages: int) -> Prompt:
-    """Make the prompt of so many pages; a shorter one is its beginning."""
-    return cache.prompt(np.arange(pages * cache.layout.page_size, dtype=np.int32))
-
-
-def served(toy: ToyEngine, pages: int) -> Prompt:
-    """Serve the prompt of so many pages."""
-    return toy.run(prompt_of(toy.cache, pages))
+# ---- what ranks say ------------------------------------------------------------------------------------------------
 
 
 def same(results: Sequence[Result]) -> Result:

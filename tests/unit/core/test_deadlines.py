@@ -10,8 +10,8 @@ import pytest
 from tests.support.cache import IDENTITY, ToyEngine
 from tests.support.clock import ManualClock
 from tests.support.components import LAYOUTS, every_layout
-from tests.support.conversations import ROOM, conversation, pages_on, store_turns
-from tests.support.operations import Stepped, over, started
+from tests.support.conversations import ROOM, pages_on, store_turns
+from tests.support.operations import Stepped, over, prompt_of_pages, started
 from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads
 from tests.support.tables import check_tables
 from tests.support.timed_engine import POLL_S, PacedStorage, PrefillSpeed, TimedEngine
@@ -50,7 +50,7 @@ def run_until_over(engine: TimedEngine, workers: Stepped) -> None:
 @every_layout
 def test_a_request_goes_on_at_its_deadline_while_the_store_is_in_its_call(layout: ModelLayout) -> None:
     engine, workers = stepped(layout)
-    prompt = conversation(engine.cache, 16)
+    prompt = prompt_of_pages(engine.cache, 16)
     operation = started(engine.cache.prefetch(prompt, deadline_s=1.0))
     workers.run()
     engine.cache.poll()
@@ -79,7 +79,7 @@ def test_what_came_before_the_deadline_is_used_and_what_comes_after_it_is_for_ot
 ) -> None:
     make_calls_small(monkeypatch, layout)
     engine, workers = stepped(layout)
-    prompt = conversation(engine.cache, 16)
+    prompt = prompt_of_pages(engine.cache, 16)
     operation = started(engine.cache.prefetch(prompt, deadline_s=1.0))
     ends: list[int] = []
 
@@ -108,7 +108,7 @@ def test_pages_that_others_have_brought_by_the_deadline_count_as_asked_for(
 ) -> None:
     make_calls_small(monkeypatch, layout)
     engine, workers = stepped(layout, (8,))
-    prompt = conversation(engine.cache, 16)
+    prompt = prompt_of_pages(engine.cache, 16)
     operation = started(engine.cache.prefetch(prompt, deadline_s=1.0))
 
     def in_call(number: int) -> None:
@@ -127,11 +127,11 @@ def test_pages_that_others_have_brought_by_the_deadline_count_as_asked_for(
 @every_bound
 def test_a_prefetch_that_waits_for_another_goes_on_at_its_deadline(is_patience: bool) -> None:
     engine, workers = stepped(LAYOUTS["full"])
-    first = started(engine.cache.prefetch(conversation(engine.cache, 16)))
+    first = started(engine.cache.prefetch(prompt_of_pages(engine.cache, 16)))
     if is_patience:
         engine.cache.config = replace(engine.cache.config, prefetching=Prefetching(patience_s=1.0))
     deadline_s = np.inf if is_patience else 1.0
-    second = started(engine.cache.prefetch(conversation(engine.cache, 12), deadline_s))
+    second = started(engine.cache.prefetch(prompt_of_pages(engine.cache, 12), deadline_s))
     workers.run(2)
     engine.cache.poll()
     assert second.awaited is first
@@ -145,12 +145,12 @@ def test_a_prefetch_that_waits_for_another_goes_on_at_its_deadline(is_patience: 
 
 def test_a_probe_that_does_not_return_holds_nobody_up() -> None:
     engine, workers = stepped(LAYOUTS["full"])
-    operation = started(engine.cache.prefetch(conversation(engine.cache, 16), deadline_s=0.5))
+    operation = started(engine.cache.prefetch(prompt_of_pages(engine.cache, 16), deadline_s=0.5))
     engine.clock.now_s = 0.6
     assert engine.cache.poll() == [operation]
     assert operation.state is OperationState.DONE
     run_until_over(engine, workers)
-    assert engine.cache.match(conversation(engine.cache, 16)).host_end == 0
+    assert engine.cache.match(prompt_of_pages(engine.cache, 16)).host_end == 0
     check_tables(engine.cache, [])
 
 
@@ -166,7 +166,7 @@ def test_no_request_is_later_than_its_deadline_and_a_part(
     for transfer in (TransferPolicy.ALWAYS, TransferPolicy.FASTEST):
         engine = TimedEngine(layout, config_of(layout, transfer), store, PrefillSpeed())
         for pages in (4, 8, 12, 16, 16, 16):
-            prompt = conversation(engine.cache, pages)
+            prompt = prompt_of_pages(engine.cache, pages)
             began_s = store.clock.now_s
             operation = engine.wait(engine.cache.prefetch(prompt, deadline_s))
             assert operation
@@ -183,7 +183,7 @@ def test_ranks_are_done_at_the_same_look_and_stay_alike(monkeypatch: pytest.Monk
         store, workers = PacedStorage(ManualClock(), 0.0), Stepped()
         store_turns(layout, store, TURNS, head_of(group))
         engine = TimedEngine(layout, config_of(layout), store, workers=workers, ranks=group)
-        operation = started(engine.cache.prefetch(conversation(engine.cache, 16), deadline_s=1.0))
+        operation = started(engine.cache.prefetch(prompt_of_pages(engine.cache, 16), deadline_s=1.0))
         returned: list[int] = []
 
         def look(now_s: float) -> list[Operation]:

@@ -8,9 +8,9 @@ from typing import TypeVar
 import pytest
 
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout
-from tests.support.operations import over
+from tests.support.operations import over, prompt_of_pages, serve
 from tests.support.rank_grid import PROMPT_PAGES, GridCell, cells
-from tests.support.ranks import ThreadRanks, in_threads, prompt_of, ranked, same, served
+from tests.support.ranks import ThreadRanks, in_threads, ranked, same
 from tests.support.store_calls import ScriptedStorage
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.components.layouts.presets import layout
@@ -95,7 +95,7 @@ def test_two_ranks_of_a_group_that_name_one_shard_are_refused_on_all() -> None:
         store = MemoryStorage()
         with pytest.raises(ConfigError, match="must name the part of the model that it alone holds"):
             cache.attach(store)
-        return cache.prefetch(prompt_of(cache, 2)) is NotStarted.NO_STORAGE
+        return cache.prefetch(prompt_of_pages(cache, 2)) is NotStarted.NO_STORAGE
 
     assert same(in_threads(3, lambda ranks: live(ranks, IDENTITY)))
     assert same(in_threads(3, lambda ranks: live(ranks, identity_of(ranks.rank // 2, 2))))
@@ -148,7 +148,7 @@ def test_what_the_one_writer_could_not_store_is_stored_for_nobody() -> None:
     store.failing = {Method.PUT}
 
     def live(toy: ToyEngine, ranks: ThreadRanks) -> tuple[OperationState, list[int]]:
-        operation = over(toy.cache, toy.cache.backup(served(toy, 4)))
+        operation = over(toy.cache, toy.cache.backup(serve(toy, 4)))
         return operation.state, toy.cache.stats().traffic[TransferKind.STORE].component_pages
 
     latent = ModelLayout(PAGE, mixed_layout().components[:1])
@@ -181,10 +181,10 @@ def test_groups_of_other_sizes_share_objects_of_some_heads(writers: int, readers
         return ModelLayout(PAGE, whole.components[:2])
 
     def write(toy: ToyEngine, ranks: ThreadRanks) -> OperationState:
-        return over(toy.cache, toy.cache.backup(served(toy, 4))).state
+        return over(toy.cache, toy.cache.backup(serve(toy, 4))).state
 
     def read(toy: ToyEngine, ranks: ThreadRanks) -> tuple[int, int]:
-        prompt = prompt_of(toy.cache, 4)
+        prompt = prompt_of_pages(toy.cache, 4)
         fetched = over(toy.cache, toy.cache.prefetch(prompt))
         over(toy.cache, toy.cache.load(prompt))
         return fetched.pages_count, toy.verify(prompt, toy.cache.lock(toy.cache.match(prompt)))

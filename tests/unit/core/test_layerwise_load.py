@@ -11,7 +11,7 @@ import pytest
 from tests.support.cache import ToyEngine, oracle, toy_layout
 from tests.support.clock import ManualClock
 from tests.support.operations import PAGE, SPANS, Stepped, engine, out_pages, over, present, serve, started
-from tests.support.ranks import ThreadRanks, digest_of, in_threads, ranked, same, served
+from tests.support.ranks import ThreadRanks, digest_of, in_threads, ranked, same
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.controller import LayerwiseLoad, Operation, OperationState, ThreadWorkers
 from unified_cache.controller.jobs import LoadJob
@@ -305,7 +305,7 @@ def test_ranks_wait_for_the_last_engine_that_follows(ending: str) -> None:
     def live(ranks: ThreadRanks) -> list[object]:
         toy = engine()
         cache = ranked(toy, ranks, None)
-        prompt = served(toy, 4)
+        prompt = serve(toy, 4)
         over(cache, cache.backup(prompt))
         toy.forget()
         operation = started(cache.load(prompt))

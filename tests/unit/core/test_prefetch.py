@@ -9,15 +9,7 @@ import pytest
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.clock import ManualClock
 from tests.support.components import LAYOUTS, every_hybrid, every_layout
-from tests.support.conversations import (
-    HostModel,
-    VanishingStorage,
-    compute,
-    conversation,
-    pages_on,
-    remembered,
-    store_turns,
-)
+from tests.support.conversations import HostModel, VanishingStorage, pages_on, remembered, store_turns
 from tests.support.operations import (
     PAGE,
     SPANS,
@@ -26,12 +18,12 @@ from tests.support.operations import (
     out_pages,
     over,
     present,
+    prompt_of_pages,
     serve,
     started,
     tokens,
 )
 from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads, ranked, same
-from tests.support.ranks import out_pages as ranked_out_pages
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import InlineWorkers, Operation, OperationState, ThreadWorkers, TransferKind, Workers
@@ -60,12 +52,12 @@ def opened(layout: ModelLayout, turns: tuple[int, ...] = TURNS) -> tuple[Vanishi
 
 
 def prefetched(cache: UnifiedCache, pages: int) -> Operation:
-    return over(cache, cache.prefetch(conversation(cache, pages)))
+    return over(cache, cache.prefetch(prompt_of_pages(cache, pages)))
 
 
 def labels_of(cache: UnifiedCache, page: int, component: int) -> list[Label]:
     tier = present(cache._storage)
-    key = conversation(cache, page + 1).keys[page]
+    key = prompt_of_pages(cache, page + 1).keys[page]
     return [label for pool in tier.pools(component) for label in tier.labels([key], pool)]
 
 
@@ -73,11 +65,11 @@ def labels_of(cache: UnifiedCache, page: int, component: int) -> list[Label]:
 def test_pages_travel_in_the_order_of_the_prompt_all_pools_of_one_together_kv_first(layout: ModelLayout) -> None:
     store, cache = opened(layout)
     assert prefetched(cache, 16).pages_count == 16
-    page_of = {key: page for page, key in enumerate(conversation(cache, 16).keys)}
+    page_of = {key: page for page, key in enumerate(prompt_of_pages(cache, 16).keys)}
     order = [pool.name for _, pool in layout.transfer_order]
     came = [(page_of[label.key], order.index(label.pool)) for label in store.came]
     assert came == sorted(came)
-    kept = pages_on(cache, conversation(cache, 16), Tier.HOST)
+    kept = pages_on(cache, prompt_of_pages(cache, 16), Tier.HOST)
     for end in TURNS[:-1]:
         for held, component in zip(kept, layout.components, strict=True):
             assert set(range(max(0, end - component.span), end)) <= held, "windows of ends in between come too"
@@ -89,7 +81,7 @@ def test_a_flawed_page_is_a_page_that_did_not_come_and_is_taken_out_of_storage(l
     (label, *_) = labels_of(cache, 7, len(layout.components) - 1)
     store._pages[label] = store._pages[label][:-1] + bytes([store._pages[label][-1] ^ 1])
     came = set(store._pages) - {label}
-    model = HostModel.of(layout, conversation(cache, 8), came, [set() for _ in layout.components])
+    model = HostModel.of(layout, prompt_of_pages(cache, 8), came, [set() for _ in layout.components])
     assert prefetched(cache, 8).pages_count == model.end >= 6
     assert cache.stats().flawed_pages == 1
     assert store.exists([label]) == [Answer.MISS]
@@ -100,7 +92,7 @@ def test_storage_that_lacks_only_what_the_device_holds_adds_all_the_rest(layout:
     store = stored(layout, (8,))
     toy = remembered(layout, store)
     cache = toy.cache
-    compute(toy, 4)
+    serve(toy, 4)
     store.remove(
         [
             label
@@ -110,7 +102,7 @@ def test_storage_that_lacks_only_what_the_device_holds_adds_all_the_rest(layout:
         ]
     )
     assert prefetched(cache, 8).pages_count == 4
-    assert cache.match(conversation(cache, 8)).host_end == 8
+    assert cache.match(prompt_of_pages(cache, 8)).host_end == 8
     cache.check()
 
 
@@ -133,7 +125,7 @@ def test_windows_that_a_prefetch_counts_on_stay_while_it_reads(layout: ModelLayo
     store = stored(layout, (4, 8))
     workers = Stepped()
     toy = remembered(layout, store, workers)
-    cache, prompt = toy.cache, conversation(toy.cache, 8)
+    cache, prompt = toy.cache, prompt_of_pages(toy.cache, 8)
     windows = range(1, len(layout.components))
 
     def finish() -> Operation:
@@ -170,7 +162,7 @@ def test_progress_of_a_prefetch_is_what_it_would_gain_if_it_ended_now(monkeypatc
     store = stored(layout)
     workers = Stepped()
     cache = remembered(layout, store, workers).cache
-    operation = started(cache.prefetch(conversation(cache, 16)))
+    operation = started(cache.prefetch(prompt_of_pages(cache, 16)))
     assert cache.prefetch_progress(operation) is None, "storage has not been asked"
     workers.run()
     cache.poll()
@@ -213,9 +205,9 @@ def test_what_did_not_come_on_one_rank_is_done_without_on_all(layout: ModelLayou
         cache = ranked(remembered(layout, MemoryStorage()), ranks, store)
         if ranks.rank == losing_rank:
             store.vanishing = {labels_of(cache, 7, 1)[-1]}
-        operation = over(cache, cache.prefetch(conversation(cache, 8)))
-        kept = pages_on(cache, conversation(cache, 8), Tier.HOST)
-        return digest_of(cache), operation.pages_count, ranked_out_pages(cache), kept
+        operation = over(cache, cache.prefetch(prompt_of_pages(cache, 8)))
+        kept = pages_on(cache, prompt_of_pages(cache, 8), Tier.HOST)
+        return digest_of(cache), operation.pages_count, out_pages(cache), kept
 
     _, gained, out, kept = same(in_threads(2, live))
     assert (gained, out, kept[0]) == (7, 0, set(range(8)))
@@ -554,7 +546,7 @@ def test_ranks_wait_and_take_over_alike(failing_rank: int | None) -> None:
         cache.wait_all(WAIT_S)
         # Whoever's look-up ends first on all ranks reads first, and fails there.
         ends = sorted((operation.state.value, operation.pages_count) for operation in operations)
-        found = digest_of(cache), ends, ranked_out_pages(cache)
+        found = digest_of(cache), ends, out_pages(cache)
         cache.close()
         return found
 

@@ -9,21 +9,9 @@ import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.clock import ManualClock
-from tests.support.operations import Stepped, UnreturnedCall, over, present
-from tests.support.rank_script import Rank, compare
-from tests.support.ranks import (
-    Declining,
-    FlakyAllocator,
-    ThreadRanks,
-    digest_of,
-    head_of,
-    in_threads,
-    out_pages,
-    prompt_of,
-    ranked,
-    same,
-    served,
-)
+from tests.support.operations import Stepped, UnreturnedCall, out_pages, over, present, prompt_of_pages, serve
+from tests.support.rank_script import Rank, RankReport, compare
+from tests.support.ranks import Declining, FlakyAllocator, ThreadRanks, digest_of, head_of, in_threads, ranked, same
 from tests.support.store_calls import ScriptedStorage
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, NotStarted, OperationState, TransferKind
@@ -143,7 +131,7 @@ def test_a_store_that_one_rank_cannot_take_over_is_taken_by_none() -> None:
         cache = ranked(engine(), ranks, None)
         with pytest.raises((StorageError, RankError)) as failed:
             cache.attach(Refusing() if ranks.rank == 1 else MemoryStorage())
-        assert cache.prefetch(prompt_of(cache, 2)) is NotStarted.NO_STORAGE
+        assert cache.prefetch(prompt_of_pages(cache, 2)) is NotStarted.NO_STORAGE
         cache.attach(MemoryStorage())
         return type(failed.value).__name__
 
@@ -160,9 +148,9 @@ def prefetched(kept: Sequence[Sequence[int]], spans: tuple[int, ...] = SPANS, pa
         store = MemoryStorage()
         toy = engine(spans)
         cache = ranked(toy, ranks, store)
-        prompt = prompt_of(cache, pages)
+        prompt = prompt_of_pages(cache, pages)
         for end in range(1, pages + 1):
-            served(toy, end)
+            serve(toy, end)
             over(cache, cache.backup(prompt.head(end)))
         gone = [
             Label(head_of(ranks).digest(toy.layout), prompt.keys[page], pool.name)
@@ -203,7 +191,7 @@ def test_a_page_that_one_rank_does_not_get_ends_the_prefix_on_all() -> None:
         store = Forgetful()
         toy = engine((SPAN_ALL,))
         cache = ranked(toy, ranks, store)
-        prompt = served(toy, 5)
+        prompt = serve(toy, 5)
         over(cache, cache.backup(prompt))
         cache.reset()
         store.forgets = ranks.rank == 1
@@ -222,7 +210,7 @@ def test_a_transfer_that_fails_on_one_rank_fails_on_all_and_leaves_the_same(leg:
         store = ScriptedStorage()
         toy = engine()
         cache = ranked(toy, ranks, store)
-        prompt = served(toy, 4)
+        prompt = serve(toy, 4)
         if leg is TransferKind.PREFETCH:
             over(cache, cache.backup(prompt))
             cache.reset()
@@ -253,7 +241,7 @@ def test_no_room_on_one_rank_is_no_room_on_any(rank: int) -> None:
     def live(ranks: ThreadRanks) -> tuple[int, int, str]:
         toy = engine((SPAN_ALL,))
         cache = ranked(toy, ranks, None)
-        prompt = served(toy, 5)
+        prompt = serve(toy, 5)
         host = cache._ledger._allocators[Tier.HOST]
         if ranks.rank == rank:
             host[0] = FlakyAllocator(host[0].capacity, DecliningOnce(random.Random(0), 1.0))
@@ -271,7 +259,7 @@ def test_what_eviction_saves_on_one_rank_it_saves_on_all(troubled: int | None) -
         host = cache._ledger._allocators[Tier.HOST]
         if ranks.rank == troubled:
             host[0] = FlakyAllocator(host[0].capacity, DecliningOnce(random.Random(0), 1.0))
-        prompt = served(toy, 4)
+        prompt = serve(toy, 4)
         room = cache._ledger.capacity(Tier.DEVICE, 0)
         slots = present(cache.allocate(cache.pages_to_allocate(0, room, [room])))
         cache.free(slots)
@@ -295,7 +283,7 @@ def stepped(ranks: ThreadRanks, store: MemoryStorage | None = None) -> tuple[Toy
 def test_a_transfer_goes_on_when_its_job_has_ended_on_every_rank() -> None:
     def live(ranks: ThreadRanks) -> list[int]:
         toy, workers, _ = stepped(ranks)
-        toy.cache.backup(served(toy, 4))
+        toy.cache.backup(serve(toy, 4))
         told: list[int] = []
         for poll in range(3):
             if poll == ranks.rank:
@@ -310,7 +298,7 @@ def test_a_transfer_that_is_too_late_by_one_clock_is_too_late_by_all() -> None:
     def live(ranks: ThreadRanks) -> tuple[int, int, str]:
         toy, workers, clock = stepped(ranks)
         cache = toy.cache
-        operation = cache.backup(served(toy, 4))
+        operation = cache.backup(serve(toy, 4))
         assert operation
         assert cache.poll() == []
         clock.now_s = 2.0 if ranks.rank == 1 else 0.5
@@ -343,7 +331,7 @@ def test_pages_that_one_rank_has_in_quarantine_stay_with_their_operation_on_all(
         store = Hanging()
         toy = engine()
         cache = ranked(toy, ranks, store)
-        prompt = served(toy, 4)
+        prompt = serve(toy, 4)
         over(cache, cache.backup(prompt))
         cache.reset()
         call = UnreturnedCall("get")
@@ -366,7 +354,7 @@ def test_pages_that_one_rank_has_in_quarantine_stay_with_their_operation_on_all(
 def test_when_time_to_settle_is_up_on_one_rank_it_is_up_on_all() -> None:
     def live(ranks: ThreadRanks) -> None:
         toy, workers, _ = stepped(ranks)
-        operation = toy.cache.backup(served(toy, 4))
+        operation = toy.cache.backup(serve(toy, 4))
         with pytest.raises(WaitTimeoutError):
             toy.cache.wait_all(0 if ranks.rank == 0 else 1000)
         workers.run()
@@ -382,7 +370,7 @@ def test_ranks_that_lose_one_fail_what_moves_once_and_go_on_with_the_device_alon
     def live(ranks: ThreadRanks) -> None:
         toy, workers, _ = stepped(ranks, MemoryStorage())
         cache = toy.cache
-        operations = [cache.backup(served(toy, 4)), cache.prefetch(prompt_of(cache, 9))]
+        operations = [cache.backup(serve(toy, 4)), cache.prefetch(prompt_of_pages(cache, 9))]
         if ranks.rank == 1:
             return
         with pytest.raises(RankLostError):
@@ -395,7 +383,7 @@ def test_ranks_that_lose_one_fail_what_moves_once_and_go_on_with_the_device_alon
         workers.run(2)
         cache.wait_all(1)
         assert out_pages(cache) == 0
-        prompt = served(toy, 6)
+        prompt = serve(toy, 6)
         assert {start(prompt) for start in (cache.load, cache.backup, cache.prefetch)} == {NotStarted.RANK_LOST}
         assert cache.stats().operations_declined == 3
         cache.check()
@@ -408,7 +396,7 @@ def test_a_rank_that_is_lost_while_a_transfer_starts_fails_it() -> None:
     def live(ranks: ThreadRanks) -> None:
         toy = engine()
         cache = ranked(toy, ranks, None)
-        prompt = served(toy, 4)
+        prompt = serve(toy, 4)
         if ranks.rank == 0:
             operation = cache.backup(prompt)
             assert operation
@@ -461,7 +449,7 @@ def test_whichever_agreement_loses_a_rank_a_poll_says_so_once(detaches: bool) ->
         toy, ranks = engine(), LosesOne()
         cache = ranked(toy, ranks, MemoryStorage())
         ranks.agreements_left = agreement
-        cache.backup(served(toy, 4))
+        cache.backup(serve(toy, 4))
         if detaches:
             cache.detach()
         outcomes.append(losses_told(cache))
@@ -480,7 +468,7 @@ def test_whichever_agreement_loses_a_rank_a_poll_says_so_once(detaches: bool) ->
 @pytest.mark.parametrize("troubled", [False, True], ids=["lag", "trouble"])
 @pytest.mark.parametrize(("size", "seed"), [(2, 0), (3, 1), (2, 2), (3, 3), (2, 4), (4, 5), (2, 6)])
 def test_ranks_with_other_stores_lag_and_luck_keep_the_same_trees(size: int, seed: int, troubled: bool) -> None:
-    def live(ranks: ThreadRanks) -> dict[str, object]:
+    def live(ranks: ThreadRanks) -> RankReport:
         rank = Rank(seed, ranks, troubled)
         rank.run(150)
         rank.close()

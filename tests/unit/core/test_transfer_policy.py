@@ -7,9 +7,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tests.sources import ROOT
 from tests.support.clock import ManualClock
 from tests.support.components import LAYOUTS, every_layout
-from tests.support.conversations import ROOM, conversation, store_turns
+from tests.support.conversations import ROOM, store_turns
 from tests.support.documents import code_blocks
-from tests.support.operations import over, present, started
+from tests.support.operations import over, present, prompt_of_pages, started
 from tests.support.ranks import ThreadRanks, head_of, in_threads
 from tests.support.tables import check_tables
 from tests.support.timed_engine import PacedStorage, PrefillSpeed, TimedEngine
@@ -52,7 +52,7 @@ def engine_of(
 def learned(engine: TimedEngine, rounds: int = 2) -> TimedEngine:
     """Have an engine serve some prompts, each from storage, and some that nobody has."""
     for number in range(rounds * len(WARM)):
-        engine.first_token_s(conversation(engine.cache, WARM[number % len(WARM)]))
+        engine.first_token_s(prompt_of_pages(engine.cache, WARM[number % len(WARM)]))
         engine.forget()
         engine.compute(stranger(engine, WARM[number % len(WARM)]))
         engine.forget()
@@ -69,7 +69,7 @@ def served_s(layout: ModelLayout, transfer: TransferPolicy, byte_s: float, laten
     engine = engine_of(layout, transfer, paced(layout, byte_s, latency_s))
     if transfer is TransferPolicy.FASTEST:
         learned(engine)
-    return engine.first_token_s(conversation(engine.cache, 17))
+    return engine.first_token_s(prompt_of_pages(engine.cache, 17))
 
 
 def break_even(layout: ModelLayout) -> float:
@@ -78,7 +78,7 @@ def break_even(layout: ModelLayout) -> float:
     store.byte_s = 1e-6
     always = engine_of(layout, TransferPolicy.ALWAYS, store)
     began_s = store.clock.now_s
-    always.wait(always.cache.prefetch(conversation(always.cache, 16)))
+    always.wait(always.cache.prefetch(prompt_of_pages(always.cache, 16)))
     read_bytes = (store.clock.now_s - began_s) * 1e6
     tokens = 16 * layout.page_size
     return PREFILL.seconds(0, tokens) / read_bytes
@@ -111,7 +111,7 @@ def slow_engine(share: float = 0.1, layout: ModelLayout | None = None) -> TimedE
 def test_the_answer_says_what_was_left_alone_and_why() -> None:
     engine = learned(slow_engine())
     before = engine.cache.stats().left_alone_tokens
-    operation = engine.wait(started(engine.cache.prefetch(conversation(engine.cache, 16))))
+    operation = engine.wait(started(engine.cache.prefetch(prompt_of_pages(engine.cache, 16))))
     assert (operation.state, operation.pages_count) == (OperationState.DONE, 0)
     left = operation.left_alone
     assert isinstance(left, LeftAlone)
@@ -125,14 +125,14 @@ def test_the_answer_says_what_was_left_alone_and_why() -> None:
 
 def test_what_is_worth_loading_leaves_nothing_alone() -> None:
     engine = learned(slow_engine(3.0))
-    operation = engine.wait(started(engine.cache.prefetch(conversation(engine.cache, 16))))
+    operation = engine.wait(started(engine.cache.prefetch(prompt_of_pages(engine.cache, 16))))
     assert (operation.pages_count, operation.left_alone) == (16, None)
     assert engine.cache.stats().left_alone_tokens == 0
 
 
 def test_what_the_host_holds_is_loaded_however_fast_the_engine_computes() -> None:
     engine = learned(slow_engine())
-    prompt = conversation(engine.cache, 16)
+    prompt = prompt_of_pages(engine.cache, 16)
     engine.compute(prompt)
     over(engine.cache, engine.cache.backup(prompt))
     engine.toy.forget()
@@ -143,7 +143,7 @@ def test_what_the_host_holds_is_loaded_however_fast_the_engine_computes() -> Non
 def test_before_enough_is_measured_everything_is_loaded() -> None:
     engine = slow_engine(0.01)
     for _ in range(3):
-        operation = engine.wait(started(engine.cache.prefetch(conversation(engine.cache, 16))))
+        operation = engine.wait(started(engine.cache.prefetch(prompt_of_pages(engine.cache, 16))))
         assert (operation.pages_count, operation.left_alone) == (16, None)
         engine.forget()
 
@@ -151,7 +151,7 @@ def test_before_enough_is_measured_everything_is_loaded() -> None:
 def test_never_brings_nothing_up_and_still_backs_up() -> None:
     layout = LAYOUTS["full"]
     engine = engine_of(layout, TransferPolicy.NEVER, paced(layout, 0.0))
-    prompt = conversation(engine.cache, 16)
+    prompt = prompt_of_pages(engine.cache, 16)
     assert engine.cache.prefetch(prompt) is engine.cache.load(prompt) is NotStarted.POLICY
     engine.compute(prompt)
     operation = over(engine.cache, engine.cache.backup(prompt))
@@ -160,7 +160,7 @@ def test_never_brings_nothing_up_and_still_backs_up() -> None:
 
 def test_a_store_that_becomes_fast_again_is_read_again() -> None:
     engine = learned(slow_engine())
-    prompt = conversation(engine.cache, 16)
+    prompt = prompt_of_pages(engine.cache, 16)
     engine.store.byte_s = break_even(engine.cache.layout) / 10
     brought: list[int] = []
     while len(brought) < 4 * TRIAL_EVERY and 16 not in brought:
@@ -174,7 +174,7 @@ def test_a_store_that_becomes_fast_again_is_read_again() -> None:
 def test_nobody_waits_for_the_little_that_is_read_for_its_time() -> None:
     engine = learned(slow_engine())
     store = engine.store
-    prompt = conversation(engine.cache, 16)
+    prompt = prompt_of_pages(engine.cache, 16)
     trials = 0
     for _ in range(2 * TRIAL_EVERY):
         gets = store.gets_count
@@ -193,11 +193,11 @@ def test_under_a_clock_that_stands_still_or_jumps_all_is_loaded(jump_s: float) -
     store = paced(layout, 0.0)
     engine = engine_of(layout, TransferPolicy.FASTEST, store)
     for _ in range(3 * len(WARM)):
-        engine.wait(engine.cache.prefetch(conversation(engine.cache, 8)))
-        engine.wait(engine.cache.load(conversation(engine.cache, 8)))
+        engine.wait(engine.cache.prefetch(prompt_of_pages(engine.cache, 8)))
+        engine.wait(engine.cache.load(prompt_of_pages(engine.cache, 8)))
         engine.clock.now_s += jump_s
         engine.forget()
-    operation = engine.wait(started(engine.cache.prefetch(conversation(engine.cache, 16))))
+    operation = engine.wait(started(engine.cache.prefetch(prompt_of_pages(engine.cache, 16))))
     assert (operation.pages_count, operation.left_alone) == (16, None)
 
 
@@ -210,10 +210,10 @@ def test_ranks_choose_alike_by_the_slowest_of_them() -> None:
         store_turns(layout, store, TURNS, head_of(group))
         engine = engine_of(layout, TransferPolicy.FASTEST, store, ranks=group)
         for pages in (*WARM, *WARM):
-            drive(engine, conversation(engine.cache, pages))
+            drive(engine, prompt_of_pages(engine.cache, pages))
             engine.compute(stranger(engine, pages))
             engine.forget()
-        return drive(engine, conversation(engine.cache, 16))
+        return drive(engine, prompt_of_pages(engine.cache, 16))
 
     def drive(engine: TimedEngine, prompt: Prompt) -> tuple[int, LeftAlone | None, int]:
         operation = over(engine.cache, engine.cache.prefetch(prompt))
@@ -228,7 +228,7 @@ def test_ranks_choose_alike_by_the_slowest_of_them() -> None:
 
 def test_an_explanation_says_what_is_not_worth_loading_and_changes_nothing() -> None:
     engine = learned(slow_engine())
-    prompt = conversation(engine.cache, 16)
+    prompt = prompt_of_pages(engine.cache, 16)
     tokens = 16 * engine.cache.layout.page_size
     before = engine.cache.stats().left_alone_tokens
     explanation = engine.cache.explain(prompt)
@@ -253,7 +253,7 @@ def test_a_scrape_finds_what_was_left_alone() -> None:
 
 def test_the_blocks_of_the_document_on_policies_run(capsys: pytest.CaptureFixture[str]) -> None:
     engine = learned(slow_engine())
-    named: dict[str, object] = {"cache": engine.cache, "prompt": conversation(engine.cache, 16)}
+    named: dict[str, object] = {"cache": engine.cache, "prompt": prompt_of_pages(engine.cache, 16)}
     text = (ROOT / "docs/policies.md").read_text(encoding="utf-8")
     blocks = [block.text for block in code_blocks(text) if block.language == "python" and "left_alone" in block.text]
     blocks.insert(0, next(block.text for block in code_blocks(text) if "TransferPolicy.FASTEST," in block.text))
