@@ -21,7 +21,7 @@ from xxhash import xxh3_64_intdigest
 from benchmarks.host_pages import announced_pages
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
-from tests.support.mooncake import LocalCluster
+from tests.support.mooncake import LASTING, LocalCluster
 from unified_cache.core.errors import ConfigError
 from unified_cache.storage_backends.mooncake.client import MooncakeClient, batches, object_buffers
 from unified_cache.storage_backends.mooncake.native import new_put_config, usable_wheel
@@ -64,12 +64,12 @@ def mooncake_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
         usable_wheel()
     except ConfigError:
         return
-    with LocalCluster.running(1, SEGMENT_BYTES) as cluster, closing(_store(cluster.url)) as storage:
+    with LocalCluster.running(1, SEGMENT_BYTES, LASTING) as cluster, closing(_store(cluster.url)) as storage:
         for page_kib in PAGES_KIB:
             with closing(_Bench(storage, page_kib, "two processes")) as bench:
                 yield from bench.figures(plan, is_remote=True)
     with (
-        LocalCluster.running(0) as cluster,
+        LocalCluster.running(0, settings=LASTING) as cluster,
         closing(_store(f"{cluster.url}&segment_bytes={SEGMENT_BYTES}")) as storage,
     ):
         for page_kib in PAGES_KIB:

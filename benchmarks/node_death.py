@@ -45,7 +45,7 @@ CALL_PAGES = 128
 """Objects in one call, as a cache puts them."""
 ROUNDS = 3
 """Clusters of each kind; another node dies in each."""
-SETTINGS = MasterSettings(lease_ms=2_000, client_ttl_s=2, put_discard_s=2)
+SETTINGS = MasterSettings()
 ALLOCATED = "master_allocated_bytes "
 """Begins the line among the master's metrics that says what is taken."""
 FORGOTTEN_S = 5.0

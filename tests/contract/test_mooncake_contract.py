@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.contract.test_remote_contract import ServiceContract
-from tests.support.mooncake import LocalCluster, open_mooncake, small_cluster
+from tests.support.mooncake import LocalCluster, open_mooncake
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.service import LoopbackServer
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage
@@ -18,7 +18,7 @@ pytestmark = needs_mooncake
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with small_cluster(nodes=2) as cluster:
+    with LocalCluster.running(nodes=2) as cluster:
         yield cluster
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.sources import ROOT
 from tests.support.cluster import ask
-from tests.support.mooncake import LocalCluster, open_mooncake, small_cluster
+from tests.support.mooncake import LocalCluster, open_mooncake
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.offline import LAYOUTS, TOY, fill, prompt_of
 from unified_cache.testing.storage_contract import listing
@@ -38,7 +38,7 @@ RECORD = re.compile(r"^([IWEF])\d{4} ", re.MULTILINE)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with small_cluster() as cluster:
+    with LocalCluster.running() as cluster:
         yield cluster
 
 

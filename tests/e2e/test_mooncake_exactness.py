@@ -13,7 +13,7 @@ from tests.support.exactness import (
     from_storage,
     resumes_in_a_fresh_process,
 )
-from tests.support.mooncake import small_cluster
+from tests.support.mooncake import LocalCluster
 from tests.support.mooncake_needed import needs_mooncake
 
 pytestmark = needs_mooncake
@@ -21,7 +21,7 @@ pytestmark = needs_mooncake
 
 @pytest.fixture(scope="module")
 def l3() -> Iterator[L3]:
-    with small_cluster(nodes=3) as cluster:
+    with LocalCluster.running(nodes=3) as cluster:
         yield L3(cluster.url, is_shared=True)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
-from tests.support.mooncake import LocalCluster, open_mooncake, small_cluster
+from tests.support.mooncake import LocalCluster, open_mooncake
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.waiting import wait_until
 from unified_cache.controller import NotStarted, Operation, OperationState, TransferKind
@@ -178,7 +178,7 @@ SHORT = {
 )
 def test_an_engine_goes_on_serving_right_bytes_and_is_back_to_normal_soon(fault: str, during_gets: bool) -> None:
     inject, clear = FAULTS[fault]
-    with small_cluster(nodes=3) as cluster, work_over(cluster) as work:
+    with LocalCluster.running(nodes=3) as cluster, work_over(cluster) as work:
         if during_gets:
             work.round()
             assert work.is_normal()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.cache import ToyEngine
-from tests.support.mooncake import LocalCluster, open_mooncake, small_cluster
+from tests.support.mooncake import LocalCluster, open_mooncake
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.offline import back_up, read_back
 from unified_cache.components.layouts import layout
@@ -36,7 +36,7 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with small_cluster(nodes=3, segment_bytes=256 << 20) as cluster:
+    with LocalCluster.running(nodes=3, segment_bytes=256 << 20) as cluster:
         yield cluster
 
 

@@ -7,12 +7,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 
 import pytest
 
 from tests.sources import ROOT
-from tests.support.mooncake import SETTINGS, LocalCluster, open_mooncake, small_cluster
+from tests.support.mooncake import LocalCluster, MasterSettings, open_mooncake
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.waiting import wait_until
 from unified_cache.core.errors import StorageError
@@ -85,7 +84,7 @@ def child_running(program: str, *arguments: str, **environment: str) -> Iterator
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[LocalCluster]:
-    with small_cluster() as cluster:
+    with LocalCluster.running() as cluster:
         yield cluster
 
 
@@ -105,7 +104,7 @@ def reads(storage: VerifiedStorage, number: int, page_bytes: int) -> bool:
 
 
 def test_a_full_cluster_declines_what_has_no_room_keeps_what_it_took_and_takes_more_later() -> None:
-    with small_cluster(segment_bytes=SEGMENT_MIB << 20) as cluster, closing(open_mooncake(cluster)) as inner:
+    with LocalCluster.running(segment_bytes=SEGMENT_MIB << 20) as cluster, closing(open_mooncake(cluster)) as inner:
         storage = VerifiedStorage(inner)
         open_for_contract(storage)
         stored = storage.put([sealed_page(label(n), MIB) for n in range(2 * SEGMENT_MIB)], Level.CACHED)
@@ -119,8 +118,8 @@ def test_a_full_cluster_declines_what_has_no_room_keeps_what_it_took_and_takes_m
 
 
 def test_a_page_that_is_evicted_between_exists_and_get_is_a_miss() -> None:
-    settings = replace(SETTINGS, lease_ms=100)
-    with small_cluster(1, SEGMENT_MIB << 20, settings) as cluster, closing(open_mooncake(cluster)) as inner:
+    settings = MasterSettings(lease_ms=100)
+    with LocalCluster.running(1, SEGMENT_MIB << 20, settings) as cluster, closing(open_mooncake(cluster)) as inner:
         storage = VerifiedStorage(inner)
         open_for_contract(storage)
         storage.put([sealed_page(label(0), MIB)], Level.CACHED)
@@ -139,8 +138,8 @@ def test_a_page_that_is_evicted_between_exists_and_get_is_a_miss() -> None:
 
 
 def test_pages_whose_lease_runs_out_while_they_are_read_are_read_again() -> None:
-    settings = replace(SETTINGS, lease_ms=100)
-    with small_cluster(1, settings=settings) as cluster, closing(open_mooncake(cluster)) as inner:
+    settings = MasterSettings(lease_ms=100)
+    with LocalCluster.running(1, settings=settings) as cluster, closing(open_mooncake(cluster)) as inner:
         storage = VerifiedStorage(inner)
         open_for_contract(storage)
         assert all(storage.put([sealed_page(label(n), MIB // 4) for n in range(8)], Level.CACHED))
@@ -151,7 +150,7 @@ def test_pages_whose_lease_runs_out_while_they_are_read_are_read_again() -> None
 
 
 def test_a_page_whose_writer_was_killed_is_unavailable_and_taken_once_the_reservation_is_discarded() -> None:
-    with small_cluster() as cluster, closing(open_mooncake(cluster)) as inner:
+    with LocalCluster.running() as cluster, closing(open_mooncake(cluster)) as inner:
         storage = VerifiedStorage(inner)
         open_for_contract(storage)
         # The writer waits long for the node that stalls, so that it is killed with its page half-written.
@@ -206,7 +205,7 @@ def test_a_manifest_that_is_gone_is_put_again_with_the_next_page(storage: Moonca
 
 
 def test_no_master_is_an_error_at_once_and_the_process_goes_on_meanwhile() -> None:
-    with small_cluster() as cluster:
+    with LocalCluster.running() as cluster:
         url = cluster.url
         cluster.master.stop()
         started_s = time.monotonic()
@@ -228,15 +227,18 @@ def test_two_stores_of_one_process_share_a_client_and_close_by_themselves(shared
 
 
 def test_no_process_is_left_of_a_cluster() -> None:
-    with small_cluster(nodes=2) as cluster:
+    with LocalCluster.running(nodes=2) as cluster:
         children = [cluster.master, *cluster.nodes]
         assert all(child.is_alive for child in children)
     assert not any(child.is_alive for child in children)
 
 
 def test_under_pressure_a_prefix_goes_from_its_tail_and_all_objects_of_a_page_together() -> None:
-    settings = replace(SETTINGS, lease_ms=100)
-    with small_cluster(1, 2 * SEGMENT_MIB << 20, settings) as cluster, closing(open_mooncake(cluster)) as storage:
+    settings = MasterSettings(lease_ms=100)
+    with (
+        LocalCluster.running(1, 2 * SEGMENT_MIB << 20, settings) as cluster,
+        closing(open_mooncake(cluster)) as storage,
+    ):
         open_for_contract(storage)
         chain = [label(number) for number in range(40)]
         sizes = {POOLS[0]: MIB // 4, POOLS[1]: 4096}

@@ -3,7 +3,7 @@
 from contextlib import closing
 
 from tests.support.clock import ManualClock
-from tests.support.mooncake import LocalCluster, small_cluster
+from tests.support.mooncake import LocalCluster
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.waiting import wait_until
 from unified_cache.storage_backends.mooncake.endpoints import STAY_S, NodeChoice
@@ -41,7 +41,7 @@ def whole(storage: MooncakeStorage, number: int) -> int:
 
 def test_a_node_that_dies_takes_whole_prompts_and_the_next_ones_go_elsewhere() -> None:
     clock = ManualClock()
-    with small_cluster(3) as cluster, closing(opened(cluster)) as storage:
+    with LocalCluster.running(3) as cluster, closing(opened(cluster)) as storage:
         client = storage._client
         client.choice = NodeChoice(client.admin.segments, clock, seed=0)
         nodes = []

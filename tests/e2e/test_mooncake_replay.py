@@ -9,7 +9,7 @@ import pytest
 
 from tests.sources import ROOT
 from tests.support.cluster import ask
-from tests.support.mooncake import LocalCluster, open_mooncake, small_cluster
+from tests.support.mooncake import LocalCluster, open_mooncake
 from tests.support.mooncake_needed import needs_mooncake
 
 pytestmark = needs_mooncake
@@ -24,7 +24,7 @@ TIMEOUT_S = 120
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with small_cluster(NODES, SEGMENT_BYTES) as cluster:
+    with LocalCluster.running(NODES, SEGMENT_BYTES) as cluster:
         yield cluster
 
 

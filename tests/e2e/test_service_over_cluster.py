@@ -8,7 +8,7 @@ import pytest
 from tests.e2e.test_examples import is_shared_by_two_engines
 from tests.support.cluster import ServeProcess
 from tests.support.exactness import L3, after_a_restart
-from tests.support.mooncake import small_cluster
+from tests.support.mooncake import LocalCluster
 from tests.support.mooncake_needed import needs_mooncake
 
 pytestmark = needs_mooncake
@@ -18,7 +18,7 @@ pytestmark = needs_mooncake
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServeProcess]]:
     """Two servers in front of three nodes."""
     directory = tmp_path_factory.mktemp("servers")
-    with small_cluster(nodes=3) as cluster, ExitStack() as ends:
+    with LocalCluster.running(nodes=3) as cluster, ExitStack() as ends:
         settings = {"STORAGE": cluster.url, "AUDIT__FILE": str(directory / "audit")}
         yield [ends.enter_context(ServeProcess(variables=settings)) for _ in range(2)]
 

@@ -27,7 +27,7 @@ import numpy as np
 import psutil
 
 from tests.support.cache import ToyEngine
-from tests.support.mooncake import LocalCluster
+from tests.support.mooncake import LASTING, LocalCluster
 from unified_cache import GuardConfig, Identity, open_storage
 from unified_cache.components import Full, RecurrentState
 from unified_cache.controller import TransferKind
@@ -219,7 +219,7 @@ class SoakOutcome:
 def soak(rounds: int, round_s: float, say: Callable[[str], object]) -> SoakOutcome:
     """Run that many rounds, and ``say`` a line after each."""
     with ExitStack() as stack:
-        cluster = stack.enter_context(LocalCluster.running(NODES, SEGMENT_BYTES))
+        cluster = stack.enter_context(LocalCluster.running(NODES, SEGMENT_BYTES, LASTING))
         engines = [stack.enter_context(engine_running(cluster.url, seed)) for seed in range(ENGINES)]
         outcome = SoakOutcome(round_s, [[account_of(engine)] for engine in engines])
         for number in range(rounds):

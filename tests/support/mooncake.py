@@ -17,7 +17,7 @@ from unified_cache.storage_backends.mooncake.native import METADATA, usable_whee
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage
 from unified_cache.storage_backends.url import open_storage
 
-__all__ = ["ClusterProcess", "LocalCluster", "MasterSettings", "open_mooncake", "small_cluster"]
+__all__ = ["LASTING", "ClusterProcess", "LocalCluster", "MasterSettings", "open_mooncake"]
 
 LOOPBACK = "127.0.0.1"
 START_S = 20.0
@@ -26,16 +26,16 @@ START_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class MasterSettings:
-    """Settings of a master. The defaults suit one machine, where a dead node is to be noticed soon.
+    """Settings of a master. The defaults suit tests, in which what takes its time is to be over soon.
 
     ``lease_ms`` protects a page that was asked for or read; it must exceed the slowest batch of reads. A node that is
     silent for ``client_ttl_s`` is forgotten, its pages with it. A put that its writer did not finish blocks its key for
     ``put_discard_s``.
     """
 
-    lease_ms: int = 10_000
-    client_ttl_s: int = 3
-    put_discard_s: int = 30
+    lease_ms: int = 2_000
+    client_ttl_s: int = 2
+    put_discard_s: int = 2
 
     def arguments(self) -> list[str]:
         """Return the arguments of ``mooncake_master``."""
@@ -49,8 +49,8 @@ class MasterSettings:
         ]
 
 
-SETTINGS = MasterSettings(lease_ms=2_000, client_ttl_s=2, put_discard_s=2)
-"""So that what takes its time in production is over within a test."""
+LASTING = MasterSettings(lease_ms=10_000, client_ttl_s=3, put_discard_s=30)
+"""For what goes on for longer, as in production."""
 
 
 class ClusterProcess:
@@ -117,11 +117,11 @@ class LocalCluster:
     @classmethod
     @contextmanager
     def running(
-        cls, nodes: int = 1, segment_bytes: int = 64 << 20, settings: MasterSettings | None = None
+        cls, nodes: int = 1, segment_bytes: int = 64 << 20, settings: MasterSettings = MasterSettings()
     ) -> Iterator["LocalCluster"]:
         """Start a cluster, and kill it at the end, whatever happened."""
         with tempfile.TemporaryDirectory(prefix="unified-cache-cluster-") as logs:
-            cluster = cls(segment_bytes, settings or MasterSettings(), Path(logs))
+            cluster = cls(segment_bytes, settings, Path(logs))
             try:
                 cluster.nodes += [cluster._launch() for _ in range(nodes)]
                 assert wait_until(lambda: len(cluster.admin.segments()) == nodes, START_S), cluster.logged()
@@ -180,15 +180,6 @@ class LocalCluster:
             f"--global_segment_size={self._segment_bytes}",
         ]
         return ClusterProcess(command, self._logs / f"node-{port}.log")
-
-
-@contextmanager
-def small_cluster(
-    nodes: int = 1, segment_bytes: int = 64 << 20, settings: MasterSettings = SETTINGS
-) -> Iterator[LocalCluster]:
-    """Run a cluster; it is gone in the end, whatever happened."""
-    with LocalCluster.running(nodes, segment_bytes, settings) as cluster:
-        yield cluster
 
 
 def open_mooncake(cluster: LocalCluster) -> MooncakeStorage:

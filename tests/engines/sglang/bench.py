@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.engines.sglang.install import Installation
 from tests.engines.sglang.outcome import EngineJob
-from tests.support.mooncake import MasterSettings, small_cluster
+from tests.support.mooncake import LASTING, LocalCluster
 from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
@@ -156,7 +156,7 @@ class Bench:
         """Run what the stores of a section need, and end it."""
         with ExitStack() as stack:
             if "mooncake" in self.stores:
-                cluster = stack.enter_context(small_cluster(2, SEGMENT_BYTES, MasterSettings()))
+                cluster = stack.enter_context(LocalCluster.running(2, SEGMENT_BYTES, LASTING))
                 self._urls["mooncake"] = cluster.url
             try:
                 yield

@@ -8,7 +8,7 @@ import pytest
 
 from tests.engines.vllm.engine import EngineAnswer, VllmEngine, prompt_of, running_engine
 from tests.engines.vllm.models import MODELS, checkpoint
-from tests.support.mooncake import small_cluster
+from tests.support.mooncake import LocalCluster
 from tests.support.running_service import running
 
 NEARLY_WHOLE_TOKENS = 4
@@ -31,7 +31,7 @@ def store_url(kind: str, directory: Path) -> Iterator[str]:
             with running(storage=f"file:{directory}") as service:
                 yield f"grpc://{service.address}"
         case "mooncake":
-            with small_cluster(nodes=2, segment_bytes=128 << 20) as cluster:
+            with LocalCluster.running(nodes=2, segment_bytes=128 << 20) as cluster:
                 yield cluster.url
         case _:
             yield f"{kind}:{directory}"
