@@ -26,13 +26,10 @@ class DeadlyDisk(FaultyDisk):
         super().__init__(failing=range(0))
         self.number = number
 
-    def __getattribute__(self, name: str) -> object:
-        call = super().__getattribute__(name)
-        if not isinstance(call, Callable) or name.startswith("_"):  # type: ignore[arg-type]
-            return call
+    def _call(self, name: str, right: Callable[..., object], *given: object, **named: object) -> object:
         if len(self.calls) == self.number:
             os._exit(DEAD)
-        return call
+        return super()._call(name, right, *given, **named)
 
 
 def main(kind: StoreKind, directory: Path, stride: int) -> None:

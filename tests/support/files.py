@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -157,9 +158,27 @@ class FaultyDisk(Disk):
         self.calls: list[str] = []
         for name in Disk.__dict__:
             if not name.startswith("_"):
-                vars(self)[name] = _DiskCall(self, name, object.__getattribute__(self, name))
+                vars(self)[name] = partial(self._call, name, getattr(self, name))
         # One after the other, and each counted, so that the same call has the same number in every run.
         vars(self)["fsync_each"] = lambda fds: [outcome_of(self.fsync, fd) for fd in fds]
+
+    def _call(self, name: str, right: Callable[..., object], *given: object, **named: object) -> object:
+        """Make one call, or have it go wrong."""
+        if name in ("fsync", "fdatasync"):
+            right = os.fstat
+        if self.only not in ("", name):
+            return right(*given, **named)
+        number = len(self.calls)
+        self.calls.append(name)
+        if number not in self.failing:
+            return right(*given, **named)
+        if isinstance(self.fault.value, int):
+            if named.get("ignore_errors"):
+                return None
+            if name == "close":
+                right(*given, **named)
+            raise OSError(self.fault.value, os.strerror(self.fault.value))
+        return right(*_halved(name, given), **named)
 
 
 class RefusingDisk(FaultyDisk):
@@ -171,36 +190,6 @@ class RefusingDisk(FaultyDisk):
 
     def preadv_cached(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         raise OSError(self.reason, os.strerror(self.reason))
-
-
-class _DiskCall:
-    """One call on its way to a faulty disk."""
-
-    def __init__(self, disk: FaultyDisk, name: str, right: Callable[..., object]) -> None:
-        self._disk = disk
-        self._name = name
-        self._right = right
-
-    def __call__(self, *given: object, **named: object) -> object:
-        disk, name = self._disk, self._name
-        right: Callable[..., object] = _no_sync if name in ("fsync", "fdatasync") else self._right
-        if disk.only not in ("", name):
-            return right(*given, **named)
-        number = len(disk.calls)
-        disk.calls.append(name)
-        if number not in disk.failing:
-            return right(*given, **named)
-        if isinstance(disk.fault.value, int):
-            if named.get("ignore_errors"):
-                return None
-            if name == "close":
-                right(*given, **named)
-            raise OSError(disk.fault.value, os.strerror(disk.fault.value))
-        return right(*_halved(name, given), **named)
-
-
-def _no_sync(fd: int) -> None:
-    os.fstat(fd)
 
 
 def _halved(name: str, given: tuple[object, ...]) -> tuple[object, ...]:
