@@ -7,20 +7,23 @@
 import os
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-from unified_cache.core.seal import Label
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, PageIO, Scan
+from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
-__all__ = ["HELD_VARIABLE", "HeldFileStorage", "held", "third_open"]
+__all__ = ["HELD_VARIABLE", "HeldStorage", "held", "third_open"]
+
+Result = TypeVar("Result")
 
 HELD_VARIABLE = "UNIFIED_CACHE_TEST_HELD"
 """A FIFO, into which a byte is written when a call is held."""
 
-_opened = Counter[str]()
+_calls_count = Counter[str]()
 
 
 def hold() -> None:
@@ -31,43 +34,30 @@ def hold() -> None:
     threading.Event().wait()
 
 
-class HeldFileStorage(FileStorage):
-    """File store of which one call never returns."""
+class HeldStorage(StorageLayer):
+    """A store of which one call never returns."""
 
-    holds = ("", 0)
+    def __init__(self, backend: StorageBackend, method: str, number: int) -> None:
+        super().__init__(backend)
+        self._held = method, number
 
-    def count_call(self, method: str) -> None:
-        """Count a call, and hold it if it is the one."""
-        _opened[method] += 1
-        if self.holds == (method, _opened[method]):
+    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
+        _calls_count[method.value] += 1
+        if self._held == (method.value, _calls_count[method.value]):
             hold()
-
-    def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        self.count_call("scan")
-        return super().scan(identity, cursor)
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        self.count_call("exists")
-        return super().exists(labels)
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        self.count_call("get")
-        return super().get(pages)
+        return work()
 
 
-def held(rest: str, bytes_max: int | None) -> HeldFileStorage:
+def held(rest: str, bytes_max: int | None) -> HeldStorage:
     """Open a file store that stops at a call."""
     call, _, path = rest.partition(":")
     method, _, number = call.partition(",")
-    storage = HeldFileStorage.open(Path(path), bytes_max=bytes_max)
-    assert isinstance(storage, HeldFileStorage)
-    storage.holds = (method, int(number))
-    return storage
+    return HeldStorage(FileStorage.open(Path(path), bytes_max=bytes_max), method, int(number))
 
 
 def third_open(_rest: str, bytes_max: int | None) -> MemoryStorage:
     """Open a memory store; the third opening after the first check is held."""
-    _opened["open"] += 1
-    if _opened["open"] == 5:
+    _calls_count["open"] += 1
+    if _calls_count["open"] == 5:
         hold()
     return MemoryStorage(bytes_max)
