@@ -6,20 +6,18 @@ ours; then both go on for ``STEPS`` greedy tokens. All logits on the way must be
 
 import copy
 import hashlib
-import json
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
+from multiprocessing import get_context
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from tests.sources import ROOT
 from tests.support.budget import examples
 from unified_cache import CacheConfig, Identity, Retention, UnifiedCache, open_storage
 from unified_cache.controller import Workers
@@ -132,9 +130,14 @@ def run_on(
     """Compute the chunks of a prompt that end at ``ends``, the first of them where ``past`` does; go on greedily."""
     for start, end in pairwise(ends):
         logits = forward(family, past, tokens[start:end])
+    return greedily(logits, lambda token: forward(family, past, (token,)), steps)
+
+
+def greedily(logits: torch.Tensor, feed: Callable[[int], torch.Tensor], steps: int) -> list[torch.Tensor]:
+    """Feed a model its own greedy tokens, from those logits on; return all logits."""
     found = [logits]
     for _ in range(steps):
-        found.append(forward(family, past, (int(found[-1].argmax()),)))
+        found.append(feed(int(found[-1].argmax())))
     return found
 
 
@@ -164,10 +167,7 @@ def is_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
 def go_on(sequence: Sequence, steps: int = STEPS) -> list[torch.Tensor]:
     """Feed a request that is ready its own greedy tokens; return all logits."""
     assert sequence.logits is not None
-    found = [sequence.logits]
-    for _ in range(steps):
-        found.append(sequence.feed(int(found[-1].argmax())))
-    return found
+    return greedily(sequence.logits, sequence.feed, steps)
 
 
 def serve(engine: PrefixCachedModel, tokens: tuple[int, ...]) -> None:
@@ -347,7 +347,7 @@ SHARED_STORAGE_SCENARIOS: tuple[Scenario, ...] = (after_a_restart,)
 
 @dataclass(frozen=True)
 class PromptResult:
-    """Result of a process for a prompt, small enough to be printed."""
+    """Result of a process for a prompt."""
 
     logits_digest: str
     storage_tokens: int
@@ -379,13 +379,9 @@ def resumes_in_a_fresh_process(l3: L3) -> None:
     for family, tokens in prompts.items():
         with engine(family, l3) as ours:
             serve(ours, tokens)
-    command = [sys.executable, "-m", "tests.support.exactness", l3.url]
-    ended = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_TIMEOUT_S)
-    assert json.loads(ended.stdout.splitlines()[-1]) == {
-        family: vars(PromptResult(digest(untouched(family, tokens, STEPS_MAX)), all_but_last(tokens, family)))
+    with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
+        found = fresh.submit(outcomes, l3.url).result(PROCESS_TIMEOUT_S)
+    assert found == {
+        family: PromptResult(digest(untouched(family, tokens, STEPS_MAX)), all_but_last(tokens, family))
         for family, tokens in prompts.items()
     }
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps({family: vars(found) for family, found in outcomes(sys.argv[1]).items()}))

@@ -4,7 +4,7 @@ A configuration is made from the class's own fields with small numbers in them, 
 lays out by default; ``FIELDS`` has what single classes need beside that.
 """
 
-import sys
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from tests.support.exactness import go_on, greedily, is_equal
 from tests.support.one_thread import one_thread
 from unified_cache import CacheConfig, Identity, UnifiedCache
 from unified_cache.core.errors import LayoutError
@@ -184,9 +185,7 @@ def of_config(config: PreTrainedConfig) -> PreTrainedModel:
 
 def tokens_of_prompt(page_size: int) -> list[int]:
     """Return a prompt of some pages and a part of one."""
-    generator = torch.Generator().manual_seed(1)
-    found: list[int] = torch.randint(3, 250, (PROMPT_PAGES * page_size + MORE_TOKENS,), generator=generator).tolist()
-    return found
+    return random.Random(1).choices(range(3, 250), k=PROMPT_PAGES * page_size + MORE_TOKENS)
 
 
 def uninterrupted(kept: KeptState, tokens: Sequence[int]) -> list[torch.Tensor]:
@@ -195,10 +194,7 @@ def uninterrupted(kept: KeptState, tokens: Sequence[int]) -> list[torch.Tensor]:
     past = kept.new_cache()
     for start, end in pairwise([*range(0, len(tokens), page_size), len(tokens)]):
         logits = kept.run(past, tokens[start:end])
-    found = [logits]
-    for _ in range(STEPS_COUNT):
-        found.append(kept.run(past, [int(found[-1].argmax())]))
-    return found
+    return greedily(logits, lambda token: kept.run(past, [token]), STEPS_COUNT)
 
 
 def resumed(kept: KeptState, tokens: Sequence[int]) -> list[torch.Tensor]:
@@ -212,11 +208,7 @@ def resumed(kept: KeptState, tokens: Sequence[int]) -> list[torch.Tensor]:
             assert first.reused.tokens == 0
         with engine.prefill(tokens) as second:
             assert second.reused.device_tokens == PROMPT_PAGES * kept.layout.page_size
-            assert second.logits is not None
-            found = [second.logits]
-            for _ in range(STEPS_COUNT):
-                found.append(second.feed(int(found[-1].argmax())))
-    return found
+            return go_on(second, STEPS_COUNT)
 
 
 def try_model(model_type: str) -> StockModel:
@@ -238,18 +230,9 @@ def try_model(model_type: str) -> StockModel:
             # The model's own forward: it takes no such cache object, or no such sizes.
             return StockModel(model_type, Resume.NOT_BUILT, first_line(error))
         found = resumed(kept, tokens)
-    is_equal = all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
-    return StockModel(model_type, Resume.EXACT if is_equal else Resume.INEXACT, "", kept)
+    return StockModel(model_type, Resume.EXACT if is_equal(found, expected) else Resume.INEXACT, "", kept)
 
 
 def first_line(error: Exception) -> str:
     """Return the first line of what an error says."""
     return f"{type(error).__name__}: {error}".splitlines()[0][:160]
-
-
-if __name__ == "__main__":
-    for name in sys.argv[1:] or causal_model_types():
-        tried = try_model(name)
-        pools = {} if tried.kept is None else {pool.name: pool.page_bytes for pool in tried.kept.layout.pools}
-        sys.stdout.write(f"{name:28s} {tried.resume.value:16s} {tried.reason or pools}\n")
-        sys.stdout.flush()
