@@ -158,13 +158,13 @@ class LoopbackServer:
         self.service.close()
 
 
-class AddressWire:
-    """A client of an address that sends what it is told to, right or wrong."""
+class Wire:
+    """A client of a server in this process that sends what it is told to, right or wrong."""
 
-    def __init__(self, address: str, token: str = "") -> None:
-        self._channel = grpc.insecure_channel(
-            address, [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 64 << 20)]
-        )
+    def __init__(self, running: LoopbackServer, token: str = "") -> None:
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 64 << 20)]
+        self.running = running
+        self._channel = grpc.insecure_channel(running.address, options)
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
 
     def ask(self, call: Call, message: Message | bytes, timeout_s: float = 10.0) -> bytes:
@@ -185,14 +185,6 @@ class AddressWire:
 
     def close(self) -> None:
         self._channel.close()
-
-
-class Wire(AddressWire):
-    """Such a client of a server in this process."""
-
-    def __init__(self, running: LoopbackServer, token: str = "") -> None:
-        super().__init__(running.address, token)
-        self.running = running
 
 
 def _bytes_of(message: Message | bytes) -> bytes:
