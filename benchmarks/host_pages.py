@@ -28,4 +28,4 @@ def announced_pages(storage: StorageBackend, page_kib: int, pages_count: int) ->
     memory.backup(spec, slots, slots)
     memory.seal(spec, slots, labels)
     storage.register(manifest_of(identity, layout), memory.slabs())
-    return [PageIO(label, None, memory.buffers(spec, slot)) for label, slot in zip(labels, slots.tolist(), strict=True)]
+    return [PageIO(label, memory.buffers(spec, slot)) for label, slot in zip(labels, slots.tolist(), strict=True)]

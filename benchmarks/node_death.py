@@ -90,7 +90,7 @@ def put_as_asked(
         found = storage.exists(labels)
         missing = [label for label, answer in zip(labels, found, strict=True) if answer is not Answer.HIT]
         for start in range(0, len(missing), CALL_PAGES):
-            pages = [PageIO(label, None, template.buffers) for label in missing[start : start + CALL_PAGES]]
+            pages = [PageIO(label, template.buffers) for label in missing[start : start + CALL_PAGES]]
             began_s = time.perf_counter()
             answers = storage.put(pages, Level.CACHED)
             seconds += time.perf_counter() - began_s

@@ -100,7 +100,7 @@ def sealed(identity: bytes, spec: PoolSpec, number: int, page: memoryview) -> Pa
     """Seal a page as the ``number``-th of a model."""
     label = Label(identity, hashlib.sha256(b"%d" % number).digest(), spec.name)
     seal_buffers((page,), label)
-    return PageIO(label, None, (page,))
+    return PageIO(label, (page,))
 
 
 def _name(page_kib: int, streams: int) -> str:

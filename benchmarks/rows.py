@@ -72,7 +72,7 @@ class _RowsBench:
         self._payload_kib = payload_kib
         self._labels = labels
         self._rows = [_page_of(label, payload_kib << 10, ROWS) for label in labels]
-        self._wanted = [EnginePage(page.label, None, page.buffers[1:]) for page in self._rows]
+        self._wanted = [EnginePage(page.label, page.buffers[1:]) for page in self._rows]
         self._joined = [_page_of(label, payload_kib << 10, 0) for label in labels]
         self._names = [os.fspath(path / f"plain-{prefix}{number}") for number in range(BATCH_PAGES)]
 
@@ -166,4 +166,4 @@ def _page_of(label: Label, payload_bytes: int, rows_count: int) -> PageIO:
         buffer[:] = random[start : start + len(buffer)]
         start += len(buffer)
     seal_buffers(buffers, label)
-    return PageIO(label, None, buffers)
+    return PageIO(label, buffers)

@@ -116,7 +116,7 @@ def test_a_store_is_back_with_its_first_hit_within_five_seconds_of_a_hundred_tho
     with closing(kind.open(tmp_path / "store")) as storage:
         for start in range(0, objects_count, 1000):
             labels = [label(number) for number in range(start, start + 1000)]
-            storage.put([PageIO(named, None, (memoryview(b"x"),)) for named in labels], Level.CACHED)
+            storage.put([PageIO(named, (memoryview(b"x"),)) for named in labels], Level.CACHED)
     # This thread's processor time at the small size: on a busy machine, in a process with threads of other tests, the
     # wall clock of a quarter of a second says little.
     clock = time.monotonic if LONG else time.thread_time
@@ -124,7 +124,7 @@ def test_a_store_is_back_with_its_first_hit_within_five_seconds_of_a_hundred_tho
     for _ in range(3):  # The best of three: whatever else this machine does makes none faster.
         started_s = clock()
         with closing(kind.open(tmp_path / "store", bytes_max=2 * objects_count)) as storage:
-            assert storage.get([PageIO(label(7), None, (memoryview(bytearray(1)),))]) == [Answer.HIT]
+            assert storage.get([PageIO(label(7), (memoryview(bytearray(1)),))]) == [Answer.HIT]
             taken_s.append(clock() - started_s)
             assert storage.bytes_used == objects_count
     assert min(taken_s) <= 5 * objects_count / 100_000

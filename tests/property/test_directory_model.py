@@ -281,7 +281,7 @@ class DirectoryHistory(RuleBasedStateMachine):
         for which, length in wanted:
             one_length = length_of.setdefault(which, length)
             batch.append((LABELS[which], content_of(LABELS[which], one_length, self.salt, is_sound=which != flawed)))
-        pages = [PageIO(named, None, (memoryview(content),)) for named, content in batch]
+        pages = [PageIO(named, (memoryview(content),)) for named, content in batch]
         store = self.chosen(seed)
         assert store.storage.put(pages, level) == Answer.of_puts(self.model.put(store, batch, level))
 

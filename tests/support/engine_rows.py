@@ -68,7 +68,7 @@ class EngineRows:
 
     def pages(self, numbers: Sequence[int]) -> list[EnginePage]:
         """Return the pages of these numbers, in the first slots."""
-        return [EnginePage(label_of(number), None, self.rows(slot)) for slot, number in enumerate(numbers)]
+        return [EnginePage(label_of(number), self.rows(slot)) for slot, number in enumerate(numbers)]
 
     def payload(self, slot: int) -> bytes:
         """Return what the rows of one page hold."""

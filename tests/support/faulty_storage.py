@@ -265,7 +265,7 @@ class FaultyStorage(StorageLayer):
         if not others:
             return None
         content = bytearray(wanted_bytes)
-        (hit,) = self._backend.get([PageIO(self._rng.choice(others), None, (memoryview(content),))])
+        (hit,) = self._backend.get([PageIO(self._rng.choice(others), (memoryview(content),))])
         return content if hit else None
 
     def _torn(self, page: PageIO) -> PageIO:

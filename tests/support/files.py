@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -46,8 +45,7 @@ def hits(storage: StorageBackend, numbers: Sequence[int]) -> list[bool]:
 
 def chain(numbers: Sequence[int], make: Callable[[Label], PageIO]) -> list[PageIO]:
     """Make pages of which each follows the one before it."""
-    pages = [make(label(number)) for number in numbers]
-    return [pages[0], *(page._replace(parent=before.label.key) for before, page in pairwise(pages))]
+    return [make(label(number)) for number in numbers]
 
 
 def temps(root: Path) -> list[str]:

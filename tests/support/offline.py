@@ -141,20 +141,20 @@ def restored_pages(storage: StorageBackend, layout: ModelLayout, prompt: Prompt)
 def objects_of(storage: StorageBackend, layout: ModelLayout) -> dict[Label, bytes]:
     """Read everything that a store holds of the toy model."""
     found = {known.label: bytearray(known.object_bytes) for known in listing(storage, TOY.digest(layout))}
-    assert all(storage.get([PageIO(label, None, (memoryview(page),)) for label, page in found.items()]))
+    assert all(storage.get([PageIO(label, (memoryview(page),)) for label, page in found.items()]))
     return {label: bytes(page) for label, page in found.items()}
 
 
 def replace(storage: StorageBackend, label: Label, content: bytes) -> None:
     """Put other bytes in the place of an object."""
     storage.remove([label])
-    assert storage.put([PageIO(label, None, (memoryview(bytearray(content)),))], Level.CACHED) == [Answer.STORED]
+    assert storage.put([PageIO(label, (memoryview(bytearray(content)),))], Level.CACHED) == [Answer.STORED]
 
 
 def flip(storage: StorageBackend, found: StoredObject) -> None:
     """Flip the last bit of an object's payload."""
     content = bytearray(found.object_bytes)
-    assert storage.get([PageIO(found.label, None, (memoryview(content),))]) == [Answer.HIT]
+    assert storage.get([PageIO(found.label, (memoryview(content),))]) == [Answer.HIT]
     content[-1] ^= 1
     replace(storage, found.label, bytes(content))
 

@@ -263,7 +263,6 @@ class StorageTier:
         """
         by_component = {part.component: number for number, part in enumerate(parts)}
         keys, buffers = prompt.keys, self.memory.buffers
-        parents = (None, *keys)
         numbers = [part.pages.tolist() for part in parts]
         listed: list[tuple[int, int, PageIO]] = []
         for component, pool in order:
@@ -272,7 +271,7 @@ class StorageTier:
             owner, name, number = self.owners[pool.name], pool.name, by_component[component]
             pages = zip(numbers[number], parts[number].target.tolist(), strict=True)
             listed += [
-                (number, index, PageIO(Label(owner, keys[page], name), parents[page], buffers(pool, slot)))
+                (number, index, PageIO(Label(owner, keys[page], name), buffers(pool, slot)))
                 for index, (page, slot) in enumerate(pages)
             ]
         if len(order) > 1:

@@ -7,7 +7,6 @@ can do without. A copy within memory ends by itself: it is made on the caller's 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from unified_cache.core.page import PageKey
 from unified_cache.core.seal import HEADER_BYTES, Label, checksum_of, is_header_of
 
 __all__ = ["MemoryReader", "RowsPage", "RowsTarget", "memory_reader_in", "targets_of"]
@@ -19,11 +18,6 @@ class RowsPage(Protocol):
     @property
     def label(self) -> Label:
         """Name of the page."""
-        ...
-
-    @property
-    def parent(self) -> PageKey | None:
-        """Key of the page before it in its chain; None for a first page, or where it is not known."""
         ...
 
     @property
@@ -61,7 +55,6 @@ class RowsTarget(NamedTuple):
     """Rows of a page behind memory for its header: where its object is read to."""
 
     label: Label
-    parent: PageKey | None
     buffers: tuple[memoryview, ...]
     """The header's, then the rows."""
     payload_bytes: int
@@ -87,6 +80,6 @@ def targets_of(pages: Sequence[RowsPage]) -> list[RowsTarget]:
         rows = page.rows
         payload_bytes = rows[0].nbytes if len(rows) == 1 else sum([row.nbytes for row in rows])
         header = headers[start : start + HEADER_BYTES]
-        targets.append(RowsTarget(page.label, page.parent, (header, *rows), payload_bytes))
+        targets.append(RowsTarget(page.label, (header, *rows), payload_bytes))
         start += HEADER_BYTES
     return targets

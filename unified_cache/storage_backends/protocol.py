@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from unified_cache.core.page import PageKey
 from unified_cache.core.seal import Label, PageChecksum
 from unified_cache.proto.manifest_pb2 import Manifest
 
@@ -102,8 +101,6 @@ class PageIO(NamedTuple):
     """One sealed page to write or to fill."""
 
     label: Label
-    parent: PageKey | None
-    """Key of the page before it in its chain; None for a first page."""
     buffers: tuple[memoryview, ...]
     """The page's bytes in order: one buffer for a page in a slab, more where an engine owns the memory.
 

@@ -88,4 +88,4 @@ class VerifiedStorage(StorageLayer):
 
 def summed(pages: Sequence[PageIO]) -> list[PageIO]:
     """Give each page a new checksum for its store to add to, whatever it had."""
-    return [PageIO(label, parent, buffers, PageChecksum()) for label, parent, buffers, _ in pages]
+    return [PageIO(label, buffers, PageChecksum()) for label, buffers, _ in pages]

@@ -69,7 +69,7 @@ def blank_page(named: Label, page_bytes: int = PAGE_BYTES, cuts: Sequence[int] =
     """Make buffers of zeros to read a page into."""
     edges = [0, *cuts, page_bytes]
     sizes = [end - start for start, end in pairwise(edges)]
-    return PageIO(named, None, tuple(memoryview(bytearray(size)) for size in sizes))
+    return PageIO(named, tuple(memoryview(bytearray(size)) for size in sizes))
 
 
 def bytes_of(page: PageIO) -> bytes:

@@ -35,7 +35,7 @@ def objects(store: StorageBackend, owner: bytes) -> list[Label]:
 
 
 def put_for_others(store: StorageBackend) -> None:
-    page = PageIO(Label(OTHERS, b"k" * 32, "kv"), None, (memoryview(bytes(200)),))
+    page = PageIO(Label(OTHERS, b"k" * 32, "kv"), (memoryview(bytes(200)),))
     assert store.put([page], Level.CACHED) == [Answer.STORED]
 
 

@@ -99,7 +99,7 @@ def wire() -> Iterator[Wire]:
     keys = Prompt.of(range(20), 4, Namespace(cache_salt="salt")).keys
     named = [Label(MANIFEST.identity, key, "kv") for key in keys]
     named += [Label(MANIFEST.identity, key, "swa") for key in keys[3:]]
-    pages = [PageIO(label, None, (memoryview(bytearray(HEADER_BYTES + PAYLOAD_BYTES)),)) for label in named]
+    pages = [PageIO(label, (memoryview(bytearray(HEADER_BYTES + PAYLOAD_BYTES)),)) for label in named]
     for page in pages:
         seal_buffers(page.buffers, page.label)
     assert all(client.put(pages, Level.CACHED))
@@ -127,7 +127,7 @@ def test_tokens_are_hashed_as_an_engine_would(wire: Wire) -> None:
 def test_tokens_of_bigrams_are_hashed_as_such(wire: Wire) -> None:
     bigrams = Namespace(cache_salt="salt", bigrams=True)
     named = [Label(MANIFEST.identity, key, "kv") for key in Prompt.of(range(20), 4, bigrams).keys[:2]]
-    pages = [PageIO(label, None, (memoryview(bytearray(HEADER_BYTES + PAYLOAD_BYTES)),)) for label in named]
+    pages = [PageIO(label, (memoryview(bytearray(HEADER_BYTES + PAYLOAD_BYTES)),)) for label in named]
     for page in pages:
         seal_buffers(page.buffers, page.label)
     client = wire.running.client()

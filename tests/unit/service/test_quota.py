@@ -34,7 +34,7 @@ def entered(scheduler: FairScheduler, tenant: str) -> Ticket:
 
 def pages(count: int, start: int = 0) -> list[PageIO]:
     """Return pages of a byte each."""
-    return [PageIO(label(number), None, (memoryview(b"x"),)) for number in range(start, start + count)]
+    return [PageIO(label(number), (memoryview(b"x"),)) for number in range(start, start + count)]
 
 
 def test_bytes_are_counted_up_to_the_cap_of_their_tenant() -> None:

@@ -188,7 +188,6 @@ PICKLE = b"cbuiltins\nexec\n(S'raise SystemExit'\ntR."
 WHOLE = page(1)
 UNKNOWN_LEVEL = b"\x22\x02\x10\x07"
 """A start of level 7, as bytes: a later start of the same message adds its fields."""
-PARENTS = pb.PageRun(identity=IDENTITY, pool="kv", keys=[key(1)], parents=[key(2)] * 2, object_bytes=OBJECT_BYTES)
 STREAMS: dict[str, list[pb.PutPart | bytes]] = {
     "no messages": [],
     "no start": [part(WHOLE)],
@@ -204,7 +203,6 @@ STREAMS: dict[str, list[pb.PutPart | bytes]] = {
     "an end at once": [start(1)],
     "an empty part": [start(1), part(b""), part(WHOLE)],
     "an unknown level": [b"".join((UNKNOWN_LEVEL, start(1).SerializeToString())), part(WHOLE)],
-    "parents that do not match": [pb.PutPart(start=pb.PutStart(runs=[PARENTS])), part(WHOLE)],
 }
 
 INVALID: dict[str, list[Send]] = {

@@ -363,7 +363,7 @@ def test_a_page_that_is_touched_is_a_recent_one(shared: LoopbackServer) -> None:
 
 
 def paged(number: int, identity: bytes = IDENTITY) -> PageIO:
-    return PageIO(Label(identity, key(number), "kv"), None, (memoryview(b"x"),))
+    return PageIO(Label(identity, key(number), "kv"), (memoryview(b"x"),))
 
 
 def test_a_tenant_with_twice_the_quota_has_twice_the_share() -> None:

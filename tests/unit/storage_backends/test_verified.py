@@ -20,7 +20,7 @@ def flip(page: PageIO, offset: int) -> PageIO:
 
 
 def foreign() -> PageIO:
-    return PageIO(label(1), None, sealed_page(label(2)).buffers)
+    return PageIO(label(1), sealed_page(label(2)).buffers)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import ConfigError, check_kind
-from unified_cache.core.page import PageKey
 from unified_cache.core.seal import Flaw, Label
 from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.protocol import Answer
@@ -78,8 +77,6 @@ class EnginePage(NamedTuple):
     """One page in an engine's memory: the payload alone, without our header."""
 
     label: Label
-    parent: PageKey | None
-    """Key of the page before it in its chain; None for a first page, or where it is not known."""
     rows: tuple[memoryview, ...]
     """The payload in order, each a contiguous run of bytes; writable where a page is to be read.
 

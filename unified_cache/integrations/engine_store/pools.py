@@ -15,7 +15,7 @@ page's buffers: that is learnt once, and checked.
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import c_ubyte
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from threading import Lock
 from typing import NamedTuple, Protocol
 
@@ -220,8 +220,6 @@ class BundlePages(NamedTuple):
     keys: Sequence[PageKey]
     """Of pages that follow each other in a chain."""
     slots: Sequence[int]
-    parent: PageKey | None
-    """Key of the page before the first one; None where it is the first of all, or not known."""
 
 
 class Restorable(NamedTuple):
@@ -476,10 +474,9 @@ def _settle(parts: Sequence[BoundedCall[list[Answer]]]) -> None:
 
 def _pages(part: BundlePages, bundle: _Bundle, rows: Sequence[Sequence[Rows]]) -> Iterable[EnginePage]:
     """Yield the pages of a bundle; ``rows`` are those of each pool, page by page."""
-    parents = [part.parent, *(key for key, _ in pairwise(part.keys))]
-    for number, (key, parent) in enumerate(zip(part.keys, parents, strict=True)):
+    for number, key in enumerate(part.keys):
         whole = rows[0][number] if len(rows) == 1 else tuple(chain.from_iterable(row[number] for row in rows))
-        yield EnginePage(Label(bundle.digest, key, bundle.pool), parent, whole)
+        yield EnginePage(Label(bundle.digest, key, bundle.pool), whole)
 
 
 def _split(values: Sequence[bool], like: Sequence[Sequence[object]]) -> list[list[bool]]:

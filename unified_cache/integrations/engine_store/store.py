@@ -2,7 +2,7 @@
 
     with EngineStore.open("packed:/var/cache/kv") as store:
         store.register(identity, layout)
-        answers = store.get([EnginePage(label, parent, (row_of_k, row_of_v))])
+        answers = store.get([EnginePage(label, (row_of_k, row_of_v))])
 
 Every page has an answer, and ``counts`` says of each that was UNAVAILABLE why. A call returns by its deadline, whatever
 the store does, and from then on nothing reads or writes the engine's rows::

@@ -130,12 +130,12 @@ class BufferedPath:
     The call runs on one thread, and the owner of the rows revokes them on another: both under a guard.
     """
 
-    __slots__ = ("_bytes", "_guard", "_pages", "_rows", "_view", "copied_bytes")
+    __slots__ = ("_bytes", "_guard", "_labels", "_rows", "_view", "copied_bytes")
 
     def __init__(self, pages: Sequence[EnginePage], buffer: BounceBuffer) -> None:
         self._rows: Sequence[tuple[memoryview, ...]] | None = [page.rows for page in pages]
         self._guard = Lock()
-        self._pages = [(page.label, page.parent) for page in pages]
+        self._labels = [page.label for page in pages]
         self._view = buffer.view
         self._bytes: npt.NDArray[np.uint8] = np.frombuffer(buffer.view, np.uint8)
         self.copied_bytes = 0
@@ -148,10 +148,10 @@ class BufferedPath:
 
     def pages_of(self, piece: Piece) -> list[PageIO]:
         """Return the pages of a piece in the bounce buffer."""
-        named = self._pages[piece.start : piece.end]
+        labels = self._labels[piece.start : piece.end]
         return [
-            PageIO(label, parent, (self._view[placed.start : placed.end],))
-            for (label, parent), placed in zip(named, piece.pages, strict=True)
+            PageIO(label, (self._view[placed.start : placed.end],))
+            for label, placed in zip(labels, piece.pages, strict=True)
         ]
 
     def read_rows(self, number: int, placed: PlacedPage) -> bool:
@@ -210,7 +210,7 @@ class ZeroCopyPath:
         """Return the pages of a piece: their rows, behind memory for a header."""
         pages = self._pages[piece.start : piece.end]
         return [
-            PageIO(page.label, page.parent, tuple(map(_as_bytes, target.buffers)))
+            PageIO(page.label, tuple(map(_as_bytes, target.buffers)))
             for page, target in zip(pages, targets_of(pages), strict=True)
         ]
 

@@ -140,14 +140,14 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
     ) -> dict[str, list[bool]]:
         """Fill pages of several pools; by pool, whether each is what its key names."""
         nothing = {transfer.name: [False] * len(transfer.keys or ()) for transfer in transfers}
-        return self._safely(lambda: self._calls.get_pools(transfers, extra_info), nothing)
+        return self._safely(lambda: self._calls.get_pools(transfers), nothing)
 
     def batch_set_v2(
         self, transfers: Sequence[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
         """Store pages of several pools; by pool, whether each is stored."""
         nothing = {transfer.name: [False] * len(transfer.keys or ()) for transfer in transfers}
-        return self._safely(lambda: self._calls.put_pools(transfers, extra_info), nothing)
+        return self._safely(lambda: self._calls.put_pools(transfers), nothing)
 
     # ---- first generation ------------------------------------------------------------------------------------------
 
@@ -163,13 +163,13 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
         self, keys: Sequence[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
         """Fill pages of the anchor pool; whether each is what its key names."""
-        return self._safely(lambda: self._calls.get(keys, host_indices, extra_info), [False] * len(keys))
+        return self._safely(lambda: self._calls.get(keys, host_indices), [False] * len(keys))
 
     def batch_set_v1(
         self, keys: Sequence[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
         """Store pages of the anchor pool; whether each is stored."""
-        return self._safely(lambda: self._calls.put(keys, host_indices, extra_info), [False] * len(keys))
+        return self._safely(lambda: self._calls.put(keys, host_indices), [False] * len(keys))
 
     # ---- the interface before both: not used with interface_v1, which the constructor demands ----------------------
 

@@ -23,7 +23,6 @@ from unified_cache.integrations.sglang.naming import EngineFacts, PoolFacts, nam
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import (  # pyright: ignore[reportMissingImports]
-        HiCacheStorageExtraInfo,
         PoolTransfer,
     )
     from sglang.srt.mem_cache.pool_host.base import HostKVCache  # pyright: ignore[reportMissingImports]
@@ -107,27 +106,23 @@ class PoolCalls:
         wanted = [PoolNeed(tuple(pools), span) for (_, span, _, _), pools in needs.items()]
         return self._tier.restorable(_page_keys(keys), wanted)
 
-    def get(self, keys: Sequence[str], indices: torch.Tensor, extra: "HiCacheStorageExtraInfo | None") -> list[bool]:
+    def get(self, keys: Sequence[str], indices: torch.Tensor) -> list[bool]:
         """Fill pages of the anchor pool."""
-        (done,) = self._move([((ANCHOR_POOL,), keys, indices)], extra, self._tier.get, self.read_rates)
+        (done,) = self._move([((ANCHOR_POOL,), keys, indices)], self._tier.get, self.read_rates)
         return done
 
-    def put(self, keys: Sequence[str], indices: torch.Tensor, extra: "HiCacheStorageExtraInfo | None") -> list[bool]:
+    def put(self, keys: Sequence[str], indices: torch.Tensor) -> list[bool]:
         """Store pages of the anchor pool."""
-        (done,) = self._move([((ANCHOR_POOL,), keys, indices)], extra, self._tier.put, self.write_rates)
+        (done,) = self._move([((ANCHOR_POOL,), keys, indices)], self._tier.put, self.write_rates)
         return done
 
-    def get_pools(
-        self, transfers: Sequence["PoolTransfer"], extra: "HiCacheStorageExtraInfo | None"
-    ) -> dict[str, list[bool]]:
+    def get_pools(self, transfers: Sequence["PoolTransfer"]) -> dict[str, list[bool]]:
         """Fill pages of several pools; by pool, whether each page is there."""
-        return self._move_pools(transfers, extra, self._tier.get, self.read_rates)
+        return self._move_pools(transfers, self._tier.get, self.read_rates)
 
-    def put_pools(
-        self, transfers: Sequence["PoolTransfer"], extra: "HiCacheStorageExtraInfo | None"
-    ) -> dict[str, list[bool]]:
+    def put_pools(self, transfers: Sequence["PoolTransfer"]) -> dict[str, list[bool]]:
         """Store pages of several pools; by pool, whether each is stored."""
-        return self._move_pools(transfers, extra, self._tier.put, self.write_rates)
+        return self._move_pools(transfers, self._tier.put, self.write_rates)
 
     def clear(self) -> bool:
         """Remove all pages of this engine's pools; return whether all are gone."""
@@ -136,7 +131,6 @@ class PoolCalls:
     def _move_pools(
         self,
         transfers: Sequence["PoolTransfer"],
-        extra: "HiCacheStorageExtraInfo | None",
         move: "_Move",
         rates: "deque[CallRate]",
     ) -> dict[str, list[bool]]:
@@ -153,7 +147,7 @@ class PoolCalls:
             (tuple(str(each.name) for each in bundle), bundle[0].keys, bundle[0].host_indices) for bundle in bundles
         ]
         results = {transfer.name: [False] * len(transfer.keys or ()) for transfer in transfers}
-        for bundle, done in zip(bundles, self._move(parts, extra, move, rates), strict=True):
+        for bundle, done in zip(bundles, self._move(parts, move, rates), strict=True):
             results.update((transfer.name, list(done)) for transfer in bundle)
         return results
 
@@ -168,16 +162,14 @@ class PoolCalls:
     def _move(
         self,
         parts: "Sequence[tuple[tuple[str, ...], Sequence[str], torch.Tensor]]",
-        extra: "HiCacheStorageExtraInfo | None",
         move: "_Move",
         rates: "deque[CallRate]",
     ) -> list[list[bool]]:
         """Move pages by their pools, keys and indices."""
         started_s = self._clock()
-        parent = bytes.fromhex(extra.prefix_keys[-1]) if extra is not None and extra.prefix_keys else None
         done = move(
             [
-                BundlePages(pools, _page_keys(keys), self._slots(pools[0], len(keys), indices), parent)
+                BundlePages(pools, _page_keys(keys), self._slots(pools[0], len(keys), indices))
                 for pools, keys, indices in parts
             ]
         )

@@ -7,11 +7,10 @@ Everything but the threads of ``Lookups`` and ``Moving`` belongs to the schedule
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unified_cache.core.config import GuardConfig
-from unified_cache.core.page import PageKey
 from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig, EngineStoreCounts
 from unified_cache.integrations.vllm.changes import ChunkChanges, ChunksRemoved, ChunksStored
 from unified_cache.integrations.vllm.lookups import ChunkAnswer, Lookups
@@ -23,7 +22,7 @@ from unified_cache.integrations.vllm.moving import (
     MovedChunk,
     Moving,
 )
-from unified_cache.integrations.vllm.names import ChunkNames, RowShape, VllmFacts, group_of, is_stable_key, page_key
+from unified_cache.integrations.vllm.names import ChunkNames, RowShape, VllmFacts, group_of, is_stable_key
 from unified_cache.integrations.vllm.settings import OnReset, TierSettings
 from unified_cache.storage_backends.protocol import Answer
 
@@ -63,7 +62,6 @@ class ChunkTier:
         self, store: EngineStore, facts: VllmFacts, names: ChunkNames, rows: HostRows, settings: TierSettings
     ) -> None:
         self._store = store
-        self._steps = {group.number: group.tokens_per_chunk for group in facts.groups}
         """Tokens of a chunk by group."""
         self._names = names
         self._rows = rows
@@ -138,7 +136,7 @@ class ChunkTier:
 
     def load(self, number: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
         """Start to fill rows with chunks."""
-        self._submit(number, Direction.LOAD, [(key, None, row) for key, row in zip(keys, rows, strict=True)])
+        self._submit(number, Direction.LOAD, zip(keys, rows, strict=True))
 
     def store(
         self, number: int, keys: Sequence[bytes], rows: Sequence[int], end_token: Callable[[bytes], int | None]
@@ -148,16 +146,10 @@ class ChunkTier:
             ((group_of(key), end_token(key) or 0, key, row) for key, row in zip(keys, rows, strict=True)),
             key=lambda place: place[:2],
         )
-        chunks: list[tuple[bytes, PageKey | None, int]] = []
-        before: tuple[int, int, bytes] | None = None
-        for group, end, key, row in placed:
-            follows = before is not None and before[0] == group and end - before[1] == self._steps.get(group)
-            chunks.append((key, page_key(before[2]) if follows and before is not None else None, row))
-            before = (group, end, key)
-        self._offered_count += len(chunks)
+        self._offered_count += len(placed)
         if self._changes is not None:
             self._changes.begin(number)
-        self._submit(number, Direction.STORE, chunks)
+        self._submit(number, Direction.STORE, [(key, row) for _, _, key, row in placed])
 
     @property
     def wants_old_chunks(self) -> bool:
@@ -227,8 +219,8 @@ class ChunkTier:
             self._rows.release()
         return is_over
 
-    def _submit(self, number: int, direction: Direction, chunks: Sequence[tuple[bytes, PageKey | None, int]]) -> None:
-        named = tuple(MovedChunk(key, self._names.label(key), parent, int(row)) for key, parent, row in chunks)
+    def _submit(self, number: int, direction: Direction, chunks: Iterable[tuple[bytes, int]]) -> None:
+        named = tuple(MovedChunk(key, self._names.label(key), int(row)) for key, row in chunks)
         self._moving.submit(ChunkJob(number, direction, named))
 
     def _record_unstored(self, end: JobEnd) -> None:

@@ -21,7 +21,6 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple
 
-from unified_cache.core.page import PageKey
 from unified_cache.core.seal import Label
 from unified_cache.integrations.engine_store import EnginePage, EngineStore
 from unified_cache.integrations.vllm.settings import TierSettings
@@ -75,8 +74,6 @@ class MovedChunk(NamedTuple):
     key: bytes
     """Offload key."""
     label: Label
-    parent: PageKey | None
-    """Key of the page before it in its chain; None for a first one, or where it is not known."""
     row: int
 
 
@@ -243,7 +240,7 @@ class Moving:
         if piece.run.is_given_up:
             return None
         chunks = piece.run.job.chunks[piece.start : piece.end]
-        pages = [EnginePage(chunk.label, chunk.parent, (self._rows.row(chunk.row),)) for chunk in chunks]
+        pages = [EnginePage(chunk.label, (self._rows.row(chunk.row),)) for chunk in chunks]
         try:
             if piece.run.job.direction is Direction.LOAD:
                 return self._store.get(pages)

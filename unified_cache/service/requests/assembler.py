@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from unified_cache.core.errors import InputError
-from unified_cache.core.page import PageKey
 from unified_cache.core.seal import HEADER_BYTES, Label, verify_buffers
 from unified_cache.proto.wire.parts import Chunk
 from unified_cache.service.store.tenants import named_page
@@ -23,7 +22,6 @@ class AnnouncedPage:
     label: Label
     """Label as the client has it, and as the page's header will."""
     stored: Label
-    parent: PageKey | None
     object_bytes: int
 
 
@@ -88,7 +86,7 @@ class PageAssembler:
         self._pieces = []
         self._held_bytes = 0
         self._done_count += 1
-        return PageIO(expected.stored, expected.parent, buffers)
+        return PageIO(expected.stored, buffers)
 
 
 def page_in(pieces: Sequence[memoryview]) -> tuple[memoryview, ...]:

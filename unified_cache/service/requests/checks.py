@@ -58,8 +58,6 @@ class NamedRun:
     pool: str
     labels: Sequence[Label]
     """As the client calls them."""
-    parents: Sequence[PageKey]
-    """As many, empty for a first page; none at all where nobody knows."""
     claimed_bytes: int
     """Length of each page as the client has it; 0 where only names matter."""
 
@@ -117,7 +115,7 @@ def named(
             check_label(labels[0])
         elif run.pool not in registration.object_bytes:
             raise InputError(f"a pool is one of {', '.join(registration.object_bytes)}, found {run.pool!r}")
-        found.append(NamedRun(registration, run.pool, labels, list(run.parents), run.object_bytes))
+        found.append(NamedRun(registration, run.pool, labels, run.object_bytes))
     return found
 
 
@@ -127,13 +125,8 @@ def announced(runs: Sequence[NamedRun]) -> list[AnnouncedPage]:
     for run in runs:
         if run.claimed_bytes != run.object_bytes:
             raise InputError(f"a page of pool {run.pool} has {run.object_bytes} bytes, found {run.claimed_bytes}")
-        if run.parents and len(run.parents) != len(run.labels):
-            raise InputError(f"expected a parent for each of {len(run.labels)} pages, found {len(run.parents)}")
-        check_digests([parent for parent in run.parents if parent], "a parent")
-        parents = run.parents or [b""] * len(run.labels)
         pages += [
-            AnnouncedPage(label, stored, parent or None, run.object_bytes)
-            for label, stored, parent in zip(run.labels, run.stored, parents, strict=True)
+            AnnouncedPage(label, stored, run.object_bytes) for label, stored in zip(run.labels, run.stored, strict=True)
         ]
     return pages
 

@@ -62,7 +62,7 @@ class TenantStore:
         A page of another length, or that the store fails to return, is a miss.
         """
         self.usage.touch(tenant, labels)
-        pages = [PageIO(label, None, _blank_page(object_bytes)) for label in labels]
+        pages = [PageIO(label, _blank_page(object_bytes)) for label in labels]
         try:
             answers = self._store.get(pages)
         except StorageError as error:

@@ -234,7 +234,7 @@ class FlawedObject(NamedTuple):
 
 def empty_page(found: StoredObject) -> PageIO:
     """Allocate a buffer to read an object into."""
-    return PageIO(found.label, None, (memoryview(bytearray(found.object_bytes)),))
+    return PageIO(found.label, (memoryview(bytearray(found.object_bytes)),))
 
 
 def read_verified(storage: StorageReader, pages: Sequence[PageIO]) -> list[ReadObject]:

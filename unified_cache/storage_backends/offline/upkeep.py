@@ -176,7 +176,7 @@ def _examined(storage: StorageReader, kept: StoredIdentity) -> Iterator[list[Rea
             if reason is None:
                 fitting.append(empty_page(found))
             else:
-                unread = PageIO(found.label, None, ())
+                unread = PageIO(found.label, ())
                 readings.append(ReadObject(unread, found.object_bytes, ReadOutcome.FLAWED, reason))
         yield readings + (read_verified(storage, fitting) if fitting else [])
 

@@ -182,7 +182,7 @@ class PackedStorage(DirectoryStorage):
             for number, slot in enumerate(slots):
                 if slot is None:
                     continue
-                label, _, buffers, checksum = pages[number]
+                label, buffers, checksum = pages[number]
                 try:
                     is_whole = number in came or slot.segment.read(slot.number, buffers, checksum)
                 except OSError as error:

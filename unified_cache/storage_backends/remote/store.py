@@ -147,22 +147,11 @@ def put_messages(server: Server, pages: Sequence[PageIO], level: Level) -> Gener
 
 
 def sized_runs(pages: Sequence[PageIO]) -> list[pb.PageRun]:
-    """Name pages with their lengths and, as far as known, their parents."""
-    runs: list[pb.PageRun] = []
-    for (identity, pool, object_bytes), run in groupby(pages, _run_of):
-        members = list(run)
-        parents = [page.parent or b"" for page in members]
-        keys = [page.label.key for page in members]
-        runs.append(
-            pb.PageRun(
-                identity=identity,
-                pool=pool,
-                keys=keys,
-                parents=parents if any(parents) else [],
-                object_bytes=object_bytes,
-            )
-        )
-    return runs
+    """Name pages with their lengths."""
+    return [
+        pb.PageRun(identity=identity, pool=pool, keys=[page.label.key for page in run], object_bytes=object_bytes)
+        for (identity, pool, object_bytes), run in groupby(pages, _run_of)
+    ]
 
 
 def _run_of(page: PageIO) -> tuple[bytes, str, int]:

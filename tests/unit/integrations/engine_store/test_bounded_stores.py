@@ -127,9 +127,9 @@ def test_rows_of_any_format_are_bytes_to_the_store(landing: BounceMemory) -> Non
     payload = payload_of(1)
     rows = memoryview(bytearray(payload)).cast("H")
     with opened_store(MemoryStorage(), CONFIG) as store:
-        assert store.put([EnginePage(label_of(1), None, (rows,))]) == [Answer.STORED]
+        assert store.put([EnginePage(label_of(1), (rows,))]) == [Answer.STORED]
         target = memoryview(bytearray(PAGE_BYTES)).cast("H")
-        assert store.get([EnginePage(label_of(1), None, (target,))]) == [Answer.HIT]
+        assert store.get([EnginePage(label_of(1), (target,))]) == [Answer.HIT]
         assert target.tobytes() == payload
     assert not any(landing.whole)
 

@@ -151,7 +151,7 @@ def test_a_store_cleared_of_an_identity_misses_its_pages(store: EngineStore) -> 
 
 def test_pages_of_an_identity_that_nobody_registered_are_unavailable(store: EngineStore) -> None:
     other = EngineRows.holding([1])
-    pages = [EnginePage(label_of(1, Identity("another")), None, other.rows(0))]
+    pages = [EnginePage(label_of(1, Identity("another")), other.rows(0))]
     assert store.put(pages) == store.get(pages) == [Answer.UNAVAILABLE]
     assert store.counts().unavailable == {
         (Method.PUT, Unavailable.UNREGISTERED): 1,
@@ -173,7 +173,7 @@ def test_a_page_larger_than_all_landing_memory_is_unavailable(tmp_path: Path) ->
     with opened_store(
         open_storage(f"file:{tmp_path / 'store'}"), EngineStoreConfig(piece_bytes=1, landing_bytes=8192)
     ) as store:
-        page = EnginePage(label_of(1), None, (rows,))
+        page = EnginePage(label_of(1), (rows,))
         assert store.put([page]) == [Answer.UNAVAILABLE]
         assert store.counts().unavailable == {(Method.PUT, Unavailable.NO_BOUNCE_BUFFER): 1}
 

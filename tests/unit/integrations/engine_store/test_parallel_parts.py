@@ -46,7 +46,7 @@ def store() -> Iterator[PausedLanes]:
 
 
 def whole_chain() -> list[BundlePages]:
-    return [BundlePages(("kv",), chain(PAGES), range(PAGES), None)]
+    return [BundlePages(("kv",), chain(PAGES), range(PAGES))]
 
 
 def test_who_is_interrupted_learns_it_when_no_part_has_rows_any_more(store: PausedLanes) -> None:

@@ -91,7 +91,7 @@ class Pools:
         for pool in pools:
             for slot in range(len(keys)):
                 self.memory[pool][slot] = slot + 1
-        (stored,) = self.tier.put([BundlePages(pools, keys, range(len(keys)), None)])
+        (stored,) = self.tier.put([BundlePages(pools, keys, range(len(keys)))])
         return stored
 
 
@@ -103,17 +103,10 @@ def test_a_bundle_is_one_object_a_page(store: CountedStore) -> None:
     pools, keys = Pools(store, a=100, b=7), chain(4)
     pools.store(keys, "a", "b")
     assert [len(batch) for batch in store.puts] == [4]
-    (filled,) = pools.tier.get([BundlePages(("b", "a"), keys, range(10, 14), None)])
+    (filled,) = pools.tier.get([BundlePages(("b", "a"), keys, range(10, 14))])
     assert filled == [True] * 4
     assert (pools.memory["a"][10:14, -1] == [1, 2, 3, 4]).all()
     assert (pools.memory["b"][10:14, -1] == [1, 2, 3, 4]).all()
-
-
-def test_every_page_names_the_one_before_it(store: CountedStore) -> None:
-    pools, keys = Pools(store, kv=100), chain(4)
-    pools.tier.put([BundlePages(("kv",), keys[1:], range(3), keys[0])])
-    (batch,) = store.puts
-    assert [page.parent for page in batch] == keys[:3]
 
 
 @pytest.mark.parametrize("stored", [0, 1, 63, 64, 65, 700])
@@ -167,14 +160,14 @@ def test_a_window_is_restorable_where_its_last_pages_are(store: CountedStore) ->
 def test_a_pool_without_bytes_decides_nothing(store: CountedStore) -> None:
     pools, keys = Pools(store, kv=0, c4=8, swa=8), chain(6)
     needs = [PoolNeed(("kv",), SPAN_ALL), PoolNeed(("c4",), SPAN_ALL), PoolNeed(("swa",), 1)]
-    assert pools.tier.put([BundlePages(("kv",), keys, range(6), None)]) == [[True] * 6]
+    assert pools.tier.put([BundlePages(("kv",), keys, range(6))]) == [[True] * 6]
     assert pools.tier.restorable(keys, needs).ends == []
     assert pools.tier.restorable(keys, needs[:1]).ends == []
     pools.store(keys[:4], "c4")
     pools.store(keys, "swa")
     assert pools.tier.restorable(keys, needs).ends == [1, 2, 3, 4]
     assert not [label for label in store.labels_asked if label.pool == "kv"]
-    assert pools.tier.get([BundlePages(("kv",), keys, range(6), None)]) == [[True] * 6]
+    assert pools.tier.get([BundlePages(("kv",), keys, range(6))]) == [[True] * 6]
 
 
 def test_nothing_is_found_of_a_pool_that_nobody_added(store: CountedStore) -> None:
@@ -182,7 +175,7 @@ def test_nothing_is_found_of_a_pool_that_nobody_added(store: CountedStore) -> No
     pools.store(keys, "kv")
     needs = [PoolNeed(("kv",), SPAN_ALL), PoolNeed(("draft",), SPAN_ALL)]
     assert pools.tier.restorable(keys, needs).ends == []
-    assert pools.tier.get([BundlePages(("draft",), keys, range(3), None)]) == [[False] * 3]
+    assert pools.tier.get([BundlePages(("draft",), keys, range(3))]) == [[False] * 3]
     pools.add("draft", 8)
     pools.store(keys, "draft")
     assert pools.tier.restorable(keys, needs).ends == [1, 2, 3]
@@ -197,7 +190,7 @@ def test_a_pool_added_later_leaves_what_is_stored_of_the_others(store: CountedSt
 
 def test_a_call_of_many_pages_goes_in_batches(store: CountedStore) -> None:
     pools, keys = Pools(store, kv=8), chain(300)
-    pools.tier.get([BundlePages(("kv",), keys, [0] * 300, None)])
+    pools.tier.get([BundlePages(("kv",), keys, [0] * 300)])
     assert store.gets == [128, 128, 44]
 
 
@@ -205,15 +198,15 @@ def test_only_pages_that_have_to_be_waited_for_go_in_batches(store: CountedStore
     pools, keys = Pools(store, kv=8), chain(SLOTS)
     pools.store(keys, "kv")
     store.at_once = set(range(SLOTS)) - {0, 7}
-    assert pools.tier.get([BundlePages(("kv",), keys, range(SLOTS), None)]) == [[True] * SLOTS]
+    assert pools.tier.get([BundlePages(("kv",), keys, range(SLOTS))]) == [[True] * SLOTS]
     assert store.gets == [2]
 
 
 def test_a_store_that_is_away_is_asked_once_and_answers_nothing(store: CountedStore) -> None:
     pools, keys = Pools(store, kv=8), chain(300)
     store.is_away = True
-    assert pools.tier.get([BundlePages(("kv",), keys, [0] * 300, None)]) == [[False] * 300]
-    assert pools.tier.put([BundlePages(("kv",), keys, [0] * 300, None)]) == [[False] * 300]
+    assert pools.tier.get([BundlePages(("kv",), keys, [0] * 300)]) == [[False] * 300]
+    assert pools.tier.put([BundlePages(("kv",), keys, [0] * 300)]) == [[False] * 300]
     assert pools.tier.restorable(keys, [PoolNeed(("kv",), SPAN_ALL)]).ends == []
     assert store.gets == [128]
     assert len(store.puts) == 1

@@ -62,7 +62,7 @@ def store_page(backend: StorageBackend, number: int) -> None:
     """Put the page of that number."""
     page = memoryview(bytearray(HEADER_BYTES) + payload_of(number))
     seal(page, label_of(number))
-    backend.put([PageIO(label_of(number), None, (page,))], Level.CACHED)
+    backend.put([PageIO(label_of(number), (page,))], Level.CACHED)
 
 
 def test_a_get_that_hangs_ends_at_its_deadline_and_never_touches_the_rows_again() -> None:

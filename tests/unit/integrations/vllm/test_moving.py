@@ -41,7 +41,7 @@ def moving(memory: HostMemory, store: DictChunks) -> Iterator[Moving]:
 
 def chunk(number: int, row: int) -> MovedChunk:
     key = offload_key(number)
-    return MovedChunk(key, NAMES.label(key), None, row)
+    return MovedChunk(key, NAMES.label(key), row)
 
 
 def job(number: int, direction: Direction, *chunks: MovedChunk) -> ChunkJob:

@@ -139,11 +139,11 @@ def sealed(number: int, page_bytes: int = PAGE_BYTES) -> PageIO:
         buffer[start] = (number + start // DIRECT_BLOCK_BYTES) % 251
     buffer[page_bytes - 1] = number + 1
     seal(buffer, label(number))
-    return PageIO(label(number), None, (buffer,))
+    return PageIO(label(number), (buffer,))
 
 
 def blank(named: Label, page_bytes: int = PAGE_BYTES, offset: int = 0) -> PageIO:
-    return PageIO(named, None, (buffer_of(page_bytes, offset),))
+    return PageIO(named, (buffer_of(page_bytes, offset),))
 
 
 def forget(root: Path) -> None:

@@ -72,9 +72,9 @@ def test_a_restart_finds_every_page_whatever_its_length(
         label(number, pool, model) for number in range(3) for pool in ("kv", "a") for model in (MODEL, OTHER_MODEL)
     ]
     with closing(kind.open(root)) as first:
-        pages = [PageIO(each, None, (memoryview(bytes([number]) * page_bytes),)) for number, each in enumerate(named)]
+        pages = [PageIO(each, (memoryview(bytes([number]) * page_bytes),)) for number, each in enumerate(named)]
         assert all(first.put(pages, level))
-        assert first.put([PageIO(label(9), None, (memoryview(content),))], level) == [Answer.STORED]
+        assert first.put([PageIO(label(9), (memoryview(content),))], level) == [Answer.STORED]
     with closing(kind.open(root)) as second:
         found = [blank_page(each, page_bytes) for each in [*named, label(9)]]
         assert all(second.get(found))
@@ -193,7 +193,7 @@ def test_a_marker_draft_left_by_a_crash_does_not_make_a_directory_foreign(kind: 
     ],
 )
 def test_a_label_that_cannot_name_an_object_is_refused(named: Label, storage: DirectoryStorage) -> None:
-    page = PageIO(named, None, (memoryview(bytearray(10)),))
+    page = PageIO(named, (memoryview(bytearray(10)),))
     for call in (
         lambda: storage.exists([named]),
         lambda: storage.get([page]),

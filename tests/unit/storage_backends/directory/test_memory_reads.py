@@ -11,7 +11,6 @@ import pytest
 
 from tests.support.files import DiskFault, FaultyDisk, RefusingDisk, path_of, put
 from tests.support.store_kinds import DirectoryStorage, StoreKind
-from unified_cache.core.page import PageKey
 from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.storage_backends.directory import page_reads
 from unified_cache.storage_backends.directory.disk import Disk
@@ -32,19 +31,18 @@ class WantedPage(NamedTuple):
     """A page to be read, and its memory in three rows."""
 
     label: Label
-    parent: PageKey | None
     rows: tuple[memoryview, ...]
     memory: bytearray
     content: bytes
     """What the memory is to hold in the end."""
 
     @classmethod
-    def of(cls, number: int, page_bytes: int, parent: PageKey | None = None) -> "WantedPage":
+    def of(cls, number: int, page_bytes: int) -> "WantedPage":
         memory = bytearray(page_bytes - HEADER_BYTES)
         view = memoryview(memory)
         rows = (view[:1], view[1:300], view[300:])
         content = bytes_of(sealed_page(label(number), page_bytes))[HEADER_BYTES:]
-        return cls(label(number), parent, rows, memory, content)
+        return cls(label(number), rows, memory, content)
 
     @property
     def is_whole(self) -> bool:
@@ -250,7 +248,7 @@ def test_a_damaged_page_and_one_under_another_s_name_do_not_come(kind: StoreKind
     with closing(kind.open(root)) as storage:
         stored = [sealed_page(label(number), SIZES[1]) for number in NUMBERS]
         stored[2].buffers[0][at] ^= 1
-        stored[4] = PageIO(label(4), None, stored[5].buffers)
+        stored[4] = PageIO(label(4), stored[5].buffers)
         storage.put(stored, Level.CACHED)
         pages = wanted()
         assert read(storage, pages) == [number not in {2, 4} for number in NUMBERS]
@@ -265,10 +263,10 @@ def test_an_object_of_another_length_does_not_come_and_stays(kind: StoreKind, ro
         assert read(storage, wanted()) == [True] * PAGES_COUNT
 
 
-def test_a_page_read_from_memory_is_recent_and_so_is_its_chain(kind: StoreKind, root: Path) -> None:
+def test_a_page_read_from_memory_is_recent(kind: StoreKind, root: Path) -> None:
     with closing(kind.open(root, bytes_max=4 * SIZES[1])) as storage:
         put_numbers(storage, numbers=[0, 1, 2, 3])
-        second = WantedPage.of(1, SIZES[1], parent=label(0).key)
+        second = WantedPage.of(1, SIZES[1])
         assert read(storage, [second]) == [True]
         put_numbers(storage, numbers=[4, 5])
         assert storage.exists([label(number) for number in NUMBERS]) == [

@@ -84,7 +84,7 @@ def test_a_page_of_12_mib_is_read_in_pieces_as_large_as_they_are(
 
 def test_another_page_of_that_length_is_foreign(kind: StoreKind, root: Path) -> None:
     with closing(VerifiedStorage(kind.open(root))) as storage:
-        storage.put([PageIO(label(1), None, sealed(2).buffers)], Level.CACHED)
+        storage.put([PageIO(label(1), sealed(2).buffers)], Level.CACHED)
         assert storage.get([blank(1)]) == [Answer.FLAWED]
         assert storage.flaws_count == {Flaw.FOREIGN: 1}
 

@@ -268,7 +268,7 @@ def test_a_long_scan_goes_on_from_its_cursor_in_order_of_names_and_passes_over_f
     storage: FileStorage, root: Path
 ) -> None:
     labels = [label(number) for number in range(2500)]
-    storage.put([PageIO(named, None, (memoryview(b"x"),)) for named in labels], Level.CACHED)
+    storage.put([PageIO(named, (memoryview(b"x"),)) for named in labels], Level.CACHED)
     fan = path_of(root, labels[0]).parent
     for name in ("README", "00" * 32 + ".KV", "g" * 64 + ".kv", fan.name + ".kv"):
         (fan / name).touch()
@@ -285,7 +285,7 @@ def test_open_directories_are_bounded(storage: FileStorage, root: Path) -> None:
     before = len(descriptors(root))
     identities = [Identity(f"model {i}").digest(LAYOUT) for i in range(DIRECTORIES_OPEN_MAX // 8)]
     labels = [Label(identity, bytes([fan * 16]) * 32, "kv") for identity in identities for fan in range(16)]
-    pages = [PageIO(named, None, (memoryview(bytearray(b"x")),)) for named in labels]
+    pages = [PageIO(named, (memoryview(bytearray(b"x")),)) for named in labels]
     assert all(storage.put(pages, Level.CACHED))
     assert all(storage.get(pages))
     assert len(descriptors(root)) <= before + DIRECTORIES_OPEN_MAX

@@ -400,7 +400,7 @@ def test_a_store_is_closed_whatever_fails(root: Path) -> None:
     disk = FaultyDisk(DiskFault.EIO)
     storage = opened(root, disk)
     hits(storage, PAGES)
-    storage.put([PageIO(label(5), None, (memoryview(b"short"),))], Level.CACHED)
+    storage.put([PageIO(label(5), (memoryview(b"short"),))], Level.CACHED)
     storage.remove([label(1), label(5)])
     disk.failing = range(1 << 30)
     storage.close()

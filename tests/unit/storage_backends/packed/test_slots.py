@@ -144,7 +144,7 @@ def test_a_page_stored_while_another_put_of_it_is_declined_is_counted(root: Path
 
 def test_room_beyond_what_free_slots_may_keep_goes_back_to_the_file_system(root: Path) -> None:
     page = memoryview(bytearray(LARGE_BYTES))
-    pages = [PageIO(label(number), None, (page,)) for number in range(IDLE_BYTES_MAX // LARGE_BYTES + 4)]
+    pages = [PageIO(label(number), (page,)) for number in range(IDLE_BYTES_MAX // LARGE_BYTES + 4)]
     with closing(opened(root)) as storage:
         storage.put(pages, Level.CACHED)
         full_bytes = room_bytes(root)

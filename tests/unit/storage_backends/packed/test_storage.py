@@ -90,7 +90,7 @@ def test_a_second_opener_is_refused_and_harms_nobody(root: Path) -> None:
 
 
 def test_what_names_no_object_costs_no_slot(root: Path) -> None:
-    nameless = PageIO(Label(b"short", bytes(32), "kv"), None, (memoryview(bytearray(10)),))
+    nameless = PageIO(Label(b"short", bytes(32), "kv"), (memoryview(bytearray(10)),))
     with closing(opened(root)) as storage:
         put(storage, [1])
         with pytest.raises(InputError):

@@ -481,7 +481,7 @@ def test_a_get_that_was_given_up_holds_no_page_any_more(no_collection: None) -> 
     store = PausedReads()
     content = WatchedBytes(PAGE_BYTES)
     alive = weakref.ref(content)
-    pages = [PageIO(label(1), None, (memoryview(content),))]
+    pages = [PageIO(label(1), (memoryview(content),))]
     with served(store, timeout_s=0.3) as storage:
         open_for_contract(storage)
         with pytest.raises(StorageError, match="DEADLINE_EXCEEDED"):
@@ -506,7 +506,7 @@ def test_a_put_that_was_given_up_holds_no_page_any_more(no_collection: None) -> 
         alive = weakref.ref(content)
         view = memoryview(content)
         with pytest.raises(StorageError, match="DEADLINE_EXCEEDED"):
-            storage.put([PageIO(Label(MODEL.digest(LARGE), label(1).key, "kv"), None, (view,))], Level.CACHED)
+            storage.put([PageIO(Label(MODEL.digest(LARGE), label(1).key, "kv"), (view,))], Level.CACHED)
         view.release()
         content.append(0)  # raises BufferError as long as anybody has a view of it
         del view, content

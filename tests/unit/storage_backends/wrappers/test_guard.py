@@ -324,7 +324,7 @@ def test_nothing_of_a_call_is_kept_once_it_has_been_answered(level: Level) -> No
     seen = weakref.ref(view)
     gc.disable()
     try:
-        storage.put([PageIO(label(1), None, (view,))], level)
+        storage.put([PageIO(label(1), (view,))], level)
     except StorageError:
         assert level is Level.DURABLE
     finally:
