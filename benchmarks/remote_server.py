@@ -17,7 +17,7 @@ from unified_cache.service.access.callers import AuditEntry, Caller
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.gate import Authenticator, ServiceGate
 from unified_cache.service.access.timeouts import CallTimeouts
-from unified_cache.service.access.usage import TenantUsage
+from unified_cache.service.access.usage import COUNTED_PAGES_MAX, TenantUsage
 from unified_cache.service.operations.process import keep_freed_memory
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.tenants import TenantStore
@@ -113,7 +113,7 @@ def _listening(bare: BareServicer) -> tuple[int, grpc.Server]:
     observer, quota = IdleObserver(), QuotaSettings(stored_bytes_max=1 << 60)
     everyone = Authenticator(None, None, Caller("bench", Role.ADMIN))
     gate = ServiceGate(everyone, FairScheduler(quota, limits.calls_max), CallTimeouts(limits, time.monotonic), observer)
-    usage = TenantUsage(quota, limits.counted_pages_max, None)
+    usage = TenantUsage(quota, COUNTED_PAGES_MAX, None)
     store = TenantStore(VerifiedStorage(MemoryStorage(STORE_BYTES)), usage, observer)
     service = CacheService(store, gate, limits, lambda: None)
     server = grpc.server(ThreadPoolExecutor(THREADS), options=limits.channel_options())

@@ -22,7 +22,7 @@ from unified_cache.proto.wire.calls import Call
 from unified_cache.proto.wire.parts import decoded
 from unified_cache.service.access.gate import ServiceGate
 from unified_cache.service.access.timeouts import CallTimeouts
-from unified_cache.service.access.usage import TenantUsage
+from unified_cache.service.access.usage import COUNTED_PAGES_MAX, TenantUsage
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.tenants import TenantStore
 from unified_cache.storage_backends.manifest import manifest_of
@@ -66,7 +66,7 @@ class Requests:
     def __init__(self) -> None:
         limits = limits_with(pages_max=64, tokens_max=1024, identities_max=8)
         self._notes = Notes()
-        usage = TenantUsage(QuotaSettings(stored_bytes_max=1 << 20), limits.counted_pages_max, None)
+        usage = TenantUsage(QuotaSettings(stored_bytes_max=1 << 20), COUNTED_PAGES_MAX, None)
         store = TenantStore(VerifiedStorage(MemoryStorage(1 << 20)), usage, self._notes)
         gate = ServiceGate(HeaderTenants(), NotedScheduler(), CallTimeouts(limits, time.monotonic), self._notes)
         self._service = CacheService(store, gate, limits, lambda: None)

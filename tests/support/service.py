@@ -19,7 +19,7 @@ from unified_cache.service.access.callers import AuditEntry, Caller, Refused
 from unified_cache.service.access.fairness import FairScheduler, Ticket
 from unified_cache.service.access.gate import Authenticator, ServiceGate
 from unified_cache.service.access.timeouts import CallTimeouts
-from unified_cache.service.access.usage import TenantUsage
+from unified_cache.service.access.usage import COUNTED_PAGES_MAX, TenantUsage
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.tenants import TenantStore
 from unified_cache.storage_backends.protocol import Answer, StorageBackend
@@ -133,7 +133,7 @@ class LoopbackServer:
         limits = limits or limits_with()
         callers, scheduler, timeouts, notes = HeaderTenants(), NotedScheduler(), CallTimeouts(limits, clock), Notes()
         quota = QuotaSettings(stored_bytes_max=stored_bytes_max)
-        usage = TenantUsage(quota, limits.counted_pages_max, store.capability().bytes_max)
+        usage = TenantUsage(quota, COUNTED_PAGES_MAX, store.capability().bytes_max)
         shared = TenantStore(VerifiedStorage(store), usage, notes)
         gate = ServiceGate(callers, scheduler, timeouts, notes)
         drains: list[None] = []

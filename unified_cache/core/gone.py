@@ -154,6 +154,7 @@ GONE: Sequence[Gone] = (
             *("limits.message_bytes_max", "limits.metadata_bytes_max", "limits.connection_idle_s"),
             *("quota.active_s", "quota.retry_s", "quota.running_max", "access.tokens_max"),
             *("metrics.request_s_max", "metrics.tenants_max", "metrics.pools_max"),
+            *("limits.counted_pages_max", "quota.tenants_max"),
         ),
     ),
     Gone(

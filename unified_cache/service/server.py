@@ -41,7 +41,7 @@ from unified_cache.service.access.tls import (
     trust_changes,
 )
 from unified_cache.service.access.tokens import Tokens, read_tokens, token_changes
-from unified_cache.service.access.usage import TenantUsage
+from unified_cache.service.access.usage import COUNTED_PAGES_MAX, TenantUsage
 from unified_cache.service.operations.live_figures import ServiceAuthenticator, ServiceFigures
 from unified_cache.service.operations.logs import Log, open_audit
 from unified_cache.service.operations.metrics import BoundedLabels, ServiceMetrics, UsageCollector
@@ -111,7 +111,7 @@ class Service:
             gate = ServiceGate(access.authenticator(settings), scheduler, timeouts, metrics)
             guarded = GuardedStore.open(settings, metrics.registry)
             bytes_max = guarded.guard.capability().bytes_max
-            usage = TenantUsage(settings.quota, settings.limits.counted_pages_max, bytes_max)
+            usage = TenantUsage(settings.quota, COUNTED_PAGES_MAX, bytes_max)
             store = TenantStore(guarded.guard, usage, metrics)
             record = _recorder(settings, opened)
             cache = CacheService(store, gate, settings.limits, drain.ask, record)

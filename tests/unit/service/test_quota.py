@@ -8,6 +8,7 @@ import pytest
 from tests.support.clock import ManualClock
 from tests.support.service_settings import service_settings
 from unified_cache.core.settings.limits import QuotaSettings
+from unified_cache.service.access import usage as counted
 from unified_cache.service.access.fairness import FairScheduler, Ticket
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.storage_backends.protocol import PageIO
@@ -55,8 +56,9 @@ def test_bytes_given_back_never_make_more_room_than_the_cap() -> None:
     assert not usage.take("acme", pages(1, start=10))
 
 
-def test_tenants_that_are_counted_are_few() -> None:
-    usage = TenantUsage(quota(tenants_max=2), 1_000, None)
+def test_tenants_that_are_counted_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counted, "TENANTS_MAX", 2)
+    usage = TenantUsage(quota(), 1_000, None)
     assert usage.take("a", pages(1))
     assert usage.take("b", pages(1))
     assert not usage.take("c", pages(1))

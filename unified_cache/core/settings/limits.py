@@ -65,8 +65,6 @@ class LimitSettings(Section):
     """Time in which it must answer; else its connection is closed."""
     identities_max: Count = 256
     """Identities of one tenant known at a time."""
-    counted_pages_max: Count = 1 << 20
-    """Pages of one tenant whose stored bytes are counted one by one; beyond, the oldest page is no longer counted."""
 
     def channel_options(self) -> list[tuple[str, int]]:
         """Return the limits that gRPC itself enforces, as options of a server."""
@@ -102,8 +100,6 @@ class QuotaSettings(TenantQuota):
 
     tenants: dict[Annotated[str, Field(pattern=TENANT_PATTERN)], TenantQuota] = Field(default_factory=dict)
     """Tenants with quotas of their own."""
-    tenants_max: Count = 10_000
-    """Tenants counted; others are refused what counts."""
     tenant_running_max: Count = 8
     """Calls of one tenant that run at the same time, long ones too; the rest wait for their turn."""
     shared_running_max: Count = 1

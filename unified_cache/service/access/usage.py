@@ -18,7 +18,13 @@ from unified_cache.core.settings.limits import QuotaSettings
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.protocol import PageIO
 
-__all__ = ["TenantUsage"]
+__all__ = ["COUNTED_PAGES_MAX", "TenantUsage"]
+
+COUNTED_PAGES_MAX = 1 << 20
+"""Pages of one tenant whose stored bytes are counted one by one; beyond, the oldest page is no longer counted."""
+
+TENANTS_MAX = 10_000
+"""Tenants counted; others are refused what counts."""
 
 
 class TenantUsage:
@@ -134,7 +140,7 @@ class TenantUsage:
 
     def _has_room(self, tenant: str, total_bytes: int) -> bool:
         """Return whether a tenant may have so many bytes, and is one of few that have any."""
-        if tenant not in self._held and len(self._held) >= self._quota.tenants_max:
+        if tenant not in self._held and len(self._held) >= TENANTS_MAX:
             return False
         return total_bytes <= self._bytes_max(tenant)
 
