@@ -26,17 +26,10 @@ SUBSCRIBERS_MAX = 16
 class Removals(NamedTuple):
     """Pages that have left a store since its subscriber last asked."""
 
-    start: int
-    """Pages that left before these, reported or lost, since the feed was opened: where this answer begins."""
     lost_count: int
-    """Of those, pages that left since the last answer and are not reported. Unless 0, any page may have gone."""
+    """Pages that left since the last answer and are not reported. Unless 0, any page may have gone."""
     labels: tuple[Label, ...]
     """Pages that have gone and had not come back, in the order in which they went; each once."""
-
-    @property
-    def end(self) -> int:
-        """Where the next answer begins, if nothing is lost until then."""
-        return self.start + len(self.labels)
 
 
 class RemovalFeed:
@@ -45,7 +38,6 @@ class RemovalFeed:
     def __init__(self, labels_max: int) -> None:
         self._labels_max = labels_max
         self._gone: dict[Label, None] = {}
-        self._start = 0
         self._lost_count = 0
         self.is_open = True
         self._guard = Lock()
@@ -76,9 +68,8 @@ class RemovalFeed:
     def take(self) -> Removals:
         """Return what has gone since the last call, or since the feed was opened; nothing once closed."""
         with self._guard:
-            taken = Removals(self._start, self._lost_count, tuple(self._gone))
-            self._start, self._lost_count = taken.end, 0
-            self._gone = {}
+            taken = Removals(self._lost_count, tuple(self._gone))
+            self._lost_count, self._gone = 0, {}
             return taken
 
     def close(self) -> None:
@@ -90,10 +81,8 @@ class RemovalFeed:
 
     def _lose(self) -> None:
         """Drop what is kept; one page at least counts as lost."""
-        dropped_count = max(1, len(self._gone))
+        self._lost_count += max(1, len(self._gone))
         self._gone = {}
-        self._lost_count += dropped_count
-        self._start += dropped_count
 
 
 @runtime_checkable

@@ -16,6 +16,7 @@ from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.integrations.engine_store import EnginePage, EngineStore, EngineStoreConfig, Unavailable
 from unified_cache.integrations.engine_store import tasks as tasks_module
 from unified_cache.storage_backends.protocol import Answer, StorageBackend
+from unified_cache.storage_backends.removals import Removals
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method
 
@@ -223,7 +224,7 @@ def test_a_durable_put_goes_in_larger_pieces_as_far_as_landing_memory_has_room()
 def test_a_store_tells_which_pages_it_has_dropped(scheme: str, tmp_path: Path) -> None:
     numbers = range(1, 100)
     with opened_store(open_storage(f"{scheme}:{tmp_path}", bytes_max=200_000), SMALL_PIECES) as store:
-        assert store.take_removals() == (0, 0, ())
+        assert store.take_removals() == Removals(0, ())
         assert store.put(EngineRows.holding(numbers).pages(numbers)) == [Answer.STORED] * len(numbers)
         removals = store.take_removals()
         assert removals is not None
@@ -231,7 +232,7 @@ def test_a_store_tells_which_pages_it_has_dropped(scheme: str, tmp_path: Path) -
         labels = [label_of(number) for number in numbers]
         assert 0 < len(gone) < len(numbers)
         assert [label in gone for label in labels] == [not answer for answer in store.exists(labels)]
-    assert store.take_removals() == (len(gone), 0, ())
+    assert store.take_removals() == Removals(0, ())
 
 
 def test_a_store_that_is_away_or_remote_tells_nothing_of_what_it_lets_go(tmp_path: Path) -> None:
@@ -247,6 +248,6 @@ def test_a_store_that_is_away_or_remote_tells_nothing_of_what_it_lets_go(tmp_pat
         assert store.take_removals() is None
         clock.now_s += 60.0
         store.register(IDENTITY, LAYOUT)
-        assert store.take_removals() == (0, 0, ())
+        assert store.take_removals() == Removals(0, ())
     with running() as server, EngineStore.open(f"grpc://{server.address}") as store:
         assert store.take_removals() is None
