@@ -509,22 +509,19 @@ class RemoteStorage:
         resting = [server for server in self._servers if server.breaker.is_resting]
         failed: list[StorageError] = []
         for some in ([server for server in self._servers if server not in resting], resting):
-            answers = [self._greet(server, manifests) for server in some]
-            replies = [answer for answer in answers if isinstance(answer, pb.HelloReply)]
+            replies: list[pb.HelloReply] = []
+            for server in some:
+                try:
+                    server.greet(manifests)
+                except (grpc.RpcError, InputError) as error:
+                    failed.append(_failure(Call.HELLO, server, error))
+                    continue
+                server.breaker.record_success()
+                assert server.agreed is not None, "a server that was greeted has said what it is"
+                replies.append(server.agreed)
             if replies:
                 return replies
-            failed += [answer for answer in answers if isinstance(answer, StorageError)]
         raise StorageError(f"no server answers: {failed[0]}", retryable=True) from failed[0]
-
-    def _greet(self, server: Server, manifests: Mapping[bytes, Manifest]) -> pb.HelloReply | StorageError:
-        """Send Hello; return what the server says of itself, or why it does not answer."""
-        try:
-            server.greet(manifests)
-        except (grpc.RpcError, InputError) as error:
-            return _failure(Call.HELLO, server, error)
-        server.breaker.record_success()
-        assert server.agreed is not None, "a server that was greeted has said what it is"
-        return server.agreed
 
 
 class RendezvousHash:
