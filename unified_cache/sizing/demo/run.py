@@ -115,6 +115,7 @@ def run_demo(settings: DemoSettings, screen: DemoScreen) -> DemoResult:
         KeyboardInterrupt: it was interrupted; its text says how far it was.
     """
     model = model_path(settings.model)
+    settings.document.open("rb").close()  # refused at once, not when a model has been loaded
     result = None
     try:
         with Grounds.opened() as grounds:
