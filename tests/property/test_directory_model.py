@@ -404,6 +404,7 @@ def check_free(free: FreeSlots, used: dict[int, int]) -> None:
     places = [*free._idle, *free._given_back]
     assert len(set(places)) == len(places)
     count = Counter(number for number, _ in places)
+    assert count.keys() <= free._fresh.keys()
     assert {number: count[number] + used.get(number, 0) for number in free._fresh} == free._fresh
     assert {file.number for file in free.segments} == free._fresh.keys()
 

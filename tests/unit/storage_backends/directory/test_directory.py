@@ -15,7 +15,7 @@ import pytest
 from google.protobuf.json_format import MessageToJson
 
 from tests.sources import ROOT
-from tests.support.files import DiskFault, FaultyDisk, bytes_in, descriptors, put
+from tests.support.files import DiskFault, FaultyDisk, bytes_in, descriptors, held, put
 from tests.support.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.core.errors import ConfigError, InputError, StorageError
 from unified_cache.core.pool import Identity
@@ -24,6 +24,7 @@ from unified_cache.storage_backends.catalog import UsedBetween, catalog_of
 from unified_cache.storage_backends.directory.front import (
     FREE_BYTES_MIN,
     STAMP_GRAIN_NS,
+    Clock,
     DirectoryAddress,
     parse_address,
 )
@@ -431,6 +432,41 @@ def test_a_directory_that_cannot_be_listed_raises(storage: DirectoryStorage, dis
     disk.failing = range(1 << 30)
     with pytest.raises(StorageError, match="cannot list the identities"):
         storage.manifests()
+
+
+# Order of use
+
+
+def read(storage: DirectoryStorage) -> None:
+    storage.get([blank_page(label(number)) for number in (0, 1, 2)])
+
+
+def touch(storage: DirectoryStorage) -> None:
+    storage.touch([label(number) for number in (0, 1, 2, 99)])
+
+
+@pytest.mark.parametrize("use", [read, touch])
+@pytest.mark.parametrize(("bytes_max", "is_reopened"), [(None, True), (6 * PAGE_BYTES, True), (6 * PAGE_BYTES, False)])
+def test_pages_age_from_the_tail_of_the_batch_in_which_they_were_used_even_over_a_restart(
+    bytes_max: int | None,
+    is_reopened: bool,
+    use: Callable[[DirectoryStorage], None],
+    kind: StoreKind,
+    root: Path,
+    clock: Clock,
+) -> None:
+    storage = kind.open(root, bytes_max=bytes_max, clock=clock)
+    put(storage, [0, 1, 2])
+    put(storage, [3, 4, 5])
+    use(storage)
+    if is_reopened:
+        storage.close()
+        storage = kind.open(root, bytes_max=6 * PAGE_BYTES, clock=clock)
+    with closing(storage):
+        for added, expected in (((6, 7), [0, 1, 2, 3, 6, 7]), ((8, 9), [0, 1, 6, 7, 8, 9])):
+            for number in added:
+                put(storage, [number])
+            assert held(storage, 100) == expected
 
 
 # Stores in a directory work where the operating system has less than Linux: as macOS, which has no fallocate

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import random
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -24,9 +25,9 @@ SHAPE = SegmentKey(IDENTITY, "kv", 1 << 30)
 LARGE_BYTES = 4 << 20
 
 
-def new_segment(free: FreeSlots) -> Segment:
+def new_segment(free: FreeSlots, used: Sequence[int] = (), reached: int = 0) -> Segment:
     segment = Segment(Disk(), -1, SHAPE, free.new_number())
-    free.add(segment, (), 0)
+    free.add(segment, used, reached)
     return segment
 
 
@@ -47,6 +48,44 @@ def test_what_takes_room_goes_before_what_takes_none(free: FreeSlots) -> None:
     free.give(slots[2:3])
     assert positions(free.take(1)) == [(1, 2)]
     assert positions(free.take(1)) == [(1, 0)]
+
+
+def test_the_holes_of_a_file_that_was_found_are_free_and_may_take_room(free: FreeSlots) -> None:
+    new_segment(free, [0, 2])
+    assert free.idle_count == 1
+    assert positions(free.take(9)) == [(1, 1), (1, 3)]
+    new_segment(free, [0], reached=3)
+    assert free.idle_count == 2
+    assert positions(free.take(9)) == [(2, 1), (2, 2), (2, 3)]
+
+
+def test_no_slot_is_ever_with_two(free: FreeSlots) -> None:
+    choice = random.Random(3)
+    held: list[SegmentSlot] = []
+    for _ in range(2000):
+        match choice.randrange(5):
+            case 0 | 1:
+                wanted = choice.randrange(6)
+                taken = free.take(wanted)
+                if len(taken) < wanted:
+                    new_segment(free)
+                held += taken
+            case 2 | 3:
+                choice.shuffle(held)
+                count = choice.randrange(len(held) + 1) // 2
+                free.give(held[:count])
+                del held[:count]
+            case _:
+                empty = free.take_empty_segments()
+                assert not set(empty) & {slot.segment for slot in held}
+                for file in empty:
+                    free.drop(file.number)
+                free.give_emptied(free.take_idle())
+        assert len(set(positions(held))) == len(held)
+    free.give(held)
+    free.take_empty_segments()
+    assert free.segments == []
+    assert free.take(1) == []
 
 
 def test_a_new_segment_has_the_lowest_number_that_stands_for_none(free: FreeSlots) -> None:
