@@ -259,6 +259,20 @@ def test_once_every_thread_is_stuck_calls_raise_at_once_and_are_not_started() ->
     storage.close(PATIENCE_S)
 
 
+def test_a_caller_that_waits_for_a_thread_is_told_when_the_last_one_gets_stuck() -> None:
+    faulty = scripted({0: StorageFault.HANG}, filled(MemoryStorage()))
+    storage = bounded(faulty, SHORT_S, calls_max=1)
+    with ThreadPoolExecutor(2) as callers:
+        first = callers.submit(storage.exists, [label(1)])
+        assert faulty.wait_until_hung(1, PATIENCE_S)
+        second = callers.submit(storage.exists, [label(2)])
+        assert isinstance(first.exception(PATIENCE_S), StorageTimeoutError)
+        assert type(second.exception(PATIENCE_S)) is StorageError
+    assert faulty.calls_count == 1
+    let_go(faulty, 1)
+    storage.close(PATIENCE_S)
+
+
 def test_closing_over_a_call_that_hangs_ends_names_it_and_leaves_the_store_open_until_it_returns() -> None:
     backend = SlowToClose()
     backend.may_close.set()
