@@ -19,7 +19,6 @@ from unified_cache.core.config import CacheConfig, EvictionConfig, EvictionPolic
 from unified_cache.core.errors import (
     CacheError,
     ConfigError,
-    StaleMatchError,
 )
 from unified_cache.core.page import Namespace, Prompt
 from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, Slots, Tier
@@ -291,16 +290,6 @@ def test_numpys_integers_are_priorities_like_others() -> None:
         held = {content for content in range(4) if cache.match(cache.prompt(tokens(content), whole=True)).device_end}
         gone += [content for content in range(4) if content not in held and content not in gone]
     assert gone == [1, 2, 0, 3]
-
-
-def test_a_match_that_the_tree_has_outlived_locks_nothing() -> None:
-    used = Used()
-    found = used.cache.match(used.longer)
-    assert used.toy.serve(used.cache.prompt(tokens(7)))
-    before = used.snapshot()
-    with pytest.raises(StaleMatchError, match="match again"):
-        used.cache.lock(found)
-    assert used.snapshot() == before
 
 
 @pytest.mark.parametrize("leg", ["backup", "load"])

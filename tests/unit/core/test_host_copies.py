@@ -98,21 +98,19 @@ def test_rows_for_slots_in_a_row_are_selected_a_little_at_a_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row_bytes", "count", "host_order"),
-    [(8192, 63, "in order"), (8192, 300, "scattered"), (8200, 300, "in order")],
-    ids=["few", "slots that are not in a row", "rows of odd length"],
+    ("row_bytes", "count", "device_order", "host_order"),
+    [
+        (8192, 63, "scattered", "in order"),
+        (8192, 300, "scattered", "scattered"),
+        (8200, 300, "scattered", "in order"),
+        (8192, 300, "in order", "in order"),
+    ],
+    ids=["few", "slots that are not in a row", "rows of odd length", "in order at both ends"],
 )
-def test_other_rows_are_not_selected(row_bytes: int, count: int, host_order: str) -> None:
+def test_other_rows_are_not_selected(row_bytes: int, count: int, device_order: str, host_order: str) -> None:
     spec, _, memory = pool_of(row_bytes)
     with selections() as elements:
-        memory.backup(spec, orders(count)["scattered"], orders(count)[host_order])
-    assert not elements
-
-
-def test_rows_that_are_in_order_at_both_ends_are_not_selected() -> None:
-    spec, _, memory = pool_of(8192)
-    with selections() as elements:
-        memory.backup(spec, orders(300)["in order"], orders(300)["in order"])
+        memory.backup(spec, orders(count)[device_order], orders(count)[host_order])
     assert not elements
 
 

@@ -250,20 +250,6 @@ def test_until_the_engine_leaves_a_load_keeps_its_slots_however_it_ends(ending: 
     assert cache.close() == []
 
 
-def test_a_page_that_another_request_inserts_meanwhile_leaves_the_engine_its_slots() -> None:
-    toy, workers, prompt = stepped()
-    cache = toy.cache
-    operation, arrival = followed(toy, prompt)
-    workers.run()
-    serve(toy, 4)
-    assert cache.poll() == []
-    verify_layers(toy, prompt, arrival, [0, 1, 2])
-    cache.end_layerwise(arrival)
-    assert cache.poll() == [operation]
-    assert (cache.match(prompt).device_end, out_pages(cache)) == (4, 0)
-    cache.check()
-
-
 def test_only_a_load_under_way_that_brings_all_that_is_missing_can_be_followed() -> None:
     workers = Stepped()
     toy = engine(workers=workers)

@@ -196,7 +196,7 @@ def test_windows_of_ends_in_between_at_most_double_what_is_read(layout: ModelLay
     assert sum(sizes[label.pool] for label in store.came) <= 2 * full_bytes + last_bytes
 
 
-@every_hybrid
+@every_layout
 @pytest.mark.parametrize("losing_rank", [0, 1])
 def test_what_did_not_come_on_one_rank_is_done_without_on_all(layout: ModelLayout, losing_rank: int) -> None:
     def live(ranks: ThreadRanks) -> tuple[str, int, int, list[set[int]]]:
@@ -204,13 +204,14 @@ def test_what_did_not_come_on_one_rank_is_done_without_on_all(layout: ModelLayou
         store_turns(layout, store, range(1, 9), head_of(ranks))
         cache = ranked(remembered(layout, MemoryStorage()), ranks, store)
         if ranks.rank == losing_rank:
-            store.vanishing = {labels_of(cache, 7, 1)[-1]}
+            store.vanishing = {labels_of(cache, 7, len(layout.components) - 1)[-1]}
         operation = over(cache, cache.prefetch(prompt_of_pages(cache, 8)))
         kept = pages_on(cache, prompt_of_pages(cache, 8), Tier.HOST)
         return digest_of(cache), operation.pages_count, out_pages(cache), kept
 
     _, gained, out, kept = same(in_threads(2, live))
-    assert (gained, out, kept[0]) == (7, 0, set(range(8)))
+    assert (gained, out) == (7, 0)
+    assert kept[0] == set(range(7 if len(layout.components) == 1 else 8))
 
 
 @every_layout
@@ -385,17 +386,6 @@ def test_four_prefetches_of_one_cold_prompt_read_it_once_and_all_are_served(span
     assert cache.match(prompt).host_end == 10
     cache.check()
     assert (out_pages(cache), cache.close()) == (0, [])
-
-
-def test_with_threads_too_each_page_is_read_once() -> None:
-    store = CountingStorage()
-    cache = forgetful(store, ThreadWorkers.start(storage=4)).cache
-    prompt = cache.prompt(tokens(10))
-    operations = [started(cache.prefetch(prompt)) for _ in range(8)]
-    assert len(cache.wait_all(WAIT_S)) == 8
-    assert {operation.pages_count for operation in operations} == {10}
-    assert cache.stats().traffic[TransferKind.PREFETCH].pages == 10
-    assert cache.close() == []
 
 
 def test_a_prefetch_that_was_probing_while_another_ended_does_not_read_its_pages_again() -> None:

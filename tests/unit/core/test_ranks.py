@@ -141,20 +141,31 @@ def test_a_store_that_one_rank_cannot_take_over_is_taken_by_none() -> None:
 # ---- how long a prefix -------------------------------------------------------------------------------------------
 
 
-def prefetched(kept: Sequence[Sequence[int]], spans: tuple[int, ...] = SPANS, pages: int = 6) -> list[int]:
-    """Prefetch a prompt of which rank r's store has Full and, of the window, pages ``kept[r]``; return its ends."""
+@pytest.mark.parametrize(
+    ("kept", "end"),
+    [
+        # Ends 2 and 4 here, 2 and 6 there: 4 would be legal here alone.
+        ([[1, 3], [1, 5]], 2),
+        ([[1, 3], [2, 4], [1, 5]], 0),
+        ([[1, 5], [5]], 6),
+    ],
+)
+def test_the_longest_prefix_is_the_maximum_of_the_intersection_and_no_minimum_of_maxima(
+    kept: Sequence[Sequence[int]], end: int
+) -> None:
+    """Prefetch a prompt of six pages of which rank r's store has all of Full and, of the window, ``kept[r]``."""
 
     def live(ranks: ThreadRanks) -> int:
         store = MemoryStorage()
-        toy = engine(spans)
+        toy = engine()
         cache = ranked(toy, ranks, store)
-        prompt = prompt_of_pages(cache, pages)
-        for end in range(1, pages + 1):
-            serve(toy, end)
-            over(cache, cache.backup(prompt.head(end)))
+        prompt = prompt_of_pages(cache, 6)
+        for turn in range(1, 7):
+            serve(toy, turn)
+            over(cache, cache.backup(prompt.head(turn)))
         gone = [
             Label(head_of(ranks).digest(toy.layout), prompt.keys[page], pool.name)
-            for page in set(range(pages)) - set(kept[ranks.rank])
+            for page in set(range(6)) - set(kept[ranks.rank])
             for pool in toy.layout.components[1].pools
         ]
         store.remove(gone)
@@ -163,42 +174,7 @@ def prefetched(kept: Sequence[Sequence[int]], spans: tuple[int, ...] = SPANS, pa
         cache.check()
         return cache.match(prompt).host_end
 
-    return in_threads(len(kept), live)
-
-
-def test_the_longest_prefix_is_the_maximum_of_the_intersection_and_no_minimum_of_maxima() -> None:
-    # Ends 2 and 4 here, 2 and 6 there: 4 would be legal here alone.
-    assert prefetched([[1, 3], [1, 5]]) == [2, 2]
-
-
-def test_ranks_that_have_no_end_in_common_fetch_nothing() -> None:
-    assert prefetched([[1, 3], [2, 4], [1, 5]]) == [0, 0, 0]
-
-
-def test_ranks_that_have_the_same_fetch_all_of_it() -> None:
-    assert prefetched([[1, 5], [5]]) == [6, 6]
-
-
-def test_a_page_that_one_rank_does_not_get_ends_the_prefix_on_all() -> None:
-    class Forgetful(MemoryStorage):
-        forgets = False
-
-        def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-            hits = super().get(pages)
-            return [Answer.MISS if self.forgets and number >= 2 else hit for number, hit in enumerate(hits)]
-
-    def live(ranks: ThreadRanks) -> tuple[int, int, str]:
-        store = Forgetful()
-        toy = engine((SPAN_ALL,))
-        cache = ranked(toy, ranks, store)
-        prompt = serve(toy, 5)
-        over(cache, cache.backup(prompt))
-        cache.reset()
-        store.forgets = ranks.rank == 1
-        fetch = over(cache, cache.prefetch(prompt))
-        return fetch.pages_count, out_pages(cache), digest_of(cache)
-
-    assert same(in_threads(3, live))[:2] == (2, 0)
+    assert same(in_threads(len(kept), live)) == end
 
 
 # ---- what fails --------------------------------------------------------------------------------------------------
