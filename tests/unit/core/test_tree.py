@@ -88,6 +88,29 @@ def test_locking_a_long_path_touches_its_last_node_alone() -> None:
     assert len(toy.evict(99)) == 19
 
 
+def test_a_window_that_goes_takes_nothing_along_that_locks_pin_of_a_longer_one() -> None:
+    toy = Toy(spans=(SPAN_ALL, 1, 3))
+    toy.insert(1, 2, 3, 4, 5, 6)
+    held = toy.lock(1, 2, 3, 4, 5, 6)
+    freed = [
+        [slot for array in arrays for slot in array.tolist()] for arrays in toy.tree.evict(Tier.DEVICE, 1, 99).slots
+    ]
+    assert freed[:3] == [[], [1, 2, 3, 4, 5], [1, 2, 3]]
+    toy.tree.check([held])
+
+
+def test_a_parent_is_as_recent_as_the_child_that_left_it() -> None:
+    toy = Toy()
+    toy.insert(1)
+    toy.insert(1, 2)
+    toy.insert(9)
+    held = toy.lock(9)
+    toy.tree.match(Prompt.of([1, 2], 1))
+    assert toy.evict(1) == [2], "the leaf that nothing pins"
+    toy.tree.unlock(held)
+    assert toy.evict(2) == [9, 1], "older than the prefix that was used after it"
+
+
 def test_bad_calls_change_nothing() -> None:
     tree = Toy().tree
     stale = tree.match(Prompt.of([1, 2], 1))
