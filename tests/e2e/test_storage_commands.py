@@ -1,4 +1,4 @@
-"""What commands over stores leave behind; what they print and their exit statuses are in ``tests/golden``."""
+"""Commands over stores, and how they leave them; outputs and exit statuses are in ``tests/golden``."""
 
 import json
 import threading
