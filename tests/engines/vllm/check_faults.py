@@ -137,6 +137,29 @@ def check_a_store_that_hangs_or_fails_costs_a_few_deadlines(
         answered_rightly(engine, right, OTHER)
 
 
+def check_what_was_computed_while_the_store_failed_is_stored_when_it_is_asked_for_again(
+    right: Right, model_path: ModelPath, log_path: LogPath, tmp_path: Path
+) -> None:
+    url, switch = faulty_url(tmp_path), FaultSwitch(tmp_path)
+    with engine_with(url, model_path, log_path("engine")) as engine:
+        switch.set(put=StorageFault.FAIL)
+        answered_rightly(engine, right)
+        engine.settle()
+        assert engine.counted("store_chunks", answer="stored") == 0
+        switch.set()
+        # The device has it, and so has vLLM's host memory, which offers it again.
+        assert answered_rightly(engine, right).cached == CACHED
+        engine.settle()
+        assert engine.counted("store_chunks", answer="stored") == CHUNKS
+        # And then no more.
+        answered_rightly(engine, right)
+        engine.settle()
+        assert engine.counted("store_chunks", answer="stored") == CHUNKS
+        engine.reset()
+        assert answered_rightly(engine, right).cached == CACHED
+        assert engine.loaded() == CHUNKS
+
+
 def check_a_store_that_returns_wrong_bytes_is_found_out(
     right: Right, model_path: ModelPath, log_path: LogPath, tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ from unified_cache.integrations.engine_store.tasks import (
     ZeroCopyPath,
     pieces_of,
 )
+from unified_cache.storage_backends.catalog import Catalog, catalog_in
 from unified_cache.storage_backends.common.bounded_call import (
     LOOK_S,
     BoundedCall,
@@ -276,6 +277,15 @@ class EngineStore:
             flaws=opened.verified.flaws_count,
             breaker=opened.guard.breaker.state,
         )
+
+    def identities(self) -> dict[bytes, Identity]:
+        """Return what was registered, by digest."""
+        return self._registrations.identities()
+
+    def catalog(self) -> Catalog | None:
+        """Return what lists the identities in the store, by its deadline; None where it is away or has no list."""
+        opened = self._opening.store
+        return None if opened is None else catalog_in(opened.guard)
 
     def wait_for_late_calls(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` until the store has returned from every late call; return whether it has."""

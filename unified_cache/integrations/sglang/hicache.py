@@ -28,7 +28,7 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.observability.metrics_collector import StorageMetrics
 from sglang.srt.runtime_context import get_server_args
 
-from unified_cache.integrations.engine_store import EngineStore, EngineStoreCounts
+from unified_cache.integrations.engine_store import EngineHints, EngineStore, EngineStoreCounts, HitWatch
 from unified_cache.integrations.engine_store.pools import Restorable
 from unified_cache.integrations.sglang.naming import EngineFacts
 from unified_cache.integrations.sglang.pool_calls import ANCHOR_POOL, PoolCalls
@@ -66,6 +66,13 @@ CLOSE_TIMEOUT_S = 5.0
 FAILURE_PAUSE_S = 10.0
 """Time between two lines about failures of one type, however often they happen."""
 
+HINTS = EngineHints(
+    "docs/sglang.md#nothing-is-restored",
+    lambda: "SGLang stored pages, and looked none up: it does so from prefetch_threshold tokens on, 256 unless set",
+    lambda: "a salt, an adapter, or the first words differ",
+)
+"""What SGLang 0.5.23 makes of prompts."""
+
 _T = TypeVar("_T")
 
 
@@ -86,6 +93,7 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
         self._is_replicated = bool(storage_config.is_mla_model)
         self._store = EngineStore.open(settings.url, settings.store_config, bytes_max=settings.bytes_max)
         self._calls = PoolCalls(self._store, facts)
+        self._watch = HitWatch(self._store, settings.url, HINTS)
         self._quiet_until_s: dict[type[Exception], float] = {}
         self._url = settings.url
 
@@ -131,6 +139,7 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
         """Return which prefixes of a chain all pools together can restore."""
+        self._watch.count_request()
         found = self._safely(lambda: self._calls.restorable(keys, pool_transfers or ()), Restorable([], {}))
         reach = {pool: pages for pool, pages in found.reach.items() if pages}
         return PoolTransferResult(found.longest, reach, found.ends)
@@ -147,6 +156,7 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
     ) -> dict[str, list[bool]]:
         """Store pages of several pools; by pool, whether each is stored."""
         nothing = {transfer.name: [False] * len(transfer.keys or ()) for transfer in transfers}
+        self._watch.count_request()
         return self._safely(lambda: self._calls.put_pools(transfers), nothing)
 
     # ---- first generation ------------------------------------------------------------------------------------------
@@ -157,6 +167,7 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
 
     def batch_exists(self, keys: Sequence[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
         """Return how many pages from the start the anchor pool has."""
+        self._watch.count_request()
         return self._safely(lambda: self._calls.restorable(keys).longest, 0)
 
     def batch_get_v1(
@@ -169,6 +180,7 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
         self, keys: Sequence[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
         """Store pages of the anchor pool; whether each is stored."""
+        self._watch.count_request()
         return self._safely(lambda: self._calls.put(keys, host_indices), [False] * len(keys))
 
     # ---- the interface before both: not used with interface_v1, which the constructor demands ----------------------

@@ -5,13 +5,20 @@ Everything but the threads of ``Lookups`` and ``Moving`` belongs to the schedule
 """
 
 import logging
+import os
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unified_cache.core.config import GuardConfig
-from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig, EngineStoreCounts
+from unified_cache.integrations.engine_store import (
+    EngineHints,
+    EngineStore,
+    EngineStoreConfig,
+    EngineStoreCounts,
+    HitWatch,
+)
 from unified_cache.integrations.vllm.changes import ChunkChanges, ChunksRemoved, ChunksStored
 from unified_cache.integrations.vllm.lookups import ChunkAnswer, Lookups
 from unified_cache.integrations.vllm.moving import (
@@ -38,6 +45,9 @@ BOUNCE_ROWS_MIN = 4
 
 CLOSE_S = 5.0
 """Longest wait for the store to close, after the threads have ended."""
+
+
+DOCUMENT = "docs/vllm.md#nothing-is-restored"
 
 
 @dataclass(slots=True)
@@ -74,6 +84,8 @@ class ChunkTier:
         self._offered_count = 0
         self._changes: ChunkChanges | None = None
         self._reports_removals = False
+        hints = EngineHints(DOCUMENT, self._short, self._other_keys)
+        self._watch = HitWatch(store, settings.url, hints)
 
     @classmethod
     def open(cls, settings: TierSettings, facts: VllmFacts, view: memoryview, row: RowShape) -> "ChunkTier":
@@ -182,6 +194,7 @@ class ChunkTier:
     def request_ended(self, request: str) -> None:
         """Drop what only this request needed to know."""
         self._lookups.request_ended(request)
+        self._watch.count_request()
 
     def drain(self) -> None:
         """Wait for all jobs before vLLM resets its caches, and forget the store's pages if ``on_reset`` is FORGET."""
@@ -218,6 +231,15 @@ class ChunkTier:
         if is_over:
             self._rows.release()
         return is_over
+
+    def _short(self) -> str:
+        if self._counts.unstable_count:
+            return "hashes are not SHA-256, so no other process finds them"
+        return f"a block has {max(self._steps.values())} tokens, and is stored whole"
+
+    def _other_keys(self) -> str:
+        seed = os.environ.get("PYTHONHASHSEED", "not set")
+        return f"PYTHONHASHSEED ({seed} here), a salt, an adapter, or the first words differ"
 
     def _submit(self, number: int, direction: Direction, chunks: Iterable[tuple[bytes, int]]) -> None:
         named = tuple(MovedChunk(key, self._names.label(key), int(row)) for key, row in chunks)
