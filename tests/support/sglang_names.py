@@ -199,11 +199,12 @@ def adapter_class(arguments: Mapping[str, object]) -> Iterator[type]:
         for end in range(1, len(parts) + 1):
             module = sys.modules.setdefault(".".join(parts[:end]), ModuleType(".".join(parts[:end])))
         vars(module).update(members)
-    own = "unified_cache.integrations.sglang.hicache"
-    sys.modules.pop(own, None)
+    own = [f"unified_cache.integrations.sglang.{name}" for name in ("hicache", "engine_facts")]
+    for name in own:
+        sys.modules.pop(name, None)
     try:
-        yield vars(import_module(own))["UnifiedCacheHiCache"]
+        yield vars(import_module(own[0]))["UnifiedCacheHiCache"]
     finally:
-        for name in {name for name in sys.modules if name.startswith("sglang")} | {own}:
+        for name in {name for name in sys.modules if name.startswith("sglang")} | {*own}:
             sys.modules.pop(name, None)
         sys.modules.update({name: module for name, module in before.items() if name.startswith("sglang")})

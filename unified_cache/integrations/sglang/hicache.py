@@ -10,11 +10,9 @@ with the configuration is refused in the constructor, where SGLang expects it.
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from sglang.srt.arg_groups.overrides import resolution_result
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorage,
     HiCacheStorageConfig,
@@ -26,14 +24,12 @@ from sglang.srt.mem_cache.hicache_storage import (
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.observability.metrics_collector import StorageMetrics
-from sglang.srt.runtime_context import get_server_args
 
 from unified_cache.integrations.engine_store import EngineHints, EngineStore, EngineStoreCounts, HitWatch
 from unified_cache.integrations.engine_store.pools import Restorable
-from unified_cache.integrations.sglang.naming import EngineFacts
+from unified_cache.integrations.sglang.engine_facts import engine_facts
 from unified_cache.integrations.sglang.pool_calls import ANCHOR_POOL, PoolCalls
 from unified_cache.integrations.sglang.settings import HiCacheSettings
-from unified_cache.integrations.weights import checkpoint_name, config_digest, weights_digest
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.pool_host.base import HostKVCache
@@ -41,21 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["UnifiedCacheHiCache"]
 
 logger = logging.getLogger(__name__)
-
-ARGUMENTS = (
-    "attention_backend",
-    "decode_attention_backend",
-    "dtype",
-    "json_model_override_args",
-    "kv_cache_dtype",
-    "prefill_attention_backend",
-    "quantization",
-    "quantization_param_path",
-    "speculative_algorithm",
-    "speculative_draft_model_path",
-    "speculative_draft_model_revision",
-)
-"""Arguments of the server that change what pages hold: facts of every identity."""
 
 PAGE_TOKENS_USEFUL_MIN = 16
 """Shortest page that a store is not warned of. SGLang 0.5.23 begins with pages of one token by default."""
@@ -89,7 +70,7 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
             ConfigError: a setting is missing, unknown or wrong, or the engine is set up in a way that is not supported.
         """
         settings = HiCacheSettings.of(storage_config)
-        facts = _engine_facts(storage_config, settings)
+        facts = engine_facts(storage_config, settings)
         self._is_replicated = bool(storage_config.is_mla_model)
         self._store = EngineStore.open(settings.url, settings.store_config, bytes_max=settings.bytes_max)
         self._calls = PoolCalls(self._store, facts)
@@ -239,36 +220,3 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
                 self._quiet_until_s[kind] = now_s + FAILURE_PAUSE_S
                 logger.error("a storage call failed and counts as a miss", exc_info=error)
             return otherwise
-
-
-def _server_arguments() -> dict[str, str]:
-    """Return what SGLang decided about the arguments that change what pages hold, as far as it says something."""
-    server_args = get_server_args()
-    decided = {name: resolution_result(server_args, name) for name in ARGUMENTS}
-    return {name: str(value) for name, value in decided.items() if value not in {None, "", "{}"}}
-
-
-def _engine_facts(config: HiCacheStorageConfig, settings: HiCacheSettings) -> EngineFacts:
-    """Return the facts of this engine; the weights by a revision, or a digest of the checkpoint, or the model's name.
-
-    The path of a checkpoint that is digested names nothing: the same weights are the same model.
-
-    Raises:
-        ConfigError: the checkpoint cannot be read.
-    """
-    arguments, model = _server_arguments(), config.model_name or "unnamed"
-    if settings.revision:
-        return EngineFacts.of(config, settings, model, arguments, settings.revision)
-    draft = arguments.get("speculative_draft_model_path", "")
-    if draft and Path(draft).is_dir():
-        arguments["speculative_draft_model_path"] = weights_digest(Path(draft))
-    server_args = get_server_args()
-    path, revision = (resolution_result(server_args, name) for name in ("model_path", "revision"))
-    if path and Path(path).is_dir():
-        directory = Path(path)
-        model = checkpoint_name(directory) if model == path else model
-        arguments |= {"config": config_digest(directory)}
-        return EngineFacts.of(config, settings, model, arguments, weights_digest(directory))
-    if not revision:
-        logger.warning("the weights of %s have no name that is sure to change with them: say revision", path)
-    return EngineFacts.of(config, settings, model, arguments, f"{path}@{revision or 'default'}")

@@ -8,7 +8,7 @@ from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, 
 from unified_cache.core.shards import NamedShard
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
 from unified_cache.integrations.engine_store.pools import BundleName
-from unified_cache.integrations.sglang.settings import HiCacheSettings
+from unified_cache.integrations.sglang.settings import StoreSettings
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig  # pyright: ignore[reportMissingImports]
@@ -42,7 +42,7 @@ class EngineFacts:
     def of(
         cls,
         config: "HiCacheStorageConfig",
-        settings: HiCacheSettings,
+        settings: StoreSettings,
         model: str,
         arguments: Mapping[str, str],
         weights: str,

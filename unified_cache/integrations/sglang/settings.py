@@ -1,5 +1,6 @@
-"""Settings of the adapter, from the extra configuration that SGLang hands over."""
+"""Settings of both ways into SGLang, from the extra configuration that it hands over."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
@@ -7,13 +8,13 @@ from pydantic import Field, model_validator
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.settings.loading import read_table
-from unified_cache.core.settings.section import Bytes, Seconds, Section
+from unified_cache.core.settings.section import Bytes, BytesOrNone, Seconds, Section
 from unified_cache.integrations.engine_store import EngineStoreConfig
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig  # pyright: ignore[reportMissingImports]
 
-__all__ = ["HiCacheSettings"]
+__all__ = ["HiCacheSettings", "LinkerSettings", "StoreSettings"]
 
 ENGINE_KEYS = frozenset(
     {
@@ -30,9 +31,12 @@ ENGINE_KEYS = frozenset(
 )
 """Keys of the extra configuration that SGLang itself reads."""
 
+LOOKUP_WAIT_S_MAX = 5.0
+"""Longest wait of a look-up that may be asked for: nothing else is scheduled meanwhile."""
 
-class HiCacheSettings(Section):
-    """Settings of one adapter. The names are the keys in the extra configuration."""
+
+class StoreSettings(Section):
+    """Settings of the store, the same for both ways. The names are the keys in the extra configuration."""
 
     url: str = ""
     """The store, see ``storage_backends.url``."""
@@ -43,16 +47,25 @@ class HiCacheSettings(Section):
     bytes_max: Bytes | None = None
     """Cap on what the store keeps."""
     deadline_s: Seconds = 2.0
-    """Longest wait for one call of the store. A prefetch keeps its request waiting: as long as SGLang waits for 4096
-    tokens by its own default."""
+    """Longest wait for one call of the store. A prefetch of HiCache keeps its request waiting: as long as SGLang waits
+    for 4096 tokens by its own default."""
     landing_bytes: Bytes = EngineStoreConfig().landing_bytes
     """Bounce buffers, at most."""
 
     @model_validator(mode="after")
-    def _names_a_store(self) -> "HiCacheSettings":
+    def _names_a_store(self) -> "StoreSettings":
         if not self.url:
             raise ValueError('url must name the store, such as "url": "packed:/var/cache/kv", found none')
         return self
+
+    @property
+    def store_config(self) -> EngineStoreConfig:
+        """Deadline and bounce buffers of the engine's store."""
+        return EngineStoreConfig(guard=GuardConfig(deadline_s=self.deadline_s), landing_bytes=self.landing_bytes)
+
+
+class HiCacheSettings(StoreSettings):
+    """Settings of the storage behind SGLang's host tier."""
 
     @classmethod
     def of(cls, config: "HiCacheStorageConfig") -> "HiCacheSettings":
@@ -71,7 +84,26 @@ class HiCacheSettings(Section):
             raise ConfigError(f"decode context parallelism is not supported, found dcp_size {config.dcp_size}")
         return settings
 
-    @property
-    def store_config(self) -> EngineStoreConfig:
-        """Deadline and bounce buffers of the engine's store."""
-        return EngineStoreConfig(guard=GuardConfig(deadline_s=self.deadline_s), landing_bytes=self.landing_bytes)
+
+class LinkerSettings(StoreSettings):
+    """Settings of the linker, whose host tier is ours."""
+
+    host_bytes: BytesOrNone = 0
+    """Host memory of each rank for pages, pinned where the device is a GPU."""
+    lookup_wait_s: Annotated[float, Field(ge=0.0, le=LOOKUP_WAIT_S_MAX)] = 0.0
+    """How long a look-up waits for storage, once for each request; SGLang's scheduler stands still meanwhile."""
+
+    @model_validator(mode="after")
+    def _has_a_host_tier(self) -> "LinkerSettings":
+        if not self.host_bytes:
+            raise ValueError('host_bytes must say how much memory each rank may take, such as "host_bytes": "64GB"')
+        return self
+
+    @classmethod
+    def of(cls, extra: Mapping[str, object]) -> "LinkerSettings":
+        """Read ``linker_extra_config``.
+
+        Raises:
+            ConfigError: a setting is missing, unknown or wrong.
+        """
+        return read_table(cls, dict(extra), "linker_extra_config")

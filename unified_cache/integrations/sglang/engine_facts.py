@@ -1,0 +1,66 @@
+"""Facts of a running SGLang, as both ways into it name their pages; imports SGLang."""
+
+# pyright: reportMissingImports=false
+
+import logging
+from pathlib import Path
+
+from sglang.srt.arg_groups.overrides import resolution_result
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+from sglang.srt.runtime_context import get_server_args
+
+from unified_cache.integrations.sglang.naming import EngineFacts
+from unified_cache.integrations.sglang.settings import StoreSettings
+from unified_cache.integrations.weights import checkpoint_name, config_digest, weights_digest
+
+__all__ = ["engine_facts"]
+
+logger = logging.getLogger(__name__)
+
+ARGUMENTS = (
+    "attention_backend",
+    "decode_attention_backend",
+    "dtype",
+    "json_model_override_args",
+    "kv_cache_dtype",
+    "prefill_attention_backend",
+    "quantization",
+    "quantization_param_path",
+    "speculative_algorithm",
+    "speculative_draft_model_path",
+    "speculative_draft_model_revision",
+)
+"""Arguments of the server that change what pages hold: facts of every identity."""
+
+
+def engine_facts(config: HiCacheStorageConfig, settings: StoreSettings) -> EngineFacts:
+    """Return the facts of this engine; the weights by a revision, or a digest of the checkpoint, or the model's name.
+
+    The path of a checkpoint that is digested names nothing: the same weights are the same model.
+
+    Raises:
+        ConfigError: the checkpoint cannot be read.
+    """
+    arguments, model = _server_arguments(), config.model_name or "unnamed"
+    if settings.revision:
+        return EngineFacts.of(config, settings, model, arguments, settings.revision)
+    draft = arguments.get("speculative_draft_model_path", "")
+    if draft and Path(draft).is_dir():
+        arguments["speculative_draft_model_path"] = weights_digest(Path(draft))
+    server_args = get_server_args()
+    path, revision = (resolution_result(server_args, name) for name in ("model_path", "revision"))
+    if path and Path(path).is_dir():
+        directory = Path(path)
+        model = checkpoint_name(directory) if model == path else model
+        arguments |= {"config": config_digest(directory)}
+        return EngineFacts.of(config, settings, model, arguments, weights_digest(directory))
+    if not revision:
+        logger.warning("the weights of %s have no name that is sure to change with them: say revision", path)
+    return EngineFacts.of(config, settings, model, arguments, f"{path}@{revision or 'default'}")
+
+
+def _server_arguments() -> dict[str, str]:
+    """Return what SGLang decided about the arguments that change what pages hold, as far as it says something."""
+    server_args = get_server_args()
+    decided = {name: resolution_result(server_args, name) for name in ARGUMENTS}
+    return {name: str(value) for name, value in decided.items() if value not in {None, "", "{}"}}
