@@ -35,6 +35,12 @@ class EngineJob:
     timeout_s: float = 60.0
     record: str = ""
     """File to keep the engine's calls on its storage in."""
+    linked: str = ""
+    """What the engine does over a linker in the place of HiCache, see ``linking``; nothing if it is empty."""
+    host_bytes: int = 256 << 20
+    """Of the linker's host tier."""
+    requests: int = 500
+    """That a linker answers whose store misbehaves, or histories that its look-ups are compared in."""
 
 
 @dataclass
@@ -67,6 +73,9 @@ class JobOutcome:
     collected: bool = False
     """Whether nothing holds the adapter after it was detached."""
     close_s: float = 0.0
+    failed: int = 0
+    """Requests that the engine ended with an error."""
+    slowest_lookup_s: float = 0.0
     counts: str = ""
     error: str = ""
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,7 +17,7 @@ from sglang.srt.runtime_context import get_context
 
 import unified_cache
 from tests.engines import stores
-from tests.engines.sglang import cpu
+from tests.engines.sglang import cpu, linking
 from tests.engines.sglang.outcome import EngineJob, JobOutcome
 from tests.engines.sglang.recording import Recording
 from tests.engines.sglang.session import EnginePrompts, EngineSession
@@ -43,6 +44,8 @@ PACKAGE = f"{Path(unified_cache.__file__).parent}/"
 
 def run_job(job: EngineJob) -> list[JobOutcome]:
     """Run the engine over every store of a job, by turns."""
+    if job.linked:
+        return _ended(lambda: linking.run_linked(job))
     cpu.serve_as_device(
         job.rank,
         job.size,
@@ -64,15 +67,23 @@ def run_job(job: EngineJob) -> list[JobOutcome]:
     recording = Recording()
     if job.record:
         recording.listen()
+
+    def run() -> list[JobOutcome]:
+        engines = [_Engine(job, store, group) for store in job.stores]
+        for number in range(job.rounds):
+            for engine in engines:
+                engine.round(number + 1)
+        if job.record:
+            recording.save(Path(job.record), job.stack)
+        return [engine.end() for engine in engines]
+
+    return _ended(run)
+
+
+def _ended(run: Callable[[], list[JobOutcome]]) -> list[JobOutcome]:
+    """Return what came of a run, and what is left of it once calls that hang were let go."""
     views = _views()
-    engines = [_Engine(job, store, group) for store in job.stores]
-    for number in range(job.rounds):
-        for engine in engines:
-            engine.round(number + 1)
-    if job.record:
-        recording.save(Path(job.record), job.stack)
-    outcomes = [engine.end() for engine in engines]
-    engines.clear()
+    outcomes = run()
     for store in stores.OPENED:
         store.release()
     stores.OPENED.clear()

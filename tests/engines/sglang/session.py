@@ -24,7 +24,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from tests.engines.sglang.stacks import Stack, device_rows
 
-__all__ = ["EnginePrompts", "EngineSession", "ReadBack"]
+__all__ = ["EnginePrompts", "EngineSession", "ReadBack", "known_bytes"]
 
 DEVICE_JUNK, HOST_JUNK = 0xA5, 0x5A
 
@@ -63,6 +63,12 @@ class ReadBack:
     took_s: float = 0.0
 
 
+def known_bytes(place: str, chain: bytes, size: int) -> torch.Tensor:
+    """Return what one tensor holds of a page: a function of the tensor and of all tokens up to the page's end."""
+    seed = int.from_bytes(hashlib.sha256(place.encode() + chain).digest()[:8], "little")
+    return torch.from_numpy(np.frombuffer(np.random.Generator(np.random.SFC64(seed)).bytes(size), np.uint8).copy())
+
+
 class EngineSession:
     """One engine and what is asked of it."""
 
@@ -70,6 +76,8 @@ class EngineSession:
         """``owner`` tells ranks apart that hold different bytes; 0 where all hold the same."""
         self.stack, self.prompts, self.owner, self.timeout_s = stack, prompts, owner, timeout_s
         self.tree = stack.tree
+        self._chains: dict[tuple[int, int], bytes] = {}
+        """By prompt and page: digest of all tokens up to its end."""
         self.page = stack.geometry.page_tokens
         self.pools = {str(entry.name): entry.host_pool for entry in self.tree.host_pool_group.entries}
         sources = {str(spec.pool_name): str(spec.indices_from_pool) for spec in self.tree.sidecar_pool_specs}
@@ -78,10 +86,10 @@ class EngineSession:
     # ---- bytes that are known ------------------------------------------------------------------------------------
 
     def _content(self, pool: str, tensor: int, prompt: int, page: int, size: int) -> torch.Tensor:
-        chain = 0 if self.prompts.grows else prompt
-        name = f"{self.prompts.seed} {self.owner} {pool} {tensor} {chain} {page}".encode()
-        seed = int.from_bytes(hashlib.sha256(name).digest()[:8], "little")
-        return torch.from_numpy(np.frombuffer(np.random.Generator(np.random.SFC64(seed)).bytes(size), np.uint8).copy())
+        if (prompt, page) not in self._chains:
+            tokens = self.prompts.tokens(prompt, self.page)[: (page + 1) * self.page]
+            self._chains[prompt, page] = hashlib.sha256(tokens.tobytes()).digest()
+        return known_bytes(f"{self.owner} {pool} {tensor}", self._chains[prompt, page], size)
 
     def _places(self, pool: str, indices: torch.Tensor, state: torch.Tensor | None, end: int) -> list[tuple[int, int]]:
         """Return (page number, device row) of a prompt's pages in a pool, for Full indices of its pages [0, end)."""

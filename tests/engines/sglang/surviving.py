@@ -13,7 +13,7 @@ from tests.support.faulty_storage import StorageFault
 from tests.support.ports import free_ports
 from unified_cache.storage_backends.wrappers.layer import Method
 
-__all__ = ["away", "damage", "faults", "loss"]
+__all__ = ["DEADLINE_S", "READ_FAULTS", "WRITE_FAULTS", "away", "damage", "faults", "faulty", "loss"]
 
 DEADLINE_S = 0.5
 """Of one call to a store that goes wrong."""
@@ -89,7 +89,7 @@ def _copy_of(bench: Bench, store: dict[str, Any]) -> dict[str, Any]:
     return copy
 
 
-def _faulty(bench: Bench, method: Method, fault: StorageFault, store: dict[str, Any]) -> str:
+def faulty(bench: Bench, method: Method, fault: StorageFault, store: dict[str, Any]) -> str:
     """Name a store of which every call of a method has a fault."""
     place = _directory(bench.fresh("faults"))
     url = faulty_url(place, store["url"])
@@ -136,11 +136,11 @@ def faults(bench: Bench) -> None:
     for stack, core in STACKS_BY_TURNS:
         written, name = bench.fresh("file"), f"fault {stack} {core}"
         bench.prepare(name, EngineJob(stack, core, [written], "write"))
-        urls = [_faulty(bench, method, fault, _copy_of(bench, written)) for method, fault in READ_FAULTS]
+        urls = [faulty(bench, method, fault, _copy_of(bench, written)) for method, fault in READ_FAULTS]
         labels = [f"{method.value}, {fault.value}" for method, fault in READ_FAULTS]
         stores = [bench.store(url, deadline_s=DEADLINE_S) for url in urls]
         bench.run(name, missed, EngineJob(stack, core, stores, "read"), labels)
-        urls = [_faulty(bench, method, fault, bench.fresh("file")) for method, fault in WRITE_FAULTS]
+        urls = [faulty(bench, method, fault, bench.fresh("file")) for method, fault in WRITE_FAULTS]
         urls += [f"{bench.fresh('file')['url']}?free=900TiB"]
         labels = [*(f"{method.value}, {fault.value}" for method, fault in WRITE_FAULTS), "put, full"]
         stores = [bench.store(url, deadline_s=DEADLINE_S) for url in urls]
@@ -166,7 +166,7 @@ def loss(bench: Bench) -> None:
         urls = [
             _doomed(bench, Method.PUT, bench.fresh("file")),
             _doomed(bench, Method.PUT, bench.store(url), bench.pid_of(url)),
-            _faulty(bench, Method.PUT, StorageFault.PARTIAL_WRITE, bench.fresh("file")),
+            faulty(bench, Method.PUT, StorageFault.PARTIAL_WRITE, bench.fresh("file")),
         ]
         labels = ["put, directory removed", "put, server killed", "put, only the first pages each time"]
         stores = [bench.store(url, deadline_s=DEADLINE_S) for url in urls]

@@ -39,7 +39,7 @@ LINES_MAX: Mapping[str, int] = {
     "controller": 5_900,
     "core": 4_600,
     "forward": 800,
-    "integrations": 6_150,
+    "integrations": 7_250,
     "observe": 2_000,
     "proto": 500,
     "service": 4_050,

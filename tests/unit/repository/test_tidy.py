@@ -58,6 +58,7 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
         "thread of a kind, which ends if anything is raised; the exception becomes a miss and a line in the log",
         "tests/engines/sglang/running.py::_Engine.round": "whatever the engine raises is what came of the run",
         "tests/engines/sglang/running.py::_Engine.end": "the same",
+        "tests/engines/sglang/linking.py::_run": "the same",
         "tests/engines/sglang/spoken.py::understood_configurations": "whatever the engine says of a configuration is "
         "what comes of it",
         "tests/engines/vllm/config_sizes.py::main": "whatever the engine says of a configuration is what comes of it",

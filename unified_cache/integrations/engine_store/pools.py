@@ -262,10 +262,11 @@ class EnginePools:
             for pools in [pools for pools in self._bundles if pool in pools]:
                 del self._bundles[pools]
 
-    def restorable(self, keys: Sequence[PageKey], needs: Sequence[PoolNeed]) -> Restorable:
+    def restorable(self, keys: Sequence[PageKey], needs: Sequence[PoolNeed], held: int = 0) -> Restorable:
         """Look how long a prefix of the chain can be restored: as far as all pages are there, and a bit further.
 
-        A chain that is not there at all costs one short look, however long it is.
+        A chain that is not there at all costs one short look, however long it is. Of bundles that need all pages the
+        caller has the first ``held`` itself; the store is not asked for these.
         """
         wanted = [(need, self._bundle(need.pools)) for need in needs if self._stored(need.pools)]
         if any(bundle is None for _, bundle in wanted) or not wanted or not keys:
@@ -273,7 +274,11 @@ class EnginePools:
         bundles = [(need, bundle) for need, bundle in wanted if bundle is not None]
         whole = [(need, bundle) for need, bundle in bundles if need.span >= SPAN_ALL]
         tails = [(need, bundle) for need, bundle in bundles if need.span < SPAN_ALL]
-        prefixes, present = self._looked_up(keys, [bundle for _, bundle in whole], [bundle for _, bundle in tails])
+        if held:
+            prefixes = [held + pages for pages in self._prefixes(keys[held:], [bundle for _, bundle in whole])]
+            present = self._present(keys[: min(prefixes, default=0)], [bundle for _, bundle in tails])
+        else:
+            prefixes, present = self._looked_up(keys, [bundle for _, bundle in whole], [bundle for _, bundle in tails])
         reach: dict[str, int] = {}
         for (need, _), pages in zip(whole, prefixes, strict=True):
             reach.update(dict.fromkeys(need.pools, pages))

@@ -5,22 +5,33 @@
         "module_path": "unified_cache.integrations.sglang", "class_name": "UnifiedCacheHiCache",
         "url": "packed:/var/cache/kv"}'
 
-    hicache     ``UnifiedCacheHiCache``, the class that SGLang loads for its storage; needs the engine
-    pool_calls  SGLang's calls as moves of pages of an ``EnginePools``
-    host_pools  pages of SGLang's host pools
-    naming      facts of an engine as identities
-    settings    what the extra configuration says
+    hicache       ``UnifiedCacheHiCache``, the class that SGLang loads for its storage; needs the engine
+    pool_calls    SGLang's calls as moves of pages of an ``EnginePools``
+    host_pools    pages of SGLang's host pools
+    engine_facts  facts of a running engine; needs it
+    naming        facts of an engine as identities
+    settings      what the extra configuration says
 
-Importing this package imports no SGLang; asking it for ``UnifiedCacheHiCache`` does.
+    --enable-unified-cache-external-linker --unified-cache-external-linker-backend dynamic
+    --unified-cache-external-linker-config '{"linker": "UnifiedCacheExternalLinker",
+        "linker_module_path": "unified_cache.integrations.sglang",
+        "linker_extra_config": {"url": "packed:/var/cache/kv", "host_bytes": "64GB"}}'
+
+    linker        ``UnifiedCacheExternalLinker``, the class that SGLang loads in the place of HiCache; needs the engine
+    host_tier     its pages in host memory: look-ups, pins, recency
+    tier_storage  its pages between host memory and a store
+    device_pools  SGLang's device pools, layer by layer; needs the engine
+
+Importing this package imports no SGLang; asking it for one of the two classes does.
 """
 
 from importlib import import_module
 
-__all__ = ["UnifiedCacheHiCache"]  # pyright: ignore[reportUnsupportedDunderAll]  # made by __getattr__
+__all__ = ["UnifiedCacheExternalLinker", "UnifiedCacheHiCache"]  # pyright: ignore[reportUnsupportedDunderAll]  # made by __getattr__
 
 
 def __getattr__(name: str) -> object:
     """Import the class that SGLang asks for, and SGLang with it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__} has no attribute {name!r}")
-    return vars(import_module(f"{__name__}.hicache"))[name]
+    return vars(import_module(f"{__name__}.{'hicache' if name == 'UnifiedCacheHiCache' else 'linker'}"))[name]

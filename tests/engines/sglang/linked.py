@@ -1,0 +1,70 @@
+"""Sections of SGLang over our linker: its own tree without HiCache, on the CPU, and nothing stands in for a device.
+
+linker          what is offloaded comes back, from the host tier and from a store, byte by byte; look-ups; two ranks
+linker_faults   stores that hang, fail, vanish or damage bytes: nothing wrong, nobody fails, no look-up waits
+linker_shared   pages that HiCache has stored, loaded by the linker, and the other way round
+"""
+
+from tests.engines.sglang.bench import CORES, STACKS, STACKS_BY_TURNS, Bench, Outcome, whole
+from tests.engines.sglang.outcome import EngineJob
+from tests.engines.sglang.surviving import DEADLINE_S, READ_FAULTS, WRITE_FAULTS, faulty
+
+__all__ = ["linker", "linker_faults", "linker_shared"]
+
+LOOKUP_S_MAX = 0.25
+"""Far less than the deadline of a call to a store; a look-up takes a millisecond, and the machine is shared."""
+
+LAYER_FIRST = {"layout": "layer_first", "io_backend": "direct"}
+"""Host pools of HiCache whose pages the linker shares."""
+
+
+def linker(bench: Bench) -> None:
+    """Every stack on both tree cores: prompts, conversations, look-ups with holes, two ranks."""
+    for stack in STACKS:
+        for core in CORES:
+            bench.run(f"linker {stack} {core}", whole, EngineJob(stack, core, bench.all_fresh(), linked="whole"))
+            stores = [bench.fresh("file")]
+            bench.run(f"linker histories {stack} {core}", answered, EngineJob(stack, core, stores, linked="histories"))
+    for stack, core in STACKS_BY_TURNS:
+        job = EngineJob(stack, core, bench.all_fresh(), grows=True, prompts=3, pages=4, linked="whole")
+        bench.run(f"linker conversation {stack} {core}", whole, job)
+        stores, meeting = bench.all_fresh("packed"), str(bench.root / f"linker-meeting-{stack}")
+        running = [
+            bench.start(EngineJob(stack, core, stores, size=2, rank=rank, meeting=meeting, linked="whole"))
+            for rank in range(2)
+        ]
+        for rank, run in enumerate(running):
+            bench.end(f"linker two ranks {stack} {core} rank {rank}", whole, run)
+
+
+def linker_faults(bench: Bench) -> None:
+    """500 requests over a store of which every call of a method has a fault."""
+    for (stack, core), (method, fault) in zip(STACKS_BY_TURNS * 3, (*READ_FAULTS, *WRITE_FAULTS), strict=False):
+        store = bench.store(faulty(bench, method, fault, bench.fresh("file")), deadline_s=DEADLINE_S)
+        job = EngineJob(stack, core, [store], layers=2, heads=1, linked="requests")
+        bench.run(f"linker {stack} {core} {method.value}, {fault.value}", unhurt, job)
+
+
+def linker_shared(bench: Bench) -> None:
+    """What HiCache has stored with the layout whose pages are alike, and what the linker has."""
+    for stack, core in STACKS_BY_TURNS:
+        if stack == "mamba":
+            continue  # HiCache has no such layout of states
+        for writer, reader in (("", "read"), ("write", "")):
+            stores = bench.all_fresh()
+            name = f"linker {'reads' if reader else 'writes for'} HiCache {stack} {core}"
+            bench.prepare(name, EngineJob(stack, core, stores, "write", linked=writer, **LAYER_FIRST))  # type: ignore[arg-type]  # its fields
+            bench.run(name, whole, EngineJob(stack, core, stores, "read", linked=reader, **LAYER_FIRST))  # type: ignore[arg-type]  # its fields
+
+
+def answered(outcome: Outcome) -> list[str]:
+    """Return what a run of requests has to keep."""
+    found = [] if outcome["rows_checked"] else ["nothing was compared"]
+    found += [f"{outcome['failed']} requests failed"] if outcome["failed"] else []
+    is_late = outcome["slowest_lookup_s"] > LOOKUP_S_MAX
+    return found + ([f"a look-up took {outcome['slowest_lookup_s']:.2f} s"] if is_late else [])
+
+
+def unhurt(outcome: Outcome) -> list[str]:
+    """Return what a run over a store that misbehaves has to keep."""
+    return answered(outcome) + ([] if outcome["store_calls"] else ["no call reached the store"])

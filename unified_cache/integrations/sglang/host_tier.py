@@ -1,0 +1,276 @@
+"""Pages of the linker's host tier by the engine's hashes: where they lie, who has pinned them, in what order they go.
+
+SGLang tells its linker the hashes of a prompt's tail, and neither tokens nor parents, so there is no tree to walk: each
+page stands for itself. What a prompt can be resumed from is a question of windows (``core.window``), as everywhere.
+
+    reserved      slots of pages that are on their way; nobody finds them
+    held          pages that are complete, found by key; the least recent goes first
+    pinned        held pages that do not go: of a look-up, a load under way, a write to the store
+
+A look-up pins what it has reported, since SGLang may load that; it replaces the pins of the same request's look-up
+before. Nothing tells when a request is given up, so these pins end after ``LOOKUP_PIN_S``, and the oldest of them go
+where they are more than a part of the tier. Of a prompt the last pages are made the least recent: they go before its
+head, without which they are worth nothing.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.core.pool import Slots, numbers_of
+from unified_cache.core.slots import SlotAllocator
+from unified_cache.core.window import SPAN_ALL, restorable_ends, window
+
+__all__ = ["LOOKUP_PIN_S", "ComponentKeys", "ComponentSlots", "HostTier"]
+
+LOOKUP_PIN_S = 30.0
+"""Longest time that a look-up keeps pages. SGLang loads in the step of the last look-up, or looks up again."""
+
+LOOKUP_PIN_PARTS = 2
+"""Look-ups of all requests together may pin one page in so many of a component; the last one may pin what it found."""
+
+ComponentKeys = Mapping[str, Sequence[str]]
+"""By component: hashes of pages."""
+
+ComponentSlots = Mapping[str, Slots]
+"""By component: slots of pages."""
+
+
+class _ComponentPages:
+    """Pages of one component. Under the guard of the tier."""
+
+    __slots__ = ("allocator", "keys", "pins", "slots")
+
+    def __init__(self, pages_max: int) -> None:
+        self.allocator = SlotAllocator(pages_max)
+        self.slots: OrderedDict[str, int] = OrderedDict()
+        """Of the pages held, least recent first."""
+        self.keys: list[str | None] = [None] * (pages_max + 1)
+        """By slot: key of the page held there."""
+        self.pins: npt.NDArray[np.int32] = np.zeros(pages_max + 1, np.int32)
+
+    def has_room(self, count: int) -> bool:
+        """Evict until ``count`` slots are free; False where too many pages are pinned."""
+        short = count - self.allocator.free_count
+        if short <= 0:
+            return True
+        victims: list[int] = []
+        passed: list[tuple[str, int]] = []
+        while len(victims) < short and self.slots:
+            key, slot = self.slots.popitem(last=False)
+            if self.pins[slot]:
+                passed.append((key, slot))
+            else:
+                victims.append(slot)
+                self.keys[slot] = None
+        self.slots.update(passed)  # they are in use, so the most recent
+        self.allocator.free(np.array(victims, np.int32))
+        return len(victims) >= short
+
+    def hold(self, key: str, slot: int) -> int:
+        """Make a page the most recent of those held; return its slot, which may be another that held it before."""
+        held = self.slots.setdefault(key, slot)
+        self.slots.move_to_end(key)
+        if held != slot:
+            self.allocator.free(np.array([slot], np.int32))
+        self.keys[held] = key
+        return held
+
+    def touch(self, keys: Sequence[str]) -> None:
+        """Make pages recent, the first of them most of all."""
+        for key in reversed(keys):
+            self.slots.move_to_end(key)
+
+    def unpin(self, slots: Slots) -> None:
+        """Take a pin from each; free those whose pages are not held any more."""
+        self.pins[slots] -= 1
+        gone = [slot for slot in slots[self.pins[slots] == 0].tolist() if self.keys[slot] is None]
+        self.allocator.free(np.array(gone, np.int32))
+
+    def forget_all(self) -> None:
+        """Hold no page any more; slots that are pinned are freed with their last pin."""
+        unpinned = [slot for slot in self.slots.values() if not self.pins[slot]]
+        for slot in self.slots.values():
+            self.keys[slot] = None
+        self.slots.clear()
+        self.allocator.free(np.array(unpinned, np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class _LookupPins:
+    slots: ComponentSlots
+    since_s: float
+
+
+class HostTier:
+    """Index of the pages in host memory; the bytes are the caller's. Thread-safe, and no call waits for more."""
+
+    def __init__(self, pages_max: Mapping[str, int], clock: Callable[[], float] = time.monotonic) -> None:
+        """Take the slots of each component, numbered from 1; the first component is the one all others depend on."""
+        self._pages = {name: _ComponentPages(pages) for name, pages in pages_max.items()}
+        self._lookups: OrderedDict[str, _LookupPins] = OrderedDict()
+        """By request, the latest last."""
+        self._lookup_pins = dict.fromkeys(pages_max, 0)
+        self._clock = clock
+        self._guard = Lock()
+        self.clears_count = 0
+        """Times that all was forgotten: what was on its way before is not held afterwards."""
+
+    def lookup(self, rid: str, keys: Sequence[str], spans: Mapping[str, int]) -> list[int]:
+        """Return every number of pages from which the request can be resumed, ascending, and pin these pages.
+
+        ``spans`` says by component how many pages before an end a resume needs.
+        """
+        with self._guard:
+            count = self._prefix(keys, spans)
+            lacking = [None if span >= SPAN_ALL else self._lacking(name, keys[:count]) for name, span in spans.items()]
+            mask = restorable_ends(list(spans.values()), lacking, 0, count, [0] * len(lacking))
+            ends: list[int] = (numbers_of(mask) + 1).tolist()
+            # Pinned before the older pins go, so that a request keeps what it was answered.
+            older = self._lookups.pop(rid, None)
+            if ends:
+                self._pin_lookup(rid, keys[: ends[-1]], spans)
+            if older is not None:
+                self._unpin_lookup(older)
+            self._end_lookups()
+            return ends
+
+    def held_prefix(self, keys: Sequence[str], spans: Mapping[str, int]) -> int:
+        """Return how many pages from the start are held by every component that needs all of them."""
+        with self._guard:
+            return self._prefix(keys, spans)
+
+    def lacking(self, component: str, keys: Sequence[str]) -> list[str]:
+        """Return those of these pages that a component does not hold."""
+        with self._guard:
+            slots = self._pages[component].slots
+            return [key for key in keys if key not in slots]
+
+    def take(self, rid: str, keys: ComponentKeys) -> ComponentSlots | None:
+        """Pin pages for a load, in the place of the request's look-up; None if one of them is not held."""
+        with self._guard:
+            found = {name: self._slots(name, of) for name, of in keys.items()}
+            slots = {name: of for name, of in found.items() if of is not None}
+            is_whole = len(slots) == len(keys)
+            if is_whole:
+                self._pin(slots)
+            older = self._lookups.pop(rid, None)
+            if older is not None:
+                self._unpin_lookup(older)
+            return slots if is_whole else None
+
+    def reserve(self, counts: Mapping[str, int]) -> ComponentSlots | None:
+        """Return slots for pages that are on their way, evicting others; None where there is no room for all."""
+        with self._guard:
+            if not all(self._pages[name].has_room(count) for name, count in counts.items()):
+                return None
+            reserved = {name: self._pages[name].allocator.allocate(count) for name, count in counts.items()}
+            return {name: slots for name, slots in reserved.items() if slots is not None}
+
+    def free(self, slots: ComponentSlots) -> None:
+        """Take back reserved slots."""
+        with self._guard:
+            for name, of in slots.items():
+                self._pages[name].allocator.free(of)
+
+    def publish(self, keys: ComponentKeys, slots: ComponentSlots, clears_count: int) -> bool:
+        """Hold pages whose bytes are complete in reserved slots, all at once; False if all was forgotten meanwhile."""
+        with self._guard:
+            for name, of in slots.items():
+                pages = self._pages[name]
+                if clears_count != self.clears_count:
+                    pages.allocator.free(of)
+                    continue
+                for key, slot in reversed(list(zip(keys[name], of.tolist(), strict=True))):
+                    pages.hold(key, slot)
+            return clears_count == self.clears_count
+
+    def pin(self, keys: ComponentKeys) -> ComponentSlots | None:
+        """Pin pages; None if one of them is not held."""
+        with self._guard:
+            found = {name: self._slots(name, of) for name, of in keys.items()}
+            slots = {name: of for name, of in found.items() if of is not None}
+            if len(slots) < len(keys):
+                return None
+            self._pin(slots)
+            return slots
+
+    def unpin(self, slots: ComponentSlots) -> None:
+        """Take a pin from each page."""
+        with self._guard:
+            for name, of in slots.items():
+                self._pages[name].unpin(of)
+
+    def clear(self) -> None:
+        """Hold nothing any more, and end the pins of all look-ups; other pins end when their owners say so."""
+        with self._guard:
+            self.clears_count += 1
+            for pages in self._pages.values():
+                pages.forget_all()
+            while self._lookups:
+                self._unpin_lookup(self._lookups.popitem()[1])
+
+    def held_counts(self) -> dict[str, int]:
+        """Return how many pages are held, by component."""
+        with self._guard:
+            return {name: len(pages.slots) for name, pages in self._pages.items()}
+
+    def free_counts(self) -> dict[str, int]:
+        """Return how many slots are free, by component."""
+        with self._guard:
+            return {name: pages.allocator.free_count for name, pages in self._pages.items()}
+
+    def _prefix(self, keys: Sequence[str], spans: Mapping[str, int]) -> int:
+        count = len(keys)
+        for name, span in spans.items():
+            if span >= SPAN_ALL:
+                slots = self._pages[name].slots
+                count = next((number for number in range(count) if keys[number] not in slots), count)
+        return count
+
+    def _lacking(self, component: str, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
+        slots = self._pages[component].slots
+        return np.fromiter([key not in slots for key in keys], np.bool_, len(keys))
+
+    def _slots(self, component: str, keys: Iterable[str]) -> Slots | None:
+        held = self._pages[component].slots
+        slots = [held.get(key, 0) for key in keys]
+        return np.array(slots, np.int32) if all(slots) else None
+
+    def _pin(self, slots: ComponentSlots) -> None:
+        for name, of in slots.items():
+            self._pages[name].pins[of] += 1
+
+    def _pin_lookup(self, rid: str, keys: Sequence[str], spans: Mapping[str, int]) -> None:
+        """Pin the pages that a resume at any end needs, and make those of the last end recent."""
+        slots: dict[str, Slots] = {}
+        for name, span in spans.items():
+            pages = self._pages[name]
+            slots[name] = np.array([pages.slots[key] for key in keys if key in pages.slots], np.int32)
+            pages.touch(keys[window(len(keys), span) :])
+            self._lookup_pins[name] += len(slots[name])
+        self._pin(slots)
+        self._lookups[rid] = _LookupPins(slots, self._clock())
+
+    def _unpin_lookup(self, pins: _LookupPins) -> None:
+        for name, slots in pins.slots.items():
+            self._pages[name].unpin(slots)
+            self._lookup_pins[name] -= len(slots)
+
+    def _end_lookups(self) -> None:
+        """End the pins of look-ups that are too old, or that are too many together."""
+        due_s = self._clock() - LOOKUP_PIN_S
+        while self._lookups:
+            oldest = next(iter(self._lookups.values()))
+            are_many = len(self._lookups) > 1 and any(
+                LOOKUP_PIN_PARTS * pins > self._pages[name].allocator.capacity
+                for name, pins in self._lookup_pins.items()
+            )
+            if oldest.since_s > due_s and not are_many:
+                break
+            self._unpin_lookup(self._lookups.popitem(last=False)[1])

@@ -1,0 +1,214 @@
+"""Pages between the linker's host tier and a store, beside the engine: nobody but a look-up that asks for it waits.
+
+fetch    a request's pages that the host tier lacks and the store has: look up, reserve, read and verify, publish
+store    pages that the engine has offloaded: put as soon as a thread is free, or dropped where too many wait
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from threading import Lock
+
+from unified_cache.core.page import PageKey
+from unified_cache.core.pool import Slots
+from unified_cache.core.window import window
+from unified_cache.integrations.engine_store.pools import BundlePages, EnginePools, PoolNeed
+from unified_cache.integrations.sglang.host_tier import ComponentKeys, ComponentSlots, HostTier
+from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallThreads
+
+__all__ = ["ComponentBundles", "TierStorage", "TierStorageCounts"]
+
+THREADS_MAX = 3
+"""Of them one at most stores, so that a fetch finds a thread."""
+
+FETCHES_MAX = 64
+"""Fetches that wait or run; a request that finds as many asks again with its next look-up."""
+
+FETCH_PAGES = 64
+"""Pages of a component that are read and published together."""
+
+BACKLOG_PARTS = 4
+"""Pages that wait to be stored may pin one in so many of a component's."""
+
+ASKED_MAX = 4096
+"""Requests of which it is remembered that the store was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentBundles:
+    """Pools of one component, by how they are stored."""
+
+    bundles: tuple[tuple[str, ...], ...]
+    """Pools that are stored together, in the order in which they are written."""
+    written: tuple[tuple[str, ...], ...]
+    """Those of them that this rank writes: of pages that all ranks have alike, one rank writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierStorageCounts:
+    """Pages, over all components, since the start."""
+
+    fetched: int = 0
+    not_fetched: int = 0
+    """That the store had by its own word, and did not give, or that there was no room for."""
+    stored: int = 0
+    not_stored: int = 0
+    """That the store did not take."""
+    dropped: int = 0
+    """That were not given to the store, since too many waited."""
+
+
+class TierStorage:
+    """Fetches and writes of one rank. ``fetch`` and ``store`` return at once; any thread may call."""
+
+    def __init__(
+        self,
+        tier: HostTier,
+        pools: EnginePools,
+        components: Mapping[str, ComponentBundles],
+        pages_max: Mapping[str, int],
+    ) -> None:
+        """``pages_max`` is the number of pages of the host tier, by component."""
+        self._tier = tier
+        self._pools = pools
+        self._components = components
+        self._backlog_max = {name: max(1, pages // BACKLOG_PARTS) for name, pages in pages_max.items()}
+        self._backlog = dict.fromkeys(pages_max, 0)
+        """By component: pages that wait to be stored."""
+        self._asked: OrderedDict[str, str] = OrderedDict()
+        """By request: the last page of the prompt that the store was asked for."""
+        self._fetches_count = 0
+        self._arriving: set[tuple[str, str]] = set()
+        """Component and key of pages that a fetch is reading."""
+        self._counts = TierStorageCounts()
+        self._guard = Lock()
+        self._threads = CallThreads("unified-cache-linker-storage", THREADS_MAX, deferrable_max=1)
+
+    def fetch(
+        self, rid: str, keys: Sequence[str], spans: Mapping[str, int], held_end: int
+    ) -> "BoundedCall[None] | None":
+        """Begin to fetch what would let the request resume later than at ``held_end``, once for each prompt of it."""
+        with self._guard:
+            if self._fetches_count >= FETCHES_MAX or self._asked.get(rid) == keys[-1]:
+                return None
+            self._asked[rid] = keys[-1]
+            self._asked.move_to_end(rid)
+            if len(self._asked) > ASKED_MAX:
+                self._asked.popitem(last=False)
+            self._fetches_count += 1
+        return self._threads.submit(partial(self._fetch, keys, spans, held_end), self._end_fetch)
+
+    def store(self, keys: ComponentKeys, slots: ComponentSlots) -> None:
+        """Store pinned pages, those of each component in the order of their chain; takes their pins from them."""
+        written = {name: of for name, of in keys.items() if self._components[name].written}
+        with self._guard:
+            has_room = all(self._backlog[name] + len(of) <= self._backlog_max[name] for name, of in slots.items())
+            if written and has_room:
+                self._add_backlog(slots, 1)
+            elif written:
+                dropped = sum(map(len, written.values()))
+                self._counts = replace(self._counts, dropped=self._counts.dropped + dropped)
+        if written and has_room:
+            store = partial(self._store, written, slots)
+            self._threads.submit(store, partial(self._end_store, slots), is_urgent=False)
+        else:
+            self._tier.unpin(slots)
+
+    @property
+    def backlog(self) -> int:
+        """Pages that wait to be stored."""
+        return sum(self._backlog.values())
+
+    def forget(self) -> None:
+        """Forget which requests the store was asked for, since the host tier holds nothing of what it gave."""
+        with self._guard:
+            self._asked.clear()
+
+    def counts(self) -> TierStorageCounts:
+        """Return what was counted so far."""
+        with self._guard:
+            return self._counts
+
+    def close(self, timeout_s: float) -> None:
+        """Store what waits for ``timeout_s`` at most, and begin nothing more; the store's own close ends the rest."""
+        self._threads.close(timeout_s)
+        self._threads.withdraw_waiting()
+
+    def _fetch(self, keys: Sequence[str], spans: Mapping[str, int], held_end: int) -> None:
+        names = list(map(bytes.fromhex, keys))
+        needs = [PoolNeed(pools, span) for name, span in spans.items() for pools in self._components[name].bundles]
+        end = self._pools.restorable(names, needs, self._tier.held_prefix(keys, spans)).longest
+        if end <= held_end:
+            return
+        for name, span in spans.items():
+            needed = keys[window(end, span) : end]
+            for start in range(0, len(needed), FETCH_PAGES):
+                if not self._fetch_pages(name, needed[start : start + FETCH_PAGES]):
+                    return
+
+    def _fetch_pages(self, component: str, keys: Sequence[str]) -> bool:
+        """Read the pages that are neither held nor on their way; False if one of them could not be had."""
+        clears_count = self._tier.clears_count
+        lacking = self._tier.lacking(component, keys)
+        with self._guard:
+            mine = [key for key in lacking if (component, key) not in self._arriving]
+            self._arriving.update((component, key) for key in mine)
+        try:
+            done = self._read(component, mine, clears_count) if mine else 0
+        finally:
+            with self._guard:
+                self._arriving.difference_update((component, key) for key in mine)
+        with self._guard:
+            counts = self._counts
+            self._counts = replace(
+                counts, fetched=counts.fetched + done, not_fetched=counts.not_fetched + len(mine) - done
+            )
+        return done == len(mine)
+
+    def _read(self, component: str, keys: Sequence[str], clears_count: int) -> int:
+        """Read pages and publish those that are there in all pools; return how many."""
+        reserved = self._tier.reserve({component: len(keys)})
+        if reserved is None:
+            return 0
+        slots = reserved[component]
+        try:
+            answers = self._pools.get(self._batch(self._components[component].bundles, keys, slots))
+        except BaseException:
+            self._tier.free(reserved)
+            raise
+        is_whole = [all(of_page) for of_page in zip(*answers, strict=True)]
+        whole = [number for number, is_there in enumerate(is_whole) if is_there]
+        torn = [number for number, is_there in enumerate(is_whole) if not is_there]
+        self._tier.free({component: slots[torn]})
+        self._tier.publish({component: [keys[number] for number in whole]}, {component: slots[whole]}, clears_count)
+        return len(whole)
+
+    def _store(self, keys: ComponentKeys, slots: ComponentSlots) -> None:
+        for name, of in keys.items():
+            written = self._components[name].written
+            answers = self._pools.put(self._batch(written, of, slots[name]))
+            stored = sum(all(of_page) for of_page in zip(*answers, strict=True))
+            with self._guard:
+                counts = self._counts
+                self._counts = replace(
+                    counts, stored=counts.stored + stored, not_stored=counts.not_stored + len(of) - stored
+                )
+
+    @staticmethod
+    def _batch(bundles: Sequence[tuple[str, ...]], keys: Sequence[str], slots: Slots) -> list[BundlePages]:
+        names: list[PageKey] = list(map(bytes.fromhex, keys))
+        return [BundlePages(pools, names, slots.tolist(), None) for pools in bundles]
+
+    def _end_fetch(self, call: BoundedCall[None]) -> None:
+        with self._guard:
+            self._fetches_count -= 1
+
+    def _end_store(self, slots: ComponentSlots, call: BoundedCall[None]) -> None:
+        with self._guard:
+            self._add_backlog(slots, -1)
+        self._tier.unpin(slots)
+
+    def _add_backlog(self, slots: ComponentSlots, times: int) -> None:
+        for name, of in slots.items():
+            self._backlog[name] += times * len(of)
