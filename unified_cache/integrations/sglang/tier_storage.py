@@ -198,7 +198,7 @@ class TierStorage:
     @staticmethod
     def _batch(bundles: Sequence[tuple[str, ...]], keys: Sequence[str], slots: Slots) -> list[BundlePages]:
         names: list[PageKey] = list(map(bytes.fromhex, keys))
-        return [BundlePages(pools, names, slots.tolist(), None) for pools in bundles]
+        return [BundlePages(pools, names, slots.tolist()) for pools in bundles]
 
     def _end_fetch(self, call: BoundedCall[None]) -> None:
         with self._guard:
