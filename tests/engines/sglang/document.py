@@ -99,6 +99,11 @@ class _Reader:
         if told["page_size"] != PAGE_TOKENS:
             self._bench.line(False, name, f"expected pages of {PAGE_TOKENS} tokens, found {told['page_size']}")
             return
+        if told["enable_unified_cache_external_linker"]:
+            linked = told["unified_cache_external_linker_config"]["linker_extra_config"]
+            stores = [{**store, "host_bytes": "256MB"} for store in self._stores(linked)]
+            self._bench.run(name, whole, EngineJob(stores=stores, linked="whole"))
+            return
         if told["hicache_storage_backend"] == "file":
             extra = json.loads(told["hicache_storage_backend_extra_config"])
             self._replaced = {**extra, "file_storage_path": str(self._bench.root / "document-theirs")}

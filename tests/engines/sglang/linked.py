@@ -2,14 +2,25 @@
 
 linker          what is offloaded comes back, from the host tier and from a store, byte by byte; look-ups; two ranks
 linker_faults   stores that hang, fail, vanish or damage bytes: nothing wrong, nobody fails, no look-up waits
+linker_figures  medians of MB/s and look-ups a second, beside SGLang's own linker
 linker_shared   pages that HiCache has stored, loaded by the linker, and the other way round
 """
+
+import statistics
 
 from tests.engines.sglang.bench import CORES, STACKS, STACKS_BY_TURNS, Bench, Outcome, whole
 from tests.engines.sglang.outcome import EngineJob
 from tests.engines.sglang.surviving import DEADLINE_S, READ_FAULTS, WRITE_FAULTS, faulty
 
-__all__ = ["linker", "linker_faults", "linker_shared"]
+__all__ = ["linker", "linker_faults", "linker_figures", "linker_shared"]
+
+MOONCAKE = {
+    "linker_backend": "mooncake",
+    "metadata_server": "P2PHANDSHAKE",
+    "protocol": "tcp",
+    "global_segment_size": 64 << 20,
+}
+"""Settings of SGLang's own linker, and the key by which a run chooses it."""
 
 LOOKUP_S_MAX = 0.25
 """Far less than the deadline of a call to a store; a look-up takes a millisecond, and the machine is shared."""
@@ -55,6 +66,21 @@ def linker_shared(bench: Bench) -> None:
             name = f"linker {'reads' if reader else 'writes for'} HiCache {stack} {core}"
             bench.prepare(name, EngineJob(stack, core, stores, "write", linked=writer, **LAYER_FIRST))  # type: ignore[arg-type]  # its fields
             bench.run(name, whole, EngineJob(stack, core, stores, "read", linked=reader, **LAYER_FIRST))  # type: ignore[arg-type]  # its fields
+
+
+def linker_figures(bench: Bench) -> None:
+    """Offloads, loads and look-ups, beside SGLang's linker for Mooncake over the same cluster."""
+    for stack in STACKS:
+        stores = bench.all_fresh()
+        if stack == "dsv4" and "mooncake" in bench.stores:
+            master = stores[bench.stores.index("mooncake")]["url"].partition("//")[2].partition("?")[0]
+            stores.append({**MOONCAKE, "master_server_address": master})
+        run = bench.start(EngineJob(stack, stores=stores, rounds=5, pages=16, layers=8, linked="figures"))
+        for store, outcome in zip(stores, run.end(), strict=False):
+            medians = {name: statistics.median(values[1:]) for name, values in outcome["figures"].items()}
+            shown = ", ".join(f"{name} {median:.0f}" for name, median in medians.items())
+            name = store.get("url", "SGLang's linker for Mooncake")
+            bench.line(bool(medians), f"linker figures {stack} {name}", f"{shown} (MB/s; look-ups a second)")
 
 
 def answered(outcome: Outcome) -> list[str]:

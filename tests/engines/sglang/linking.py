@@ -3,6 +3,7 @@
 whole        prompts that are offloaded, evicted, loaded from the host tier; forgotten, fetched from the store, loaded
 histories    look-ups over random pages with holes, beside those of SGLang's own file backend
 requests     many requests over a store that misbehaves
+figures      rounds of them, timed
 write, read  prompts that HiCache has stored or will find
 """
 
@@ -12,6 +13,7 @@ import random
 import tempfile
 import time
 import weakref
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolName,
     PoolTransfer,
 )
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.runtime_context import get_context, get_parallel
 
 from tests.engines import stores
@@ -36,6 +40,12 @@ __all__ = ["run_linked"]
 
 NOBODYS = 7
 """Token of a page that nobody stores."""
+
+BACKEND = "linker_backend"
+"""Key of a store's settings that names a linker of SGLang's own."""
+
+LOOKUPS = 200
+"""Look-ups of each prompt that are timed."""
 
 FETCH_S = 30.0
 """Longest wait for pages that a look-up has begun to fetch."""
@@ -68,15 +78,17 @@ def _run(job: EngineJob, store: dict[str, Any], group: Any) -> JobOutcome:
     geometry = Geometry(page, tokens, job.window_pages * page, job.layers, job.heads)
     owner = 0 if job.stack in {"mla", "dsv4"} else job.rank
     opened_count, started_s = len(stores.OPENED), time.perf_counter()
-    extra = {"host_bytes": job.host_bytes, **store}
-    engine = LinkedEngine(job.stack, job.core, geometry, extra, group, owner)
+    backend = store.get(BACKEND, "dynamic")
+    extra = {"host_bytes": job.host_bytes, **store} if backend == "dynamic" else {**store}
+    extra.pop(BACKEND, None)
+    engine = LinkedEngine(job.stack, job.core, geometry, extra, group, owner, backend)
     outcome.start_s = time.perf_counter() - started_s
     try:
         SCENARIOS[job.linked](job, engine, outcome)
     except Exception as error:  # it is the outcome
         logging.exception("the run failed")
         outcome.error = f"{type(error).__name__}: {error}"
-    outcome.counts = str(engine.linker.counts())
+    outcome.counts = str(engine.linker.counts()) if backend == "dynamic" else ""
     outcome.slowest_lookup_s = engine.slowest_lookup_s
     alive, closing_s = weakref.ref(engine.linker), time.perf_counter()
     engine.tree.release_host_resources()
@@ -236,10 +248,57 @@ def _requests(job: EngineJob, engine: LinkedEngine, outcome: JobOutcome) -> None
     engine.tree.sanity_check()
 
 
+def _figures(job: EngineJob, engine: LinkedEngine, outcome: JobOutcome) -> None:
+    """Time offloads, look-ups, loads from where a look-up finds pages at once, and from the store after a restart."""
+    engine.compares = False
+    found: dict[str, list[float]] = {"offload": [], "load": [], "lookups": [], "load after a restart": []}
+    for number in range(job.rounds):
+        prompts = _prompts(job, number + 1)
+        engine.offload_s = engine.load_s = 0.0
+        for tokens in prompts:
+            engine.compute(tokens)
+        megabytes = (
+            job.prompts
+            * sum(
+                sum(rows.shape[1] for rows in engine.rows(entry)) * (1 if str(name) == "mamba" else job.pages)
+                for name, entry in engine.linker.pools.items()
+            )
+            / 1e6
+        )
+        found["offload"].append(megabytes / engine.offload_s)
+        engine.until(engine.is_stored)
+        engine.evict_all()
+        loads = [
+            _ask(engine, outcome, tokens, f"round {number} {each}", job.pages) for each, tokens in enumerate(prompts)
+        ]
+        assert all(loaded.host_pages == job.pages for loaded in loads), loads
+        found["load"].append(megabytes / engine.load_s)
+        started_s = time.perf_counter()
+        for each, tokens in enumerate(prompts):
+            keys = get_storage_hash_str(RadixKey(array("q", tokens)), None, page_size=engine.page)
+            transfers = [PoolTransfer(PoolName.KV, keys=keys)]
+            if engine.has_window:
+                window = PoolTransfer(
+                    PoolName.SWA, keys=keys[-job.window_pages :], hit_policy=PoolHitPolicy.TRAILING_PAGES
+                )
+                transfers.append(window)
+            for _ in range(LOOKUPS):
+                engine.linker.lookup(f"timed {each}", transfers)
+        found["lookups"].append(LOOKUPS * job.prompts / (time.perf_counter() - started_s))
+        engine.forget()
+        started_s = time.perf_counter()
+        for each, tokens in enumerate(prompts):
+            _ask(engine, outcome, tokens, f"again {number} {each}", job.pages)
+        found["load after a restart"].append(megabytes / (time.perf_counter() - started_s))
+        engine.forget()
+    outcome.figures = found
+
+
 SCENARIOS: dict[str, Callable[[EngineJob, LinkedEngine, JobOutcome], None]] = {
     "whole": _whole,
     "histories": _histories,
     "requests": _requests,
     "write": _store,
     "read": _read,
+    "figures": _figures,
 }

@@ -76,6 +76,8 @@ class JobOutcome:
     failed: int = 0
     """Requests that the engine ended with an error."""
     slowest_lookup_s: float = 0.0
+    figures: dict[str, list[float]] = field(default_factory=dict)
+    """By name, round by round: MB/s of offloads and loads, look-ups a second."""
     counts: str = ""
     error: str = ""
 

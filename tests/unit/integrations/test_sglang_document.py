@@ -8,10 +8,11 @@ import pytest
 from tests.engines.sglang.document import DOCUMENT, commands
 from tests.support.documents import shell_commands
 from unified_cache.components.layouts import layout
-from unified_cache.integrations.sglang.settings import HiCacheSettings
+from unified_cache.integrations.sglang.settings import HiCacheSettings, LinkerSettings, StoreSettings
 
 SHOWN = list(commands(DOCUMENT.read_text(encoding="utf-8")))
 EXTRA = "--hicache-storage-backend-extra-config"
+LINKED = "linker_extra_config"
 JSON_EXTRA = "hicache_storage_backend_extra_config_json"
 
 
@@ -23,7 +24,13 @@ def configurations() -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("extra", configurations(), ids=str)
 def test_a_configuration_of_the_document_is_accepted(extra: dict[str, object]) -> None:
-    settings = HiCacheSettings.of(SimpleNamespace(extra_config=extra, dcp_size=1, should_split_heads=False))
+    settings: StoreSettings
+    if LINKED in extra:
+        linked = extra[LINKED]
+        assert isinstance(linked, dict)
+        settings, extra = LinkerSettings.of(linked), linked
+    else:
+        settings = HiCacheSettings.of(SimpleNamespace(extra_config=extra, dcp_size=1, should_split_heads=False))
     assert settings.url == extra["url"]
 
 
