@@ -50,6 +50,8 @@ ALLOWED: Mapping[str, Mapping[str, str]] = {
     "many_parameters": {
         "unified_cache/cache/cache.py::UnifiedCache.open": "each is one part that an engine brings, five of them by "
         "name",
+        "unified_cache/controller/copies/kernel.py::move_rows": "a kernel takes numbers and addresses one by one, and "
+        "what it is compiled for beside them",
     },
     "swallowed_exceptions": {
         "unified_cache/controller/controller.py::run_turn": "the one edge where backends' code runs on our threads; "

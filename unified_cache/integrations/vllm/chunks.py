@@ -72,7 +72,7 @@ class ChunkTier:
         self, store: EngineStore, facts: VllmFacts, names: ChunkNames, rows: HostRows, settings: TierSettings
     ) -> None:
         self._store = store
-        """Tokens of a chunk by group."""
+        self._chunk_tokens_max = max(group.tokens_per_chunk for group in facts.groups)
         self._names = names
         self._rows = rows
         self._settings = settings
@@ -235,7 +235,7 @@ class ChunkTier:
     def _short(self) -> str:
         if self._counts.unstable_count:
             return "hashes are not SHA-256, so no other process finds them"
-        return f"a block has {max(self._steps.values())} tokens, and is stored whole"
+        return f"a block has {self._chunk_tokens_max} tokens, and is stored whole"
 
     def _other_keys(self) -> str:
         seed = os.environ.get("PYTHONHASHSEED", "not set")
