@@ -28,6 +28,9 @@ __all__ = ["LinkedEngine", "LinkedRequest"]
 
 DEVICE_JUNK = 0xA5
 
+LATE_S = 0.4
+"""Of a look-up: it takes a millisecond, and the deadline of a call to a store that misbehaves is 0.5 s."""
+
 DYNAMIC = {"linker": "UnifiedCacheExternalLinker", "linker_module_path": "unified_cache.integrations.sglang"}
 
 
@@ -103,6 +106,7 @@ class LinkedEngine:
             components=set(self.tree.components),
         )
         self.slowest_lookup_s = self.offload_s = self.load_s = 0.0
+        self.late_lookups = 0
         self.compares = True
         """Whether what was loaded is compared, between one layer and the next."""
         look_up = self.linker.lookup
@@ -110,7 +114,9 @@ class LinkedEngine:
         def timed(rid: str, transfers: Any) -> Any:
             started_s = time.perf_counter()
             found = look_up(rid, transfers)
-            self.slowest_lookup_s = max(self.slowest_lookup_s, time.perf_counter() - started_s)
+            took_s = time.perf_counter() - started_s
+            self.slowest_lookup_s = max(self.slowest_lookup_s, took_s)
+            self.late_lookups += took_s > LATE_S
             return found
 
         self.linker.lookup = timed

@@ -89,7 +89,7 @@ def _run(job: EngineJob, store: dict[str, Any], group: Any) -> JobOutcome:
         logging.exception("the run failed")
         outcome.error = f"{type(error).__name__}: {error}"
     outcome.counts = str(engine.linker.counts()) if backend == "dynamic" else ""
-    outcome.slowest_lookup_s = engine.slowest_lookup_s
+    outcome.slowest_lookup_s, outcome.late_lookups = engine.slowest_lookup_s, engine.late_lookups
     alive, closing_s = weakref.ref(engine.linker), time.perf_counter()
     engine.tree.release_host_resources()
     outcome.close_s = time.perf_counter() - closing_s

@@ -76,6 +76,8 @@ class JobOutcome:
     failed: int = 0
     """Requests that the engine ended with an error."""
     slowest_lookup_s: float = 0.0
+    late_lookups: int = 0
+    """Look-ups of a linker that took as long as if they had waited for a store that hangs."""
     figures: dict[str, list[float]] = field(default_factory=dict)
     """By name, round by round: MB/s of offloads and loads, look-ups a second."""
     counts: str = ""

@@ -112,6 +112,22 @@ def test_the_last_pages_of_a_prompt_go_before_its_first() -> None:
     assert tier.lacking("kv", keys) == keys[3:]
 
 
+def test_the_head_of_a_prompt_stays_while_its_tail_is_in_use() -> None:
+    tier, keys = HostTier({"kv": 8}), chain(8)
+    tier.lookup("r", keys[:6], {"kv": SPAN_ALL})
+    for part in (keys[:4], keys[4:6]):  # as two nodes of the engine's tree
+        hold(tier, {"kv": part})
+        pinned = tier.pin({"kv": part})
+        assert pinned is not None
+        tier.unpin(pinned)
+    hold(tier, {"kv": chain(4, "others")})
+    assert tier.lacking("kv", keys[:6]) == keys[4:6]
+    tier.lookup("r", keys[3:], {"kv": SPAN_ALL})  # the engine's device has the others
+    tier.lookup("r", chain(1, "x"), {"kv": SPAN_ALL})
+    hold(tier, {"kv": chain(5, "more")})
+    assert tier.lacking("kv", keys[:4]) == keys[3:4]
+
+
 def test_pages_of_one_call_are_held_all_or_none() -> None:
     tier, keys = HostTier({"kv": 4, "swa": 2}), chain(3)
     assert tier.reserve({"kv": 3, "swa": 3}) is None

@@ -9,14 +9,18 @@ page stands for itself. What a prompt can be resumed from is a question of windo
 
 A look-up pins what it has reported, since SGLang may load that; it replaces the pins of the same request's look-up
 before. Nothing tells when a request is given up, so these pins end after ``LOOKUP_PIN_S``, and the oldest of them go
-where they are more than a part of the tier. Of a prompt the last pages are made the least recent: they go before its
-head, without which they are worth nothing.
+where they are more than a part of the tier.
+
+Of a prompt the last pages go before its head, without which they are worth nothing: whatever makes a page recent makes
+those before it more so, as far as a look-up or an offload has shown which they are. The device may keep the head of a
+prompt for long, so that nobody asks for it here.
 """
 
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from threading import Lock
 
 import numpy as np
@@ -33,6 +37,9 @@ LOOKUP_PIN_S = 30.0
 
 LOOKUP_PIN_PARTS = 2
 """Look-ups of all requests together may pin one page in so many of a component; the last one may pin what it found."""
+
+PARENTS_PARTS = 2
+"""Pages whose order is remembered, for each page that the leading component can hold."""
 
 ComponentKeys = Mapping[str, Sequence[str]]
 """By component: hashes of pages."""
@@ -116,6 +123,9 @@ class HostTier:
         self._lookups: OrderedDict[str, _LookupPins] = OrderedDict()
         """By request, the latest last."""
         self._lookup_pins = dict.fromkeys(pages_max, 0)
+        self._leading = next(iter(self._pages.values()))
+        self._parents: OrderedDict[str, str] = OrderedDict()
+        """By page the one before it, of the pages that were last asked for or held."""
         self._clock = clock
         self._guard = Lock()
         self.clears_count = 0
@@ -127,6 +137,7 @@ class HostTier:
         ``spans`` says by component how many pages before an end a resume needs.
         """
         with self._guard:
+            self._record_chain(keys)
             count = self._prefix(keys, spans)
             lacking = [None if span >= SPAN_ALL else self._lacking(name, keys[:count]) for name, span in spans.items()]
             mask = restorable_ends(list(spans.values()), lacking, 0, count, [0] * len(lacking))
@@ -137,6 +148,7 @@ class HostTier:
                 self._pin_lookup(rid, keys[: ends[-1]], spans)
             if older is not None:
                 self._unpin_lookup(older)
+            self._touch_before(keys)
             self._end_lookups()
             return ends
 
@@ -191,13 +203,16 @@ class HostTier:
             return clears_count == self.clears_count
 
     def pin(self, keys: ComponentKeys) -> ComponentSlots | None:
-        """Pin pages; None if one of them is not held."""
+        """Pin pages that follow each other in a chain; None if one of them is not held."""
         with self._guard:
             found = {name: self._slots(name, of) for name, of in keys.items()}
             slots = {name: of for name, of in found.items() if of is not None}
             if len(slots) < len(keys):
                 return None
             self._pin(slots)
+            for of in keys.values():
+                self._record_chain(of)
+                self._touch_before(of)
             return slots
 
     def unpin(self, slots: ComponentSlots) -> None:
@@ -224,6 +239,23 @@ class HostTier:
         """Return how many slots are free, by component."""
         with self._guard:
             return {name: pages.allocator.free_count for name, pages in self._pages.items()}
+
+    def _record_chain(self, keys: Sequence[str]) -> None:
+        """Record which page comes before which."""
+        if keys and keys[-1] not in self._parents:
+            self._parents.update((key, parent) for parent, key in pairwise(keys))
+            while len(self._parents) > PARENTS_PARTS * self._leading.allocator.capacity:
+                self._parents.popitem(last=False)
+
+    def _touch_before(self, keys: Sequence[str]) -> None:
+        """Make what comes before these pages more recent than they are, as far as it is known and held."""
+        key = keys[0] if keys else ""
+        for _ in range(len(self._leading.slots)):
+            parent = self._parents.get(key)
+            if parent is None or parent not in self._leading.slots:
+                break
+            self._leading.slots.move_to_end(parent)
+            key = parent
 
     def _prefix(self, keys: Sequence[str], spans: Mapping[str, int]) -> int:
         count = len(keys)
