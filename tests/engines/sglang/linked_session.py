@@ -24,7 +24,7 @@ from sglang.srt.runtime_context import get_server_args
 from tests.engines.sglang.session import known_bytes
 from tests.engines.sglang.stacks import KINDS, Geometry, Parts
 
-__all__ = ["LinkedEngine", "LinkedRequest"]
+__all__ = ["LinkedEngine", "LinkerRequest"]
 
 DEVICE_JUNK = 0xA5
 
@@ -34,7 +34,7 @@ LATE_S = 0.4
 DYNAMIC = {"linker": "UnifiedCacheExternalLinker", "linker_module_path": "unified_cache.integrations.sglang"}
 
 
-class LinkedRequest:
+class LinkerRequest:
     """Stand-in for a request of the scheduler, as far as the tree asks it; everything else of it is None."""
 
     def __init__(self, rid: str) -> None:
@@ -161,7 +161,7 @@ class LinkedEngine:
 
     # ---- what a scheduler does -----------------------------------------------------------------------------------
 
-    def match(self, tokens: Sequence[int], request: LinkedRequest) -> Any:
+    def match(self, tokens: Sequence[int], request: LinkerRequest) -> Any:
         return self.tree.match_prefix(MatchPrefixParams(key=RadixKey(array("q", tokens)), req=request))
 
     def compute(self, tokens: Sequence[int]) -> None:
@@ -222,7 +222,7 @@ class LinkedEngine:
         """Return whether nothing waits to be stored."""
         return self.backend != "dynamic" or not self.linker.storage_backlog()
 
-    def load(self, tokens: Sequence[int], request: LinkedRequest, match: Any) -> LoadedPages:
+    def load(self, tokens: Sequence[int], request: LinkerRequest, match: Any) -> LoadedPages:
         """Load what a match has found, wait for it, compare it, and insert the rest as computed."""
         page, tree = self.page, self.tree
         request.last_node = match.last_device_node

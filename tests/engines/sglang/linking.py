@@ -31,7 +31,7 @@ from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.runtime_context import get_context, get_parallel
 
 from tests.engines import stores
-from tests.engines.sglang.linked_session import LinkedEngine, LinkedRequest, LoadedPages
+from tests.engines.sglang.linked_session import LinkedEngine, LinkerRequest, LoadedPages
 from tests.engines.sglang.outcome import EngineJob, JobOutcome
 from tests.engines.sglang.session import EnginePrompts
 from tests.engines.sglang.stacks import Geometry
@@ -119,7 +119,7 @@ def _note(outcome: JobOutcome, loaded: LoadedPages) -> None:
 
 def _ask(engine: LinkedEngine, outcome: JobOutcome, tokens: Sequence[int], rid: str, pages: int) -> LoadedPages:
     """Ask for a prompt and a page more until the linker has so many pages of it; load them."""
-    asked, request = [*tokens, *[NOBODYS] * engine.page], LinkedRequest(rid)
+    asked, request = [*tokens, *[NOBODYS] * engine.page], LinkerRequest(rid)
     until_s = time.perf_counter() + FETCH_S
     while True:
         match = engine.match(asked, request)

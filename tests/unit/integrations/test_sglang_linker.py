@@ -16,7 +16,7 @@ from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig
 from unified_cache.integrations.engine_store.pools import AffineRows, BundleName, EnginePools
-from unified_cache.integrations.sglang.host_tier import LOOKUP_PIN_S, HostTier
+from unified_cache.integrations.sglang.linker_tier import LOOKUP_PIN_S, LinkerHostTier
 from unified_cache.integrations.sglang.settings import LinkerSettings
 from unified_cache.integrations.sglang.tier_storage import ComponentBundles, TierStorage
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -29,7 +29,7 @@ def chain(count: int, name: str = "") -> list[str]:
     return [hashlib.sha256(f"{name}{number}".encode()).hexdigest() for number in range(count)]
 
 
-def hold(tier: HostTier, keys: Mapping[str, Sequence[str]]) -> None:
+def hold(tier: LinkerHostTier, keys: Mapping[str, Sequence[str]]) -> None:
     slots = tier.reserve({name: len(of) for name, of in keys.items()})
     assert slots is not None
     assert tier.publish(keys, slots, tier.clears_count)
@@ -46,7 +46,7 @@ def naive_ends(keys: Sequence[str], held: Mapping[str, set[str]], spans: Mapping
 @pytest.mark.parametrize("seed", range(20))
 def test_a_lookup_tells_every_end_that_can_be_restored_and_no_other(seed: int) -> None:
     rng = random.Random(seed)
-    tier, keys = HostTier({"kv": 64, "swa": 64, "mamba": 64}), chain(30)
+    tier, keys = LinkerHostTier({"kv": 64, "swa": 64, "mamba": 64}), chain(30)
     held = {name: {key for key in keys if rng.random() < 0.85} for name in ("kv", "swa", "mamba")}
     held["kv"] |= set(keys[: rng.randrange(30)])
     for name, of in held.items():
@@ -56,7 +56,7 @@ def test_a_lookup_tells_every_end_that_can_be_restored_and_no_other(seed: int) -
 
 
 def test_what_a_lookup_has_told_of_stays_until_the_next_one() -> None:
-    tier, old, new = HostTier({"kv": 8}), chain(4, "old"), chain(8, "new")
+    tier, old, new = LinkerHostTier({"kv": 8}), chain(4, "old"), chain(8, "new")
     hold(tier, {"kv": old})
     assert tier.lookup("r", old, {"kv": SPAN_ALL}) == [1, 2, 3, 4]
     hold(tier, {"kv": new[:4]})
@@ -69,7 +69,7 @@ def test_what_a_lookup_has_told_of_stays_until_the_next_one() -> None:
 
 def test_pins_of_a_request_that_never_comes_back_end() -> None:
     clock = ManualClock()
-    tier, keys = HostTier({"kv": 4}, clock), chain(4)
+    tier, keys = LinkerHostTier({"kv": 4}, clock), chain(4)
     hold(tier, {"kv": keys})
     tier.lookup("gone", keys, {"kv": SPAN_ALL})
     assert tier.reserve({"kv": 1}) is None
@@ -79,7 +79,7 @@ def test_pins_of_a_request_that_never_comes_back_end() -> None:
 
 
 def test_lookups_of_many_requests_pin_a_part_of_the_tier_and_the_oldest_pins_go() -> None:
-    tier = HostTier({"kv": 16})
+    tier = LinkerHostTier({"kv": 16})
     prompts = [chain(4, f"prompt {number}") for number in range(4)]
     for number, keys in enumerate(prompts):
         hold(tier, {"kv": keys})
@@ -89,7 +89,7 @@ def test_lookups_of_many_requests_pin_a_part_of_the_tier_and_the_oldest_pins_go(
 
 
 def test_a_load_keeps_its_pages_whatever_other_lookups_do() -> None:
-    tier, keys = HostTier({"kv": 4}), chain(4)
+    tier, keys = LinkerHostTier({"kv": 4}), chain(4)
     hold(tier, {"kv": keys})
     tier.lookup("r", keys, {"kv": SPAN_ALL})
     taken = tier.take("r", {"kv": keys})
@@ -102,7 +102,7 @@ def test_a_load_keeps_its_pages_whatever_other_lookups_do() -> None:
 
 
 def test_the_last_pages_of_a_prompt_go_before_its_first() -> None:
-    tier, keys = HostTier({"kv": 8}), chain(8)
+    tier, keys = LinkerHostTier({"kv": 8}), chain(8)
     hold(tier, {"kv": keys})
     hold(tier, {"kv": chain(3, "others")})
     assert tier.lacking("kv", keys) == keys[5:]
@@ -113,7 +113,7 @@ def test_the_last_pages_of_a_prompt_go_before_its_first() -> None:
 
 
 def test_the_head_of_a_prompt_stays_while_its_tail_is_in_use() -> None:
-    tier, keys = HostTier({"kv": 8}), chain(8)
+    tier, keys = LinkerHostTier({"kv": 8}), chain(8)
     tier.lookup("r", keys[:6], {"kv": SPAN_ALL})
     for part in (keys[:4], keys[4:6]):  # as two nodes of the engine's tree
         hold(tier, {"kv": part})
@@ -129,7 +129,7 @@ def test_the_head_of_a_prompt_stays_while_its_tail_is_in_use() -> None:
 
 
 def test_pages_of_one_call_are_held_all_or_none() -> None:
-    tier, keys = HostTier({"kv": 4, "swa": 2}), chain(3)
+    tier, keys = LinkerHostTier({"kv": 4, "swa": 2}), chain(3)
     assert tier.reserve({"kv": 3, "swa": 3}) is None
     assert tier.free_counts() == {"kv": 4, "swa": 2}
     slots = tier.reserve({"kv": 3, "swa": 1})
@@ -144,7 +144,7 @@ def test_pages_of_one_call_are_held_all_or_none() -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_every_slot_is_free_or_held_once_nobody_uses_any(seed: int) -> None:
     rng = random.Random(seed)
-    tier, keys = HostTier({"kv": 12}), chain(20)
+    tier, keys = LinkerHostTier({"kv": 12}), chain(20)
     pinned = []
     for number in range(300):
         some = rng.sample(keys, rng.randint(1, 5))
@@ -186,7 +186,7 @@ class Linked:
     """A host tier of two components over a store, and the memory of its slots."""
 
     def __init__(self, store: EngineStore, pages: int = 64) -> None:
-        self.tier = HostTier({"kv": pages, "swa": pages})
+        self.tier = LinkerHostTier({"kv": pages, "swa": pages})
         self.pools = EnginePools(store, name_of)
         self.memory: dict[str, np.ndarray[tuple[int, int], np.dtype[np.uint8]]] = {}
         for pool in ("kv", "swa", "state"):

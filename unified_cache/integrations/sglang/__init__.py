@@ -18,7 +18,7 @@
         "linker_extra_config": {"url": "packed:/var/cache/kv", "host_bytes": "64GB"}}'
 
     linker        ``UnifiedCacheExternalLinker``, the class that SGLang loads in the place of HiCache; needs the engine
-    host_tier     its pages in host memory: look-ups, pins, recency
+    linker_tier   its pages in host memory: look-ups, pins, recency
     tier_storage  its pages between host memory and a store
     device_pools  SGLang's device pools, layer by layer; needs the engine
 

@@ -37,7 +37,7 @@ from unified_cache.integrations.engine_store import EngineStore
 from unified_cache.integrations.engine_store.pools import EnginePools, Rows
 from unified_cache.integrations.sglang.device_pools import LinkedPool, group_pools, linked_pools
 from unified_cache.integrations.sglang.engine_facts import engine_facts
-from unified_cache.integrations.sglang.host_tier import ComponentSlots, HostTier
+from unified_cache.integrations.sglang.linker_tier import ComponentSlots, LinkerHostTier
 from unified_cache.integrations.sglang.naming import name_bundle
 from unified_cache.integrations.sglang.pool_calls import ANCHOR_POOL
 from unified_cache.integrations.sglang.settings import LinkerSettings
@@ -142,7 +142,7 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
             [DevicePool(linked.spec, linked.rows) for linked in self._linked.values()],
             {name: pages_max[linked.component] for name, linked in self._linked.items()},
         )
-        self._tier = HostTier(pages_max)
+        self._tier = LinkerHostTier(pages_max)
         self._engine_pools, self._store = self._open(config, settings)
         bundles = {name: _bundles(pools, config.tp_rank) for name, pools in self._by_component.items()}
         self._storage = TierStorage(self._tier, self._engine_pools, bundles, pages_max)

@@ -14,7 +14,7 @@ from unified_cache.core.page import PageKey
 from unified_cache.core.pool import Slots
 from unified_cache.core.window import window
 from unified_cache.integrations.engine_store.pools import BundlePages, EnginePools, PoolNeed
-from unified_cache.integrations.sglang.host_tier import ComponentKeys, ComponentSlots, HostTier
+from unified_cache.integrations.sglang.linker_tier import ComponentKeys, ComponentSlots, LinkerHostTier
 from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallThreads
 
 __all__ = ["ComponentBundles", "TierStorage", "TierStorageCounts"]
@@ -64,7 +64,7 @@ class TierStorage:
 
     def __init__(
         self,
-        tier: HostTier,
+        tier: LinkerHostTier,
         pools: EnginePools,
         components: Mapping[str, ComponentBundles],
         pages_max: Mapping[str, int],

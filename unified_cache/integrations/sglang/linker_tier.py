@@ -30,7 +30,7 @@ from unified_cache.core.pool import Slots, numbers_of
 from unified_cache.core.slots import SlotAllocator
 from unified_cache.core.window import SPAN_ALL, restorable_ends, window
 
-__all__ = ["LOOKUP_PIN_S", "ComponentKeys", "ComponentSlots", "HostTier"]
+__all__ = ["LOOKUP_PIN_S", "ComponentKeys", "ComponentSlots", "LinkerHostTier"]
 
 LOOKUP_PIN_S = 30.0
 """Longest time that a look-up keeps pages. SGLang loads in the step of the last look-up, or looks up again."""
@@ -114,7 +114,7 @@ class _LookupPins:
     since_s: float
 
 
-class HostTier:
+class LinkerHostTier:
     """Index of the pages in host memory; the bytes are the caller's. Thread-safe, and no call waits for more."""
 
     def __init__(self, pages_max: Mapping[str, int], clock: Callable[[], float] = time.monotonic) -> None:
