@@ -6,6 +6,7 @@ linker_figures  medians of MB/s and look-ups a second, beside SGLang's own linke
 linker_shared   pages that HiCache has stored, loaded by the linker, and the other way round
 """
 
+import shutil
 import statistics
 
 from tests.engines.sglang.bench import CORES, STACKS, STACKS_BY_TURNS, Bench, Outcome, whole
@@ -52,9 +53,11 @@ def linker(bench: Bench) -> None:
 def linker_faults(bench: Bench) -> None:
     """500 requests over a store of which every call of a method has a fault."""
     for (stack, core), (method, fault) in zip(STACKS_BY_TURNS * 3, (*READ_FAULTS, *WRITE_FAULTS), strict=False):
-        store = bench.store(faulty(bench, method, fault, bench.fresh("file")), deadline_s=DEADLINE_S)
+        plain = bench.fresh("file")
+        store = bench.store(faulty(bench, method, fault, plain), deadline_s=DEADLINE_S)
         job = EngineJob(stack, core, [store], layers=2, heads=1, linked="requests")
         bench.run(f"linker {stack} {core} {method.value}, {fault.value}", unhurt, job)
+        shutil.rmtree(plain["url"].partition(":")[2], ignore_errors=True)  # gigabytes, in memory as a rule
 
 
 def linker_shared(bench: Bench) -> None:
