@@ -106,7 +106,7 @@ e2e-events: $(READY)  ## the decoders of the real vLLM and SGLang read our KV ev
 e2e-sglang: $(READY) libraries  ## run SGLang on the CPU over our stores; installs it into UNIFIED_CACHE_SGLANG_HOME, 2 GB, once
 	@$(BIN)/python -m tests.engines.sglang $(ARGS)
 
-e2e-vllm: $(READY) libraries  ## run vLLM on the CPU over our stores; installs it into UNIFIED_CACHE_VLLM_HOME, 3 GB, once
+e2e-vllm: $(READY) $(DEMO_READY) libraries  ## run vLLM on the CPU over our stores; installs it into UNIFIED_CACHE_VLLM_HOME, 3 GB, once
 	@$(BIN)/python -m tests.engines.vllm.installation
 	@$(BIN)/python -m pytest -p no:cacheprovider -o python_files='check_*.py' -o python_functions='check_*' --timeout 1800 \
 		-v tests/engines/vllm $(ARGS)

@@ -16,7 +16,16 @@ from tests.engines.vllm.installation import engine_python
 from tests.engines.vllm.models import MODELS, TOKENS
 from tests.sources import ROOT
 
-__all__ = ["EngineAnswer", "EngineLeftovers", "VllmEngine", "made_regions", "prompt_of", "running_engine"]
+__all__ = [
+    "EngineAnswer",
+    "EngineLeftovers",
+    "VllmEngine",
+    "connected",
+    "made_regions",
+    "prompt_of",
+    "running_engine",
+    "tiered",
+]
 
 ANSWER_S = 300.0
 """Longest wait for an answer; reached only where something hangs."""
@@ -25,7 +34,7 @@ HOST_BYTES = 64 << 20
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "2",
+    "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2"),  # 1 where others have the processors
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_DO_NOT_TRACK": "1",
@@ -147,7 +156,7 @@ class VllmEngine:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
 
 
-def _connected(settings: Mapping[str, object], url: str) -> Mapping[str, object]:
+def connected(settings: Mapping[str, object], url: str) -> Mapping[str, object]:
     """Configure vLLM with our connector over a store."""
     return {
         "kv_connector": "UnifiedCacheConnector",
@@ -157,7 +166,7 @@ def _connected(settings: Mapping[str, object], url: str) -> Mapping[str, object]
     }
 
 
-def _tiered(tiers: Sequence[Mapping[str, object]]) -> Mapping[str, object] | None:
+def tiered(tiers: Sequence[Mapping[str, object]], host_bytes: int = HOST_BYTES) -> Mapping[str, object] | None:
     """Configure vLLM with its own connector over secondary tiers; None if there are none."""
     if not tiers:
         return None
@@ -168,7 +177,7 @@ def _tiered(tiers: Sequence[Mapping[str, object]]) -> Mapping[str, object] | Non
             # Where there is a GPU, vLLM's own TieringOffloadingSpec.
             "spec_name": "CpuTieringSpec",
             "spec_module_path": "unified_cache.integrations.vllm.cpu",
-            "cpu_bytes_to_use": HOST_BYTES,
+            "cpu_bytes_to_use": host_bytes,
             "secondary_tiers": list(tiers),
         },
     }
@@ -190,7 +199,7 @@ def running_engine(
     With ``tiers`` it has these secondary tiers, without our connector.
     """
     family = MODELS[name]
-    transfer = _connected({**family.settings, **(settings or {})}, url) if url is not None else _tiered(tiers)
+    transfer = connected({**family.settings, **(settings or {})}, url) if url is not None else tiered(tiers)
     modules = (*family.runner, "tests.engines.vllm.engine_process")
     command = [str(engine_python()), "-m", *modules]
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}

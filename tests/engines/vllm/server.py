@@ -7,9 +7,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.request import Request, urlopen
 
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -17,9 +19,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tests.engines.vllm.engine import EngineAnswer, made_regions
 from tests.engines.vllm.models import TOKENS
 
-__all__ = ["VllmServer", "running_server", "write_tokenizer"]
+__all__ = ["SaidWords", "VllmServer", "running_server", "write_tokenizer"]
 
-START_S = 300.0
+START_S = 900.0
 """Longest wait for a server to start, and for an answer; reached only where something hangs."""
 
 POLL_S = 0.2
@@ -29,6 +31,17 @@ LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 OWN_LABELS = frozenset({"engine", "model_name"})
 """Labels that vLLM gives every metric."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaidWords:
+    """One completion, as whoever waits for its words sees it."""
+
+    text: str
+    wait_s: float
+    """Until the first words."""
+    cached: int
+    """Tokens of the prompt that were not computed."""
 
 
 class VllmServer:
@@ -78,6 +91,25 @@ class VllmServer:
             ),
         )
 
+    def say(self, prompt: Sequence[int], salt: str = "", tokens: int = 6) -> SaidWords:
+        """Complete a prompt greedily, word by word."""
+        started_s = time.monotonic()
+        text, wait_s, cached = "", None, 0
+        for event in self._events(prompt, salt, tokens):
+            for choice in event["choices"]:
+                text += choice["text"]
+                wait_s = time.monotonic() - started_s if wait_s is None else wait_s
+            usage = event.get("usage") or {}
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        assert wait_s is not None, self.tail()
+        return SaidWords(text, wait_s, cached)
+
+    def abandon(self, prompt: Sequence[int], salt: str = "") -> None:
+        """Ask as ``say`` does, and hang up at the first word of many."""
+        events = self._events(prompt, salt, tokens=256)
+        next(events)
+        events.close()
+
     def metrics_text(self) -> str:
         """Return what ``/metrics`` says."""
         return self._ask("/metrics").decode()
@@ -96,6 +128,10 @@ class VllmServer:
         while self.metric("vllm:unified_cache_store_chunks_total", answer="stored") < chunks_count:
             assert time.monotonic() < until_s, self.metrics_text()
             self.completion([3, 4], tokens=1)
+
+    def reset(self) -> None:
+        """Drop what the device and host memory cache; for a server in vLLM's development mode."""
+        self._ask("/reset_prefix_cache?reset_external=true", {})
 
     def regions(self) -> list[Path]:
         """Return the files of host memory that the engine has made, and that are there."""
@@ -117,15 +153,34 @@ class VllmServer:
         """Return the end of what the server printed."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-60:])
 
+    def _events(self, prompt: Sequence[int], salt: str, tokens: int) -> Generator[dict[str, Any], None, None]:
+        """Yield what the server streams of a completion."""
+        request: dict[str, object] = {
+            "prompt": list(prompt),
+            "max_tokens": tokens,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        with urlopen(
+            self._request("/v1/completions", request | ({"cache_salt": salt} if salt else {})), timeout=START_S
+        ) as lines:
+            for line in lines:
+                body = line.removeprefix(b"data: ").strip()
+                if body and body != b"[DONE]":
+                    yield json.loads(body)
+
     def _ask(self, path: str, body: object = None) -> bytes:
-        request = Request(
+        with urlopen(self._request(path, body), timeout=START_S) as answer:
+            content: bytes = answer.read()
+        return content
+
+    def _request(self, path: str, body: object) -> Request:
+        return Request(
             f"http://127.0.0.1:{self._port}{path}",
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
-        with urlopen(request, timeout=START_S) as answer:
-            content: bytes = answer.read()
-        return content
 
 
 @contextmanager
