@@ -17,7 +17,7 @@ from tests.engines.vllm.installation import engine_python
 from tests.engines.vllm.real_model import BLOCK_TOKENS, QUESTIONS, real_model, real_prompt, real_variables, serving
 from tests.engines.vllm.server import SaidWords, VllmServer
 from tests.sources import ROOT
-from tests.support.service_process import ServerProcess
+from tests.support.cluster import ServeProcess
 
 ANN, BEN, EVE, FAY, GUS = (real_prompt(name) for name in ("Ann", "Ben", "Eve", "Fay", "Gus"))
 FAYS = [real_prompt("Fay", question) for question in range(len(QUESTIONS))]
@@ -139,7 +139,7 @@ def check_the_fs_tier_of_vllm_beside_it(log_path: LogPath, tmp_path: Path, capsy
 def check_a_service_that_is_killed_and_comes_back_changes_no_word(
     log_path: LogPath, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    service, waits = ServerProcess(str(tmp_path / "store")), Waits("grpc://")
+    service, waits = ServeProcess(variables={"STORAGE": f"file:{tmp_path / 'store'}"}), Waits("grpc://")
     try:
         with serving(log_path("server"), f"grpc://{service.address}") as server:
             words = waits.note("computed", server.say(ANN))
