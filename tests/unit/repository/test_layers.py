@@ -39,7 +39,7 @@ LINES_MAX: Mapping[str, int] = {
     "controller": 6_000,
     "core": 4_600,
     "forward": 800,
-    "integrations": 7_300,
+    "integrations": 7_350,
     "observe": 2_000,
     "proto": 500,
     "service": 4_050,
