@@ -8,6 +8,7 @@ linker_shared   pages that HiCache has stored, loaded by the linker, and the oth
 
 import shutil
 import statistics
+from typing import Any
 
 from tests.engines.sglang.bench import CORES, STACKS, STACKS_BY_TURNS, Bench, Outcome, whole
 from tests.engines.sglang.outcome import EngineJob
@@ -35,9 +36,10 @@ def linker(bench: Bench) -> None:
     for stack in STACKS:
         for core in CORES:
             bench.run(f"linker {stack} {core}", whole, EngineJob(stack, core, bench.all_fresh(), linked="whole"))
-            stores = [bench.fresh("file")]
-            job = EngineJob(stack, core, stores, layers=2, heads=1, linked="histories")
+            plain = bench.fresh("file")
+            job = EngineJob(stack, core, [plain], layers=2, heads=1, linked="histories")
             bench.run(f"linker histories {stack} {core}", answered, job)
+            _remove(plain)
     for stack, core in STACKS_BY_TURNS:
         job = EngineJob(stack, core, bench.all_fresh(), grows=True, prompts=3, pages=4, linked="whole")
         bench.run(f"linker conversation {stack} {core}", whole, job)
@@ -57,7 +59,12 @@ def linker_faults(bench: Bench) -> None:
         store = bench.store(faulty(bench, method, fault, plain), deadline_s=DEADLINE_S)
         job = EngineJob(stack, core, [store], layers=2, heads=1, linked="requests")
         bench.run(f"linker {stack} {core} {method.value}, {fault.value}", unhurt, job)
-        shutil.rmtree(plain["url"].partition(":")[2], ignore_errors=True)  # gigabytes, in memory as a rule
+        _remove(plain)
+
+
+def _remove(plain: dict[str, Any]) -> None:
+    """Remove a ``file:`` store whose run is over: gigabytes, in memory as a rule."""
+    shutil.rmtree(plain["url"].partition(":")[2], ignore_errors=True)
 
 
 def linker_shared(bench: Bench) -> None:
