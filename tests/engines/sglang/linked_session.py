@@ -23,10 +23,13 @@ from sglang.srt.runtime_context import get_server_args
 
 from tests.engines.sglang.session import known_bytes
 from tests.engines.sglang.stacks import KINDS, Geometry, Parts
+from tests.support.waiting import wait_until
 
 __all__ = ["LinkedEngine", "LinkerRequest"]
 
 DEVICE_JUNK = 0xA5
+
+STORED_S = 60.0
 
 LATE_S = 0.4
 """Of a look-up: it takes a millisecond, and the deadline of a call to a store that misbehaves is 0.5 s."""
@@ -217,6 +220,10 @@ class LinkedEngine:
             assert self.linker.offload(transfers)
             self.until(lambda: self.linker.num_completed_offloads() > 0)
             assert self.linker.pop_completed_offload()
+
+    def wait_stored(self) -> None:
+        """Wait until nothing waits to be stored. Not by steps: ranks take them together, and end this wait apart."""
+        assert wait_until(self.is_stored, STORED_S)
 
     def is_stored(self) -> bool:
         """Return whether nothing waits to be stored."""

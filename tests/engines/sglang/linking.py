@@ -144,7 +144,7 @@ def _write(job: EngineJob, engine: LinkedEngine, outcome: JobOutcome) -> None:
 def _store(job: EngineJob, engine: LinkedEngine, outcome: JobOutcome) -> None:
     """Write every prompt, and wait until it is stored."""
     _write(job, engine, outcome)
-    engine.until(engine.is_stored)
+    engine.wait_stored()
     outcome.restored_pages = outcome.expected_pages
 
 
@@ -170,7 +170,7 @@ def _whole(job: EngineJob, engine: LinkedEngine, outcome: JobOutcome) -> None:
     engine.overwrite()
     _read(job, engine, outcome)
     from_host = outcome.restored_pages
-    engine.until(engine.is_stored)
+    engine.wait_stored()
     engine.forget()
     _read(job, engine, outcome)
     outcome.restored_pages = list(map(min, from_host, outcome.restored_pages))
@@ -266,7 +266,7 @@ def _figures(job: EngineJob, engine: LinkedEngine, outcome: JobOutcome) -> None:
             / 1e6
         )
         found["offload"].append(megabytes / engine.offload_s)
-        engine.until(engine.is_stored)
+        engine.wait_stored()
         engine.evict_all()
         loads = [
             _ask(engine, outcome, tokens, f"round {number} {each}", job.pages) for each, tokens in enumerate(prompts)
