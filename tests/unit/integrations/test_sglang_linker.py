@@ -67,6 +67,15 @@ def test_what_a_lookup_has_told_of_stays_until_the_next_one() -> None:
     assert tier.lacking("kv", old) == old
 
 
+def test_pages_that_an_offload_finds_here_do_not_go_for_its_others() -> None:
+    tier, keys = LinkerHostTier({"kv": 2}), chain(2)
+    hold(tier, {"kv": keys[:1]})
+    hold(tier, {"kv": chain(1, "another")})
+    assert tier.lacking("kv", keys) == keys[1:]
+    hold(tier, {"kv": keys[1:]})
+    assert tier.pin({"kv": keys}) is not None
+
+
 def test_pins_of_a_request_that_never_comes_back_end() -> None:
     clock = ManualClock()
     tier, keys = LinkerHostTier({"kv": 4}, clock), chain(4)

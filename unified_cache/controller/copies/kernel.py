@@ -1,4 +1,4 @@
-"""Copies of rows by one launch: a kernel that reads and writes the pinned slab where it lies."""
+"""Copies of rows straight from and into the pinned slab: by a kernel, and long ones by the copy engines."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -116,6 +116,17 @@ class _Table:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    """Layers of a load that were submitted together."""
+
+    after_first: range
+    """The layers that need no submission of their own."""
+    copied: Copied
+    slots: tuple[Slots, Slots]
+    """Kept, since they are known by their identity."""
+
+
 class KernelCopies(GpuCopies):
     """Copies that the processor moves nothing of: long rows by the copy engines, others by a kernel.
 
@@ -180,17 +191,6 @@ class KernelCopies(GpuCopies):
 
     def _duplicate(self, rows: PoolRows, slots: torch.Tensor) -> None:
         self._within[rows].move(slice(None), slots, to_host=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _Submitted:
-    """Layers of a load that were submitted together."""
-
-    after_first: range
-    """The layers that need no submission of their own."""
-    copied: Copied
-    slots: tuple[Slots, Slots]
-    """Kept, since they are known by their identity."""
 
 
 def _layers_together(rows: PoolRows, pages_count: int) -> int:

@@ -25,9 +25,9 @@ from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.observability.metrics_collector import StorageMetrics
 
-from unified_cache.integrations.engine_store import EngineHints, EngineStore, EngineStoreCounts, HitWatch
+from unified_cache.integrations.engine_store import EngineStore, EngineStoreCounts, HitWatch
 from unified_cache.integrations.engine_store.pools import Restorable
-from unified_cache.integrations.sglang.engine_facts import engine_facts
+from unified_cache.integrations.sglang.engine_facts import HINTS, engine_facts
 from unified_cache.integrations.sglang.pool_calls import ANCHOR_POOL, PoolCalls
 from unified_cache.integrations.sglang.settings import HiCacheSettings
 
@@ -46,13 +46,6 @@ CLOSE_TIMEOUT_S = 5.0
 
 FAILURE_PAUSE_S = 10.0
 """Time between two lines about failures of one type, however often they happen."""
-
-HINTS = EngineHints(
-    "docs/sglang.md#nothing-is-restored",
-    lambda: "SGLang stored pages, and looked none up: it does so from prefetch_threshold tokens on, 256 unless set",
-    lambda: "a salt, an adapter, or the first words differ",
-)
-"""What SGLang 0.5.23 makes of prompts."""
 
 _T = TypeVar("_T")
 

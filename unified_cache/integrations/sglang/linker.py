@@ -33,10 +33,10 @@ from unified_cache.core.errors import ConfigError
 from unified_cache.core.pool import Slots, Tier
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.core.window import SPAN_ALL
-from unified_cache.integrations.engine_store import EngineStore
+from unified_cache.integrations.engine_store import EngineStore, HitWatch
 from unified_cache.integrations.engine_store.pools import EnginePools, Rows
 from unified_cache.integrations.sglang.device_pools import LinkedPool, group_pools, linked_pools
-from unified_cache.integrations.sglang.engine_facts import engine_facts
+from unified_cache.integrations.sglang.engine_facts import HINTS, engine_facts
 from unified_cache.integrations.sglang.linker_tier import ComponentSlots, LinkerHostTier
 from unified_cache.integrations.sglang.naming import name_bundle
 from unified_cache.integrations.sglang.pool_calls import ANCHOR_POOL
@@ -146,6 +146,7 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
         self._engine_pools, self._store = self._open(config, settings)
         bundles = {name: _bundles(pools, config.tp_rank) for name, pools in self._by_component.items()}
         self._storage = TierStorage(self._tier, self._engine_pools, bundles, pages_max)
+        self._watch = HitWatch(self._store, settings.url, HINTS)
         self._wait_s = settings.lookup_wait_s
         self._ranks_count = config.tp_size * config.attn_cp_size
         self.layer_done_counter = LayerWiseLoadCounter(group.num_layers)
@@ -179,6 +180,8 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
         end = ends[-1] if ends else 0
         if end < len(keys):
             fetch = self._storage.fetch(rid, keys, spans, end)
+            if fetch is not None:
+                self._watch.count_request()
             if fetch is not None and self._wait_s and fetch.settle(self._wait_s):
                 ends = self._tier.lookup(rid, keys, spans)
         self._counts.lookups += 1
@@ -325,8 +328,9 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
             return False
         keys = {part.component: part.keys for part in parts}
         pinned = self._tier.pin(keys)
-        if pinned is not None:
-            self._storage.store(keys, pinned)
+        if pinned is None:  # one of them has gone for others' pages
+            return False
+        self._storage.store(keys, pinned)
         return True
 
     # ---- operation -------------------------------------------------------------------------------------------------

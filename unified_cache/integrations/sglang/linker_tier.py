@@ -158,10 +158,11 @@ class LinkerHostTier:
             return self._prefix(keys, spans)
 
     def lacking(self, component: str, keys: Sequence[str]) -> list[str]:
-        """Return those of these pages that a component does not hold."""
+        """Return those of these pages that a component does not hold; the others become recent, and stay for them."""
         with self._guard:
-            slots = self._pages[component].slots
-            return [key for key in keys if key not in slots]
+            pages = self._pages[component]
+            pages.touch([key for key in keys if key in pages.slots])
+            return [key for key in keys if key not in pages.slots]
 
     def take(self, rid: str, keys: ComponentKeys) -> ComponentSlots | None:
         """Pin pages for a load, in the place of the request's look-up; None if one of them is not held."""
