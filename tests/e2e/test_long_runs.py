@@ -1,9 +1,11 @@
 """Commands that may take long: a bar on a terminal, nothing in a pipe, one line of what they had after Ctrl-C."""
 
+import io
 import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from tests.support.held_store import HELD_VARIABLE
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, fill
 from tests.support.running_service import running
 from tests.support.terminal import TerminalCommand
+from unified_cache.cli.progress import objects_watched
 from unified_cache.core.page import Prompt
 from unified_cache.storage_backends.url import open_storage
 
@@ -129,6 +132,45 @@ def test_a_long_command_shows_a_bar_and_says_what_it_had_when_interrupted(
     assert not list(tmp_path.glob(".*.part"))
     assert command == "plan" or not json_file.exists()
     assert not (Path(place["DIR"]) / "cut.jsonl").exists()
+
+
+def test_wherever_an_interruption_comes_between_the_first_bar_and_the_work_the_run_says_what_it_had() -> None:
+    calls = _calls_after_the_first_bar(None)
+    assert calls > 1
+    for call in range(1, calls + 1):
+        error_stream = sys.stderr
+        with pytest.raises(KeyboardInterrupt, match="scrub had 0 of 96 objects"):
+            _calls_after_the_first_bar(call)
+        assert sys.stderr is error_stream
+
+
+def _calls_after_the_first_bar(interrupted: int | None) -> int:
+    """Count the calls that return between the first bar on a terminal and the work; interrupt one as it returns."""
+    terminal = Terminal()
+    calls = 0
+
+    def profile(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        if event == "c_return" and "scrub" in terminal.getvalue():
+            calls += 1
+            if calls == interrupted:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        with objects_watched(terminal, "scrub", 96):
+            sys.setprofile(None)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def test_in_a_pipe_there_is_no_bar_and_the_one_line_alone(place: dict[str, str], tmp_path: Path) -> None:

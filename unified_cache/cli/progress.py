@@ -5,14 +5,14 @@ A command is within ``watched`` while it does what may take long; a test walks o
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from unified_cache.core.byte_sizes import size_text
 from unified_cache.sizing.replay.trace import OnProgress, TraceRequest, read_trace
@@ -50,65 +50,94 @@ class _Progressed:
         return f"{self.verb} had {self.count_text} {self.unit}" + (f", {self.note}" if self.note else "")
 
 
-@contextmanager
-def watched(stream: TextIO, verb: str, total: int | None, unit: str) -> Iterator[OnProgress]:
-    """Yield a function that takes a run's progress: ``verb`` names the run, ``total`` is the number of ``unit``.
+class _RunWatch:
+    """A run watched in a with statement: a bar on a terminal; interrupted, the exception says what the run had.
 
-    Raises:
-        KeyboardInterrupt: it was interrupted; its text says what the run had.
+    Not a generator: a Ctrl-C between its first value and the with block would leave the bar where it is.
     """
-    run = _Progressed(verb, total, unit)
-    try:
+
+    def __init__(self, stream: TextIO, run: _Progressed) -> None:
+        self._run = run
+        self._bar: Progress | None = None
         if stream.isatty():
-            with _bar_on(stream, run) as on_progress:
-                yield on_progress
-        else:
-            yield run.on_progress
-    except KeyboardInterrupt as ended:
-        raise KeyboardInterrupt(ended.args[0] if ended.args else run.text) from ended
+            columns = (
+                TextColumn(run.verb),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[counted]}"),
+                TextColumn("{task.fields[rate]:,.0f} " + run.unit + "/s"),
+                TextColumn("{task.fields[note]}"),
+                TimeRemainingColumn(),
+            )
+            self._bar = Progress(*columns, console=Console(file=stream), transient=True)
+        self._task = TaskID(0)
+        self._started_s = time.monotonic()
+        self._shown_s = 0.0
+
+    def __enter__(self) -> OnProgress:
+        try:
+            if self._bar is not None:
+                self._bar.start()
+                self._task = self._bar.add_task(
+                    self._run.verb, total=self._run.total, rate=0.0, note="", counted=self._run.count_text
+                )
+            return self.on_progress
+        except KeyboardInterrupt as interrupted:
+            self._end(interrupted)
+            raise
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._end(error)
+
+    def on_progress(self, done: int, note: str) -> None:
+        """Record the progress, and move the bar if it was not moved just now."""
+        self._run.on_progress(done, note)
+        now_s = time.monotonic()
+        if self._bar is not None and (now_s - self._shown_s >= REFRESH_S or done == self._run.total):
+            self._shown_s = now_s
+            rate = done / max(now_s - self._started_s, REFRESH_S)
+            self._bar.update(self._task, completed=done, rate=rate, note=note, counted=self._run.count_text)
+
+    def _end(self, error: BaseException | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        if isinstance(error, KeyboardInterrupt) and not error.args:
+            error.args = (self._run.text,)
 
 
-@contextmanager
-def _bar_on(stream: TextIO, run: _Progressed) -> Iterator[OnProgress]:
-    """Show a bar until the end of the with block; yield a function that moves it and records the progress."""
-    columns = (
-        TextColumn(run.verb),
-        BarColumn(bar_width=None),
-        TextColumn("{task.fields[counted]}"),
-        TextColumn("{task.fields[rate]:,.0f} " + run.unit + "/s"),
-        TextColumn("{task.fields[note]}"),
-        TimeRemainingColumn(),
-    )
-    started_s = time.monotonic()
-    shown_s = 0.0
-    with Progress(*columns, console=Console(file=stream), transient=True) as bar:
-        task = bar.add_task(run.verb, total=run.total, rate=0.0, note="", counted=run.count_text)
+class _ObjectsWatch:
+    """A run over stored objects, watched in a with statement by what each of its batches had."""
 
-        def on_progress(done: int, note: str) -> None:
-            nonlocal shown_s
-            run.on_progress(done, note)
-            now_s = time.monotonic()
-            if now_s - shown_s >= REFRESH_S or done == run.total:
-                shown_s = now_s
-                rate = done / max(now_s - started_s, REFRESH_S)
-                bar.update(task, completed=done, rate=rate, note=note, counted=run.count_text)
+    def __init__(self, watch: _RunWatch) -> None:
+        self._watch = watch
+        self._objects_done = 0
+        self._bytes_done = 0
 
-        yield on_progress
+    def __enter__(self) -> Callable[[int, int], None]:
+        self._watch.__enter__()
+        return self.add
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._watch.__exit__(kind, error, trace)
+
+    def add(self, objects_count: int, object_bytes: int) -> None:
+        """Add the objects and bytes of a batch."""
+        self._objects_done += objects_count
+        self._bytes_done += object_bytes
+        self._watch.on_progress(self._objects_done, size_text(self._bytes_done))
 
 
-@contextmanager
-def objects_watched(stream: TextIO, verb: str, total: int | None) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function to call after each batch, with the objects and bytes that it had."""
-    with watched(stream, verb, total, "objects") as on_progress:
-        objects_done = bytes_done = 0
+def watched(stream: TextIO, verb: str, total: int | None, unit: str) -> AbstractContextManager[OnProgress]:
+    """Return what to enter for a function that takes a run's progress.
 
-        def add(objects_count: int, object_bytes: int) -> None:
-            nonlocal objects_done, bytes_done
-            objects_done += objects_count
-            bytes_done += object_bytes
-            on_progress(objects_done, size_text(bytes_done))
+    ``verb`` names the run, ``total`` is the number of ``unit``; a run interrupted raises a KeyboardInterrupt whose text
+    says what it had.
+    """
+    return _RunWatch(stream, _Progressed(verb, total, unit))
 
-        yield add
+
+def objects_watched(stream: TextIO, verb: str, total: int | None) -> AbstractContextManager[Callable[[int, int], None]]:
+    """Return what to enter for a function to call after each batch, with the objects and bytes that it had."""
+    return _ObjectsWatch(_RunWatch(stream, _Progressed(verb, total, "objects")))
 
 
 def read_watched(path: Path, limit: int | None = None) -> list[TraceRequest]:
