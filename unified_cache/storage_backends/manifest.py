@@ -2,13 +2,27 @@
 
 from dataclasses import dataclass, replace
 
+from google.protobuf.json_format import Parse, ParseError
+
 from unified_cache.core.errors import InputError, StorageError
 from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import FORMAT_VERSION
 from unified_cache.core.shards import NamedShard
 from unified_cache.proto import manifest_pb2 as proto
 
-__all__ = ["Description", "described_by", "description_for", "manifest_of", "model_of_tenant"]
+__all__ = [
+    "MANIFEST_BYTES_MAX",
+    "Description",
+    "described_by",
+    "description_for",
+    "is_sound",
+    "manifest_of",
+    "model_of_tenant",
+    "parsed_manifest",
+]
+
+MANIFEST_BYTES_MAX = 1 << 20
+"""A larger manifest is not one of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +115,19 @@ def described_by(manifest: proto.Manifest) -> Description:
             f"{name} must have that digest, found one of {identity.digest(layout).hex()}", retryable=False
         )
     return Description(identity, layout)
+
+
+def parsed_manifest(text: bytes) -> proto.Manifest | None:
+    """Read a manifest as stores keep it, protobuf's JSON; None where the text is none."""
+    try:
+        return Parse(text, proto.Manifest())
+    except (ParseError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def is_sound(found: proto.Manifest, identity: bytes) -> bool:
+    """Return whether a manifest describes what has the digest under which it stands."""
+    try:
+        return found.identity == identity and described_by(found) is not None
+    except StorageError:
+        return False

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from google.protobuf.json_format import MessageToJson, Parse, ParseError
+from google.protobuf.json_format import MessageToJson
 
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.nesting import parse_json
@@ -33,7 +33,7 @@ from unified_cache.storage_backends.directory.disk import (
     opened,
     write_at,
 )
-from unified_cache.storage_backends.manifest import described_by
+from unified_cache.storage_backends.manifest import MANIFEST_BYTES_MAX, is_sound, parsed_manifest
 
 __all__ = [
     "MANIFEST_NAME",
@@ -462,9 +462,6 @@ def is_whole(mode: int, size_bytes: int, object_bytes: int) -> bool:
     return stat.S_ISREG(mode) and size_bytes == object_bytes
 
 
-MANIFEST_BYTES_MAX = 1 << 20
-"""A larger manifest is not one of ours."""
-
 _IN_ITS_PLACE = NOT_A_FILE | UNREADABLE | {errno.ENOENT}
 """Errors that say of one file that it is not there, is none or cannot be read."""
 
@@ -484,7 +481,7 @@ def write_manifest(root: StoreRoot, manifest: Manifest) -> None:
             found = _read(root.disk, identity_fd)
             if found == manifest:
                 return
-            if found is None or not _is_sound(found, manifest.identity):
+            if found is None or not is_sound(found, manifest.identity):
                 _write(root, identity_fd, manifest, root.new_temp())
                 return
     raise StorageError(f"{path} describes another identity or layout under the same digest", retryable=False)
@@ -509,21 +506,11 @@ def _read(disk: Disk, identity_fd: int) -> Manifest | None:
     """Read what stands under the name of a manifest, None where it is none or cannot be read."""
     try:
         with opened(disk, MANIFEST_NAME, READ_FLAGS, dir_fd=identity_fd) as fd:
-            return Parse(disk.read(fd, MANIFEST_BYTES_MAX), Manifest())
-    except (ParseError, UnicodeDecodeError, RecursionError):
-        return None
+            return parsed_manifest(disk.read(fd, MANIFEST_BYTES_MAX))
     except OSError as error:
         if error.errno not in _IN_ITS_PLACE:
             raise
         return None
-
-
-def _is_sound(found: Manifest, identity: bytes) -> bool:
-    """Return whether a manifest describes what has the digest under which it stands."""
-    try:
-        return found.identity == identity and described_by(found) is not None
-    except StorageError:
-        return False
 
 
 def _write(root: StoreRoot, identity_fd: int, manifest: Manifest, temp: str) -> None:

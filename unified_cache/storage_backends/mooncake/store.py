@@ -25,6 +25,7 @@ from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX
 from unified_cache.storage_backends.common.names import check_identity, check_scan, parse_page_name
+from unified_cache.storage_backends.manifest import MANIFEST_BYTES_MAX
 from unified_cache.storage_backends.mooncake.address import MooncakeAddress, address_of_url
 from unified_cache.storage_backends.mooncake.client import (
     MooncakeClient,
@@ -216,9 +217,6 @@ def open_url(rest: str, bytes_max: int | None) -> MooncakeStorage:
 
 
 MANIFEST_NAME = "manifest.json"
-
-MANIFEST_BYTES_MAX = 1 << 20
-"""A larger manifest is not one of ours."""
 
 _OWNED_NAME = re.compile(r"([0-9a-f]{64})/.*", re.DOTALL)
 
