@@ -13,8 +13,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.leftovers import no_cluster_process_is_left
+from tests.support.bucket import LocalBucket
 
 __all__ = [
+    "bucket",
     "memory_path",
     "no_cluster_process_is_left",
     "pytest_collection_finish",
@@ -57,6 +59,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             reasons[report.longrepr[2].removeprefix("Skipped: ")] += 1
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count} skipped: {reason}")
+
+
+@pytest.fixture(scope="session")
+def bucket() -> Iterator[LocalBucket]:
+    """Yield a bucket of a real S3 server, which URLs find by the environment; started once, when it is first needed."""
+    with LocalBucket.running() as running, pytest.MonkeyPatch.context() as patch:
+        for name, value in running.environment.items():
+            patch.setenv(name, value)
+        yield running
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ __all__ = ["no_cluster_process_is_left", "processes_of"]
 SESSION_VARIABLE = "UNIFIED_CACHE_TEST_SESSION"
 """In the environment of whatever this run of the tests starts, however far down and whoever is its parent by now."""
 
-CLUSTER_WORDS = ("mooncake_master", "mooncake_client")
-"""In the command line of the master and of nodes."""
+CLUSTER_WORDS = ("mooncake_master", "mooncake_client", "-s3.config=")
+"""In the command line of the master, of nodes, and of the server of a bucket."""
 
 END_TIMEOUT_S = 10.0
 

@@ -45,6 +45,7 @@ MISSING = {
     "service, for tokens": ("token", "list", "--tokens", "tokens"),
     "remote": ("ping", "grpc://127.0.0.1:1"),
     "remote, by the URL of a store": ("storage", "stat", "grpc://127.0.0.1:1"),
+    "object, by the URL of a store": ("storage", "stat", "s3://bucket/kv"),
 }
 """By the extra that each command line needs. Mooncake is imported in processes of its own, see ``test_native``."""
 
@@ -62,6 +63,7 @@ IMPORTS = {
     "import unified_cache.observe.live.server": ("the live page", "live"),
     "import unified_cache.service.server": ("the service", "service"),
     "import unified_cache.storage_backends.remote.store": ("grpc:", "remote"),
+    "import unified_cache.storage_backends.object.store": ("s3:, gs: or az:", "object"),
 }
 """Line that fails without extras: what says so of itself, and the extra that it names."""
 

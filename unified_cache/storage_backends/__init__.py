@@ -9,6 +9,6 @@
     memory     ``memory:`` and ``keys_only:``
     offline    backup, prefetch, verification and upkeep of stores without an engine
 
-One package per store: ``file``, ``packed``, ``mooncake``, ``remote``. ``directory`` serves the first two,
+One package per store: ``file``, ``packed``, ``object``, ``mooncake``, ``remote``. ``directory`` serves the first two,
 ``common`` serves all. Imports proto and core.
 """

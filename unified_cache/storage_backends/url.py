@@ -6,6 +6,7 @@
     file:DIR?free=SIZE             either of these, leaving that much of the file system free
     grpc://HOST:PORT               behind a service, see ``remote.url``; grpcs:// with TLS
     mooncake://MASTER:PORT         in a Mooncake cluster, see ``mooncake.address``
+    s3://BUCKET/PREFIX             in a bucket, also gs:// and az://; see ``object.address``
     keys_only:                     names and sizes without bytes, for replay and sizing
     package.module:factory         a third party's store
     package.module:factory:REST    the same, with an argument
@@ -28,17 +29,20 @@ from unified_cache.storage_backends.protocol import StorageBackend
 __all__ = ["check_storage_url", "open_storage"]
 
 STORES = {
+    "az": ("object.store", "open_az_url"),
     "file": ("file.store", "open_url"),
     "grpc": ("remote.store", "open_url"),
     "grpcs": ("remote.store", "open_secure_url"),
+    "gs": ("object.store", "open_gs_url"),
     "keys_only": ("memory", "open_keys_only_url"),
     "memory": ("memory", "open_url"),
     "mooncake": ("mooncake.store", "open_url"),
     "packed": ("packed.store", "open_url"),
+    "s3": ("object.store", "open_s3_url"),
 }
 """Scheme of a URL: the module of this package that opens such a store, and its factory."""
 
-EXTRAS = {"grpc": "remote", "grpcs": "remote"}
+EXTRAS = {"az": "object", "grpc": "remote", "grpcs": "remote", "gs": "object", "s3": "object"}
 """Scheme of a URL: the extra of this package without which its module cannot be imported."""
 
 _Factory = Callable[[str, int | None], StorageBackend]

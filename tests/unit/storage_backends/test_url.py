@@ -42,7 +42,7 @@ def test_a_scheme_with_a_dot_names_a_third_partys_factory(tmp_path: Path) -> Non
         open_storage(plugin)
 
 
-@pytest.mark.parametrize("url", ["", "memory", ":x", "s3:bucket", "protocol:", "directory:x", "url:x"])
+@pytest.mark.parametrize("url", ["", "memory", ":x", "redis:x", "protocol:", "directory:x", "url:x"])
 def test_an_unknown_scheme_is_refused_with_the_known_ones(url: str) -> None:
     with pytest.raises(ConfigError, match=r"file:, .*keys_only:, .*memory:.* or package\.module:"):
         open_storage(url)

@@ -34,7 +34,7 @@ DIRECTORY_READERS: Mapping[str, type[FileReader | PackedReader]] = {"file": File
 """The same, opened to be read alone."""
 
 
-SHARED_STORES = frozenset({"grpc", "grpcs", "mooncake"})
+SHARED_STORES = frozenset({"az", "grpc", "grpcs", "gs", "mooncake", "s3"})
 """Schemes of stores that other machines share."""
 
 SHORT_NAME_DIGITS = 12
@@ -96,7 +96,7 @@ def open_existing(url: str, bytes_max: int | None = None) -> StorageBackend:
 
 
 def has_cap_of_its_own(url: str) -> bool:
-    """Return whether a store is shared, and so takes no cap from who opens it: Mooncake, and what a service keeps."""
+    """Return whether a store takes no cap from who opens it: Mooncake, what a service keeps, and a bucket."""
     return url.partition(":")[0] in SHARED_STORES
 
 

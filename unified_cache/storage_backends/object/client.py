@@ -1,0 +1,170 @@
+"""Requests to a bucket: each call of obstore's, its errors in one line of ours, and a batch of them side by side."""
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from threading import TIMEOUT_MAX
+from typing import TYPE_CHECKING, TypeVar
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
+
+from unified_cache.core.errors import StorageError
+from unified_cache.storage_backends.common.bounded_call import CallThreads, current_call
+from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+__all__ = ["Bucket", "Item", "RequestThreads", "reason_of"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+LASTING = (PermissionDeniedError, UnauthenticatedError, FileNotFoundError, ValueError)
+"""Errors that asking again does not end."""
+
+_STATUS = re.compile(r"status code: (\d{3}[ A-Za-z-]*)")
+_CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+_CREDENTIALS = re.compile(r"169\.254\.|metadata\.google")
+_URL = re.compile(r"\w+://\S+")
+
+
+class Bucket:
+    """One prefix of a bucket, request by request; each raises StorageError where it failed. Thread-safe."""
+
+    def __init__(self, name: str, store: "ObjectStore") -> None:
+        """``name`` is for messages."""
+        self.name = name
+        self._store = store
+
+    def size_of(self, name: str) -> int | None:
+        """Return the bytes of an object, None if there is none."""
+        with self._plain_errors("head", name), suppress(FileNotFoundError):
+            return obstore.head(self._store, name)["size"]
+        return None
+
+    def read(self, name: str, bytes_max: int, bytes_min: int = 0) -> memoryview | int | None:
+        """Return an object, or its length alone where that is not within bounds; None if there is none.
+
+        No more than ``bytes_max`` is read, whatever lies there.
+        """
+        with self._plain_errors("get", name), suppress(FileNotFoundError):
+            found = obstore.get(self._store, name)
+            size = found.meta["size"]
+            return memoryview(found.bytes()) if bytes_min <= size <= bytes_max else size
+        return None
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Put an object unless there is one; return whether there was none. Nobody ever sees a part of it."""
+        with self._plain_errors("put", name), suppress(AlreadyExistsError):
+            obstore.put(self._store, name, content, mode="create")
+            return True
+        return False
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Put an object in the place of whatever is there."""
+        with self._plain_errors("put", name):
+            obstore.put(self._store, name, content, use_multipart=False)
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove objects, those that are not there too; in few requests where the service takes many names at once."""
+        if not names:
+            return
+        with self._plain_errors("delete", f"{len(names)} objects"):
+            try:
+                obstore.delete(self._store, names)
+            except FileNotFoundError:
+                for name in names:
+                    with suppress(FileNotFoundError):
+                        obstore.delete(self._store, name)
+
+    def listed(self, place: str, after: str = "") -> Iterator[list[tuple[str, int]]]:
+        """Yield names below ``place/`` with their bytes, in order and after that name, without ``place/``."""
+        last = after = f"{place}/{after}"
+        with self._plain_errors("list", place):
+            for chunk in obstore.list(self._store, place, offset=after, chunk_size=SCAN_OBJECTS_MAX):
+                names = [last, *[each["path"] for each in chunk]]
+                if names != sorted(names):
+                    raise StorageError(f"{self.name} must list names in order, found another order", retryable=False)
+                last = names[-1]
+                yield [(each["path"].removeprefix(f"{place}/"), each["size"]) for each in chunk]
+
+    def places_in(self, place: str) -> list[str]:
+        """Return what stands between ``place/`` and the next slash of names."""
+        with self._plain_errors("list", place):
+            found = obstore.list_with_delimiter(self._store, place)["common_prefixes"]
+            return [each.rpartition("/")[2] for each in found]
+
+    @contextmanager
+    def _plain_errors(self, request: str, name: str) -> Iterator[None]:
+        """Raise what obstore raises as a StorageError of one line, without addresses and without its cause."""
+        try:
+            yield
+            return
+        except (BaseError, OSError, ValueError) as error:
+            text, retryable = reason_of(str(error)), not isinstance(error, LASTING)
+        raise StorageError(f"{self.name}: {request} of {name}: {text}", retryable=retryable)
+
+
+def reason_of(text: str) -> str:
+    """Return what a message of obstore's says, but for addresses: they may be signed."""
+    text = text.partition("\n\nDebug source")[0]
+    if _CREDENTIALS.search(text):
+        return "no credentials in the environment, and the machine gave none"
+    status, code = _STATUS.search(text), _CODE.search(text)
+    if status is not None:
+        return status[1].strip() + (f" ({code[1]})" if code is not None else "")
+    if text.endswith("builder error"):
+        return "an endpoint of http: is used only where the variable ..._ALLOW_HTTP is true"
+    return _URL.sub("...", " ".join(text.rpartition(" - ")[2].split()))[:200]
+
+
+class RequestThreads:
+    """Threads that make the requests of a call side by side, with the caller's own. Thread-safe."""
+
+    def __init__(self, requests_max: int) -> None:
+        """``requests_max`` are those of one call at a time; calls share the threads."""
+        self._requests_max = requests_max
+        self._threads = CallThreads("object-request", max(requests_max - 1, 1))
+
+    def each(self, items: Sequence[Item], ask: Callable[[Item], Result]) -> list[Result | StorageError | None]:
+        """Make a request for each item; return what it returned or raised, None where none was made.
+
+        None is made after one that failed for good, or once the caller was given up. All are over on return.
+        """
+        found: list[Result | StorageError | None] = [None] * len(items)
+        waiting = deque(range(len(items)))
+        caller = current_call()
+
+        def work() -> None:
+            while waiting:
+                try:
+                    number = waiting.popleft()
+                except IndexError:  # another thread took the last one
+                    return
+                if caller is not None:
+                    caller.check()
+                try:
+                    found[number] = ask(items[number])
+                except StorageError as error:
+                    # Its traceback holds frames, and with them the caller's pages.
+                    found[number] = error.with_traceback(None)
+                    if not error.retryable:
+                        waiting.clear()
+
+        helpers = [self._threads.submit(work) for _ in range(min(len(items), self._requests_max) - 1)]
+        try:
+            work()
+        finally:
+            started = [helper for helper in helpers if not self._threads.withdraw(helper)]
+            for helper in started:
+                helper.settle(TIMEOUT_MAX)
+        for helper in started:
+            helper.result()
+        return found
+
+    def close(self) -> None:
+        """Release the threads; no call may be in flight."""
+        self._threads.close(0)
