@@ -1,0 +1,194 @@
+"""A bucket that dies, a network that loses answers, objects that somebody planted: a hit is never wrong bytes."""
+
+import gzip
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import obstore
+import pytest
+
+from tests.support.bucket import KEY, SECRET, LocalBucket
+from tests.support.bucket_proxy import BUCKET_FAULTS, BucketFault, BucketProxy
+from tests.support.waiting import wait_until
+from unified_cache.core.config import GuardConfig
+from unified_cache.core.errors import StorageError
+from unified_cache.core.seal import Flaw, Label
+from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
+from unified_cache.storage_backends.url import open_storage
+from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers import StorageGuard
+from unified_cache.testing.storage_contract import (
+    PAGE_BYTES,
+    blank_page,
+    bytes_of,
+    label,
+    open_for_contract,
+    sealed_page,
+)
+
+FAULTS_WANTED = 500
+BATCH_PAGES = 32
+PAGES = 256
+KILLS = 2
+KILLED_AT_PAGES = 300
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def proxy(bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketProxy]:
+    """Yield a proxy that stores find in the place of the bucket; their requests take a third of a second at most."""
+    with BucketProxy.running(bucket.endpoint, seed=38) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        monkeypatch.setenv("AWS_TIMEOUT", "300ms")
+        yield proxy
+
+
+def guarded(url: str) -> tuple[VerifiedStorage, StorageGuard]:
+    """Open a store as an engine does, but for a breaker that never opens, so that every call is made."""
+    backend = open_storage(url)
+    config = GuardConfig(deadline_s=PATIENCE_S, breaker_failures_max=1 << 30)
+    guard = StorageGuard(backend, backend.capability(), config, sleep=lambda _: None)
+    return VerifiedStorage(guard), guard
+
+
+def wrong_hits(storage: StorageBackend, labels: list[Label]) -> tuple[dict[Label, Answer], list[Label]]:
+    """Read pages; return the answers, and the hits whose bytes are not the page's."""
+    found = [blank_page(named) for named in labels]
+    answers = dict(zip(labels, storage.get(found), strict=True))
+    wrong = [
+        page.label for page in found if answers[page.label] and bytes_of(page) != bytes_of(sealed_page(page.label))
+    ]
+    return answers, wrong
+
+
+def test_five_hundred_faults_bring_no_wrong_byte_and_lose_nothing_that_was_stored(
+    bucket: LocalBucket, proxy: BucketProxy
+) -> None:
+    url = bucket.new_url()
+    storage, guard = guarded(url)
+    open_for_contract(storage)
+    proxy.rates = dict.fromkeys(BUCKET_FAULTS, 0.04)
+    choice = random.Random(38)
+    labels = [label(number) for number in range(PAGES)]
+    stored: set[Label] = set()
+    errors: list[StorageError] = []
+    hits_count = 0
+    while proxy.fired_count.total() < FAULTS_WANTED:
+        batch = choice.sample(labels, BATCH_PAGES)
+        try:
+            level = choice.choice(list(Level))
+            put = storage.put([sealed_page(named) for named in batch], level)
+            stored |= {named for named, answer in zip(batch, put, strict=True) if answer is Answer.STORED}
+            storage.exists(batch)
+            answers, wrong = wrong_hits(storage, batch)
+            assert not wrong
+            hits_count += sum(map(bool, answers.values()))
+            # What came back flawed by the network was removed: a miss, and no loss of the bucket's.
+            stored -= {named for named, answer in answers.items() if answer is Answer.FLAWED}
+        except StorageError as error:
+            errors.append(error)
+    assert set(proxy.fired_count) == set(BUCKET_FAULTS)
+    assert hits_count > PAGES
+    assert {str(error).splitlines()[0] for error in errors} == {str(error) for error in errors}
+    assert not [error for error in errors if any(each in str(error) for each in ("http:", KEY, SECRET))]
+    proxy.rates = {}
+    # A page that a call removed as flawed before the call failed was not counted above.
+    answers, wrong = wrong_hits(storage, sorted(stored))
+    assert not wrong
+    gone = [named for named, answer in answers.items() if answer is not Answer.HIT]
+    assert len(gone) <= storage.flaws_count.get(Flaw.PAYLOAD, 0) + storage.flaws_count.get(Flaw.HEADER, 0)
+    assert guard.stuck_count == 0
+    storage.close()
+
+
+def test_a_server_that_is_killed_amid_puts_has_every_page_that_it_acknowledged(bucket: LocalBucket) -> None:
+    storage, _ = guarded(bucket.new_url())
+    open_for_contract(storage)
+    stored: list[Label] = []
+
+    def store(numbers: range) -> int:
+        """Put pages until the server is gone; return the batches that failed."""
+        for start in range(numbers.start, numbers.stop, BATCH_PAGES):
+            batch = [label(number) for number in range(start, start + BATCH_PAGES)]
+            try:
+                answers = storage.put([sealed_page(named) for named in batch], Level.DURABLE)
+            except StorageError:
+                return 1
+            stored.extend(named for named, answer in zip(batch, answers, strict=True) if answer is Answer.STORED)
+            if Answer.UNAVAILABLE in answers:
+                return 1
+        return 0
+
+    with ThreadPoolExecutor(2) as threads:
+        for kill in range(KILLS):
+            wanted = len(stored) + KILLED_AT_PAGES
+            first = kill << 20
+            puts = [threads.submit(store, range(at, at + (1 << 18))) for at in (first, first + (1 << 19))]
+            assert wait_until(lambda: len(stored) >= wanted, PATIENCE_S)  # noqa: B023  # read before the next round
+            bucket.kill()
+            assert sum(put.result() for put in puts) == 2, "it died amid the puts of both"
+            bucket.start()
+            answers, wrong = wrong_hits(storage, stored)
+            assert not wrong
+            assert set(answers.values()) == {Answer.HIT}
+    storage.close()
+
+
+def test_objects_that_somebody_planted_are_misses_counted_and_removed(bucket: LocalBucket) -> None:
+    url = bucket.new_url()
+    storage, _ = guarded(url)
+    open_for_contract(storage)
+    planted = bucket.client(url.rpartition("/")[2])
+    right = bytes_of(sealed_page(label(0)))
+    bodies = {
+        "truncated": right[:-1],
+        "empty": b"",
+        "longer": right + b"x",
+        "flipped": right[:-1] + bytes([right[-1] ^ 1]),
+        "another page": bytes_of(sealed_page(label(99))),
+        "zeros": bytes(PAGE_BYTES),
+        "another format": right[:4] + b"\x09" + right[5:],
+        "a page of nobody's key": random.Random(1).randbytes(PAGE_BYTES),
+    }
+    labels = [label(number) for number in range(len(bodies))]
+    for named, body in zip(labels, bodies.values(), strict=True):
+        obstore.put(planted, f"pages/{named.object_name}", body)
+    # Its length is that of what is stored; nothing makes it longer on its way.
+    packed = label(len(bodies))
+    obstore.put(
+        planted, f"pages/{packed.object_name}", gzip.compress(bytes(1 << 24)), attributes={"Content-Encoding": "gzip"}
+    )
+    obstore.put(planted, f"pages/{label(0).identity.hex()}/what is this", b"x")
+    obstore.put(planted, "pages/x", b"x")
+    obstore.put(planted, "manifests/x.json", b"{")
+    asked = [*labels, packed]
+    answers, _ = wrong_hits(storage, asked)
+    assert set(answers.values()) == {Answer.FLAWED}
+    assert sum(storage.flaws_count.values()) == 5, "those of a page's length; the others were not read"
+    assert storage.exists(asked) == [Answer.MISS] * len(asked)
+    assert storage.put([sealed_page(named) for named in asked], Level.DURABLE) == [Answer.STORED] * len(asked)
+    assert set(wrong_hits(storage, asked)[0].values()) == {Answer.HIT}
+    storage.close()
+
+
+def test_a_planted_page_of_the_right_length_is_written_again_before_durable_is_said_of_it(bucket: LocalBucket) -> None:
+    url = bucket.new_url()
+    storage = open_storage(url)
+    planted = bucket.client(url.rpartition("/")[2])
+    for number, body in enumerate((bytes(PAGE_BYTES), b"short")):
+        obstore.put(planted, f"pages/{label(number).object_name}", body)
+    assert storage.put([sealed_page(label(0)), sealed_page(label(1))], Level.DURABLE) == [Answer.STORED] * 2
+    assert wrong_hits(storage, [label(0), label(1)]) == ({label(0): Answer.HIT, label(1): Answer.HIT}, [])
+    storage.close()
+
+
+def test_an_object_that_never_ends_is_not_read(bucket: LocalBucket, proxy: BucketProxy) -> None:
+    storage = open_storage(bucket.new_url())
+    proxy.rates = {BucketFault.BOMB: 1.0}
+    with pytest.raises(StorageError):  # the client hangs up, and the removal of what is flawed is answered by a bomb
+        storage.get([blank_page(label(1))])
+    assert proxy.fired_count[BucketFault.BOMB] >= 2
+    assert wait_until(lambda: not proxy.bombs_left, PATIENCE_S)
+    assert 0 < proxy.bomb_bytes < 64 << 20
+    storage.close()
