@@ -109,7 +109,7 @@ class LocalBucket:
                 "-master.telemetry=false",
                 "-master.volumeSizeLimitMB=64",
                 f"-volume.port={volume}",
-                "-volume.max=64",
+                "-volume.max=256",
                 f"-filer.port={filer}",
                 f"-filer.localSocket={self.directory}/filer.sock",
                 "-s3",

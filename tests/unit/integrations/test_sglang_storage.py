@@ -120,9 +120,12 @@ def test_a_pool_of_block_groups_is_left_out_of_the_verdict(start: Start) -> None
     assert found == SglangVerdict(3, {"kv": 3}, [1, 2, 3])
 
 
-@pytest.mark.parametrize("kind", ["file", "packed"])
-def test_what_was_stored_is_found_after_a_detach_and_an_attach(start: Start, tmp_path: Path, kind: str) -> None:
-    keys, url = hashes(4), f"{kind}:{tmp_path}"
+@pytest.mark.parametrize("kind", ["file", "packed", "bucket"])
+def test_what_was_stored_is_found_after_a_detach_and_an_attach(
+    start: Start, tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    keys = hashes(4)
+    url = request.getfixturevalue("bucket").new_url() if kind == "bucket" else f"{kind}:{tmp_path}"
     first = start(url=url)
     first.fill(range(4), 3)
     first.storage.batch_set_v1(keys, first.pools["kv"].indices(range(4)), SglangExtraInfo(hashes(1, "before")))

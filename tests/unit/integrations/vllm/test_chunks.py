@@ -48,8 +48,11 @@ def store_all(tier: ChunkTier, memory: HostMemory) -> None:
     assert not end.failed
 
 
-def test_an_engine_finds_what_another_has_stored(memory: HostMemory, tmp_path: Path) -> None:
-    url = f"file:{tmp_path}"
+@pytest.mark.parametrize("kind", ["file", "bucket"])
+def test_an_engine_finds_what_another_has_stored(
+    memory: HostMemory, tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    url = f"file:{tmp_path}" if kind == "file" else request.getfixturevalue("bucket").new_url()
     first = opened(memory, url)
     assert found(first, "a") == [ChunkAnswer.MISS] * 4
     store_all(first, memory)

@@ -1,0 +1,100 @@
+"""Commands and engines over a bucket, and what lies in it afterwards."""
+
+import json
+import re
+from contextlib import closing
+from pathlib import Path
+
+import obstore
+import pytest
+
+from tests.support.bucket import LocalBucket
+from tests.support.cluster import ask
+from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, fill, objects_of, open_store, restored_pages
+from unified_cache.core.page import Prompt
+from unified_cache.core.seal import verify
+from unified_cache.storage_backends.catalog import catalog_of
+from unified_cache.storage_backends.protocol import Level
+from unified_cache.storage_backends.url import open_storage
+from unified_cache.testing.storage_contract import label, open_for_contract, sealed_page
+
+LAYOUT = LAYOUTS["full_swa"]
+TOKENS = list(range(PAGES * PAGE_SIZE))
+PROMPTS = [Prompt.of(tokens, PAGE_SIZE, whole=True) for tokens in (TOKENS, TOKENS[::-1])]
+
+
+@pytest.fixture
+def url(bucket: LocalBucket) -> str:
+    """URL of a store of two prompts, which an engine has stored."""
+    url = bucket.new_url()
+    fill(open_storage(url), LAYOUT, PROMPTS)
+    return url
+
+
+def done(*arguments: str | Path) -> str:
+    """Run a command that succeeds; return its output."""
+    said = ask(*arguments)
+    assert said.status == 0, said.err
+    return said.out
+
+
+def test_an_engine_restores_from_a_bucket_what_another_has_stored(url: str) -> None:
+    assert restored_pages(open_storage(url), LAYOUT, PROMPTS[0]) == PAGES
+
+
+def test_what_lies_in_a_bucket_is_what_the_document_says(bucket: LocalBucket, url: str, tmp_path: Path) -> None:
+    fill(open_store("file", tmp_path), LAYOUT, PROMPTS)
+    identity = TOY.digest(LAYOUT).hex()
+    client = bucket.client(url.rpartition("/")[2])
+    (manifest,) = client.list("manifests").collect()
+    assert manifest["path"] == f"manifests/{identity}.json"
+    assert bytes(client.get(manifest["path"]).bytes()) == (tmp_path / identity / "manifest.json").read_bytes()
+    with closing(open_storage(url)) as storage:
+        pages = objects_of(storage, LAYOUT)
+    found = {each["path"]: bytes(obstore.get(client, each["path"]).bytes()) for each in client.list("pages").collect()}
+    assert found == {f"pages/{named.object_name}": page for named, page in pages.items()}
+    assert all(re.fullmatch(rf"pages/{identity}/[0-9a-f]{{64}}\.[a-z0-9_]+", name) for name in found)
+    assert not [named for named, page in pages.items() if verify(memoryview(page), named)]
+    with closing(open_store("file", tmp_path)) as stored:
+        assert objects_of(stored, LAYOUT) == pages
+
+
+def test_pages_go_from_a_directory_to_a_bucket_and_back(bucket: LocalBucket, url: str, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(" ".join(map(str, TOKENS)), encoding="utf-8")
+    done("backup", url, f"file:{tmp_path / 'copy'}")
+    other = bucket.new_url()
+    done("backup", f"file:{tmp_path / 'copy'}", other)
+    done("prefetch", other, "--into", f"packed:{tmp_path / 'host'}", "--tokens", tokens)
+    done("explain", "--storage", other, "--tokens", tokens)
+    assert restored_pages(open_store("packed", tmp_path / "host"), LAYOUT, PROMPTS[0]) == PAGES
+    assert done("conformance", other, "--not-empty")
+
+
+def test_a_bucket_is_verified_shrunk_and_cleared_by_commands(url: str) -> None:
+    before = json.loads(done("storage", "stat", url, "--json"))["identities"]
+    assert [each["model"] for each in before] == [TOY.model]
+    done("storage", "verify", url)
+    with closing(open_storage(url)) as storage:
+        pages = objects_of(storage, LAYOUT)
+    stored_bytes = sum(map(len, pages.values()))
+    said = json.loads(done("storage", "gc", url, "--bytes-max", str(stored_bytes // 2), "--json"))
+    assert 0 < said["bytes"] <= stored_bytes // 2
+    done("storage", "scrub", url)
+    done("storage", "clear", url, "--identity", TOY.digest(LAYOUT).hex(), "--yes")
+    with closing(open_storage(url)) as storage:
+        assert objects_of(storage, LAYOUT) == {}
+        assert set(catalog_of(storage).manifests()) == {TOY.digest(LAYOUT)}
+
+
+def test_more_pages_than_a_listing_has_are_all_listed_and_all_cleared(bucket: LocalBucket) -> None:
+    with closing(open_for_contract(open_storage(bucket.new_url()))) as storage:
+        pages = [sealed_page(label(number)) for number in range(1_500)]
+        assert all(storage.put(pages, Level.CACHED))
+        identity = pages[0].label.identity
+        first = storage.scan(identity)
+        second = storage.scan(identity, first.cursor)
+        assert [len(first.objects), len(second.objects), second.cursor] == [1_000, 500, ""]
+        assert {each.label for each in (*first.objects, *second.objects)} == {page.label for page in pages}
+        assert storage.clear(identity) == 1_500
+        assert storage.scan(identity).objects == []
