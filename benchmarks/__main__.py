@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from benchmarks.buckets import bucket_figures
 from benchmarks.compare import KeptRun, compare_runs, print_compared, record_compared
 from benchmarks.components import components_figures
 from benchmarks.copies import copies_figures
@@ -53,6 +54,7 @@ SECTIONS: dict[str, Section] = {
     "transfer": transfer_figures,
     "remote": remote_figures,
     "mooncake": mooncake_figures,
+    "bucket": bucket_figures,
 }
 """Sections by the name that ``--only`` takes."""
 

@@ -25,6 +25,7 @@ class Effort:
     ttft_rounds: int
     transfer_rounds: int
     mooncake_rounds: int
+    bucket_rounds: int
     depth_rounds: int
 
 
@@ -41,6 +42,7 @@ FULL = Effort(
     ttft_rounds=5,
     transfer_rounds=9,
     mooncake_rounds=25,
+    bucket_rounds=9,
     depth_rounds=7,
 )
 
@@ -57,6 +59,7 @@ QUICK = Effort(
     ttft_rounds=3,
     transfer_rounds=3,
     mooncake_rounds=5,
+    bucket_rounds=2,
     depth_rounds=2,
 )
 
