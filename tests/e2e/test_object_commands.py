@@ -2,22 +2,27 @@
 
 import json
 import re
+import shlex
 from contextlib import closing
 from pathlib import Path
 
 import obstore
 import pytest
 
+from tests.sources import ROOT
 from tests.support.bucket import LocalBucket
 from tests.support.cluster import ask
+from tests.support.documents import code_blocks
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, fill, objects_of, open_store, restored_pages
 from unified_cache.core.page import Prompt
 from unified_cache.core.seal import verify
 from unified_cache.storage_backends.catalog import catalog_of
+from unified_cache.storage_backends.object.store import PAGES as PAGES_PLACE
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.testing.storage_contract import label, open_for_contract, sealed_page
 
+DOCUMENT_URL = "s3://kv-pages/prod"
 LAYOUT = LAYOUTS["full_swa"]
 TOKENS = list(range(PAGES * PAGE_SIZE))
 PROMPTS = [Prompt.of(tokens, PAGE_SIZE, whole=True) for tokens in (TOKENS, TOKENS[::-1])]
@@ -57,6 +62,18 @@ def test_what_lies_in_a_bucket_is_what_the_document_says(bucket: LocalBucket, ur
     assert not [named for named, page in pages.items() if verify(memoryview(page), named)]
     with closing(open_store("file", tmp_path)) as stored:
         assert objects_of(stored, LAYOUT) == pages
+
+
+def test_the_commands_of_the_document_on_a_bucket_work(url: str) -> None:
+    section = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8").partition("## A bucket\n")[2]
+    conformance, rule, collect = (shlex.split(block.text) for block in list(code_blocks(section))[:3])
+    for command in (conformance, collect):
+        done(
+            *(url if word == DOCUMENT_URL else word for word in command[1:]),
+            *["--not-empty"] * (command == conformance),
+        )
+    (only,) = json.loads(rule[-1])["Rules"]
+    assert only["Filter"]["Prefix"] == f"{DOCUMENT_URL.rpartition('/')[2]}/{PAGES_PLACE}/"
 
 
 def test_pages_go_from_a_directory_to_a_bucket_and_back(bucket: LocalBucket, url: str, tmp_path: Path) -> None:

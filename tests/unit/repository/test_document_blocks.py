@@ -17,6 +17,7 @@ VLLM = "tests/engines/vllm/check_serve.py"
 SERVICE = f"{OPERATING}::test_the_commands_and_settings_of_the_document_on_the_service_work"
 OPERATE = f"{OPERATING}::test_an_operator_can_do_what_the_guide_says"
 CLUSTER = f"{OPERATING}::test_the_commands_of_the_document_on_clusters_work"
+BUCKET = "tests/e2e/test_object_commands.py::test_the_commands_of_the_document_on_a_bucket_work"
 DEMOS = f"{OPERATING}::test_the_demos_of_the_documents_run"
 LAYOUTS = (
     "tests/unit/components/test_layout_document.py::"
@@ -51,6 +52,7 @@ RUN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
         "tests/e2e/test_deploy_document.py": ("openssl req", "unified-cache ping 'grpcs://"),
         CLUSTER: ("unified-cache serve --config service.toml --storage mooncake:",),
+        BUCKET: ("unified-cache conformance s3:", "unified-cache storage gc s3:"),
     },
     "docs/embedding.md": {
         DEMOS: ("unified-cache demo",),
@@ -130,14 +132,13 @@ NOT_RUN: Mapping[str, Mapping[str, str]] = {
     "docs/cluster.md": {
         "$ apt-get install": "changes the machine; make test has scripts/system_libraries.py do it, where it may",
         "# /etc/systemd/system/mooncake-master": "needs systemd as the first process; test_deploy.py checks units",
-        "FROM python": "needs a container engine and its registry",
-        "$ docker run": "needs a container engine",
     },
     "docs/deploy.md": {
         "python3 -m venv /opt": "writes to /opt and asks the package index; make release does it elsewhere",
         "install -m 0644": "changes the machine, and needs systemd as the first process",
         "make release": "builds for minutes, and then needs podman",
         "kubectl": "needs a cluster; test_deploy.py holds the manifests against the published schemas",
+        "aws s3api": "needs an account; the test of the other commands reads its rule",
         "/opt/unified-cache/bin/pip": "changes the machine, and needs systemd as the first process",
     },
 }

@@ -48,8 +48,8 @@ class EmbeddedSettings(Settings):
     host_pages: PageCountsOrNone | None = None
     """Pages of host memory (L2) in the place of ``host_bytes``; 0 for none."""
     storage: str | None = None
-    """URL of the store (L3): ``file:DIR``, ``packed:DIR``, ``grpc://HOST:PORT``, ``mooncake://HOST``, ``memory:``,
-    ``package.module:factory``, or ``none``."""
+    """URL of the store (L3): ``file:DIR``, ``packed:DIR``, ``grpc://HOST:PORT``, ``mooncake://HOST``,
+    ``s3://BUCKET``, ``memory:``, ``package.module:factory``, or ``none``."""
     storage_bytes: Bytes | None = None
     """Cap on the store, headers included; unset, it may take all that its file system has."""
     retention: Retained = Retention()
