@@ -282,13 +282,16 @@ def _figures(job: EngineJob, engine: LinkedEngine, outcome: JobOutcome) -> None:
                     PoolName.SWA, keys=keys[-job.window_pages :], hit_policy=PoolHitPolicy.TRAILING_PAGES
                 )
                 transfers.append(window)
+            if engine.parts.requests is not None:
+                transfers.append(PoolTransfer(PoolName.MAMBA, keys=keys[-1:], hit_policy=PoolHitPolicy.TRAILING_PAGES))
             for _ in range(LOOKUPS):
                 engine.linker.lookup(f"timed {each}", transfers)
         found["lookups"].append(LOOKUPS * job.prompts / (time.perf_counter() - started_s))
         engine.forget()
         started_s = time.perf_counter()
         for each, tokens in enumerate(prompts):
-            _ask(engine, outcome, tokens, f"again {number} {each}", job.pages)
+            again = _ask(engine, outcome, tokens, f"again {number} {each}", job.pages)
+            assert again.host_pages == job.pages, f"{again.host_pages} of {job.pages} pages came back from the store"
         found["load after a restart"].append(megabytes / (time.perf_counter() - started_s))
         engine.forget()
     outcome.figures = found

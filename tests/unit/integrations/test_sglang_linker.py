@@ -73,7 +73,7 @@ def test_pages_that_an_offload_finds_here_do_not_go_for_its_others() -> None:
     hold(tier, {"kv": chain(1, "another")})
     assert tier.lacking("kv", keys) == keys[1:]
     hold(tier, {"kv": keys[1:]})
-    assert tier.pin({"kv": keys}) is not None
+    assert tier.holds({"kv": keys})
 
 
 def test_pins_of_a_request_that_never_comes_back_end() -> None:
@@ -126,9 +126,7 @@ def test_the_head_of_a_prompt_stays_while_its_tail_is_in_use() -> None:
     tier.lookup("r", keys[:6], {"kv": SPAN_ALL})
     for part in (keys[:4], keys[4:6]):  # as two nodes of the engine's tree
         hold(tier, {"kv": part})
-        pinned = tier.pin({"kv": part})
-        assert pinned is not None
-        tier.unpin(pinned)
+        assert tier.holds({"kv": part})
     hold(tier, {"kv": chain(4, "others")})
     assert tier.lacking("kv", keys[:6]) == keys[4:6]
     tier.lookup("r", keys[3:], {"kv": SPAN_ALL})  # the engine's device has the others
@@ -165,7 +163,7 @@ def test_every_slot_is_free_or_held_once_nobody_uses_any(seed: int) -> None:
         elif step == 1:
             tier.lookup(f"r{rng.randrange(4)}", some, {"kv": SPAN_ALL})
         elif step == 2:
-            pinned += [slots for slots in [tier.pin({"kv": some[:1]})] if slots is not None]
+            pinned.append({"kv": tier.pin_held("kv", some)[1]})
         elif step == 3 and pinned:
             tier.unpin(pinned.pop(rng.randrange(len(pinned))))
         elif number % 50 == 0:
@@ -215,9 +213,8 @@ class Linked:
             for key, slot in zip(keys, slots["kv" if pool == "kv" else "swa"], strict=True):
                 memory[slot] = content(pool, key)
         self.tier.publish(named, slots, self.tier.clears_count)
-        pinned = self.tier.pin(named)
-        assert pinned is not None
-        self.storage.store(named, pinned)
+        assert self.tier.holds(named)
+        self.storage.store(named)
 
     def forget(self) -> None:
         """Forget the host tier, once all is stored, and overwrite it."""
@@ -310,17 +307,28 @@ def test_what_another_rank_writes_is_not_written(linked: Linked) -> None:
         other.close()
 
 
+def test_a_prompt_that_takes_most_of_the_host_tier_is_stored(linked: Linked) -> None:
+    keys = chain(60)
+    linked.offload(keys)
+    linked.forget()
+    assert (linked.storage.counts().stored, linked.storage.counts().dropped) == (120, 0)
+    assert linked.fetch(keys)[-1] == 60
+
+
 def test_a_store_that_hangs_holds_up_nobody_and_what_is_too_much_for_it_is_dropped() -> None:
     faulty = faulty_store(Method.PUT, StorageFault.HANG)
     config = EngineStoreConfig(guard=GuardConfig(deadline_s=0.2))
     with EngineStore.opened_by(lambda: faulty, config) as store:
         linked = Linked(store)
-        for number in range(8):
-            linked.offload(chain(4, f"prompt {number}"))
-            assert linked.tier.lookup("r", chain(4, f"prompt {number}"), linked.spans) == [1, 2, 3, 4]
+        prompts = [chain(4, f"prompt {number}") for number in range(40)]
+        for keys in prompts:
+            linked.offload(keys)
+            assert linked.tier.lookup("r", keys, linked.spans) == [1, 2, 3, 4]
         assert linked.storage.counts().dropped > 0
         assert wait_until(lambda: not linked.storage.backlog, 30)
-        assert linked.storage.counts().stored == 0
+        counts = linked.storage.counts()
+        assert counts.stored == 0
+        assert counts.not_stored + counts.dropped == 40 * 8
         linked.forget()
         assert linked.tier.free_counts() == {"kv": 64, "swa": 64}
         linked.close()

@@ -327,10 +327,9 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
         if not self._tier.publish(copied, slots, clears_count):
             return False
         keys = {part.component: part.keys for part in parts}
-        pinned = self._tier.pin(keys)
-        if pinned is None:  # one of them has gone for others' pages
+        if not self._tier.holds(keys):  # one of them has gone for others' pages
             return False
-        self._storage.store(keys, pinned)
+        self._storage.store(keys)
         return True
 
     # ---- operation -------------------------------------------------------------------------------------------------
@@ -345,10 +344,7 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
 
     def reset(self) -> None:
         """Wait until copies from and to the device have ended, and forget the host tier; what is stored stays."""
-        for rid in list(self._queued):
-            self.cancel_queued_load(rid)
-        for threads in (self._loads, self._offloads):
-            threads.submit(lambda: None).settle(RESET_S_MAX)
+        self._end_copies()
         self._tier.clear()
         self._storage.forget()
         self._offloaded.clear()
@@ -356,7 +352,7 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
 
     def close(self) -> None:
         """End all copies, store what waits, within ``CLOSE_TIMEOUT_S``, and release memory and store."""
-        self.reset()
+        self._end_copies()
         self._loads.close(RESET_S_MAX)
         self._offloads.close(RESET_S_MAX)
         self._storage.close(CLOSE_TIMEOUT_S)
@@ -367,6 +363,12 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
         self._engine_pools.close()
         self._store.close(CLOSE_TIMEOUT_S)
         self._memory.close()
+
+    def _end_copies(self) -> None:
+        for rid in list(self._queued):
+            self.cancel_queued_load(rid)
+        for threads in (self._loads, self._offloads):
+            threads.submit(lambda: None).settle(RESET_S_MAX)
 
     def _parts(self, transfers: Sequence[PoolTransfer]) -> list[_Transfer]:
         """Return the transfers of components that are linked, the leading one first."""

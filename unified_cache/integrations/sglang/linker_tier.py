@@ -203,18 +203,25 @@ class LinkerHostTier:
                     pages.hold(key, slot)
             return clears_count == self.clears_count
 
-    def pin(self, keys: ComponentKeys) -> ComponentSlots | None:
-        """Pin pages that follow each other in a chain; None if one of them is not held."""
+    def holds(self, keys: ComponentKeys) -> bool:
+        """Return whether all these pages are held, those of each component a chain; they become recent then."""
         with self._guard:
-            found = {name: self._slots(name, of) for name, of in keys.items()}
-            slots = {name: of for name, of in found.items() if of is not None}
-            if len(slots) < len(keys):
-                return None
-            self._pin(slots)
-            for of in keys.values():
-                self._record_chain(of)
-                self._touch_before(of)
-            return slots
+            is_whole = all(key in self._pages[name].slots for name, of in keys.items() for key in of)
+            if is_whole:
+                for name, of in keys.items():
+                    self._pages[name].touch(of)
+                    self._record_chain(of)
+                    self._touch_before(of)
+            return is_whole
+
+    def pin_held(self, component: str, keys: Sequence[str]) -> tuple[list[str], Slots]:
+        """Pin those of these pages that a component holds; return their keys and slots."""
+        with self._guard:
+            pages = self._pages[component]
+            held = [key for key in keys if key in pages.slots]
+            slots: Slots = np.array([pages.slots[key] for key in held], np.int32)
+            pages.pins[slots] += 1
+            return held, slots
 
     def unpin(self, slots: ComponentSlots) -> None:
         """Take a pin from each page."""

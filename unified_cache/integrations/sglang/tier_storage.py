@@ -14,7 +14,7 @@ from unified_cache.core.page import PageKey
 from unified_cache.core.pool import Slots
 from unified_cache.core.window import window
 from unified_cache.integrations.engine_store.pools import BundlePages, EnginePools, PoolNeed
-from unified_cache.integrations.sglang.linker_tier import ComponentKeys, ComponentSlots, LinkerHostTier
+from unified_cache.integrations.sglang.linker_tier import ComponentKeys, LinkerHostTier
 from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallThreads
 
 __all__ = ["ComponentBundles", "TierStorage", "TierStorageCounts"]
@@ -27,9 +27,6 @@ FETCHES_MAX = 64
 
 FETCH_PAGES = 64
 """Pages of a component that are read and published together."""
-
-BACKLOG_PARTS = 4
-"""Pages that wait to be stored may pin one in so many of a component's."""
 
 ASKED_MAX = 4096
 """Requests of which it is remembered that the store was asked."""
@@ -56,7 +53,7 @@ class TierStorageCounts:
     not_stored: int = 0
     """That the store did not take."""
     dropped: int = 0
-    """That were not given to the store, since too many waited."""
+    """That were not given to the store: too many waited, or they went for others' pages before it was their turn."""
 
 
 class TierStorage:
@@ -73,9 +70,9 @@ class TierStorage:
         self._tier = tier
         self._pools = pools
         self._components = components
-        self._backlog_max = {name: max(1, pages // BACKLOG_PARTS) for name, pages in pages_max.items()}
-        self._backlog = dict.fromkeys(pages_max, 0)
-        """By component: pages that wait to be stored."""
+        self._backlog_max = sum(pages_max.values())
+        self._backlog = 0
+        """Pages that wait to be stored."""
         self._asked: OrderedDict[str, str] = OrderedDict()
         """By request: the last page of the prompt that the store was asked for."""
         self._fetches_count = 0
@@ -99,26 +96,26 @@ class TierStorage:
             self._fetches_count += 1
         return self._threads.submit(partial(self._fetch, keys, spans, held_end), self._end_fetch)
 
-    def store(self, keys: ComponentKeys, slots: ComponentSlots) -> None:
-        """Store pinned pages, those of each component in the order of their chain; takes their pins from them."""
+    def store(self, keys: ComponentKeys) -> None:
+        """Store pages of the host tier, those of each component in the order of their chain, as far as they stay there.
+
+        They are pinned when it is their turn, so that those who wait keep no other page out.
+        """
         written = {name: of for name, of in keys.items() if self._components[name].written}
+        pages_count = sum(map(len, written.values()))
         with self._guard:
-            has_room = all(self._backlog[name] + len(of) <= self._backlog_max[name] for name, of in slots.items())
-            if written and has_room:
-                self._add_backlog(slots, 1)
-            elif written:
-                dropped = sum(map(len, written.values()))
-                self._counts = replace(self._counts, dropped=self._counts.dropped + dropped)
-        if written and has_room:
-            store = partial(self._store, written, slots)
-            self._threads.submit(store, partial(self._end_store, slots), is_urgent=False)
-        else:
-            self._tier.unpin(slots)
+            is_taken = self._backlog + pages_count <= self._backlog_max
+            if is_taken:
+                self._backlog += pages_count
+            else:
+                self._counts = replace(self._counts, dropped=self._counts.dropped + pages_count)
+        if is_taken and written:
+            self._threads.submit(partial(self._store, written), partial(self._end_store, pages_count), is_urgent=False)
 
     @property
     def backlog(self) -> int:
         """Pages that wait to be stored."""
-        return sum(self._backlog.values())
+        return self._backlog
 
     def forget(self) -> None:
         """Forget which requests the store was asked for, since the host tier holds nothing of what it gave."""
@@ -184,15 +181,21 @@ class TierStorage:
         self._tier.publish({component: [keys[number] for number in whole]}, {component: slots[whole]}, clears_count)
         return len(whole)
 
-    def _store(self, keys: ComponentKeys, slots: ComponentSlots) -> None:
+    def _store(self, keys: ComponentKeys) -> None:
         for name, of in keys.items():
-            written = self._components[name].written
-            answers = self._pools.put(self._batch(written, of, slots[name]))
+            held, slots = self._tier.pin_held(name, of)
+            try:
+                answers = self._pools.put(self._batch(self._components[name].written, held, slots))
+            finally:
+                self._tier.unpin({name: slots})
             stored = sum(all(of_page) for of_page in zip(*answers, strict=True))
             with self._guard:
                 counts = self._counts
                 self._counts = replace(
-                    counts, stored=counts.stored + stored, not_stored=counts.not_stored + len(of) - stored
+                    counts,
+                    stored=counts.stored + stored,
+                    not_stored=counts.not_stored + len(held) - stored,
+                    dropped=counts.dropped + len(of) - len(held),
                 )
 
     @staticmethod
@@ -204,11 +207,6 @@ class TierStorage:
         with self._guard:
             self._fetches_count -= 1
 
-    def _end_store(self, slots: ComponentSlots, call: BoundedCall[None]) -> None:
+    def _end_store(self, pages_count: int, call: BoundedCall[None]) -> None:
         with self._guard:
-            self._add_backlog(slots, -1)
-        self._tier.unpin(slots)
-
-    def _add_backlog(self, slots: ComponentSlots, times: int) -> None:
-        for name, of in slots.items():
-            self._backlog[name] += times * len(of)
+            self._backlog -= pages_count
