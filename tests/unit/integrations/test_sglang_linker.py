@@ -18,7 +18,7 @@ from unified_cache.integrations.engine_store import EngineStore, EngineStoreConf
 from unified_cache.integrations.engine_store.pools import AffineRows, BundleName, EnginePools
 from unified_cache.integrations.sglang.linker_tier import LOOKUP_PIN_S, LinkerHostTier
 from unified_cache.integrations.sglang.settings import LinkerSettings
-from unified_cache.integrations.sglang.tier_storage import ComponentBundles, TierStorage
+from unified_cache.integrations.sglang.tier_storage import ASK_AGAIN_S, ASKS_MAX, ComponentBundles, TierStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.wrappers import Method
 
@@ -176,12 +176,14 @@ def test_every_slot_is_free_or_held_once_nobody_uses_any(seed: int) -> None:
 
 
 class FaultOfMethod:
-    """A plan that gives every call of one method the same fault."""
+    """A plan that gives every call of one method the same fault, and counts these calls."""
 
     def __init__(self, method: Method, fault: StorageFault) -> None:
         self.method, self.fault = method, fault
+        self.calls_count = 0
 
     def fault_of(self, number: int, method: Method) -> StorageFault | None:
+        self.calls_count += method is self.method
         return self.fault if method is self.method else None
 
 
@@ -201,7 +203,8 @@ class Linked:
             self.pools.add(pool, AffineRows([memory.ctypes.data], [PAGE_BYTES], [PAGE_BYTES], pages + 1))
         bundles = {"kv": (("kv",),), "swa": (("state", "swa"),)}
         components = {name: ComponentBundles(each, each) for name, each in bundles.items()}
-        self.storage = TierStorage(self.tier, self.pools, components, {"kv": pages, "swa": pages})
+        self.clock = ManualClock()
+        self.storage = TierStorage(self.tier, self.pools, components, {"kv": pages, "swa": pages}, self.clock)
         self.spans = {"kv": SPAN_ALL, "swa": 2}
 
     def offload(self, keys: Sequence[str]) -> None:
@@ -288,12 +291,43 @@ def test_a_fetch_goes_on_from_what_the_host_tier_holds(linked: Linked) -> None:
     assert linked.wrong(keys, 10) == 0
 
 
-def test_the_store_is_asked_once_for_each_prompt_of_a_request(linked: Linked) -> None:
+def test_a_request_is_answered_by_the_first_fetch_of_each_of_its_prompts(linked: Linked) -> None:
     keys = chain(4)
     assert linked.storage.fetch("r", keys, linked.spans, 0) is not None
     assert linked.storage.fetch("r", keys, linked.spans, 0) is None
     assert linked.storage.fetch("r", keys[:3], linked.spans, 0) is not None
     assert linked.storage.fetch("another", keys, linked.spans, 0) is not None
+
+
+@pytest.mark.parametrize(("pauses", "asks"), [(0, 1), (1, 2), (ASKS_MAX + 2, ASKS_MAX)])
+def test_a_request_that_waits_asks_a_store_that_fails_again_after_a_pause_some_times(pauses: int, asks: int) -> None:
+    plan = FaultOfMethod(Method.EXISTS, StorageFault.FAIL)
+    faulty = FaultyStorage(MemoryStorage(), plan, random.Random(1))
+    config = EngineStoreConfig(guard=GuardConfig(breaker_failures_max=1_000))
+    with EngineStore.opened_by(lambda: faulty, config) as store:
+        linked, keys = Linked(store), chain(4)
+        assert linked.fetch(keys) == []
+        calls_count = plan.calls_count
+        for _ in range(pauses):
+            linked.clock.now_s += ASK_AGAIN_S
+            for _ in range(3):
+                linked.fetch(keys)
+        linked.storage.close(30)
+        assert plan.calls_count == asks * calls_count > 0
+        linked.close()
+        faulty.release()
+
+
+def test_what_another_engine_has_stored_meanwhile_is_found_by_a_request_that_waits(linked: Linked) -> None:
+    keys = chain(4)
+    assert linked.fetch(keys) == []
+    linked.offload(keys)
+    assert wait_until(lambda: not linked.storage.backlog, 10)
+    linked.tier.clear()
+    assert linked.fetch(keys) == []
+    linked.clock.now_s += ASK_AGAIN_S
+    linked.fetch(keys)
+    assert wait_until(lambda: linked.tier.lookup("r", keys, linked.spans) == [4], 10)
 
 
 def test_what_another_rank_writes_is_not_written(linked: Linked) -> None:

@@ -18,7 +18,7 @@ prompt for long, so that nobody asks for it here.
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from threading import Lock
@@ -92,6 +92,13 @@ class _ComponentPages:
         """Make pages recent, the first of them most of all."""
         for key in reversed(keys):
             self.slots.move_to_end(key)
+
+    def pin_held(self, keys: Sequence[str]) -> tuple[list[str], Slots]:
+        """Pin those of these pages that are held; return their keys and slots."""
+        held = [key for key in keys if key in self.slots]
+        slots: Slots = np.array([self.slots[key] for key in held], np.int32)
+        self.pins[slots] += 1
+        return held, slots
 
     def unpin(self, slots: Slots) -> None:
         """Take a pin from each; free those whose pages are not held any more."""
@@ -167,15 +174,12 @@ class LinkerHostTier:
     def take(self, rid: str, keys: ComponentKeys) -> ComponentSlots | None:
         """Pin pages for a load, in the place of the request's look-up; None if one of them is not held."""
         with self._guard:
-            found = {name: self._slots(name, of) for name, of in keys.items()}
-            slots = {name: of for name, of in found.items() if of is not None}
-            is_whole = len(slots) == len(keys)
-            if is_whole:
-                self._pin(slots)
+            is_whole = self._holds(keys)
+            slots = {name: self._pages[name].pin_held(of)[1] for name, of in keys.items()} if is_whole else None
             older = self._lookups.pop(rid, None)
             if older is not None:
                 self._unpin_lookup(older)
-            return slots if is_whole else None
+            return slots
 
     def reserve(self, counts: Mapping[str, int]) -> ComponentSlots | None:
         """Return slots for pages that are on their way, evicting others; None where there is no room for all."""
@@ -206,7 +210,7 @@ class LinkerHostTier:
     def holds(self, keys: ComponentKeys) -> bool:
         """Return whether all these pages are held, those of each component a chain; they become recent then."""
         with self._guard:
-            is_whole = all(key in self._pages[name].slots for name, of in keys.items() for key in of)
+            is_whole = self._holds(keys)
             if is_whole:
                 for name, of in keys.items():
                     self._pages[name].touch(of)
@@ -217,11 +221,7 @@ class LinkerHostTier:
     def pin_held(self, component: str, keys: Sequence[str]) -> tuple[list[str], Slots]:
         """Pin those of these pages that a component holds; return their keys and slots."""
         with self._guard:
-            pages = self._pages[component]
-            held = [key for key in keys if key in pages.slots]
-            slots: Slots = np.array([pages.slots[key] for key in held], np.int32)
-            pages.pins[slots] += 1
-            return held, slots
+            return self._pages[component].pin_held(keys)
 
     def unpin(self, slots: ComponentSlots) -> None:
         """Take a pin from each page."""
@@ -277,24 +277,17 @@ class LinkerHostTier:
         slots = self._pages[component].slots
         return np.fromiter([key not in slots for key in keys], np.bool_, len(keys))
 
-    def _slots(self, component: str, keys: Iterable[str]) -> Slots | None:
-        held = self._pages[component].slots
-        slots = [held.get(key, 0) for key in keys]
-        return np.array(slots, np.int32) if all(slots) else None
-
-    def _pin(self, slots: ComponentSlots) -> None:
-        for name, of in slots.items():
-            self._pages[name].pins[of] += 1
+    def _holds(self, keys: ComponentKeys) -> bool:
+        return all(key in self._pages[name].slots for name, of in keys.items() for key in of)
 
     def _pin_lookup(self, rid: str, keys: Sequence[str], spans: Mapping[str, int]) -> None:
         """Pin the pages that a resume at any end needs, and make those of the last end recent."""
         slots: dict[str, Slots] = {}
         for name, span in spans.items():
             pages = self._pages[name]
-            slots[name] = np.array([pages.slots[key] for key in keys if key in pages.slots], np.int32)
+            slots[name] = pages.pin_held(keys)[1]
             pages.touch(keys[window(len(keys), span) :])
             self._lookup_pins[name] += len(slots[name])
-        self._pin(slots)
         self._lookups[rid] = _LookupPins(slots, self._clock())
 
     def _unpin_lookup(self, pins: _LookupPins) -> None:

@@ -4,10 +4,12 @@ fetch    a request's pages that the host tier lacks and the store has: look up, 
 store    pages that the engine has offloaded: put as soon as a thread is free, or dropped where too many wait
 """
 
+import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from threading import Lock
 
 from unified_cache.core.page import PageKey
@@ -31,6 +33,12 @@ FETCH_PAGES = 64
 ASKED_MAX = 4096
 """Requests of which it is remembered that the store was asked."""
 
+ASK_AGAIN_S = 1.0
+"""Time after which a request that still waits asks again: the store may be back, or another engine have stored."""
+
+ASKS_MAX = 3
+"""Times that a request asks the store for one prompt."""
+
 
 @dataclass(frozen=True, slots=True)
 class ComponentBundles:
@@ -42,7 +50,7 @@ class ComponentBundles:
     """Those of them that this rank writes: of pages that all ranks have alike, one rank writes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TierStorageCounts:
     """Pages, over all components, since the start."""
 
@@ -56,6 +64,16 @@ class TierStorageCounts:
     """That were not given to the store: too many waited, or they went for others' pages before it was their turn."""
 
 
+@dataclass(frozen=True, slots=True)
+class _PromptAsks:
+    """Times that the store was asked for one prompt of a request."""
+
+    key: str
+    """Of the last page of the prompt."""
+    count: int = 0
+    last_s: float = -inf
+
+
 class TierStorage:
     """Fetches and writes of one rank. ``fetch`` and ``store`` return at once; any thread may call."""
 
@@ -65,6 +83,7 @@ class TierStorage:
         pools: EnginePools,
         components: Mapping[str, ComponentBundles],
         pages_max: Mapping[str, int],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``pages_max`` is the number of pages of the host tier, by component."""
         self._tier = tier
@@ -73,28 +92,39 @@ class TierStorage:
         self._backlog_max = sum(pages_max.values())
         self._backlog = 0
         """Pages that wait to be stored."""
-        self._asked: OrderedDict[str, str] = OrderedDict()
-        """By request: the last page of the prompt that the store was asked for."""
+        self._asked: OrderedDict[str, _PromptAsks] = OrderedDict()
+        """By request."""
         self._fetches_count = 0
         self._arriving: set[tuple[str, str]] = set()
         """Component and key of pages that a fetch is reading."""
         self._counts = TierStorageCounts()
+        self._clock = clock
         self._guard = Lock()
         self._threads = CallThreads("unified-cache-linker-storage", THREADS_MAX, deferrable_max=1)
 
     def fetch(
         self, rid: str, keys: Sequence[str], spans: Mapping[str, int], held_end: int
     ) -> "BoundedCall[None] | None":
-        """Begin to fetch what would let the request resume later than at ``held_end``, once for each prompt of it."""
+        """Begin to fetch what would let the request resume later than at ``held_end``.
+
+        Returned to be waited for is the first fetch of each prompt of a request. While the request is looked up again,
+        the store is asked again, ``ASKS_MAX`` times with a pause between, and nobody waits.
+        """
+        now_s = self._clock()
         with self._guard:
-            if self._fetches_count >= FETCHES_MAX or self._asked.get(rid) == keys[-1]:
+            asked = self._asked.get(rid)
+            if asked is None or asked.key != keys[-1]:
+                asked = _PromptAsks(keys[-1])
+            is_early = now_s < asked.last_s + ASK_AGAIN_S
+            if is_early or asked.count >= ASKS_MAX or self._fetches_count >= FETCHES_MAX:
                 return None
-            self._asked[rid] = keys[-1]
+            self._asked[rid] = _PromptAsks(asked.key, asked.count + 1, now_s)
             self._asked.move_to_end(rid)
             if len(self._asked) > ASKED_MAX:
                 self._asked.popitem(last=False)
             self._fetches_count += 1
-        return self._threads.submit(partial(self._fetch, keys, spans, held_end), self._end_fetch)
+        fetch = self._threads.submit(partial(self._fetch, keys, spans, held_end), self._end_fetch)
+        return None if asked.count else fetch
 
     def store(self, keys: ComponentKeys) -> None:
         """Store pages of the host tier, those of each component in the order of their chain, as far as they stay there.
@@ -108,7 +138,7 @@ class TierStorage:
             if is_taken:
                 self._backlog += pages_count
             else:
-                self._counts = replace(self._counts, dropped=self._counts.dropped + pages_count)
+                self._counts.dropped += pages_count
         if is_taken and written:
             self._threads.submit(partial(self._store, written), partial(self._end_store, pages_count), is_urgent=False)
 
@@ -125,7 +155,7 @@ class TierStorage:
     def counts(self) -> TierStorageCounts:
         """Return what was counted so far."""
         with self._guard:
-            return self._counts
+            return replace(self._counts)
 
     def close(self, timeout_s: float) -> None:
         """Store what waits for ``timeout_s`` at most, and begin nothing more; the store's own close ends the rest."""
@@ -157,10 +187,8 @@ class TierStorage:
             with self._guard:
                 self._arriving.difference_update((component, key) for key in mine)
         with self._guard:
-            counts = self._counts
-            self._counts = replace(
-                counts, fetched=counts.fetched + done, not_fetched=counts.not_fetched + len(mine) - done
-            )
+            self._counts.fetched += done
+            self._counts.not_fetched += len(mine) - done
         return done == len(mine)
 
     def _read(self, component: str, keys: Sequence[str], clears_count: int) -> int:
@@ -190,13 +218,9 @@ class TierStorage:
                 self._tier.unpin({name: slots})
             stored = sum(all(of_page) for of_page in zip(*answers, strict=True))
             with self._guard:
-                counts = self._counts
-                self._counts = replace(
-                    counts,
-                    stored=counts.stored + stored,
-                    not_stored=counts.not_stored + len(held) - stored,
-                    dropped=counts.dropped + len(of) - len(held),
-                )
+                self._counts.stored += stored
+                self._counts.not_stored += len(held) - stored
+                self._counts.dropped += len(of) - len(held)
 
     @staticmethod
     def _batch(bundles: Sequence[tuple[str, ...]], keys: Sequence[str], slots: Slots) -> list[BundlePages]:
