@@ -138,14 +138,13 @@ def test_the_head_of_a_prompt_stays_while_its_tail_is_in_use() -> None:
 def test_pages_of_one_call_are_held_all_or_none() -> None:
     tier, keys = LinkerHostTier({"kv": 4, "swa": 2}), chain(3)
     assert tier.reserve({"kv": 3, "swa": 3}) is None
-    assert tier.free_counts() == {"kv": 4, "swa": 2}
+    assert tier.pages_counts() == {"kv": (0, 4), "swa": (0, 2)}
     slots = tier.reserve({"kv": 3, "swa": 1})
     assert slots is not None
     assert tier.lookup("r", keys, {"kv": SPAN_ALL}) == []
     tier.clear()
     assert not tier.publish({"kv": keys, "swa": keys[-1:]}, slots, 0)
-    assert tier.held_counts() == {"kv": 0, "swa": 0}
-    assert tier.free_counts() == {"kv": 4, "swa": 2}
+    assert tier.pages_counts() == {"kv": (0, 4), "swa": (0, 2)}
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -170,9 +169,9 @@ def test_every_slot_is_free_or_held_once_nobody_uses_any(seed: int) -> None:
             tier.clear()
     for slots in pinned:
         tier.unpin(slots)
-    assert tier.free_counts()["kv"] + tier.held_counts()["kv"] == 12
+    assert sum(tier.pages_counts()["kv"]) == 12
     tier.clear()
-    assert tier.free_counts() == {"kv": 12}
+    assert tier.pages_counts() == {"kv": (0, 12)}
 
 
 class FaultOfMethod:
@@ -277,7 +276,7 @@ def test_what_was_offloaded_is_fetched_from_the_store_byte_by_byte(linked: Linke
     assert linked.fetch(keys + chain(3, "unknown"))[-1] == 10
     assert linked.wrong(keys, 10) == 0
     # Of a window only what the end needs was read.
-    assert linked.tier.held_counts() == {"kv": 10, "swa": 2}
+    assert linked.tier.pages_counts() == {"kv": (10, 54), "swa": (2, 62)}
     assert linked.storage.counts().fetched == 12
 
 
@@ -364,7 +363,7 @@ def test_a_store_that_hangs_holds_up_nobody_and_what_is_too_much_for_it_is_dropp
         assert counts.stored == 0
         assert counts.not_stored + counts.dropped == 40 * 8
         linked.forget()
-        assert linked.tier.free_counts() == {"kv": 64, "swa": 64}
+        assert linked.tier.pages_counts() == {"kv": (0, 64), "swa": (0, 64)}
         linked.close()
         faulty.release()
 
@@ -379,7 +378,7 @@ def test_pages_that_do_not_verify_are_not_found(fault: StorageFault) -> None:
         assert linked.fetch(keys) == []
         assert linked.storage.counts().not_fetched
         linked.forget()
-        assert linked.tier.free_counts() == {"kv": 64, "swa": 64}
+        assert linked.tier.pages_counts() == {"kv": (0, 64), "swa": (0, 64)}
         linked.close()
         faulty.release()
 

@@ -60,11 +60,14 @@ class WhyNoHit(Enum):
 class HitWatch:
     """Counts an engine's requests until something is restored, or it is time to say why not. Thread-safe."""
 
-    def __init__(self, store: EngineStore, url: str, hints: EngineHints) -> None:
+    def __init__(
+        self, store: EngineStore, url: str, hints: EngineHints, clock_ns: Callable[[], int] = time.time_ns
+    ) -> None:
+        """Start to count; pages used before now by ``clock_ns``, nanoseconds since 1970, are another engine's."""
         self._store = store
         self._url = url
         self._hints = hints
-        self._started_ns = time.time_ns()
+        self._started_ns = clock_ns()
         self._left = REQUESTS_MIN
         self._guard = Lock()
         self._threads = CallThreads("engine-store-reason", 1)

@@ -16,7 +16,7 @@ where ranks would part otherwise: an offload that finds no room is taken, and fa
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -59,6 +59,8 @@ RESET_S_MAX = 60.0
 
 CLOSE_TIMEOUT_S = 5.0
 """Longest wait for pages that wait to be stored when the engine ends."""
+
+LINKER_HINTS = replace(HINTS, short=lambda: "SGLang looked up no page: no prompt missed a whole one on the device")
 
 
 @dataclass(slots=True)
@@ -146,7 +148,7 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
         self._engine_pools, self._store = self._open(config, settings)
         bundles = {name: _bundles(pools, config.tp_rank) for name, pools in self._by_component.items()}
         self._storage = TierStorage(self._tier, self._engine_pools, bundles, pages_max)
-        self._watch = HitWatch(self._store, settings.url, HINTS)
+        self._watch = HitWatch(self._store, settings.url, LINKER_HINTS)
         self._wait_s = settings.lookup_wait_s
         self._ranks_count = config.tp_size * config.attn_cp_size
         self.layer_done_counter = LayerWiseLoadCounter(group.num_layers)
@@ -182,8 +184,8 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
             fetch = self._storage.fetch(rid, keys, spans, end)
             if fetch is not None:
                 self._watch.count_request()
-            if fetch is not None and self._wait_s and fetch.settle(self._wait_s):
-                ends = self._tier.lookup(rid, keys, spans)
+                if self._wait_s and fetch.settle(self._wait_s):
+                    ends = self._tier.lookup(rid, keys, spans)
         self._counts.lookups += 1
         self._counts.hit_pages += ends[-1] if ends else 0
         return ends
@@ -204,6 +206,8 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
 
     def start_layer_wise_loading(self) -> int:
         """Begin what is queued; return the number that the forward waits for it by, -1 if nothing is."""
+        if not self._counts.lookups:  # a batch begins, and SGLang had no whole page to look up
+            self._watch.count_request()
         if not self._queued:
             return -1
         queued, self._queued = list(self._queued.values()), {}

@@ -238,15 +238,10 @@ class LinkerHostTier:
             while self._lookups:
                 self._unpin_lookup(self._lookups.popitem()[1])
 
-    def held_counts(self) -> dict[str, int]:
-        """Return how many pages are held, by component."""
+    def pages_counts(self) -> dict[str, tuple[int, int]]:
+        """Return by component how many pages are held, and how many slots are free."""
         with self._guard:
-            return {name: len(pages.slots) for name, pages in self._pages.items()}
-
-    def free_counts(self) -> dict[str, int]:
-        """Return how many slots are free, by component."""
-        with self._guard:
-            return {name: pages.allocator.free_count for name, pages in self._pages.items()}
+            return {name: (len(pages.slots), pages.allocator.free_count) for name, pages in self._pages.items()}
 
     def _record_chain(self, keys: Sequence[str]) -> None:
         """Record which page comes before which."""

@@ -53,6 +53,15 @@ def test_pages_from_before_of_which_none_is_found_have_other_keys(url: str) -> N
         assert watch.reason() == (WhyNoHit.OTHER_KEYS, "the store has pages from before; the seed is 7")
 
 
+def test_pages_from_after_the_start_are_not_taken_for_those_of_another_engine(url: str) -> None:
+    with opened(url) as before:
+        before.put(EngineRows.holding([1]).pages([1]))
+    with opened(url) as store:
+        watch = HitWatch(store, url, HINTS, clock_ns=lambda: 0)
+        store.exists([label_of(2)])
+        assert watch.reason() == (WhyNoHit.NOTHING_STORED, "the store has taken no page: 0 pages were offered")
+
+
 def test_pages_of_this_model_under_another_identity_are_named_by_what_differs(url: str) -> None:
     other = replace(IDENTITY, dtype="float8", facts=(("hash", "sha256_cbor"),))
     strange = replace(IDENTITY, model="another model")
