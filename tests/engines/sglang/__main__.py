@@ -20,7 +20,14 @@ from scripts.compile_core import can_compile
 from tests.engines.sglang.bench import ROOT, STACKS, STORES, Bench, whole
 from tests.engines.sglang.document import execute
 from tests.engines.sglang.install import install
-from tests.engines.sglang.linked import linker, linker_faults, linker_figures, linker_shared
+from tests.engines.sglang.linked import (
+    linker,
+    linker_faults,
+    linker_figures,
+    linker_shared,
+    linker_stages,
+    linker_why,
+)
 from tests.engines.sglang.outcome import EngineJob
 from tests.engines.sglang.restoring import attach, layouts, matrix, processes, ranks, record, talks
 from tests.engines.sglang.sizes import sizes
@@ -77,7 +84,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     for section in (
         *(faults, loss, damage, away),
         *(matrix, processes, ranks, talks, attach, layouts),
-        *(linker, linker_faults, linker_shared, linker_figures),
+        *(linker, linker_faults, linker_stages, linker_why, linker_shared, linker_figures),
         *(sizes, document, speed, figures),
     )
 }

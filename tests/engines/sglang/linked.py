@@ -3,18 +3,27 @@
 linker          what is offloaded comes back, from the host tier and from a store, byte by byte; look-ups; two ranks
 linker_faults   stores that hang, fail, vanish or damage bytes: nothing wrong, nobody fails, no look-up waits
 linker_figures  medians of MB/s and look-ups a second, beside SGLang's own linker
+linker_stages   stages of a pipeline read nobody else's pages; draft models
+linker_why      the line in the log that says why nothing is restored
 linker_shared   pages that HiCache has stored, loaded by the linker, and the other way round
 """
 
 import shutil
 import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tests.engines.sglang.bench import CORES, STACKS, STACKS_BY_TURNS, Bench, Outcome, whole
 from tests.engines.sglang.outcome import EngineJob
-from tests.engines.sglang.surviving import DEADLINE_S, READ_FAULTS, WRITE_FAULTS, faulty
+from tests.engines.sglang.surviving import DEADLINE_S, READ_FAULTS, WRITE_FAULTS, doomed, faulty
+from tests.engines.stores import FaultSwitch
+from tests.support.faulty_storage import StorageFault
+from unified_cache.integrations.engine_store.hit_watch import REQUESTS_MIN
+from unified_cache.storage_backends.wrappers.layer import Method
 
-__all__ = ["linker", "linker_faults", "linker_figures", "linker_shared"]
+__all__ = ["linker", "linker_faults", "linker_figures", "linker_shared", "linker_stages", "linker_why"]
 
 MOONCAKE = {
     "linker_backend": "mooncake",
@@ -25,7 +34,13 @@ MOONCAKE = {
 """Settings of SGLang's own linker, and the key by which a run chooses it."""
 
 LATE_LOOKUPS_MAX = 5
-"""Of 500: none waits for a store, but the machine is shared."""
+"""Of 500: none waits long for a store, but the machine is shared."""
+
+PATIENT = {"deadline_s": DEADLINE_S, "lookup_wait_s": 0.1}
+"""Settings of stores that misbehave: a request loads what they have, and no look-up is late."""
+
+VANISHES_IN = (Method.EXISTS, Method.GET, Method.PUT)
+"""Calls in the middle of which a store vanishes."""
 
 FIGURES_BYTES = 1 << 30
 """Host tier of the figures: room for every prompt of a round in the smallest component of every stack."""
@@ -59,15 +74,56 @@ def linker_faults(bench: Bench) -> None:
     """500 requests over a store of which every call of a method has a fault."""
     for (stack, core), (method, fault) in zip(STACKS_BY_TURNS * 3, (*READ_FAULTS, *WRITE_FAULTS), strict=False):
         plain = bench.fresh("file")
-        store = bench.store(faulty(bench, method, fault, plain), deadline_s=DEADLINE_S)
+        store = bench.store(faulty(bench, method, fault, plain), **PATIENT)
         job = EngineJob(stack, core, [store], layers=2, heads=1, linked="requests")
         bench.run(f"linker {stack} {core} {method.value}, {fault.value}", unhurt, job)
         _remove(plain)
+    for (stack, core), method in zip(STACKS_BY_TURNS, VANISHES_IN, strict=False):
+        url = bench.serve(_directory(bench.fresh("file")))
+        for kind, plain, server in (
+            ("directory removed", bench.fresh("file"), None),
+            ("server killed", bench.store(url), bench.pid_of(url)),
+        ):
+            store = bench.store(doomed(bench, method, plain, server), **PATIENT)
+            job, name = EngineJob(stack, core, [store], layers=2, heads=1, linked="requests"), f"linker {stack} {core}"
+            bench.run(f"{name} {method.value}, {kind}", unhurt, job)
+            if not FaultSwitch(_directory(store)).is_struck:
+                bench.line(False, f"{name} {method.value}, {kind}", "the store has not vanished")
+        bench.stop_services()
+
+
+def linker_stages(bench: Bench) -> None:
+    """Two stages of a pipeline over one store, one of which has written; a draft model beside four stacks."""
+    for stack, core in STACKS_BY_TURNS:
+        store = bench.fresh("file") | {"lookup_wait_s": 5.0}
+        first, second = (EngineJob(stack, core, [store], stage=stage, stages=2, linked="once") for stage in range(2))
+        bench.prepare(f"linker stage 0 {stack} {core}", replace(first, linked="write"))
+        bench.run(f"linker stage 1, stage 0 has written, {stack} {core}", strange, second)
+        for stage, job in enumerate((first, second)):
+            bench.run(f"linker stage {stage} {stack} {core}", whole, job)
+        if stack != "dsv4":  # SGLang groups no draft's heads with these pools
+            job = EngineJob(stack, core, bench.all_fresh(), draft_layers=2, linked="whole")
+            bench.run(f"linker draft {stack} {core}", drafted, job)
+
+
+def linker_why(bench: Bench) -> None:
+    """Prompts that are too short, a store that takes nothing, pages under another revision of the weights."""
+    job = EngineJob(prompts=2 * REQUESTS_MIN, pages=1, layers=2, heads=1, linked="once")
+    short, other = bench.fresh("file"), bench.fresh("file")
+    refusing = bench.store(faulty(bench, Method.PUT, StorageFault.FAIL, bench.fresh("file")), deadline_s=DEADLINE_S)
+    bench.run("linker why", said("too short"), replace(job, stores=[short], linked="short"))
+    bench.run("linker why", said("nothing is stored yet"), replace(job, stores=[refusing]))
+    bench.prepare("linker why", replace(job, stores=[other], linked="write"))
+    bench.run("linker why", said("another identity"), replace(job, stores=[other | {"revision": "another"}]))
+
+
+def _directory(plain: dict[str, Any]) -> Path:
+    return Path(plain["url"].rpartition(":")[2])
 
 
 def _remove(plain: dict[str, Any]) -> None:
     """Remove a ``file:`` store whose run is over: gigabytes, in memory as a rule."""
-    shutil.rmtree(plain["url"].partition(":")[2], ignore_errors=True)
+    shutil.rmtree(_directory(plain), ignore_errors=True)
 
 
 def linker_shared(bench: Bench) -> None:
@@ -105,6 +161,26 @@ def answered(outcome: Outcome) -> list[str]:
     found += [f"{outcome['failed']} requests failed"] if outcome["failed"] else []
     are_late = outcome["late_lookups"] > LATE_LOOKUPS_MAX
     return found + ([f"{outcome['late_lookups']} look-ups waited"] if are_late else [])
+
+
+def strange(outcome: Outcome) -> list[str]:
+    """Return a complaint if anything was restored of what another stage has stored."""
+    return ["pages of another stage were restored"] if any(outcome["restored_pages"]) else []
+
+
+def drafted(outcome: Outcome) -> list[str]:
+    """Return what a run with a draft model has to keep."""
+    return whole(outcome) + ([] if "draft" in outcome["pools"] else ["the draft model's pool is not linked"])
+
+
+def said(words: str) -> Callable[[Outcome], list[str]]:
+    """Return what finds it missing that the log says once why nothing was restored, in these words."""
+
+    def missing(outcome: Outcome) -> list[str]:
+        lines = [line for line in outcome["warnings"] if "nothing was restored" in line]
+        return [] if len(lines) == 1 and words in lines[0] else [f"expected one line with {words!r}, found {lines}"]
+
+    return missing
 
 
 def unhurt(outcome: Outcome) -> list[str]:

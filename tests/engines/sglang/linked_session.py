@@ -4,6 +4,7 @@ No stand-ins: torch has streams and events for host memory, and the linker copie
 """
 
 import hashlib
+import logging
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_server_args
 
 from tests.engines.sglang.session import known_bytes
-from tests.engines.sglang.stacks import KINDS, Geometry, Parts
+from tests.engines.sglang.stacks import KINDS, Geometry, Parts, draft_pool
 from tests.support.waiting import wait_until
 
 __all__ = ["LinkedEngine", "LinkerRequest"]
@@ -70,6 +71,22 @@ class LoadedPages:
     """By component, up to where the request has nothing."""
 
 
+class Warnings(logging.Handler):
+    """Warnings and errors of the library, from now on."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+        logging.getLogger("unified_cache").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+    def of(self, words: str) -> list[str]:
+        """Return the lines that have these words."""
+        return [line for line in self.lines if words in line]
+
+
 class LinkedEngine:
     """SGLang's tree over one model's pools, with a linker beside it."""
 
@@ -83,7 +100,8 @@ class LinkedEngine:
         owner: int = 0,
         backend: str = "dynamic",
     ) -> None:
-        """``owner`` tells ranks apart whose bytes differ."""
+        """``owner`` tells ranks and stages apart whose bytes differ."""
+        self.warnings = Warnings()
         self.page, self.owner, self.backend = geometry.page_tokens, owner, backend
         self.geometry = geometry
         self.parts: Parts = KINDS[kind](geometry)
@@ -97,6 +115,7 @@ class LinkedEngine:
             tree_components=self.parts.components,
             tree_core_backend=core,
             tp_cache_group=group,
+            sidecar_draft_device_pools=(draft_pool(geometry),) if geometry.draft_layers else (),
             **({"enable_mamba_extra_buffer": True} if self.parts.requests is not None else {}),
         )
         self.tree = UnifiedRadixCache(self.params)

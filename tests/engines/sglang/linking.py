@@ -4,7 +4,9 @@ whole        prompts that are offloaded, evicted, loaded from the host tier; for
 histories    look-ups over random pages with holes, beside those of SGLang's own file backend
 requests     many requests over a store that misbehaves
 figures      rounds of them, timed
-write, read  prompts that HiCache has stored or will find
+write, read  prompts that HiCache has stored or will find, or another engine over a linker
+once         prompts that are looked up once, and computed where that finds nothing
+short        prompts that are shorter than a page
 """
 
 import gc
@@ -35,6 +37,8 @@ from tests.engines.sglang.linked_session import LinkedEngine, LinkerRequest, Loa
 from tests.engines.sglang.outcome import EngineJob, JobOutcome
 from tests.engines.sglang.session import EnginePrompts
 from tests.engines.sglang.stacks import Geometry
+from tests.support.waiting import wait_until
+from unified_cache.integrations.engine_store.hit_watch import REQUESTS_MIN
 
 __all__ = ["run_linked"]
 
@@ -56,11 +60,12 @@ def run_linked(job: EngineJob) -> list[JobOutcome]:
     get_context().override_server_args(
         device="cpu",
         tp_size=job.size,
+        pp_size=job.stages,
         page_size=_page_tokens(job),
         served_model_name="example/model",
         _mamba_cache_chunk_size=_page_tokens(job),
     ).install()
-    get_parallel().override_permanently(tp_rank=job.rank, pp_rank=0, attn_tp_rank=job.rank, attn_dcp_rank=0)
+    get_parallel().override_permanently(tp_rank=job.rank, pp_rank=job.stage, attn_tp_rank=job.rank, attn_dcp_rank=0)
     group = None
     if job.size > 1:
         torch.distributed.init_process_group(
@@ -75,13 +80,16 @@ def _run(job: EngineJob, store: dict[str, Any], group: Any) -> JobOutcome:
     page = _page_tokens(job)
     turns = job.prompts * (job.prompts + 1) // 2 if job.grows else job.prompts
     tokens = (turns * job.pages + 4 * job.prompts + 8) * page
-    geometry = Geometry(page, tokens, job.window_pages * page, job.layers, job.heads)
-    owner = 0 if job.stack in {"mla", "dsv4"} else job.rank
+    geometry = Geometry(page, tokens, job.window_pages * page, job.layers, job.heads, draft_layers=job.draft_layers)
+    owner = job.stage if job.stack in {"mla", "dsv4"} else job.rank + job.stage * job.size
     opened_count, started_s = len(stores.OPENED), time.perf_counter()
     backend = store.get(BACKEND, "dynamic")
     extra = {"host_bytes": job.host_bytes, **store} if backend == "dynamic" else {**store}
     extra.pop(BACKEND, None)
     engine = LinkedEngine(job.stack, job.core, geometry, extra, group, owner, backend)
+    outcome.pools = {
+        str(name): sum(rows.shape[1] for rows in engine.rows(entry)) for name, entry in engine.linker.pools.items()
+    }
     outcome.start_s = time.perf_counter() - started_s
     try:
         SCENARIOS[job.linked](job, engine, outcome)
@@ -90,6 +98,7 @@ def _run(job: EngineJob, store: dict[str, Any], group: Any) -> JobOutcome:
         outcome.error = f"{type(error).__name__}: {error}"
     outcome.counts = str(engine.linker.counts()) if backend == "dynamic" else ""
     outcome.slowest_lookup_s, outcome.late_lookups = engine.slowest_lookup_s, engine.late_lookups
+    outcome.warnings = engine.warnings.lines
     alive, closing_s = weakref.ref(engine.linker), time.perf_counter()
     engine.tree.release_host_resources()
     outcome.close_s = time.perf_counter() - closing_s
@@ -161,6 +170,34 @@ def _read(job: EngineJob, engine: LinkedEngine, outcome: JobOutcome) -> None:
         engine.tree.sanity_check()
     outcome.read_s.append(time.perf_counter() - started_s)
     outcome.restored_pages = restored
+
+
+def _once(job: EngineJob, engine: LinkedEngine, outcome: JobOutcome) -> None:
+    """Look up every prompt once, load what is there, and compute the rest, a batch for each."""
+    prompts = _prompts(job)
+    outcome.expected_pages = [len(tokens) // engine.page for tokens in prompts]
+    for number, tokens in enumerate(prompts):
+        loaded = _ask(engine, outcome, tokens, f"once {number}", 0)
+        if not loaded.host_pages:
+            engine.tree.ready_to_load_host_cache()
+        outcome.restored_pages.append(loaded.device_pages + loaded.host_pages)
+        engine.insert_loaded(tokens, loaded)
+    engine.wait_stored()
+    _wait_for_the_reason(job, engine)
+
+
+def _short(job: EngineJob, engine: LinkedEngine, outcome: JobOutcome) -> None:
+    """Begin batches of prompts that are shorter than a page."""
+    for number in range(job.prompts):
+        engine.match([NOBODYS] * (engine.page // 2), LinkerRequest(f"short {number}"))
+        engine.tree.ready_to_load_host_cache()
+    _wait_for_the_reason(job, engine)
+
+
+def _wait_for_the_reason(job: EngineJob, engine: LinkedEngine) -> None:
+    """Wait until the log says why nothing was restored, after so many prompts that it should."""
+    if job.prompts >= REQUESTS_MIN:
+        wait_until(lambda: bool(engine.warnings.of("nothing was restored")), FETCH_S)
 
 
 def _whole(job: EngineJob, engine: LinkedEngine, outcome: JobOutcome) -> None:
@@ -303,5 +340,7 @@ SCENARIOS: dict[str, Callable[[EngineJob, LinkedEngine, JobOutcome], None]] = {
     "requests": _requests,
     "write": _store,
     "read": _read,
+    "once": _once,
+    "short": _short,
     "figures": _figures,
 }

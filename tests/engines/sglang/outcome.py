@@ -30,6 +30,11 @@ class EngineJob:
     """Extra configuration of a store that the engine has at first, writes to, and gives up for the one attached."""
     rank: int = 0
     size: int = 1
+    stage: int = 0
+    stages: int = 1
+    """Of a pipeline; each stage has other layers, and so other bytes under the same names."""
+    draft_layers: int = 0
+    """Of a draft model whose pool of heads shares the places of the model's; 0 for none."""
     meeting: str = ""
     """File by which the ranks find each other."""
     timeout_s: float = 60.0
@@ -80,6 +85,8 @@ class JobOutcome:
     """Look-ups of a linker that took as long as if they had waited for a store that hangs."""
     figures: dict[str, list[float]] = field(default_factory=dict)
     """By name, round by round: MB/s of offloads and loads, look-ups a second."""
+    warnings: list[str] = field(default_factory=list)
+    """Lines of ours in the log, of warnings and errors."""
     counts: str = ""
     error: str = ""
 

@@ -28,7 +28,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_server_args
 
-__all__ = ["Geometry", "Parts", "Stack", "build_stack", "build_tree", "device_rows"]
+__all__ = ["KINDS", "Geometry", "Parts", "Stack", "build_stack", "build_tree", "device_rows", "draft_pool"]
 
 DTYPE = torch.bfloat16
 REQUESTS = 8
@@ -48,6 +48,7 @@ class Geometry:
     layers: int = 4
     heads: int = 8
     head_dim: int = 128
+    draft_layers: int = 0
 
 
 @dataclass
@@ -176,6 +177,11 @@ KINDS: dict[str, Callable[[Geometry], Parts]] = {
     "dsv4": _dsv4,
     "mamba": _mamba,
 }
+
+
+def draft_pool(g: Geometry) -> MHATokenToKVPool:
+    """Make the pool of a draft model of two heads."""
+    return MHATokenToKVPool(g.tokens, g.page_tokens, DTYPE, 2, g.head_dim, g.draft_layers, "cpu", False)
 
 
 def build_stack(kind: str, core: str, geometry: Geometry, group: object = None) -> Stack:

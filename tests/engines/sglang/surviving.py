@@ -13,7 +13,7 @@ from tests.support.faulty_storage import StorageFault
 from tests.support.ports import free_ports
 from unified_cache.storage_backends.wrappers.layer import Method
 
-__all__ = ["DEADLINE_S", "READ_FAULTS", "WRITE_FAULTS", "away", "damage", "faults", "faulty", "loss"]
+__all__ = ["DEADLINE_S", "READ_FAULTS", "WRITE_FAULTS", "away", "damage", "doomed", "faults", "faulty", "loss"]
 
 DEADLINE_S = 0.5
 """Of one call to a store that goes wrong."""
@@ -97,7 +97,7 @@ def faulty(bench: Bench, method: Method, fault: StorageFault, store: dict[str, A
     return url
 
 
-def _doomed(bench: Bench, method: Method, store: dict[str, Any], server: int | None = None) -> str:
+def doomed(bench: Bench, method: Method, store: dict[str, Any], server: int | None = None) -> str:
     """Name a store that vanishes in its first call of a method: its server is killed, or its directory removed."""
     place = _directory(bench.fresh("faults"))
     url = faulty_url(place, store["url"])
@@ -156,16 +156,16 @@ def loss(bench: Bench) -> None:
         for method in (Method.EXISTS, Method.GET):
             url = bench.serve(_directory(_copy_of(bench, written)))
             urls += [
-                _doomed(bench, method, _copy_of(bench, written)),
-                _doomed(bench, method, bench.store(url), bench.pid_of(url)),
+                doomed(bench, method, _copy_of(bench, written)),
+                doomed(bench, method, bench.store(url), bench.pid_of(url)),
             ]
             labels += [f"{method.value}, directory removed", f"{method.value}, server killed"]
         stores = [bench.store(url, deadline_s=DEADLINE_S) for url in urls]
         bench.run(name, missed, EngineJob(stack, core, stores, "read"), labels)
         url = bench.serve(_directory(bench.fresh("file")))
         urls = [
-            _doomed(bench, Method.PUT, bench.fresh("file")),
-            _doomed(bench, Method.PUT, bench.store(url), bench.pid_of(url)),
+            doomed(bench, Method.PUT, bench.fresh("file")),
+            doomed(bench, Method.PUT, bench.store(url), bench.pid_of(url)),
             faulty(bench, Method.PUT, StorageFault.PARTIAL_WRITE, bench.fresh("file")),
         ]
         labels = ["put, directory removed", "put, server killed", "put, only the first pages each time"]
