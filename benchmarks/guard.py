@@ -15,7 +15,7 @@ from benchmarks.host_pages import announced_pages
 from benchmarks.measure import Comparison, Figure, Spread, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
 from unified_cache.core.config import GuardConfig
-from unified_cache.storage_backends.common.bounded_call import run_here
+from unified_cache.storage_backends.common.call_threads import run_here
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Level, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage

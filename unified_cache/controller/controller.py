@@ -40,7 +40,8 @@ from unified_cache.core.errors import (
     WaitTimeoutError,
 )
 from unified_cache.core.slowest import Slowest
-from unified_cache.storage_backends.common.bounded_call import AGAIN, LOOK_S, Again, BoundedCall, CallThreads
+from unified_cache.storage_backends.common.bounded_call import AGAIN, Again, BoundedCall
+from unified_cache.storage_backends.common.call_threads import LOOK_S, CallThreads
 
 __all__ = ["Controller", "Finished", "InlineWorkers", "OperationCounts", "ThreadWorkers", "Workers"]
 

@@ -19,7 +19,7 @@ from unified_cache.core.errors import ConfigError, StorageTimeoutError, check_ki
 from unified_cache.core.page import PageKey, Prompt
 from unified_cache.core.pool import Identity, ModelLayout, PageCopies, PageNumbers, PoolSpec, all_pages
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.common.bounded_call import call_within
+from unified_cache.storage_backends.common.call_threads import call_within
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend
 from unified_cache.storage_backends.url import open_storage

@@ -11,7 +11,7 @@ from types import FrameType
 from tests.sources import ROOT
 from tests.support.running_service import running
 from unified_cache.core.config import GuardConfig
-from unified_cache.storage_backends.common.bounded_call import CallThreads, run_here
+from unified_cache.storage_backends.common.call_threads import CallThreads, run_here
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.url import open_storage

@@ -18,16 +18,13 @@ from tests.support.wrappers import PATIENCE_S
 from unified_cache.core.errors import ClosedError, StorageError, StorageTimeoutError
 from unified_cache.storage_backends.common.bounded_call import (
     AGAIN,
-    URGENT_TURNS_MAX,
     Again,
     BoundedCall,
     CallState,
-    CallThreads,
     StoreStep,
-    call_within,
     current_call,
-    run_here,
 )
+from unified_cache.storage_backends.common.call_threads import URGENT_TURNS_MAX, CallThreads, call_within, run_here
 from unified_cache.storage_backends.common.calls import CallsInFlight
 
 DEADLINE_S = 5.0

@@ -13,8 +13,9 @@ from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import CacheError, InputError, StorageError
 from unified_cache.core.pool import Identity, ModelLayout
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallThreads
+from unified_cache.storage_backends.common.bounded_call import BoundedCall
 from unified_cache.storage_backends.common.breaker import Backoff
+from unified_cache.storage_backends.common.call_threads import CallThreads
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 from unified_cache.storage_backends.memory_reads import MemoryReader, memory_reader_in
 from unified_cache.storage_backends.protocol import Capability, StorageBackend

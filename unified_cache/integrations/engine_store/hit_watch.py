@@ -19,7 +19,8 @@ from unified_cache.core.errors import CacheError, StorageError
 from unified_cache.core.pool import Identity
 from unified_cache.integrations.engine_store.store import EngineStore
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallThreads
+from unified_cache.storage_backends.common.bounded_call import BoundedCall
+from unified_cache.storage_backends.common.call_threads import CallThreads
 from unified_cache.storage_backends.manifest import described_by
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers import Method

@@ -29,7 +29,8 @@ from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_ALL, restorable_ends
 from unified_cache.integrations.engine_store.interface import EnginePage
 from unified_cache.integrations.engine_store.store import EngineStore
-from unified_cache.storage_backends.common.bounded_call import LOOK_S, BoundedCall, CallState, CallThreads
+from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallState
+from unified_cache.storage_backends.common.call_threads import LOOK_S, CallThreads
 from unified_cache.storage_backends.protocol import Answer
 
 __all__ = [

@@ -45,15 +45,9 @@ from unified_cache.integrations.engine_store.tasks import (
     pieces_of,
 )
 from unified_cache.storage_backends.catalog import Catalog, catalog_in
-from unified_cache.storage_backends.common.bounded_call import (
-    LOOK_S,
-    BoundedCall,
-    CallState,
-    CallThreads,
-    call_within,
-    run_here,
-)
+from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallState
 from unified_cache.storage_backends.common.breaker import Backoff
+from unified_cache.storage_backends.common.call_threads import LOOK_S, CallThreads, call_within, run_here
 from unified_cache.storage_backends.memory_reads import MemoryReader
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.storage_backends.removals import RemovalFeed, Removals, removals_of

@@ -17,7 +17,8 @@ from unified_cache.core.pool import Slots
 from unified_cache.core.window import window
 from unified_cache.integrations.engine_store.pools import BundlePages, EnginePools, PoolNeed
 from unified_cache.integrations.sglang.linker_tier import ComponentKeys, LinkerHostTier
-from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallThreads
+from unified_cache.storage_backends.common.bounded_call import BoundedCall
+from unified_cache.storage_backends.common.call_threads import CallThreads
 
 __all__ = ["ComponentBundles", "TierStorage", "TierStorageCounts"]
 

@@ -20,7 +20,8 @@ from enum import Enum
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallThreads
+from unified_cache.storage_backends.common.bounded_call import BoundedCall
+from unified_cache.storage_backends.common.call_threads import CallThreads
 
 __all__ = ["AskStore", "ChunkAnswer", "Lookups"]
 

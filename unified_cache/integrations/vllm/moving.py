@@ -24,7 +24,8 @@ from typing import NamedTuple
 from unified_cache.core.seal import Label
 from unified_cache.integrations.engine_store import EnginePage, EngineStore
 from unified_cache.integrations.vllm.settings import TierSettings
-from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallThreads
+from unified_cache.storage_backends.common.bounded_call import BoundedCall
+from unified_cache.storage_backends.common.call_threads import CallThreads
 from unified_cache.storage_backends.protocol import Answer, Level
 
 __all__ = ["ChunkJob", "Direction", "HostRows", "JobEnd", "MovedChunk", "Moving"]

@@ -11,7 +11,8 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
 
 from unified_cache.core.errors import StorageError
-from unified_cache.storage_backends.common.bounded_call import CallThreads, current_call
+from unified_cache.storage_backends.common.bounded_call import current_call
+from unified_cache.storage_backends.common.call_threads import CallThreads
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX
 
 if TYPE_CHECKING:

@@ -20,15 +20,9 @@ from typing import TypeVar
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import ClosedError, StorageError, StorageTimeoutError
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.common.bounded_call import (
-    BoundedCall,
-    CallState,
-    CallThreads,
-    StoreStep,
-    call_within,
-    current_call,
-)
+from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallState, StoreStep, current_call
 from unified_cache.storage_backends.common.breaker import Admission, Backoff, CircuitBreaker
+from unified_cache.storage_backends.common.call_threads import CallThreads, call_within
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
