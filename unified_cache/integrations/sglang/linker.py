@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from sglang.srt.layers.dp_attention import is_dp_attention_enabled
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolHitPolicy, PoolName, PoolTransfer
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, PoolName, PoolTransfer
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter, UnifiedCacheLinker
 from sglang.srt.runtime_context import get_memory, get_parallel, get_serving
 from sglang.srt.utils import get_device_module
@@ -32,14 +32,13 @@ from unified_cache.controller.memory import PAGE_ALIGN_BYTES, DevicePool, Tiered
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.pool import Slots, Tier
 from unified_cache.core.seal import HEADER_BYTES
-from unified_cache.core.window import SPAN_ALL
 from unified_cache.integrations.engine_store import EngineStore, HitWatch
 from unified_cache.integrations.engine_store.pools import EnginePools, Rows
 from unified_cache.integrations.sglang.device_pools import LinkedPool, group_pools, linked_pools
 from unified_cache.integrations.sglang.engine_facts import HINTS, engine_facts
 from unified_cache.integrations.sglang.linker_tier import ComponentSlots, LinkerHostTier
 from unified_cache.integrations.sglang.naming import name_bundle
-from unified_cache.integrations.sglang.pool_calls import ANCHOR_POOL
+from unified_cache.integrations.sglang.pool_calls import ANCHOR_POOL, span_of
 from unified_cache.integrations.sglang.settings import LinkerSettings
 from unified_cache.integrations.sglang.tier_storage import ComponentBundles, TierStorage
 from unified_cache.storage_backends.common.bounded_call import BoundedCall
@@ -175,7 +174,7 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
 
     def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
         """Return every number of pages that a load could restore now; their pages stay until the next look-up."""
-        spans = {str(each.name): _span(each) for each in transfers}
+        spans = {str(each.name): span_of(each) for each in transfers}
         keys = next(list(each.keys or ()) for each in transfers if each.name == PoolName.KV)
         if not keys or not set(spans) >= set(self._by_component):
             return []
@@ -313,16 +312,15 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
         for event in ready:
             event.synchronize()
         clears_count = self._tier.clears_count
-        lacking = {part.component: set(self._tier.lacking(part.component, part.keys)) for part in parts}
-        slots = self._tier.reserve({name: len(keys) for name, keys in lacking.items()})
+        copied = {part.component: self._tier.lacking(part.component, part.keys) for part in parts}
+        slots = self._tier.reserve({name: len(keys) for name, keys in copied.items()})
         if slots is None:
             return False
-        copied: dict[str, list[str]] = {}
         try:
             with self._memory.ordered(Tier.HOST):
                 for part in parts:
-                    is_lacking = np.array([key in lacking[part.component] for key in part.keys], np.bool_)
-                    copied[part.component] = [key for key in part.keys if key in lacking[part.component]]
+                    lacking = set(copied[part.component])
+                    is_lacking = np.array([key in lacking for key in part.keys], np.bool_)
                     for linked in self._by_component[part.component]:
                         sources = linked.slots(part.indices)[is_lacking]
                         self._memory.backup(linked.spec, sources, slots[part.component])
@@ -394,11 +392,6 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
         return pools, store
 
 
-def _span(transfer: PoolTransfer) -> int:
-    """Return how many pages before an end a look-up asks for."""
-    return SPAN_ALL if transfer.hit_policy == PoolHitPolicy.ALL_PAGES else max(1, len(transfer.keys or ()))
-
-
 def _pages_max(components: Mapping[str, Sequence[LinkedPool]], host_bytes: int) -> dict[str, int]:
     """Divide host memory among components as the device's is divided."""
     rows = {name: min(len(part) for linked in pools for part in linked.rows) for name, pools in components.items()}
@@ -419,8 +412,7 @@ def _bundles(pools: Sequence[LinkedPool], rank: int) -> ComponentBundles:
     """Return how the pools of a component are stored, as HiCache's calls name them: the anchor by itself."""
     bundles: dict[object, list[LinkedPool]] = {}
     for linked in pools:
-        facts = linked.facts
-        together = ANCHOR_POOL if linked.spec.name == ANCHOR_POOL else (facts.page_size, facts.is_rank_own)
+        together = ANCHOR_POOL if linked.spec.name == ANCHOR_POOL else linked.facts.bundled_by
         bundles.setdefault(together, []).append(linked)
     names = {tuple(sorted(each.spec.name for each in bundle)): bundle for bundle in bundles.values()}
     written = [each for each, bundle in names.items() if rank == 0 or bundle[0].facts.is_rank_own]

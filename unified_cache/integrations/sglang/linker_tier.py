@@ -79,14 +79,13 @@ class _ComponentPages:
         self.allocator.free(np.array(victims, np.int32))
         return len(victims) >= short
 
-    def hold(self, key: str, slot: int) -> int:
-        """Make a page the most recent of those held; return its slot, which may be another that held it before."""
+    def hold(self, key: str, slot: int) -> None:
+        """Make a page the most recent of those held, in this slot or the one that held it before."""
         held = self.slots.setdefault(key, slot)
         self.slots.move_to_end(key)
         if held != slot:
             self.allocator.free(np.array([slot], np.int32))
         self.keys[held] = key
-        return held
 
     def touch(self, keys: Sequence[str]) -> None:
         """Make pages recent, the first of them most of all."""

@@ -92,6 +92,11 @@ class PoolFacts:
         return sum(self.buffers_bytes)
 
     @property
+    def bundled_by(self) -> tuple[int, bool]:
+        """The same for pools that are stored together where they share keys and places."""
+        return self.page_size, self.is_rank_own
+
+    @property
     def text(self) -> str:
         """All of it, for people and for the digest."""
         sizes = dict.fromkeys(self.buffers_bytes)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from sglang.srt.mem_cache.pool_host.base import HostKVCache  # pyright: ignore[reportMissingImports]
 
-__all__ = ["ANCHOR_POOL", "PoolCalls"]
+__all__ = ["ANCHOR_POOL", "PoolCalls", "span_of"]
 
 ANCHOR_POOL = "kv"
 """Name of the pool that calls of the first generation are about; as PoolName.KV in SGLang 0.5.23."""
@@ -87,23 +87,22 @@ class PoolCalls:
 
         Of an anchor pool without bytes alone nobody can say.
         """
-        needs: dict[tuple[str, int, int, bool], list[str]] = {}
+        needs: dict[tuple[str, int, tuple[int, bool]], list[str]] = {}
         anchor = self._pools.get(ANCHOR_POOL)
         if anchor is not None:
-            needs[ANCHOR_POOL, SPAN_ALL, anchor.page_size, anchor.is_rank_own] = [ANCHOR_POOL]
+            needs[ANCHOR_POOL, SPAN_ALL, anchor.bundled_by] = [ANCHOR_POOL]
         for transfer in transfers:
-            pool, policy = str(transfer.name), transfer.hit_policy
-            if policy not in {ALL_PAGES, TRAILING_PAGES}:
+            pool = str(transfer.name)
+            if transfer.hit_policy not in {ALL_PAGES, TRAILING_PAGES}:
                 continue
             facts = self._pools.get(pool)
             if facts is None:
                 return Restorable([], {})
-            span = SPAN_ALL if policy == ALL_PAGES else max(1, len(transfer.keys or ()))
             source = str(transfer.indices_from_pool or pool)
             # A pool that follows the anchor is not stored with it: the anchor's pages go by calls of their own.
             source = f"after {source}" if source == ANCHOR_POOL else source
-            needs.setdefault((source, span, facts.page_size, facts.is_rank_own), []).append(pool)
-        wanted = [PoolNeed(tuple(pools), span) for (_, span, _, _), pools in needs.items()]
+            needs.setdefault((source, span_of(transfer), facts.bundled_by), []).append(pool)
+        wanted = [PoolNeed(tuple(pools), span) for (_, span, _), pools in needs.items()]
         return self._tier.restorable(_page_keys(keys), wanted)
 
     def get(self, keys: Sequence[str], indices: torch.Tensor) -> list[bool]:
@@ -155,9 +154,7 @@ class PoolCalls:
         if first.host_indices is not other.host_indices or first.keys != other.keys:
             return False
         one, another = (self._pools.get(str(transfer.name)) for transfer in (first, other))
-        if one is None or another is None:
-            return False
-        return (one.page_size, one.is_rank_own) == (another.page_size, another.is_rank_own)
+        return one is not None and another is not None and one.bundled_by == another.bundled_by
 
     def _move(
         self,
@@ -192,6 +189,11 @@ class PoolCalls:
 
 
 _Move = Callable[[Sequence[BundlePages]], list[list[bool]]]
+
+
+def span_of(transfer: "PoolTransfer") -> int:
+    """Return how many pages before an end a look-up asks a pool for."""
+    return SPAN_ALL if transfer.hit_policy == ALL_PAGES else max(1, len(transfer.keys or ()))
 
 
 def _page_keys(hashes: Sequence[str]) -> list[PageKey]:
