@@ -96,13 +96,16 @@ def linker_stages(bench: Bench) -> None:
     """Two stages of a pipeline over one store, one of which has written; a draft model beside four stacks."""
     for stack, core in STACKS_BY_TURNS:
         store = bench.fresh("file") | {"lookup_wait_s": 5.0}
-        first, second = (EngineJob(stack, core, [store], stage=stage, stages=2, linked="once") for stage in range(2))
+        first, second = (
+            EngineJob(stack, core, [store], layers=2, heads=1, stage=stage, stages=2, linked="once")
+            for stage in range(2)
+        )
         bench.prepare(f"linker stage 0 {stack} {core}", replace(first, linked="write"))
         bench.run(f"linker stage 1, stage 0 has written, {stack} {core}", strange, second)
         for stage, job in enumerate((first, second)):
             bench.run(f"linker stage {stage} {stack} {core}", whole, job)
         if stack != "dsv4":  # SGLang groups no draft's heads with these pools
-            job = EngineJob(stack, core, bench.all_fresh(), draft_layers=2, linked="whole")
+            job = EngineJob(stack, core, bench.all_fresh(), layers=2, heads=1, draft_layers=2, linked="whole")
             bench.run(f"linker draft {stack} {core}", drafted, job)
 
 
