@@ -12,7 +12,7 @@ from tests.support.bucket import KEY, SECRET, LocalBucket
 from tests.support.bucket_proxy import BUCKET_FAULTS, BucketFault, BucketProxy
 from tests.support.waiting import wait_until
 from unified_cache.core.config import GuardConfig
-from unified_cache.core.errors import StorageError
+from unified_cache.core.errors import StorageError, StorageTimeoutError
 from unified_cache.core.seal import Flaw, Label
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.storage_backends.url import open_storage
@@ -192,3 +192,14 @@ def test_an_object_that_never_ends_is_not_read(bucket: LocalBucket, proxy: Bucke
     assert wait_until(lambda: not proxy.bombs_left, PATIENCE_S)
     assert 0 < proxy.bomb_bytes < 64 << 20
     storage.close()
+
+
+def test_a_call_that_was_given_up_begins_no_further_request(bucket: LocalBucket, proxy: BucketProxy) -> None:
+    backend = open_storage(f"{bucket.new_url()}?requests=4")
+    guard = StorageGuard(backend, backend.capability(), GuardConfig(deadline_s=0.05))
+    proxy.rates = {BucketFault.SLOW: 1.0}
+    with pytest.raises(StorageTimeoutError) as late:
+        guard.put([sealed_page(label(number)) for number in range(64)], Level.CACHED)
+    assert late.value.call.wait(PATIENCE_S)
+    assert 0 < proxy.fired_count[BucketFault.SLOW] <= 4
+    guard.close(PATIENCE_S)
