@@ -150,17 +150,15 @@ class BucketProxy:
             request.wfile.write(content)
 
     def _send_bomb(self, request: BaseHTTPRequestHandler) -> None:
+        self.bombs_left += 1
         request.send_response_only(200)
         request.send_header("Content-Length", str(1 << 40))
         request.send_header("ETag", '"0"')
         request.send_header("Last-Modified", "Sat, 28 Nov 2026 00:00:00 GMT")
-        request.end_headers()
         request.close_connection = True
-        if request.command != "GET":
-            return
-        self.bombs_left += 1
         with suppress(OSError):
-            while True:
+            request.end_headers()
+            while request.command == "GET":
                 request.wfile.write(BLOCK)
                 self.bomb_bytes += len(BLOCK)
         self.bombs_left -= 1
