@@ -38,7 +38,7 @@ class LocalBucket:
     def __init__(self, directory: Path) -> None:
         """Start it, and wait until it takes an object."""
         self.directory = directory
-        self.ports = free_ports(4)
+        self.ports = free_ports(8)
         self._prefixes = itertools.count()
         (directory / "s3.json").write_text(IDENTITIES, encoding="utf-8")
         self.start()
@@ -93,7 +93,7 @@ class LocalBucket:
 
     def start(self) -> None:
         """Start it at its ports, over what its directory has."""
-        s3, master, volume, filer = self.ports
+        s3, master, volume, filer, *grpc = self.ports
         self.process = ClusterProcess(
             [
                 "env",
@@ -105,15 +105,19 @@ class LocalBucket:
                 f"-ip={LOOPBACK}",
                 f"-ip.bind={LOOPBACK}",
                 f"-master.port={master}",
+                f"-master.port.grpc={grpc[0]}",
                 "-master.electionTimeout=1s",
                 "-master.telemetry=false",
                 "-master.volumeSizeLimitMB=64",
                 f"-volume.port={volume}",
+                f"-volume.port.grpc={grpc[1]}",
                 "-volume.max=256",
                 f"-filer.port={filer}",
+                f"-filer.port.grpc={grpc[2]}",
                 f"-filer.localSocket={self.directory}/filer.sock",
                 "-s3",
                 f"-s3.port={s3}",
+                f"-s3.port.grpc={grpc[3]}",
                 "-s3.port.iceberg=0",
                 "-s3.port.lance=0",
                 f"-s3.config={self.directory}/s3.json",
@@ -129,7 +133,7 @@ class LocalBucket:
     def _takes_an_object(self) -> bool:
         assert self.process.is_alive, (self.directory / "server.log").read_text(encoding="utf-8", errors="replace")
         try:
-            obstore.put(self.client(), "started", b"")
+            obstore.put(self.client(), "started", b"x")  # an empty one needs no volume
         except BaseError:
             return False
         return True
