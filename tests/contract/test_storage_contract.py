@@ -16,11 +16,15 @@ from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard
+from unified_cache.storage_backends.wrappers.coded import CodedStorage
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
+from unified_cache.storage_backends.wrappers.page_coding import CodingChoice
 from unified_cache.testing.storage_contract import ROOM_BYTES_MAX, KeysOnlyContract, StorageContract
 
 THREADS_MAX = 3
 """Fewer than the contract's callers, so that some wait for a thread."""
+
+KEYS = "env:CONTRACT_KEYS"
 
 Wrap = Callable[[StorageBackend], StorageBackend]
 OPENED: Mapping[str, Callable[[Path, int | None], StorageBackend]] = {
@@ -51,17 +55,29 @@ def stacked(backend: StorageBackend) -> StorageBackend:
     return VerifiedStorage(guarded(metered(CheckedStorage(faulty(backend)))))
 
 
+def compressed(backend: StorageBackend) -> StorageBackend:
+    return CodedStorage(backend, CodingChoice(compress=True))
+
+
+def encrypted(backend: StorageBackend) -> StorageBackend:
+    return CodedStorage(backend, CodingChoice(compress=True, keys=KEYS))
+
+
 WRAPS: tuple[Wrap, ...] = (CheckedStorage, metered, guarded, faulty, stacked)
 STORES: list[tuple[str, int | None, Wrap]] = [
     (name, bytes_max, bare) for name in OPENED for bytes_max in (None, ROOM_BYTES_MAX)
 ]
 STORES += [(name, ROOM_BYTES_MAX, VerifiedStorage) for name in OPENED]
 STORES += [(name, ROOM_BYTES_MAX, wrap) for name in ("memory", "file") for wrap in WRAPS]
+STORES += [(name, ROOM_BYTES_MAX, wrap) for name in OPENED for wrap in (compressed, encrypted)]
 
 
 class TestStores(StorageContract):
     @pytest.fixture(params=STORES, ids=lambda store: f"{store[0]}-{store[1]}-{store[2].__name__}")
-    def storage(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StorageBackend]:
+    def storage(
+        self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[StorageBackend]:
+        monkeypatch.setenv(KEYS.removeprefix("env:"), f"* {'5a' * 32}")
         name, bytes_max, wrap = request.param
         storage: StorageBackend = wrap(OPENED[name](tmp_path, bytes_max))
         yield storage

@@ -37,7 +37,13 @@ from unified_cache.storage_backends.offline.copying import (
     prefetch_prefixes,
 )
 from unified_cache.storage_backends.offline.prompts import read_prompts
-from unified_cache.storage_backends.offline.stores import StoredIdentity, choose, open_to_read, open_to_write, selected
+from unified_cache.storage_backends.offline.stores import (
+    StoredIdentity,
+    choose,
+    open_pages_to_read,
+    open_to_write,
+    selected,
+)
 from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
 
 __all__ = ["BackupCommand", "PrefetchCommand", "backup_app"]
@@ -157,7 +163,7 @@ def _opened(source_url: str, target_url: str) -> StorageReader:
     """Open the source. The target is opened when everything else is known to be right: until then nothing is made."""
     if source_url == target_url:
         raise ConfigError(f"SRC and DST must differ, found {source_url} twice")
-    return open_to_read(source_url)
+    return open_pages_to_read(source_url)
 
 
 def _copy(kept: StoredIdentity, source: StorageReader, target: StorageBackend) -> CopyResult:

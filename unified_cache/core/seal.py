@@ -12,7 +12,8 @@
        120      8  xxh3-64 of the 120 bytes above
 
 Integers are little-endian. A page is one contiguous run: header, then payload. It is sealed when its copy to
-host memory is complete and verified on every read from storage, whatever the backend.
+host memory is complete and verified on every read from storage, whatever the backend. A store may keep it compressed or
+encrypted, see ``storage_backends.wrappers.page_coding``: such an object has a header of its own, of another version.
 """
 
 import struct
@@ -25,13 +26,18 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 from unified_cache.core.page import PageKey
 
 __all__ = [
+    "CODED_VERSION",
     "FORMAT_VERSION",
     "HEADER_BYTES",
     "Flaw",
     "Label",
     "PageChecksum",
     "checksum_of",
+    "header_of",
     "is_header_of",
+    "is_sealed",
+    "payload_checksum",
+    "payload_of",
     "relabelled",
     "seal",
     "seal_buffers",
@@ -41,6 +47,8 @@ __all__ = [
 
 HEADER_BYTES = 128
 FORMAT_VERSION = 1
+CODED_VERSION = 2
+"""Of an object whose payload is a page compressed or encrypted."""
 
 _MAGIC = b"UKVP"
 _BODY = struct.Struct("<4sHHQ32s32s32sQ")
@@ -101,14 +109,14 @@ class PageChecksum:
         elif start != self._end or self._stream is None:
             self._end = -1
             return
-        for piece in _payload(pieces, HEADER_BYTES - start):
+        for piece in payload_of(pieces, HEADER_BYTES - start):
             self._stream.update(piece)
         self._end += sum(map(len, pieces))
 
     def add_all(self, buffers: Sequence[memoryview]) -> None:
         """Add the whole page, which is in place now; what was added before counts no more."""
         self._stream = None
-        self._digest = checksum_of(_payload(buffers))
+        self._digest = checksum_of(payload_of(buffers))
         self._end = sum(map(len, buffers))
 
     def of(self, page_bytes: int) -> int | None:
@@ -118,9 +126,9 @@ class PageChecksum:
         return self._digest if self._stream is None else self._stream.intdigest()
 
 
-def seal(page: memoryview, label: Label) -> None:
+def seal(page: memoryview, label: Label, version: int = FORMAT_VERSION) -> None:
     """Write the header of ``page``, whose payload (all bytes after the header) is complete."""
-    page[:HEADER_BYTES] = _header(label, len(page) - HEADER_BYTES, xxh3_64_intdigest(page[HEADER_BYTES:]))
+    page[:HEADER_BYTES] = header_of(label, len(page) - HEADER_BYTES, xxh3_64_intdigest(page[HEADER_BYTES:]), version)
 
 
 def seal_buffers(buffers: Sequence[memoryview], label: Label) -> None:
@@ -128,8 +136,8 @@ def seal_buffers(buffers: Sequence[memoryview], label: Label) -> None:
     if len(buffers) == 1:
         seal(buffers[0], label)
         return
-    payload = _payload(buffers)
-    header = _header(label, sum(map(len, payload)), checksum_of(payload))
+    payload = payload_of(buffers)
+    header = header_of(label, sum(map(len, payload)), checksum_of(payload))
     start = 0
     for buffer in buffers:
         end = min(start + len(buffer), HEADER_BYTES)
@@ -140,23 +148,35 @@ def seal_buffers(buffers: Sequence[memoryview], label: Label) -> None:
 def relabelled(header: bytes, label: Label) -> bytes:
     """Return the header of the same payload under another label, checksum kept; ``header`` is one that verified."""
     _, _, _, payload_bytes, *_, checksum = _BODY.unpack(header[: _BODY.size])
-    return _header(label, payload_bytes, checksum)
+    return header_of(label, payload_bytes, checksum)
+
+
+def payload_checksum(header: bytes) -> int:
+    """Return the checksum that a header says its payload has."""
+    checksum: int = _BODY.unpack(header[: _BODY.size])[-1]
+    return checksum
 
 
 def is_header_of(header: memoryview, label: Label, payload_bytes: int, checksum: int) -> bool:
     """Return whether ``header`` is the one of a page of that label, length and checksum of its payload."""
-    return header.tobytes() == _header(label, payload_bytes, checksum)
+    return header.tobytes() == header_of(label, payload_bytes, checksum)
 
 
-def verify(page: memoryview, label: Label) -> Flaw | None:
+def verify(page: memoryview, label: Label, version: int = FORMAT_VERSION) -> Flaw | None:
     """Return what is wrong with ``page``, None if it is exactly the page that ``label`` names."""
     if len(page) < HEADER_BYTES:
         return Flaw.LENGTH
     payload = page[HEADER_BYTES:]
     header = page[:HEADER_BYTES].tobytes()
-    if header == _header(label, len(payload), xxh3_64_intdigest(payload)):
+    if header == header_of(label, len(payload), xxh3_64_intdigest(payload), version):
         return None
-    return _flaw_of(header, len(payload), label)
+    return _flaw_of(header, len(payload), label, version)
+
+
+def is_sealed(stored: memoryview, label: Label) -> bool:
+    """Return whether an object is whole, be it the page that ``label`` names as it is, or coded."""
+    flaw = verify(stored, label)
+    return flaw is None or (flaw is Flaw.FORMAT and verify(stored, label, CODED_VERSION) is None)
 
 
 def verify_buffers(buffers: Sequence[memoryview], label: Label, checksum: PageChecksum | None = None) -> Flaw | None:
@@ -175,27 +195,27 @@ def verify_buffers(buffers: Sequence[memoryview], label: Label, checksum: PageCh
         header = b"".join(buffer[:HEADER_BYTES] for buffer in buffers)[:HEADER_BYTES]
     payload_bytes = page_bytes - HEADER_BYTES
     found = None if checksum is None else checksum.of(page_bytes)
-    if found is not None and header == _header(label, payload_bytes, found):
+    if found is not None and header == header_of(label, payload_bytes, found):
         return None
-    if header == _header(label, payload_bytes, checksum_of(_payload(buffers))):
+    if header == header_of(label, payload_bytes, checksum_of(payload_of(buffers))):
         return None
     return _flaw_of(header, payload_bytes, label)
 
 
-def _flaw_of(header: bytes, payload_bytes: int, label: Label) -> Flaw:
+def _flaw_of(header: bytes, payload_bytes: int, label: Label, expected: int = FORMAT_VERSION) -> Flaw:
     found = header[: _BODY.size]
     (check,) = _CHECK.unpack(header[_BODY.size :])
     if check != xxh3_64_intdigest(found) or found[: len(_MAGIC)] != _MAGIC:
         return Flaw.HEADER
     _, version, header_bytes, claimed_bytes, *_, checksum = _BODY.unpack(found)
-    if version != FORMAT_VERSION or header_bytes != HEADER_BYTES:
+    if version != expected or header_bytes != HEADER_BYTES:
         return Flaw.FORMAT
     if claimed_bytes != payload_bytes:
         return Flaw.LENGTH
-    return Flaw.PAYLOAD if found == _body(label, payload_bytes, checksum) else Flaw.FOREIGN
+    return Flaw.PAYLOAD if found == _body(label, payload_bytes, checksum, version) else Flaw.FOREIGN
 
 
-def _payload(buffers: Sequence[memoryview], skip: int = HEADER_BYTES) -> Sequence[memoryview]:
+def payload_of(buffers: Sequence[memoryview], skip: int = HEADER_BYTES) -> Sequence[memoryview]:
     """Cut ``skip`` bytes, as a rule the header, off the front of the buffers."""
     number = 0
     while skip > 0 and number < len(buffers) and len(buffers[number]) <= skip:
@@ -215,15 +235,16 @@ def checksum_of(payload: Sequence[memoryview]) -> int:
     return stream.intdigest()
 
 
-def _header(label: Label, payload_bytes: int, checksum: int) -> bytes:
-    body = _body(label, payload_bytes, checksum)
+def header_of(label: Label, payload_bytes: int, checksum: int, version: int = FORMAT_VERSION) -> bytes:
+    """Return the header of a page of that label, length and checksum of its payload."""
+    body = _body(label, payload_bytes, checksum, version)
     return body + _CHECK.pack(xxh3_64_intdigest(body))
 
 
-def _body(label: Label, payload_bytes: int, checksum: int) -> bytes:
+def _body(label: Label, payload_bytes: int, checksum: int, version: int) -> bytes:
     return _BODY.pack(
         _MAGIC,
-        FORMAT_VERSION,
+        version,
         HEADER_BYTES,
         payload_bytes,
         label.identity,

@@ -62,6 +62,12 @@ class MemoryStorage:
             self._check_open()
             return Answer.of_reads(map(self._pages.__contains__, labels))
 
+    def lengths(self, labels: Sequence[Label]) -> list[int | None]:
+        """Return the bytes of each object, None where there is none. No access."""
+        with self._guard:
+            self._check_open()
+            return [self._lru.size_of(label) for label in labels]
+
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Copy each page into its buffers. A page of another length is dropped."""
         with self._guard:

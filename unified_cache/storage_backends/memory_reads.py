@@ -46,8 +46,19 @@ class MemoryReader(Protocol):
         ...
 
 
+@runtime_checkable
+class MemoryReaderSource(Protocol):
+    """A layer over a store whose pages may be read from memory past it."""
+
+    def memory_reader(self) -> MemoryReader | None:
+        """Return the wrapped store as one that reads pages from memory; None where it does not."""
+        ...
+
+
 def memory_reader_in(storage: object) -> MemoryReader | None:
-    """Return the store as one that reads pages from memory; None where it does not, and behind a wrapper."""
+    """Return the store as one that reads pages from memory; None where it does not, and behind most wrappers."""
+    if isinstance(storage, MemoryReaderSource):
+        return storage.memory_reader()
     return storage if isinstance(storage, MemoryReader) else None
 
 

@@ -11,6 +11,9 @@
     package.module:factory         a third party's store
     package.module:factory:REST    the same, with an argument
 
+    URL#compress=lossless          pages are compressed without changing a bit, see ``wrappers.compression``
+    URL#keys=SOURCE                pages are encrypted, see ``wrappers.page_keys``; with both an & stands between
+
 What stands before the first colon is a third party's module if there is a dot in it, else one of ``STORES``. Both
 ends have one signature: ``open_url(rest, bytes_max)`` and ``factory(rest, bytes_max)``, where ``rest`` is the
 text after the last colon that the forms above show, empty if there is none.
@@ -25,8 +28,10 @@ from unified_cache import storage_backends
 from unified_cache.core.errors import ConfigError, did_you_mean
 from unified_cache.core.extras import import_with_extra
 from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.wrappers.coded import coded
+from unified_cache.storage_backends.wrappers.page_coding import CodingChoice
 
-__all__ = ["check_storage_url", "open_storage"]
+__all__ = ["check_storage_url", "open_storage", "split_choice"]
 
 STORES = {
     "az": ("object.store", "open_az_url"),
@@ -57,13 +62,32 @@ def open_storage(url: str, *, bytes_max: int | None = None) -> StorageBackend:
         ConfigError: no such scheme, module or factory, or a package that it needs is not installed.
         StorageError: the store itself cannot be opened.
     """
-    factory, rest = _factory_of(url)
-    return factory(rest, bytes_max)
+    bare, choice = split_choice(url)
+    factory, rest = _factory_of(bare)
+    backend = factory(rest, bytes_max)
+    try:
+        return coded(backend, choice)
+    except BaseException:
+        backend.close()
+        raise
 
 
 def check_storage_url(url: str) -> None:
     """Raise as ``open_storage`` for what names no store, without opening one."""
-    _factory_of(url)
+    _factory_of(split_choice(url)[0])
+
+
+def split_choice(url: str) -> tuple[str, CodingChoice | None]:
+    """Return the store that ``url`` names, and what is done to the pages in it; None where it does not say.
+
+    Raises:
+        ConfigError: it says what nobody knows.
+    """
+    for name in ("#compress=", "#keys="):
+        bare, mark, _ = url.partition(name)
+        if mark:
+            return bare, CodingChoice.of(url[len(bare) + 1 :])
+    return url, None
 
 
 def _factory_of(url: str) -> tuple[_Factory, str]:

@@ -15,7 +15,9 @@ from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard, declared_capability
+from unified_cache.storage_backends.wrappers.coded import CodedStorage
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
+from unified_cache.storage_backends.wrappers.page_coding import Undecoded
 
 __all__ = ["GuardedStore", "metric"]
 
@@ -58,13 +60,18 @@ class GuardedStore:
         yield metric(counter, "store_abandoned_pages", "Pages without an answer in the end.", abandoned)
         stuck = [((), guard.stuck_count)]
         yield metric(gauge, "store_stuck_calls", "Calls that the store has not returned from in time.", stuck)
-        counts = self.backend.counts if isinstance(self.backend, FileStorage | PackedStorage) else None
+        coded = self.backend if isinstance(self.backend, CodedStorage) else None
+        bare = self.backend if coded is None else coded.backend
+        counts = bare.counts if isinstance(bare, FileStorage | PackedStorage) else None
         evicted = [] if counts is None else [(("room",), counts.evicted_count), (("intruder",), counts.foreign_count)]
         yield metric(counter, "store_evictions", "Pages that went without being asked.", evicted, "cause")
         declined = [] if counts is None else [((), counts.declined_count)]
         yield metric(counter, "store_declined", "Pages that had no room.", declined)
         flaws = [((flaw.name.lower(),), self.verified.flaws_count.get(flaw, 0)) for flaw in Flaw]
         yield metric(counter, "flawed_pages", "Pages that did not verify.", flaws, "flaw")
+        counted = {} if coded is None else coded.undecoded_counts
+        undecoded = [((reason.value,), counted.get(reason, 0)) for reason in Undecoded]
+        yield metric(counter, "undecoded_pages", "Objects refused before they were pages.", undecoded, "reason")
 
 
 def metric(

@@ -224,18 +224,21 @@ class PageReader:
         self.unreadable_count = 0
         self._guard = Lock()
 
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Return for each label whether a file of that name is there; one stat each."""
-        found: list[Answer] = []
+    def lengths(self, labels: Sequence[Label]) -> list[int | None]:
+        """Return the bytes of each file of that name, None where there is none; one stat each."""
+        found: list[int | None] = []
         for label in labels:
             fan, name = place_of(label)
             try:
                 directory = self._directories.find(label.identity, fan)
-                is_there = directory is not None and size_of(self._disk, directory, name) is not None
+                found.append(None if directory is None else size_of(self._disk, directory, name))
             except OSError as error:
                 raise self._cannot("look for", label, error) from error
-            found.append(Answer.HIT if is_there else Answer.MISS)
         return found
+
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        """Return for each label whether a file of that name is there; one stat each."""
+        return Answer.of_reads(length is not None for length in self.lengths(labels))
 
     def scan(self, identity: bytes, cursor: str) -> Scan:
         """List objects of one identity in the order of their names; the cursor is the last name listed."""

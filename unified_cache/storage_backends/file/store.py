@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from unified_cache.core.errors import StorageError
-from unified_cache.core.seal import Label, verify_buffers
+from unified_cache.core.seal import Label, is_sealed
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.directory.disk import (
@@ -164,6 +164,11 @@ class FileStorage(DirectoryStorage):
         """Return for each label whether a file of that name is there. No access; one stat each."""
         with self._calls:
             return self._page_reader.exists(labels)
+
+    def lengths(self, labels: Sequence[Label]) -> list[int | None]:
+        """Return the bytes of each object, None where there is none; one stat each."""
+        with self._calls:
+            return self._page_reader.lengths(labels)
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Read each page straight into its buffers; a hit makes it recent."""
@@ -395,7 +400,7 @@ class PageWriter:
 
     def _is_sound(self, fd: int, page: PageIO) -> bool:
         content = memoryview(bytearray(page_bytes(page)))
-        return read_at(self._disk, fd, [content], len(content), 0) and verify_buffers((content,), page.label) is None
+        return read_at(self._disk, fd, [content], len(content), 0) and is_sealed(content, page.label)
 
     def _is_same(self, fd: int, page: PageIO) -> bool:
         """Return whether a file says that it is this page; whether its payload is right only a reader finds out."""
@@ -490,6 +495,11 @@ class FileReader(ReadOnlyStore):
         """Return for each label whether a file of that name is there."""
         with self._calls:
             return self._pages.exists(labels)
+
+    def lengths(self, labels: Sequence[Label]) -> list[int | None]:
+        """Return the bytes of each object, None where there is none; one stat each."""
+        with self._calls:
+            return self._pages.lengths(labels)
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Read each page straight into its buffers; what lies in its place and is no object stays, and is FLAWED."""

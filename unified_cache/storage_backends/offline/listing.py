@@ -9,10 +9,11 @@ from typing import NamedTuple
 from unified_cache.core.errors import LayoutError, StorageError
 from unified_cache.core.page import PageKey
 from unified_cache.core.pool import ModelLayout, PoolSpec
-from unified_cache.core.seal import HEADER_BYTES, Label, verify_buffers
+from unified_cache.core.seal import HEADER_BYTES, Flaw, Label, is_sealed, verify_buffers
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
 from unified_cache.storage_backends.protocol import Answer, PageIO, StorageReader, StoredObject
 from unified_cache.storage_backends.verified import summed
+from unified_cache.storage_backends.wrappers.page_coding import may_be_coded
 
 __all__ = [
     "FlawedObject",
@@ -110,9 +111,13 @@ class ObjectPools:
         bit = self._bits.get(found.label.pool)
         if bit is None:
             return "its layout has no such pool"
-        if found.object_bytes != self.object_bytes(bit):
+        if not self.may_fit(bit, found.object_bytes):
             return f"it has {found.object_bytes} bytes, not {self.object_bytes(bit)}"
         return None
+
+    def may_fit(self, bit: int, object_bytes: int) -> bool:
+        """Return whether an object of that length may be a page of a pool, as it is, compressed or encrypted."""
+        return object_bytes == self.object_bytes(bit) or may_be_coded(self.specs[bit].page_bytes, object_bytes)
 
     def useless(self, present: int) -> int:
         """Return the objects of a page that no engine can use as long as its other objects are missing.
@@ -179,7 +184,7 @@ def take_inventory(storage: StorageReader, identity: bytes, layout: ModelLayout,
         watch(len(objects), sum(found.object_bytes for found in objects))
         for found in objects:
             bit = pools.bit_of(found.label.pool)
-            if bit is None or found.object_bytes != pools.object_bytes(bit):
+            if bit is None or not pools.may_fit(bit, found.object_bytes):
                 inventory.misfits.append(found)
             else:
                 key = found.label.key
@@ -263,6 +268,8 @@ def _verified(page: PageIO, answer: Answer) -> ReadObject:
     if not answer:
         return _reading(page, ReadOutcome.GONE)
     flaw = verify_buffers(page.buffers, page.label, page.checksum)
+    if flaw is Flaw.FORMAT and len(page.buffers) == 1 and is_sealed(page.buffers[0], page.label):
+        flaw = None
     return _reading(page, ReadOutcome.SOUND) if flaw is None else _reading(page, ReadOutcome.FLAWED, flaw.value)
 
 

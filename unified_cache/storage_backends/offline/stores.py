@@ -12,8 +12,9 @@ from unified_cache.storage_backends.file.store import FileReader, FileStorage
 from unified_cache.storage_backends.manifest import Description, described_by
 from unified_cache.storage_backends.packed.store import PackedReader, PackedStorage
 from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
-from unified_cache.storage_backends.url import open_storage
+from unified_cache.storage_backends.url import open_storage, split_choice
 from unified_cache.storage_backends.wrappers import CheckedStorage
+from unified_cache.storage_backends.wrappers.coded import CodedReader, SizedObjects
 
 __all__ = [
     "StoredIdentity",
@@ -22,6 +23,7 @@ __all__ = [
     "has_cap_of_its_own",
     "identities_of",
     "open_existing",
+    "open_pages_to_read",
     "open_to_read",
     "open_to_write",
     "selected",
@@ -86,7 +88,7 @@ def open_existing(url: str, bytes_max: int | None = None) -> StorageBackend:
     ConfigError where no store is there, StorageError where it cannot be opened, or is a packed one in use.
     """
     _check_exists(url)
-    scheme, _, rest = url.partition(":")
+    scheme, _, rest = split_choice(url)[0].partition(":")
     if scheme in DIRECTORY_STORES:
         address = parse_address(rest, scheme)
         return DIRECTORY_STORES[scheme].open(
@@ -107,10 +109,25 @@ def open_to_read(url: str) -> StorageReader:
     else's. Other stores may count reads as use. Raises ConfigError where no store is there, StorageError as it opens.
     """
     _check_exists(url)
-    scheme, _, rest = url.partition(":")
+    scheme, _, rest = split_choice(url)[0].partition(":")
     if scheme in DIRECTORY_READERS:
         return DIRECTORY_READERS[scheme].open(parse_address(rest, scheme).path)
     return open_to_write(url)
+
+
+def open_pages_to_read(url: str) -> StorageReader:
+    """Open a store as ``open_to_read`` to read its pages, decoded as the URL says; else objects are read as they are.
+
+    Raises besides ConfigError where the keys that the URL names cannot be had.
+    """
+    objects = open_to_read(url)
+    if not isinstance(objects, SizedObjects):
+        return objects  # a layer over it decodes already, or nothing in it is coded
+    try:
+        return CodedReader(objects, split_choice(url)[1])
+    except BaseException:
+        objects.close()
+        raise
 
 
 def identities_of(storage: StorageReader) -> list[StoredIdentity]:
@@ -155,7 +172,7 @@ def _kept(digest: bytes, manifest: Manifest | None) -> StoredIdentity:
 
 def _check_exists(url: str) -> None:
     """Refuse a directory that holds no store: opening would create one, which a tool must not."""
-    scheme, _, rest = url.partition(":")
+    scheme, _, rest = split_choice(url)[0].partition(":")
     if scheme not in DIRECTORY_STORES or not rest:
         return
     path = parse_address(rest, scheme).path

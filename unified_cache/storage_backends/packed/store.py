@@ -21,7 +21,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from unified_cache.core.errors import StorageError
-from unified_cache.core.seal import Label, verify_buffers
+from unified_cache.core.seal import Label, is_sealed
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, StoreLru, page_bytes
 from unified_cache.storage_backends.common.names import check_label, check_scan
@@ -170,6 +170,13 @@ class PackedStorage(DirectoryStorage):
         """Return for each label whether it has a slot. No access, no call on the disk."""
         with self._calls:
             return Answer.of_reads(self._index.find(label) is not None for label in labels)
+
+    def lengths(self, labels: Sequence[Label]) -> list[int | None]:
+        """Return the bytes of each object, None where it has no slot. No call on the disk."""
+        with self._calls:
+            return [
+                None if (slot := self._index.find(label)) is None else slot.segment.object_bytes for label in labels
+            ]
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Read each page straight into its buffers; a hit makes it recent. A page of another length is dropped."""
@@ -402,7 +409,7 @@ class PackedStorage(DirectoryStorage):
 
 def _is_sound(slot: SegmentSlot, label: Label) -> bool:
     content = memoryview(bytearray(slot.segment.object_bytes))
-    return slot.segment.read(slot.number, (content,)) and verify_buffers((content,), label) is None
+    return slot.segment.read(slot.number, (content,)) and is_sealed(content, label)
 
 
 def open_url(rest: str, bytes_max: int | None) -> PackedStorage:
@@ -445,6 +452,11 @@ class PackedReader(ReadOnlyStore):
         """Return for each label whether the tables named it."""
         with self._calls:
             return Answer.of_reads(self._find(label) is not None for label in labels)
+
+    def lengths(self, labels: Sequence[Label]) -> list[int | None]:
+        """Return the bytes of each object that the tables named, None of others."""
+        with self._calls:
+            return [None if slot is None else slot.segment.object_bytes for slot in map(self._find, labels)]
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Read each page straight into its buffers; one that its owner evicted meanwhile is a miss."""

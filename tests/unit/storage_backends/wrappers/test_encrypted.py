@@ -1,0 +1,297 @@
+"""Encrypted stores: nothing of a page can be read in one, and nothing that was made without its key is a hit."""
+
+import logging
+import random
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.support.clock import ManualClock
+from tests.support.store_kinds import StoreKind
+from tests.unit.storage_backends.wrappers.test_coded import (
+    bf16_like,
+    noise,
+    object_in,
+    page_of,
+    read_back,
+    replace_object,
+)
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.pool import Identity
+from unified_cache.core.seal import CODED_VERSION, HEADER_BYTES, Label, seal
+from unified_cache.storage_backends.manifest import manifest_of, model_of_tenant
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Answer, Level
+from unified_cache.storage_backends.url import open_storage
+from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers.coded import CodedStorage
+from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, Undecoded
+from unified_cache.storage_backends.wrappers.page_keys import RELOADED_S, PageKeys
+from unified_cache.testing.storage_contract import LAYOUT, MODEL, bytes_of, label
+
+OLD, NEW, LOST = "0a" * 32, "1b" * 32, "2c" * 32
+
+
+def key_file(tmp_path: Path, *lines: str) -> Path:
+    """Write keys as an operator should: whole, under another name, then renamed."""
+    path, new = tmp_path / "keys", tmp_path / "keys.new"
+    new.write_text("".join(f"{line}\n" for line in lines))
+    return new.replace(path)
+
+
+def encrypted(backend: MemoryStorage, path: Path, *, compress: bool = False) -> CodedStorage:
+    return CodedStorage(backend, CodingChoice(compress, f"file:{path}"))
+
+
+def windows(content: bytes) -> set[bytes]:
+    return {content[start : start + 16] for start in range(len(content) - 15)}
+
+
+@pytest.mark.threat("pages read from the disk")
+@pytest.mark.parametrize("kind", StoreKind)
+@pytest.mark.parametrize("compress", ["none", "lossless"])
+def test_no_run_of_16_bytes_of_any_payload_lies_in_any_file_of_the_store(
+    compress: str, kind: StoreKind, tmp_path: Path
+) -> None:
+    path = key_file(tmp_path, f"* {OLD}")
+    payloads = [bf16_like(1, 4096), noise(2, 3000), bf16_like(3, 4096), noise(4, 1076)]
+    pages = [page_of(label(number), payload) for number, payload in enumerate(payloads)]
+    url = f"{kind.value}:{tmp_path / 'store'}#compress={compress}&keys=file:{path}"
+    with closing(open_storage(url)) as storage:
+        storage.register(manifest_of(MODEL, LAYOUT), {})
+        assert all(storage.put(pages, Level.DURABLE))
+    secret = {window for payload in payloads for window in windows(payload)}
+    files = [each for each in (tmp_path / "store").rglob("*") if each.is_file()]
+    assert any(pages[0].label.key in each.read_bytes() for each in files), "names are in the clear"
+    for each in files:
+        assert secret.isdisjoint(windows(each.read_bytes()))
+    with closing(VerifiedStorage(open_storage(url))) as storage:
+        assert [read_back(storage, page) for page in pages] == list(map(bytes_of, pages))
+
+
+# What somebody who may write the store can do to it
+
+
+def resealed(content: bytes | bytearray, named: Label) -> bytearray:
+    changed = bytearray(content)
+    seal(memoryview(changed), named, CODED_VERSION)
+    return changed
+
+
+def objects_of_an_attacker(rng: random.Random, tmp_path: Path, named: Label) -> dict[str, tuple[bytearray, Undecoded]]:
+    """Make one object of each kind for a page's name, sealed as it should be, and why it is refused."""
+    payload = bf16_like(rng.randrange(1 << 30), 4096)
+    key_file(tmp_path, f"* {OLD}")
+    backend = MemoryStorage()
+    ours = encrypted(backend, tmp_path / "keys")
+    elsewhere = [
+        named._replace(key=rng.randbytes(32)),
+        named._replace(pool="kv_index"),
+        named._replace(identity=Identity("contract/model", generation=1).digest(LAYOUT)),
+    ]
+    ours.put([page_of(each, payload) for each in (named, *elsewhere)], Level.CACHED)
+    sound = object_in(backend, named)
+    flipped = bytearray(sound)
+    flipped[rng.randrange(HEADER_BYTES + 24, len(flipped))] ^= 1 << rng.randrange(8)
+    declared = bytearray(sound)
+    declared[rng.choice((HEADER_BYTES, HEADER_BYTES + 2, HEADER_BYTES + 3))] ^= 1
+    forged = sound[: HEADER_BYTES + 24] + rng.randbytes(len(sound) - HEADER_BYTES - 24)
+    made = {
+        "forged": (resealed(forged, named), Undecoded.FORGED),
+        "flipped": (resealed(flipped, named), Undecoded.FORGED),
+        "declared otherwise": (resealed(declared, named), Undecoded.FORGED),
+        "of another page": (resealed(object_in(backend, elsewhere[0]), named), Undecoded.FORGED),
+        "of another pool": (resealed(object_in(backend, elsewhere[1]), named), Undecoded.FORGED),
+        "of an earlier generation": (resealed(object_in(backend, elsewhere[2]), named), Undecoded.FORGED),
+        "as it is": (bytearray(bytes_of(page_of(named, payload))), Undecoded.UNENCRYPTED),
+    }
+    backend = MemoryStorage()
+    CodedStorage(backend, CodingChoice(compress=True)).put([page_of(named, payload)], Level.CACHED)
+    made["compressed"] = (object_in(backend, named), Undecoded.UNENCRYPTED)
+    key_file(tmp_path, f"* {LOST}")
+    backend = MemoryStorage()
+    encrypted(backend, tmp_path / "keys").put([page_of(named, payload)], Level.CACHED)
+    made["under another tenant's key, or a lost one"] = (object_in(backend, named), Undecoded.NO_KEY)
+    damaged = bytearray(sound)
+    damaged[-1] ^= 1
+    made["damaged"] = (damaged, Undecoded.DAMAGED)
+    return made
+
+
+@pytest.mark.threat("forged pages")
+def test_200_forged_swapped_and_replayed_objects_are_misses_counted_and_put_again(tmp_path: Path) -> None:
+    rng = random.Random(11)
+    backend = MemoryStorage()
+    expected: dict[Undecoded, int] = {}
+    tried_count = 0
+    path = key_file(tmp_path, f"* {OLD}")
+    layer = encrypted(backend, path)
+    storage = VerifiedStorage(layer)
+    for number in range(20):
+        page = page_of(label(number), bf16_like(number, 4096))
+        for name, (content, reason) in objects_of_an_attacker(rng, tmp_path, page.label).items():
+            key_file(tmp_path, f"* {OLD}")
+            replace_object(backend, page.label, content)
+            assert read_back(storage, page) in (Answer.MISS, Answer.FLAWED), name
+            expected[reason] = expected.get(reason, 0) + 1
+            tried_count += 1
+            assert layer.undecoded_counts == expected, name
+            assert storage.exists([page.label]) == [Answer.MISS], name
+            assert storage.put([page], Level.CACHED) == [Answer.STORED], name
+            assert read_back(storage, page) == bytes_of(page), name
+    assert tried_count == 200
+    assert storage.flaws_count == {}
+
+
+@pytest.mark.threat("forged pages")
+def test_the_key_of_one_tenant_opens_and_makes_no_page_of_another(tmp_path: Path) -> None:
+    path = key_file(tmp_path, f"@acme {OLD}", f"@zeta {NEW}", f"{MODEL.digest(LAYOUT).hex()} {LOST}")
+    tenants = {name: Identity(model_of_tenant(name, "m")) for name in ("acme", "zeta", "nobody")}
+    pages = {
+        name: page_of(Label(identity.digest(LAYOUT), bytes(32), "kv"), bf16_like(5, 4096))
+        for name, identity in tenants.items()
+    }
+    pages["by identity"] = page_of(label(1), bf16_like(5, 4096))
+    url = f"file:{tmp_path / 'store'}#keys=file:{path}"
+    with closing(open_storage(url)) as storage:
+        for identity in tenants.values():
+            storage.register(manifest_of(identity, LAYOUT), {})
+        answers = {name: storage.put([page], Level.CACHED)[0] for name, page in pages.items()}
+    assert answers == {**dict.fromkeys(pages, Answer.STORED), "nobody": Answer.DECLINED}
+    key_file(tmp_path, f"@acme {NEW}", f"@zeta {NEW}", f"@zeta {OLD}")
+    with closing(open_storage(url)) as storage:
+        # Nobody registers: whose pages they are the manifests say. Of acme's old key zeta has a copy.
+        assert read_back(storage, pages["zeta"]) == bytes_of(pages["zeta"])
+        assert read_back(storage, pages["acme"]) is Answer.MISS
+        assert read_back(storage, pages["by identity"]) is Answer.MISS
+    key_file(tmp_path, f"* {OLD}")
+    with closing(open_storage(url)) as storage:
+        assert read_back(storage, pages["acme"]) == bytes_of(pages["acme"]), "a key is its bytes, whoever owns it"
+
+
+def test_a_reader_without_keys_leaves_encrypted_pages_where_they_are(tmp_path: Path) -> None:
+    path = key_file(tmp_path, f"* {OLD}")
+    backend = MemoryStorage()
+    page = page_of(label(1), bf16_like(1))
+    encrypted(backend, path).put([page], Level.CACHED)
+    bare = CodedStorage(backend, None)
+    assert read_back(bare, page) is Answer.UNAVAILABLE
+    assert bare.undecoded_counts == {Undecoded.NO_KEY: 1}
+    assert read_back(encrypted(backend, path), page) == bytes_of(page)
+
+
+def test_a_page_whose_key_is_lost_is_stored_again_under_the_new_one(tmp_path: Path) -> None:
+    path = key_file(tmp_path, f"* {LOST}")
+    backend = MemoryStorage()
+    page = page_of(label(1), bf16_like(1))
+    encrypted(backend, path).put([page], Level.CACHED)
+    key_file(tmp_path, f"* {NEW}")
+    storage = encrypted(backend, path)
+    assert storage.exists([page.label]) == [Answer.HIT]
+    assert read_back(storage, page) is Answer.MISS
+    assert backend.exists([page.label]) == [Answer.HIT], "it stays until the page is put: another process may have it"
+    assert storage.exists([page.label]) == [Answer.MISS]
+    assert storage.put([page], Level.CACHED) == [Answer.STORED]
+    assert read_back(storage, page) == bytes_of(page)
+
+
+# Rotation
+
+
+def test_a_rotation_under_load_causes_no_miss(tmp_path: Path) -> None:
+    path = key_file(tmp_path, f"* {OLD}")
+    backend, clock = MemoryStorage(), ManualClock()
+    choice = CodingChoice(compress=True, keys=f"file:{path}")
+    processes = [VerifiedStorage(CodedStorage(backend, choice, clock)) for _ in range(2)]
+    pages = [page_of(label(number), bf16_like(number, 2048)) for number in range(60)]
+    wrong: list[object] = []
+
+    def serve(start: int) -> None:
+        for number in range(start, start + 15):
+            processes[number % 2].put([pages[number]], Level.CACHED)
+            for reader in processes:
+                known = random.Random(number).randrange(number - start + 1) + start
+                found = read_back(reader, pages[known])
+                if found != bytes_of(pages[known]):
+                    wrong.append(found)
+
+    for keys in ([OLD], [OLD, NEW], [OLD, NEW], [NEW, LOST], [NEW, LOST]):
+        key_file(tmp_path, *(f"* {key}" for key in keys))
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(serve, (0, 15, 30, 45)))
+        clock.sleep(RELOADED_S)
+        if keys == [OLD, NEW]:  # what the old key wrote may go: put again
+            backend.remove([page.label for page in pages])
+    assert wrong == []
+
+
+def test_a_process_that_meets_a_key_it_does_not_know_reads_the_keys_at_once_and_seldom_after(tmp_path: Path) -> None:
+    path = key_file(tmp_path, f"* {OLD}")
+    backend, clock = MemoryStorage(), ManualClock()
+    choice = CodingChoice(keys=f"file:{path}")
+    reader = CodedStorage(backend, choice, clock)
+    page = page_of(label(1), bf16_like(1))
+    key_file(tmp_path, f"* {OLD}", f"* {NEW}")
+    CodedStorage(backend, choice, clock).put([page], Level.CACHED)
+    assert read_back(reader, page) == bytes_of(page)
+    reads: list[str] = []
+    keys = PageKeys(f"command:{sys.executable} {logged_command(tmp_path, reads)}", clock)
+    for _ in range(50):
+        assert keys.reading(page.label.identity, "m", b"unknown.") is None
+    assert len((tmp_path / "reads").read_text()) == 2
+
+
+def logged_command(tmp_path: Path, reads: Sequence[str]) -> Path:
+    """Write a program that prints a key, and a letter into a file each time it does."""
+    program = tmp_path / "keys.py"
+    program.write_text(f"open({str(tmp_path / 'reads')!r}, 'a').write('x'); print('* {OLD}')\n")
+    return program
+
+
+# Where keys come from, and where they never go
+
+
+@pytest.mark.threat("leaked credentials")
+@pytest.mark.parametrize(
+    "text", [OLD, f"* {OLD[:-1]}", f"* {OLD} {NEW}", f"acme {OLD}", f"@acme {OLD[:-2]}zz", "", "# none\n\n"]
+)
+def test_no_key_is_in_an_error_a_log_or_a_repr(
+    text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("PAGE_KEYS", text)
+    with pytest.raises(ConfigError) as refused:
+        open_storage("memory:#keys=env:PAGE_KEYS")
+    monkeypatch.setenv("PAGE_KEYS", f"* {OLD}")
+    clock = ManualClock()
+    keys = PageKeys("env:PAGE_KEYS", clock)
+    monkeypatch.setenv("PAGE_KEYS", text)
+    clock.sleep(RELOADED_S)
+    key = keys.writing(bytes(32), "m")
+    assert key is not None, "those that were read before count"
+    said = f"{refused.value!r} {refused.value.__cause__!r} {keys!r} {key!r} {caplog.text}"
+    assert OLD[:16] not in said
+    assert bytes.fromhex(OLD[:16]) not in said.encode()
+
+
+@pytest.mark.parametrize(
+    "source", ["file:/no/such/file", "env:NO_SUCH_KEYS", "command:false", "command:/no/such/program", "vault:x", "env:"]
+)
+def test_keys_that_cannot_be_had_are_refused_when_the_store_is_opened(source: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="keys"):
+        open_storage(f"file:{tmp_path / 'store'}#keys={source}")
+
+
+def test_a_store_that_does_not_know_lengths_is_not_coded() -> None:
+    with pytest.raises(ConfigError, match="give them to the service"):
+        open_storage("grpc://127.0.0.1:1#compress=lossless")
+
+
+@pytest.mark.parametrize("text", ["compress=zip", "keys=", "compress=lossless&level=3", "compress"])
+def test_what_nobody_knows_is_refused_by_its_name(text: str) -> None:
+    with pytest.raises(ConfigError, match="compress=lossless and keys=SOURCE"):
+        CodingChoice.of(text)

@@ -1,0 +1,249 @@
+"""Objects that hold a page compressed, encrypted, or both: compressed, then encrypted, then sealed.
+
+    offset  bytes  field
+         0    128  header as of a page, version 2: it names the page, and its checksum is that of all below
+       128      1  width of the numbers that it is compressed by, 0 if it is not
+       129      1  1 if it is encrypted
+       130      2  zeros
+       132      4  bytes of data
+       136      8  bytes of the page's payload
+       144      8  ID of the key     } zeros if it is
+       152     12  nonce             } not encrypted
+       164      8  checksum of the page's payload
+       172         data, then zeros
+       end     16  tag of AES-256-GCM, zeros if it is not encrypted
+
+Encrypted is what lies between nonce and tag. The tag binds to it the header as far as its payload checksum, which names
+identity, key and pool, and all that follows: what is moved to another name is no page there. Lengths are rounded up, so
+that they tell little, and stores that keep objects of one length together have few of them.
+"""
+
+import os
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from threading import Lock
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from unified_cache.core.errors import ConfigError, MissingExtraError
+from unified_cache.core.extras import import_with_extra
+from unified_cache.core.seal import (
+    CODED_VERSION,
+    HEADER_BYTES,
+    Flaw,
+    checksum_of,
+    header_of,
+    payload_checksum,
+    payload_of,
+    verify,
+)
+from unified_cache.storage_backends.common.lru import page_bytes
+from unified_cache.storage_backends.protocol import PageIO
+
+if TYPE_CHECKING:
+    from unified_cache.storage_backends.wrappers.compression import PageCompressor
+    from unified_cache.storage_backends.wrappers.page_keys import PageKeys
+
+__all__ = ["CodingChoice", "PageCoder", "Undecoded", "may_be_coded"]
+
+_FIELDS = struct.Struct("<BBHIQ8s12s")
+_CHECKSUM = struct.Struct("<Q")
+_BOUND_HEADER_BYTES = 112
+_NONCE_BYTES = 12
+_BODY_START = HEADER_BYTES + _FIELDS.size
+TAG_BYTES = 16
+_OVER_BYTES = _FIELDS.size + TAG_BYTES
+ROUNDED_BYTES_MIN = 256
+ROUNDED_PARTS = 64
+"""Lengths are multiples of this part of a page: less than 1 % of it is lost, and there are as many lengths at most."""
+
+
+class Undecoded(Enum):
+    """Reason why an object is not the page that was asked for."""
+
+    DAMAGED = "damaged"
+    """Its seal does not hold, or its data are those of a longer or a shorter page."""
+    FORGED = "forged"
+    """Its tag does not hold: made without the key, changed, or moved here from another name."""
+    UNENCRYPTED = "unencrypted"
+    """This store has keys, and anybody could have made it."""
+    NO_KEY = "no_key"
+    """Its key is not among those of its owner."""
+    NO_CODEC = "no_codec"
+    """The package that reads it is not installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodingChoice:
+    """Coding of the pages that are written to a store."""
+
+    compress: bool = False
+    keys: str = ""
+    """Source of its keys, see ``page_keys``; empty for none."""
+
+    @classmethod
+    def of(cls, text: str) -> "CodingChoice":
+        """Read ``compress=lossless``, ``keys=SOURCE``, or both with ``&`` between them; raise ConfigError."""
+        compress, keys = False, ""
+        for option in text.split("&"):
+            name, _, value = option.partition("=")
+            if name == "compress" and value in ("lossless", "none"):
+                compress = value == "lossless"
+            elif name == "keys" and value:
+                keys = value
+            else:
+                raise ConfigError(f"after # stand compress=lossless and keys=SOURCE with & between, found {name!r}")
+        return cls(compress, keys)
+
+
+def _rounded(body_bytes: int, payload_bytes: int) -> int:
+    """Return the length of a body of so many bytes; one that holds the page as it is has no zeros behind it."""
+    part = max(ROUNDED_BYTES_MIN, payload_bytes // ROUNDED_PARTS)
+    rounded_bytes = -(-body_bytes // part) * part
+    if rounded_bytes == payload_bytes - _OVER_BYTES:  # an object of the page's own length is the page as it is
+        rounded_bytes += part
+    return min(rounded_bytes, _CHECKSUM.size + payload_bytes)
+
+
+def may_be_coded(payload_bytes: int, object_bytes: int) -> bool:
+    """Return whether an object of that length may be a page of that payload, compressed or encrypted."""
+    body_bytes = object_bytes - HEADER_BYTES - _OVER_BYTES
+    return body_bytes >= _CHECKSUM.size and _rounded(body_bytes, payload_bytes) == body_bytes
+
+
+class PageCoder:
+    """Turns pages into objects of a store, and back. Thread-safe; counts what it could not turn back."""
+
+    def __init__(self, choice: CodingChoice, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raise MissingExtraError where a package is not installed, ConfigError where there are no keys."""
+        self._compressor: PageCompressor | None = _compression().PageCompressor() if choice.compress else None
+        keys_module = f"{__package__}.page_keys"
+        self._keys: PageKeys | None = None
+        if choice.keys:
+            self._keys = import_with_extra(keys_module, "encrypt", "keys=").PageKeys(choice.keys, clock)
+        self._counts: Counter[Undecoded] = Counter()
+        self._guard = Lock()
+
+    @property
+    def is_encrypting(self) -> bool:
+        """Whether pages are encrypted, so that no other is believed."""
+        return self._keys is not None
+
+    @property
+    def undecoded_counts(self) -> dict[Undecoded, int]:
+        """Objects that were none of the pages asked for, by reason; a copy."""
+        with self._guard:
+            return dict(self._counts)
+
+    def count(self, reasons: Iterable[Undecoded]) -> None:
+        """Count objects that are none of the pages asked for."""
+        with self._guard:
+            self._counts.update(reasons)
+
+    def encode(self, page: PageIO, model: str) -> PageIO | None:
+        """Return the object for a page: itself where it is to be stored as it is, None where its owner has no key."""
+        label, buffers, _ = page
+        payload_bytes = page_bytes(page) - HEADER_BYTES
+        if payload_bytes < 0 or not (self._compressor or self._keys):
+            return page
+        key = None if self._keys is None else self._keys.writing(label.identity, model)
+        if self._keys is not None and key is None:
+            self.count((Undecoded.NO_KEY,))
+            return None
+        payload = _joined(payload_of(buffers))
+        compressed = None if self._compressor is None else self._compressor.compress(label, payload)
+        width, data = (0, payload.data) if compressed is None else compressed
+        body_bytes = _rounded(_CHECKSUM.size + len(data), payload_bytes)
+        if key is None and (compressed is None or _OVER_BYTES + body_bytes >= payload_bytes):
+            return page
+        checksum = payload_checksum(b"".join(buffer[:HEADER_BYTES] for buffer in buffers)[:HEADER_BYTES])
+        zeros = bytes(body_bytes - _CHECKSUM.size - len(data))
+        body = b"".join((_CHECKSUM.pack(checksum), data, zeros))
+        nonce = b"" if key is None else os.urandom(_NONCE_BYTES)
+        fields = _FIELDS.pack(
+            width, key is not None, 0, len(data), payload_bytes, b"" if key is None else key.id, nonce
+        )
+        stored_bytes = _OVER_BYTES + body_bytes
+        if key is None:
+            body += bytes(TAG_BYTES)
+        else:
+            header = header_of(label, stored_bytes, 0, CODED_VERSION)
+            body = key.encrypt(nonce, body, header[:_BOUND_HEADER_BYTES] + fields[:-_NONCE_BYTES])
+        parts = (memoryview(fields), memoryview(body))
+        sealed = header_of(label, stored_bytes, checksum_of(parts), CODED_VERSION)
+        return PageIO(label, (memoryview(sealed), *parts))
+
+    def decode(self, stored: memoryview, page: PageIO, model: str) -> Undecoded | None:
+        """Fill the buffers of a page from its object; return why it is not that page, None where it is.
+
+        Nothing is made that is longer than the page. The caller verifies the page by its seal.
+        """
+        label, buffers, _ = page
+        flaw = verify(stored, label, CODED_VERSION)
+        if flaw is not None:
+            return Undecoded.UNENCRYPTED if flaw is Flaw.FORMAT and self._keys is not None else Undecoded.DAMAGED
+        width, is_encrypted, _, data_bytes, payload_bytes, key_id, nonce = _FIELDS.unpack_from(stored, HEADER_BYTES)
+        body = stored[_BODY_START:-TAG_BYTES]
+        data_end = _CHECKSUM.size + data_bytes
+        if payload_bytes != sum(map(len, buffers)) - HEADER_BYTES or data_end > len(body):
+            return Undecoded.DAMAGED
+        if is_encrypted:
+            key = None if self._keys is None else self._keys.reading(label.identity, model, key_id)
+            if key is None:
+                return Undecoded.NO_KEY
+            bound = bytes(stored[:_BOUND_HEADER_BYTES]) + bytes(stored[HEADER_BYTES : _BODY_START - _NONCE_BYTES])
+            decrypted = key.decrypt(nonce, stored[_BODY_START:], bound)
+            if decrypted is None:
+                return Undecoded.FORGED
+            body = memoryview(decrypted)
+        elif self._keys is not None:
+            return Undecoded.UNENCRYPTED
+        views = payload_of(buffers)
+        payload = _joined(views) if len(views) == 1 else np.empty(payload_bytes, np.uint8)
+        reason = _unpack(body[_CHECKSUM.size : data_end], width, payload)
+        if reason is None:
+            (checksum,) = _CHECKSUM.unpack_from(body)
+            _fill(buffers, memoryview(header_of(label, payload_bytes, checksum)))
+            if len(views) > 1:
+                _fill(views, payload.data)
+        return reason
+
+
+def _joined(views: Sequence[memoryview]) -> npt.NDArray[np.uint8]:
+    """Return bytes as one array: over the memory itself where they lie in one piece."""
+    arrays = [np.frombuffer(view, np.uint8) for view in views]
+    return arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, np.uint8), *arrays])
+
+
+def _unpack(data: memoryview, width: int, payload: npt.NDArray[np.uint8]) -> Undecoded | None:
+    """Fill ``payload`` with the page that ``data`` hold."""
+    if not width:
+        if len(data) != payload.size:
+            return Undecoded.DAMAGED
+        payload[:] = np.frombuffer(data, np.uint8)
+        return None
+    try:
+        is_whole: bool = _compression().decompress(data, width, payload)
+    except MissingExtraError:
+        return Undecoded.NO_CODEC
+    return None if is_whole else Undecoded.DAMAGED
+
+
+def _fill(buffers: Sequence[memoryview], content: memoryview) -> None:
+    """Copy ``content`` into the front of some buffers."""
+    start = 0
+    for buffer in buffers:
+        part = content[start : start + len(buffer)]
+        buffer[: len(part)] = part
+        start += len(part)
+
+
+def _compression() -> ModuleType:
+    return import_with_extra(f"{__package__}.compression", "compress", "compress=lossless")
