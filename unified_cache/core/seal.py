@@ -26,6 +26,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 from unified_cache.core.page import PageKey
 
 __all__ = [
+    "CODED_OVER_BYTES",
     "CODED_VERSION",
     "FORMAT_VERSION",
     "HEADER_BYTES",
@@ -33,9 +34,11 @@ __all__ = [
     "Label",
     "PageChecksum",
     "checksum_of",
+    "coded_body_bytes",
     "header_of",
     "is_header_of",
     "is_sealed",
+    "may_be_coded",
     "payload_checksum",
     "payload_of",
     "relabelled",
@@ -49,10 +52,15 @@ HEADER_BYTES = 128
 FORMAT_VERSION = 1
 CODED_VERSION = 2
 """Of an object whose payload is a page compressed or encrypted."""
+CODED_OVER_BYTES = 52
+"""Of such an object, around its body: how it is coded, and the tag."""
 
 _MAGIC = b"UKVP"
 _BODY = struct.Struct("<4sHHQ32s32s32sQ")
 _CHECK = struct.Struct("<Q")
+_ROUNDED_BYTES_MIN = 256
+_ROUNDED_PARTS = 64
+"""Bodies are multiples of this part of a page: less than 1 % of it is lost, and there are as many lengths at most."""
 
 
 class Flaw(Enum):
@@ -149,6 +157,21 @@ def relabelled(header: bytes, label: Label) -> bytes:
     """Return the header of the same payload under another label, checksum kept; ``header`` is one that verified."""
     _, _, _, payload_bytes, *_, checksum = _BODY.unpack(header[: _BODY.size])
     return header_of(label, payload_bytes, checksum)
+
+
+def coded_body_bytes(body_bytes: int, payload_bytes: int) -> int:
+    """Return the length of a coded body of so many bytes, rounded up; the page as it is has no zeros behind it."""
+    part = max(_ROUNDED_BYTES_MIN, payload_bytes // _ROUNDED_PARTS)
+    rounded_bytes = -(-body_bytes // part) * part
+    if rounded_bytes == payload_bytes - CODED_OVER_BYTES:  # an object of the page's own length is the page as it is
+        rounded_bytes += part
+    return min(rounded_bytes, _CHECK.size + payload_bytes)
+
+
+def may_be_coded(payload_bytes: int, object_bytes: int) -> bool:
+    """Return whether an object of that length may be a page of that payload, compressed or encrypted."""
+    body_bytes = object_bytes - HEADER_BYTES - CODED_OVER_BYTES
+    return body_bytes >= _CHECK.size and coded_body_bytes(body_bytes, payload_bytes) == body_bytes
 
 
 def payload_checksum(header: bytes) -> int:

@@ -76,7 +76,7 @@ class MemoryStorage:
             for page, hit in zip(pages, hits, strict=True):
                 if hit:
                     self._fill(page, self._pages[page.label])
-                elif self._pages.pop(page.label, None) is not None:
+                elif hit is Answer.FLAWED and self._pages.pop(page.label, None) is not None:
                     self._removed.record((page.label,))
             return hits
 

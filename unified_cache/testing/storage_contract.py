@@ -25,10 +25,9 @@ from typing import ClassVar
 from unified_cache.components import Full
 from unified_cache.core.errors import ClosedError, StorageError
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
-from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
+from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded, seal_buffers
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend, StorageReader, StoredObject
-from unified_cache.storage_backends.wrappers.page_coding import may_be_coded
 
 __all__ = ["ROOM_BYTES_MAX", "KeysOnlyContract", "StorageContract", "blank_page", "sealed_page"]
 

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.seal import Label
+from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
 from unified_cache.storage_backends.protocol import Answer, Scan, StoredObject
 
 __all__ = ["SCAN_OBJECTS_MAX", "SizedPage", "StoreLru", "page_bytes"]
@@ -116,7 +116,10 @@ class StoreLru:
         return list(itertools.islice(free, count))
 
     def find(self, labels: Sequence[Label], sizes: Sequence[int]) -> list[Answer]:
-        """Return which objects are known at these sizes and make them recent; those of another size are forgotten."""
+        """Return which objects are known at these sizes and make them recent; those of another size are forgotten.
+
+        One that may be the page, coded, is UNAVAILABLE and stays.
+        """
         size_of = self._objects.get
         hits: list[Answer] = []
         for label, object_bytes in zip(labels, sizes, strict=True):
@@ -125,6 +128,8 @@ class StoreLru:
                 hits.append(Answer.HIT)
             elif known is None:
                 hits.append(Answer.MISS)
+            elif may_be_coded(object_bytes - HEADER_BYTES, known):
+                hits.append(Answer.UNAVAILABLE)
             else:
                 hits.append(Answer.FLAWED)
                 self.forget(label)

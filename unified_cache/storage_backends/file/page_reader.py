@@ -17,7 +17,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from unified_cache.core.errors import StorageError
-from unified_cache.core.seal import Label
+from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, page_bytes
 from unified_cache.storage_backends.common.names import check_label, check_scan, parse_page_name
@@ -330,6 +330,8 @@ class PageReader:
         except OSError as error:
             return self._unreadable(page, fault or error)
         object_bytes = page_bytes(page)
+        if stat.S_ISREG(status.st_mode) and may_be_coded(object_bytes - HEADER_BYTES, status.st_size):
+            return Answer.UNAVAILABLE  # the page, but compressed or encrypted: see ``wrappers.coded``
         if not is_whole(status.st_mode, status.st_size, object_bytes):
             fan, name = place_of(page.label)
             directory = self._directories.find(page.label.identity, fan)

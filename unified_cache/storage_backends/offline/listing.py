@@ -9,11 +9,10 @@ from typing import NamedTuple
 from unified_cache.core.errors import LayoutError, StorageError
 from unified_cache.core.page import PageKey
 from unified_cache.core.pool import ModelLayout, PoolSpec
-from unified_cache.core.seal import HEADER_BYTES, Flaw, Label, is_sealed, verify_buffers
+from unified_cache.core.seal import HEADER_BYTES, Flaw, Label, is_sealed, may_be_coded, verify_buffers
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
 from unified_cache.storage_backends.protocol import Answer, PageIO, StorageReader, StoredObject
 from unified_cache.storage_backends.verified import summed
-from unified_cache.storage_backends.wrappers.page_coding import may_be_coded
 
 __all__ = [
     "FlawedObject",

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
-from unified_cache.core.seal import Label
+from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
 from unified_cache.storage_backends.common.lru import SizedPage, StoreLru, page_bytes
 from unified_cache.storage_backends.common.names import check_label
 from unified_cache.storage_backends.memory_reads import RowsTarget
@@ -151,7 +151,7 @@ class PageIndex:
     def look_up(self, pages: Sequence[PageIO]) -> tuple[list[SegmentSlot | None], list[Answer], list[SegmentSlot]]:
         """Return the slot of each page, which becomes recent, None where it is not there at that length; and answers.
 
-        Objects of another length are forgotten, and their slots returned besides.
+        Objects of another length are forgotten, and their slots returned besides; what may be the page, coded, is left.
         """
         slots: list[SegmentSlot | None] = []
         answers: list[Answer] = []
@@ -166,6 +166,9 @@ class PageIndex:
                 elif slot.segment.object_bytes == page_bytes(page):
                     found.append(page)
                     answers.append(Answer.HIT)
+                elif may_be_coded(page_bytes(page) - HEADER_BYTES, slot.segment.object_bytes):
+                    answers.append(Answer.UNAVAILABLE)
+                    slot = None
                 else:
                     misfits.append(page.label)
                     answers.append(Answer.FLAWED)

@@ -21,7 +21,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from unified_cache.core.errors import StorageError
-from unified_cache.core.seal import Label, is_sealed
+from unified_cache.core.seal import HEADER_BYTES, Label, is_sealed, may_be_coded
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, StoreLru, page_bytes
 from unified_cache.storage_backends.common.names import check_label, check_scan
@@ -491,7 +491,8 @@ class PackedReader(ReadOnlyStore):
             return Answer.MISS
         segment, number = slot
         if segment.object_bytes != page_bytes(page):
-            return Answer.FLAWED
+            is_coded = may_be_coded(page_bytes(page) - HEADER_BYTES, segment.object_bytes)
+            return Answer.UNAVAILABLE if is_coded else Answer.FLAWED
         try:
             before = segment.entry(number)
             for _ in range(LOOKS_MAX):

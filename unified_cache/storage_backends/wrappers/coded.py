@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Protocol, runtime_checkable
 
 from unified_cache.core.errors import ConfigError, StorageError
-from unified_cache.core.seal import HEADER_BYTES, Label
+from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.catalog import UsedBetween, catalog_in, catalog_of
 from unified_cache.storage_backends.common.lru import page_bytes
@@ -27,7 +27,7 @@ from unified_cache.storage_backends.protocol import (
     StorageReader,
 )
 from unified_cache.storage_backends.wrappers.layer import StorageLayer
-from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, PageCoder, Undecoded, may_be_coded
+from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, PageCoder, Undecoded
 
 __all__ = ["CodedReader", "CodedStorage", "SizedObjects", "coded"]
 
@@ -69,8 +69,12 @@ class CodedPages:
     def __init__(
         self, store: StorageReader, choice: CodingChoice | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._store = store
+        assert isinstance(store, SizedObjects), "what is opened by ``coded`` says how long its objects are"
+        self._lengths = store.lengths
+        self._store: StorageReader = store
         self.coder = PageCoder(CodingChoice() if choice is None else choice, clock)
+        self.are_expected = choice is not None
+        """Whether it pays to ask for lengths first; else a store answers UNAVAILABLE for a page that is coded."""
         self._models: dict[bytes, str] = {}
         self._unreadable: set[Label] = set()
         self._guard = Lock()
@@ -106,8 +110,7 @@ class CodedPages:
 
     def get(self, pages: Sequence[PageIO]) -> tuple[list[Answer], list[Label]]:
         """Fill each page's buffers; return besides which objects prove to be no pages and are to be removed."""
-        assert isinstance(self._store, SizedObjects)
-        lengths = self._store.lengths([page.label for page in pages])
+        lengths = self._lengths([page.label for page in pages])
         wanted = [page_bytes(page) for page in pages]
         if lengths == wanted and not self.coder.is_encrypting:
             return self._store.get(pages), []
@@ -117,6 +120,7 @@ class CodedPages:
         refused: dict[int, Undecoded] = {}
         for number, (page, length) in enumerate(zip(pages, lengths, strict=True)):
             if length is not None and may_be_coded(wanted[number] - HEADER_BYTES, length):
+                self.are_expected = True
                 objects[number] = memoryview(bytearray(length))
                 asked[number] = PageIO(page.label, (objects[number],))
             elif not self.coder.is_encrypting:
@@ -188,6 +192,16 @@ class CodedStorage(StorageLayer):
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers, from an object as it is or a coded one; remove what is no page."""
+        if not self._pages.are_expected:
+            answers = self._backend.get(pages)
+            left = [number for number, answer in enumerate(answers) if answer is Answer.UNAVAILABLE]
+            if left:
+                for number, answer in zip(left, self._get_coded([pages[number] for number in left]), strict=True):
+                    answers[number] = answer
+            return answers
+        return self._get_coded(pages)
+
+    def _get_coded(self, pages: Sequence[PageIO]) -> list[Answer]:
         answers, flawed = self._pages.get(pages)
         if flawed:
             with suppress(StorageError):  # it is found flawed again by the next get

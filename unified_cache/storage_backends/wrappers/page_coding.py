@@ -35,10 +35,12 @@ import numpy.typing as npt
 from unified_cache.core.errors import ConfigError, MissingExtraError
 from unified_cache.core.extras import import_with_extra
 from unified_cache.core.seal import (
+    CODED_OVER_BYTES,
     CODED_VERSION,
     HEADER_BYTES,
     Flaw,
     checksum_of,
+    coded_body_bytes,
     header_of,
     payload_checksum,
     payload_of,
@@ -51,18 +53,15 @@ if TYPE_CHECKING:
     from unified_cache.storage_backends.wrappers.compression import PageCompressor
     from unified_cache.storage_backends.wrappers.page_keys import PageKeys
 
-__all__ = ["CodingChoice", "PageCoder", "Undecoded", "may_be_coded"]
+__all__ = ["CodingChoice", "PageCoder", "Undecoded"]
 
 _FIELDS = struct.Struct("<BBHIQ8s12s")
 _CHECKSUM = struct.Struct("<Q")
+TAG_BYTES = 16
+assert _FIELDS.size + TAG_BYTES == CODED_OVER_BYTES
 _BOUND_HEADER_BYTES = 112
 _NONCE_BYTES = 12
 _BODY_START = HEADER_BYTES + _FIELDS.size
-TAG_BYTES = 16
-_OVER_BYTES = _FIELDS.size + TAG_BYTES
-ROUNDED_BYTES_MIN = 256
-ROUNDED_PARTS = 64
-"""Lengths are multiples of this part of a page: less than 1 % of it is lost, and there are as many lengths at most."""
 
 
 class Undecoded(Enum):
@@ -101,21 +100,6 @@ class CodingChoice:
             else:
                 raise ConfigError(f"after # stand compress=lossless and keys=SOURCE with & between, found {name!r}")
         return cls(compress, keys)
-
-
-def _rounded(body_bytes: int, payload_bytes: int) -> int:
-    """Return the length of a body of so many bytes; one that holds the page as it is has no zeros behind it."""
-    part = max(ROUNDED_BYTES_MIN, payload_bytes // ROUNDED_PARTS)
-    rounded_bytes = -(-body_bytes // part) * part
-    if rounded_bytes == payload_bytes - _OVER_BYTES:  # an object of the page's own length is the page as it is
-        rounded_bytes += part
-    return min(rounded_bytes, _CHECKSUM.size + payload_bytes)
-
-
-def may_be_coded(payload_bytes: int, object_bytes: int) -> bool:
-    """Return whether an object of that length may be a page of that payload, compressed or encrypted."""
-    body_bytes = object_bytes - HEADER_BYTES - _OVER_BYTES
-    return body_bytes >= _CHECKSUM.size and _rounded(body_bytes, payload_bytes) == body_bytes
 
 
 class PageCoder:
@@ -160,8 +144,8 @@ class PageCoder:
         payload = _joined(payload_of(buffers))
         compressed = None if self._compressor is None else self._compressor.compress(label, payload)
         width, data = (0, payload.data) if compressed is None else compressed
-        body_bytes = _rounded(_CHECKSUM.size + len(data), payload_bytes)
-        if key is None and (compressed is None or _OVER_BYTES + body_bytes >= payload_bytes):
+        body_bytes = coded_body_bytes(_CHECKSUM.size + len(data), payload_bytes)
+        if key is None and (compressed is None or CODED_OVER_BYTES + body_bytes >= payload_bytes):
             return page
         checksum = payload_checksum(b"".join(buffer[:HEADER_BYTES] for buffer in buffers)[:HEADER_BYTES])
         zeros = bytes(body_bytes - _CHECKSUM.size - len(data))
@@ -170,7 +154,7 @@ class PageCoder:
         fields = _FIELDS.pack(
             width, key is not None, 0, len(data), payload_bytes, b"" if key is None else key.id, nonce
         )
-        stored_bytes = _OVER_BYTES + body_bytes
+        stored_bytes = CODED_OVER_BYTES + body_bytes
         if key is None:
             body += bytes(TAG_BYTES)
         else:

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from tests.support.store_kinds import StoreKind
 from unified_cache.core.errors import MissingExtraError
-from unified_cache.core.seal import CODED_VERSION, HEADER_BYTES, Label, seal
+from unified_cache.core.seal import CODED_VERSION, HEADER_BYTES, Label, may_be_coded, seal
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.offline.listing import ReadOutcome, empty_page, read_verified
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers.coded import CodedStorage
-from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, Undecoded, may_be_coded
+from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, Undecoded
 from unified_cache.testing.storage_contract import bytes_of, label
 
 PAYLOAD_BYTES = 16 << 10
