@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.buckets import bucket_figures
+from benchmarks.coded import coded_figures
 from benchmarks.compare import KeptRun, compare_runs, print_compared, record_compared
 from benchmarks.components import components_figures
 from benchmarks.copies import copies_figures
@@ -50,6 +51,7 @@ SECTIONS: dict[str, Section] = {
     "rows": rows_figures,
     "depth": depth_figures,
     "guard": guard_figures,
+    "coded": coded_figures,
     "ttft": ttft_figures,
     "transfer": transfer_figures,
     "remote": remote_figures,
