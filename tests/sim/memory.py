@@ -1,13 +1,15 @@
 """Page memory whose pages hold one number each: what they are. Copies are captured, to be made later, one by one."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from tests.sim.cells import PAYLOAD_BYTES, Cell
-from unified_cache.controller.memory import AT_ONCE, Copied
+from unified_cache.controller.memory import AT_ONCE, Copied, PageDistance
 from unified_cache.core.page import PageKey
 from unified_cache.core.pool import PoolSpec, Slots, Tier
 from unified_cache.core.seal import HEADER_BYTES, Label, seal
@@ -113,6 +115,10 @@ class ContentMemory:
     def duplicate(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         if pool.page_bytes:
             self.device[self.on_device(pool, target)] = self.device[self.on_device(pool, source)]
+
+    def compare(self, pool: PoolSpec, left: int, right: int) -> PageDistance:
+        pair = self.device[[self.device_rows[pool.name] + slot for slot in (left, right)]]
+        return PageDistance(torch.tensor([0.0 if pair[0] == pair[1] else math.inf]), None)
 
     def _capture(self, source: Contents, source_rows: Rows, target: Contents, target_rows: Rows) -> None:
         def copy() -> None:

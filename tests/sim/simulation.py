@@ -530,6 +530,7 @@ class Simulation:
         self.settle_backups()
         assert not self.tree.locks_out(), "a lock is left"
         assert all(not occupancy.out for occupancy in self.cache.stats().occupancy), "slots are lost"
+        assert not self.cache.stats().duplicates.diverged, "a page was held that is not what requests compute"
         self.audit.look(self.claims())
         self.cache.check()
         self.verify()

@@ -69,13 +69,13 @@ class LateStream:
         self.device = torch.device("cuda", _late().index_of(device))
         self.priority = priority
         self.steps: list[Callable[[], object]] = []
-        self._done_count = 0
+        self.done_count = 0
         _late().streams.append(self)
 
     def run_to(self, end: int) -> None:
-        while self._done_count < end:
-            step = self.steps[self._done_count]
-            self._done_count += 1
+        while self.done_count < end:
+            step = self.steps[self.done_count]
+            self.done_count += 1
             step()
 
     def synchronize(self) -> None:
@@ -107,6 +107,9 @@ class LateEvent:
     def record(self, stream: LateStream | None = None) -> None:
         stream = stream or _late().current_stream()
         self.marked = stream, len(stream.steps)
+
+    def query(self) -> bool:
+        return self.marked is None or self.marked[0].done_count >= self.marked[1]
 
     def wait(self, stream: LateStream | None = None) -> None:
         (stream or _late().current_stream()).wait_event(self)

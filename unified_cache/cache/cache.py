@@ -31,6 +31,7 @@ from unified_cache.controller import (
 )
 from unified_cache.controller.backup import Backups
 from unified_cache.controller.backup_scheduler import BackupScheduler
+from unified_cache.controller.duplicates import DuplicateCheck
 from unified_cache.controller.estimates import TransferSpeeds
 from unified_cache.controller.ledger import Ledger, WriteBack
 from unified_cache.controller.memory import ComputeStreams, DevicePool, PageMemory, TieredMemory
@@ -164,6 +165,7 @@ class UnifiedCache:
         self._prefetches = Prefetches(self._ledger, memory, prefetch_max, ranks, self._traffic, self._speeds)
         self._backups = Backups(self._ledger, memory, identity.owners(layout), ranks, self._traffic)
         self._scheduler = BackupScheduler(config, self._backups, self._controller, ranks, clock)
+        self._duplicates = DuplicateCheck(layout, memory, config.duplicates_every)
         self._locks: set[Lock] = set()
         self._owner = threading.get_ident()
         self._closed = False
@@ -353,7 +355,7 @@ class UnifiedCache:
         That is all pages of the prompt, the last one too where ``match`` leaves it out: longer prompts reuse it.
         ``slots[c]`` has an entry for each page from ``lock.end`` on, -1 where component ``c`` keeps none. The
         prompt's slots are those of the new lock from now on: a page that another request inserted meanwhile is a
-        duplicate, and the caller's slot for it was freed.
+        duplicate, and the caller's slot for it was freed; some are compared with what is held (``Stats.duplicates``).
 
         Raises:
             LockError: the lock was released already, or is another cache's; nothing was changed.
@@ -363,6 +365,7 @@ class UnifiedCache:
         tree = self._ledger.tree
         tree.check_lock(lock)
         inserted = self._ledger.insert(prompt, lock.end, slots, Tier.DEVICE, priority, lock.request)
+        self._duplicates.sample(tree, prompt, lock.end, slots, inserted)
         renewed = tree.lock_inserted(inserted, prompt, Tier.DEVICE, lock.request)
         if prompt.session is None:
             renewed.session = lock.session
@@ -709,6 +712,7 @@ class UnifiedCache:
             self._memory.close()
         self._published.publish()
         self._published.latest.warn_of_nothing_kept(self.config)
+        self._duplicates.report()
         logger.info("closed the cache%s", _hanging(stuck))
         if given_up.lost_pages:
             logger.warning("%s", given_up)
@@ -747,6 +751,7 @@ class UnifiedCache:
             store=None if storage is None else AttachedStore.of(storage),
             left_alone_tokens=self._speeds.left_alone_tokens,
             slowest=self._controller.slowest.latest(),
+            duplicates=self._duplicates.counts(),
         )
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from unified_cache.controller import OperationCounts, SlowOperation, StorageTier, TouchCounts, TransferKind
 from unified_cache.controller.backup_scheduler import BackupCounts
+from unified_cache.controller.duplicates import DuplicateCounts
 from unified_cache.controller.ledger import Ledger
 from unified_cache.controller.operation import Traffic
 from unified_cache.core.config import CacheConfig, WritePolicy
@@ -134,6 +135,8 @@ class Stats:
     """Tokens that storage had and that were computed, because that is faster."""
     slowest: tuple[SlowOperation, ...]
     """Slowest operations of the last five to ten minutes, the slowest first."""
+    duplicates: DuplicateCounts
+    """Pages that were computed again and compared with the held ones: equal, within the noise, diverged."""
 
     @property
     def operations_failed(self) -> int:

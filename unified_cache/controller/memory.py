@@ -23,15 +23,27 @@ with needs_extra("engine", "unified_cache.controller.memory"):
         ComputeStreams,
         Copied,
         GpuCopies,
+        PageDistance,
         PinnedBytes,
         PoolRows,
         check_lengths,
         copy_rows,
         copy_runs,
         gpu_copies,
+        page_distance,
     )
 
-__all__ = ["AT_ONCE", "ComputeStreams", "Copied", "DevicePool", "HostPool", "NoBytes", "PageMemory", "TieredMemory"]
+__all__ = [
+    "AT_ONCE",
+    "ComputeStreams",
+    "Copied",
+    "DevicePool",
+    "HostPool",
+    "NoBytes",
+    "PageDistance",
+    "PageMemory",
+    "TieredMemory",
+]
 
 PAGE_ALIGN_BYTES = 64
 """A sealed page starts on a cache line."""
@@ -67,6 +79,13 @@ class PageMemory(Protocol):
         """Copy pages of a pool within the device. Called from the owner's thread, between forwards."""
         ...
 
+    def compare(self, pool: PoolSpec, left: int, right: int) -> PageDistance:
+        """Begin to compare two device pages of a pool with layers, on the owner's thread, between forwards.
+
+        What is written to them later is not compared.
+        """
+        ...
+
     def seal(self, pool: PoolSpec, slots: Slots, labels: Iterable[Label]) -> None:
         """Seal host pages whose payload is complete."""
         ...
@@ -91,7 +110,7 @@ class DevicePool:
     padding sink. The engine keeps the tensors.
     """
 
-    __slots__ = ("layers", "offsets", "slots_count", "spec")
+    __slots__ = ("dtypes", "layers", "offsets", "slots_count", "spec")
 
     def __init__(self, spec: PoolSpec, layers: Sequence[torch.Tensor]) -> None:
         """Wrap ``layers``.
@@ -105,6 +124,8 @@ class DevicePool:
             raise LayoutError(f"pool {spec.name} needs at least one layer")
         self.layers = tuple(_rows_of(spec, layer) for layer in layers)
         """Bytes of each layer, shape (slots, bytes of one page in this layer)."""
+        self.dtypes = tuple(layer.dtype for layer in layers)
+        """Of each layer, as the engine has it."""
         self.slots_count = self.layers[0].shape[0]
         self.spec = spec
         row_bytes = [layer.shape[1] for layer in self.layers]
@@ -143,7 +164,8 @@ class HostPool:
     def beside(self, device: DevicePool) -> PoolRows:
         """Return the rows of an engine's pool beside those of the slab."""
         parts = pairwise(device.offsets)
-        return PoolRows(device.layers, tuple(torch.from_numpy(self.payload[:, start:end]) for start, end in parts))
+        host = tuple(torch.from_numpy(self.payload[:, start:end]) for start, end in parts)
+        return PoolRows(device.layers, host, device.dtypes)
 
     def page(self, slot: int) -> memoryview:
         """Return one sealed page, header and payload."""
@@ -268,6 +290,11 @@ class TieredMemory:
         for layer in rows.device:
             copy_runs(layer, source, layer, target)
 
+    def compare(self, pool: PoolSpec, left: int, right: int) -> PageDistance:
+        """Compare two device pages layer by layer; on a GPU the call returns before that is done."""
+        rows = self._rows[pool.name]
+        return self._gpu[Tier.HOST].compare(rows, left, right) if self._gpu else page_distance(rows, left, right)
+
     def seal(self, pool: PoolSpec, slots: Slots, labels: Iterable[Label]) -> None:
         """Write the header of each page."""
         if pool.page_bytes:
@@ -312,6 +339,10 @@ class NoBytes:
 
     def duplicate(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         """Copy nothing."""
+
+    def compare(self, pool: PoolSpec, left: int, right: int) -> PageDistance:
+        """Return a distance of no layer."""
+        return PageDistance(torch.zeros(0), None)
 
     def seal(self, pool: PoolSpec, slots: Slots, labels: Iterable[Label]) -> None:
         """Seal nothing."""

@@ -206,6 +206,8 @@ class CacheConfig:
 
     With any, every page in the tree takes 8 bytes more.
     """
+    duplicates_every: int = 4
+    """Of so many requests that compute pages the device holds, one has some compared; 0 for none."""
 
     def __post_init__(self) -> None:
         for name, pages in (("device_pages", self.device_pages), ("host_pages", self.host_pages)):
@@ -241,6 +243,8 @@ class CacheConfig:
                 raise ConfigError(f"{name} must be positive, found {value}")
         if not 0 < self.dirty_share <= 1:
             raise ConfigError(f"dirty_share must be in (0, 1], found {self.dirty_share}")
+        if self.duplicates_every < 0:
+            raise ConfigError(f"duplicates_every must not be negative, found {self.duplicates_every}")
         if not 0 <= self.forgotten_pages_max <= FORGOTTEN_PAGES_MAX:
             raise ConfigError(
                 f"forgotten_pages_max must be in [0, {FORGOTTEN_PAGES_MAX}], found {self.forgotten_pages_max}"

@@ -129,6 +129,12 @@ def _touched_pages(stats: Stats) -> Samples:
     yield ("dropped",), stats.touches.dropped_pages
 
 
+def _duplicate_pages(stats: Stats) -> Samples:
+    yield ("equal",), stats.duplicates.equal
+    yield ("within_noise",), stats.duplicates.within_noise
+    yield ("diverged",), stats.duplicates.diverged
+
+
 def _single(value: Callable[[Stats], float]) -> Callable[[Stats], Samples]:
     """Return the samples of a metric that has one, without further labels."""
     return lambda stats: iter([((), value(stats))])
@@ -176,6 +182,12 @@ METRICS = (
     ),
     _counter(
         "flawed_pages", "Objects read from storage that did not verify.", _single(lambda stats: stats.flawed_pages)
+    ),
+    _counter(
+        "duplicate_pages",
+        "Pages computed again and compared with the held ones, by outcome; diverged is a wrong page.",
+        _duplicate_pages,
+        ("outcome",),
     ),
     _counter(
         "left_alone_tokens",

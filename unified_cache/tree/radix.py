@@ -245,6 +245,14 @@ class RadixTree:
         self.check_prompt(prompt)
         return insert(self._state, prompt, start, slots, tier, _whole(priority), request)
 
+    def inserted_slot(self, inserted: Inserted, tier: Tier, component: int, page: int) -> int:
+        """Return the slot of a page of the prompt that was inserted just now; -1 for a tombstone."""
+        node = inserted.node
+        while node.start > page and node.parent is not None:
+            node = node.parent
+        slots = node.slots[self._tier_component(tier, component)]
+        return -1 if slots is None else int(slots[page - node.start])
+
     def evict(self, tier: Tier, component: int, pages: int) -> Freed:
         """Free up to ``pages`` slots of a component, in the order of its policy; see ``tree.evict``."""
         self._sessions.lapse()

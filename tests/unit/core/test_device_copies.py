@@ -109,6 +109,23 @@ def test_pages_are_duplicated_on_the_device(device: torch.device) -> None:
     assert layer[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 2, 3, 1]
 
 
+@devices
+def test_a_page_is_compared_as_it_is_and_nobody_waits_for_that(device: torch.device) -> None:
+    spec = PoolSpec("kv", 2 * 256)
+    layers = [torch.zeros((4, 64), dtype=torch.float32, device=device) for _ in range(2)]
+    memory = TieredMemory.allocate([DevicePool(spec, layers)], {"kv": 1})
+    keep_busy(device)
+    layers[1][2] = 7
+    distance = memory.compare(spec, 1, 2)
+    layers[1][2] = 0
+    if device.type != "cpu":
+        assert not distance.is_ready
+        torch.cuda.synchronize(device)
+    assert distance.is_ready
+    assert distance.excess[0] == 0
+    assert distance.excess[1] > 1
+
+
 # ---- pieces ------------------------------------------------------------------------------------------------------
 
 

@@ -33,11 +33,11 @@ ARROWS_MAX = 60
 """Pairs of rooms of which one imports the other, the facade not counted."""
 
 LINES_MAX: Mapping[str, int] = {
-    "cache": 2_200,
+    "cache": 2_210,
     "cli": 3_400,
     "components": 2_100,
-    "controller": 6_000,
-    "core": 4_645,
+    "controller": 6_230,
+    "core": 4_650,
     "forward": 800,
     "integrations": 7_350,
     "observe": 2_000,

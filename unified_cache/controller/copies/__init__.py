@@ -14,9 +14,11 @@ from unified_cache.controller.copies.gpu import (
     ComputeStreams,
     Copied,
     GpuCopies,
+    PageDistance,
     PinnedBytes,
     PoolRows,
     StagedCopies,
+    page_distance,
 )
 from unified_cache.controller.copies.rows import check_lengths, copy_rows, copy_runs
 
@@ -25,6 +27,7 @@ __all__ = [
     "ComputeStreams",
     "Copied",
     "GpuCopies",
+    "PageDistance",
     "PinnedBytes",
     "PoolRows",
     "StagedCopies",
@@ -32,6 +35,7 @@ __all__ = [
     "copy_rows",
     "copy_runs",
     "gpu_copies",
+    "page_distance",
 ]
 
 

@@ -113,6 +113,56 @@ class PoolRows:
     device: tuple[torch.Tensor, ...]
     host: tuple[torch.Tensor, ...]
     """By layer: its part of every page of the slab."""
+    dtypes: tuple[torch.dtype, ...]
+    """By layer: what the engine keeps in the device's rows."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PageDistance:
+    """Distance of two pages, by layer."""
+
+    layers: torch.Tensor
+    """Shape (layers,); see ``excess``."""
+    made: torch.cuda.Event | None
+    """Mark of the GPU that they have been computed; None in host memory."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether ``excess`` would not wait."""
+        return self.made is None or self.made.query()  # type: ignore[no-untyped-call]
+
+    @property
+    def excess(self) -> list[float]:
+        """The distance of each layer as a share of what noise explains: 0 for equal bytes, above 1 or NaN for more."""
+        excess: list[float] = self.layers.tolist()
+        return excess
+
+
+def page_distance(rows: PoolRows, left: int, right: int) -> PageDistance:
+    """Compare two device pages in host memory, layer by layer."""
+    layers = zip(rows.device, rows.dtypes, strict=True)
+    excess = [
+        torch.zeros(()) if torch.equal(layer[left], layer[right]) else _excess(layer[left], layer[right], dtype)
+        for layer, dtype in layers
+    ]
+    return PageDistance(torch.stack(excess), None)
+
+
+def _excess(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the distance of two rows of bytes as a share of what noise explains.
+
+    The larger of two distances, each relative to the row: of all elements together, and of the one farthest off. Noise
+    is taken to reach half of the digits of ``dtype``: the square root of its epsilon. Integers have none.
+    """
+    if not dtype.is_floating_point:
+        return torch.where((left != right).any(), torch.inf, 0.0)
+    pair = torch.stack((left.view(dtype), right.view(dtype))).to(torch.float64)
+    difference = pair[0] - pair[1]
+    tiny = torch.finfo(torch.float32).tiny
+    together = torch.linalg.vector_norm(difference) / torch.linalg.vector_norm(pair, dim=1).max().clamp(min=tiny)
+    farthest = difference.abs().max() / pair.abs().max().clamp(min=tiny)
+    distance = torch.maximum(together, farthest).clamp(min=tiny)
+    return torch.where((left != right).any(), distance / torch.finfo(dtype).eps ** 0.5, 0.0).float()
 
 
 class GpuCopies(ABC):
@@ -159,11 +209,25 @@ class GpuCopies(ABC):
 
     def duplicate(self, rows: PoolRows, sources: Slots, targets: Slots) -> None:
         """Copy rows of all layers within the device, after and before what the engine's streams compute."""
+        with self._among():
+            self._duplicate(rows, self._on_device(sources, targets))
+
+    def compare(self, rows: PoolRows, left: int, right: int) -> PageDistance:
+        """Compare rows of all layers, after and before what the engine's streams compute; nothing is waited for."""
+        with self._among() as stream:
+            layers = zip(rows.device, rows.dtypes, strict=True)
+            excess = torch.stack([_excess(layer[left], layer[right], dtype) for layer, dtype in layers])
+            made = torch.empty(len(excess), pin_memory=True).copy_(excess, non_blocking=True)
+            return PageDistance(made, event_on(stream))
+
+    @contextmanager
+    def _among(self) -> Iterator[torch.cuda.Stream]:
+        """Run a block on the first of the engine's streams, after and before what the others compute."""
         first, *others = self._after()
         with torch.cuda.stream(first):
             for stream in others:
                 first.wait_stream(stream)
-            self._duplicate(rows, self._on_device(sources, targets))
+            yield first
             for stream in others:
                 stream.wait_stream(first)
 

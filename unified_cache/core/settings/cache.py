@@ -64,6 +64,7 @@ class EmbeddedSettings(Settings):
     operation_timeout_s: Seconds = _USUAL.operation_timeout_s
     close_timeout_s: Seconds = _USUAL.close_timeout_s
     forgotten_pages_max: Annotated[int, Field(ge=0, lt=1 << 31)] = _USUAL.forgotten_pages_max
+    duplicates_every: Annotated[int, Field(ge=0)] = _USUAL.duplicates_every
 
     @property
     def store(self) -> str | None:
@@ -96,6 +97,7 @@ class EmbeddedSettings(Settings):
             operation_timeout_s=self.operation_timeout_s,
             close_timeout_s=self.close_timeout_s,
             forgotten_pages_max=self.forgotten_pages_max,
+            duplicates_every=self.duplicates_every,
         )
 
     def _pages(self, layout: ModelLayout, tier: str, of_bytes: tuple[int, ...] | None) -> tuple[int, ...] | None:
