@@ -40,6 +40,7 @@ WORKING = {
 MISSING = {
     "engine": (*REPLAY, "--no-bytes"),
     "demo": ("demo",),
+    "faithful": ("faithful", "http://127.0.0.1:1"),
     "report": ("trace", "info", str(TRACE), "--report", "out"),
     "service": ("serve", "--storage", "memory:"),
     "service, for tokens": ("token", "list", "--tokens", "tokens"),

@@ -24,6 +24,7 @@ from tests.sources import ROOT
 from tests.support.cluster import ask
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, fill, flip, open_store
 from tests.support.running_service import running
+from tests.support.toy_completions import toy_server
 from unified_cache.core.page import Namespace, Prompt
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.testing.storage_contract import listing
@@ -34,6 +35,7 @@ DOCUMENT = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
 SHOWN_ELSEWHERE = "demo"
 """The file of the command that runs for long: test_demo.py runs it."""
 SERVICE = "grpc://SERVICE"
+COMPLETIONS = "http://SERVICE"
 TOKENS = {name: list(range(first, first + PAGES * PAGE_SIZE)) for name, first in (("one", 0), ("two", 5000))}
 REQUEST = '{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}'
 
@@ -120,6 +122,13 @@ def service() -> Iterator[str]:
         yield server.address
 
 
+@contextmanager
+def completions() -> Iterator[str]:
+    """Run a server of completions; yield its address."""
+    with toy_server() as url:
+        yield url.removeprefix("http://")
+
+
 def shortened(value: object) -> object:
     """Return JSON without what differs from run to run, and with the first objects of each list."""
     if isinstance(value, list):
@@ -170,7 +179,9 @@ def check_fields(found: Mapping[str, object]) -> None:
 def test_a_command_says_what_its_golden_file_has(name: str, stores: Path, tmp_path: Path) -> None:
     golden = (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
     lines = [line for line in golden.splitlines() if line.startswith("$ ")]
-    with pytest.MonkeyPatch.context() as patch, service() if SERVICE in golden else nullcontext("") as address:
+    servers = {SERVICE: service, COMPLETIONS: completions}
+    server = next((serve for url, serve in servers.items() if url in golden), lambda: nullcontext(""))
+    with pytest.MonkeyPatch.context() as patch, server() as address:
         patch.chdir(copytree(stores, tmp_path / "at", symlinks=True))
         patch.setenv("COLUMNS", "100")
         found = "".join(f"{line}\n{shown(line, address)}" for line in lines)

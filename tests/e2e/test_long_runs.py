@@ -18,6 +18,7 @@ from tests.support.held_store import HELD_VARIABLE
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, fill
 from tests.support.running_service import running
 from tests.support.terminal import TerminalCommand
+from tests.support.toy_completions import toy_server
 from unified_cache.cli.progress import objects_watched
 from unified_cache.core.page import Prompt
 from unified_cache.storage_backends.url import open_storage
@@ -44,6 +45,11 @@ LONG: Mapping[str, tuple[tuple[str, ...], str, str]] = {
         "explain had ",
     ),
     "conformance": (("tests.support.held_store:third_open",), "conformance .*[1-9][0-9,]* ", "conformance had "),
+    "faithful": (
+        ("http://TOY", "--facts", "3", "--device-tokens", "1000000000"),
+        "faithful .*[1-9] .*host",
+        "faithful had ",
+    ),
     "trace info": (("FIFO",), "read .*[1-9][0-9,]* ", "read had "),
     "trace cut": (("FIFO", "DIR/cut.jsonl"), "read .*[1-9][0-9,]* ", "read had "),
     "trace convert": (("FIFO", "DIR/converted.jsonl"), "read .*[1-9][0-9,]* ", "read had "),
@@ -89,7 +95,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     with running(storage=f"file:{path / 'served'}", access={"local_role": "admin"}) as server:
         url = f"grpc://{server.address}"
         fill(open_storage(url), LAYOUTS["full"], prompts)
-        yield {"DIR": str(path), "URL": url, "FULL": full}
+        with toy_server() as toy:
+            yield {"DIR": str(path), "URL": url, "FULL": full, "http://TOY": toy}
 
 
 def filled_in(argument: str, words: Mapping[str, str]) -> str:

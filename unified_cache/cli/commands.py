@@ -51,6 +51,10 @@ DEFERRED: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "compare:compare_app",
             "Compare the results of two replays: what the second hits and moves, held against the first, and why.",
         ),
+        "faithful": (
+            "faithful:faithful_app",
+            "Ask a server for what its cache holds, and compare the answers with cold ones.",
+        ),
         "trace": ("trace:trace_app", "Show figures of a request trace or a recording, cut it, and convert it."),
     },
     "Stores": {

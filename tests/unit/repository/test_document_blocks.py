@@ -70,9 +70,11 @@ RUN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "tests/e2e/test_documents_run.py::test_the_programs_of_the_page_on_whether_it_works_say_what_it_promises": (
             "import torch",
             "from unified_cache import Namespace",
-            "stats = ",
         ),
-        GUIDES: ("seq 1024", "unified-cache replay", "unified-cache storage stat"),
+        "tests/e2e/test_faithful.py::test_the_line_of_the_document_writes_a_page_for_a_bug": (
+            "unified-cache faithful",
+        ),
+        GUIDES: ("seq 1024",),
     },
     "docs/layouts.md": {LAYOUTS: ("",)},
     "docs/migrating.md": {GUIDES: ("",)},

@@ -44,8 +44,8 @@ __all__ = [
     "missing_bytes",
     "missing_inodes",
     "opened",
-    "read_all",
     "read_at",
+    "read_led",
     "size_of",
     "storage_error",
     "sync_or_distrust",
@@ -440,16 +440,13 @@ def write_at(disk: Disk, fd: int, buffers: Sequence[memoryview], offset: int) ->
         rest.take(count)
 
 
-def read_all(
+def read_led(
     disk: Disk, fd: int, buffers: Sequence[memoryview], wanted_bytes: int, checksum: PageChecksum | None = None
 ) -> bool:
-    """Fill the buffers, of ``wanted_bytes`` in all; False where the file, read a byte further, has another length."""
-    if wanted_bytes < LED_BYTES_MIN and len(buffers) < BUFFERS_MAX:
-        count = disk.preadv(fd, (*buffers, BEYOND), 0)
-        if count >= wanted_bytes or not count:
-            if checksum is not None and count == wanted_bytes:
-                checksum.add_all(buffers)
-            return count == wanted_bytes
+    """Fill the buffers, of ``wanted_bytes`` in all, after a first short read, which sets the system reading ahead.
+
+    Return False where the file, read a byte further, has another length.
+    """
     is_filled = _fill(disk, fd, buffers, 0, checksum, first_bytes=LEAD_BYTES)
     return is_filled and not disk.preadv(fd, [BEYOND], wanted_bytes)
 

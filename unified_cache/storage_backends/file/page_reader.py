@@ -22,7 +22,10 @@ from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, page_bytes
 from unified_cache.storage_backends.common.names import check_label, check_scan, parse_page_name
 from unified_cache.storage_backends.directory.disk import (
+    BEYOND,
+    BUFFERS_MAX,
     DIRECTORY_FLAGS,
+    LED_BYTES_MIN,
     READ_FLAGS,
     BatchSyncs,
     Directory,
@@ -31,7 +34,7 @@ from unified_cache.storage_backends.directory.disk import (
     close_quietly,
     distrust,
     opened,
-    read_all,
+    read_led,
     size_of,
     storage_error,
     sync_or_distrust,
@@ -316,8 +319,17 @@ class PageReader:
         return opened
 
     def _read_file(self, page: PageIO, fd: int) -> Answer:
+        """Read a file and a byte further, which shows another length; most are read by one call."""
+        object_bytes, read_bytes = page_bytes(page), -1
         try:
-            if read_all(self._disk, fd, page.buffers, page_bytes(page), page.checksum):
+            if object_bytes < LED_BYTES_MIN and len(page.buffers) < BUFFERS_MAX:
+                read_bytes = self._disk.preadv(fd, (*page.buffers, BEYOND), 0)
+            if read_bytes == object_bytes:
+                if page.checksum is not None:
+                    page.checksum.add_all(page.buffers)
+                return Answer.HIT
+            is_open = read_bytes < object_bytes and read_bytes != 0  # such a call may stop short of what is there
+            if is_open and read_led(self._disk, fd, page.buffers, object_bytes, page.checksum):
                 return Answer.HIT
         except OSError as error:
             return self._look_at(page, fd, error)
