@@ -52,6 +52,11 @@ class VllmServer:
         self._port = port
         self.log = log
 
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self._port}"
+
     def wait_until_ready(self) -> None:
         """Wait until the server answers."""
         until_s = time.monotonic() + START_S
