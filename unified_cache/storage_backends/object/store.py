@@ -13,11 +13,12 @@ the bucket's rule of lifetime over ``PREFIX/pages/`` removes pages by age, see d
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import NoReturn
 
 from google.protobuf.json_format import MessageToJson
 
 from unified_cache.core.errors import ConfigError, StorageError
-from unified_cache.core.seal import Label, verify
+from unified_cache.core.seal import HEADER_BYTES, Label, is_sealed, may_be_coded
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.calls import CallsInFlight
@@ -85,6 +86,15 @@ class ObjectStorage:
         """Ask for the head of each object."""
         with self._calls:
             return self._answers(labels, self._exists)
+
+    def lengths(self, labels: Sequence[Label]) -> list[int | None]:
+        """Ask for the head of each object; return its bytes, None where there is none."""
+        with self._calls:
+            found = self._requests.each(labels, lambda label: self._bucket.size_of(_page_name(label)))
+            lengths = [each for each in found if not isinstance(each, StorageError)]
+            if len(lengths) < len(found):
+                _raise_last(found)
+            return lengths
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Read each object and copy it into its buffers; one of another length is removed, its body unread."""
@@ -156,8 +166,7 @@ class ObjectStorage:
         found = self._requests.each(items, ask)
         failed = [each for each in found if isinstance(each, StorageError)]
         if failed and not any(isinstance(each, Answer) for each in found):
-            # Another one: its traceback holds this frame, which must not hold it.
-            raise StorageError(str(failed[-1]), retryable=failed[-1].retryable)
+            _raise_last(failed)
         return [each if isinstance(each, Answer) else Answer.UNAVAILABLE for each in found]
 
     def _exists(self, label: Label) -> Answer:
@@ -169,6 +178,8 @@ class ObjectStorage:
         if content is None:
             return Answer.MISS
         if isinstance(content, int):
+            if may_be_coded(object_bytes - HEADER_BYTES, content):
+                return Answer.UNAVAILABLE  # the page, but compressed or encrypted: see ``wrappers.coded``
             self._bucket.remove([name])
             return Answer.FLAWED
         start = 0
@@ -191,7 +202,7 @@ class ObjectStorage:
         if level is Level.CACHED:
             return self._bucket.size_of(_page_name(label)) == object_bytes
         found = self._bucket.read(_page_name(label), object_bytes, object_bytes)
-        return isinstance(found, memoryview) and verify(found, label) is None
+        return isinstance(found, memoryview) and is_sealed(found, label)
 
     def _objects(self, identity: bytes, cursor: str) -> Iterator[list[StoredObject]]:
         for names in self._bucket.listed(f"{PAGES}/{identity.hex()}", cursor):
@@ -201,6 +212,12 @@ class ObjectStorage:
     def _manifest(self, identity: bytes) -> Manifest | None:
         found = self._bucket.read(_manifest_name(identity), MANIFEST_BYTES_MAX)
         return parsed_manifest(found.tobytes()) if isinstance(found, memoryview) else None
+
+
+def _raise_last(found: Sequence[object]) -> NoReturn:
+    """Raise the last error again, as another one: its traceback holds its frame, which must not hold it."""
+    *_, last = [each for each in found if isinstance(each, StorageError)]
+    raise StorageError(str(last), retryable=last.retryable)
 
 
 def _page_name(label: Label) -> str:
