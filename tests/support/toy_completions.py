@@ -129,7 +129,7 @@ def toy_server(fault: ToyFault = ToyFault.NOTHING) -> Iterator[str]:
 def serving(model: Completer, fault: ToyFault = ToyFault.NOTHING) -> Iterator[str]:
     """Serve until the block ends; yields the URL."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class CompletionsHandler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         wbufsize = -1  # in two pieces an answer would wait for an acknowledgement
 
@@ -162,7 +162,7 @@ def serving(model: Completer, fault: ToyFault = ToyFault.NOTHING) -> Iterator[st
         def log_message(self, *_: object) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), CompletionsHandler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

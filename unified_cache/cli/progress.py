@@ -5,22 +5,22 @@ A command is within ``watched`` while it does what may take long; a test walks o
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from unified_cache.core.byte_sizes import size_text
 from unified_cache.sizing.replay.trace import OnProgress, TraceRequest, read_trace
 
 __all__ = ["objects_watched", "read_watched", "watched"]
 
-REFRESH_S = 0.1
-"""Interval between two updates of the bar; showing progress must cost little beside the run itself."""
+RATED_S_MIN = 0.1
+"""A run is as fast as if it had gone on for so long: the first moments say little."""
 
 
 @dataclass(slots=True)
@@ -50,6 +50,31 @@ class _Progressed:
         return f"{self.verb} had {self.count_text} {self.unit}" + (f", {self.note}" if self.note else "")
 
 
+class _RunBar(Progress):
+    """The bar of a run, as far as it is whenever the bar is drawn, ten times a second."""
+
+    def __init__(self, stream: TextIO, run: _Progressed) -> None:
+        columns = (
+            TextColumn(run.verb),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[counted]}"),
+            TextColumn("{task.fields[rate]:,.0f} " + run.unit + "/s"),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+        )
+        self._run = run
+        self._started_s = time.monotonic()
+        super().__init__(*columns, console=Console(file=stream), transient=True)  # draws it already
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """Yield the bar as rich draws it."""
+        run = self._run
+        rate = run.done / max(time.monotonic() - self._started_s, RATED_S_MIN)
+        for task in self.task_ids:
+            self.update(task, completed=run.done, rate=rate, note=run.note, counted=run.count_text)
+        yield from super().get_renderables()
+
+
 class _RunWatch:
     """A run watched in a with statement: a bar on a terminal; interrupted, the exception says what the run had.
 
@@ -58,44 +83,20 @@ class _RunWatch:
 
     def __init__(self, stream: TextIO, run: _Progressed) -> None:
         self._run = run
-        self._bar: Progress | None = None
-        if stream.isatty():
-            columns = (
-                TextColumn(run.verb),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[counted]}"),
-                TextColumn("{task.fields[rate]:,.0f} " + run.unit + "/s"),
-                TextColumn("{task.fields[note]}"),
-                TimeRemainingColumn(),
-            )
-            self._bar = Progress(*columns, console=Console(file=stream), transient=True)
-        self._task = TaskID(0)
-        self._started_s = time.monotonic()
-        self._shown_s = 0.0
+        self._bar = _RunBar(stream, run) if stream.isatty() else None
 
     def __enter__(self) -> OnProgress:
         try:
             if self._bar is not None:
                 self._bar.start()
-                self._task = self._bar.add_task(
-                    self._run.verb, total=self._run.total, rate=0.0, note="", counted=self._run.count_text
-                )
-            return self.on_progress
+                self._bar.add_task(self._run.verb, total=self._run.total, rate=0.0, note="", counted="")
+            return self._run.on_progress
         except KeyboardInterrupt as interrupted:
             self._end(interrupted)
             raise
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._end(error)
-
-    def on_progress(self, done: int, note: str) -> None:
-        """Record the progress, and move the bar if it was not moved just now."""
-        self._run.on_progress(done, note)
-        now_s = time.monotonic()
-        if self._bar is not None and (now_s - self._shown_s >= REFRESH_S or done == self._run.total):
-            self._shown_s = now_s
-            rate = done / max(now_s - self._started_s, REFRESH_S)
-            self._bar.update(self._task, completed=done, rate=rate, note=note, counted=self._run.count_text)
 
     def _end(self, error: BaseException | None) -> None:
         if self._bar is not None:
@@ -107,8 +108,9 @@ class _RunWatch:
 class _ObjectsWatch:
     """A run over stored objects, watched in a with statement by what each of its batches had."""
 
-    def __init__(self, watch: _RunWatch) -> None:
-        self._watch = watch
+    def __init__(self, stream: TextIO, run: _Progressed) -> None:
+        self._run = run
+        self._watch = _RunWatch(stream, run)
         self._objects_done = 0
         self._bytes_done = 0
 
@@ -123,7 +125,7 @@ class _ObjectsWatch:
         """Add the objects and bytes of a batch."""
         self._objects_done += objects_count
         self._bytes_done += object_bytes
-        self._watch.on_progress(self._objects_done, size_text(self._bytes_done))
+        self._run.on_progress(self._objects_done, size_text(self._bytes_done))
 
 
 def watched(stream: TextIO, verb: str, total: int | None, unit: str) -> AbstractContextManager[OnProgress]:
@@ -137,7 +139,7 @@ def watched(stream: TextIO, verb: str, total: int | None, unit: str) -> Abstract
 
 def objects_watched(stream: TextIO, verb: str, total: int | None) -> AbstractContextManager[Callable[[int, int], None]]:
     """Return what to enter for a function to call after each batch, with the objects and bytes that it had."""
-    return _ObjectsWatch(_RunWatch(stream, _Progressed(verb, total, "objects")))
+    return _ObjectsWatch(stream, _Progressed(verb, total, "objects"))
 
 
 def read_watched(path: Path, limit: int | None = None) -> list[TraceRequest]:

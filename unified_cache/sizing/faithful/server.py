@@ -54,13 +54,13 @@ class _Logprobs(BaseModel):
     top_logprobs: tuple[dict[str, float], ...] | None = None
 
 
-class _Choice(BaseModel):
+class _CompletionText(BaseModel):
     text: str
     logprobs: _Logprobs | None = None
 
 
 class _Completion(BaseModel):
-    choices: tuple[_Choice, ...] = Field(min_length=1)
+    choices: tuple[_CompletionText, ...] = Field(min_length=1)
     usage: _Usage = _Usage()
 
 

@@ -49,7 +49,7 @@ class _Threads(local):
         self.zstd = zstandard.ZstdCompressor(compression_params=_HUFFMAN)
 
 
-class _Choice(NamedTuple):
+class _PlaneChoice(NamedTuple):
     """Width and planes that pages of one pool are compressed by."""
 
     width: int
@@ -62,7 +62,7 @@ class PageCompressor:
 
     def __init__(self) -> None:
         self._threads = _Threads()
-        self._choices: dict[tuple[bytes, str], tuple[_Choice, int]] = {}
+        self._choices: dict[tuple[bytes, str], tuple[_PlaneChoice, int]] = {}
         """By identity and pool, with the number of pages that follow it still."""
         self._guard = Lock()
 
@@ -74,9 +74,9 @@ class PageCompressor:
         data = self._data(payload, choice)
         return (choice.width, data) if len(data) < payload.size * (1 - GAIN_MIN) else None
 
-    def _choice(self, pool: tuple[bytes, str], payload: Bytes) -> _Choice:
+    def _choice(self, pool: tuple[bytes, str], payload: Bytes) -> _PlaneChoice:
         with self._guard:
-            choice, pages_left = self._choices.get(pool, (_Choice(1, frozenset()), 0))
+            choice, pages_left = self._choices.get(pool, (_PlaneChoice(1, frozenset()), 0))
             if pages_left:
                 self._choices[pool] = (choice, pages_left - 1)
                 return choice
@@ -88,13 +88,13 @@ class PageCompressor:
             self._choices[pool] = (choice, SAMPLED_PAGES - 1)
         return choice
 
-    def _tried(self, sample: Bytes, width: int) -> _Choice:
+    def _tried(self, sample: Bytes, width: int) -> _PlaneChoice:
         plane_bytes = sample.size // width
         kept_bytes = [len(self._frame(sample[number::width])) for number in range(width)]
         gaining = [number for number, kept in enumerate(kept_bytes) if kept < plane_bytes * (1 - GAIN_MIN)]
-        return _Choice(width, frozenset(gaining))
+        return _PlaneChoice(width, frozenset(gaining))
 
-    def _data(self, payload: Bytes, choice: _Choice) -> bytes:
+    def _data(self, payload: Bytes, choice: _PlaneChoice) -> bytes:
         planes: list[bytes] = []
         for number in range(choice.width):
             plane = payload[number :: choice.width]

@@ -18,6 +18,7 @@ from tests.support.wrappers import retrying
 from unified_cache.core.seal import HEADER_BYTES, Flaw, PageChecksum, verify_buffers
 from unified_cache.storage_backends import verified
 from unified_cache.storage_backends.directory import disk as disk_module
+from unified_cache.storage_backends.file import page_reader as page_reader_module
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -40,6 +41,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verified, "SUMMED_BYTES_MIN", PAGE_BYTES)
     monkeypatch.setattr(disk_module, "PIECE_BYTES", PIECE_BYTES)
     monkeypatch.setattr(disk_module, "LED_BYTES_MIN", PAGE_BYTES)
+    monkeypatch.setattr(page_reader_module, "LED_BYTES_MIN", PAGE_BYTES)
     monkeypatch.setattr(disk_module, "LEAD_BYTES", LEAD_BYTES)
 
 
