@@ -241,7 +241,7 @@ class PageReader:
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Return for each label whether a file of that name is there; one stat each."""
-        return Answer.of_reads(length is not None for length in self.lengths(labels))
+        return [Answer.MISS if length is None else Answer.HIT for length in self.lengths(labels)]
 
     def scan(self, identity: bytes, cursor: str) -> Scan:
         """List objects of one identity in the order of their names; the cursor is the last name listed."""

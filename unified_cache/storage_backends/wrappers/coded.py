@@ -93,6 +93,11 @@ class CodedPages:
                     self.learn(manifest)
         return self._models.get(identity, "")
 
+    @property
+    def has_unreadable(self) -> bool:
+        """Whether an object is known that cannot be read here."""
+        return bool(self._unreadable)
+
     def take_unreadable(self, labels: Sequence[Label]) -> list[Label]:
         """Return those labels that are known to be unreadable here, and forget them."""
         with self._guard:
@@ -102,10 +107,7 @@ class CodedPages:
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the store; what is known to be unreadable here is a miss."""
-        found = self._store.exists(labels)
-        unreadable = self._unreadable
-        if not unreadable:
-            return found
+        found, unreadable = self._store.exists(labels), self._unreadable
         return [Answer.MISS if label in unreadable else each for label, each in zip(labels, found, strict=True)]
 
     def get(self, pages: Sequence[PageIO]) -> tuple[list[Answer], list[Label]]:
@@ -188,14 +190,14 @@ class CodedStorage(StorageLayer):
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the wrapped backend; what is known to be unreadable here is a miss."""
-        return self._pages.exists(labels)
+        return self._pages.exists(labels) if self._pages.has_unreadable else self._backend.exists(labels)
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers, from an object as it is or a coded one; remove what is no page."""
         if not self._pages.are_expected:
             answers = self._backend.get(pages)
-            left = [number for number, answer in enumerate(answers) if answer is Answer.UNAVAILABLE]
-            if left:
+            if Answer.UNAVAILABLE in answers:
+                left = [number for number, answer in enumerate(answers) if answer is Answer.UNAVAILABLE]
                 for number, answer in zip(left, self._get_coded([pages[number] for number in left]), strict=True):
                     answers[number] = answer
             return answers
