@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,6 +22,7 @@ __all__ = [
     "pytest_collection_finish",
     "pytest_configure",
     "pytest_terminal_summary",
+    "store_url",
 ]
 
 
@@ -68,6 +69,19 @@ def bucket() -> Iterator[LocalBucket]:
         for name, value in running.environment.items():
             patch.setenv(name, value)
         yield running
+
+
+@pytest.fixture(params=["", "#compress=lossless&keys=env:PAGE_KEYS"], ids=["plain", "coded"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Return what names a new store of a kind, ``file``, ``packed`` or ``bucket``; once plain, once coded."""
+    monkeypatch.setenv("PAGE_KEYS", f"* {'6f' * 32}")
+    coding: str = request.param
+
+    def new_url(kind: str) -> str:
+        bare: str = request.getfixturevalue("bucket").new_url() if kind == "bucket" else f"{kind}:{tmp_path}"
+        return bare + coding
+
+    return new_url
 
 
 @pytest.fixture

@@ -42,9 +42,14 @@ class TerminalCommand:
             AssertionError: the command ended, or took too long.
         """
         deadline_s = time.monotonic() + TIMEOUT_S
-        while re.search(pattern, self.text) is None:
-            assert time.monotonic() < deadline_s, self.text
-            assert self._read(), f"it ended without {pattern!r}: {self.text}"
+        try:
+            while re.search(pattern, self.text) is None:
+                assert time.monotonic() < deadline_s, self.text
+                assert self._read(), f"it ended without {pattern!r}: {self.text}"
+        except BaseException:
+            self.popen.kill()  # nobody ends it any more
+            self.popen.wait()
+            raise
 
     def interrupt(self) -> None:
         """Press Ctrl-C."""

@@ -120,20 +120,11 @@ def test_a_pool_of_block_groups_is_left_out_of_the_verdict(start: Start) -> None
     assert found == SglangVerdict(3, {"kv": 3}, [1, 2, 3])
 
 
-@pytest.mark.parametrize("coding", ["", "#compress=lossless&keys=env:PAGE_KEYS"])
 @pytest.mark.parametrize("kind", ["file", "packed", "bucket"])
 def test_what_was_stored_is_found_after_a_detach_and_an_attach(
-    start: Start,
-    tmp_path: Path,
-    kind: str,
-    coding: str,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
+    start: Start, store_url: Callable[[str], str], kind: str
 ) -> None:
-    monkeypatch.setenv("PAGE_KEYS", f"* {'6f' * 32}")
-    keys = hashes(4)
-    url = request.getfixturevalue("bucket").new_url() if kind == "bucket" else f"{kind}:{tmp_path}"
-    url += coding
+    keys, url = hashes(4), store_url(kind)
     first = start(url=url)
     first.fill(range(4), 3)
     first.storage.batch_set_v1(keys, first.pools["kv"].indices(range(4)), SglangExtraInfo(hashes(1, "before")))

@@ -1,4 +1,4 @@
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,19 +48,11 @@ def store_all(tier: ChunkTier, memory: HostMemory) -> None:
     assert not end.failed
 
 
-@pytest.mark.parametrize("coding", ["", "#compress=lossless&keys=env:PAGE_KEYS"])
 @pytest.mark.parametrize("kind", ["file", "bucket"])
 def test_an_engine_finds_what_another_has_stored(
-    memory: HostMemory,
-    tmp_path: Path,
-    kind: str,
-    coding: str,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
+    memory: HostMemory, store_url: Callable[[str], str], kind: str
 ) -> None:
-    monkeypatch.setenv("PAGE_KEYS", f"* {'6f' * 32}")
-    url = f"file:{tmp_path}" if kind == "file" else request.getfixturevalue("bucket").new_url()
-    url += coding
+    url = store_url(kind)
     first = opened(memory, url)
     assert found(first, "a") == [ChunkAnswer.MISS] * 4
     store_all(first, memory)
