@@ -97,13 +97,13 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "what is put while a store is cleared stays",
         "controller/jobs.py",
-        "if self._storage.clearing.is_void(self):",
+        "if self._storage.epoch.is_superseded(self):",
         "if not self._storage:",
     ),
     Mutant(
         "what was put before a store failed outlives its clear",
         "controller/jobs.py",
-        "                self._take_back_if_void()\n                raise\n",
+        "                self._take_back_if_superseded()\n                raise\n",
         "                raise\n",
     ),
     Mutant(
@@ -115,14 +115,14 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "sidecars are put before their KV",
         "controller/storage_tier.py",
-        "return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes, touches=touches)",
-        "return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes[::-1], touches=touches)",
+        "return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes, hints=hints)",
+        "return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes[::-1], hints=hints)",
     ),
     Mutant(
         "sidecars are got before their KV",
         "controller/storage_tier.py",
-        "return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes, touches=touches)",
-        "return cls(backend, guard, layout, identity.owners(layout), memory, reads[::-1], writes, touches=touches)",
+        "return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes, hints=hints)",
+        "return cls(backend, guard, layout, identity.owners(layout), memory, reads[::-1], writes, hints=hints)",
     ),
     Mutant(
         "sidecars are copied to the host before their KV",
@@ -139,9 +139,9 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "a store never hears of what memory hands out",
         "controller/jobs.py",
-        "                    self._tell_uses()\n",
+        "                    self._send_hints()\n",
         "",
-        tests=("tests/unit/core/test_touches.py",),
+        tests=("tests/unit/core/test_recency_hints.py",),
     ),
     Mutant(
         "a look-up asks for the first pool alone",
@@ -169,7 +169,7 @@ TRANSFERS_MUTANTS = [
     ),
     Mutant(
         "a deadline begins with one page",
-        "controller/estimates/speeds.py",
+        "controller/cost_model.py",
         "one_call = min(pages_count, call_pages)",
         "one_call = 1",
         tests=READS,
@@ -208,14 +208,14 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "pages are put while a store is cleared",
         "controller/storage_tier.py",
-        "allowed = not self._clears_count and not self._void",
+        "allowed = not self._clears_count and not self._superseded",
         "allowed = True",
     ),
     Mutant(
         "a clear leaves the puts under way alone",
         "controller/storage_tier.py",
-        "self._void |= self._puts",
-        "self._void |= set()",
+        "self._superseded |= self._puts",
+        "self._superseded |= set()",
     ),
     Mutant(
         "a cancelled transfer publishes what came",
@@ -239,16 +239,16 @@ TRANSFERS_MUTANTS = [
     ),
     Mutant(
         "computing is never faster",
-        "controller/estimates/speeds.py",
+        "controller/cost_model.py",
         "if not compute_s < load_s:",
         "if not compute_s < 0:",
         tests=("tests/unit/core/test_transfer_policy.py",),
     ),
     Mutant(
         "a token takes as long as it first did",
-        "controller/estimates/speeds.py",
+        "controller/cost_model.py",
         "self._seconds = KEPT_SHARE * self._seconds + seconds",
         "self._seconds = self._seconds or seconds",
-        tests=("tests/unit/estimates/test_reads.py",),
+        tests=("tests/unit/core/test_read_times.py",),
     ),
 ]

@@ -16,7 +16,7 @@ from unified_cache.core.settings.access import Role
 from unified_cache.core.settings.limits import LimitSettings, QuotaSettings
 from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.callers import AuditEntry, Caller, Refused
-from unified_cache.service.access.fairness import FairScheduler, Ticket
+from unified_cache.service.access.fairness import AdmissionSlot, FairScheduler
 from unified_cache.service.access.gate import Authenticator, ServiceGate
 from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.service.access.usage import COUNTED_PAGES_MAX, TenantUsage
@@ -64,7 +64,7 @@ class NotedScheduler(FairScheduler):
         counts = self.by_tenant().values()
         return sum(each.half_open_count + each.waiting_count + each.running_count for each in counts)
 
-    def hold(self, ticket: Ticket, count_bytes: int) -> bool:
+    def hold(self, ticket: AdmissionSlot, count_bytes: int) -> bool:
         self.held.append(count_bytes)
         return super().hold(ticket, count_bytes)
 

@@ -19,8 +19,8 @@ def check_tables(cache: UnifiedCache, locks: Sequence[Lock]) -> None:
         "prefills": cache._speeds.prefill.requests() - {lock for lock in locks if not lock.released},
     }
     if cache._storage is not None:
-        clearing = cache._storage.clearing
-        left |= {"puts": clearing._puts, "void puts": clearing._void, "clears": range(clearing._clears_count)}
+        epoch = cache._storage.epoch
+        left |= {"puts": epoch._puts, "superseded puts": epoch._superseded, "clears": range(epoch._clears_count)}
     for name, table in left.items():
         assert not table, f"{name} are left where nothing is under way"
     budget_pages = int(cache.config.host_pages[0] * cache.config.prefetching.host_share)

@@ -18,6 +18,7 @@ from unified_cache.cache.recording.requests import RequestWatcher
 from unified_cache.cache.stats import AttachedStore, LookupCounts, Occupancy, PublishedStats, Stats
 from unified_cache.controller import (
     Controller,
+    HintCounts,
     LayerwiseLoad,
     LeftOut,
     NotStarted,
@@ -25,14 +26,13 @@ from unified_cache.controller import (
     PageTally,
     StorageTier,
     ThreadWorkers,
-    TouchCounts,
     TransferKind,
     Workers,
 )
 from unified_cache.controller.backup import Backups
 from unified_cache.controller.backup_scheduler import BackupScheduler
+from unified_cache.controller.cost_model import TransferSpeeds
 from unified_cache.controller.duplicates import DuplicateCheck
-from unified_cache.controller.estimates import TransferSpeeds
 from unified_cache.controller.ledger import Ledger, WriteBack
 from unified_cache.controller.memory import ComputeStreams, DevicePool, PageMemory, TieredMemory
 from unified_cache.controller.operation import Traffic, TrafficCounts
@@ -432,7 +432,7 @@ class UnifiedCache:
         Not started without storage, or if it is not worth it now: fewer than ``config.prefetching.threshold_tokens``
         are missing, or too much is under way, or the transfer policy says never. Nothing is read if storage adds fewer.
         Where the policy asks for what is fastest, what is better computed is not read, and the operation says so
-        (``left_alone``). What has arrived is kept however the reading ends: as far as the prompt can be resumed from
+        (``recompute``). What has arrived is kept however the reading ends: as far as the prompt can be resumed from
         then, and Full pages also for a later prefetch.
 
         After ``deadline_s`` seconds, or ``config.prefetching.patience`` if that is sooner, the next ``poll`` returns it
@@ -583,7 +583,7 @@ class UnifiedCache:
         explanation = explain(self._ledger, self.config, storage, self.identity, prompt, seeks_near=seeks_near)
         if storage is None:
             return explanation
-        return replace(explanation, left_alone=self._prefetches.left_alone(prompt, storage, explanation.end))
+        return replace(explanation, recompute=self._prefetches.recompute_decision(prompt, storage, explanation.end))
 
     def stats(self) -> Stats:
         """Count what is where and what has moved."""
@@ -747,9 +747,9 @@ class UnifiedCache:
             calls_quarantined=len(self._controller.quarantined),
             flawed_pages=0 if storage is None else sum(storage.backend.flaws_count.values()),
             storage_answers={} if storage is None else storage.answers.copy(),
-            touches=TouchCounts() if storage is None or storage.touches is None else storage.touches.counts(),
+            recency_hints=HintCounts() if storage is None or storage.hints is None else storage.hints.counts(),
             store=None if storage is None else AttachedStore.of(storage),
-            left_alone_tokens=self._speeds.left_alone_tokens,
+            recomputed_tokens=self._speeds.recomputed_tokens,
             slowest=self._controller.slowest.latest(),
             duplicates=self._duplicates.counts(),
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from unified_cache.controller import OperationCounts, SlowOperation, StorageTier, TouchCounts, TransferKind
+from unified_cache.controller import HintCounts, OperationCounts, SlowOperation, StorageTier, TransferKind
 from unified_cache.controller.backup_scheduler import BackupCounts
 from unified_cache.controller.duplicates import DuplicateCounts
 from unified_cache.controller.ledger import Ledger
@@ -127,11 +127,11 @@ class Stats:
     """Pages that storage returned and that were not what they should be: misses, every one."""
     storage_answers: dict[tuple[Method, Answer], int]
     """Answers of the store that is attached, one for each object: why a page was not read, or not stored."""
-    touches: TouchCounts
+    recency_hints: HintCounts
     """Pages in use in memory that were hinted to the attached store, because it evicts, or were not."""
     store: AttachedStore | None
     """None where no store is attached."""
-    left_alone_tokens: int
+    recomputed_tokens: int
     """Tokens that storage had and that were computed, because that is faster."""
     slowest: tuple[SlowOperation, ...]
     """Slowest operations of the last five to ten minutes, the slowest first."""

@@ -341,7 +341,7 @@ def print_gc(collected: Sequence[tuple[StoredIdentity, Garbage | None]], evicted
                 f"{len(garbage.incomplete):,} of incomplete pages, {size_text(garbage.bytes_count)}"
             )
         elif isinstance(kept.description, Undescribed):
-            console.print_line(f"{kept.short_name}: left alone, {kept.description.reason}")
+            console.print_line(f"{kept.short_name}: skipped, {kept.description.reason}")
     if evicted is not None:
         console.print_line(f"evicted {evicted.objects_count:,} objects, {size_text(evicted.object_bytes)}")
 
@@ -349,7 +349,7 @@ def print_gc(collected: Sequence[tuple[StoredIdentity, Garbage | None]], evicted
 def gc_as_json(
     url: str, collected: Sequence[tuple[StoredIdentity, Garbage | None]], evicted: ObjectCount, left: ObjectCount
 ) -> dict[str, object]:
-    """Return what a collection removed and left, as values that JSON has; None for an identity left alone."""
+    """Return what a collection removed and left, as values that JSON has; None for an identity not looked at."""
     return {
         "store": url,
         "identities": [

@@ -5,7 +5,7 @@
     operation, jobs    transfers under way and the work of their threads
     controller         runs operations; never sees the tree
     prefetch, backup   the transfers, each one file from top to bottom; ``backup_scheduler``: when backups begin
-    estimates          what reading costs beside computing
+    cost_model         what reading costs beside computing
     page_changes       log of changes for observers
     ranks              agreement of a group
 
@@ -15,32 +15,32 @@ As HybridCacheController in SGLang 0.5.23. Imports storage_backends, tree and co
 from unified_cache.controller.controller import Controller, InlineWorkers, OperationCounts, ThreadWorkers, Workers
 from unified_cache.controller.jobs import LayerwiseLoad
 from unified_cache.controller.operation import (
-    LeftAlone,
     LeftOut,
     NotStarted,
     Operation,
     OperationState,
     PageTally,
+    RecomputeDecision,
     SlowOperation,
     TransferKind,
 )
-from unified_cache.controller.storage_tier import StorageTier, TouchCounts
+from unified_cache.controller.storage_tier import HintCounts, StorageTier
 
 __all__ = [
     "Controller",
+    "HintCounts",
     "InlineWorkers",
     "LayerwiseLoad",
-    "LeftAlone",
     "LeftOut",
     "NotStarted",
     "Operation",
     "OperationCounts",
     "OperationState",
     "PageTally",
+    "RecomputeDecision",
     "SlowOperation",
     "StorageTier",
     "ThreadWorkers",
-    "TouchCounts",
     "TransferKind",
     "Workers",
 ]

@@ -492,7 +492,7 @@ class Backups:
 
         For those, windows of all ends on the way included, that storage is known to have and had no hint of for long.
         """
-        if storage.touches is None:
+        if storage.hints is None:
             return
         ledger = self._ledger
         given_pages = -(-ledger.capacity(Tier.HOST, 0) // HINT_PARTS)
@@ -504,13 +504,13 @@ class Backups:
                 ledger.stored.add(component, slots[unheard_of])
             pages.append(unheard_of)
         if any(map(len, pages)):
-            storage.touches.add(UsedPages(found.prompt, tuple(pages)))
+            storage.hints.add(UsedPages(found.prompt, tuple(pages)))
 
     def clear(self, storage: StorageTier) -> JobSteps:
         """Remove from storage what this rank has put there; no backup puts anything meanwhile. Returns objects."""
         job = ClearJob(storage)
         try:
-            with storage.clearing.clear():
+            with storage.epoch.clear():
                 yield job
         finally:
             self._ledger.changes.remember_storage_cleared()

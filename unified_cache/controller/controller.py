@@ -450,7 +450,7 @@ class Controller:
             left_s = min(left_s, QUARANTINE_LOOK_S)
         now_s = self._clock()
         for operation in self._live:
-            for moment in (operation.due_s, operation.stop_s, operation.answer_s):
+            for moment in (operation.fail_at_s, operation.stop_reading_at_s, operation.respond_by_s):
                 if now_s < moment < now_s + left_s:
                     left_s = moment - now_s
         return max(0, left_s)
@@ -486,9 +486,9 @@ class Controller:
             ended=operation in self._ended,
             succeeded=error is None,
             free=not in_use(operation, error),
-            in_time=now_s < operation.due_s,
-            patient=now_s < operation.stop_s,
-            unanswered=now_s < operation.answer_s,
+            in_time=now_s < operation.fail_at_s,
+            patient=now_s < operation.stop_reading_at_s,
+            unanswered=now_s < operation.respond_by_s,
         )
 
     def _failures(self, live: list[Operation], agreed: list[Readiness]) -> dict[Operation, CacheError]:
@@ -518,7 +518,7 @@ class Controller:
             elif not (readiness.patient and readiness.unanswered):
                 operation.stop()
                 if not readiness.unanswered and not readiness.ended:
-                    operation.tell_done(operation.pages_count)
+                    operation.report_done(operation.pages_count)
                     self._completed.append(operation)
         if not readiness.ended:
             return

@@ -321,35 +321,35 @@ class StoreJob(BatchedJob):
         return next(self._turns, True)
 
     def _put_in_turns(self) -> Iterator[bool]:
-        clearing = self._storage.clearing
-        with clearing.put(self) as allowed:
+        epoch = self._storage.epoch
+        with epoch.put(self) as allowed:
             try:
                 if allowed:
-                    self._tell_uses()
+                    self._send_hints()
                     for _ in self._move(self._put):
                         yield False
             except GeneratorExit:  # nobody runs it any more
                 raise
             except BaseException:  # what the store took before it failed must not outlive a clear either
-                self._take_back_if_void()
+                self._take_back_if_superseded()
                 raise
-            self._take_back_if_void()
+            self._take_back_if_superseded()
 
-    def _tell_uses(self) -> None:
+    def _send_hints(self) -> None:
         """Send recency hints first, so that the store evicts other pages for those that are put."""
-        touches = self._storage.touches
-        if touches is None:
+        hints = self._storage.hints
+        if hints is None:
             return
-        for used in touches.take_all():
+        for used in hints.take_all():
             try:
                 self._storage.touch(used)
             except StorageError:  # a page is older there than it should be; the put says what is wrong with the store
-                touches.record_dropped(used)
+                hints.record_dropped(used)
             else:
-                touches.record_hinted(used)
+                hints.record_hinted(used)
 
-    def _take_back_if_void(self) -> None:
-        if self._storage.clearing.is_void(self):
+    def _take_back_if_superseded(self) -> None:
+        if self._storage.epoch.is_superseded(self):
             self._take_back()
 
     def _put(self, pages: list[PageIO]) -> list[Answer]:

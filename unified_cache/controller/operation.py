@@ -16,12 +16,12 @@ from unified_cache.core.pool import ModelLayout, PageCopies
 __all__ = [
     "Job",
     "JobQueue",
-    "LeftAlone",
     "LeftOut",
     "NotStarted",
     "Operation",
     "OperationState",
     "PageTally",
+    "RecomputeDecision",
     "SlowOperation",
     "Steps",
     "Traffic",
@@ -166,7 +166,7 @@ class TrafficCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftAlone:
+class RecomputeDecision:
     """Pages [start, end) of a prompt that storage has and that are not read, because computing them is faster."""
 
     start: int
@@ -306,20 +306,20 @@ class Operation:
 
     __slots__ = (
         "_steps",
-        "answer_s",
         "awaited",
-        "due_s",
         "error",
+        "fail_at_s",
         "followers",
         "is_released",
         "is_stopping",
         "job",
         "kind",
-        "left_alone",
         "pages_count",
+        "recompute",
+        "respond_by_s",
         "started_s",
         "state",
-        "stop_s",
+        "stop_reading_at_s",
         "tally",
     )
 
@@ -328,9 +328,9 @@ class Operation:
         kind: TransferKind,
         steps: Steps,
         started_s: float,
-        due_s: float,
-        stop_s: float = math.inf,
-        answer_s: float = math.inf,
+        fail_at_s: float,
+        stop_reading_at_s: float = math.inf,
+        respond_by_s: float = math.inf,
         tally: PageTally | None = None,
     ) -> None:
         self.kind = kind
@@ -342,19 +342,19 @@ class Operation:
         """
         self.tally = PageTally() if tally is None else tally
         """Pages that it was asked for, and the outcome of each; complete once it is over."""
-        self.left_alone: LeftAlone | None = None
+        self.recompute: RecomputeDecision | None = None
         """What could have been brought and was not, because computing it is faster; None if nothing."""
         self.error: CacheError | None = None
         """Why it failed or was cancelled, if it did."""
         self.is_released = False
         """Whether everything that it pinned and allocated has been given back."""
-        self.due_s = due_s
+        self.fail_at_s = fail_at_s
         """When it fails if it still runs; by the controller's clock."""
         self.started_s = started_s
         """When it was started, by the controller's clock."""
-        self.stop_s = stop_s
+        self.stop_reading_at_s = stop_reading_at_s
         """When it makes do with what has arrived by then."""
-        self.answer_s = answer_s
+        self.respond_by_s = respond_by_s
         """When it is done, whatever its job still does: the request that waits for it goes on with what has arrived."""
         self.job: Job | None = None
         """The job that it waits for; None once it has ended."""
@@ -412,7 +412,7 @@ class Operation:
             self.pages_count = pages_count
             self.tally.gain(pages_count)
 
-    def tell_done(self, pages_count: int) -> None:
+    def report_done(self, pages_count: int) -> None:
         """Mark it as done for its caller: the rest of its work is for later requests."""
         self.gain(pages_count)
         self.set_outcome(OperationState.DONE, None)

@@ -31,8 +31,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from unified_cache.controller import LayerwiseLoad, LeftAlone, LeftOut, PageTally, StorageTier, TransferKind
-from unified_cache.controller.estimates import TransferSpeeds
+from unified_cache.controller import LayerwiseLoad, LeftOut, PageTally, RecomputeDecision, StorageTier, TransferKind
+from unified_cache.controller.cost_model import TransferSpeeds
 from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, ProbeJob, batch_pages
 from unified_cache.controller.ledger import Ledger, Reservation, TierTransfer
 from unified_cache.controller.memory import PageMemory
@@ -224,10 +224,10 @@ class Prefetches:
             stored_end = missing.known_end + last_end(ends)
             plan = self._choose(missing, ends)
             fetch = FetchUnderWay(operation, prompt, storage, missing, plan)
-            operation.left_alone = self._speeds.choose(storage, missing.known_end, plan.end, plan.counts)
-            if operation.left_alone is not None:
+            operation.recompute = self._speeds.choose(storage, missing.known_end, plan.end, plan.counts)
+            if operation.recompute is not None:
                 operation.tally.asked = max(operation.tally.asked, known_pages)
-                yield from self._leave_alone(fetch, operation.left_alone, max(known_pages, 0))
+                yield from self._recompute(fetch, operation.recompute, max(known_pages, 0))
                 break
             operation.tally.asked = max(operation.tally.asked, stored_end - first_end)
             lacks_room = stored_end - plan.end
@@ -260,8 +260,8 @@ class Prefetches:
         fetch = self._under_way.get(operation)
         return None if fetch is None or operation.state is not OperationState.RUNNING else fetch.progress()
 
-    def left_alone(self, prompt: Prompt, storage: StorageTier, stored_end: int) -> LeftAlone | None:
-        """Return what this rank would leave alone of a prompt that storage has up to an end. Changes nothing."""
+    def recompute_decision(self, prompt: Prompt, storage: StorageTier, stored_end: int) -> RecomputeDecision | None:
+        """Return what this rank would compute of a prompt that storage has up to an end. Changes nothing."""
         missing = self._missing(prompt, None)
         counts = [len(pages) for pages in missing.reads([stored_end])]
         return self._speeds.look(storage, missing.known_end, stored_end, counts)
@@ -391,16 +391,16 @@ class Prefetches:
         end = missing.known_end + last_end(fits)
         return FetchPlan(end, copies=False, reads=missing.reads([end]), tier=Tier.DEVICE) if end > plan.end else plan
 
-    def _leave_alone(
-        self, fetch: FetchUnderWay, left_alone: LeftAlone, known_pages: int
+    def _recompute(
+        self, fetch: FetchUnderWay, recompute: RecomputeDecision, known_pages: int
     ) -> Generator[Job | WaitFor, Operation, None]:
         """Read nothing, since computing is faster; now and then the first pages, to measure how fast storage is now."""
         speeds = self._speeds
-        speeds.left_alone_tokens += left_alone.tokens
+        speeds.recomputed_tokens += recompute.tokens
         if speeds.is_trial_due():
-            fetch.operation.tell_done(known_pages)
+            fetch.operation.report_done(known_pages)
             first, *others = fetch.plan.reads
-            count = min(speeds.trial_pages(left_alone), self.host_pages_left)
+            count = min(speeds.trial_pages(recompute), self.host_pages_left)
             reads = [first[:count], *(pages[:0] for pages in others)]
             trial = FetchPlan(fetch.missing.known_end, copies=False, reads=reads)
             yield from self._bring_to_host(replace(fetch, plan=trial))
@@ -488,7 +488,7 @@ class Prefetches:
                         self._graft(fetch, staging, parts, arrived)
                         if failure is not None:
                             raise failure
-                        if operation.is_stopping or operation.answer_s == math.inf:
+                        if operation.is_stopping or operation.respond_by_s == math.inf:
                             break
                         gained = self._ledger.tree.match(prompt).host_end - missing.known_end
                         operation.gain(gained_before + max(gained, 0))

@@ -1,7 +1,7 @@
 """The L3 of a cache: names of a page's objects, where their bytes lie, the order of puts and clears, recency hints.
 
 A store does not see hits in memory. One that evicts goes by what it is asked for, and evicts for the sake of what is
-put: so uses of stored pages wait in ``Touches``, and are sent ahead of the next put.
+put: so uses of stored pages wait in ``RecencyHints``, and are sent ahead of the next put.
 """
 
 from collections import Counter, deque
@@ -27,29 +27,30 @@ from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard, declared_capability
 from unified_cache.storage_backends.wrappers.layer import Method
 
-__all__ = ["Clearing", "PoolOrder", "StorageTier", "TouchCounts", "Touches", "UsedPages", "storage_of"]
+__all__ = ["HintCounts", "PoolOrder", "RecencyHints", "StorageTier", "StoreEpoch", "UsedPages", "storage_of"]
 
 
-class Clearing:
+class StoreEpoch:
     """Puts and clears of one store that are under way. Thread-safe.
 
-    A put that is under way when a clear begins is *void*: its job takes its pages back. Until then no other may put.
+    A put that is under way when a clear begins is *superseded*: its job takes its pages back. Until then no other may
+    put.
     """
 
-    __slots__ = ("_clears_count", "_guard", "_puts", "_void")
+    __slots__ = ("_clears_count", "_guard", "_puts", "_superseded")
 
     def __init__(self) -> None:
         self._clears_count = 0
         self._puts: set[object] = set()
-        self._void: set[object] = set()
+        self._superseded: set[object] = set()
         self._guard = Lock()
 
     @contextmanager
     def clear(self) -> Iterator[None]:
-        """Make the puts under way void, and allow no other during the ``with`` block."""
+        """Supersede the puts under way, and allow no other during the ``with`` block."""
         with self._guard:
             self._clears_count += 1
-            self._void |= self._puts
+            self._superseded |= self._puts
         try:
             yield
         finally:
@@ -60,7 +61,7 @@ class Clearing:
     def put(self, job: object) -> Iterator[bool]:
         """Count ``job`` as putting pages during the ``with`` block; yield False if it must put none."""
         with self._guard:
-            allowed = not self._clears_count and not self._void
+            allowed = not self._clears_count and not self._superseded
             if allowed:
                 self._puts.add(job)
         try:
@@ -68,15 +69,15 @@ class Clearing:
         finally:
             with self._guard:
                 self._puts.discard(job)
-                self._void.discard(job)
+                self._superseded.discard(job)
 
-    def is_void(self, job: object) -> bool:
+    def is_superseded(self, job: object) -> bool:
         """Return whether ``job`` has to remove the pages that it has put."""
         with self._guard:
-            return job in self._void
+            return job in self._superseded
 
 
-TOUCHES_MAX = 64
+HINTS_MAX = 64
 """Uses that wait for a put; with one more the oldest is dropped: recency is worth no request's memory for long."""
 
 
@@ -95,7 +96,7 @@ class UsedPages:
 
 
 @dataclass(frozen=True, slots=True)
-class TouchCounts:
+class HintCounts:
     """Pages in use, by whether storage was given the hint; each as often as one was due."""
 
     hinted_pages: int = 0
@@ -103,8 +104,8 @@ class TouchCounts:
     """Not hinted: too many uses waited for a put, or the store failed."""
 
 
-class Touches:
-    """Uses to hint to a store, the latest last, at most TOUCHES_MAX, and counts of them. Thread-safe."""
+class RecencyHints:
+    """Uses to hint to a store, the latest last, at most HINTS_MAX, and counts of them. Thread-safe."""
 
     __slots__ = ("_dropped_pages", "_guard", "_hinted_pages", "_waiting")
 
@@ -118,7 +119,7 @@ class Touches:
         """Queue a use until the next put."""
         with self._guard:
             self._waiting.append(used)
-            if len(self._waiting) > TOUCHES_MAX:
+            if len(self._waiting) > HINTS_MAX:
                 self._dropped_pages += self._waiting.popleft().count
 
     def take_all(self) -> Sequence[UsedPages]:
@@ -137,10 +138,10 @@ class Touches:
         with self._guard:
             self._dropped_pages += used.count
 
-    def counts(self) -> TouchCounts:
+    def counts(self) -> HintCounts:
         """Return the counts so far."""
         with self._guard:
-            return TouchCounts(self._hinted_pages, self._dropped_pages)
+            return HintCounts(self._hinted_pages, self._dropped_pages)
 
 
 PoolOrder = tuple[tuple[int, PoolSpec], ...]
@@ -184,9 +185,9 @@ class StorageTier:
     """The pools that have objects."""
     write_order: PoolOrder
     """Those that this rank stores; see ``ranks.pools_to_store``."""
-    clearing: Clearing = field(default_factory=Clearing)
+    epoch: StoreEpoch = field(default_factory=StoreEpoch)
     answers: AnswerCounts = field(default_factory=AnswerCounts)
-    touches: Touches | None = None
+    hints: RecencyHints | None = None
     """Uses that the store is to be given hints of; None for one that never evicts."""
 
     @classmethod
@@ -220,8 +221,8 @@ class StorageTier:
             backend.register(manifest_of(part.identity, part.layout), memory.slabs())
         reads = tuple((component, pool) for component, pool in layout.transfer_order if pool.page_bytes)
         writes = tuple((component, pool) for component, pool in reads if pool.name in written)
-        touches = Touches() if capability.evicts else None
-        return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes, touches=touches)
+        hints = RecencyHints() if capability.evicts else None
+        return cls(backend, guard, layout, identity.owners(layout), memory, reads, writes, hints=hints)
 
     def close(self, timeout_s: float) -> list[str]:
         """Close the store, once it has returned from its calls; name what it is in after ``timeout_s``."""

@@ -152,7 +152,7 @@ class GuardConfig:
     retry_pause_s: float = 0.05
     """Before the second time; twice that before the third, and so on."""
     breaker_failures_max: int = 5
-    """Failures after which the store is left alone."""
+    """Failures after which the store is paused."""
     breaker_pause_s: float = 1.0
     """For how long at first; twice that after each probe that fails."""
     breaker_pause_s_max: float = 4.0

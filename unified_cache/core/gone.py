@@ -123,13 +123,8 @@ GONE: Sequence[Gone] = (
         methods=("recent_explanations", "look_at_explanations"),
     ),
     Gone(
-        "TransferPolicy.FASTEST measures how long reading and computing take, see docs/policies.md",
-        imports=(
-            "unified_cache.PrefillCurve",
-            "unified_cache.controller.estimates.choice",
-            "unified_cache.controller.estimates.leg",
-            "unified_cache.controller.estimates.recent",
-        ),
+        "TransferPolicy.FASTEST measures how long reading and computing take, in unified_cache.controller.cost_model",
+        imports=("unified_cache.PrefillCurve", "unified_cache.estimates", "unified_cache.controller.estimates"),
     ),
     Gone(
         "ping says what stat said; explain --storage URL, backup, prefetch and storage clear take the URL of a service",
@@ -198,7 +193,6 @@ MOVED: Mapping[str, tuple[str, ...]] = {
         "backup",
         "backup_scheduler",
         "copies",
-        "estimates",
         "ledger",
         "memory",
         "page_changes",

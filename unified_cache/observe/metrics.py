@@ -125,8 +125,8 @@ def _storage_answers(stats: Stats) -> Samples:
 
 
 def _touched_pages(stats: Stats) -> Samples:
-    yield ("told",), stats.touches.hinted_pages
-    yield ("dropped",), stats.touches.dropped_pages
+    yield ("sent",), stats.recency_hints.hinted_pages
+    yield ("dropped",), stats.recency_hints.dropped_pages
 
 
 def _duplicate_pages(stats: Stats) -> Samples:
@@ -176,7 +176,7 @@ METRICS = (
     ),
     _counter(
         "touched_pages",
-        "Pages in use in memory that the store was to be told of, since it evicts.",
+        "Pages in use in memory that a store which evicts was to be given a hint of.",
         _touched_pages,
         ("outcome",),
     ),
@@ -190,8 +190,8 @@ METRICS = (
         ("outcome",),
     ),
     _counter(
-        "left_alone_tokens",
+        "recomputed_tokens",
         "Tokens that storage had and that were computed, because that is faster.",
-        _single(lambda stats: stats.left_alone_tokens),
+        _single(lambda stats: stats.recomputed_tokens),
     ),
 )

@@ -9,7 +9,7 @@ from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.operations import PAGE, SPANS, Stepped, engine, filled, over, serve, started, tokens
 from tests.support.store_calls import ScriptedStorage
 from unified_cache.controller import InlineWorkers, LeftOut, NotStarted, OperationState, TransferKind
-from unified_cache.controller.storage_tier import Clearing
+from unified_cache.controller.storage_tier import StoreEpoch
 from unified_cache.core.errors import StorageError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity
@@ -180,15 +180,15 @@ def test_what_was_put_is_taken_back_where_the_store_fails_after_a_clear_began(mo
 
 
 def test_nothing_is_put_until_what_has_to_be_taken_back_is_gone() -> None:
-    clearing = Clearing()
-    with clearing.put("early") as early:
+    epoch = StoreEpoch()
+    with epoch.put("early") as early:
         assert early
-        with clearing.clear():
-            assert clearing.is_void("early")
-            with clearing.put("meanwhile") as meanwhile:
+        with epoch.clear():
+            assert epoch.is_superseded("early")
+            with epoch.put("meanwhile") as meanwhile:
                 assert not meanwhile
-        with clearing.put("after") as after:
+        with epoch.put("after") as after:
             assert not after, "it could be taken back with the first one"
-    with clearing.put("late") as late:
+    with epoch.put("late") as late:
         assert late
-        assert not clearing.is_void("late")
+        assert not epoch.is_superseded("late")

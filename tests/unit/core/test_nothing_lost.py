@@ -178,7 +178,7 @@ def test_a_failed_store_is_tried_again_after_a_pause_though_nothing_else_is_stor
     store.failing = set()
     toy.cache.poll()
     toy.cache.wait_all(10)
-    assert not store.taken, "a store that has just failed is left alone for a while"
+    assert not store.taken, "a store that has just failed is paused for a while"
     clock.sleep(RETRY_PAUSE_S)
     toy.cache.poll()
     toy.cache.wait_all(10)

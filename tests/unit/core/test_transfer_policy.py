@@ -13,8 +13,8 @@ from tests.support.operations import over, present, prompt_of_pages, started
 from tests.support.ranks import ThreadRanks, head_of, in_threads
 from tests.support.tables import check_tables
 from tests.support.timed_engine import PacedStorage, PrefillSpeed, TimedEngine
-from unified_cache.controller import LeftAlone, NotStarted, OperationState
-from unified_cache.controller.estimates.speeds import TRIAL_EVERY
+from unified_cache.controller import NotStarted, OperationState, RecomputeDecision
+from unified_cache.controller.cost_model import TRIAL_EVERY
 from unified_cache.controller.ranks import LocalRanks, RankGroup
 from unified_cache.core.config import CacheConfig, TransferPolicy, WritePolicy
 from unified_cache.core.page import Prompt
@@ -110,24 +110,24 @@ def slow_engine(share: float = 0.1, layout: ModelLayout | None = None) -> TimedE
 
 def test_the_answer_says_what_was_left_alone_and_why() -> None:
     engine = learned(slow_engine())
-    before = engine.cache.stats().left_alone_tokens
+    before = engine.cache.stats().recomputed_tokens
     operation = engine.wait(started(engine.cache.prefetch(prompt_of_pages(engine.cache, 16))))
     assert (operation.state, operation.pages_count) == (OperationState.DONE, 0)
-    left = operation.left_alone
-    assert isinstance(left, LeftAlone)
+    left = operation.recompute
+    assert isinstance(left, RecomputeDecision)
     assert (left.start, left.end) == (0, 16)
     tokens = 16 * engine.cache.layout.page_size
     assert left.compute_s == pytest.approx(PREFILL.seconds(0, tokens), rel=0.15)
     assert left.load_s == pytest.approx(10 * PREFILL.seconds(0, tokens), rel=0.1)
     assert left.text.startswith(f"storage has {tokens:,} tokens, not worth loading: that takes ")
-    assert engine.cache.stats().left_alone_tokens == before + tokens
+    assert engine.cache.stats().recomputed_tokens == before + tokens
 
 
 def test_what_is_worth_loading_leaves_nothing_alone() -> None:
     engine = learned(slow_engine(3.0))
     operation = engine.wait(started(engine.cache.prefetch(prompt_of_pages(engine.cache, 16))))
-    assert (operation.pages_count, operation.left_alone) == (16, None)
-    assert engine.cache.stats().left_alone_tokens == 0
+    assert (operation.pages_count, operation.recompute) == (16, None)
+    assert engine.cache.stats().recomputed_tokens == 0
 
 
 def test_what_the_host_holds_is_loaded_however_fast_the_engine_computes() -> None:
@@ -144,7 +144,7 @@ def test_before_enough_is_measured_everything_is_loaded() -> None:
     engine = slow_engine(0.01)
     for _ in range(3):
         operation = engine.wait(started(engine.cache.prefetch(prompt_of_pages(engine.cache, 16))))
-        assert (operation.pages_count, operation.left_alone) == (16, None)
+        assert (operation.pages_count, operation.recompute) == (16, None)
         engine.forget()
 
 
@@ -180,7 +180,7 @@ def test_nobody_waits_for_the_little_that_is_read_for_its_time() -> None:
         gets = store.gets_count
         operation = started(engine.cache.prefetch(prompt))
         engine.wait(operation)
-        assert operation.left_alone is not None
+        assert operation.recompute is not None
         trials += store.gets_count > gets
         engine.forget()
     assert trials == 2
@@ -198,14 +198,14 @@ def test_under_a_clock_that_stands_still_or_jumps_all_is_loaded(jump_s: float) -
         engine.clock.now_s += jump_s
         engine.forget()
     operation = engine.wait(started(engine.cache.prefetch(prompt_of_pages(engine.cache, 16))))
-    assert (operation.pages_count, operation.left_alone) == (16, None)
+    assert (operation.pages_count, operation.recompute) == (16, None)
 
 
 def test_ranks_choose_alike_by_the_slowest_of_them() -> None:
     layout = LAYOUTS["full"]
     pace_s = break_even(layout)
 
-    def live(group: ThreadRanks) -> tuple[int, LeftAlone | None, int]:
+    def live(group: ThreadRanks) -> tuple[int, RecomputeDecision | None, int]:
         store = PacedStorage(ManualClock(), pace_s / (5.0 if group.rank == 0 else 0.1))
         store_turns(layout, store, TURNS, head_of(group))
         engine = engine_of(layout, TransferPolicy.FASTEST, store, ranks=group)
@@ -215,10 +215,10 @@ def test_ranks_choose_alike_by_the_slowest_of_them() -> None:
             engine.forget()
         return drive(engine, prompt_of_pages(engine.cache, 16))
 
-    def drive(engine: TimedEngine, prompt: Prompt) -> tuple[int, LeftAlone | None, int]:
+    def drive(engine: TimedEngine, prompt: Prompt) -> tuple[int, RecomputeDecision | None, int]:
         operation = over(engine.cache, engine.cache.prefetch(prompt))
         over(engine.cache, engine.cache.load(prompt))
-        return operation.pages_count, operation.left_alone, engine.cache.match(prompt).host_end
+        return operation.pages_count, operation.recompute, engine.cache.match(prompt).host_end
 
     first, second = in_threads(2, live)
     assert first == second
@@ -230,14 +230,14 @@ def test_an_explanation_says_what_is_not_worth_loading_and_changes_nothing() -> 
     engine = learned(slow_engine())
     prompt = prompt_of_pages(engine.cache, 16)
     tokens = 16 * engine.cache.layout.page_size
-    before = engine.cache.stats().left_alone_tokens
+    before = engine.cache.stats().recomputed_tokens
     explanation = engine.cache.explain(prompt)
-    left = present(explanation.left_alone)
+    left = present(explanation.recompute)
     assert (left.start, left.end) == (0, 16)
     assert f"storage has {tokens:,} tokens, not worth loading: that takes" in str(explanation)
-    assert explanation.as_json()["left_alone"] == left.as_json()
-    assert engine.cache.stats().left_alone_tokens == before
-    assert learned(slow_engine(3.0)).cache.explain(prompt).left_alone is None
+    assert explanation.as_json()["recompute"] == left.as_json()
+    assert engine.cache.stats().recomputed_tokens == before
+    assert learned(slow_engine(3.0)).cache.explain(prompt).recompute is None
 
 
 def test_a_scrape_finds_what_was_left_alone() -> None:
@@ -246,16 +246,16 @@ def test_a_scrape_finds_what_was_left_alone() -> None:
     registry = CollectorRegistry()
     registry.register(CacheCollector(engine.cache))
     text = generate_latest(registry).decode()
-    left = float(engine.cache.published_stats().left_alone_tokens)
+    left = float(engine.cache.published_stats().recomputed_tokens)
     assert left > 0
-    assert f'unified_cache_left_alone_tokens_total{{cache="cache"}} {left}' in text
+    assert f'unified_cache_recomputed_tokens_total{{cache="cache"}} {left}' in text
 
 
 def test_the_blocks_of_the_document_on_policies_run(capsys: pytest.CaptureFixture[str]) -> None:
     engine = learned(slow_engine())
     named: dict[str, object] = {"cache": engine.cache, "prompt": prompt_of_pages(engine.cache, 16)}
     text = (ROOT / "docs/policies.md").read_text(encoding="utf-8")
-    blocks = [block.text for block in code_blocks(text) if block.language == "python" and "left_alone" in block.text]
+    blocks = [block.text for block in code_blocks(text) if block.language == "python" and "recompute" in block.text]
     blocks.insert(0, next(block.text for block in code_blocks(text) if "TransferPolicy.FASTEST," in block.text))
     assert len(blocks) == 2
     for block in blocks:

@@ -244,7 +244,7 @@ def test_a_served_name_that_is_no_path_names_a_model_of_its_own(tmp_path: Path) 
         ({"extra": {"deadline_s": "soon"}}, "deadline_s"),
         ({"extra": {"deadline_s": -1}}, "deadline_s"),
         ({"extra": {"generation": -1}}, "generation"),
-        ({"extra": {"landing_bytes": "much"}}, "landing_bytes"),
+        ({"extra": {"bounce_bytes": "much"}}, "bounce_bytes"),
         ({"extra": {"revision": 7}}, "revision"),
         ({"should_split_heads": True}, "tp_lcm_size"),
         ({"dcp_size": 2}, "dcp_size"),

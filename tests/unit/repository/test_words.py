@@ -14,12 +14,13 @@ WORDS = frozenset(
     re.findall(
         r"[a-z]+",
         "lane lanes hole holes told untold hear hears heard whoever anew lend lends lent loan loans errand errands "
-        "passage passages door doors ghost ghosts standing foretell foretells foretold foreseen fates saver owed",
+        "passage passages door doors ghost ghosts standing foretell foretells foretold foreseen fates saver owed "
+        "landing landed forecast knock",
     )
 )
 """Words of no name, docstring or comment."""
 
-PHRASES = re.compile(r"(?i)\b(?:lets? go|what (?:came|has come)|told apart|tells? apart|landing (?:memory|buffers?))\b")
+PHRASES = re.compile(r"(?i)\b(?:lets? go|what (?:came|has come)|told apart|tells? apart|left[ _]alone)\b")
 FIRST_WORDS = re.compile(r"(?:Tell|Say|Note|Have|Let)\b")
 """Beginnings of docstrings; the verbs are return, record, make, allow."""
 

@@ -109,11 +109,11 @@ def test_what_tenants_use_is_told_at_the_moment_of_asking(registry: CollectorReg
     scheduler, usage = FairScheduler(quota, 128), TenantUsage(quota, 100, None)
     store = TenantStore(MemoryStorage(), usage, metrics_in(CollectorRegistry()))
     registry.register(UsageCollector(scheduler, store, BoundedLabels(1)))
-    tickets = [scheduler.enter(tenant) for tenant in ("acme", "acme", "b", "c", "acme")]
-    for ticket in tickets[:4]:
-        assert ticket is not None
-        assert ticket.hold(10)
-        ticket.wait(0)
+    slots = [scheduler.enter(tenant) for tenant in ("acme", "acme", "b", "c", "acme")]
+    for slot in slots[:4]:
+        assert slot is not None
+        assert slot.hold(10)
+        slot.wait(0)
     for tenant in ("acme", "b", "c"):
         usage.take(tenant, [sealed_page(label(1))])
 
@@ -126,9 +126,9 @@ def test_what_tenants_use_is_told_at_the_moment_of_asking(registry: CollectorReg
     assert value("calls_in_flight", tenant=OTHER, state="waiting") == 2
     assert value("request_bytes_in_flight", tenant=OTHER) == 20
     assert value("stored_bytes", tenant=OTHER) == 2 * usage.held_bytes("b")
-    for ticket in tickets:
-        assert ticket is not None
-        ticket.leave()
+    for slot in slots:
+        assert slot is not None
+        slot.leave()
     assert value("calls_in_flight", tenant="acme", state="waiting") is None
 
 

@@ -9,7 +9,7 @@ from tests.support.clock import ManualClock
 from tests.support.service_settings import service_settings
 from unified_cache.core.settings.limits import QuotaSettings
 from unified_cache.service.access import usage as counted
-from unified_cache.service.access.fairness import FairScheduler, Ticket
+from unified_cache.service.access.fairness import AdmissionSlot, FairScheduler
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.storage_backends.protocol import PageIO
 from unified_cache.testing.storage_contract import label
@@ -25,12 +25,12 @@ def fair(clock: ManualClock | None = None, places_max: int = 128, **settings: ob
     return FairScheduler(quota(**settings), places_max, clock or ManualClock())
 
 
-def entered(scheduler: FairScheduler, tenant: str) -> Ticket:
+def entered(scheduler: FairScheduler, tenant: str) -> AdmissionSlot:
     """Let a call in, and have it wait for its turn."""
-    ticket = scheduler.enter(tenant)
-    assert ticket is not None
-    ticket.wait(0)
-    return ticket
+    slot = scheduler.enter(tenant)
+    assert slot is not None
+    slot.wait(0)
+    return slot
 
 
 def pages(count: int, start: int = 0) -> list[PageIO]:
@@ -86,7 +86,7 @@ def test_a_tenant_holds_at_most_its_calls_and_bytes_in_flight() -> None:
 def test_turns_go_to_the_tenant_with_the_fewest_calls_at_work() -> None:
     scheduler = fair(tenant_running_max=2, shared_running_max=2)
     flood = [entered(scheduler, "flood") for _ in range(10)]
-    assert [ticket.wait(0) for ticket in flood] == [True] * 2 + [False] * 8
+    assert [slot.wait(0) for slot in flood] == [True] * 2 + [False] * 8
     late = entered(scheduler, "late")
     assert not late.wait(0)
     flood[0].leave()
@@ -98,12 +98,12 @@ def test_turns_go_to_the_tenant_with_the_fewest_calls_at_work() -> None:
 
 def test_among_equals_the_tenant_served_longest_ago_is_next() -> None:
     scheduler = fair(tenant_running_max=1, shared_running_max=1)
-    tickets = {name: [entered(scheduler, name) for _ in range(2)] for name in ("a", "b", "c")}
+    slots = {name: [entered(scheduler, name) for _ in range(2)] for name in ("a", "b", "c")}
     served: list[str] = []
     while len(served) < 6:
         (running,) = [name for name, calls in scheduler.by_tenant().items() if calls.running_count]
         served.append(running)
-        tickets[running].pop(0).leave()
+        slots[running].pop(0).leave()
     assert served == ["a", "b", "c", "a", "b", "c"]
 
 
@@ -111,31 +111,31 @@ def test_a_tenant_alone_has_most_turns_and_every_second_while_another_is_active(
     clock = ManualClock()
     scheduler = fair(clock, tenant_running_max=4, shared_running_max=1)
     flood = [entered(scheduler, "flood") for _ in range(12)]
-    assert sum(ticket.wait(0) for ticket in flood) == 4
+    assert sum(slot.wait(0) for slot in flood) == 4
     quiet = [entered(scheduler, "quiet") for _ in range(2)]
-    for ticket in flood[:4]:
-        ticket.leave()
-    assert [ticket.wait(0) for ticket in quiet] == [True, False]
-    assert not any(ticket.wait(0) for ticket in flood)
+    for slot in flood[:4]:
+        slot.leave()
+    assert [slot.wait(0) for slot in quiet] == [True, False]
+    assert not any(slot.wait(0) for slot in flood)
     quiet[0].leave()
-    assert sum(ticket.wait(0) for ticket in flood) == 1
+    assert sum(slot.wait(0) for slot in flood) == 1
     assert not quiet[1].wait(0)
     flood[4].leave()
     assert quiet[1].wait(0)
     quiet[1].leave()
     clock.sleep(1.1)
     scheduler.recheck()
-    assert sum(ticket.wait(0) for ticket in flood) == 4
+    assert sum(slot.wait(0) for slot in flood) == 4
 
 
 def test_a_call_that_takes_long_keeps_nobody_waiting() -> None:
     clock = ManualClock()
     scheduler = fair(clock, shared_running_max=1, turn_hold_s=0.1)
     slow, quiet, fast = (entered(scheduler, tenant) for tenant in ("acme", "quiet", "acme"))
-    assert [ticket.wait(0) for ticket in (slow, quiet, fast)] == [True, False, False]
+    assert [slot.wait(0) for slot in (slow, quiet, fast)] == [True, False, False]
     clock.sleep(0.2)
     scheduler.recheck()
-    assert [ticket.wait(0) for ticket in (slow, quiet, fast)] == [True, True, False]
+    assert [slot.wait(0) for slot in (slow, quiet, fast)] == [True, True, False]
     quiet.leave()
     assert fast.wait(0)
 
@@ -158,9 +158,9 @@ def test_a_call_that_gives_up_waiting_frees_its_place_and_one_at_work_goes_on() 
 
 def test_idle_is_when_no_call_holds_a_place() -> None:
     scheduler = fair()
-    ticket = entered(scheduler, "acme")
+    slot = entered(scheduler, "acme")
     assert not scheduler.wait_idle(0)
-    leaver = Thread(target=ticket.leave)
+    leaver = Thread(target=slot.leave)
     leaver.start()
     assert scheduler.wait_idle(WAIT_S)
     leaver.join()
@@ -173,7 +173,7 @@ def test_calls_that_have_outlived_their_turn_hold_no_place() -> None:
     for _ in slow:
         clock.sleep(0.1)
         scheduler.recheck()
-    assert all(ticket.wait(0) for ticket in slow)
+    assert all(slot.wait(0) for slot in slow)
     assert entered(scheduler, "c").wait(0)
 
 
@@ -184,9 +184,9 @@ def test_a_call_without_a_message_takes_no_turn_and_counts_in_its_tenants_quota(
     assert scheduler.enter("acme") is None
     assert entered(scheduler, "other").wait(0)
     assert scheduler.by_tenant()["acme"].half_open_count == 2
-    for ticket in half_open:
-        assert ticket is not None
-        ticket.give_up()
+    for slot in half_open:
+        assert slot is not None
+        slot.give_up()
     assert set(scheduler.by_tenant()) == {"other"}
 
 
@@ -208,26 +208,26 @@ def test_places_and_turns_are_never_lost(seed: int) -> None:
     rng = random.Random(seed)
     settings = quota(calls_max=5, tenant_running_max=rng.randint(1, 4), bytes_in_flight_max=50, shared_running_max=4)
     scheduler = FairScheduler(settings, 12, ManualClock())
-    half_open: list[Ticket] = []
-    queued: list[Ticket] = []
+    half_open: list[AdmissionSlot] = []
+    queued: list[AdmissionSlot] = []
     for _ in range(500):
         chosen = rng.random()
         if chosen < 0.5:
             entering = scheduler.enter(rng.choice("abc"))
             half_open += [] if entering is None else [entering]
         elif chosen < 0.75 and half_open:
-            ticket = half_open.pop(rng.randrange(len(half_open)))
-            ticket.hold(rng.randint(0, 20))
-            ticket.wait(0)
-            queued.append(ticket)
+            slot = half_open.pop(rng.randrange(len(half_open)))
+            slot.hold(rng.randint(0, 20))
+            slot.wait(0)
+            queued.append(slot)
         elif half_open or queued:
-            tickets = rng.choice([each for each in (half_open, queued) if each])
-            ticket = tickets.pop(rng.randrange(len(tickets)))
-            ticket.give_up() if rng.random() < 0.2 else None
-            ticket.leave()
+            slots = rng.choice([each for each in (half_open, queued) if each])
+            slot = slots.pop(rng.randrange(len(slots)))
+            slot.give_up() if rng.random() < 0.2 else None
+            slot.leave()
         by_tenant = scheduler.by_tenant()
         running_count = sum(calls.running_count for calls in by_tenant.values())
-        assert sum(ticket.wait(0) for ticket in queued) == running_count
+        assert sum(slot.wait(0) for slot in queued) == running_count
         assert sum(calls.half_open_count for calls in by_tenant.values()) == len(half_open)
         assert len(half_open) + len(queued) < 12
         assert running_count <= settings.shared_running_max
@@ -237,6 +237,6 @@ def test_places_and_turns_are_never_lost(seed: int) -> None:
             assert calls.bytes_in_flight <= settings.bytes_in_flight_max
             # Nobody waits while a turn is free.
             assert not calls.waiting_count or running_count == 4 or calls.running_count == settings.tenant_running_max
-    for ticket in half_open + queued:
-        ticket.leave()
+    for slot in half_open + queued:
+        slot.leave()
     assert scheduler.by_tenant() == {}

@@ -16,7 +16,7 @@ from unified_cache.core.window import SPAN_UNKNOWN, last_end, restorable_ends, w
 from unified_cache.storage_backends.protocol import Answer
 
 if TYPE_CHECKING:  # the controller needs torch, and a store alone is explained without it
-    from unified_cache.controller import LeftAlone
+    from unified_cache.controller import RecomputeDecision
 
 __all__ = [
     "LINE_COLUMNS",
@@ -261,7 +261,7 @@ class Explanation:
     """Prompts of the same tokens that are known under another name."""
     remembers: str
     """How far back what has gone is remembered, in words."""
-    left_alone: "LeftAlone | None" = None
+    recompute: "RecomputeDecision | None" = None
     """Pages that would not be read if they were asked for now, because computing them is faster."""
 
     @property
@@ -291,7 +291,7 @@ class Explanation:
             ],
             "near": [{"place": near.place, "pages": near.pages, "differs": list(near.differs)} for near in self.near],
             "remembers": self.remembers,
-            "left_alone": None if self.left_alone is None else self.left_alone.as_json(),
+            "recompute": None if self.recompute is None else self.recompute.as_json(),
         }
 
     def __str__(self) -> str:
@@ -310,8 +310,8 @@ class Explanation:
                 marks = held_line(component.held, (component.window_start, tier.end), self.pages_count)
                 said = "; ".join(part for part in (missing, repeated) if part)
                 yield f"  {component.name:{width}}  |{marks}|  {said}".rstrip()
-        if self.left_alone is not None:
-            yield self.left_alone.text
+        if self.recompute is not None:
+            yield self.recompute.text
         for near in self.near:
             yield f"near match: {near.text}"
         if any(loss.reason.why is MissReason.NOT_REMEMBERED for loss in self.losses):

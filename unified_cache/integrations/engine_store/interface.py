@@ -43,7 +43,7 @@ class EngineStoreConfig:
 
     guard: GuardConfig = field(default_factory=GuardConfig)
     """Deadline, retries and circuit breaker. ``guard.calls_max`` bounds the threads as well."""
-    landing_bytes: int = 256 << 20
+    bounce_bytes: int = 256 << 20
     """Memory that pages pass through on their way, at most; the system gives it as it is used. A page must fit."""
     piece_bytes: int | None = None
     """Pages of one call to the store hold about so many bytes; a page that is larger goes alone. None for 8 MiB, or
@@ -59,16 +59,16 @@ class EngineStoreConfig:
         """
         if self.piece_bytes is not None:
             return self.piece_bytes
-        usual_bytes = min(call_bytes, PIECE_BYTES_MAX, self.landing_bytes)
-        return max(usual_bytes, min(DURABLE_BYTES, self.landing_bytes // 8)) if is_durable else usual_bytes
+        usual_bytes = min(call_bytes, PIECE_BYTES_MAX, self.bounce_bytes)
+        return max(usual_bytes, min(DURABLE_BYTES, self.bounce_bytes // 8)) if is_durable else usual_bytes
 
     def __post_init__(self) -> None:
         check_kind(self.guard, GuardConfig, "guard as a GuardConfig", ConfigError)
         least_bytes = PIECE_BYTES if self.piece_bytes is None else self.piece_bytes
         if not 0 < least_bytes <= PIECE_BYTES_MAX:
             raise ConfigError(f"piece_bytes must be in (0, {PIECE_BYTES_MAX}], found {self.piece_bytes}")
-        if self.landing_bytes < least_bytes:
-            raise ConfigError(f"landing_bytes must be at least piece_bytes, found {self.landing_bytes}")
+        if self.bounce_bytes < least_bytes:
+            raise ConfigError(f"bounce_bytes must be at least piece_bytes, found {self.bounce_bytes}")
         if not 0 < self.call_timeout_s < math.inf:
             raise ConfigError(f"call_timeout_s must be positive and finite, found {self.call_timeout_s}")
 
@@ -118,7 +118,7 @@ class EngineStoreCounts:
     """Pages that the store returned and that did not verify."""
     late_now_count: int = 0
     """Late calls that the store has not returned from yet."""
-    landing_bytes: int = 0
+    bounce_bytes: int = 0
     quarantined_bytes: int = 0
     """Of the bounce buffers, what calls that are late may still read or write."""
     breaker: BreakerState | None = None

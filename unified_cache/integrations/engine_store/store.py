@@ -88,7 +88,7 @@ class EngineStore:
     """A store for pages in an engine's memory, opened by URL: verified, guarded, and never in the engine's way.
 
     ``exists``, ``get``, ``put`` and ``touch`` raise nothing: a page that cannot be had or stored is an answer, and
-    ``counts`` knows the reason. Each returns by its deadline. A store that hangs is left alone with bounce buffers of
+    ``counts`` knows the reason. Each returns by its deadline. A store that hangs is left with bounce buffers of
     ours, and from then on nothing reads or writes the engine's rows; one that returns by itself is called on its
     caller's thread and given the rows, see ``Capability.bounded``. A store that is away is opened later, by the calls
     that come meanwhile, and then given the registrations. Any thread may call, several at a time.
@@ -141,7 +141,7 @@ class EngineStore:
         config = EngineStoreConfig() if config is None else config
         pauses = Backoff(config.guard.breaker_pause_s, config.guard.breaker_pause_s_max)
         opening = StoreOpening(lambda: OpenedStore.around(make(), name, config.guard, clock), pauses, clock)
-        store = cls(opening, BounceMemory.allocate(config.landing_bytes, clock), config, clock)
+        store = cls(opening, BounceMemory.allocate(config.bounce_bytes, clock), config, clock)
         opening.reach(config.guard.deadline_s)
         try:
             opening.raise_wrong_input()
@@ -157,13 +157,13 @@ class EngineStore:
 
         Raises:
             LayoutError: the layout's pools cannot be those of the identity's shard.
-            ConfigError: a page does not fit into the bounce buffers (``landing_bytes``).
+            ConfigError: a page does not fit into the bounce buffers (``bounce_bytes``).
         """
         for pool in layout.pools:
             page_bytes = HEADER_BYTES + pool.page_bytes
             if page_bytes > self._bounce.bytes_max:
                 found = f"found {self._bounce.bytes_max}"
-                raise ConfigError(f"landing_bytes must hold a page of {pool.name}, {page_bytes} bytes, {found}")
+                raise ConfigError(f"bounce_bytes must hold a page of {pool.name}, {page_bytes} bytes, {found}")
         identities = self._registrations.remember(identity, layout)
         started_s = self._clock()
         opened = self._reached(identities)
@@ -259,7 +259,7 @@ class EngineStore:
         counts = replace(
             self._counts.copy(),
             late_now_count=self._threads.lost_count,
-            landing_bytes=self._bounce.bytes_max,
+            bounce_bytes=self._bounce.bytes_max,
             quarantined_bytes=self._bounce.quarantined_bytes(),
             registered_count=self._registrations.taken_count,
             announced_count=self._registrations.count,
@@ -287,7 +287,7 @@ class EngineStore:
 
     @property
     def is_up(self) -> bool:
-        """Whether the store is there and not left alone after failures, as far as is known."""
+        """Whether the store is there and not paused after failures, as far as is known."""
         opened = self._opening.store
         return opened is not None and not opened.guard.breaker.is_resting
 

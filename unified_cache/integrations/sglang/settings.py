@@ -49,7 +49,7 @@ class StoreSettings(Section):
     deadline_s: Seconds = 2.0
     """Longest wait for one call of the store. A prefetch of HiCache keeps its request waiting: as long as SGLang waits
     for 4096 tokens by its own default."""
-    landing_bytes: Bytes = EngineStoreConfig().landing_bytes
+    bounce_bytes: Bytes = EngineStoreConfig().bounce_bytes
     """Bounce buffers, at most."""
 
     @model_validator(mode="after")
@@ -61,7 +61,7 @@ class StoreSettings(Section):
     @property
     def store_config(self) -> EngineStoreConfig:
         """Deadline and bounce buffers of the engine's store."""
-        return EngineStoreConfig(guard=GuardConfig(deadline_s=self.deadline_s), landing_bytes=self.landing_bytes)
+        return EngineStoreConfig(guard=GuardConfig(deadline_s=self.deadline_s), bounce_bytes=self.bounce_bytes)
 
 
 class HiCacheSettings(StoreSettings):

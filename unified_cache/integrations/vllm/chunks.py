@@ -99,7 +99,7 @@ class ChunkTier:
         names = ChunkNames.of(facts, row)
         config = EngineStoreConfig(
             guard=GuardConfig(deadline_s=settings.deadline_s),
-            landing_bytes=max(BOUNCE_BYTES, BOUNCE_ROWS_MIN * row.stride_bytes),
+            bounce_bytes=max(BOUNCE_BYTES, BOUNCE_ROWS_MIN * row.stride_bytes),
         )
         store = EngineStore.open(settings.url, config, bytes_max=settings.bytes_max)
         store.register(names.identity, names.layout)

@@ -50,7 +50,7 @@ _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 _GAUGES: Mapping[str, str] = {
     "quarantined_bytes": "Bounce buffers that calls which are late may still write.",
-    "breaker_open": "1 while the store is left alone after failures, or is away; else 0.",
+    "breaker_open": "1 while the store is paused after failures, or is away; else 0.",
     "registered": "1 once the store knows this engine's identity; else 0.",
 }
 

@@ -39,7 +39,7 @@ DURABLE_BYTES_MAX = 32 << 20
 SHARED_BYTES_MIN = 512 << 10
 """A load is shared among the threads that load, so much to each at the least: one reads while another one copies."""
 
-TOUCHES_MAX = 64
+HINTS_MAX = 64
 """Calls of touch that wait; more are dropped: recency is worth no request's time."""
 
 
@@ -181,7 +181,7 @@ class Moving:
     def touch(self, labels: Sequence[Label]) -> None:
         """Send the store a recency hint after what waits to be stored."""
         with self._changed:
-            if self._closed or self._touches_count >= TOUCHES_MAX:
+            if self._closed or self._touches_count >= HINTS_MAX:
                 return
             self._touches_count += 1
         self._threads.submit(partial(self._store.touch, tuple(labels)), self._touched, is_urgent=False)

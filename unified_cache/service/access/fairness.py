@@ -1,10 +1,10 @@
 """Fair scheduling of calls: tenants take turns, so that no tenant waits for the queue of another.
 
-A call holds a ticket from when it is let in until it ends. It is half open until its first message has come, then it
+A call holds a slot from when it is let in until it ends. It is half open until its first message has come, then it
 waits for its turn. A tenant is let in as long as it has fewer calls in flight than places are left: however many
 tenants take all that they may, places for others remain.
 
-Of the calls that hold a ticket, a few run at a time. The next call is chosen by tenant: the one with the fewest calls
+Of the calls that hold a slot, a few run at a time. The next call is chosen by tenant: the one with the fewest calls
 running, and among equals the one served longest ago. So what a tenant waits for is bounded by what others have
 running, and not by how many of their calls wait.
 
@@ -23,7 +23,7 @@ from threading import Condition, Event, Lock
 
 from unified_cache.core.settings.limits import QuotaSettings
 
-__all__ = ["FairScheduler", "TenantCalls", "Ticket"]
+__all__ = ["AdmissionSlot", "FairScheduler", "TenantCalls"]
 
 
 ACTIVE_S = 1.0
@@ -43,15 +43,15 @@ class _Tenant:
     """Calls in flight of one tenant."""
 
     half_open_count: int = 0
-    waiting: deque["Ticket"] = field(default_factory=deque)
-    running: dict["Ticket", float] = field(default_factory=dict)
+    waiting: deque["AdmissionSlot"] = field(default_factory=deque)
+    running: dict["AdmissionSlot", float] = field(default_factory=dict)
     """Start of each running call, in seconds; the first is the oldest."""
     bytes_count: int = 0
     served_last: int = 0
 
     @property
     def in_flight_count(self) -> int:
-        """Calls that hold a ticket."""
+        """Calls that hold a slot."""
         return self.half_open_count + len(self.waiting) + len(self.running)
 
 
@@ -86,10 +86,10 @@ class FairScheduler:
         self._guard = Lock()
         self._idle = Condition(self._guard)
 
-    def enter(self, tenant: str) -> "Ticket | None":
+    def enter(self, tenant: str) -> "AdmissionSlot | None":
         """Admit a call, half open; None where its tenant has as many in flight as it may.
 
-        The caller must ``leave`` with the ticket in the end.
+        The caller must ``leave`` with the slot in the end.
         """
         with self._guard:
             found = self._tenants.get(tenant) or _Tenant()
@@ -100,29 +100,29 @@ class FairScheduler:
             found.half_open_count += 1
             self._in_flight_count += 1
             self._record_active(tenant)
-            return Ticket(self, tenant)
+            return AdmissionSlot(self, tenant)
 
-    def hold(self, ticket: "Ticket", count_bytes: int) -> bool:
-        """Count memory of a call, as ``Ticket.hold`` does."""
+    def hold(self, slot: "AdmissionSlot", count_bytes: int) -> bool:
+        """Count memory of a call, as ``AdmissionSlot.hold`` does."""
         with self._guard:
-            if ticket.state is _State.LEFT:
+            if slot.state is _State.LEFT:
                 return False
-            tenant = self._tenants[ticket.tenant]
-            if tenant.bytes_count + count_bytes > self.quota.of(ticket.tenant).bytes_in_flight_max:
+            tenant = self._tenants[slot.tenant]
+            if tenant.bytes_count + count_bytes > self.quota.of(slot.tenant).bytes_in_flight_max:
                 return False
             tenant.bytes_count += count_bytes
-            ticket.held_bytes += count_bytes
+            slot.held_bytes += count_bytes
             return True
 
-    def queue(self, ticket: "Ticket") -> None:
+    def queue(self, slot: "AdmissionSlot") -> None:
         """Make a half-open call wait for its turn."""
         with self._guard:
-            if ticket.state is not _State.HALF_OPEN:
+            if slot.state is not _State.HALF_OPEN:
                 return
-            tenant = self._tenants[ticket.tenant]
+            tenant = self._tenants[slot.tenant]
             tenant.half_open_count -= 1
-            tenant.waiting.append(ticket)
-            ticket.state = _State.WAITING
+            tenant.waiting.append(slot)
+            slot.state = _State.WAITING
             self._start_waiting()
 
     def by_tenant(self) -> dict[str, TenantCalls]:
@@ -134,32 +134,32 @@ class FairScheduler:
             }
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` until no call holds a ticket; return whether none does."""
+        """Wait at most ``timeout_s`` until no call holds a slot; return whether none does."""
         with self._idle:
             return self._idle.wait_for(lambda: not self._tenants, timeout_s)
 
-    def leave(self, ticket: "Ticket", *, unless_running: bool) -> None:
-        """End a call, as ``Ticket.leave`` and ``Ticket.give_up`` do."""
+    def leave(self, slot: "AdmissionSlot", *, unless_running: bool) -> None:
+        """End a call, as ``AdmissionSlot.leave`` and ``AdmissionSlot.give_up`` do."""
         with self._guard:
-            if ticket.state is _State.LEFT or (unless_running and ticket.state is _State.RUNNING):
+            if slot.state is _State.LEFT or (unless_running and slot.state is _State.RUNNING):
                 return
-            tenant = self._tenants[ticket.tenant]
-            if ticket.state is _State.RUNNING:
-                del tenant.running[ticket]
-            elif ticket.state is _State.WAITING:
-                tenant.waiting.remove(ticket)
+            tenant = self._tenants[slot.tenant]
+            if slot.state is _State.RUNNING:
+                del tenant.running[slot]
+            elif slot.state is _State.WAITING:
+                tenant.waiting.remove(slot)
             else:
                 tenant.half_open_count -= 1
-            tenant.bytes_count -= ticket.held_bytes
+            tenant.bytes_count -= slot.held_bytes
             self._in_flight_count -= 1
-            ticket.state = _State.LEFT
-            self._record_active(ticket.tenant)
+            slot.state = _State.LEFT
+            self._record_active(slot.tenant)
             if not tenant.in_flight_count:
-                del self._tenants[ticket.tenant]
+                del self._tenants[slot.tenant]
                 if not self._tenants:
                     self._idle.notify_all()
             self._start_waiting()
-        ticket.woken.set()
+        slot.woken.set()
 
     def recheck(self) -> None:
         """Start waiting calls whose turn has come because others have run for long."""
@@ -192,15 +192,15 @@ class FairScheduler:
             if not eligible:
                 return
             tenant = min(eligible, key=lambda each: (len(each.running), each.served_last))
-            ticket = tenant.waiting.popleft()
-            tenant.running[ticket] = now_s
+            slot = tenant.waiting.popleft()
+            tenant.running[slot] = now_s
             tenant.served_last = next(self._servings)
             fresh_count += 1
-            ticket.state = _State.RUNNING
-            ticket.woken.set()
+            slot.state = _State.RUNNING
+            slot.woken.set()
 
 
-class Ticket:
+class AdmissionSlot:
     """The right of one call to be in flight: half open, waiting or running."""
 
     __slots__ = ("_scheduler", "held_bytes", "state", "tenant", "woken")

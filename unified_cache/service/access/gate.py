@@ -12,7 +12,7 @@ from unified_cache.core.errors import ClosedError, InputError, StorageError
 from unified_cache.core.settings.access import Role
 from unified_cache.proto.wire.calls import RETRY_AFTER, Call
 from unified_cache.service.access.callers import AuditEntry, Caller, Observer, Refused
-from unified_cache.service.access.fairness import FairScheduler, Ticket
+from unified_cache.service.access.fairness import AdmissionSlot, FairScheduler
 from unified_cache.service.access.timeouts import CallTimeouts, TimedCall
 from unified_cache.service.access.tls import CertifiedClients
 from unified_cache.service.access.tokens import Tokens
@@ -99,13 +99,13 @@ class ServiceGate:
             with ExitStack() as held:
                 caller = self._authenticated(method, context)
                 self.check_role(caller, needs, method)
-                ticket = self._scheduler.enter(caller.tenant)
-                if ticket is None:
+                slot = self._scheduler.enter(caller.tenant)
+                if slot is None:
                     self.refuse(caller, method, "the tenant has as many calls in flight as it may")
-                held.callback(ticket.leave)
-                if not context.add_callback(ticket.give_up):
+                held.callback(slot.leave)
+                if not context.add_callback(slot.give_up):
                     raise Refused(grpc.StatusCode.CANCELLED, "the client has gone")
-                call = AdmittedCall(context, self, caller, ticket, method)
+                call = AdmittedCall(context, self, caller, slot, method)
                 held.enter_context(self.timeouts.over(call))
                 yield call
             code = OK
@@ -169,11 +169,11 @@ class AdmittedCall(TimedCall):
     """
 
     def __init__(
-        self, context: grpc.ServicerContext, gate: ServiceGate, caller: Caller, ticket: Ticket, method: Call
+        self, context: grpc.ServicerContext, gate: ServiceGate, caller: Caller, slot: AdmissionSlot, method: Call
     ) -> None:
         super().__init__(context, gate.timeouts)
         self._gate = gate
-        self._ticket = ticket
+        self._slot = slot
         self._method = method
         self.caller = caller
         """The caller that the transport vouches for."""
@@ -205,13 +205,13 @@ class AdmittedCall(TimedCall):
 
     def hold(self, count_bytes: int) -> None:
         """Count memory that the call takes until it ends."""
-        if not self._ticket.hold(count_bytes):
+        if not self._slot.hold(count_bytes):
             self._gate.refuse(self.caller, self._method, "the tenant has as many bytes in flight as it may")
 
     def _take_turn(self) -> None:
         remaining_s = self._context.time_remaining()
         turn_s_max = self._gate.turn_s_max
-        if self._ticket.wait(turn_s_max if remaining_s is None else min(turn_s_max, remaining_s)):
+        if self._slot.wait(turn_s_max if remaining_s is None else min(turn_s_max, remaining_s)):
             return
         if not self._context.is_active():
             raise Refused(grpc.StatusCode.CANCELLED, "the client has gone")

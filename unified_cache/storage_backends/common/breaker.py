@@ -84,7 +84,7 @@ class CircuitBreaker:
     def __init__(
         self, failures_max: int, pauses: Backoff, clock: Callable[[], float] = time.monotonic, name: str = "a store"
     ) -> None:
-        """``name`` says in the log what is left alone."""
+        """``name`` says in the log what is paused."""
         if failures_max < 1:
             raise ConfigError(f"a breaker needs failures_max >= 1, found {failures_max}")
         self.failures_max = failures_max
@@ -159,9 +159,7 @@ class CircuitBreaker:
             self.rests_until_s = self._clock() + pause_s
             if was_closed:
                 failures = ", ".join(f"{each or 'calls'} {count}" for each, count in self._failures_count.items())
-                logger.warning(
-                    "a breaker opens: %s is left alone for %g s, failures: %s", self._name, pause_s, failures
-                )
+                logger.warning("a breaker opens: %s is paused for %g s, failures: %s", self._name, pause_s, failures)
             self._enter(BreakerState.OPEN)
 
     def _succeed(self, kind: Hashable) -> None:

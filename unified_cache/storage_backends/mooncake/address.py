@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.storage_backends.mooncake.native import SEGMENT_BYTES_MIN
 
-__all__ = ["KNOCK_TIMEOUT_S", "MooncakeAddress", "address_of_url", "knock"]
+__all__ = ["PROBE_TIMEOUT_S", "MooncakeAddress", "address_of_url", "probe_master"]
 
 ADMIN_PORT = 9003
 """Of the HTTP side of ``mooncake_master``, unless it is given another."""
@@ -92,7 +92,7 @@ def address_of_url(rest: str) -> MooncakeAddress:
     )
 
 
-KNOCK_TIMEOUT_S = 1.0
+PROBE_TIMEOUT_S = 1.0
 """For a connection to a master that lives: a round trip, and some patience."""
 
 
@@ -115,9 +115,9 @@ def source_host(host: str, port: int) -> str:
     return found
 
 
-def knock(host: str, port: int) -> None:
+def probe_master(host: str, port: int) -> None:
     """Connect to a master and hang up; raise StorageError where nobody answers."""
     try:
-        socket.create_connection((host, port), KNOCK_TIMEOUT_S).close()
+        socket.create_connection((host, port), PROBE_TIMEOUT_S).close()
     except OSError as error:
         raise StorageError(f"no Mooncake master answers at {host}:{port}: {error}", retryable=True) from error

@@ -21,7 +21,7 @@ import numpy as np
 
 from unified_cache.core.errors import StateError, StorageError
 from unified_cache.core.seal import HEADER_BYTES
-from unified_cache.storage_backends.mooncake.address import KNOCK_TIMEOUT_S, MooncakeAddress, knock
+from unified_cache.storage_backends.mooncake.address import PROBE_TIMEOUT_S, MooncakeAddress, probe_master
 from unified_cache.storage_backends.mooncake.endpoints import (
     Endpoints,
     LocationCache,
@@ -160,7 +160,7 @@ class MooncakeClient:
     """Calls to a connected store client, and what is known of the cluster. Thread-safe.
 
     Every call returns one answer a name, in order, or raises StorageError where the master does not answer. It is then
-    left alone for a while, and the next call first looks whether somebody listens: the library would try for seconds.
+    paused for a while, and the next call first looks whether somebody listens: the library would try for seconds.
     """
 
     def __init__(self, store: NativeStore, address: MooncakeAddress) -> None:
@@ -180,7 +180,7 @@ class MooncakeClient:
     def connect(cls, address: MooncakeAddress) -> "MooncakeClient":
         """Connect, if a master answers; raise ConfigError for what this host lacks, StorageError for the master."""
         host = address.resolved_host()
-        knock(address.host, address.port)
+        probe_master(address.host, address.port)
         admin = MasterAdmin(address.admin_host or address.host, address.admin_port)
         admin.check_serves()
         store = load_store()
@@ -295,7 +295,7 @@ class MooncakeClient:
 
     def _ask(self, names: Sequence[str], call: Callable[[], list[int]]) -> list[int]:
         if self._doubted:
-            self._knock()
+            self._probe_master()
         with self._gate:
             codes = call()
         if len(codes) != len(names):
@@ -314,12 +314,12 @@ class MooncakeClient:
     def _master(self) -> str:
         return f"the Mooncake master at {self.address.master}"
 
-    def _knock(self) -> None:
+    def _probe_master(self) -> None:
         """Look whether the master can be asked again."""
         if not self.endpoints.is_up(MASTER):
-            raise StorageError(f"{self._master} did not answer just now, and is left alone", retryable=True)
+            raise StorageError(f"{self._master} did not answer just now, and is paused", retryable=True)
         try:
-            knock(self.address.host, self.address.port)
+            probe_master(self.address.host, self.address.port)
         except StorageError:
             self.endpoints.failed(MASTER)
             raise
@@ -345,7 +345,7 @@ def client_of(address: MooncakeAddress) -> MooncakeClient:
         if client is None:
             client = _CLIENTS[address] = MooncakeClient.connect(address)
         else:
-            knock(address.host, address.port)
+            probe_master(address.host, address.port)
         return client
 
 
@@ -368,22 +368,22 @@ class MasterAdmin:
     def check_serves(self) -> None:
         """Raise StorageError where the master's HTTP side is there and does not say in time that it serves."""
         try:
-            knock(self._host, self._port)
+            probe_master(self._host, self._port)
         except StorageError:
             return  # the admin port is needed for listings alone
-        self._ask("/health", KNOCK_TIMEOUT_S, _text)
+        self._ask("/health", PROBE_TIMEOUT_S, _text)
 
     def segments(self) -> frozenset[str]:
         """Return which nodes the master counts on, by their addresses; none where it does not answer."""
         try:
-            return frozenset(self._ask("/get_all_segments", KNOCK_TIMEOUT_S, _text).split())
+            return frozenset(self._ask("/get_all_segments", PROBE_TIMEOUT_S, _text).split())
         except StorageError:
             return frozenset()
 
     def capacity_bytes(self) -> int | None:
         """Return how much memory all nodes give together; None where the master does not say so."""
         try:
-            lines = self._ask("/metrics", KNOCK_TIMEOUT_S, lambda answer: answer.read().splitlines())
+            lines = self._ask("/metrics", PROBE_TIMEOUT_S, lambda answer: answer.read().splitlines())
         except StorageError:
             return None
         said = next((line.removeprefix(CAPACITY) for line in lines if line.startswith(CAPACITY)), b"")

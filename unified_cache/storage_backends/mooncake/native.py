@@ -1,7 +1,7 @@
 """The Mooncake library: what it needs of a machine, and the library itself, loaded when it is first needed.
 
 Linux, one of two wheels, three system libraries; what is missing is named in one line. The library reads its settings
-from the environment, some of them while it is loaded. What the operator has set is left alone.
+from the environment, some of them while it is loaded. What the operator has set stays.
 """
 
 import ctypes

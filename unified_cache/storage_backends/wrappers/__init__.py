@@ -4,7 +4,7 @@ Innermost first, as an engine stacks them::
 
     CheckedStorage    what the store answers is what its methods may answer
     MeteredStorage    what the store itself does, call by call
-    StorageGuard      a call that hangs becomes an error, faults that pass are not seen, a failing store is left alone
+    StorageGuard      a call that hangs becomes an error, faults that pass are not seen, a failing store is paused
     VerifiedStorage   no wrong byte comes through, whatever happens below
 
 Every wrapper owns what it wraps: closing it closes that. ``MeteredStorage`` needs the ``metrics`` extra and is

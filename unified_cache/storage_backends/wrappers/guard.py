@@ -41,7 +41,7 @@ def declared_capability(backend: StorageBackend, clock: Callable[[], float] = ti
 
 
 class StorageGuard(StorageLayer):
-    """A store that answers in time, is asked again where a fault may pass, and is left alone where it keeps failing.
+    """A store that answers in time, is asked again where a fault may pass, and is paused where it keeps failing.
 
     **Deadline.** A try waits at most ``deadline_s``, the wait for a free place among ``calls_max`` included. One that
     misses it raises StorageTimeoutError, goes on, and may still read or fill its buffers: the error carries the call,
@@ -159,7 +159,7 @@ class StorageGuard(StorageLayer):
     def _call(self, method: Method, work: Callable[[], Result]) -> Result:
         admission = self._admit(method)
         if admission is None:
-            message = f"the store is left alone after {self.breaker.failures_max} failures"
+            message = f"the store is paused after {self.breaker.failures_max} failures"
             raise StorageError(message, retryable=True)
         with admission:
             return self._within_deadline(method, work, admission)

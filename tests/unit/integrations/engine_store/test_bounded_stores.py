@@ -21,13 +21,13 @@ from unified_cache.storage_backends.protocol import Answer, Capability, Level, P
 from unified_cache.storage_backends.wrappers import Method
 
 NUMBERS = range(5)
-CONFIG = EngineStoreConfig(landing_bytes=1 << 20)
+CONFIG = EngineStoreConfig(bounce_bytes=1 << 20)
 
 
 @pytest.fixture
 def landing(monkeypatch: pytest.MonkeyPatch) -> BounceMemory:
     """Return the bounce buffers of the stores that are opened from now on."""
-    memory = BounceMemory.allocate(CONFIG.landing_bytes)
+    memory = BounceMemory.allocate(CONFIG.bounce_bytes)
     monkeypatch.setattr(BounceMemory, "allocate", lambda *given: memory)
     return memory
 

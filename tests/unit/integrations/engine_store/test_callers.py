@@ -65,7 +65,7 @@ def test_no_page_is_wrong_and_no_row_is_written_late(seed: int) -> None:
         breaker_pause_s=1e-6,
         breaker_pause_s_max=1e-6,
     )
-    config = EngineStoreConfig(guard=guard, landing_bytes=32 << 10, piece_bytes=8 << 10)
+    config = EngineStoreConfig(guard=guard, bounce_bytes=32 << 10, piece_bytes=8 << 10)
     store = opened_store(backend, config)
     over = Event()
 

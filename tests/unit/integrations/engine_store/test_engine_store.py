@@ -20,7 +20,7 @@ from unified_cache.storage_backends.removals import Removals
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method
 
-SMALL_PIECES = EngineStoreConfig(piece_bytes=10_000, landing_bytes=1 << 20)
+SMALL_PIECES = EngineStoreConfig(piece_bytes=10_000, bounce_bytes=1 << 20)
 """Two pages a piece."""
 
 
@@ -163,7 +163,7 @@ def test_pages_of_an_identity_that_nobody_registered_are_unavailable(store: Engi
 def test_a_layout_whose_pages_do_not_fit_is_refused_by_name() -> None:
     layout = ModelLayout(64, (Full((PoolSpec("kv", 8192),)),))
     with (
-        EngineStore.open("memory:", EngineStoreConfig(piece_bytes=1, landing_bytes=8192)) as store,
+        EngineStore.open("memory:", EngineStoreConfig(piece_bytes=1, bounce_bytes=8192)) as store,
         pytest.raises(ConfigError, match="a page of kv, 8320 bytes, found 8192"),
     ):
         store.register(IDENTITY, layout)
@@ -172,7 +172,7 @@ def test_a_layout_whose_pages_do_not_fit_is_refused_by_name() -> None:
 def test_a_page_larger_than_all_landing_memory_is_unavailable(tmp_path: Path) -> None:
     rows = memoryview(bytearray(9000))
     with opened_store(
-        open_storage(f"file:{tmp_path / 'store'}"), EngineStoreConfig(piece_bytes=1, landing_bytes=8192)
+        open_storage(f"file:{tmp_path / 'store'}"), EngineStoreConfig(piece_bytes=1, bounce_bytes=8192)
     ) as store:
         page = EnginePage(label_of(1), (rows,))
         assert store.put([page]) == [Answer.UNAVAILABLE]
@@ -190,7 +190,7 @@ def test_a_url_that_names_no_store_is_refused(url: str) -> None:
     [
         lambda: EngineStoreConfig(piece_bytes=0),
         lambda: EngineStoreConfig(piece_bytes=9 << 20),
-        lambda: EngineStoreConfig(landing_bytes=1),
+        lambda: EngineStoreConfig(bounce_bytes=1),
         lambda: EngineStoreConfig(call_timeout_s=0.0),
         lambda: EngineStoreConfig(guard=None),  # type: ignore[arg-type]
     ],
@@ -215,8 +215,8 @@ def test_a_durable_put_goes_in_larger_pieces_as_far_as_landing_memory_has_room()
     config = EngineStoreConfig()
     assert config.piece_bytes_for(1 << 20) == 1 << 20
     assert config.piece_bytes_for(1 << 20, is_durable=True) == 32 << 20
-    assert EngineStoreConfig(landing_bytes=64 << 20).piece_bytes_for(1 << 20, is_durable=True) == 8 << 20
-    assert EngineStoreConfig(landing_bytes=1 << 20).piece_bytes_for(1 << 20, is_durable=True) == 1 << 20
+    assert EngineStoreConfig(bounce_bytes=64 << 20).piece_bytes_for(1 << 20, is_durable=True) == 8 << 20
+    assert EngineStoreConfig(bounce_bytes=1 << 20).piece_bytes_for(1 << 20, is_durable=True) == 1 << 20
     assert SMALL_PIECES.piece_bytes_for(1 << 20, is_durable=True) == 10_000
 
 

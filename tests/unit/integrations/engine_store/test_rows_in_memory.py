@@ -20,8 +20,8 @@ from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers import Method
 
 NUMBERS = range(5)
-SOON_LATE = EngineStoreConfig(guard=GuardConfig(deadline_s=0.3, retry_rounds_max=1), landing_bytes=1 << 20)
-PATIENT = EngineStoreConfig(guard=GuardConfig(deadline_s=PATIENCE_S), landing_bytes=1 << 20)
+SOON_LATE = EngineStoreConfig(guard=GuardConfig(deadline_s=0.3, retry_rounds_max=1), bounce_bytes=1 << 20)
+PATIENT = EngineStoreConfig(guard=GuardConfig(deadline_s=PATIENCE_S), bounce_bytes=1 << 20)
 
 
 @pytest.fixture(params=list(StoreKind))

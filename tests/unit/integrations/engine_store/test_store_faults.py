@@ -29,7 +29,7 @@ from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method
 
 SOON = GuardConfig(deadline_s=0.05, calls_max=2, retry_rounds_max=1, breaker_failures_max=100)
-SOON_LATE = EngineStoreConfig(guard=SOON, landing_bytes=8192, piece_bytes=8192)
+SOON_LATE = EngineStoreConfig(guard=SOON, bounce_bytes=8192, piece_bytes=8192)
 """Bounce buffers for one call of a page or two, and for another beside it."""
 
 HANG = StorageFault.HANG
@@ -147,7 +147,7 @@ def test_with_all_threads_lost_pages_are_unavailable_at_once() -> None:
 
 def test_the_pages_of_the_pieces_before_a_hang_are_hits() -> None:
     backend = scripted({2: HANG}, stored([1, 2, 3]))
-    store = opened_store(backend, EngineStoreConfig(guard=SOON, landing_bytes=8192, piece_bytes=1))
+    store = opened_store(backend, EngineStoreConfig(guard=SOON, bounce_bytes=8192, piece_bytes=1))
     rows = EngineRows.holding([7, 8, 9])
     assert store.get(rows.pages([1, 2, 3])) == [Answer.HIT, Answer.UNAVAILABLE, Answer.UNAVAILABLE]
     release(backend, store)

@@ -135,7 +135,7 @@ def test_nothing_is_wanted_of_a_store_that_is_left_alone_or_after_a_reset(
         assert tier.wait(TIMEOUT_S)
     tier.ended()
     assert tier.store_counts().breaker is BreakerState.OPEN
-    assert f"a breaker opens: {url} is left alone for" in caplog.text
+    assert f"a breaker opens: {url} is paused for" in caplog.text
     assert caplog.text.rstrip().endswith(f"failures: put {GuardConfig().breaker_failures_max}")
     assert not tier.wants_old_chunks
     tier.drain()

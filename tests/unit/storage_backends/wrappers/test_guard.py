@@ -373,10 +373,10 @@ def test_after_failures_in_a_row_the_store_is_absent() -> None:
     assert storage.get(blank([1])) == [Answer.UNAVAILABLE]
     assert storage.put(sealed([1, 2]), Level.CACHED) == [Answer.UNAVAILABLE, Answer.UNAVAILABLE]
     assert storage.remove([label(1)]) == 0
-    with pytest.raises(StorageError, match="left alone after 2 failures") as raised:
+    with pytest.raises(StorageError, match="paused after 2 failures") as raised:
         storage.scan(label(1).identity)
     assert raised.value.retryable
-    with pytest.raises(StorageError, match="left alone"):
+    with pytest.raises(StorageError, match="paused"):
         storage.register(manifest_of(MODEL, LAYOUT), {})
     assert storage.capability().name == "memory"
     assert (faulty.calls_count, storage.breaker.refused_count, storage.breaker.changes_count) == (4, 6, 1)
@@ -519,7 +519,7 @@ def test_the_warning_of_a_breaker_names_the_store_and_the_calls_that_failed(capl
     store.fails = False
     storage.get(blank([1]))
     assert caplog.messages == [
-        f"a breaker opens: {OF_ANY_SPEED.name} is left alone for 10 s, failures: get 2",
+        f"a breaker opens: {OF_ANY_SPEED.name} is paused for 10 s, failures: get 2",
         f"a breaker closes: {OF_ANY_SPEED.name} is asked again",
     ]
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tests.support.clock import ManualClock
-from unified_cache.controller.estimates.speeds import KNOWN_MIN, PrefillTime, ReadTimes, pages_to_read
+from unified_cache.controller.cost_model import KNOWN_MIN, PrefillTime, ReadTimes, pages_to_read
 
 MIB = 1 << 20
 

@@ -11,8 +11,8 @@ from tests.support.cache import ToyEngine, toy_layout
 from tests.support.operations import PAGE, SPANS, configured, filled, over, present, tokens
 from tests.support.ranks import ThreadRanks, digest_of, in_threads, ranked, same
 from tests.support.store_calls import ScriptedStorage
-from unified_cache.controller import InlineWorkers, TouchCounts
-from unified_cache.controller.storage_tier import TOUCHES_MAX
+from unified_cache.controller import HintCounts, InlineWorkers
+from unified_cache.controller.storage_tier import HINTS_MAX
 from unified_cache.core.config import WritePolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.seal import Label
@@ -131,7 +131,7 @@ def test_a_store_that_never_evicts_and_one_that_is_backed_up_to_on_call_get_no_h
             if write is WritePolicy.ON_CALL:
                 over(toy.cache, toy.cache.backup(toy.cache.prompt(tokens(4))))
         assert not store.touched
-        assert toy.cache.stats().touches == TouchCounts()
+        assert toy.cache.stats().recency_hints == HintCounts()
 
 
 def test_a_page_in_use_is_reported_once_for_a_32nd_of_the_pages_that_the_host_holds() -> None:
@@ -145,7 +145,7 @@ def test_a_page_in_use_is_reported_once_for_a_32nd_of_the_pages_that_the_host_ho
         ask(toy, toy.cache.prompt(tokens(1, 1_000 * (number + 1))))
     (times,) = {store.touched.count(label) for label in needed_labels(toy, document)}
     assert times in (9, 10), "41 pages were given, 4 for each time, of 200 uses"
-    assert toy.cache.stats().touches == TouchCounts(hinted_pages=times * DOCUMENT_PAGES)
+    assert toy.cache.stats().recency_hints == HintCounts(hinted_pages=times * DOCUMENT_PAGES)
 
 
 def test_the_store_learns_of_uses_before_it_is_given_pages_and_of_a_prompt_the_first_page_most() -> None:
@@ -181,7 +181,7 @@ def test_a_prefix_in_memory_is_in_use_though_its_tail_has_just_come_from_storage
 def test_uses_that_wait_for_a_put_are_bounded_and_those_dropped_are_counted() -> None:
     store = ScriptedStorage(1_000 * bytes_of(4))
     toy = writing(WritePolicy.THROUGH, store, host=256)
-    prompts = [toy.cache.prompt(tokens(1, 1_000 * number)) for number in range(TOUCHES_MAX + 6)]
+    prompts = [toy.cache.prompt(tokens(1, 1_000 * number)) for number in range(HINTS_MAX + 6)]
     for prompt in prompts:
         ask(toy, prompt)
     toy.cache._ledger.stored.record_given(1_000)
@@ -193,7 +193,7 @@ def test_uses_that_wait_for_a_put_are_bounded_and_those_dropped_are_counted() ->
     ask(toy, toy.cache.prompt(tokens(1, 900_000)))
     assert {label.key for label in store.touched} == {prompt.keys[0] for prompt in prompts[6:]}
     pages = sum(min(component.span, 1) for component in toy.layout.components)
-    assert toy.cache.stats().touches == TouchCounts(TOUCHES_MAX * pages, 6 * pages)
+    assert toy.cache.stats().recency_hints == HintCounts(HINTS_MAX * pages, 6 * pages)
 
 
 def test_a_store_that_fails_to_take_a_hint_is_given_pages_all_the_same() -> None:
@@ -203,7 +203,7 @@ def test_a_store_that_fails_to_take_a_hint_is_given_pages_all_the_same() -> None
     store.failing = {Method.TOUCH}
     longer = toy.cache.prompt(tokens(6))
     ask(toy, longer)
-    assert toy.cache.stats().touches == TouchCounts(dropped_pages=DOCUMENT_PAGES)
+    assert toy.cache.stats().recency_hints == HintCounts(dropped_pages=DOCUMENT_PAGES)
     assert all(store.exists(needed_labels(toy, longer)))
     assert toy.cache.stats().operations_failed == 0
 
