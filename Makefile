@@ -47,7 +47,7 @@ CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: api run replay quick test test-long libraries oldest check release sim mutants soak soak-service e2e-events e2e-sglang e2e-vllm bench-vllm bench gpu fmt proto clean help
+.PHONY: api run replay quick test test-long libraries oldest check static compiled release sim mutants soak soak-service e2e-events e2e-sglang e2e-vllm bench-vllm bench gpu fmt proto clean help
 
 run: $(DEMO_READY)  ## a real model reads a document, loses memory and process, and answers at once; make run ARGS="..." adds flags
 	@$(BIN)/unified-cache demo --report build/demo $(ARGS)
@@ -74,6 +74,10 @@ oldest: $(READY)  ## run the tests of the wire under the oldest protobuf and gRP
 	@$(BIN)/python scripts/check_oldest.py
 
 check: $(READY)  ## everything a change must pass: format, lint, types, generated code, wheel, compiled core, tests
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target static compiled
+	@$(MAKE) --no-print-directory test
+
+static: $(READY)
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/ruff check --quiet
 	$(BIN)/mypy
@@ -81,8 +85,9 @@ check: $(READY)  ## everything a change must pass: format, lint, types, generate
 	$(BIN)/pyright
 	$(BIN)/python scripts/generate_proto.py check
 	UNIFIED_CACHE_COMPILE=0 $(BIN)/python scripts/check_wheel.py
+
+compiled: $(READY)
 	$(BIN)/python -m scripts.check_compiled
-	@$(MAKE) --no-print-directory test
 
 release: $(READY)  ## build sdist, wheel, hashes and SBOM into dist/, and try them in clean environments; needs the package index
 	@$(PIP_INSTALL) -e '.[release]'
