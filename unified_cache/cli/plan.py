@@ -33,7 +33,7 @@ PLAN_EPILOG = """**Examples**
 
     unified-cache plan trace.jsonl.gz --model gpt-oss-120b --sweep host=0,256GiB,1TiB --sweep storage=0..8TiB:6
 
-    unified-cache plan trace.jsonl.gz --model qwen3-next --hardware ours.toml --check 2 --report out
+    unified-cache plan trace.jsonl.gz --model qwen3-next --hardware ours.toml --storage-ratio .7 --report out
 
     unified-cache plan trace.jsonl.gz --model deepseek-v4-flash --policy adaptive --limit 2000
 """
@@ -58,6 +58,7 @@ class PlanCommand(JsonOptions):
     sweep: Annotated[list[str] | None, SettingOption(PlanChoices, "sweep", "TIER=SIZES")] = None
     hardware: Annotated[str | None, SettingOption(PlanChoices, "hardware", "NAME|FILE")] = None
     active_parameters: Annotated[float | None, SettingOption(PlanChoices, "active_parameters", "N")] = None
+    storage_ratio: Annotated[float | None, SettingOption(PlanChoices, "storage_ratio", "SHARE")] = None
     page_size: Annotated[int | None, SettingOption(PlanChoices, "page_size")] = None
     dtype: Annotated[str | None, SettingOption(PlanChoices, "dtype")] = None
     keep_tail: Annotated[int | None, SettingOption(PlanChoices, "retention.tail_tokens", "TOKENS")] = None
@@ -89,6 +90,7 @@ class PlanCommand(JsonOptions):
             ReplayPolicies.evicting(choices.eviction),
             choices.devices,
             choices.engines,
+            choices.storage_ratio,
         )
         hardware = _hardware(choices)
         sweep = combinations(parse_sweeps(choices.sweep))

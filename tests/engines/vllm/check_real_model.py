@@ -4,7 +4,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from tests.engines.vllm.installation import engine_python
 from tests.engines.vllm.real_model import BLOCK_TOKENS, QUESTIONS, real_model, real_prompt, real_variables, serving
 from tests.engines.vllm.server import SaidWords, VllmServer
 from tests.sources import ROOT
+from tests.support.bucket import LocalBucket
 from tests.support.cluster import ServeProcess
 
 ANN, BEN, EVE, FAY, GUS = (real_prompt(name) for name in ("Ann", "Ben", "Eve", "Fay", "Gus"))
@@ -99,19 +100,39 @@ def second_life(server: VllmServer, waits: Waits, words: dict[str, list[str]]) -
     assert [[each.text] for each in (eve, short, aligned)] == [words[name] for name in ("Eve", "short", "aligned")]
 
 
+@pytest.fixture(params=["file:", "s3:", "s3:#compress=lossless"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Callable[[], None]]:
+    """Return the URL of a store, and what removes it, or ends the server that has it."""
+    scheme, fragment = request.param.split(":")
+    if scheme == "file":
+        return f"file:{tmp_path / 'store'}", lambda: shutil.rmtree(tmp_path / "store")
+    bucket: LocalBucket = request.getfixturevalue("own_bucket")
+    return bucket.new_url() + fragment, bucket.kill
+
+
+@pytest.fixture
+def own_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalBucket]:
+    """Yield a bucket that may be killed; servers find it by the environment."""
+    with LocalBucket.running() as bucket:
+        for name, value in bucket.environment.items():
+            monkeypatch.setenv(name, value)
+        yield bucket
+
+
 def check_words_are_the_same_after_a_restart_and_without_the_store(
-    log_path: LogPath, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    log_path: LogPath, store: tuple[str, Callable[[], None]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store, waits = tmp_path / "store", Waits("file:")
-    with serving(log_path("first"), f"file:{store}") as server:
+    url, remove_store = store
+    waits = Waits(url)
+    with serving(log_path("first"), url) as server:
         words = first_life(server, waits, lambda server: server.settle(STORED))
         server.stop()
-    with serving(log_path("second"), f"file:{store}") as server:
+    with serving(log_path("second"), url) as server:
         second_life(server, waits, words)
         loaded = server.metric("vllm:unified_cache_load_chunks_total", answer="hit")
         assert loaded >= STORED - len(BEN) // BLOCK_TOKENS - 1
         assert server.metric("vllm:external_prefix_cache_hits_total") >= (loaded - 1) * BLOCK_TOKENS
-        shutil.rmtree(store)
+        remove_store()
         ben = server.say(BEN)
         assert (ben.cached, waits.note("its store removed: computed", ben)) == (0, words["Ben"])
         assert server.say(ANN).text == words["Ann"][0]

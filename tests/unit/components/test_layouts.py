@@ -24,7 +24,7 @@ from unified_cache.components.layouts import (
 )
 from unified_cache.components.layouts.hf_config import DRAFT_LAYERS
 from unified_cache.components.layouts.presets import PRESET_ALIASES
-from unified_cache.core.errors import LayoutError
+from unified_cache.core.errors import ConfigError, LayoutError
 from unified_cache.core.pool import HitPolicy, Identity, LayerPlace
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.core.window import SPAN_ALL
@@ -449,6 +449,16 @@ def test_the_command_prints_json_with_the_cost_by_tier(capsys: pytest.CaptureFix
     }
     assert set(shown["cost"]) == {"device", "host", "storage"}
     assert shown["components"][0]["span_pages"] is None
+
+
+def test_the_command_prices_storage_by_what_it_keeps(capsys: pytest.CaptureFixture[str]) -> None:
+    LayoutCommand("llama-3.1-8b", storage_ratio=0.5, gib_month_price=0.02).run()
+    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.strip()}
+    (device, _), (storage, _), (_, price) = rows["device"], rows["storage"], rows["a"]
+    assert float(storage) == pytest.approx(float(device) / 2, rel=1e-3)
+    assert float(price) == pytest.approx(float(storage) * 0.02, rel=1e-3)
+    with pytest.raises(ConfigError, match="--storage-ratio must be more than 0"):
+        LayoutCommand("llama-3.1-8b", storage_ratio=0).run()
 
 
 def test_the_command_prints_tables_at_the_page_size_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """Sweeps, hardware files, queues, and what is recommended."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from tests.unit.plan.traces import conversations
 from unified_cache.components.layouts import size_preset
 from unified_cache.core.config import Retention
 from unified_cache.core.errors import ConfigError
-from unified_cache.sizing.plan.costs import PricedSystem, queue_ends
+from unified_cache.sizing.plan.costs import Costs, PricedSystem, queue_ends
 from unified_cache.sizing.plan.hardware import HARDWARE, hardware_named, read_hardware
 from unified_cache.sizing.plan.planner import Evaluator, knee, recommended
 from unified_cache.sizing.plan.sweep import PlannedModel, TierBytes, combinations, parse_sweeps
@@ -124,3 +125,34 @@ def test_drives_that_wear_out_early_cost_as_much_more() -> None:
     lasting, worn = (system.price_per_hour(sizes, years) - without for years in (5.0, 0.5))
     assert worn == pytest.approx(6 * lasting)
     assert lasting == pytest.approx(system.price_per_hour(sizes) - without)
+
+
+def test_compressed_pages_in_a_bucket_are_more_for_the_same_bytes_and_their_requests_are_paid_for() -> None:
+    bucket = HARDWARE["h100"].model_copy(
+        update={
+            "storage_put_price_per_million": 5.0,
+            "storage_get_price_per_million": 0.4,
+            "drive_writes_per_day": 0.0,
+        }
+    )
+    trace = TracePages.of(conversations(seed=9, count=200, sessions=14), 64, padded=False)
+    half = replace(LLAMA, storage_ratio=0.5)
+    sizes = TierBytes(4 * GIB, 8 * GIB, 32 * GIB)
+
+    def costs(model: PlannedModel, sizes: TierBytes) -> Costs:
+        return Evaluator(model, LruHits(trace), PricedSystem(model, bucket)).point(sizes).costs
+
+    as_it_is, twice, compressed = (
+        costs(LLAMA, sizes),
+        costs(LLAMA, replace(sizes, storage=64 * GIB)),
+        costs(half, sizes),
+    )
+    assert compressed.written_bytes == twice.written_bytes // 2 < as_it_is.written_bytes
+    assert compressed.prefill_hours_saved == pytest.approx(twice.prefill_hours_saved, rel=0.02)
+    assert compressed.drive_life_years is None
+    page_bytes = LLAMA.sized.layout.page_bytes
+    hours = (trace.times_s[-1] - trace.times_s[0]) / 3600
+    requests_price = (5.0 * as_it_is.written_bytes + 0.4 * as_it_is.fetched_bytes) / page_bytes / 1e6 / hours
+    assert as_it_is.requests_price_per_hour == pytest.approx(requests_price, rel=1e-6)
+    without = PricedSystem(LLAMA, bucket).price_per_hour(sizes)
+    assert as_it_is.price_per_hour == pytest.approx(without + requests_price)

@@ -85,6 +85,8 @@ class PlanChoices(Settings):
     """h100, h200, b200, laptop, or a TOML file of speeds and prices."""
     active_parameters: Annotated[float, Field(gt=0)] | None = None
     """Parameters that a token passes through, for the speed of prefill."""
+    storage_ratio: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Bytes that storage keeps for each byte of a page: 0.7 for bfloat16 with ``compress=lossless``."""
     retention: Retained = Retention()
     eviction: Eviction = EvictionConfig()
     check: Annotated[int, Field(ge=0)] = 0

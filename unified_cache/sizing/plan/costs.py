@@ -18,12 +18,13 @@ from unified_cache.sizing.replay.trace_pages import Counts, Floats, TracePages
 
 __all__ = ["Costs", "PricedSystem", "queue_ends"]
 
-DAY_S = 86_400.0
+HOUR_S = 3_600.0
+DAY_S = 24 * HOUR_S
 
 PAID_YEARS = 3.0
 """Years over which a price a month pays for a drive: 36 months, as the prices of ``hardware`` say."""
 
-TOKENS_UNIT = 1e6
+TOKENS_UNIT = REQUESTS_UNIT = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class Costs:
     storage_share: float
     """The same of reads from storage."""
     price_per_hour: float
+    requests_price_per_hour: float
+    """Of storage, as part of the price above."""
     cost_per_million_tokens: float
     """Of prompts, over the hours that the engine computes them; answers are not counted."""
     loaded_bytes: int
@@ -89,29 +92,34 @@ class PricedSystem:
         ttft_s = ready_s - trace.times_s
         span_s = max(float(trace.times_s[-1] - trace.times_s[0]), 1.0)
         engines_s = span_s * self.model.engines
-        computed_hours = float(prefill_s.sum()) / 3600
-        written_per_day = ends.moved.written / span_s * DAY_S
+        computed_hours = float(prefill_s.sum()) / HOUR_S
+        written = int(ends.moved.written * self.model.storage_ratio)
+        written_per_day = written / span_s * DAY_S
         life = None
-        if sizes.storage and written_per_day:
+        if sizes.storage and written_per_day and hardware.drive_writes_per_day:
             life = hardware.drive_writes_per_day * sizes.storage / written_per_day * hardware.drive_years
-        price = self.price_per_hour(sizes, life)
+        gets = int(ends.moved.fetched_objects[storage_s > 0].sum()) * hardware.storage_get_price_per_million
+        puts = ends.moved.written_objects * hardware.storage_put_price_per_million
+        requests_price = (gets + puts) / REQUESTS_UNIT / (span_s / HOUR_S)
+        price = self.price_per_hour(sizes, life) + requests_price
         p50, p90, p99 = (float(each) for each in np.percentile(ttft_s, [50, 90, 99]))
         return Costs(
             ttft_p50_s=p50,
             ttft_p90_s=p90,
             ttft_p99_s=p99,
-            prefill_hours_saved=float((whole_s - prefill_s).sum()) / 3600,
+            prefill_hours_saved=float((whole_s - prefill_s).sum()) / HOUR_S,
             prefill_share=float(prefill_s.sum()) / engines_s,
             bus_share=float(bus_s.sum()) / engines_s,
             storage_share=float(storage_s.sum()) / engines_s,
             price_per_hour=price,
+            requests_price_per_hour=requests_price,
             cost_per_million_tokens=price
             * computed_hours
             / self.model.engines
             / (float(trace.input_tokens.sum()) / TOKENS_UNIT),
             loaded_bytes=int(np.rint(bus_s.sum() * self._bus_bytes_per_s)),
             fetched_bytes=int(np.rint(storage_s.sum() * hardware.storage_read_bytes_per_s)),
-            written_bytes=ends.moved.written,
+            written_bytes=written,
             written_per_day=written_per_day,
             drive_life_years=life,
         )
@@ -130,7 +138,7 @@ class PricedSystem:
         moved = ends.moved
         nothing = np.zeros(trace.requests_count)
         host_s = moved.loaded_from_host / self._bus_bytes_per_s
-        read_s = moved.fetched / self.hardware.storage_read_bytes_per_s
+        read_s = moved.fetched * self.model.storage_ratio / self.hardware.storage_read_bytes_per_s
         all_s = moved.loaded / self._bus_bytes_per_s
         ways = [
             (nothing, nothing, ends.device),

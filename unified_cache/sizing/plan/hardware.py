@@ -36,7 +36,7 @@ MONTH_HOURS = 730.0
 GIB = float(1 << 30)
 
 Positive = Annotated[float, Field(gt=0.0, strict=True, allow_inf_nan=False)]
-Price = Annotated[float, Field(ge=0.0, strict=True, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0.0, strict=True, allow_inf_nan=False)]
 
 
 class Hardware(Section):
@@ -49,12 +49,16 @@ class Hardware(Section):
     """From host memory to one device."""
     storage_read_bytes_per_s: Bytes
     """From storage to host memory."""
-    device_price_per_hour: Price
+    device_price_per_hour: NotNegative
     """One device with its share of the machine, without what is planned here."""
-    host_price_per_gib_month: Price
-    storage_price_per_gib_month: Price
-    drive_writes_per_day: Positive
-    """Times a day that the whole drive may be written, for as long as ``drive_years``."""
+    host_price_per_gib_month: NotNegative
+    storage_price_per_gib_month: NotNegative
+    storage_put_price_per_million: NotNegative = 0.0
+    storage_get_price_per_million: NotNegative = 0.0
+    """Requests of a bucket: one for each pool of a page."""
+    drive_writes_per_day: NotNegative
+    """Times a day that the whole drive may be written, for as long as ``drive_years``; 0 for a bucket, which does not
+    wear out."""
     drive_years: Positive
 
     def prefill_s(self, tokens: Counts) -> Floats:

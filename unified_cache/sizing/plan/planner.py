@@ -150,6 +150,7 @@ class PlanResult:
             "model": self.model.name,
             "devices": self.model.devices,
             "engines": self.model.engines,
+            "storage_ratio": self.model.storage_ratio,
             "retention": asdict(self.model.retention),
             "page_size": self.model.sized.layout.page_size,
             "requests": self.requests,
@@ -210,7 +211,7 @@ class Evaluator:
         ends = self._hits.ends(model.settings(sizes).plan)
         device, host, storage = (trace.token_ratio(each) for each in (ends.device, ends.host, ends.storage))
         on_devices = sizes.device * (1 if model.is_replicated else model.devices)
-        total_bytes = (on_devices + sizes.host) * model.engines + sizes.storage
+        total_bytes = (on_devices + sizes.host) * model.engines + model.stored_page_bytes(sizes)
         return PlanPoint(
             sizes=sizes,
             tier_ratios={"device": device, "host": host - device, "storage": storage - host},

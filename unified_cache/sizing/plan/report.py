@@ -46,8 +46,10 @@ def _notes(result: PlanResult) -> list[str]:
     if best.sizes.storage:
         life = costs.drive_life_years
         worn = "never worn" if life is None else f"worn after {life:,.1f} years"
+        if not result.hardware.drive_writes_per_day:
+            worn = f"requests cost {costs.requests_price_per_hour:.3g} an hour"
         lines.append(
-            f"drives are written {bytes_text(int(costs.written_per_day))} a day at the rate of the trace: {worn}"
+            f"storage is written {bytes_text(int(costs.written_per_day))} a day at the rate of the trace: {worn}"
         )
     if result.replays:
         lines.append(f"{result.replays} sizes of device and host memory were replayed")
@@ -119,7 +121,10 @@ def _settings(result: PlanResult) -> list[tuple[str, str]]:
         ("hardware", hardware.name),
         ("prefill", f"{speeds} tokens/s of one device"),
         ("bus", f"{bytes_text(int(hardware.device_bytes_per_s))}/s to one device"),
-        ("storage", f"{bytes_text(int(hardware.storage_read_bytes_per_s))}/s read"),
+        (
+            "storage",
+            f"{bytes_text(int(hardware.storage_read_bytes_per_s))}/s read, {model.storage_ratio:g} of a page's bytes",
+        ),
     ]
 
 

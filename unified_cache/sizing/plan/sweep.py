@@ -59,6 +59,8 @@ class PlannedModel:
     """Ranks of one engine, which hold a prompt's pages together, or each all of them."""
     engines: int = 1
     """Engines that take the requests in turn, each with devices and host memory of its own, over one store."""
+    storage_ratio: float = 1.0
+    """Bytes that storage keeps for each byte of a page."""
 
     def __post_init__(self) -> None:
         if self.devices < 1:
@@ -79,6 +81,10 @@ class PlannedModel:
         """Whether distances in a stack give the hits of all sizes; else each is replayed."""
         return {self.policies.device, self.policies.host} == {EvictionPolicy.LRU}
 
+    def stored_page_bytes(self, sizes: TierBytes) -> int:
+        """Return the bytes of the pages that storage of this size holds, compressed or not."""
+        return int(sizes.storage / self.storage_ratio)
+
     def settings(self, sizes: TierBytes) -> ModelSettings:
         """Return the settings of a replay without bytes at these sizes, those of the device by rank."""
         return ModelSettings(
@@ -88,7 +94,7 @@ class PlannedModel:
             device_bytes=sizes.device * (1 if self.is_replicated else self.devices),
             host_bytes=sizes.host,
             storage="memory:" if sizes.storage else None,
-            storage_bytes=sizes.storage or None,
+            storage_bytes=self.stored_page_bytes(sizes) or None,
             with_bytes=False,
             policies=self.policies,
             engines=self.engines,

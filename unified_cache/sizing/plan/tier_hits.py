@@ -36,8 +36,11 @@ class Moved:
     """From host memory to the device, with what storage adds."""
     fetched: Counts
     """From storage to host memory."""
+    fetched_objects: Counts
+    """The same in objects, one for each pool of a page."""
     written: int
     """Into storage, by all requests together."""
+    written_objects: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,30 +186,39 @@ class LruHits:
         """
         device_ends, memory_ends, total_ends = ends
         device_full, memory_full = full
-        full_bytes, *others = (component_bytes(each) for each in plan.true_layout.components)
-        spans = [each.span for each in plan.true_layout.components[1:]]
+        components = plan.true_layout.components
+        page_bytes = [component_bytes(each) for each in components]
+        page_objects = [sum(pool.page_bytes > 0 for pool in each.pools) for each in components]
+        spans = [each.span for each in components[1:]]
 
-        def bytes_for(target: Counts, held_full: Counts, held: Counts) -> Counts:
-            missing: Counts = np.maximum(target - held_full, 0) * full_bytes
-            for span, page_bytes in zip(spans, others, strict=True):
-                missing += np.where(target > held, np.minimum(target, span), 0) * page_bytes
-            return missing
+        def missing(of_pages: Sequence[int], target: Counts, held_full: Counts, held: Counts) -> Counts:
+            total: Counts = np.maximum(target - held_full, 0) * of_pages[0]
+            for span, of_page in zip(spans, of_pages[1:], strict=True):
+                total += np.where(target > held, np.minimum(target, span), 0) * of_page
+            return total
 
-        from_host = bytes_for(memory_ends, device_full, device_ends)
+        from_host = missing(page_bytes, memory_ends, device_full, device_ends)
         if plan.storage is None:
-            return Moved(from_host, from_host, np.zeros_like(from_host), 0)
-        loaded = bytes_for(total_ends, device_full, device_ends)
-        fetched = bytes_for(total_ends, memory_full, memory_ends)
+            nothing = np.zeros_like(from_host)
+            return Moved(from_host, from_host, nothing, nothing, 0, 0)
+        loaded = missing(page_bytes, total_ends, device_full, device_ends)
+        fetched, fetched_objects = (
+            missing(each, total_ends, memory_full, memory_ends) for each in (page_bytes, page_objects)
+        )
         store_pages = self._store_bytes(plan) // plan.stored_bytes()[0]
         cut = plan.device_pages[0]
         stored_before = self._pass(plan, cut).stack.hit_pages(min(store_pages, NEVER))
         pages_counts = np.minimum(self.trace.pages_counts, cut)
-        written = (int(pages_counts.sum()) - stored_before) * full_bytes
+        written_pages = [int(pages_counts.sum()) - stored_before]
         tail_pages = max(1, -(-plan.retention.tail_tokens // plan.layout.page_size))
-        for span, page_bytes in zip(spans, others, strict=True):
+        for span in spans:
             kept = np.minimum(pages_counts, span + tail_pages - 1) + plan.retention.branches * span
-            written += int(np.minimum(kept, pages_counts).sum()) * page_bytes
-        return Moved(from_host, loaded, fetched, written)
+            written_pages.append(int(np.minimum(kept, pages_counts).sum()))
+        written, written_objects = (
+            sum(pages * of_page for pages, of_page in zip(written_pages, each, strict=True))
+            for each in (page_bytes, page_objects)
+        )
+        return Moved(from_host, loaded, fetched, fetched_objects, written, written_objects)
 
     def _store_bytes(self, plan: ReplayPlan) -> int:
         if plan.storage is None:
