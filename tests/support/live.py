@@ -17,7 +17,7 @@ TRACE = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
 END_S = 60.0
 """Longest wait for the thread; reached only by a bug."""
 
-PAUSE_S = 0.001
+PAUSE_S = 0.005
 """Between two requests: an engine computes meanwhile, and a page finds the interpreter free."""
 
 
@@ -58,6 +58,7 @@ class RunningReplay:
             while not self.stop.is_set():
                 for request in requests:
                     player.serve(request)
+                    player.cache.wait_all(END_S)  # publishes figures, which a poll does once a second
                     self.served_count += 1
                     if self.stop.wait(PAUSE_S):
                         break
