@@ -6,10 +6,12 @@ import re
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,9 +117,41 @@ def check_demo(result: DemoResult, pages: int, *, is_flipped: bool = True) -> No
     assert "0 words differ" in result.verdict
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(each, marks=() if each == "tiny-qwen3-next" else pytest.mark.long) for each in FAMILIES]
-)
+def served(settings: DemoSettings, directory: Path, *requests: dict[str, str]) -> dict[str, list[Any]]:
+    """Let the half of the demo that computes do what is asked, in this process; return its replies by their kind."""
+    replies: dict[str, list[Any]] = defaultdict(list)
+    with one_thread():
+        serve(settings, directory, map(json.dumps, requests), lambda kind, value: replies[kind].append(value))
+    return replies
+
+
+def asking(question: str) -> dict[str, str]:
+    return {"ask": question, "salt": ""}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_from_every_tier_are_what_a_model_says_without_a_cache(family: str, tmp_path: Path) -> None:
+    settings = settings_of(family, f"packed:{tmp_path / 'pages'}")
+    first, second = map(asking, settings.questions)
+    drops = [{"drop": tier} for tier in ("device", "memory")]
+    requests = (first, second, drops[0], first, drops[1], first, {"compare": "all"})
+    replies = served(settings, tmp_path, *requests)
+    (ready,), (references,) = replies["ready"], replies["answers"]
+    page_tokens, tokens = ready["page_tokens"], ready["document_tokens"]
+    assert tokens == 4 * page_tokens
+    assert [done for done, _ in replies["computed"][:2]] == [page_tokens, 2 * page_tokens]
+    expected = {each["question"]: each for each in references}
+    for answer, tier in zip(replies["answer"], ("computed", "device", "host", "storage"), strict=True):
+        assert answer["prompt_tokens"][tier] >= tokens
+        reference = expected[answer["question"]]
+        assert [answer[part] for part in ("text", "tokens", "logits")] == [
+            reference[part] for part in ("text", "tokens", "logits")
+        ]
+    assert "".join(replies["text"]) == "".join(each["text"] for each in (*replies["answer"], *references))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_answer_of_the_demo_is_what_the_model_says_without_a_cache(family: str) -> None:
     seen = Seen()
     result = run_demo(settings_of(family, "packed"), seen)
@@ -134,6 +168,20 @@ def test_the_demo_starts_the_store_that_it_is_over(storage: str) -> None:
     assert seen.phases[4].startswith("No byte is flipped" if storage == "mooncake" else "Flip one byte")
 
 
+def test_answers_over_forged_pages_have_other_words(tmp_path: Path) -> None:
+    settings = settings_of("tiny-llama", f"{forging.__module__}:{forging.__name__}:{tmp_path / 'store'}")
+    first = asking(settings.questions[0])
+    replies = served(settings, tmp_path, first, {"drop": "memory"}, first, {"compare": "all"})
+    computed, restarted = (DemoAnswer(**each) for each in replies["answer"])
+    steps = (Step("first", computed), Step("restarted", restarted))
+    result = DemoResult(Ready(**replies["ready"][0]), "tiny", settings.storage, "text", steps)
+    (references,) = replies["answers"]
+    findings = result.with_references([DemoAnswer(**each) for each in references]).findings
+    assert "the answer of 'restarted' has other words" in findings
+    assert not any("flawed" in finding or "'first'" in finding for finding in findings)
+
+
+@pytest.mark.long
 def test_a_users_store_that_forges_pages_is_found_out_and_no_byte_of_it_is_flipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,7 +252,7 @@ def test_where_the_model_is_not_installed_one_line_says_what_to_type(
 
 
 @pytest.mark.parametrize(
-    "until", ["0. Load", "3. Kill", *(pytest.param(each, marks=pytest.mark.long) for each in ("1. Ask", "6. Compute"))]
+    "until", ["0. Load", "1. Ask", *(pytest.param(each, marks=pytest.mark.long) for each in ("3. Kill", "6. Compute"))]
 )
 def test_ctrl_c_leaves_no_process_and_no_file(until: str, tmp_path: Path) -> None:
     arguments = ("demo", "--model", "tiny-llama", "--document-tokens", "128", "--report", tmp_path / "out")
