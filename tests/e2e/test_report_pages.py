@@ -1,14 +1,19 @@
 """Pages of reports in a real browser: whole and for everybody, at a telephone's width and a desk's, light and dark."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.test_demo import STEPS
 from tests.sources import ROOT
 from tests.support.accessibility import WIDTHS, check_usable_by_everybody
 from tests.support.browser import BrowserTab, browser_tab, needs_browser
 from tests.support.cluster import ask
+from unified_cache.cli.report_page import page_writer
+from unified_cache.sizing.demo.picture import page_of
+from unified_cache.sizing.demo.result import SOURCES, DemoAnswer, DemoResult, Ready, Step
 
 pytestmark = needs_browser
 
@@ -20,7 +25,6 @@ COMMANDS = {
         *("--device-bytes", "1GiB", "--host-bytes", "4GiB", "--engines", "2", "--storage", "memory:"),
     ),
     "trace": ("trace", "info", TRACE),
-    "demo": ("demo", "--model", "tiny-llama", "--document-tokens", "128", "--answer-tokens", "4"),
 }
 DRAWN = "[...document.querySelectorAll('[data-chart]')].every((each) => each.dataset.isDrawn == 'true')"
 CUT_NAMES = """[...document.querySelectorAll("[data-chart] canvas")].map((canvas) => Chart.getChart(canvas))
@@ -40,17 +44,30 @@ SAID = """[...document.querySelectorAll("[data-chart]")].map((section) => {
 def test_everybody_can_read_a_report_at_any_width_in_light_and_dark(tmp_path: Path, command: str) -> None:
     said = ask(*COMMANDS[command], "--report", tmp_path)
     assert said.status == 0, said.err
+    asyncio.run(look_at(tmp_path / "index.html"))
 
-    async def look() -> None:
-        async with browser_tab() as tab:
-            await tab.visit((tmp_path / "index.html").as_uri())
-            await tab.wait_for(DRAWN)
-            await check_usable_by_everybody(tab)
-            for width in WIDTHS:
-                await check_charts(tab, width)
-            assert tab.logged == []
 
-    asyncio.run(look())
+def test_everybody_can_read_the_page_of_a_demo(tmp_path: Path) -> None:
+    sources = ("computed", "device", "host", "storage", "device", "storage", "computed")
+    steps = []
+    for name, source in zip(STEPS, sources, strict=True):
+        prompt_tokens = {**dict.fromkeys(SOURCES, 0), source: 300}
+        flawed_pages = int(name == "byte flipped")
+        answer = DemoAnswer("What is it?", "a cache", [1, 2], "aa", 0.3, prompt_tokens, flawed_pages)
+        steps.append(Step(name, answer))
+    result = DemoResult(Ready(288, 32, 1 << 20, "00"), "tiny-llama", "file", "novel.txt", tuple(steps), 2.5, "a page")
+    page_writer(tmp_path)(page_of(result.with_references([replace(steps[0].answer, first_token_s=2.0)])))
+    asyncio.run(look_at(tmp_path / "index.html"))
+
+
+async def look_at(page: Path) -> None:
+    async with browser_tab() as tab:
+        await tab.visit(page.as_uri())
+        await tab.wait_for(DRAWN)
+        await check_usable_by_everybody(tab)
+        for width in WIDTHS:
+            await check_charts(tab, width)
+        assert tab.logged == []
 
 
 async def check_charts(tab: BrowserTab, width: int) -> None:
