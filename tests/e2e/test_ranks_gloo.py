@@ -24,7 +24,7 @@ from unified_cache.storage_backends.file.store import FileStorage
 
 @pytest.mark.parametrize(
     ("size", "seeds", "steps"),
-    [(2, 4, 100), (4, 3, 60), pytest.param(8, 7, 80, marks=pytest.mark.long)],
+    [(2, 4, 100), *(pytest.param(*each, marks=pytest.mark.long) for each in ((4, 3, 60), (8, 7, 80)))],
 )
 def test_ranks_with_other_stores_lag_and_luck_keep_the_same_trees(
     tmp_path: Path, size: int, seeds: int, steps: int

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.budget import examples
 from tests.support.cluster import ServeProcess
 from tests.support.service import wait_for
 from unified_cache.components import Full
@@ -27,6 +28,8 @@ PAYLOAD_BYTES = 300_000
 """Several reads of a socket, so that a kill lands inside pages."""
 OBJECT_BYTES = HEADER_BYTES + PAYLOAD_BYTES
 PAGES = 48
+KILLS = examples(2, 8)
+"""Each of two servers is killed once, or four times."""
 LAYOUT = ModelLayout(16, (Full((PoolSpec("kv", PAYLOAD_BYTES),)),))
 MANIFEST = manifest_of(Identity("failing/over"), LAYOUT)
 
@@ -102,7 +105,7 @@ def test_servers_killed_while_they_transfer_cost_retries_or_misses_and_never_wro
     with ThreadPoolExecutor(3) as readers:
         reading = [readers.submit(read, seed) for seed in range(3)]
         try:
-            for cycle in range(4):
+            for cycle in range(KILLS):
                 victim = used[cycle % len(used)]
                 threading.Event().wait(0.15)
                 victim.kill()
