@@ -6,15 +6,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.sources import ROOT
-from tests.support.exactness import FAMILIES
+from tests.support.exactness import FAMILIES, page_size_of
 from tests.support.model_completions import ModelFault, model_server
 from tests.support.toy_completions import ToyFault, toy_server
 from unified_cache.cli.main import run
 from unified_cache.sizing.faithful.result import distance_of
 from unified_cache.sizing.faithful.server import ServedAnswer
 
+FACT_TOKENS = 8
+DTYPES = (torch.float32, torch.bfloat16)
+FAST = ("tiny-llama", torch.float32)
 SMALL = ("--documents", "2", "--facts", "12")
 PHASES = {"device", "branches", "aligned", "concurrent", "salts", "host"}
 
@@ -53,25 +57,54 @@ def test_a_sound_cache_is_faithful_in_every_phase_and_across_a_restart(tmp_path:
     assert set(found) == PHASES | {"storage", "restart"}
 
 
+def engine_verdicts(family: str, url: str, directory: Path, *options: str) -> tuple[int, dict[str, str]]:
+    """Run the command about documents of three pages and a half."""
+    facts = str(3 * page_size_of(family) // FACT_TOKENS)
+    return verdicts(url, directory, "--facts", facts, "--answer-tokens", "6", "--tolerance", "0.01", *options)
+
+
 @pytest.mark.parametrize(
-    ("family", "fault", "status"),
+    ("family", "dtype"),
     [
-        *(
-            pytest.param(family, ModelFault.NOTHING, 0, marks=() if family == "tiny-llama" else pytest.mark.long)
-            for family in FAMILIES
-        ),
-        ("tiny-llama", ModelFault.SWAPPED, 1),
-        ("tiny-llama", ModelFault.ZEROS, 1),
-        pytest.param("tiny-qwen3-next", ModelFault.STATE, 1, marks=pytest.mark.long),
+        pytest.param(family, dtype, marks=() if (family, dtype) == FAST else pytest.mark.long)
+        for family in FAMILIES
+        for dtype in DTYPES
     ],
+    ids=str,
 )
-def test_a_model_over_our_cache_is_faithful_unless_a_restore_mixes_it_up(
-    family: str, fault: ModelFault, status: int, monkeypatch: pytest.MonkeyPatch
+def test_the_example_engine_is_faithful_with_every_layout(
+    family: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    skipped = [word for name in sorted(PHASES - {"device"}) for word in ("--skip", name)]
-    options = ("--documents", "2", "--facts", "6", "--answer-tokens", "6", "--tolerance", "0.01", *skipped)
-    with model_server(family, fault, monkeypatch.setattr) as url:
-        assert run(["faithful", url, *options]) == status
+    with model_server(family, dtype, ModelFault.NOTHING, monkeypatch.setattr) as url:
+        status, found = engine_verdicts(family, url, tmp_path)
+    assert (status, found) == (0, dict.fromkeys(PHASES, "faithful"))
+
+
+@pytest.mark.parametrize(
+    ("family", "fault", "dtype"),
+    [
+        ("tiny-llama", ModelFault.STALE, torch.float32),
+        *(
+            pytest.param(family, fault, dtype, marks=pytest.mark.long)
+            for family, fault in (
+                ("tiny-llama", ModelFault.OTHERS),
+                ("tiny-llama", ModelFault.SWAPPED),
+                ("tiny-llama", ModelFault.ZEROS),
+                ("tiny-gemma3", ModelFault.SHORT),
+                ("tiny-qwen3-next", ModelFault.STATE),
+            )
+            for dtype in DTYPES
+        ),
+    ],
+    ids=str,
+)
+def test_the_example_engine_is_unfaithful_where_a_hit_mixes_pages_up(
+    family: str, fault: ModelFault, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skipped = [word for name in sorted(PHASES - {"host"}) for word in ("--skip", name)]
+    with model_server(family, dtype, fault, monkeypatch.setattr) as url:
+        status, found = engine_verdicts(family, url, tmp_path, *skipped)
+    assert (status, found) == (1, {"host": "unfaithful"})
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ class ToyModel:
         self.guard = threading.Lock()
         self.device: OrderedDict[bytes, list[str]] = OrderedDict()
         self.host: dict[bytes, list[str]] = {}
+        self.page_tokens, self.device_pages = PAGE, DEVICE_PAGES
         self.hit_tokens = 0
         self.rng = random.Random(1)
 
@@ -111,6 +112,8 @@ class ToyModel:
 class Completer(Protocol):
     """A model behind the server."""
 
+    page_tokens: int
+    device_pages: int
     hit_tokens: int
 
     def complete(self, prompt: str, salt: str, tokens: int) -> dict[str, Any]:
@@ -139,7 +142,8 @@ def serving(model: Completer, fault: ToyFault = ToyFault.NOTHING) -> Iterator[st
             elif self.path == "/version":
                 self._send(200, json.dumps({"version": "1.2.3"}))
             elif self.path == "/metrics" and fault is not ToyFault.NO_COUNTERS:
-                info = f'vllm:cache_config_info{{block_size="{PAGE}",num_gpu_blocks="{DEVICE_PAGES}"}} 1.0'
+                sizes = f'block_size="{model.page_tokens}",num_gpu_blocks="{model.device_pages}"'
+                info = f"vllm:cache_config_info{{{sizes}}} 1.0"
                 self._send(200, f"{info}\nvllm:prefix_cache_hits_total {model.hit_tokens}\n")
             else:
                 self._send(404, "{}")
