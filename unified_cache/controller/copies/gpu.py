@@ -140,12 +140,11 @@ class PageDistance:
 
 def page_distance(rows: PoolRows, left: int, right: int) -> PageDistance:
     """Compare two device pages in host memory, layer by layer."""
-    layers = zip(rows.device, rows.dtypes, strict=True)
-    excess = [
-        torch.zeros(()) if torch.equal(layer[left], layer[right]) else _excess(layer[left], layer[right], dtype)
-        for layer, dtype in layers
-    ]
-    return PageDistance(torch.stack(excess), None)
+    excess = torch.zeros(len(rows.device))
+    for number, (layer, dtype) in enumerate(zip(rows.device, rows.dtypes, strict=True)):
+        if not torch.equal(layer[left], layer[right]):
+            excess[number] = _excess(layer[left], layer[right], dtype)
+    return PageDistance(excess, None)
 
 
 def _excess(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
