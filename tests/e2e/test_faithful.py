@@ -155,6 +155,11 @@ def test_what_cannot_be_asked_is_an_error_of_one_line(
     assert error.count("\n") == 1
 
 
+def test_no_phase_at_all_tells_nothing() -> None:
+    with toy_server() as url:
+        assert run(["faithful", url, *SMALL, *(word for name in PHASES for word in ("--skip", name))]) == 2
+
+
 def test_a_model_that_the_server_lacks_and_a_restart_that_fails_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     with toy_server() as url:
         assert run(["faithful", url, "--model", "other"]) == 2

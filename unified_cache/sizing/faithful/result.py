@@ -162,12 +162,11 @@ class FaithfulResult:
 
     @property
     def verdict(self) -> FaithfulVerdict:
-        """Unfaithful if any phase is, faithful if all are."""
+        """Unfaithful if any phase is, faithful if all are and there is one."""
         found = {phase.verdict for phase in self.phases}
-        for verdict in (FaithfulVerdict.UNFAITHFUL, FaithfulVerdict.CANNOT_TELL):
-            if verdict in found:
-                return verdict
-        return FaithfulVerdict.FAITHFUL
+        if FaithfulVerdict.UNFAITHFUL in found:
+            return FaithfulVerdict.UNFAITHFUL
+        return FaithfulVerdict.FAITHFUL if found == {FaithfulVerdict.FAITHFUL} else FaithfulVerdict.CANNOT_TELL
 
     @property
     def headline(self) -> str:

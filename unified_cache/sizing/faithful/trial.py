@@ -2,7 +2,7 @@
 
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import combinations, count
@@ -33,6 +33,7 @@ class FaithfulSettings:
     device_tokens: int | None
     """Size of the device's cache where the server does not say it."""
     host_tokens: int | None
+    """Without it ``storage`` is skipped."""
     page_tokens: int | None
     restart_command: str | None
     restart_timeout_s: float
@@ -49,7 +50,6 @@ class _Trial:
     documents: list[FactDocument]
     numbers: Iterator[int]
     noise: Noise
-    salt_works: bool = False
     stray: int = 0
     """Prompts under a new salt that were hits."""
     cold: dict[str, ServedAnswer] = field(default_factory=dict)
@@ -60,9 +60,9 @@ class _Trial:
     def new_document(self) -> FactDocument:
         return FactDocument(next(self.numbers), self.settings.facts)
 
-    def at_once(self, prompts: Sequence[str], salted: bool = False) -> list[ServedAnswer]:
+    def at_once(self, ask: Callable[[str], ServedAnswer], prompts: Iterable[str]) -> list[ServedAnswer]:
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            return list(pool.map(self.ask_cold if salted else self.server.ask, prompts))
+            return list(pool.map(ask, prompts))
 
     def ask_cold(self, prompt: str) -> ServedAnswer:
         """Ask under a salt that nobody has used; a hit all the same is counted."""
@@ -74,7 +74,7 @@ class _Trial:
         """Ask again what has a cold answer, and judge the answers."""
         before = self.server.hits()
         prompts = [document.prompt(question) for document, question in asked]
-        answers = self.at_once(prompts) if is_at_once else [self.server.ask(prompt) for prompt in prompts]
+        answers = self.at_once(self.server.ask, prompts) if is_at_once else list(map(self.server.ask, prompts))
         pairs = [
             AnswerPair(prompt, document.fact(question), self.cold[prompt], answer)
             for prompt, (document, question), answer in zip(prompts, asked, answers, strict=True)
@@ -103,8 +103,7 @@ class _Trial:
             return
         if self.stray:
             return
-        self.salt_works = True
-        rounds = [list(self.cold.values()), again, self.at_once(prompts, salted=True)]
+        rounds = [list(self.cold.values()), again, self.at_once(self.ask_cold, prompts)]
         floor = max(
             distance_of(left, right)
             for answers in zip(*rounds, strict=True)
@@ -119,13 +118,13 @@ class _Trial:
         return self.judged("device", self.firsts)
 
     def branches(self) -> PhaseResult:
-        if not self.salt_works:
+        if self.noise.floor is None:
             return PhaseResult.unknown("branches", NO_SALT)
         return self.judged("branches", [(document, 1) for document in self.documents])
 
     def aligned(self) -> PhaseResult:
         page = self.settings.page_tokens or self.server.facts().page_tokens
-        if not self.salt_works:
+        if self.noise.floor is None:
             return PhaseResult.unknown("aligned", NO_SALT)
         if not page:
             return PhaseResult.unknown("aligned", "no page size in the server's metrics: give --page-tokens")
@@ -150,11 +149,11 @@ class _Trial:
     def concurrent(self) -> PhaseResult:
         asked = [(document, question) for document in self.documents for question in (0, 1, 2)]
         known = [(document, question) for document, question in asked if document.prompt(question) in self.cold]
-        self.at_once([document.prompt(question) for document, question in known])
+        self.at_once(self.server.ask, [document.prompt(question) for document, question in known])
         return self.judged("concurrent", known, is_at_once=True)
 
     def salts(self) -> PhaseResult:
-        if not self.salt_works and not self.stray:
+        if self.noise.floor is None and not self.stray:
             return PhaseResult.unknown("salts", NO_SALT)
         before, pairs = self.server.hits(), []
         for document, question in self.firsts:
@@ -172,9 +171,7 @@ class _Trial:
         return self.judged("host", self.firsts)
 
     def storage(self) -> PhaseResult:
-        if not self.settings.host_tokens:
-            return PhaseResult.unknown("storage", "the size of host memory is not known: give --host-tokens")
-        self.churn(self.settings.host_tokens)
+        self.churn(self.settings.host_tokens or 0)
         return self.judged("storage", self.firsts)
 
     def restart(self) -> PhaseResult:
@@ -192,9 +189,8 @@ class _Trial:
         asked = 0
         while asked < CHURN_SHARE * tokens:
             prompts = [self.new_document().prompt(0) for _ in range(AT_ONCE)]
-            with ThreadPoolExecutor(AT_ONCE) as pool:
-                answers = pool.map(lambda prompt: self.server.ask(prompt, tokens=1), prompts)
-                asked += max(1, sum(answer.prompt_tokens for answer in answers))
+            answers = self.at_once(lambda prompt: self.server.ask(prompt, tokens=1), prompts)
+            asked += max(1, sum(answer.prompt_tokens for answer in answers))
 
 
 NO_SALT = "no cache_salt: no prompt is cold twice"
