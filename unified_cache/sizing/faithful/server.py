@@ -4,12 +4,12 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Annotated, Self, TypeVar
 
 import httpx
-from pydantic import BaseModel, Field, RootModel, ValidationError
+from pydantic import AliasPath, BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from unified_cache.core.errors import CacheError, InputError
 
@@ -40,48 +40,27 @@ class _Models(BaseModel):
     data: list[_ModelName]
 
 
-class _PromptDetails(BaseModel):
-    cached_tokens: int | None = None
-
-
-class _Usage(BaseModel):
-    prompt_tokens: int = 0
-    prompt_tokens_details: _PromptDetails | None = None
-
-
-class _Logprobs(BaseModel):
-    tokens: tuple[str, ...] = ()
-    top_logprobs: tuple[dict[str, float], ...] | None = None
-
-
-class _CompletionText(BaseModel):
-    text: str
-    logprobs: _Logprobs | None = None
-
-
-class _Completion(BaseModel):
-    choices: tuple[_CompletionText, ...] = Field(min_length=1)
-    usage: _Usage = _Usage()
-
-
-class _Flags(RootModel[dict[str, object]]):
-    """Whatever a server says about itself."""
-
-
-_Body = TypeVar("_Body", bound=BaseModel)
+_Body = TypeVar("_Body")
+_Each = TypeVar("_Each")
+_Positions = Annotated[tuple[_Each, ...], BeforeValidator(lambda found: found or ())]
+"""Something of each token of an answer; a server may say null."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedAnswer:
-    """One greedy completion."""
+    """One greedy completion, read from the body of a response."""
 
-    text: str
-    tokens: tuple[str, ...]
+    text: str = Field(validation_alias=AliasPath("choices", 0, "text"))
+    tokens: _Positions[str] = Field((), validation_alias=AliasPath("choices", 0, "logprobs", "tokens"))
     """Empty where the server gives no logprobs."""
-    top: tuple[Mapping[str, float], ...]
+    top: _Positions[Mapping[str, float]] = Field(
+        (), validation_alias=AliasPath("choices", 0, "logprobs", "top_logprobs")
+    )
     """Logprobs of the most likely tokens, the chosen one among them, by position."""
-    prompt_tokens: int
-    cached_tokens: int | None
+    prompt_tokens: int = Field(0, validation_alias=AliasPath("usage", "prompt_tokens"))
+    cached_tokens: int | None = Field(
+        None, validation_alias=AliasPath("usage", "prompt_tokens_details", "cached_tokens")
+    )
     """Tokens of the prompt that were not computed; None where the server does not say so of a request."""
 
 
@@ -144,11 +123,7 @@ class CompletionServer:
             "logprobs": TOP_LOGPROBS,
             **({"cache_salt": salt} if salt else {}),
         }
-        answer = self._json(_Completion, "POST", "/v1/completions", body)
-        choice, usage = answer.choices[0], answer.usage
-        logprobs = choice.logprobs or _Logprobs()
-        cached = None if usage.prompt_tokens_details is None else usage.prompt_tokens_details.cached_tokens
-        return ServedAnswer(choice.text, logprobs.tokens, logprobs.top_logprobs or (), usage.prompt_tokens, cached)
+        return self._json(ServedAnswer, "POST", "/v1/completions", body)
 
     def hits(self) -> float | None:
         """Return all tokens that the server's counters say it did not compute; None where there are no counters."""
@@ -199,7 +174,7 @@ class CompletionServer:
     def _optional(self, path: str) -> Mapping[str, object]:
         """Return what a path answers that not every server has."""
         try:
-            return self._json(_Flags, "GET", path).root
+            return self._json(dict[str, object], "GET", path)
         except InputError:
             return {}
 
@@ -212,7 +187,7 @@ class CompletionServer:
             refused = InputError if answer.is_client_error else CacheError
             raise refused(f"{self.url}{path} answers {answer.status_code}: {answer.text[:200]}")
         try:
-            return kind.model_validate_json(answer.content)
+            return TypeAdapter(kind).validate_json(answer.content)
         except ValidationError as error:
             raise CacheError(f"{self.url}{path} must answer as OpenAI's servers do: {error}") from error
 
