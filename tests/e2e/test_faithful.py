@@ -51,10 +51,16 @@ def test_a_cache_that_hands_out_other_pages_is_unfaithful_in_the_phases_that_it_
 
 def test_a_sound_cache_is_faithful_in_every_phase_and_across_a_restart(tmp_path: Path) -> None:
     with toy_server() as url:
-        restart = f"{sys.executable} -c pass"
+        restart = f"{sys.executable} -c \"import urllib.request as web; web.urlopen('{url}/restart')\""
         status, found = verdicts(url, tmp_path, "--restart-command", restart, "--host-tokens", "100")
     assert (status, set(found.values())) == (0, {"faithful"})
     assert set(found) == PHASES | {"storage", "restart"}
+
+
+def test_a_server_whose_counters_go_on_was_not_restarted(tmp_path: Path) -> None:
+    with toy_server() as url:
+        status, found = verdicts(url, tmp_path, "--restart-command", f"{sys.executable} -c pass")
+    assert (status, found["restart"]) == (2, "cannot tell")
 
 
 def engine_verdicts(family: str, url: str, directory: Path, *options: str) -> tuple[int, dict[str, str]]:

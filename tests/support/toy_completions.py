@@ -139,6 +139,9 @@ def serving(model: Completer, fault: ToyFault = ToyFault.NOTHING) -> Iterator[st
         def do_GET(self) -> None:
             if self.path == "/v1/models":
                 self._send(200, json.dumps({"data": [{"id": "toy"}]}))
+            elif self.path == "/restart":
+                model.hit_tokens = 0
+                self._send(200, "{}")
             elif self.path == "/version":
                 self._send(200, json.dumps({"version": "1.2.3"}))
             elif self.path == "/metrics" and fault is not ToyFault.NO_COUNTERS:

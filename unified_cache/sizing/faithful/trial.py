@@ -175,6 +175,7 @@ class _Trial:
         return self.judged("storage", self.firsts)
 
     def restart(self) -> PhaseResult:
+        before = self.server.hits()
         if self.settings.restart_command is None:
             self.server.wait(self.settings.restart_timeout_s, until_up=False)
         else:
@@ -182,6 +183,9 @@ class _Trial:
             if restarted.returncode:
                 raise InputError(f"--restart-command ended with {restarted.returncode}, expected 0")
         self.server.wait(self.settings.restart_timeout_s, until_up=True)
+        after = self.server.hits()
+        if before and after is not None and after >= before:
+            return PhaseResult.unknown("restart", "the server's counters did not begin anew: it was not restarted")
         return self.judged("restart", self.firsts)
 
     def churn(self, tokens: int) -> None:
