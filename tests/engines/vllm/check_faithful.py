@@ -1,44 +1,63 @@
 """``unified-cache faithful`` against vLLM and a model whose answers are words: what a connector mixes up is found.
 
-The device and host memory hold a thousand tokens each, so that what is asked again comes from the tier.
+The device and host memory hold some hundred tokens each, so that what is asked again comes from the tier.
 """
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.engines.vllm.engine import tiered
+from tests.engines.vllm.engine import connected, tiered
 from tests.engines.vllm.faults import LogPath
 from tests.engines.vllm.installation import engine_python
 from tests.engines.vllm.real_model import OPTIONS, real_model, real_variables
 from tests.engines.vllm.server import running_server
 from tests.sources import ROOT
+from tests.support.cluster import ServeProcess
 from unified_cache.cli.main import run
 
 LIES = ("stale", "others", "swapped", "zeros", "short")
-DEVICE_BLOCKS = 9
-HOST_BYTES = 8 * 6_000_000
-"""Of blocks of 128 tokens in float32."""
+BLOCK_TOKENS = 32
+DEVICE_BLOCKS = 22
+"""More than the cold answers to a document fill."""
+HOST_BYTES = 16 * 1_500_000
+"""Of blocks in float32."""
 SKIPPED = ("branches", "aligned", "concurrent", "salts", "device", "host")
-ASKED = ("--documents", "1", "--facts", "20", "--answer-tokens", "6", "--host-tokens", "2300")
+ASKED = ("--documents", "1", "--facts", "5", "--answer-tokens", "6", "--host-tokens", "640")
+
+RUNS, RESTARTS = 5, 2
+"""Of each kind; so many of them also restart a server that has a tier."""
+IN_DEVICE = ("device", "branches", "aligned", "concurrent", "salts")
+BEYOND = ("host", "storage")
+"""Phases in which a server without any tier has no hits."""
+RESTARTING = 'while "$@"; do :; done'
+"""Starts a command again when it has ended as it was asked to."""
 
 
-def server_command(store: Path) -> Sequence[str]:
-    """Return the command of a server over a tier that may lie."""
+def server_command(transfer: Mapping[str, object] | None) -> Sequence[str]:
+    """Return the command of a server with this ``--kv-transfer-config``."""
+    options = [option for option in OPTIONS if "max-model-len" not in option]
+    return [
+        *(str(engine_python()), "-m", "vllm.entrypoints.openai.api_server", "--model", str(real_model())),
+        *(*options, "--max-model-len=512"),
+        *(f"--block-size={BLOCK_TOKENS}", f"--num-gpu-blocks-override={DEVICE_BLOCKS}"),
+        *(() if transfer is None else ("--kv-transfer-config", json.dumps(transfer))),
+    ]
+
+
+def lying_tier(store: Path) -> Mapping[str, object] | None:
+    """Configure vLLM with a tier that may lie."""
     tier = {
         "type": "LyingTier",
         "module_path": "tests.engines.vllm.lying_tier",
         "url": f"file:{store}",
         "revision": "r",
     }
-    options = [option for option in OPTIONS if "max-model-len" not in option]
-    return [
-        *(str(engine_python()), "-m", "vllm.entrypoints.openai.api_server", "--model", str(real_model())),
-        *(*options, "--max-model-len=768", f"--num-gpu-blocks-override={DEVICE_BLOCKS}"),
-        *("--kv-transfer-config", json.dumps(tiered([tier], HOST_BYTES))),
-    ]
+    return tiered([tier], HOST_BYTES)
 
 
 def check_blocks_that_a_connector_mixes_up_are_found_and_a_sound_one_is_faithful(
@@ -47,12 +66,49 @@ def check_blocks_that_a_connector_mixes_up_are_found_and_a_sound_one_is_faithful
     lying = tmp_path / "lying"
     lying.write_text("")
     variables = {**real_variables(), "LYING_FILE": str(lying)}
-    with running_server(server_command(tmp_path / "store"), variables, ROOT, log_path("server")) as server:
+    found: dict[str, int] = {}
+    seconds: dict[str, float] = {}
+    with running_server(server_command(lying_tier(tmp_path / "store")), variables, ROOT, log_path("server")) as server:
         skipped = [word for name in SKIPPED for word in ("--skip", name)]
-        found = {}
         for lie in ("", *LIES, ""):
             lying.write_text(lie)
+            started_s = time.monotonic()
             found[lie] = run(["faithful", server.url, *ASKED, *skipped])
+            seconds[lie] = round(time.monotonic() - started_s, 1)
     with capsys.disabled():
-        print(found)  # noqa: T201 - for who compares
+        print(found, seconds, flush=True)  # noqa: T201 - for who compares
     assert found == {"": 0, **dict.fromkeys(LIES, 1)}
+
+
+@pytest.mark.parametrize("kind", ["alone", "fs", "file", "grpc"])
+def check_a_sound_server_is_never_called_unfaithful(
+    kind: str, log_path: LogPath, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"on_reset": "keep", "cpu_bytes_to_use": HOST_BYTES}
+    file = tmp_path / "verdicts.json"
+    with ExitStack() as stack:
+        transfer = None
+        if kind == "fs":
+            transfer = tiered([{"type": "fs", "root_dir": str(tmp_path / "fs")}], HOST_BYTES)
+        elif kind == "file":
+            transfer = connected(settings, f"file:{tmp_path / 'store'}")
+        elif kind == "grpc":
+            service = ServeProcess(variables={"STORAGE": f"file:{tmp_path / 'store'}"})
+            stack.callback(service.kill)
+            transfer = connected(settings, f"grpc://{service.address}")
+        command = ["bash", "-c", RESTARTING, "restarting", *server_command(transfer)]
+        server = stack.enter_context(running_server(command, real_variables(), ROOT, log_path(kind)))
+        restart = f"bash -c 'child=$(pgrep -P {server.pid}) && kill $child && tail --pid=$child -f /dev/null'"
+        runs: list[dict[str, str]] = []
+        for number in range(RUNS):
+            options = ("--restart-command", restart) if number < RESTARTS and transfer else ()
+            started_s = time.monotonic()
+            run(["faithful", server.url, *ASKED, *options, "--json-file", str(file)])
+            value = json.loads(file.read_text())
+            runs.append({phase["name"]: phase["verdict"] for phase in value["phases"]})
+            with capsys.disabled():
+                floor, seconds = value["noise_floor"], time.monotonic() - started_s
+                print(f"{kind}: {runs[-1]}, floor {floor:.5f} nats, {seconds:.0f} s", flush=True)  # noqa: T201
+    beyond = "faithful" if transfer else "cannot tell"
+    expected = dict.fromkeys(IN_DEVICE, "faithful") | dict.fromkeys(BEYOND, beyond)
+    assert [{"restart": "faithful", **found} for found in runs] == [expected | {"restart": "faithful"}] * RUNS

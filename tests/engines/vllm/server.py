@@ -57,6 +57,11 @@ class VllmServer:
         """Where it listens."""
         return f"http://127.0.0.1:{self._port}"
 
+    @property
+    def pid(self) -> int:
+        """Number of the process that was started."""
+        return self._process.pid
+
     def wait_until_ready(self) -> None:
         """Wait until the server answers."""
         until_s = time.monotonic() + START_S
