@@ -28,7 +28,10 @@ CORES = ("python", "rust")
 STACKS_BY_TURNS = tuple(zip(STACKS, cycle(CORES), strict=False))
 """Every stack, the tree cores by turns: for what takes its time on any of them."""
 
-STORES = ("file", "packed", "grpc", "mooncake")
+STORES = ("file", "packed", "coded", "grpc", "mooncake")
+"""Kinds of stores; ``coded`` is a ``file:`` store whose pages are compressed and encrypted."""
+
+CODED = "#compress=lossless&keys=file:"
 RUN_S = 240.0
 """Longest time of one run, the engine's start included."""
 
@@ -119,6 +122,10 @@ class Bench:
         if kind in self._urls:
             # All runs of a section share the service, and the cluster; the revision keeps them apart.
             return self.store(self._urls[kind], revision=f"{REVISION} {self._numbers}")
+        if kind == "coded":
+            keys = self.root / "keys"
+            keys.write_text(f"* {'3d' * 32}\n", encoding="ascii")
+            return self.store(f"file:{directory}{CODED}{keys}")
         return self.store(f"{kind}:{directory}")
 
     def all_fresh(self, *without: str, **settings: object) -> list[dict[str, Any]]:
@@ -247,7 +254,8 @@ class Bench:
         labels: Sequence[str] = (),
     ) -> None:
         """Print what held, store by store."""
-        kinds = [outcome["store"].partition("/")[0].partition(":")[0] for outcome in outcomes]
+        urls = [outcome["store"] for outcome in outcomes]
+        kinds = ["coded" if CODED in url else url.partition("/")[0].partition(":")[0] for url in urls]
         for label, outcome in zip(labels or kinds, outcomes, strict=True):
             told = (
                 f"{sum(outcome['restored_pages'])} of {sum(outcome['expected_pages'])} pages restored, "
