@@ -5,7 +5,8 @@ what lies there as it is. ``page_coding`` has the bytes of an object.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
 from typing import Protocol, runtime_checkable
@@ -13,26 +14,27 @@ from typing import Protocol, runtime_checkable
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.catalog import UsedBetween, catalog_in, catalog_of
+from unified_cache.storage_backends.catalog import catalog_in
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.manifest import described_by
 from unified_cache.storage_backends.memory_reads import MemoryReader, memory_reader_in
 from unified_cache.storage_backends.protocol import (
     Answer,
-    Capability,
     Level,
     PageIO,
-    Scan,
     StorageBackend,
     StorageReader,
 )
-from unified_cache.storage_backends.wrappers.layer import StorageLayer
+from unified_cache.storage_backends.wrappers.layer import ReaderLayer, StorageLayer
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, PageCoder, Undecoded
 
 __all__ = ["CodedReader", "CodedStorage", "SizedObjects", "coded"]
 
 UNREADABLE_MAX = 1 << 16
-"""Names kept of objects that cannot be read here, and are put again; with one more all are forgotten."""
+"""Names kept of objects that cannot be read here, and are put again: some 15 MB."""
+
+MODELS_MAX = 4096
+"""Identities whose model is kept; with one more all are looked up again."""
 
 LEFT = frozenset({Undecoded.UNENCRYPTED, Undecoded.NO_KEY, Undecoded.NO_CODEC})
 """Objects that somebody else may be able to read: they stay, until the page is put again."""
@@ -63,102 +65,127 @@ def coded(backend: StorageBackend, choice: CodingChoice | None) -> StorageBacken
     )
 
 
-class CodedPages:
-    """Reads pages through a coder, from a store that is opened to be read, or to be written. Thread-safe."""
+class CodedReader(ReaderLayer[StorageReader]):
+    """Reads pages however they were stored, and changes nothing. It owns the store. Thread-safe where that is.
+
+    What is not the page that was asked for is a miss, counted by its reason.
+    """
 
     def __init__(
         self, store: StorageReader, choice: CodingChoice | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        """Raise as ``PageCoder``."""
         assert isinstance(store, SizedObjects), "what is opened by ``coded`` says how long its objects are"
+        super().__init__(store)
         self._lengths = store.lengths
-        self._store: StorageReader = store
         self.coder = PageCoder(CodingChoice() if choice is None else choice, clock)
-        self.are_expected = choice is not None
-        """Whether it pays to ask for lengths first; else a store answers UNAVAILABLE for a page that is coded."""
+        self.unreadable: set[Label] = set()
+        """Objects that cannot be read here; with one more than ``UNREADABLE_MAX`` all are forgotten."""
         self._models: dict[bytes, str] = {}
-        self._unreadable: set[Label] = set()
+        self._counts: Counter[Undecoded] = Counter()
         self._guard = Lock()
 
-    def learn(self, manifest: Manifest) -> None:
+    @property
+    def undecoded_counts(self) -> dict[Undecoded, int]:
+        """Objects that were none of the pages asked for, by reason; a copy."""
+        with self._guard:
+            return dict(self._counts)
+
+    def count(self, reasons: Iterable[Undecoded]) -> None:
+        """Count objects that are none of the pages asked for, and pages that cannot be encoded."""
+        with self._guard:
+            self._counts.update(reasons)
+
+    def learn(self, identity: bytes, model: str) -> None:
         """Remember whose pages those of an identity are."""
-        self._models[manifest.identity] = manifest.model
+        if len(self._models) >= MODELS_MAX:
+            self._models.clear()
+        self._models[identity] = model
 
     def model_of(self, identity: bytes) -> str:
-        """Return the model's name in a manifest whose digest is that identity; empty where nobody has said it."""
-        if self.coder.is_encrypting and identity not in self._models and catalog_in(self._store) is not None:
-            manifest = catalog_of(self._store).manifests().get(identity)
-            with suppress(StorageError):  # one that says another name than its digest
-                if manifest is not None:
-                    described_by(manifest)
-                    self.learn(manifest)
-        return self._models.get(identity, "")
+        """Return the model's name in the manifest of an identity; empty where there is none, or nothing needs it."""
+        if not self.coder.is_encrypting:
+            return ""
+        found = self._models.get(identity)
+        if found is None:
+            found = self._described_model(identity)
+            self.learn(identity, found)
+        return found
 
-    @property
-    def has_unreadable(self) -> bool:
-        """Whether an object is known that cannot be read here."""
-        return bool(self._unreadable)
+    def _described_model(self, identity: bytes) -> str:
+        catalog = catalog_in(self._backend)
+        manifest = None if catalog is None else catalog.manifests().get(identity)
+        if manifest is None or manifest.identity != identity:
+            return ""
+        try:
+            return described_by(manifest).identity.model
+        except StorageError:  # it says another name than its digest
+            return ""
+
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        """Ask the store; what is known to be unreadable here is a miss."""
+        found = self._backend.exists(labels)
+        return [Answer.MISS if label in self.unreadable else each for label, each in zip(labels, found, strict=True)]
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        """Fill each page's buffers; what is no page stays."""
+        answers = [Answer.UNAVAILABLE] * len(pages) if self.coder.is_coding else self._backend.get(pages)
+        self.read_coded(pages, answers)
+        return answers
+
+    def read_coded(self, pages: Sequence[PageIO], answers: list[Answer]) -> list[Label]:
+        """Fill the buffers of the pages that are UNAVAILABLE so far, and complete ``answers``.
+
+        Return which objects prove to be no pages and are to be removed.
+        """
+        left = [number for number, answer in enumerate(answers) if answer is Answer.UNAVAILABLE]
+        objects: dict[int, PageIO] = {}
+        refused: dict[int, Undecoded] = {}
+        for number, length in zip(left, self._lengths([pages[number].label for number in left]), strict=True):
+            page, wanted = pages[number], page_bytes(pages[number])
+            if length is not None and may_be_coded(wanted - HEADER_BYTES, length):
+                objects[number] = PageIO(page.label, (memoryview(bytearray(length)),))
+            elif not self.coder.is_encrypting:
+                objects[number] = page
+            elif length is None:
+                answers[number] = Answer.MISS
+            else:
+                refused[number] = Undecoded.UNENCRYPTED if length == wanted else Undecoded.DAMAGED
+        for number, answer in zip(objects, self._backend.get(list(objects.values())), strict=True):
+            answers[number], page = answer, pages[number]
+            if answer is Answer.HIT and objects[number] is not page:
+                (stored,) = objects[number].buffers
+                reason = self.coder.decode(stored, page, self.model_of(page.label.identity))
+                if reason is not None:
+                    refused[number] = reason
+        if not refused:
+            return []
+        self.count(refused.values())
+        # Who has no keys at all does not know what is there; who has some knows that it is none of theirs.
+        unread = Answer.MISS if self.coder.is_encrypting else Answer.UNAVAILABLE
+        for number, reason in refused.items():
+            answers[number] = unread if reason in LEFT else Answer.FLAWED
+        self._remember_unreadable([pages[number].label for number, reason in refused.items() if reason in LEFT])
+        return [pages[number].label for number, reason in refused.items() if reason not in LEFT]
+
+    def _remember_unreadable(self, labels: Sequence[Label]) -> None:
+        with self._guard:
+            if len(self.unreadable) + len(labels) > UNREADABLE_MAX:
+                self.unreadable.clear()
+            self.unreadable.update(labels)
 
     def take_unreadable(self, labels: Sequence[Label]) -> list[Label]:
         """Return those labels that are known to be unreadable here, and forget them."""
         with self._guard:
-            found = [label for label in labels if label in self._unreadable]
-            self._unreadable.difference_update(found)
+            found = [label for label in labels if label in self.unreadable]
+            self.unreadable.difference_update(found)
         return found
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Ask the store; what is known to be unreadable here is a miss."""
-        found, unreadable = self._store.exists(labels), self._unreadable
-        return [Answer.MISS if label in unreadable else each for label, each in zip(labels, found, strict=True)]
-
-    def get(self, pages: Sequence[PageIO]) -> tuple[list[Answer], list[Label]]:
-        """Fill each page's buffers; return besides which objects prove to be no pages and are to be removed."""
-        lengths = self._lengths([page.label for page in pages])
-        wanted = [page_bytes(page) for page in pages]
-        if lengths == wanted and not self.coder.is_encrypting:
-            return self._store.get(pages), []
-        answers = [Answer.MISS] * len(pages)
-        asked: dict[int, PageIO] = {}
-        objects: dict[int, memoryview] = {}
-        refused: dict[int, Undecoded] = {}
-        for number, (page, length) in enumerate(zip(pages, lengths, strict=True)):
-            if length is not None and may_be_coded(wanted[number] - HEADER_BYTES, length):
-                self.are_expected = True
-                objects[number] = memoryview(bytearray(length))
-                asked[number] = PageIO(page.label, (objects[number],))
-            elif not self.coder.is_encrypting:
-                asked[number] = page
-            elif length is not None:
-                refused[number] = Undecoded.UNENCRYPTED if length == wanted[number] else Undecoded.DAMAGED
-        for number, answer in zip(asked, self._store.get(list(asked.values())), strict=True):
-            answers[number] = answer
-            if answer is Answer.HIT and number in objects:
-                page = pages[number]
-                reason = self.coder.decode(objects[number], page, self.model_of(page.label.identity))
-                if reason is not None:
-                    refused[number] = reason
-        answers_of_refused = self._refuse({pages[number].label: reason for number, reason in refused.items()})
-        for number in refused:
-            answers[number] = answers_of_refused[pages[number].label]
-        return answers, [label for label, answer in answers_of_refused.items() if answer is Answer.FLAWED]
-
-    def _refuse(self, reasons: Mapping[Label, Undecoded]) -> dict[Label, Answer]:
-        """Count objects that are not the pages asked for; return what is answered of each."""
-        self.coder.count(reasons.values())
-        left = [label for label, reason in reasons.items() if reason in LEFT]
-        with self._guard:
-            if len(self._unreadable) + len(left) > UNREADABLE_MAX:
-                self._unreadable.clear()
-            self._unreadable.update(left)
-        # Who has no keys at all does not know what is there; who has some knows that it is none of theirs.
-        unread = Answer.MISS if self.coder.is_encrypting else Answer.UNAVAILABLE
-        return {label: unread if reason in LEFT else Answer.FLAWED for label, reason in reasons.items()}
 
 
 class CodedStorage(StorageLayer):
-    """Store pages compressed, encrypted or both, and read them however they were stored.
+    """Store pages compressed, encrypted or both, and read them as ``CodedReader``, removing what is no page.
 
-    What is not the page that was asked for is a miss, counted by its reason in ``undecoded_counts``. It owns the
-    wrapped backend. Thread-safe where the backend is; pages are coded on the caller's thread.
+    It owns the wrapped backend. Thread-safe where the backend is; pages are coded on the caller's thread.
     """
 
     def __init__(
@@ -166,8 +193,8 @@ class CodedStorage(StorageLayer):
     ) -> None:
         """Raise as ``PageCoder``. Without a choice pages are stored as they are. ``clock`` gives seconds."""
         super().__init__(backend)
-        self._pages = CodedPages(backend, choice, clock)
-        self._is_coding = choice is not None
+        self._reader = CodedReader(backend, choice, clock)
+        self._is_coding = self._reader.coder.is_coding
 
     @property
     def backend(self) -> StorageBackend:
@@ -177,84 +204,41 @@ class CodedStorage(StorageLayer):
     @property
     def undecoded_counts(self) -> dict[Undecoded, int]:
         """Objects that were none of the pages asked for, by reason; a copy."""
-        return self._pages.coder.undecoded_counts
+        return self._reader.undecoded_counts
 
     def memory_reader(self) -> MemoryReader | None:
         """Return the wrapped store as one that reads pages from memory, as they are; None where none is believed."""
-        return None if self._pages.coder.is_encrypting else memory_reader_in(self._backend)
+        return None if self._reader.coder.is_encrypting else memory_reader_in(self._backend)
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Announce an identity to the wrapped backend, and learn whose it is."""
-        self._pages.learn(manifest)
+        self._reader.learn(manifest.identity, manifest.model)
         super().register(manifest, slabs)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the wrapped backend; what is known to be unreadable here is a miss."""
-        return self._pages.exists(labels) if self._pages.has_unreadable else self._backend.exists(labels)
+        return self._reader.exists(labels) if self._reader.unreadable else self._backend.exists(labels)
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers, from an object as it is or a coded one; remove what is no page."""
-        if not self._pages.are_expected:
-            answers = self._backend.get(pages)
-            if Answer.UNAVAILABLE in answers:
-                left = [number for number, answer in enumerate(answers) if answer is Answer.UNAVAILABLE]
-                for number, answer in zip(left, self._get_coded([pages[number] for number in left]), strict=True):
-                    answers[number] = answer
-            return answers
-        return self._get_coded(pages)
-
-    def _get_coded(self, pages: Sequence[PageIO]) -> list[Answer]:
-        answers, flawed = self._pages.get(pages)
-        if flawed:
-            with suppress(StorageError):  # it is found flawed again by the next get
-                self._backend.remove(flawed)
+        # A store answers UNAVAILABLE for a page that is coded. Where most are, none is tried as it is.
+        answers = [Answer.UNAVAILABLE] * len(pages) if self._is_coding else self._backend.get(pages)
+        if Answer.UNAVAILABLE in answers:
+            flawed = self._reader.read_coded(pages, answers)
+            if flawed:
+                with suppress(StorageError):  # it is found flawed again by the next get
+                    self._backend.remove(flawed)
         return answers
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Store pages; those whose owner has no key are declined. What could not be read here is replaced."""
         if not self._is_coding:
             return self._backend.put(pages, level)
-        unreadable = self._pages.take_unreadable([page.label for page in pages])
+        encoded = [self._reader.coder.encode(page, self._reader.model_of(page.label.identity)) for page in pages]
+        objects = [each for each in encoded if each is not None]
+        self._reader.count([Undecoded.NO_KEY] * (len(pages) - len(objects)))
+        unreadable = self._reader.take_unreadable([each.label for each in objects])
         if unreadable:
             self._backend.remove(unreadable)
-        coder = self._pages.coder
-        objects = [coder.encode(page, self._pages.model_of(page.label.identity)) for page in pages]
-        answers = iter(self._backend.put([each for each in objects if each is not None], level))
-        return [Answer.DECLINED if each is None else next(answers) for each in objects]
-
-
-class CodedReader:
-    """Reads a store that is opened to be read alone, however its pages were stored. It owns that store."""
-
-    def __init__(self, store: StorageReader, choice: CodingChoice | None) -> None:
-        """Raise as ``PageCoder``."""
-        self._store = store
-        self._pages = CodedPages(store, choice)
-
-    def capability(self) -> Capability:
-        """Return what the store can do."""
-        return self._store.capability()
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Ask the store."""
-        return self._pages.exists(labels)
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        """Fill each page's buffers; what is no page stays."""
-        return self._pages.get(pages)[0]
-
-    def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List objects, with the bytes that they have in the store."""
-        return self._store.scan(identity, cursor)
-
-    def manifests(self) -> dict[bytes, Manifest | None]:
-        """Return the manifest of every identity of the store."""
-        return catalog_of(self._store).manifests()
-
-    def used_between(self, identity: bytes) -> UsedBetween | None:
-        """Ask the store when objects of an identity were used."""
-        return catalog_of(self._store).used_between(identity)
-
-    def close(self) -> None:
-        """Close the store."""
-        self._store.close()
+        answers = iter(self._backend.put(objects, level))
+        return [Answer.DECLINED if each is None else next(answers) for each in encoded]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
@@ -15,12 +15,14 @@ from unified_cache.storage_backends.protocol import (
     PageIO,
     Scan,
     StorageBackend,
+    StorageReader,
 )
 from unified_cache.storage_backends.removals import RemovalFeed, removals_of
 
-__all__ = ["Method", "StorageLayer"]
+__all__ = ["Method", "ReaderLayer", "StorageLayer"]
 
 Result = TypeVar("Result")
+Wrapped = TypeVar("Wrapped", bound=StorageReader)
 
 
 class Method(Enum):
@@ -42,10 +44,10 @@ class Method(Enum):
     __hash__ = object.__hash__  # see Answer
 
 
-class StorageLayer:
-    """Pass every call of a store, and of its catalog, on to the wrapped one, which it closes, by way of ``_call``."""
+class ReaderLayer(Generic[Wrapped]):
+    """Pass the calls that read a store, and its catalog, on to the wrapped one, which it closes; by ``_call``."""
 
-    def __init__(self, backend: StorageBackend) -> None:
+    def __init__(self, backend: Wrapped) -> None:
         self._backend = backend
 
     def _call(self, method: Method, work: Callable[[], Result]) -> Result:
@@ -56,10 +58,6 @@ class StorageLayer:
         """Return what the wrapped backend can do."""
         return self._call(Method.CAPABILITY, self._backend.capability)
 
-    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        """Announce an identity to the wrapped backend."""
-        self._call(Method.REGISTER, partial(self._backend.register, manifest, slabs))
-
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the wrapped backend."""
         return self._call(Method.EXISTS, partial(self._backend.exists, labels))
@@ -67,6 +65,34 @@ class StorageLayer:
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers."""
         return self._call(Method.GET, partial(self._backend.get, pages))
+
+    def scan(self, identity: bytes, cursor: str = "") -> Scan:
+        """List objects of the wrapped backend."""
+        return self._call(Method.SCAN, partial(self._backend.scan, identity, cursor))
+
+    def catalog(self) -> Catalog | None:
+        """Return this layer, each call made as the others; None where the wrapped backend has no catalog."""
+        return None if catalog_in(self._backend) is None else self
+
+    def manifests(self) -> dict[bytes, Manifest | None]:
+        """Return the manifest of every identity of the wrapped backend, by its digest."""
+        return self._call(Method.MANIFESTS, catalog_of(self._backend).manifests)
+
+    def used_between(self, identity: bytes) -> UsedBetween | None:
+        """Ask the wrapped backend when objects of an identity were used."""
+        return self._call(Method.USED_BETWEEN, partial(catalog_of(self._backend).used_between, identity))
+
+    def close(self) -> None:
+        """Close the wrapped backend."""
+        self._call(Method.CLOSE, self._backend.close)
+
+
+class StorageLayer(ReaderLayer[StorageBackend]):
+    """Pass every call of a store, and of its catalog, on to the wrapped one."""
+
+    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
+        """Announce an identity to the wrapped backend."""
+        self._call(Method.REGISTER, partial(self._backend.register, manifest, slabs))
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Store pages."""
@@ -84,26 +110,6 @@ class StorageLayer:
         """Remove every object of one identity from the wrapped backend."""
         return self._call(Method.CLEAR, partial(self._backend.clear, identity))
 
-    def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List objects of the wrapped backend."""
-        return self._call(Method.SCAN, partial(self._backend.scan, identity, cursor))
-
     def removals(self) -> RemovalFeed | None:
         """Subscribe to the removals of the wrapped backend, which waits for nothing."""
         return removals_of(self._backend)
-
-    def catalog(self) -> Catalog | None:
-        """Return this layer, each call made as the others; None where the wrapped backend has no catalog."""
-        return None if catalog_in(self._backend) is None else self
-
-    def manifests(self) -> dict[bytes, Manifest | None]:
-        """Return the manifest of every identity of the wrapped backend, by its digest."""
-        return self._call(Method.MANIFESTS, catalog_of(self._backend).manifests)
-
-    def used_between(self, identity: bytes) -> UsedBetween | None:
-        """Ask the wrapped backend when objects of an identity were used."""
-        return self._call(Method.USED_BETWEEN, partial(catalog_of(self._backend).used_between, identity))
-
-    def close(self) -> None:
-        """Close the wrapped backend."""
-        self._call(Method.CLOSE, self._backend.close)

@@ -21,11 +21,9 @@ that they tell little, and stores that keep objects of one length together have 
 import os
 import struct
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -103,7 +101,7 @@ class CodingChoice:
 
 
 class PageCoder:
-    """Turns pages into objects of a store, and back. Thread-safe; counts what it could not turn back."""
+    """Turns pages into objects of a store, and back. Thread-safe."""
 
     def __init__(self, choice: CodingChoice, clock: Callable[[], float] = time.monotonic) -> None:
         """Raise MissingExtraError where a package is not installed, ConfigError where there are no keys."""
@@ -112,34 +110,22 @@ class PageCoder:
         self._keys: PageKeys | None = None
         if choice.keys:
             self._keys = import_with_extra(keys_module, "encrypt", "keys=").PageKeys(choice.keys, clock)
-        self._counts: Counter[Undecoded] = Counter()
-        self._guard = Lock()
+        self.is_coding = choice.compress or bool(choice.keys)
+        """Whether pages are stored otherwise than as they are."""
 
     @property
     def is_encrypting(self) -> bool:
         """Whether pages are encrypted, so that no other is believed."""
         return self._keys is not None
 
-    @property
-    def undecoded_counts(self) -> dict[Undecoded, int]:
-        """Objects that were none of the pages asked for, by reason; a copy."""
-        with self._guard:
-            return dict(self._counts)
-
-    def count(self, reasons: Iterable[Undecoded]) -> None:
-        """Count objects that are none of the pages asked for."""
-        with self._guard:
-            self._counts.update(reasons)
-
     def encode(self, page: PageIO, model: str) -> PageIO | None:
         """Return the object for a page: itself where it is to be stored as it is, None where its owner has no key."""
         label, buffers, _ = page
         payload_bytes = page_bytes(page) - HEADER_BYTES
-        if payload_bytes < 0 or not (self._compressor or self._keys):
+        if payload_bytes < 0:
             return page
         key = None if self._keys is None else self._keys.writing(label.identity, model)
         if self._keys is not None and key is None:
-            self.count((Undecoded.NO_KEY,))
             return None
         payload = _joined(payload_of(buffers))
         compressed = None if self._compressor is None else self._compressor.compress(label, payload)
