@@ -29,6 +29,7 @@ from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
+from unified_cache.storage_backends.wrappers import coded, page_keys
 from unified_cache.storage_backends.wrappers.coded import CodedStorage
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, Undecoded
 from unified_cache.storage_backends.wrappers.page_keys import RELOADED_S, PageKeys
@@ -200,6 +201,8 @@ def test_the_key_of_one_tenant_opens_and_makes_no_page_of_another(tmp_path: Path
         assert read_back(storage, pages["zeta"]) == bytes_of(pages["zeta"])
         assert read_back(storage, pages["acme"]) is Answer.MISS
         assert read_back(storage, pages["by identity"]) is Answer.MISS
+        assert isinstance(storage, CodedStorage)
+        assert storage.undecoded_counts == {Undecoded.NO_KEY: 2}
     key_file(tmp_path, f"* {OLD}")
     with closing(open_storage(url)) as storage:
         assert read_back(storage, pages["acme"]) == bytes_of(pages["acme"]), "a key is its bytes, whoever owns it"
@@ -229,6 +232,36 @@ def test_a_page_whose_key_is_lost_is_stored_again_under_the_new_one(tmp_path: Pa
     assert storage.exists([page.label]) == [Answer.MISS]
     assert storage.put([page], Level.CACHED) == [Answer.STORED]
     assert read_back(storage, page) == bytes_of(page)
+    assert storage.undecoded_counts == {Undecoded.NO_KEY: 1}
+
+
+def test_what_is_remembered_of_objects_of_others_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coded, "UNREADABLE_MAX", 8)
+    monkeypatch.setattr(coded, "MODELS_MAX", 8)
+    monkeypatch.setattr(page_keys, "CIPHERS_MAX", 8)
+    backend, path = MemoryStorage(), key_file(tmp_path, f"* {LOST}")
+    pages = [page_of(Label(bytes([number] * 32), bytes(32), "kv"), bf16_like(number, 512)) for number in range(40)]
+    assert all(encrypted(backend, path).put(pages, Level.CACHED))
+    key_file(tmp_path, f"* {NEW}")
+    storage = encrypted(backend, path)
+    assert [read_back(storage, page) for page in pages] == [Answer.MISS] * 40
+    assert storage.undecoded_counts == {Undecoded.NO_KEY: 40}
+    assert storage.exists([page.label for page in pages]).count(Answer.MISS) <= 8, "the others are found again"
+    for page in pages:
+        assert read_back(storage, page) is Answer.MISS
+        assert storage.put([page], Level.CACHED) == [Answer.STORED]
+    assert [read_back(storage, page) for page in pages] == list(map(bytes_of, pages))
+
+
+def test_the_same_page_is_never_encrypted_twice_to_the_same_bytes(tmp_path: Path) -> None:
+    path = key_file(tmp_path, f"* {OLD}")
+    page = page_of(label(1), bf16_like(1))
+    contents: list[bytes] = []
+    for backend in (MemoryStorage(), MemoryStorage()):
+        encrypted(backend, path).put([page], Level.CACHED)
+        contents.append(bytes(object_in(backend, page.label)))
+    first, second = (windows(content[HEADER_BYTES + 24 :]) for content in contents)
+    assert first.isdisjoint(second)
 
 
 # Rotation
@@ -251,12 +284,12 @@ def test_a_rotation_under_load_causes_no_miss(tmp_path: Path) -> None:
                 if found != bytes_of(pages[known]):
                     wrong.append(found)
 
-    for keys in ([OLD], [OLD, NEW], [OLD, NEW], [NEW, LOST], [NEW, LOST]):
+    for turn, keys in enumerate(([OLD], [OLD, NEW], [OLD, NEW], [NEW, LOST], [NEW, LOST])):
         key_file(tmp_path, *(f"* {key}" for key in keys))
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(serve, (0, 15, 30, 45)))
         clock.sleep(RELOADED_S)
-        if keys == [OLD, NEW]:  # what the old key wrote may go: put again
+        if turn == 1:  # what the old key wrote may go: put again, by the new one
             backend.remove([page.label for page in pages])
     assert wrong == []
 
