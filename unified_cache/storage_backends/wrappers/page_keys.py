@@ -116,8 +116,8 @@ class PageKeys:
         if key_id not in self._of(identity, model):
             with self._reading:
                 if self._clock() - self._unknown_s >= UNKNOWN_RELOADED_S:
-                    self._unknown_s = self._clock()
                     self._reload()
+                    self._unknown_s = self._clock()  # who waited for a slow command does not run it again
         keys = self._of(identity, model)
         return self._cipher_of(key_id, keys, identity) if key_id in keys else None
 

@@ -32,7 +32,7 @@ from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import coded, page_keys
 from unified_cache.storage_backends.wrappers.coded import CodedStorage
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, Undecoded
-from unified_cache.storage_backends.wrappers.page_keys import RELOADED_S, PageKeys
+from unified_cache.storage_backends.wrappers.page_keys import COMMAND_S_MAX, RELOADED_S, PageKeys
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, bytes_of, label
 
 OLD, NEW, LOST = "0a" * 32, "1b" * 32, "2c" * 32
@@ -308,6 +308,22 @@ def test_a_process_that_meets_a_key_it_does_not_know_reads_the_keys_at_once_and_
     for _ in range(50):
         assert keys.reading(page.label.identity, "m", b"unknown.") is None
     assert len((tmp_path / "reads").read_text()) == 2
+
+
+def test_a_command_that_takes_long_is_not_run_again_by_those_who_waited_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    runs: list[float] = []
+
+    def run_slowly() -> str:
+        runs.append(clock())
+        clock.sleep(COMMAND_S_MAX)
+        return f"* {OLD}"
+
+    monkeypatch.setattr(page_keys, "key_text_of", lambda source: run_slowly)
+    keys = PageKeys("command:slow", clock)
+    for _ in range(8):
+        assert keys.reading(bytes(32), "m", b"unknown.") is None
+    assert len(runs) == 2, "when the store was opened, and for the first of them"
 
 
 def logged_command(tmp_path: Path, reads: Sequence[str]) -> Path:
