@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from threading import Lock
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from unified_cache.core.errors import ConfigError, StateError
+from unified_cache.core.errors import StateError
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.protocol import StorageReader
 
@@ -35,8 +35,7 @@ class Removals(NamedTuple):
 class RemovalFeed:
     """Removals of one open store, for one subscriber. Thread-safe; ``take`` waits for no disk."""
 
-    def __init__(self, labels_max: int) -> None:
-        self._labels_max = labels_max
+    def __init__(self) -> None:
         self._gone: dict[Label, None] = {}
         self._lost_count = 0
         self.is_open = True
@@ -49,7 +48,7 @@ class RemovalFeed:
                 for label in labels:
                     self._gone.pop(label, None)
                     self._gone[label] = None
-                if len(self._gone) > self._labels_max:
+                if len(self._gone) > LABELS_WAITING_MAX:
                     self._lose()
 
     def restored(self, labels: Iterable[Label]) -> None:
@@ -113,10 +112,7 @@ class RemovalBuffer:
     As long as nobody has subscribed, nothing is kept.
     """
 
-    def __init__(self, labels_max: int = LABELS_WAITING_MAX) -> None:
-        if labels_max < 1:
-            raise ConfigError(f"labels_max must be positive, found {labels_max}")
-        self._labels_max = labels_max
+    def __init__(self) -> None:
         self._feeds: tuple[RemovalFeed, ...] = ()
         """Those that were open when the last one subscribed; never changed in place."""
         self._guard = Lock()
@@ -135,7 +131,7 @@ class RemovalBuffer:
                     f"a store reports its removals to {SUBSCRIBERS_MAX} subscribers, and has as many: "
                     "close a cache that remembers what has gone, or publishes events, over this store"
                 )
-            feed = RemovalFeed(self._labels_max)
+            feed = RemovalFeed()
             self._feeds = (*others, feed)
             return feed
 
