@@ -12,7 +12,7 @@ ENGINE_STORE_TESTS = (
 
 ENGINES_MUTANTS = [
     Mutant(
-        "a call returns while a lane still fills the engine's rows",
+        "a call returns while a thread still fills the engine's rows",
         "integrations/engine_store/pools.py",
         "            _settle(others)\n",
         "            pass\n",

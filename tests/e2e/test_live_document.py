@@ -32,8 +32,8 @@ def test_the_program_of_the_guide_serves_a_page(capsys: pytest.CaptureFixture[st
     assert isinstance(page, LivePage)
     with page:
         assert page.url in capsys.readouterr().out
-        lanes = {(lane["tier"], lane["component"]): lane["capacity"] for lane in figures(page.url)["lanes"]}
-        assert lanes == {("device", "full"): 64, ("host", "full"): 256}
+        capacities = {(each["tier"], each["component"]): each["capacity"] for each in figures(page.url)["components"]}
+        assert capacities == {("device", "full"): 64, ("host", "full"): 256}
 
 
 def test_the_command_of_the_guide_starts_a_service_with_a_page(tmp_path: Path) -> None:

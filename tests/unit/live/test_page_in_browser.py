@@ -54,14 +54,14 @@ def expected_of(replay: RunningReplay, at_s: float) -> dict[str, int]:
     figures = figures_of("", stats)
     expected: dict[str, int] = {}
     for held in stats.occupancy:
-        lane = f"{held.tier.name.lower()}.{held.component}"
+        component = f"{held.tier.name.lower()}.{held.component}"
         expected |= {
-            f"{lane}.capacity": held.capacity,
-            f"{lane}.pinned": held.protected,
-            f"{lane}.evictable": held.evictable,
-            f"{lane}.in_flight": held.out,
-            f"{lane}.free": held.free,
-            f"{lane}.evicted": held.evicted,
+            f"{component}.capacity": held.capacity,
+            f"{component}.pinned": held.protected,
+            f"{component}.evictable": held.evictable,
+            f"{component}.in_flight": held.out,
+            f"{component}.free": held.free,
+            f"{component}.evicted": held.evicted,
         }
     expected |= {
         "found.lookups": stats.lookups.count,
@@ -71,7 +71,7 @@ def expected_of(replay: RunningReplay, at_s: float) -> dict[str, int]:
         "found.prefetched": figures.found.prefetched,
     }
     for kind, moved in stats.traffic.items():
-        expected |= {f"legs.{kind.value}.pages": moved.pages, f"legs.{kind.value}.bytes": moved.payload_bytes}
+        expected |= {f"links.{kind.value}.pages": moved.pages, f"links.{kind.value}.bytes": moved.payload_bytes}
     for (method, answer), count in stats.storage_answers.items():
         expected[f"store.{method.value}.{answer.value}"] = count
     for each in figures.operations:

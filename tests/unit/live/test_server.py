@@ -134,7 +134,7 @@ def test_every_answer_forbids_what_the_page_does_not_need(server: LiveServer, pa
 
 def test_the_figures_are_json(server: LiveServer) -> None:
     found = json.loads(asked(server, "/figures.json").read())
-    assert (found["format"], found["name"], found["found"]["host"]) == (3, "server", 2)
+    assert (found["format"], found["name"], found["found"]["host"]) == (4, "server", 2)
     assert found["tenants"] == [TENANT._asdict()]
 
 

@@ -40,7 +40,7 @@ def test_a_service_shows_its_calls_and_store() -> None:
         metrics = server.metrics()
         series = {each["kind"]: each["done"] for each in found["operations"]}
         assert series["Put"] == metrics['unified_cache_service_calls_total{code="OK",method="Put",tenant="default"}']
-        assert found["lanes"] == []
+        assert found["components"] == []
         (tenant,) = found["tenants"]
         assert tenant["stored_bytes"] == metrics['unified_cache_service_stored_bytes{tenant="default"}'] > 0
         store = found["store"]

@@ -21,7 +21,7 @@ __all__ = [
     "TenantFigures",
 ]
 
-FIGURES_FORMAT = 3
+FIGURES_FORMAT = 4
 """Version of the JSON; raised when a field means something else or goes away."""
 
 
@@ -158,9 +158,9 @@ class LiveFigures:
             "kind": self.kind.value,
             "name": self.name,
             "counted_at_s": self.counted_at_s,
-            "lanes": [{**each._asdict(), "unit": "pages"} for each in self.components],
+            "components": [{**each._asdict(), "unit": "pages"} for each in self.components],
             "found": self.found._asdict(),
-            "legs": [each._asdict() for each in self.links],
+            "links": [each._asdict() for each in self.links],
             "operations_live": self.operations_live,
             "operations": [each._asdict() for each in self.operations],
             "slowest": [each.as_json() for each in self.slowest],

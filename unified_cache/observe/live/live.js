@@ -96,7 +96,7 @@ function table(id, columns, rows, nothing) {
 // ---- tiers -------------------------------------------------------------------------------------------------------
 
 function newComponent(held) {
-  const root = made("div", "lane");
+  const root = made("div", "component");
   const bar = made("div", "bar " + held.tier);
   bar.setAttribute("aria-hidden", "true");
   const parts = PARTS.slice(0, 3).map((part) => made("i", part));
@@ -116,7 +116,7 @@ function newComponent(held) {
 
 function showComponents(components) {
   const tiers = [...new Set(components.map((held) => held.tier))];
-  const groups = keyed(byId("lanes"), tiers, (tier) => {
+  const groups = keyed(byId("components"), tiers, (tier) => {
     const root = made("div");
     const body = made("div");
     root.append(made("h3", "", tier), body);
@@ -284,9 +284,9 @@ function show(figures) {
   byId("moment").dataset.countedAt = figures.counted_at_s;
   const perS = ratesInTheLastMinute();
   showTiles(figures, perS);
-  showComponents(figures.lanes);
-  table("legs", ["way", "pages", "bytes", "last minute"], figures.legs.map((link, number) => [link.name, [
-    link.name, ["legs." + link.name + ".pages", link.pages, link.pages === null ? "" : count(link.pages)], ["legs." + link.name + ".bytes", link.bytes, bytes(link.bytes)],
+  showComponents(figures.components);
+  table("links", ["way", "pages", "bytes", "last minute"], figures.links.map((link, number) => [link.name, [
+    link.name, ["links." + link.name + ".pages", link.pages, link.pages === null ? "" : count(link.pages)], ["links." + link.name + ".bytes", link.bytes, bytes(link.bytes)],
     bytes(perS.links[number]) + "/s",
   ]]), "Nothing was moved.");
   const found = figures.found;
