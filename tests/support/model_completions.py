@@ -13,7 +13,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from examples.continuous_batching import BatchingEngine, Request, RequestOutcome, TierSizes, opened
+from examples.continuous_batching import SINK, BatchingEngine, Request, RequestOutcome, TierSizes, opened
 from tests.support.exactness import page_size_of
 from tests.support.toy_completions import serving
 from unified_cache import Namespace
@@ -37,13 +37,13 @@ class ModelFault(Enum):
     OTHERS = auto()
     """The first page that comes from the host is one of another request."""
     SHORT = auto()
-    """As STALE, of the pages of a sliding window alone."""
+    """The first page of a sliding window is missing."""
     SWAPPED = auto()
     """K and V of a layer."""
     ZEROS = auto()
     """A layer of them."""
     STATE = auto()
-    """The recurrent state of another request."""
+    """The recurrent state of the hit before."""
 
 
 class ScoredToken(int):
@@ -107,10 +107,15 @@ def model_server(
 def lying_restore(fault: ModelFault) -> Callable[[DevicePages, list[Slots], int], DynamicCache]:
     """Return a restore from the device with a fault."""
     restore = DevicePages.restore
+    states: list[Slots] = []
+    """Slots of the state of each hit."""
 
     def lying(pages: DevicePages, slots: list[Slots], end: int) -> DynamicCache:
-        if end and fault is ModelFault.STATE:
-            slots = [*slots[:-1], np.where(slots[-1] > 1, slots[-1] - 1, slots[-1] + 1).astype(np.int32)]
+        if end and fault is ModelFault.SHORT:
+            slots = [*slots[:-1], np.where(np.arange(len(slots[-1])), slots[-1], SINK).astype(np.int32)]
+        elif end and fault is ModelFault.STATE:
+            states.append(slots[-1])
+            slots = [*slots[:-1], states[max(0, len(states) - 2)]]
         past = restore(pages, slots, end)
         layer: Any = next((each for each in past.layers if isinstance(each, DynamicLayer)), None)
         if end and layer is not None and fault is ModelFault.SWAPPED:
@@ -129,7 +134,7 @@ def lying_load(fault: ModelFault) -> Callable[[TieredMemory, PoolSpec, int, Slot
     """The last page that was loaded into a layer."""
 
     def lying(memory: TieredMemory, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> Copied:
-        if fault is ModelFault.STALE or (fault is ModelFault.SHORT and pool.name == "swa"):
+        if fault is ModelFault.STALE:
             source, target = source[1:], target[1:]
         elif fault is ModelFault.OTHERS:
             first = last.get((pool.name, layer), source[0])
