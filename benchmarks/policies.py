@@ -7,7 +7,6 @@ requests, batch by batch in turns, and the time is the processor's: ratios stand
 A whole run is kept in ``benchmarks/results/policies.json``.
 """
 
-import gc
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ import typer
 
 from benchmarks.generated_traces import KINDS, REQUESTS, generated_trace
 from benchmarks.machine import machine
+from benchmarks.measure import quiet
 from benchmarks.report import write_json
 from unified_cache.components import Full
 from unified_cache.controller.ledger import Ledger
@@ -110,10 +110,7 @@ def compared_hits(kind: str, requests: Sequence[TraceRequest], share: float) -> 
 
 def _batches(lru: TreeEngine, adaptive: TreeEngine, prompts: Sequence[Prompt]) -> Iterator[dict[TreeEngine, float]]:
     """Have both serve the same requests in turns; yield the processor's seconds that a batch takes each."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
+    with quiet():
         for number, start in enumerate(range(0, len(prompts), BATCH_REQUESTS)):
             took_s: dict[TreeEngine, float] = {}
             for engine in (lru, adaptive) if number % 2 else (adaptive, lru):
@@ -122,9 +119,6 @@ def _batches(lru: TreeEngine, adaptive: TreeEngine, prompts: Sequence[Prompt]) -
                     engine.serve(prompt)
                 took_s[engine] = time.thread_time() - began_s
             yield took_s
-    finally:
-        gc.enable()
-        gc.unfreeze()
 
 
 def main(

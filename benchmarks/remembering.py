@@ -7,7 +7,6 @@ printed is the median of the ratios of all batches but the first ones, before me
 cache without memory serves in a second of the processor, and as a reference the same of two that remember nothing.
 """
 
-import gc
 import statistics
 import sys
 import time
@@ -16,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.measure import quiet
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers
 from unified_cache.controller.memory import NoBytes
@@ -74,20 +74,13 @@ def compared(settings: ReplaySettings, requests: Sequence[TraceRequest], pages: 
     """Serve with so many pages remembered, and with none, batch by batch."""
     found: list[float] = []
     plain_s: list[float] = []
-    with opened(settings, 0) as plain, opened(settings, pages) as remembering:
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        try:
-            for start in range(0, len(requests), BATCH_REQUESTS):
-                batch = requests[start : start + BATCH_REQUESTS]
-                order = (plain, remembering) if len(found) % 2 else (remembering, plain)
-                times = {player: served_s(player, batch) for player in order}
-                found.append(times[remembering] / times[plain])
-                plain_s.append(times[plain])
-        finally:
-            gc.enable()
-            gc.unfreeze()
+    with opened(settings, 0) as plain, opened(settings, pages) as remembering, quiet():
+        for start in range(0, len(requests), BATCH_REQUESTS):
+            batch = requests[start : start + BATCH_REQUESTS]
+            order = (plain, remembering) if len(found) % 2 else (remembering, plain)
+            times = {player: served_s(player, batch) for player in order}
+            found.append(times[remembering] / times[plain])
+            plain_s.append(times[plain])
     first = int(len(found) * WARM_SHARE)
     counted = len(requests[first * BATCH_REQUESTS :])
     return Compared(statistics.median(found[first:]), counted / sum(plain_s[first:]))
