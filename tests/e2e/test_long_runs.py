@@ -55,7 +55,7 @@ LONG: Mapping[str, tuple[tuple[str, ...], str, str]] = {
     "trace convert": (("FIFO", "DIR/converted.jsonl"), "read .*[1-9][0-9,]* ", "read had "),
     "replay": ((str(TRACE), "--device-pages", "100"), "replay .*hit ratio", "replay had "),
     "plan": (
-        (str(TRACE), "--model", "gpt-oss-120b", "--sweep", "host=256GiB..2TiB:90"),
+        (str(TRACE), "--limit", "3000", "--model", "gpt-oss-120b", "--sweep", "host=256GiB..2TiB:90"),
         "plan .*hit ratio",
         "plan had ",
     ),

@@ -59,7 +59,9 @@ SHARED_SIZES = [
     ("engines", "page_size", "device_pages", "host_pages", "stored_pages"),
     [
         *((1, page_size, *sizes) for page_size in (128, 512, 1024) for sizes in SIZES),
-        *((engines, *sizes) for engines in (2, 3, 200) for sizes in SHARED_SIZES),
+        *((engines, *sizes) for engines in (2, 3) for sizes in SHARED_SIZES),
+        (200, *SHARED_SIZES[-1]),
+        *(pytest.param(200, *sizes, marks=pytest.mark.long) for sizes in SHARED_SIZES[:-1]),
     ],
 )
 def test_full_attention_is_exact_on_every_tier_also_of_several_engines_over_one_store(

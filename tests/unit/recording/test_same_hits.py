@@ -65,7 +65,9 @@ def served(plan: ReplayPlan, requests: list[TraceRequest], recording: Path) -> t
         return hits, list(player.component_hits)
 
 
-@pytest.mark.parametrize(("page_size", "windowed"), [(512, False), (512, True), (256, True)])
+@pytest.mark.parametrize(
+    ("page_size", "windowed"), [(512, False), pytest.param(512, True, marks=pytest.mark.long), (256, True)]
+)
 def test_a_replay_of_a_recording_hits_the_same_pages(tmp_path: Path, page_size: int, windowed: bool) -> None:
     plan = plan_of(page_size, windowed=windowed)
     first = served(plan, conversations(), tmp_path / "first.jsonl.gz")
