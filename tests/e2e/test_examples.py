@@ -1,9 +1,9 @@
 """The examples run as they stand, and show what they say: each rung, over a store that is given."""
 
 import runpy
-import subprocess
 import sys
-from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -15,30 +15,22 @@ from transformers import PreTrainedTokenizerFast
 from tests.sources import ROOT
 from unified_cache.testing.tiny_models import tiny_model
 
-TIMEOUT_S = 240
 
-
-Example = Callable[..., list[str]]
-
-
-@pytest.fixture
-def example(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Example:
-    """Return a function that runs an example in this process, which has imported torch, and returns its output."""
-
-    def run(name: str, *options: str) -> list[str]:
-        path = str(ROOT / "examples" / f"{name}.py")
-        monkeypatch.setattr(sys, "argv", [path, *options])
+def example(name: str, *options: str) -> list[str]:
+    """Run an example in this process, which has imported torch, and return its output."""
+    path = str(ROOT / "examples" / f"{name}.py")
+    out = StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out):
+        patch.setattr(sys, "argv", [path, *options])
         runpy.run_path(path, run_name="__main__")
-        return capsys.readouterr().out.splitlines()
-
-    return run
+    return out.getvalue().splitlines()
 
 
-def test_memory_only_computes_what_is_new(example: Example) -> None:
+def test_memory_only_computes_what_is_new() -> None:
     assert example("memory_only") == ["0 tokens reused, 82 computed", "96 tokens reused, 31 computed"]
 
 
-def test_host_and_file_survives_a_restart(example: Example, tmp_path: Path) -> None:
+def test_host_and_file_survives_a_restart(tmp_path: Path) -> None:
     """Rung 2: an engine with three tiers, and another one after it."""
     lines = example("host_and_file", "--storage", f"file:{tmp_path}")
     assert "host_tokens=192" in lines[-2]
@@ -46,10 +38,8 @@ def test_host_and_file_survives_a_restart(example: Example, tmp_path: Path) -> N
 
 
 def is_shared_by_two_engines(url: str) -> None:
-    """Rung 3: two processes at a time, of which the second imports the first one's program."""
-    command = [sys.executable, str(ROOT / "examples" / "two_engines.py"), "--storage", url]
-    ran = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
-    lines = ran.stdout.splitlines()
+    """Rung 3: two processes at a time, of which the second imports the program that runs in this one."""
+    lines = example("two_engines", "--storage", url)
     assert lines[0].startswith("engine 1: 0 tokens from storage")
     assert [line.split(" tokens")[0] for line in lines[2:]] == ["engine 2: 240", "engine 2: 240"]
 
@@ -58,11 +48,11 @@ def test_two_engines_share_one_store(tmp_path: Path) -> None:
     is_shared_by_two_engines(f"file:{tmp_path}")
 
 
-def test_kv_events_show_the_pages_of_each_tier(example: Example) -> None:
+def test_kv_events_show_the_pages_of_each_tier() -> None:
     assert example("kv_events") == ["GPU: 6 pages, CPU: 6 pages, STORAGE: 6 pages", "STORAGE: 6 pages"]
 
 
-def test_hybrid_engine_resumes_three_kinds_of_state_from_every_tier(example: Example) -> None:
+def test_hybrid_engine_resumes_three_kinds_of_state_from_every_tier() -> None:
     assert example("hybrid_engine") == [
         "cold: 0 of 10 pages reused",
         "another prompt: 0 of 10",
@@ -71,16 +61,14 @@ def test_hybrid_engine_resumes_three_kinds_of_state_from_every_tier(example: Exa
     ]
 
 
-def test_continuous_batching_computes_nothing_twice(example: Example) -> None:
+def test_continuous_batching_computes_nothing_twice() -> None:
     assert example("continuous_batching") == [
         "first time: 0 tokens reused, 698 computed",
         "second time: 688 tokens reused, 10 computed",
     ]
 
 
-def test_a_checkpoint_answers_from_storage_the_second_time(
-    example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_answers_from_storage_the_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = Tokenizer(WordLevel({"?": 0, "It": 1, "was": 2, "a": 3, "dark": 4, "night": 5}, "?"))
     words.pre_tokenizer = Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="?")  # type: ignore[no-untyped-call]
