@@ -141,10 +141,18 @@ class CodedReader(ReaderLayer[StorageReader]):
         left = [number for number, answer in enumerate(answers) if answer is Answer.UNAVAILABLE]
         objects: dict[int, PageIO] = {}
         refused: dict[int, Undecoded] = {}
-        for number, length in zip(left, self._lengths([pages[number].label for number in left]), strict=True):
+        try:
+            lengths = self._lengths([pages[number].label for number in left])
+        except StorageError:
+            if self.coder.is_coding:
+                raise
+            return []  # the other pages of the batch have their answers
+        for number, length in zip(left, lengths, strict=True):
             page, wanted = pages[number], page_bytes(pages[number])
             if length is not None and may_be_coded(wanted - HEADER_BYTES, length):
                 objects[number] = PageIO(page.label, (memoryview(bytearray(length)),))
+            elif not self.coder.is_coding:
+                continue  # it was asked for as it is
             elif not self.coder.is_encrypting:
                 objects[number] = page
             elif length is None:
@@ -158,21 +166,21 @@ class CodedReader(ReaderLayer[StorageReader]):
                 reason = self.coder.decode(stored, page, self.model_of(page.label.identity))
                 if reason is not None:
                     refused[number] = reason
-        if not refused:
-            return []
+        return self._refuse(pages, refused, answers) if refused else []
+
+    def _refuse(self, pages: Sequence[PageIO], refused: Mapping[int, Undecoded], answers: list[Answer]) -> list[Label]:
+        """Count and answer objects that are not the pages asked for; return those that nobody can read."""
         self.count(refused.values())
         # Who has no keys at all does not know what is there; who has some knows that it is none of theirs.
         unread = Answer.MISS if self.coder.is_encrypting else Answer.UNAVAILABLE
-        for number, reason in refused.items():
-            answers[number] = unread if reason in LEFT else Answer.FLAWED
-        self._remember_unreadable([pages[number].label for number, reason in refused.items() if reason in LEFT])
-        return [pages[number].label for number, reason in refused.items() if reason not in LEFT]
-
-    def _remember_unreadable(self, labels: Sequence[Label]) -> None:
+        left = {number for number, reason in refused.items() if reason in LEFT}
+        for number in refused:
+            answers[number] = unread if number in left else Answer.FLAWED
         with self._guard:
-            if len(self.unreadable) + len(labels) > UNREADABLE_MAX:
+            if len(self.unreadable) + len(left) > UNREADABLE_MAX:
                 self.unreadable.clear()
-            self.unreadable.update(labels)
+            self.unreadable.update(pages[number].label for number in left)
+        return [pages[number].label for number in refused if number not in left]
 
     def take_unreadable(self, labels: Sequence[Label]) -> list[Label]:
         """Return those labels that are known to be unreadable here, and forget them."""

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.store_kinds import StoreKind
-from unified_cache.core.errors import MissingExtraError
+from unified_cache.core.errors import MissingExtraError, StorageError
 from unified_cache.core.seal import CODED_VERSION, HEADER_BYTES, Label, may_be_coded, seal
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.offline.listing import ReadOutcome, empty_page, read_verified
@@ -167,6 +167,30 @@ def test_stores_with_and_without_compression_read_each_others_pages(kind: StoreK
     with closing(VerifiedStorage(open_storage(f"{url}#compress=lossless"))) as storage:
         assert [read_back(storage, page) for page in pages] == list(map(bytes_of, pages))
         assert storage.flaws_count == {}
+
+
+@pytest.mark.parametrize("are_lengths_known", [True, False])
+def test_a_page_that_a_store_does_not_give_now_costs_no_other_page_its_answer(are_lengths_known: bool) -> None:
+    class ResetStorage(MemoryStorage):
+        """A store that gives the first page of a batch, and fails for the others."""
+
+        asked_count = 0
+
+        def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+            self.asked_count += len(pages)
+            return super().get(pages[:1]) + [Answer.UNAVAILABLE] * (len(pages) - 1)
+
+        def lengths(self, labels: Sequence[Label]) -> list[int | None]:
+            if are_lengths_known:
+                return super().lengths(labels)
+            raise StorageError("reset", retryable=True)
+
+    backend = ResetStorage()
+    pages = [page_of(label(number), bf16_like(number)) for number in range(3)]
+    backend.put(pages, Level.CACHED)
+    found = CodedStorage(backend, None).get(list(map(blank_like, pages)))
+    assert found == [Answer.HIT, Answer.UNAVAILABLE, Answer.UNAVAILABLE]
+    assert backend.asked_count == 3
 
 
 def test_tools_verify_a_coded_object_by_its_own_seal_without_a_key() -> None:
