@@ -48,8 +48,8 @@ class BucketProxy:
         self.fired_count: Counter[BucketFault] = Counter()
         self.bomb_bytes = 0
         """Bytes of bombs that clients took, those in the buffers of sockets too."""
-        self.bombs_left = 0
-        """Bombs that a client has not hung up on."""
+        self.held_count = 0
+        """Slow answers and bombs that a client has not hung up on."""
 
     @classmethod
     @contextmanager
@@ -108,12 +108,24 @@ class BucketProxy:
             case BucketFault.RESET:
                 _reset(request)
             case BucketFault.SLOW:
-                request.connection.recv(1)
+                with self._held():
+                    request.connection.recv(1)
                 request.close_connection = True
             case BucketFault.BOMB:
-                self._send_bomb(request)
+                with self._held():
+                    self._send_bomb(request)
             case fault:
                 self._pass_on(request, body, fault)
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        with self._guard:
+            self.held_count += 1
+        try:
+            yield
+        finally:
+            with self._guard:
+                self.held_count -= 1
 
     def _pass_on(self, request: BaseHTTPRequestHandler, body: bytes, fault: BucketFault | None) -> None:
         upstream = HTTPConnection(self._host, self._port, timeout=30)
@@ -150,7 +162,6 @@ class BucketProxy:
             request.wfile.write(content)
 
     def _send_bomb(self, request: BaseHTTPRequestHandler) -> None:
-        self.bombs_left += 1
         request.send_response_only(200)
         request.send_header("Content-Length", str(1 << 40))
         request.send_header("ETag", '"0"')
@@ -161,7 +172,6 @@ class BucketProxy:
             while request.command == "GET":
                 request.wfile.write(BLOCK)
                 self.bomb_bytes += len(BLOCK)
-        self.bombs_left -= 1
 
 
 def _send_error(request: BaseHTTPRequestHandler, status: int, code: str) -> None:

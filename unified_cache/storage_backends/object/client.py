@@ -30,6 +30,8 @@ _STATUS = re.compile(r"status code: (\d{3}[ A-Za-z-]*)")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _CREDENTIALS = re.compile(r"169\.254\.|metadata\.google")
 _URL = re.compile(r"\w+://\S+")
+_SYSTEM = re.compile(r'message: "([A-Za-z ]{1,64})"')
+"""What the operating system said, in the source of an error."""
 
 
 class Bucket:
@@ -111,7 +113,7 @@ class Bucket:
 
 def reason_of(text: str) -> str:
     """Return what a message of obstore's says, but for addresses: they may be signed."""
-    text = text.partition("\n\nDebug source")[0]
+    text, _, source = text.partition("\n\nDebug source")
     if _CREDENTIALS.search(text):
         return "no credentials in the environment, and the machine gave none"
     status, code = _STATUS.search(text), _CODE.search(text)
@@ -119,6 +121,13 @@ def reason_of(text: str) -> str:
         return status[1].strip() + (f" ({code[1]})" if code is not None else "")
     if text.endswith("builder error"):
         return "an endpoint of http: is used only where the variable ..._ALLOW_HTTP is true"
+    if "TimedOut" in source:
+        return "no answer in time"
+    if "IncompleteBody" in source:
+        return "the answer ended before its length"
+    system = _SYSTEM.search(source)
+    if system is not None:
+        return system[1]
     return _URL.sub("...", " ".join(text.rpartition(" - ")[2].split()))[:200]
 
 

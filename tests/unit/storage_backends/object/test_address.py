@@ -93,6 +93,12 @@ def test_a_service_that_nobody_answers_for_is_one_line_without_its_address(monke
             "Generic S3 error: HTTP error: builder error",
             "an endpoint of http: is used only where the variable ..._ALLOW_HTTP is true",
         ),
+        (
+            "a - HTTP error: error sending request\n\nDebug source:\nkind: Timeout, source: TimedOut",
+            "no answer in time",
+        ),
+        ('a - HTTP error\n\nDebug source:\nmessage: "Connection refused"', "Connection refused"),
+        ('a - HTTP error: b\n\nDebug source:\nmessage: "https://kv.example/a?sig=x"', "HTTP error: b"),
         ("Generic: cut at https://kv.example/a?sig=x\nhere\n\nDebug source:\nsig", "Generic: cut at ... here"),
     ],
 )
