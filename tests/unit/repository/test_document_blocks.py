@@ -72,7 +72,7 @@ RUN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "from unified_cache import Namespace",
         ),
         "tests/e2e/test_faithful.py::test_the_line_of_the_document_writes_a_page_for_a_bug": (
-            "pip install 'unified-cache[faithful]'",
+            "unified-cache faithful",
         ),
         GUIDES: ("seq 1024",),
     },

@@ -34,17 +34,17 @@ ARROWS_MAX = 60
 
 LINES_MAX: Mapping[str, int] = {
     "cache": 2_210,
-    "cli": 3_510,
+    "cli": 3_500,
     "components": 2_100,
-    "controller": 6_220,
+    "controller": 6_210,
     "core": 4_650,
     "forward": 800,
     "integrations": 7_350,
     "observe": 2_000,
     "proto": 500,
     "service": 4_050,
-    "sizing": 6_245,
-    "storage_backends": 12_920,
+    "sizing": 6_225,
+    "storage_backends": 12_880,
     "testing": 500,
     "tree": 3_800,
 }
