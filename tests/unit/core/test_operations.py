@@ -224,6 +224,43 @@ def test_a_transfer_cancelled_at_any_job_keeps_nothing_and_gives_all_back(leg: T
     assert cache.close() == []
 
 
+@pytest.mark.parametrize("leg", [TransferKind.STORE, TransferKind.PREFETCH])
+def test_a_transfer_cancelled_during_a_call_of_the_store_makes_no_other(
+    leg: TransferKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 2)
+    workers = Stepped()
+
+    class CancelledInCall(MemoryStorage):
+        calls_count = -99
+
+        def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+            self.cancel()
+            return super().get(pages)
+
+        def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+            self.cancel()
+            return super().put(pages, level)
+
+        def cancel(self) -> None:
+            self.calls_count += 1
+            if self.calls_count == 2:
+                toy.cache.cancel(operation)
+
+    store = CancelledInCall()
+    if leg is TransferKind.PREFETCH:
+        filled(store)
+    toy = engine(store, workers=workers)
+    prompt = toy.cache.prompt(tokens(6)) if leg is TransferKind.PREFETCH else serve(toy, 6)
+    operation = started(toy.cache.prefetch(prompt) if leg is TransferKind.PREFETCH else toy.cache.backup(prompt))
+    store.calls_count = 0
+    while workers.waiting:
+        workers.run()
+        toy.cache.poll()
+    assert (store.calls_count, operation.state) == (2, OperationState.CANCELLED)
+    toy.cache.check()
+
+
 def test_a_transfer_whose_job_has_ended_unclaimed_can_still_be_cancelled_and_a_claimed_one_cannot() -> None:
     workers = Stepped()
     toy = engine(workers=workers)
