@@ -185,7 +185,7 @@ class _Trial:
         self.server.wait(self.settings.restart_timeout_s, until_up=True)
         after = self.server.hits()
         if before and after is not None and after >= before:
-            return PhaseResult.unknown("restart", "the server's counters did not begin anew: it was not restarted")
+            return PhaseResult.unknown("restart", "the server's counters did not start at zero: it was not restarted")
         return self.judged("restart", self.firsts)
 
     def churn(self, tokens: int) -> None:

@@ -46,11 +46,11 @@ def _notes(result: PlanResult) -> list[str]:
     if best.sizes.storage:
         life = costs.drive_life_years
         worn = "never worn" if life is None else f"worn after {life:,.1f} years"
-        if not result.hardware.drive_writes_per_day:
-            worn = f"requests cost {costs.requests_price_per_hour:.3g} an hour"
         lines.append(
             f"storage is written {bytes_text(int(costs.written_per_day))} a day at the rate of the trace: {worn}"
         )
+    if costs.requests_price_per_hour:
+        lines.append(f"requests of storage cost {costs.requests_price_per_hour:.3g} an hour")
     if result.replays:
         lines.append(f"{result.replays} sizes of device and host memory were replayed")
     if len(result.model.sized.layout.components) > 1:

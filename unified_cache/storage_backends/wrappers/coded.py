@@ -162,7 +162,8 @@ class CodedReader(ReaderLayer[StorageReader]):
                 answers[number] = Answer.MISS
             else:
                 refused[number] = Undecoded.UNENCRYPTED if length == wanted else Undecoded.DAMAGED
-        for number, answer in zip(objects, self._backend.get(list(objects.values())), strict=True):
+        found = self._backend.get(list(objects.values())) if objects else ()
+        for number, answer in zip(objects, found, strict=True):
             answers[number], page = answer, pages[number]
             if answer is Answer.HIT and objects[number] is not page:
                 (stored,) = objects[number].buffers
