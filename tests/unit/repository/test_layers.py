@@ -33,20 +33,20 @@ ARROWS_MAX = 60
 """Pairs of rooms of which one imports the other, the facade not counted."""
 
 LINES_MAX: Mapping[str, int] = {
-    "cache": 2_210,
-    "cli": 3_500,
-    "components": 2_100,
-    "controller": 6_210,
-    "core": 4_650,
-    "forward": 800,
-    "integrations": 7_350,
-    "observe": 2_000,
-    "proto": 500,
-    "service": 4_050,
-    "sizing": 6_225,
-    "storage_backends": 12_880,
-    "testing": 500,
-    "tree": 3_800,
+    "cache": 2_610,
+    "cli": 3_900,
+    "components": 2_500,
+    "controller": 6_610,
+    "core": 5_050,
+    "forward": 1_200,
+    "integrations": 7_750,
+    "observe": 2_400,
+    "proto": 900,
+    "service": 4_450,
+    "sizing": 6_625,
+    "storage_backends": 13_280,
+    "testing": 900,
+    "tree": 4_200,
 }
 """Lines of Python of each room, at most: what grows in a room makes something else in it smaller."""
 
