@@ -4,11 +4,9 @@ The names below are loaded when first used: what an engine embeds needs torch, t
 """
 
 import logging
-import sys
 from typing import TYPE_CHECKING
 
 from unified_cache.core.extras import import_with_extra
-from unified_cache.core.gone import GoneModules, import_instead
 
 if TYPE_CHECKING:
     from unified_cache.cache.cache import UnifiedCache
@@ -128,9 +126,6 @@ _HOMES = {
 # Log lines go nowhere unless the program that embeds the cache gives them a handler.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-if not any(isinstance(finder, GoneModules) for finder in sys.meta_path):  # this module may be loaded again
-    sys.meta_path.append(GoneModules())
-
 
 def __getattr__(name: str) -> object:
     """Load a public name from the room it lives in.
@@ -139,5 +134,5 @@ def __getattr__(name: str) -> object:
         MissingExtraError: it needs torch, which is not installed.
     """
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{import_instead(f'{__name__}.{name}')}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_with_extra(f"{__name__}.{_HOMES[name]}", "engine", f"{__name__}.{name}"), name)

@@ -11,11 +11,8 @@ from tests.sources import ROOT
 from tests.support.cluster import ask
 from tests.support.documents import CodeBlock, code_blocks, command_lines
 
-GUIDES = tuple(
-    name
-    for name in ("planning", "sizing", "migrating", "troubleshooting", "retention", "policies", "is-it-working")
-    if (ROOT / "docs" / f"{name}.md").exists()
-)
+NAMES = ("planning", "sizing", "from-another-cache", "troubleshooting", "retention", "policies", "is-it-working")
+GUIDES = tuple(name for name in NAMES if (ROOT / "docs" / f"{name}.md").exists())
 PLACES = {r"\bTRACE\b": "traces/mooncake_conversation.jsonl.gz --limit 40", r"--limit \d+": "--limit 40"}
 """What is the reader's to fill in, and how much of a trace is read."""
 

@@ -74,7 +74,7 @@ def test_what_only_commands_need_is_not_imported_for_help(arguments: tuple[str, 
     assert HEAVY.isdisjoint(each.split(".")[0] for each in modules)
     ours = {each for each in modules if each.startswith("unified_cache.") and each.count(".") > 1}
     rest = {each for each in ours if not each.startswith("unified_cache.cli.")}
-    assert rest == {"unified_cache.core.errors", "unified_cache.core.extras", "unified_cache.core.gone"}
+    assert rest == {"unified_cache.core.errors", "unified_cache.core.extras"}
     assert len(modules) <= MODULES_MAX
 
 

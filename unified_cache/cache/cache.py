@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Never, Self
+from typing import Self
 
 from unified_cache.cache.explain.cached import explain
 from unified_cache.cache.explain.explanation import Explanation
@@ -50,7 +50,6 @@ from unified_cache.core.errors import (
     check_kind,
     check_text,
 )
-from unified_cache.core.gone import method_instead
 from unified_cache.core.miss_reason import EvictionHistory
 from unified_cache.core.page import DEFAULT_NAMESPACE, Namespace, Prompt, TokensLike
 from unified_cache.core.pool import Identity, ModelLayout, Pages, Slots, Tier, identity_of
@@ -172,13 +171,6 @@ class UnifiedCache:
         self._lookups = LookupCounts()
         self._recorder: RequestWatcher | None = None
         self._published = PublishedStats(self._count)
-
-    if not TYPE_CHECKING:  # for a type checker there are no methods but those that there are
-
-        def __getattr__(self, name: str) -> Never:
-            """Raise an AttributeError that says what to use in the place of a method that is gone."""
-            message = f"{type(self).__name__!r} object has no attribute {name!r}{method_instead(name)}"
-            raise AttributeError(message, name=name, obj=self)
 
     # ---- asking --------------------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ import typer
 from unified_cache.cli.commands import HELP_NAMES, command_line
 from unified_cache.cli.text import printable
 from unified_cache.core.errors import CacheError, InputError
-from unified_cache.core.gone import GONE, command_instead, setting_instead, value_instead
 
 __all__ = ["Command", "LogLevel", "app", "main", "run"]
 
@@ -96,7 +95,7 @@ def run(arguments: Sequence[str]) -> int:
             command.run()
         sys.stdout.flush()
     except typer.TyperException as error:
-        return _refused(_usage(error.format_message(), arguments), EXIT_USAGE)
+        return _refused(error.format_message(), EXIT_USAGE)
     except InputError as error:
         return _refused(str(error), EXIT_USAGE)
     except CacheError as error:
@@ -130,21 +129,6 @@ def _interrupted(text: str) -> int:
     newline = "\n" if sys.stderr.isatty() else ""
     sys.stderr.write(f"{newline}{printable(text)}\n")
     return EXIT_INTERRUPTED
-
-
-def _usage(message: str, arguments: Sequence[str]) -> str:
-    """Return a message about a command line; of what is gone it says what takes its place."""
-    for name in (name for each in GONE for name in each.commands):
-        if message.startswith(f"No such command '{name}'"):
-            return f"No such command '{name}'{command_instead(name)}"
-    for value in (value for each in GONE for value in each.values):
-        if f" '{value}' is not one of " in message:
-            return f"{message.removesuffix('.')}{value_instead(value)}"
-    option = message.partition("No such option: ")[2].partition(" ")[0]
-    instead = setting_instead(f"{arguments[0]}.{option.removeprefix('--').replace('-', '_')}") if option else ""
-    if instead:
-        return f"No such option: {option}{instead}"
-    return message
 
 
 def _refused(reason: str, status: int) -> int:

@@ -42,18 +42,16 @@ class HelloReply(_message.Message):
     def __init__(self, format_version: _Optional[int] = ..., tenant: _Optional[str] = ..., durable: _Optional[bool] = ..., part_bytes: _Optional[int] = ..., pages_max: _Optional[int] = ..., store: _Optional[str] = ...) -> None: ...
 
 class PageRun(_message.Message):
-    __slots__ = ("identity", "pool", "keys", "parents", "object_bytes")
+    __slots__ = ("identity", "pool", "keys", "object_bytes")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
-    PARENTS_FIELD_NUMBER: _ClassVar[int]
     OBJECT_BYTES_FIELD_NUMBER: _ClassVar[int]
     identity: bytes
     pool: str
     keys: _containers.RepeatedScalarFieldContainer[bytes]
-    parents: _containers.RepeatedScalarFieldContainer[bytes]
     object_bytes: int
-    def __init__(self, identity: _Optional[bytes] = ..., pool: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., parents: _Optional[_Iterable[bytes]] = ..., object_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, identity: _Optional[bytes] = ..., pool: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., object_bytes: _Optional[int] = ...) -> None: ...
 
 class Namespace(_message.Message):
     __slots__ = ("extra_key", "cache_salt", "lora_id", "tenant", "bigrams")

@@ -40,7 +40,7 @@ from unified_cache.storage_backends.remote.reasons import reason_of, reasons_of
 __all__ = ["CacheService"]
 
 ABSENT, IN_STORE = 0, 2
-"""Bytes of a reply for a page that is not in the store, and for one that is; 1 was memory in earlier versions."""
+"""Bytes of a reply for a page that is not in the store, and for one that is."""
 
 PageAnswer = tuple[bytes, Sequence[memoryview]]
 """``mark`` of one page, and its bytes where it was found, named as the caller does."""

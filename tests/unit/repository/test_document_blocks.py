@@ -77,7 +77,7 @@ RUN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         GUIDES: ("seq 1024",),
     },
     "docs/layouts.md": {LAYOUTS: ("",)},
-    "docs/migrating.md": {GUIDES: ("",)},
+    "docs/from-another-cache.md": {GUIDES: ("",)},
     "docs/live.md": {"tests/e2e/test_live_document.py": ("",)},
     "docs/traces.md": {"tests/e2e/test_traces_document.py": ("",)},
     "docs/planning.md": {GUIDES: ("",)},

@@ -18,7 +18,7 @@ from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.core.settings.limits import MESSAGE_BYTES_MAX
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.proto.wire.calls import SERVICE, Call
+from unified_cache.proto.wire.calls import Call
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Scan
@@ -282,9 +282,6 @@ REFUSED: dict[grpc.StatusCode, dict[str, list[Send]]] = {
     UNKNOWN: {
         "an unknown method": [call_at(f"{Call.HELLO.path}2"), call_at("/unified_cache.service.v1.Cache/")],
         "another service": [call_at(path) for path in ("/x/y", "/", "//", "/unified_cache.service.v2.Cache/Get")],
-        "a call of an earlier version": [
-            call_at(f"/{SERVICE}/{name}") for name in ("Share", "Unshare", "Link", "Prefetch", "Release")
-        ],
     },
     grpc.StatusCode.DEADLINE_EXCEEDED: {
         "a deadline that is over": [lambda server: server.wire.put([start(1), part(WHOLE)], timeout_s=-1.0)],

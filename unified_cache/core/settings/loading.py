@@ -20,7 +20,6 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource
 
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.gone import value_instead
 from unified_cache.core.settings.cache import EmbeddedSettings
 from unified_cache.core.settings.describe import is_known
 from unified_cache.core.settings.names import (
@@ -294,8 +293,7 @@ def _sentences(error: ValidationError, given: Sequence[GivenValues]) -> Iterator
         place = _place(path, given)
         found = "" if flaw["type"] == "missing" else f", found {_shown(flaw['input'])}"
         named = place if place.startswith("--") else f"{place}: {'.'.join(path)}" if place else ".".join(path)
-        instead = value_instead(flaw["input"]) if flaw["type"] == "enum" else ""
-        yield f"{named} {reason}{found}{instead}"
+        yield f"{named} {reason}{found}"
 
 
 def _reason(flaw: ErrorDetails) -> str:

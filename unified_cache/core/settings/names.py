@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from unified_cache.core.errors import did_you_mean
-from unified_cache.core.gone import GONE, section_instead, setting_instead
 from unified_cache.core.settings.cache import EmbeddedSettings
 from unified_cache.core.settings.describe import is_known, settings_of
 from unified_cache.core.settings.programs import PlanChoices, ReplayChoices
@@ -94,14 +93,10 @@ def _readings(variable: str) -> Iterator[tuple[str | None, SettingPath]]:
 
 
 def nearest_names(path: SettingPath) -> str:
-    """Return the end of a message about a name that no section has: its successor, what is like it, or all names."""
+    """Return the end of a message about a name that no section has: what is like it, or all names."""
     of_all = _names(SECTIONS.values())
     within = [f"{section}.{name}" for section, model in SECTIONS.items() for name in _names([model])]
     name = ".".join(path)
-    of_one = ".".join(path[1:] if path[0] in SECTIONS else path)
-    instead = section_instead(path[0]) or setting_instead(of_one) or setting_instead(name)
-    if instead:
-        return instead
     if path[0] in SECTIONS:
         known = [each for each in within if each.startswith(f"{path[0]}.")]
     else:
@@ -115,13 +110,6 @@ def nearest_names(path: SettingPath) -> str:
 
 def nearest_variables(variable: str) -> str:
     """Return the end of a message about a variable that names no setting."""
-    for section, path in _readings(variable):
-        instead = setting_instead(".".join(path if section is None else (section, *path)))
-        if instead or setting_instead(".".join(path)):
-            return instead or setting_instead(".".join(path))
-    for section in (section for each in GONE for section in each.sections):
-        if variable.startswith(variable_name(("",), section)):
-            return section_instead(section)
     of_all: list[tuple[str | None, str]] = [(None, each) for each in _names(SECTIONS.values())]
     of_one = [(section, each) for section, model in SECTIONS.items() for each in _names([model])]
     return did_you_mean(variable, [variable_name(tuple(each.split(".")), section) for section, each in of_all + of_one])

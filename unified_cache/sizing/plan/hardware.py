@@ -16,7 +16,6 @@ import numpy as np
 from pydantic import Field
 
 from unified_cache.core.errors import ConfigError, did_you_mean
-from unified_cache.core.gone import setting_instead
 from unified_cache.core.nesting import parse_toml
 from unified_cache.core.settings.loading import read_table
 from unified_cache.core.settings.section import Bytes, Section
@@ -140,6 +139,5 @@ def read_hardware(path: Path, active_parameters: float | None = None) -> Hardwar
         raise ConfigError(f"{path} must be TOML, found: {error}") from error
     base = hardware_named(str(found.pop("base", "h100")), active_parameters)
     for key in found.keys() - Hardware.model_fields:
-        near = setting_instead(key) or did_you_mean(key, Hardware.model_fields)
-        raise ConfigError(f"{path}: {key} is no setting of hardware{near}")
+        raise ConfigError(f"{path}: {key} is no setting of hardware{did_you_mean(key, Hardware.model_fields)}")
     return read_table(Hardware, {**base.model_dump(), "name": path.stem, **found}, str(path))

@@ -119,9 +119,6 @@ class FileStorage(DirectoryStorage):
         root = open_root(disk or Disk(), Path(path), FORMAT, new_writer, is_remade=True)
         try:
             open_counter = OpenCounter.enter(root)
-            if root.is_alone():
-                # Earlier versions kept one, for a count that all processes shared.
-                root.disk.rmtree("journal", ignore_errors=True, dir_fd=root.fd)
         except OSError as error:
             root.close()
             raise storage_error(error, f"cannot enter the file store in {path}") from error

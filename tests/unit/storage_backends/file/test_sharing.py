@@ -1,6 +1,5 @@
 """Several stores on one directory: a cap that they keep together within a bound, whoever lives or dies."""
 
-import fcntl
 import itertools
 import os
 import random
@@ -242,42 +241,6 @@ def test_a_sweep_that_fails_begins_again(root: Path) -> None:
         for number in range(120, 125):
             put(slow, [number])
         assert bytes_in(root) <= cap
-
-
-# Earlier versions
-
-
-def test_a_journal_of_an_earlier_version_goes_when_nobody_else_is_in_the_store(root: Path) -> None:
-    with closing(FileStorage.open(root)) as storage:
-        put(storage, [1])
-    journal = root / "journal"
-    journal.mkdir()
-    (journal / "7").write_text(f"\n+{label(1).object_name} 5\n", encoding="ascii")
-    with closing(FileStorage.open(root, bytes_max=8 * PAGE_BYTES)) as storage:
-        assert not journal.exists()
-        assert storage.get([blank_page(label(1))]) == [Answer.HIT]
-
-
-def test_a_process_of_an_earlier_version_keeps_its_journal_and_is_swept_for(root: Path) -> None:
-    FileStorage.open(root).close()
-    journal = root / "journal" / "0"
-    journal.parent.mkdir()
-    journal.write_bytes(b"")
-    writer = root / "tmp" / "earlier"
-    writer.mkdir()
-    with (writer / "lock").open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with closing(FileStorage.open(root, bytes_max=8 * PAGE_BYTES)) as storage:
-            assert journal.exists()
-            with closing(FileStorage.open(root)) as unseen:
-                put(unseen, range(100, 120))
-            (root / "visits").write_bytes(b"\n\n")  # an earlier version leaves no trace in it
-            put(storage, [0])
-            put(storage, [1])
-            assert bytes_in(root) == 8 * PAGE_BYTES
-    FileStorage.open(root).close()
-    assert not journal.exists()
-    assert list((root / "tmp").iterdir()) == []
 
 
 # In earnest
