@@ -263,6 +263,10 @@ def test_a_quantised_format_is_counted_with_its_scales(dtype: str, row: int) -> 
         ({"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, ROW // 2),
         ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, ROW // 2),
         ({"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"}, 2 * 4 * 36),
+        ({"quant_method": "modelopt", "kv_cache_scheme": "FP8"}, ROW // 2),
+        ({"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 4, "type": "float"}}, 2 * 4 * 36),
+        ({"quant_method": "modelopt", "quantization": {"kv_cache_quant_algo": "FP8"}}, ROW // 2),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "auto"}, ROW),
         ({"quant_method": "fp8"}, ROW),
     ],
 )
@@ -270,6 +274,25 @@ def test_a_quantised_checkpoint_says_what_k_and_v_are_kept_in(quantization: Mapp
     config = {**ATTENTION, "model_type": "llama", "quantization_config": quantization}
     assert sizes(config) == ({"kv": 8}, {"kv": 8 * row})
     assert sizes(config, "bfloat16") == ({"kv": 8}, {"kv": 8 * ROW})
+
+
+def test_a_quantisation_beside_the_configuration_counts_where_the_configuration_has_none(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**ATTENTION, "model_type": "llama"}))
+    quantization = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
+    (full,) = from_hf_config(tmp_path, page_size=1).pools
+    assert full.page_bytes == 8 * ROW // 2
+    assert from_hf_config(config, page_size=1).pools == (full,)
+    config.write_text(json.dumps({**ATTENTION, "model_type": "llama", "quantization_config": {"quant_method": "fp8"}}))
+    (full,) = from_hf_config(config, page_size=1).pools
+    assert full.page_bytes == 8 * ROW
+
+
+def test_the_fields_of_a_text_model_may_stand_in_the_configuration_of_the_whole() -> None:
+    text = {**ATTENTION, "sliding_window": 512, "layer_types": ["full_attention", "sliding_attention"] * 4}
+    flat = {**text, "model_type": "step3p7", "num_attention_groups": ATTENTION["num_key_value_heads"]}
+    assert sizes(flat) == sizes({**flat, "model_type": "step3p5"})
 
 
 def test_sizes_by_hand_are_those_of_a_configuration() -> None:

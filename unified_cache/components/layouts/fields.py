@@ -159,6 +159,9 @@ class Fields:
 def read_config(config: Mapping[str, object] | str | Path) -> Fields:
     """Return the fields of a configuration given as a mapping, as a JSON file, or as a directory with a config.json.
 
+    A config.json without quantization_config has the one of the hf_quant_config.json beside it, as in vLLM 0.33:
+    ModelOpt wrote it there before 0.31.
+
     Raises:
         LayoutError: it is no JSON object, or too large for one of a model.
         OSError: the file cannot be read.
@@ -168,10 +171,17 @@ def read_config(config: Mapping[str, object] | str | Path) -> Fields:
     path = Path(config)
     if path.is_dir():
         path /= "config.json"
+    fields, beside = _read_object(path), path.with_name("hf_quant_config.json")
+    if path.name == "config.json" and "quantization_config" not in fields and beside.is_file():
+        return fields.with_values({"quantization_config": _read_object(beside).values})
+    return fields
+
+
+def _read_object(path: Path) -> Fields:
     with path.open("rb") as file:
         text = file.read(CONFIG_BYTES_MAX + 1)
     if len(text) > CONFIG_BYTES_MAX:
-        raise LayoutError(f"{path} must be a config.json of at most {CONFIG_BYTES_MAX} bytes, found more")
+        raise LayoutError(f"{path} must be a {path.name} of at most {CONFIG_BYTES_MAX} bytes, found more")
     try:
         parsed = parse_json(text)
     except ValueError as error:

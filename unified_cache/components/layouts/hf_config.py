@@ -43,6 +43,9 @@ OTHER_STATE = re.compile(
 )
 """Names of fields that mean state other than K and V of each layer's own, or of layers that differ."""
 
+KEPT_DTYPES = {"FP8": "fp8", "INT8": "int8", "NVFP4": "nvfp4"}
+"""Names of what K and V are kept in, in a quantised checkpoint's configuration."""
+
 DECODER_ENDINGS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
@@ -124,6 +127,8 @@ def _text_model(whole: Fields) -> tuple[Fields, str]:
     """Return the fields of the text model and its ``model_type``, which may be one that no rule is known of."""
     outer = _model_type(whole)
     if outer in WRAPPERS:
+        if "text_config" not in whole and "num_hidden_layers" in whole:
+            return whole, WRAPPERS[outer][0]
         text = whole.inner("text_config")
         if "model_type" not in text:
             return text, WRAPPERS[outer][0]
@@ -165,19 +170,26 @@ def _rule(model_type: str) -> object:
 
 
 def kept_dtype(*places: Fields) -> str | None:
-    """Return the data type that a quantised checkpoint asks engines to keep K and V in; None where it does not say."""
+    """Return the data type that a quantised checkpoint asks engines to keep K and V in; None where it does not say.
+
+    A name that is none of ``KEPT_DTYPES`` is the model's own, as in vLLM 0.33.
+    """
     for fields in places:
         if "quantization_config" not in fields:
             continue
         quantization = fields.inner("quantization_config")
-        algorithm = quantization.values.get("kv_cache_quant_algo")
-        if isinstance(algorithm, str) and algorithm.upper() in {"FP8", "NVFP4", "INT8"}:
-            return algorithm.lower()
-        if "kv_cache_scheme" in quantization:
-            scheme = quantization.inner("kv_cache_scheme")
-            if not scheme.holds("num_bits", 8):
-                raise scheme.error("num_bits", "8")
-            return "int8" if scheme.holds("type", "int") else "fp8"
+        if "quantization" in quantization:
+            quantization = quantization.inner("quantization")
+        name = quantization.one_of(("kv_cache_scheme", "kv_cache_quant_algo"))
+        said = quantization.values.get(name)
+        if said is None or isinstance(said, str):
+            return KEPT_DTYPES.get((said or "").upper())
+        scheme = quantization.inner(name)
+        if scheme.holds("num_bits", 4) and not scheme.holds("type", "int"):
+            return "nvfp4"
+        if not scheme.holds("num_bits", 8):
+            raise scheme.error("num_bits", "8, or 4 of type float")
+        return "int8" if scheme.holds("type", "int") else "fp8"
     return None
 
 
