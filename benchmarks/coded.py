@@ -19,11 +19,13 @@ from time import thread_time_ns
 
 import numpy as np
 import torch
+from transformers import DynamicCache
 
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
 from unified_cache.core.errors import MissingExtraError
 from unified_cache.core.seal import HEADER_BYTES, Label, seal
+from unified_cache.integrations.transformers.pages import logits_of
 from unified_cache.sizing.demo.run import DEFAULT_MODEL, model_path
 from unified_cache.sizing.demo.serving import loaded
 from unified_cache.storage_backends.common.lru import page_bytes
@@ -93,9 +95,9 @@ def _payloads(path: Path) -> Mapping[str, list[bytes]]:
     """Compute the KV of a document, and return it page by page, in each dtype."""
     model, tokenizer = loaded(path.parent, path.name)
     ids = tokenizer(DOCUMENT.read_text(encoding="utf-8"), return_tensors="pt").input_ids[:, :PREFIX_TOKENS]
-    with torch.inference_mode():
-        layers = model(ids, use_cache=True).past_key_values.layers
-    kv = torch.stack([torch.stack([layer.keys[0], layer.values[0]]) for layer in layers])
+    past = DynamicCache(config=model.config)
+    logits_of(model, past, ids)
+    kv = torch.stack([torch.stack([layer.keys[0], layer.values[0]]) for layer in past.layers])
     pages = [kv[..., start : start + PAGE_SIZE, :].contiguous() for start in range(0, PREFIX_TOKENS, PAGE_SIZE)]
     bfloat16 = [page.to(torch.bfloat16).view(torch.uint8).numpy().tobytes() for page in pages]
     fp8 = [page.to(torch.float8_e4m3fn).view(torch.uint8).numpy().tobytes() for page in pages]

@@ -24,7 +24,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import cast
 
 import numpy as np
 
@@ -41,7 +40,7 @@ from unified_cache.tree import Lock
 
 with needs_extra("transformers", "this example"):
     import torch
-    from transformers import DynamicCache, PreTrainedModel
+    from transformers import DynamicCache
 
 SINK = 0
 """Slot of the page that padding goes to."""
@@ -534,7 +533,7 @@ class BatchingEngine:
 
     def _batch(self, chunks: list[PrefillChunk]) -> ForwardBatch:
         """Say in Full locations what a forward writes and what it reads."""
-        device = self._model.device
+        device = self.pages.kept.model.device
         if not chunks:
             return ForwardBatch.idle(device, 1)
         is_extend = any(chunk.running.is_prefilling for chunk in chunks)
@@ -551,20 +550,13 @@ class BatchingEngine:
         """Run the model on each chunk, write what it leaves where ``locs`` says; return the locations left over."""
         for chunk in chunks:
             count = chunk.end - chunk.start
-            logits = self._forward(chunk)
+            logits = self.pages.kept.run(chunk.running.past, chunk.tokens)
             self.pages.write(chunk.running.past, self._component_locs(locs.head(count), chunk))
             locs = locs.tail(count)
             chunk.running.note_computed(chunk)
             if not chunk.running.is_prefilling:
                 self._emit(chunk.running, self._choose(logits))
         return locs
-
-    @torch.no_grad()
-    def _forward(self, chunk: PrefillChunk) -> torch.Tensor:
-        """Run the model on one request's tokens; return what follows the last one, shape (vocabulary,)."""
-        ids = torch.tensor([chunk.tokens], dtype=torch.int64, device=self._model.device)
-        found = self._model(input_ids=ids, past_key_values=chunk.running.past, use_cache=True, logits_to_keep=1)
-        return cast("torch.Tensor", found.logits[0, -1])
 
     def _component_locs(self, locs: WriteLocs, chunk: PrefillChunk | None) -> Sequence[torch.Tensor]:
         """Return by component where the tokens of a chunk go, or of padding.
@@ -609,15 +601,10 @@ class BatchingEngine:
     def _device_pages(self) -> int:
         return min(self.cache.config.device_pages)
 
-    @property
-    def _model(self) -> PreTrainedModel:
-        return self.pages.kept.model
-
-    @torch.no_grad()
     def _run_padding(self) -> DynamicCache:
         """Return what the model keeps of one padding token."""
         past = self.pages.kept.new_cache()
-        self._model(input_ids=torch.zeros((1, 1), dtype=torch.int64, device=self._model.device), past_key_values=past)
+        self.pages.kept.run(past, [0])
         return past
 
 

@@ -23,6 +23,7 @@ from unified_cache import CacheConfig, Identity, Retention, UnifiedCache, open_s
 from unified_cache.controller import Workers
 from unified_cache.core.config import WritePolicy
 from unified_cache.integrations.transformers import KeptState, PrefixCachedModel, Reused, Sequence, Stage
+from unified_cache.integrations.transformers.pages import logits_of
 from unified_cache.testing.tiny_models import TINY_MODELS, VOCABULARY, tiny_model
 
 FAMILIES = tuple(TINY_MODELS)
@@ -110,11 +111,8 @@ def engine(
 # ---- the model's own cache -----------------------------------------------------------------------------------
 
 
-@torch.no_grad()
 def forward(family: str, past: DynamicCache, tokens: tuple[int, ...]) -> torch.Tensor:
-    found = model_of(family)(input_ids=torch.tensor([tokens]), past_key_values=past, use_cache=True, logits_to_keep=1)
-    logits: torch.Tensor = found.logits[0, -1]
-    return logits
+    return logits_of(model_of(family), past, torch.tensor([tokens]))
 
 
 def new_past(family: str) -> DynamicCache:

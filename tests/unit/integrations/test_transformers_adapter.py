@@ -6,17 +6,20 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    Cache,
     DynamicCache,
     FalconMambaConfig,
     FalconMambaForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaForCausalLM,
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
     T5Config,
     T5ForConditionalGeneration,
 )
 from transformers.cache_utils import StaticLayer
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tests.support.exactness import (
     EVERYWHERE,
@@ -265,12 +268,27 @@ def test_a_model_that_no_pages_can_be_kept_of_is_refused() -> None:
     with pytest.raises(LayoutError, match="a decoder alone, found T5ForConditionalGeneration, which has an encoder"):
         KeptState.of(encoded)
     forgetful = OpenAIGPTLMHeadModel(OpenAIGPTConfig(n_embd=16, n_layer=1, n_head=2, vocab_size=32))
-    with pytest.raises(LayoutError, match="must take its cache object as past_key_values or cache_params"):
+    with pytest.raises(LayoutError, match="must take a cache object, found OpenAIGPTLMHeadModel"):
         KeptState.of(forgetful, 16)
     with pytest.raises(LayoutError, match="a model of transformers, found 'gpt2'"):
         KeptState.of("gpt2")  # type: ignore[arg-type]
     with pytest.raises(LayoutError, match="StaticLayer"):
         layer_state(StaticLayer(max_cache_len=8))
+
+
+class RenamedArgument(LlamaForCausalLM):
+    """A model whose cache object has a name that no release has."""
+
+    def forward(  # type: ignore[override]
+        self, input_ids: torch.Tensor, use_cache: bool | None = None, prefix_state: Cache | None = None
+    ) -> CausalLMOutputWithPast:
+        return super().forward(input_ids, None, None, prefix_state, use_cache=use_cache)
+
+
+def test_a_cache_object_is_passed_as_whatever_argument_takes_one() -> None:
+    model = RenamedArgument(model_of(LLAMA).config)
+    model.load_state_dict(model_of(LLAMA).state_dict())
+    assert KeptState.of(model, page_size_of(LLAMA)).layout == kept_by(LLAMA).layout
 
 
 def test_a_model_that_does_not_go_on_from_its_cache_object_is_refused() -> None:

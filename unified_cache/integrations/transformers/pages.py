@@ -29,10 +29,10 @@ from unified_cache.integrations.transformers.layer_rows import (
     layer_state,
 )
 
-__all__ = ["DevicePages", "KeptState", "Strand"]
+__all__ = ["DevicePages", "KeptState", "Strand", "logits_of"]
 
-_CACHE_ARGUMENTS = ("past_key_values", "cache_params")
-"""Names of the argument of a forward that a cache object is passed by."""
+UNTYPED_CACHES = ("cache", "past_key_values")
+"""Arguments that take a cache object though their type says otherwise, as of RoBERTa's decoders in transformers 5."""
 
 PROBE_TOKENS = 2
 """Tokens that a model is seen to go on by: several at once, and so few that the prefix before them decides."""
@@ -318,11 +318,12 @@ class DevicePages:
 def logits_of(model: PreTrainedModel, past: DynamicCache, ids: torch.Tensor) -> torch.Tensor:
     """Run ``model`` on ids of shape (1, tokens) after those in ``past``; return the last token's logits."""
     taken = inspect.signature(model.forward).parameters
-    name = next((each for each in _CACHE_ARGUMENTS if each in taken), None)
+    typed = (name for name, each in taken.items() if "Cache" in str(each.annotation))
+    name = next(typed, next((each for each in UNTYPED_CACHES if each in taken), None))
     if name is None:
         raise LayoutError(
-            f"the forward of a model must take its cache object as {' or '.join(_CACHE_ARGUMENTS)}, found "
-            f"{type(model).__name__} to take neither"
+            f"the forward of a model must take a cache object, found {type(model).__name__} with the arguments "
+            f"{', '.join(taken)} alone"
         )
     options = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
     found = model(input_ids=ids, use_cache=True, **{name: past}, **options)
