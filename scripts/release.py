@@ -1,9 +1,8 @@
 """Build what is released into ``dist``, and try it as a stranger would: ``make release``.
 
     unified_cache-VERSION.tar.gz, ...-py3-none-any.whl   sdist and wheel, checked by ``twine``
-    ...-cp311-cp311-manylinux...whl, ...                 wheels with the compiled core, see ``scripts.compiled_wheels``
     requirements-service.txt, requirements-node.txt      what they run with, pinned as in ``constraints.txt``, with the
-                                                         hash of every file and of the wheels: ``pip install
+                                                         hash of every file and of the wheel: ``pip install
                                                          --require-hashes --find-links dist -r ...``
     unified-cache-VERSION.cdx.json                       an SBOM of the service's environment (CycloneDX)
     SHA256SUMS                                           of all of these
@@ -21,13 +20,12 @@ import sys
 import tempfile
 import time
 import venv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from scripts.check_wheel import build
-from scripts.compiled_wheels import build_compiled_wheels
 
 __all__ = ["LEFT_OUT", "Environment", "bytes_under", "left_out", "readme_commands"]
 
@@ -149,8 +147,8 @@ def bytes_under(directory: Path) -> int:
     return sum(path.lstat().st_blocks * 512 for path in directory.rglob("*") if pip not in f"{path}{os.sep}")
 
 
-def requirements(name: str, extras: Iterable[str], wheels: Sequence[Path]) -> Path:
-    """Write a list of exact requirements with the hashes of their files, and of the wheels: pip takes what fits it."""
+def requirements(name: str, extras: Iterable[str], wheel: Path) -> Path:
+    """Write a list of exact requirements with the hashes of their files, and of the wheel."""
     target = DIST / f"requirements-{name}.txt"
     wanted = [word for extra in extras for word in ("--extra", extra)]
     ran(
@@ -159,8 +157,7 @@ def requirements(name: str, extras: Iterable[str], wheels: Sequence[Path]) -> Pa
         *("--output-file", str(target), str(ROOT / "pyproject.toml")),
     )
     pinned = target.read_text(encoding="utf-8")
-    ours = [f"unified-cache[{','.join(extras)}]=={wheels[0].name.split('-')[1]}"]
-    ours += [f"    --hash=sha256:{digest(wheel)}" for wheel in wheels]
+    ours = [f"unified-cache[{','.join(extras)}]=={wheel.name.split('-')[1]}", f"    --hash=sha256:{digest(wheel)}"]
     target.write_text(pinned + " \\\n".join(ours) + "\n", encoding="utf-8")
     return target
 
@@ -202,13 +199,12 @@ def main() -> None:
         scratch = Path(directory)
         built = [build(kind, ROOT, scratch / kind) for kind in ("sdist", "wheel")]
         sdist, wheel = (Path(shutil.copy(path, DIST)) for path in built)
-        wheels = [wheel, *build_compiled_wheels(wheel, DIST, scratch / "compiled")]
         number = wheel.name.split("-")[1]
-        ran(sys.executable, "-m", "twine", "check", "--strict", str(sdist), *map(str, wheels))
+        ran(sys.executable, "-m", "twine", "check", "--strict", str(sdist), str(wheel))
         environments: dict[str, Environment] = {}
         for name, extras in LISTS.items():
             environments[name] = Environment.made(scratch / name)
-            pinned = requirements(name, extras, wheels)
+            pinned = requirements(name, extras, wheel)
             environments[name].install("--require-hashes", "--find-links", str(DIST), "-r", str(pinned))
         bill = DIST / f"unified-cache-{number}.cdx.json"
         ran(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from unified_cache.core.shards import Extent, Shard
     from unified_cache.storage_backends.protocol import Level, StorageBackend
     from unified_cache.storage_backends.url import open_storage
-    from unified_cache.tree import Lock, Match, compiled
+    from unified_cache.tree import Lock, Match
 
 __all__ = [
     "CacheConfig",
@@ -72,7 +72,6 @@ __all__ = [
     "UnifiedCache",
     "WritePolicy",
     "cache_settings",
-    "compiled",
     "facts_of",
     "from_hf_config",
     "open_storage",
@@ -116,7 +115,6 @@ _HOMES = {
     "UnifiedCache": "cache.cache",
     "WritePolicy": "core.config",
     "cache_settings": "core.settings.loading",
-    "compiled": "tree",
     "facts_of": "core.pool",
     "from_hf_config": "components.layouts",
     "open_storage": "storage_backends.url",

@@ -1,8 +1,5 @@
 """The radix tree over page-aligned token sequences. No torch, no I/O, no threads; imports core alone."""
 
-from types import FunctionType
-
-from unified_cache.core.window import window
 from unified_cache.tree.evict import Victim
 from unified_cache.tree.lock import Lock, Published, Transfer
 from unified_cache.tree.match import Inserted, Match, binding_components
@@ -26,8 +23,4 @@ __all__ = [
     "TreeRequest",
     "Victim",
     "binding_components",
-    "compiled",
 ]
-
-compiled = not isinstance(window, FunctionType)
-"""Whether the modules below the tree run as machine code; the same files in plain Python give the same answers."""

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.sglang_figures import FILE_BACKEND_NOTE, TREE_NOTE, add_figures, line_of, told
-from scripts.check_compiled import unpacked
-from scripts.compile_core import can_compile
 from tests.engines.sglang.bench import ROOT, STACKS, STORES, Bench, whole
 from tests.engines.sglang.document import execute
 from tests.engines.sglang.install import install
@@ -59,16 +57,12 @@ def figures(bench: Bench) -> None:
 
 
 def speed(bench: Bench) -> None:
-    """Time our tree in turns with the engine's, in plain Python and, where it can be compiled, compiled."""
+    """Time our tree in turns with the engine's."""
     print("speed: time of our tree by that of SGLang's Rust core, in turns in one process; medians, microseconds")
     found = bench.tree_figures(ROOT)
-    if can_compile():
-        with tempfile.TemporaryDirectory() as directory:
-            found += bench.tree_figures(unpacked(Path(directory)))
     for line in found:
-        form = "compiled" if line["compiled"] else "plain Python"
         times = f"{line['ours_us']['median']:.1f} by {line['theirs_us']['median']:.1f} us"
-        print(f"     {line['components']}, {line['figure']}, {form}: {line['ratio']:.2f} ({times})", flush=True)
+        print(f"     {line['components']}, {line['figure']}: {line['ratio']:.2f} ({times})", flush=True)
     bench.line(bool(found), "speed", f"{len(found)} figures")
     if bench.figures_path is not None:
         add_figures(bench.figures_path, bench.root, found, TREE_NOTE)

@@ -1,19 +1,16 @@
 """Promises of the tree, and the order of eviction under each policy; random histories are in tests/property."""
 
-import traceback
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from tests.sources import ROOT
 from tests.support.components import toy_components
 from tests.support.operations import present
-from unified_cache.components import Full
 from unified_cache.core.config import EvictionConfig, EvictionPolicy
 from unified_cache.core.errors import InputError, SlotError, StaleMatchError
 from unified_cache.core.page import Prompt
-from unified_cache.core.pool import PoolSpec, Slots, Tier
+from unified_cache.core.pool import Slots, Tier
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.tree import UNNAMED, Lock, Preference, RadixTree
 
@@ -307,23 +304,3 @@ def test_windows_of_one_touch_go_in_order_beside_those_of_older_ones() -> None:
     toy.insert(*range(21, 29))
     toy.use(*range(1, 9))
     assert toy.evict(16, component=1) == [21, 22, 23, 24, 25, 26, 27, 28, *range(1, 9)]
-
-
-# ---- in plain Python and compiled ----------------------------------------------------------------------------------
-
-
-def test_a_traceback_names_the_lines_of_the_core_that_it_went_through() -> None:
-    tree = RadixTree((Full((PoolSpec("kv", 0),)),), 1)
-    with pytest.raises(InputError) as refused:
-        tree.insert(Prompt.of([1, 2, 3], 1), 2, [slots(7)], Tier.DEVICE)
-    frames = [
-        frame
-        for frame in traceback.extract_tb(refused.value.__traceback__)
-        if frame.filename.endswith("unified_cache/tree/match.py")
-    ]
-    assert [frame.name for frame in frames] == ["insert", "_check_input"]
-    source = (ROOT / "unified_cache/tree/match.py").read_text(encoding="utf-8").splitlines()
-    for frame, begins in zip(frames, ("_check_input(", "raise InputError("), strict=True):
-        assert frame.lineno is not None
-        assert frame.line == source[frame.lineno - 1].strip()
-        assert begins in frame.line

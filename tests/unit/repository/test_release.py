@@ -1,17 +1,10 @@
-"""``make release`` runs the commands that README.md shows, but for some, each for a reason, and builds every wheel."""
-
-import subprocess
-import sys
-from pathlib import Path
+"""``make release`` runs the commands that README.md shows, but for some, each for a reason."""
 
 import pytest
 
 from scripts.check_oldest import ON_THE_WIRE, oldest_versions
-from scripts.compiled_wheels import TRACE, Interpreter, build_compiled_wheels, versions_promised
 from scripts.release import LEFT_OUT, left_out, readme_commands
-from scripts.tree_replay import answered, read_requests
 from tests.sources import ROOT
-from unified_cache.core.config import EvictionPolicy
 
 
 def shown() -> list[list[str]]:
@@ -33,36 +26,6 @@ def test_commands_are_read_from_console_blocks_with_places_of_their_own() -> Non
     text = "unified-cache no\n```console\nunified-cache backup file:a 'file:/mnt/backup/kv' # why\nls\n```\n```bash\n"
     text += 'unified-cache no\n```\n```console\nunified-cache serve --storage "$url" &\n```\n'
     assert list(readme_commands(text)) == [["backup", "file:a", "file:backup/kv"], ["serve", "--storage", "$url"]]
-
-
-def test_a_wheel_is_compiled_for_each_version_that_the_metadata_promise() -> None:
-    assert versions_promised()[0] == "3.11"
-    assert f"{sys.version_info[0]}.{sys.version_info[1]}" in versions_promised()
-    assert Interpreter("3.11", Path(sys.executable)).tag == "cp311"
-
-
-def test_without_a_compiler_no_wheel_is_compiled_and_it_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("CC", str(tmp_path / "no-compiler"))
-    assert build_compiled_wheels(tmp_path / "plain.whl", tmp_path, tmp_path) == []
-    assert "no compiled wheels: they take a C compiler" in capsys.readouterr().out
-
-
-def test_the_replay_that_compares_wheels_evicts_and_tells_policies_apart() -> None:
-    requests = read_requests(TRACE)[:400]
-    policies = (EvictionPolicy.LRU, EvictionPolicy.PRIORITY, EvictionPolicy.ADAPTIVE)
-    assert len({answered(requests, policy) for policy in policies}) == len(policies)
-
-
-def test_the_replay_that_compares_wheels_needs_no_extra() -> None:
-    program = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from scripts.tree_replay import answered; from unified_cache.core.config import EvictionPolicy\n"
-        "print(answered([[1, 2], [1, 3]], EvictionPolicy.LRU))"
-    )
-    said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=ROOT)
-    assert len(said.stdout.strip()) == 64
 
 
 # Generated code: what it demands of whoever loads it

@@ -192,7 +192,7 @@ def test_a_variable_that_names_nothing_is_refused_whoever_reads(variable: str, m
 
 def test_variables_of_others_are_no_settings() -> None:
     others = (
-        "UNIFIED_CACHE_CONFIG UNIFIED_CACHE_COMPILE "
+        "UNIFIED_CACHE_CONFIG "
         "UNIFIED_CACHE_TEST_LONG UNIFIED_CACHE_VLLM_HOME UNIFIED_CACHE_SERVICE_HOST UNIFIED_CACHE_SERVICE_PORT "
         "UNIFIED_CACHE_SERVICE_PORT_GRPC UNIFIED_CACHE_PORT UNIFIED_CACHE_PORT_50051_TCP "
         "UNIFIED_CACHE_PORT_50051_TCP_ADDR UNIFIED_CACHE_PORT_50051_TCP_PROTO"

@@ -47,7 +47,7 @@ SHORT_FLAGS: Mapping[str, str] = {
 FILE_VARIABLE = f"{PREFIX}CONFIG"
 
 OTHERS = re.compile(
-    r"UNIFIED_CACHE_(CONFIG|COMPILE|(TEST|SGLANG|VLLM)_\w+"
+    r"UNIFIED_CACHE_(CONFIG|(TEST|SGLANG|VLLM)_\w+"
     # Links that Kubernetes puts into every pod where a Service is called unified-cache.
     r"|SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )

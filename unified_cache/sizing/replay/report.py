@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from unified_cache.core.byte_sizes import bytes_text
 from unified_cache.sizing.replay.compared import flat
-from unified_cache.sizing.replay.result import PLAIN_CORE, ReplayResult
+from unified_cache.sizing.replay.result import ReplayResult
 from unified_cache.sizing.replay.trace import BLOCK_TOKENS
 from unified_cache.sizing.report.charts import BandChart, BarChart, Chart, Hue, Series, Unit, tier_series
 from unified_cache.sizing.report.page import Page, TableSection
@@ -142,8 +142,6 @@ def verdict(result: ReplayResult) -> list[str]:
     lines += _spare_lines(result)
     if result.flawed_pages:
         lines.append(f"{result.flawed_pages:,} pages came damaged from storage, and were refused")
-    if result.environment.get("core") == PLAIN_CORE:
-        lines.append("the core ran in plain Python; a wheel built with a C compiler holds it compiled")
     return lines
 
 

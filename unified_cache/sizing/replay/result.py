@@ -9,10 +9,7 @@ from unified_cache.sizing.replay.missed import ComponentMiss
 from unified_cache.sizing.replay.references import ReferenceHits
 from unified_cache.sizing.replay.settings import PlannedSettings
 
-__all__ = ["PLAIN_CORE", "ComponentUse", "Hits", "ReplayResult", "ServedRequests", "TimeSeriesPoint", "TokenUse"]
-
-PLAIN_CORE = "plain Python"
-"""How the core of a result ran that was not compiled."""
+__all__ = ["ComponentUse", "Hits", "ReplayResult", "ServedRequests", "TimeSeriesPoint", "TokenUse"]
 
 
 @dataclass(frozen=True, slots=True)

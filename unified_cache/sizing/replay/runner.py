@@ -23,7 +23,6 @@ from unified_cache.sizing.replay.plan import ReplayPlan, component_bytes, memory
 from unified_cache.sizing.replay.player import Player
 from unified_cache.sizing.replay.references import references_of
 from unified_cache.sizing.replay.result import (
-    PLAIN_CORE,
     ComponentUse,
     Hits,
     ReplayResult,
@@ -36,7 +35,6 @@ from unified_cache.sizing.replay.trace import OnProgress, TraceRequest, no_progr
 from unified_cache.storage_backends.memory import KeysOnlyStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import check_storage_url, open_storage
-from unified_cache.tree import compiled
 
 __all__ = ["replay", "served_hits"]
 
@@ -220,7 +218,6 @@ def _environment() -> dict[str, str]:
     """Return the versions that ran, and the machine."""
     return {
         "unified_cache": _own_version(),
-        "core": "compiled" if compiled else PLAIN_CORE,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
