@@ -6,6 +6,7 @@ transfers    operations, jobs, loads and prefetches
 device       order between a device's streams, its pinned memory and the host
 storage      what names, seals, verifies and lists stored pages
 engines      engines' own memory and trees
+service      tenants of the service, and their bounds
 events       KV events, and the index of what engines have reported
 """
 
@@ -13,6 +14,7 @@ from scripts.mutants.device import DEVICE_MUTANTS
 from scripts.mutants.engines import ENGINES_MUTANTS
 from scripts.mutants.events import EVENTS_MUTANTS
 from scripts.mutants.mutant import TESTS, Mutant, planted
+from scripts.mutants.service import SERVICE_MUTANTS
 from scripts.mutants.storage import STORAGE_MUTANTS
 from scripts.mutants.transfers import TRANSFERS_MUTANTS
 from scripts.mutants.tree import TREE_MUTANTS
@@ -25,5 +27,6 @@ MUTANTS = [
     *DEVICE_MUTANTS,
     *STORAGE_MUTANTS,
     *ENGINES_MUTANTS,
+    *SERVICE_MUTANTS,
     *EVENTS_MUTANTS,
 ]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import Event
 
 import grpc
 import pytest
@@ -135,6 +136,7 @@ class LoopbackServer:
         quota = QuotaSettings(stored_bytes_max=stored_bytes_max)
         usage = TenantUsage(quota, COUNTED_PAGES_MAX, store.capability().bytes_max)
         shared = TenantStore(VerifiedStorage(store), usage, notes)
+        shared.count_stored(Event())
         gate = ServiceGate(callers, scheduler, timeouts, notes)
         drains: list[None] = []
         service = CacheService(shared, gate, limits, lambda: drains.append(None))

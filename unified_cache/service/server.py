@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 import grpc
@@ -116,6 +117,11 @@ class Service:
             record = _recorder(settings, opened)
             cache = CacheService(store, gate, settings.limits, drain.ask, record)
             opened.callback(cache.close)
+            stop = Event()
+            counting = Thread(target=store.count_stored, args=(stop,), name="tenant-count", daemon=True)
+            opened.callback(counting.join, STOP_S)
+            opened.callback(stop.set)
+            counting.start()
             metrics.registry.register(UsageCollector(scheduler, store, metrics.tenants))
             healthy = HealthService([SERVICE], settings.limits.public_calls_max, timeouts)
             if settings.address.socket is not None:

@@ -19,6 +19,7 @@ __all__ = [
     "manifest_of",
     "model_of_tenant",
     "parsed_manifest",
+    "tenant_of",
 ]
 
 MANIFEST_BYTES_MAX = 1 << 20
@@ -41,6 +42,12 @@ def model_of_tenant(tenant: str, model: str) -> str:
 def model_without_tenant(model: str) -> str:
     """Return a model's name as its tenant has it. No tenant's name has a slash."""
     return model.partition("/")[2] or model if model.startswith("@") else model
+
+
+def tenant_of(manifest: proto.Manifest) -> str:
+    """Return whose pages a service stores under an identity; empty where they are no tenant's, or nobody can say."""
+    tenant, slash, _ = manifest.model.removeprefix("@").partition("/")
+    return tenant if manifest.model.startswith("@") and slash and is_sound(manifest, manifest.identity) else ""
 
 
 def description_for(tenant: str, manifest: proto.Manifest) -> Description | None:

@@ -127,6 +127,8 @@ class Scan(NamedTuple):
     objects: list[StoredObject]
     cursor: str
     """Where the next scan goes on; empty when this one ended."""
+    used: Sequence[int] = ()
+    """Last use of each object, larger for later, comparable within a store; empty where the store does not say."""
 
 
 class StorageReader(Protocol):

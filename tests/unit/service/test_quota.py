@@ -1,14 +1,15 @@
 """Quotas of tenants, and fair scheduling of their calls."""
 
 import random
+from collections.abc import Iterable
 from threading import Thread
 
 import pytest
 
 from tests.support.clock import ManualClock
 from tests.support.service_settings import service_settings
+from unified_cache.core.seal import Label
 from unified_cache.core.settings.limits import QuotaSettings
-from unified_cache.service.access import usage as counted
 from unified_cache.service.access.fairness import AdmissionSlot, FairScheduler
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.storage_backends.protocol import PageIO
@@ -38,32 +39,53 @@ def pages(count: int, start: int = 0) -> list[PageIO]:
     return [PageIO(label(number), (memoryview(b"x"),)) for number in range(start, start + count)]
 
 
-def test_bytes_are_counted_up_to_the_cap_of_their_tenant() -> None:
+def labels(numbers: Iterable[int]) -> list[Label]:
+    return [label(number) for number in numbers]
+
+
+def test_a_tenant_at_its_cap_loses_its_least_recent_pages() -> None:
     usage = TenantUsage(quota(stored_bytes_max=10, tenants={"large": {"stored_bytes_max": 100}}), 1_000, None)
-    assert usage.take("acme", pages(10))
-    assert not usage.take("acme", pages(1, start=10))
-    assert usage.take("large", pages(100))
-    usage.drop("acme", [page.label for page in pages(4)])
-    assert not usage.take("acme", pages(5, start=10))
-    assert usage.take("acme", pages(4, start=10))
+    for number in range(10):
+        assert usage.take("acme", pages(1, start=number)) == []
+    usage.touch("acme", labels([0]))
+    assert usage.take("acme", pages(2, start=10)) == labels([1, 2])
+    assert usage.take("large", pages(100)) == []
+    usage.drop("acme", labels([10, 11]))
+    assert usage.take("acme", pages(3, start=12)) == labels([3])
     assert usage.by_tenant() == {"acme": 10, "large": 100}
+
+
+def test_a_tenant_with_a_quota_of_its_own_has_the_rest_as_every_tenant() -> None:
+    settings = quota(stored_bytes_max=10, calls_max=2, tenants={"acme": {"calls_max": 4}, "beta": {}})
+    assert [settings.of(name).stored_bytes_max for name in ("acme", "beta", "other")] == [10, 10, 10]
+    assert [settings.of(name).calls_max for name in ("acme", "beta", "other")] == [4, 2, 2]
+
+
+def test_without_a_quota_a_tenant_may_have_all_that_the_store_takes() -> None:
+    usage = TenantUsage(QuotaSettings(), 1_000, 30)
+    usage.take("acme", pages(30))
+    assert (usage.surplus(()), usage.held_bytes("acme"), usage.bytes_max("acme")) == ([], 30, 30)
+    usage.take("other", [PageIO(each.label._replace(pool="swa"), each.buffers) for each in pages(20)])
+    assert len(usage.surplus(())) == 20
+    assert usage.by_tenant() == {"acme": 15, "other": 15}
 
 
 def test_bytes_given_back_never_make_more_room_than_the_cap() -> None:
     usage = TenantUsage(quota(stored_bytes_max=10), 1_000, None)
-    usage.drop("acme", [page.label for page in pages(100)])
-    assert usage.take("acme", pages(10))
-    assert not usage.take("acme", pages(1, start=10))
+    usage.drop("acme", labels(range(100)))
+    usage.take("acme", pages(10))
+    assert len(usage.take("acme", pages(1, start=10))) == 1
 
 
-def test_tenants_that_are_counted_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counted, "TENANTS_MAX", 2)
-    usage = TenantUsage(quota(), 1_000, None)
-    assert usage.take("a", pages(1))
-    assert usage.take("b", pages(1))
-    assert not usage.take("c", pages(1))
-    usage.drop("a", [page.label for page in pages(1)])
-    assert usage.take("c", pages(1))
+def test_pages_counted_are_bounded_and_the_tenant_with_the_most_loses_its_oldest_to_a_new_tenant() -> None:
+    usage = TenantUsage(quota(), 4, None)
+    for number in range(3):
+        usage.take("many", pages(1, start=number))
+    usage.take("few", [PageIO(label(0)._replace(pool="swa"), (memoryview(b"x"),))])
+    assert usage.surplus(()) == []
+    usage.take("new", [PageIO(label(0)._replace(pool="state"), (memoryview(b"x"),))])
+    assert usage.surplus(()) == labels([0])
+    assert usage.by_tenant() == {"many": 2, "few": 1, "new": 1}
 
 
 def test_a_tenant_holds_at_most_its_calls_and_bytes_in_flight() -> None:

@@ -4,11 +4,12 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event, Thread
 
 import grpc
 import pytest
 
-from tests.support.service import LoopbackServer, Wire, limits_with, refused
+from tests.support.service import LoopbackServer, Notes, Wire, limits_with, refused, wait_for
 from tests.support.service_settings import service_settings
 from tests.unit.service.test_requests import (
     IDENTITY,
@@ -23,20 +24,24 @@ from tests.unit.service.test_requests import (
     start,
 )
 from unified_cache.components import Full, SlidingWindow
+from unified_cache.core.errors import StorageError
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import Label
 from unified_cache.core.settings.limits import LimitSettings, QuotaSettings
 from unified_cache.proto import service_pb2 as pb
+from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.proto.wire.calls import REASON, REASON_HELLO, Call
 from unified_cache.service.access.callers import Caller, Refused, Role
 from unified_cache.service.access.registry import Registry
-from unified_cache.service.access.usage import TenantUsage
+from unified_cache.service.access.usage import Bound, TenantUsage
+from unified_cache.service.store.tenants import TenantStore
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.offline.stores import identities_of
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import PageIO, StorageBackend
+from unified_cache.storage_backends.wrappers.layer import StorageLayer
 
 READER, WRITER, OTHER_WRITER = (
     Caller("acme", Role.READER),
@@ -127,29 +132,85 @@ def test_what_lies_in_the_store_can_be_read_by_tools_and_says_whose_it_is(
 
 
 @pytest.mark.threat("filling the store")
-def test_a_tenant_over_its_quota_is_told_when_to_come_back_and_others_go_on(running: LoopbackServer) -> None:
+def test_a_tenant_at_its_quota_loses_its_own_least_recent_pages_and_no_one_elses(running: LoopbackServer) -> None:
     full, other = tenant(running, "full"), tenant(running, "other")
-    put(full, *range(10))
-    with pytest.raises(grpc.RpcError) as caught:
-        put(full, 10)
-    assert isinstance(caught.value, grpc.Call)
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert dict(caught.value.trailing_metadata() or ())["retry-after-ms"] == "1000"
-    assert put(full, 0) == b"\x02"
-    assert put(other, 10) == b"\x02"
-    full.ask(Call.REMOVE, pb.RemoveRequest(runs=[run(key(3))]))
-    assert put(full, 10) == b"\x02"
+    put(other, 0)
+    for number in range(30):
+        assert put(full, number) == b"\x02"
+    put(full, 22)
+    put(full, 30, 31)
+    assert stored(full, *range(32)) == list(range(22, 32))
+    assert stored(other, 0) == [0]
+    assert running.usage.by_tenant() == {"full": 10 * OBJECT_BYTES, "other": OBJECT_BYTES}
+    assert running.usage.evicted_count() == {("full", Bound.QUOTA): 22}
+    assert running.notes.kinds == []
 
 
-def test_bytes_that_the_store_evicted_are_given_back_when_room_is_short() -> None:
+def test_a_put_larger_than_the_quota_keeps_its_first_pages_and_says_why_the_others_are_declined(
+    running: LoopbackServer,
+) -> None:
+    large = tenant(running, "large")
+    put(large, 100)
+    assert put(large, *range(12)) == b"\x02" * 10 + b"\x00" * 2
+    assert stored(large, *range(12), 100) == list(range(10))
+    assert running.notes.kinds == ["declined"]
+    assert "large" in running.notes.anomalies[0][1]
+
+
+def test_what_a_store_declines_is_said(tmp_path: Path) -> None:
+    running = LoopbackServer.start(MemoryStorage(bytes_max=OBJECT_BYTES - 1))
+    assert put(tenant(running, "acme"), 0) == b"\x00"
+    assert running.notes.kinds == ["declined"]
+    running.stop()
+
+
+def test_pages_that_the_store_evicted_unnoticed_are_counted_until_they_are_the_oldest() -> None:
     backend = MemoryStorage()
     running = LoopbackServer.start(backend, stored_bytes_max=5 * OBJECT_BYTES)
     wire = tenant(running, "a")
     put(wire, *range(5))
-    backend.remove(list(backend._pages)[:2])
+    backend.remove(list(backend._pages)[3:])
     assert put(wire, 5, 6) == b"\x02\x02"
-    with refused(grpc.StatusCode.RESOURCE_EXHAUSTED):
-        put(wire, 7)
+    assert stored(wire, *range(7)) == [0, 1, 2, 5, 6]
+    running.stop()
+
+
+@pytest.mark.threat("filling the store")
+@pytest.mark.parametrize("kind", ["file", "packed"])
+def test_a_restart_counts_what_each_tenant_has_by_last_use(tmp_path: Path, kind: str) -> None:
+    before = LoopbackServer.start(opened(kind, tmp_path))
+    for number in (3, 0, 2, 1, 4):
+        put_durable(tenant(before, "acme"), number)
+    put_durable(tenant(before, "other"), 0)
+    before.stop()
+    after = LoopbackServer.start(opened(kind, tmp_path), stored_bytes_max=4 * OBJECT_BYTES)
+    acme = tenant(after, "acme")
+    assert after.usage.by_tenant() == {"acme": 4 * OBJECT_BYTES, "other": OBJECT_BYTES}
+    assert stored(acme, *range(5)) == [0, 1, 2, 4]
+    put(acme, 5)
+    assert stored(acme, *range(6)) == [1, 2, 4, 5]
+    after.stop()
+
+
+class Unlisted(StorageLayer):
+    """A store that answers every listing by a fault."""
+
+    def manifests(self) -> dict[bytes, Manifest | None]:
+        raise StorageError("away", retryable=True)
+
+
+def test_a_store_that_cannot_be_listed_is_said_to_be_uncounted(tmp_path: Path) -> None:
+    running = LoopbackServer.start(opened("file", tmp_path))
+    notes = Notes()
+    store = TenantStore(Unlisted(FileStorage.open(tmp_path / "store")), running.usage, notes)
+    stop = Event()
+    counting = Thread(target=store.count_stored, args=(stop,))
+    counting.start()
+    wait_for(lambda: notes.kinds == ["not_counted"])
+    stop.set()
+    counting.join()
+    assert not store.is_counted
+    store.close()
     running.stop()
 
 
@@ -330,17 +391,19 @@ def test_a_tenant_alone_uses_the_whole_store_and_gives_way_to_the_next_down_to_i
     assert stored(third, 0, 1) == [0, 1]
 
 
-def test_pages_that_were_there_before_the_server_are_a_tenants_own_once_they_are_read(tmp_path: Path) -> None:
+def test_pages_from_before_the_server_are_a_tenants_own_and_those_that_are_read_go_last(tmp_path: Path) -> None:
     before = LoopbackServer.start(opened("file", tmp_path))
     put_durable(tenant(before, "quiet"), *range(8))
     before.stop()
     after = LoopbackServer.start(opened("file", tmp_path))
     quiet, flood = tenant(after, "quiet"), tenant(after, "flood")
-    quiet.get(pb.GetRequest(runs=[run(*map(key, range(4)), object_bytes=OBJECT_BYTES)]))
-    assert after.usage.by_tenant() == {"quiet": 4 * OBJECT_BYTES}
+    assert after.usage.by_tenant() == {"quiet": 8 * OBJECT_BYTES}
+    quiet.get(pb.GetRequest(runs=[run(*map(key, range(4, 8)), object_bytes=OBJECT_BYTES)]))
     for number in range(60):
         put(flood, number)
-    assert stored(quiet, *range(8)) == [0, 1, 2, 3]
+    assert stored(quiet, *range(8)) == list(range(8))
+    put(quiet, *range(8, 14))
+    assert stored(quiet, *range(14)) == list(range(4, 14))
     after.stop()
 
 

@@ -1,8 +1,9 @@
 """Bounds of a service: of one request, one connection, one tenant and all of them together."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from unified_cache.core.byte_sizes import PART_BYTES
 from unified_cache.core.settings.section import TENANT_PATTERN, Bytes, Count, Seconds, Section
@@ -87,8 +88,8 @@ class LimitSettings(Section):
 class TenantQuota(Section):
     """Quota of one tenant."""
 
-    stored_bytes_max: Bytes = 64 << 30
-    """Bytes of its pages in the store."""
+    stored_bytes_max: Bytes | None = None
+    """Bytes of its pages in the store; beyond, it loses its least recently used. Unset, as many as the store takes."""
     calls_max: Count = 32
     """Calls in flight, waiting ones included."""
     bytes_in_flight_max: Bytes = 256 << 20
@@ -99,7 +100,7 @@ class QuotaSettings(TenantQuota):
     """Quota of every tenant, and the sharing of the server between tenants that are active at the same time."""
 
     tenants: dict[Annotated[str, Field(pattern=TENANT_PATTERN)], TenantQuota] = Field(default_factory=dict)
-    """Tenants with quotas of their own."""
+    """Tenants with quotas of their own; what one does not set is as for every tenant."""
     tenant_running_max: Count = 8
     """Calls of one tenant that run at the same time, long ones too; the rest wait for their turn."""
     shared_running_max: Count = 1
@@ -109,6 +110,16 @@ class QuotaSettings(TenantQuota):
     """Time after which a call that runs no longer counts as running."""
     turn_s_max: Seconds = 5.0
     """Longest wait of a call for its turn; then it is refused."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _inherited(cls, given: object) -> object:
+        """Give each tenant what is set for every tenant and not for it."""
+        if not isinstance(given, Mapping) or not isinstance(tenants := given.get("tenants"), Mapping):
+            return given
+        of_all = {name: given[name] for name in TenantQuota.model_fields if name in given}
+        merged = {name: {**of_all, **own} if isinstance(own, Mapping) else own for name, own in tenants.items()}
+        return {**given, "tenants": merged}
 
     def of(self, tenant: str) -> TenantQuota:
         """Return what ``tenant`` may use."""

@@ -1,45 +1,54 @@
-"""Stored pages of each tenant and their bytes: counted under its cap, and held to its share of the store.
+"""Stored pages of each tenant and their bytes: kept under its quota, and to its share of the store.
 
-A store evicts the least recently used page of any tenant, so that one tenant's puts would evict another's pages. Here
-no tenant's would: before the pages that are counted outgrow the store, the tenant that is furthest above its share
-loses its own oldest pages. Shares of the store's cap are by quota, among the tenants that have pages in it. A tenant
-below its share loses nothing to others; what nobody claims, anybody may use.
+A bound evicts: a tenant at its quota loses its own least recently used pages, and declined is only what is larger than
+the quota by itself. A store evicts the least recently used page of any tenant, so that one tenant's puts would evict
+another's pages. Here no tenant's would: before the pages that are counted outgrow the store, the tenant that is
+furthest above its share loses its own oldest pages. Shares of the store's cap are by quota, all of the cap where a
+tenant has none, among the tenants that have pages in it. A tenant below its share loses nothing to others; what nobody
+claims, anybody may use.
 
-Counting starts at zero with the process: pages that were in the store before this server are counted from when they are
-read or put again. Until then they have been unused for longest, and the store evicts them first.
+Pages that were in the store before this server are counted when they are found, as older than all that were used since.
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Container, Iterable, Sequence
+from enum import Enum
 from threading import Lock
 
 from unified_cache.core.seal import Label
 from unified_cache.core.settings.limits import QuotaSettings
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
-from unified_cache.storage_backends.protocol import PageIO
+from unified_cache.storage_backends.protocol import PageIO, StoredObject
 
-__all__ = ["COUNTED_PAGES_MAX", "TenantUsage"]
+__all__ = ["COUNTED_PAGES_MAX", "Bound", "TenantUsage"]
 
-COUNTED_PAGES_MAX = 1 << 20
-"""Pages of one tenant whose stored bytes are counted one by one; beyond, the oldest page is no longer counted."""
+COUNTED_PAGES_MAX = 1 << 22
+"""Pages of all tenants, counted one by one: 1 GiB of names. Beyond, the tenant with the most loses its oldest."""
 
-TENANTS_MAX = 10_000
-"""Tenants counted; others are refused what counts."""
+
+class Bound(Enum):
+    """Bound for which a tenant lost pages."""
+
+    QUOTA = "quota"
+    SHARE = "share"
+    PAGES = "pages"
+    """``COUNTED_PAGES_MAX``."""
 
 
 class TenantUsage:
-    """Pages that each tenant has in the store, as far as this server put or read them. Thread-safe.
+    """Pages that each tenant has in the store, as far as this server put, read or found them. Thread-safe.
 
-    A store evicts without a notice. A caller that finds the quota full asks for the ``oldest`` labels and drops those
-    that are gone; labels that proved present come last the next time. ``store_bytes_max`` is the cap on the store, None
-    where there is none to share.
+    A store evicts without a notice: a page that it evicted counts until it is the tenant's oldest. ``store_bytes_max``
+    is the cap on the store, None where there is none to share.
     """
 
-    def __init__(self, quota: QuotaSettings, names_max: int, store_bytes_max: int | None) -> None:
+    def __init__(self, quota: QuotaSettings, pages_max: int, store_bytes_max: int | None) -> None:
         self._quota = quota
-        self._names_max = names_max
+        self._pages_max = pages_max
         self._store_bytes_max = store_bytes_max
         self._held: dict[str, StoreLru] = {}
+        self._evicted_count: Counter[tuple[str, Bound]] = Counter()
         self._guard = Lock()
 
     def held_bytes(self, tenant: str) -> int:
@@ -53,28 +62,46 @@ class TenantUsage:
         with self._guard:
             return {tenant: held.bytes_used for tenant, held in self._held.items()}
 
-    def take(self, tenant: str, pages: Sequence[PageIO]) -> bool:
-        """Count pages as the most recently used; False, and nothing counted, where the tenant's cap would be passed."""
+    def evicted_count(self) -> Counter[tuple[str, Bound]]:
+        """Return the pages that each tenant has lost so far, by bound; a copy."""
         with self._guard:
-            held = self._held.get(tenant) or StoreLru(None)
-            fresh_bytes = {page.label: page_bytes(page) for page in pages if page.label not in held}
-            if fresh_bytes and not self._has_room(tenant, held.bytes_used + sum(fresh_bytes.values())):
-                return False
-            for label, count_bytes in fresh_bytes.items():
-                held.add(label, count_bytes)
-            held.touch(page.label for page in reversed(pages))
-            if len(held):
-                self._held[tenant] = held
-            while len(held) > self._names_max:
-                self._release(tenant, [found.label for found in held.least_recent(1, ())[0]])
-            return True
+            return self._evicted_count.copy()
 
-    def outgrown(self, tenant: str, labels: Iterable[Label]) -> list[Label]:
-        """Return those that went as a ``surplus`` while they were on their way to a store that has a cap."""
+    def bytes_max(self, tenant: str) -> int | None:
+        """Return the bytes that a tenant may have: its quota, else the store's cap; None where there is neither."""
+        quota_bytes = self._quota.of(tenant).stored_bytes_max
+        return self._store_bytes_max if quota_bytes is None else quota_bytes
+
+    def take(self, tenant: str, pages: Sequence[PageIO]) -> list[Label]:
+        """Count pages as the most recent; return the tenant's least recent that its quota has no room for beside them.
+
+        Those are counted no more, and are to be removed. Where the pages exceed the quota by themselves, the first are
+        counted and the last are ``uncounted``.
+        """
+        with self._guard:
+            held = self._of(tenant)
+            _, gone = held.store([page.label for page in pages], list(map(page_bytes, pages)))
+            return self._end_change(tenant, held, gone)
+
+    def find(self, tenant: str, objects: Sequence[StoredObject]) -> list[Label]:
+        """Count objects that are there from before, least recent first; return those beyond the quota, to be removed.
+
+        They are older than all that is counted; what is counted already stays as it is.
+        """
+        with self._guard:
+            held = self._of(tenant)
+            for label, object_bytes in reversed(objects):
+                if label not in held:
+                    held.add_oldest(label, object_bytes)
+            gone = [victim.label for victim in held.victims(0, ())[0]]
+            for label in gone:
+                held.forget(label)
+            return self._end_change(tenant, held, gone)
+
+    def uncounted(self, tenant: str, labels: Iterable[Label]) -> list[Label]:
+        """Return those that found no room, or went for others while they were on their way to the store."""
         with self._guard:
             held = self._held.get(tenant)
-            if self._store_bytes_max is None:
-                return []
             return [label for label in labels if held is None or label not in held]
 
     def touch(self, tenant: str, labels: Sequence[Label]) -> None:
@@ -95,40 +122,45 @@ class TenantUsage:
             held = self._held.get(tenant)
             self._release(tenant, [] if held is None else held.labels_of(identity))
 
-    def oldest(self, tenant: str, count: int) -> list[Label]:
-        """Return the labels that were not asked about for longest; they become the last ones."""
-        with self._guard:
-            held = self._held.get(tenant)
-            labels = [] if held is None else held.oldest(count)
-            if held is not None:
-                held.touch(labels)
-            return labels
-
     def surplus(self, arriving: Container[Label]) -> list[Label]:
         """Stop counting what the store cannot hold beside the rest, and return it for removal.
 
         The tenant that is furthest above its share goes down to the next one, and so on. Pages that are ``arriving``
         are the last of their tenant to go; of a chain the first pages stay.
         """
+        with self._guard:
+            return self._above_pages_max(arriving) + self._above_shares(arriving)
+
+    def _above_pages_max(self, arriving: Container[Label]) -> list[Label]:
+        over_count = sum(map(len, self._held.values())) - self._pages_max
+        if over_count <= 0:
+            return []
+        tenant = max(self._held, key=lambda name: len(self._held[name]))
+        gone = [victim.label for victim in self._held[tenant].least_recent_count(over_count, arriving)]
+        self._evicted_count[tenant, Bound.PAGES] += len(gone)
+        self._release(tenant, gone)
+        return gone
+
+    def _above_shares(self, arriving: Container[Label]) -> list[Label]:
         if self._store_bytes_max is None:
             return []
-        with self._guard:
-            over_bytes = sum(held.bytes_used for held in self._held.values()) - self._store_bytes_max
-            if over_bytes <= 0:
-                return []
-            gone: list[Label] = []
-            fullest = [self._fullness(tenant) for tenant in self._held]
-            heapq.heapify(fullest)
-            while over_bytes > 0 and fullest:
-                _, tenant = heapq.heappop(fullest)
-                next_share = -fullest[0][0] if fullest else 0.0
-                above_bytes = self._held[tenant].bytes_used - round(next_share * self._bytes_max(tenant))
-                victims = self._least_recent(tenant, min(over_bytes, max(1, above_bytes)), arriving)
-                over_bytes -= self._release(tenant, victims)
-                gone += victims
-                if tenant in self._held:
-                    heapq.heappush(fullest, self._fullness(tenant))
-            return gone
+        over_bytes = sum(held.bytes_used for held in self._held.values()) - self._store_bytes_max
+        if over_bytes <= 0:
+            return []
+        gone: list[Label] = []
+        fullest = [self._fullness(tenant) for tenant in self._held]
+        heapq.heapify(fullest)
+        while over_bytes > 0 and fullest:
+            _, tenant = heapq.heappop(fullest)
+            next_share = -fullest[0][0] if fullest else 0.0
+            above_bytes = self._held[tenant].bytes_used - round(next_share * self._weight(tenant))
+            victims = self._least_recent(tenant, min(over_bytes, max(1, above_bytes)), arriving)
+            over_bytes -= self._release(tenant, victims)
+            self._evicted_count[tenant, Bound.SHARE] += len(victims)
+            gone += victims
+            if tenant in self._held:
+                heapq.heappush(fullest, self._fullness(tenant))
+        return gone
 
     def _least_recent(self, tenant: str, wanted_bytes: int, arriving: Container[Label]) -> list[Label]:
         """Name pages of a tenant that come to ``wanted_bytes``; those that are arriving where there are no others."""
@@ -138,18 +170,30 @@ class TenantUsage:
             victims, _ = held.least_recent(wanted_bytes, ())
         return [victim.label for victim in victims]
 
-    def _has_room(self, tenant: str, total_bytes: int) -> bool:
-        """Return whether a tenant may have so many bytes, and is one of few that have any."""
-        if tenant not in self._held and len(self._held) >= TENANTS_MAX:
-            return False
-        return total_bytes <= self._bytes_max(tenant)
-
-    def _bytes_max(self, tenant: str) -> int:
-        return self._quota.of(tenant).stored_bytes_max
+    def _weight(self, tenant: str) -> int:
+        """Return the weight of a tenant's share; only a store with a cap is shared."""
+        weight = self.bytes_max(tenant)
+        assert weight is not None
+        return max(1, weight)
 
     def _fullness(self, tenant: str) -> tuple[float, str]:
         """Rank a tenant by the part of its quota that it has stored, the fullest first."""
-        return -self._held[tenant].bytes_used / self._bytes_max(tenant), tenant
+        return -self._held[tenant].bytes_used / self._weight(tenant), tenant
+
+    def _of(self, tenant: str) -> StoreLru:
+        """Return the pages of a tenant, those of a new one not yet among the others'."""
+        held = self._held.get(tenant)
+        return StoreLru(self._quota.of(tenant).stored_bytes_max) if held is None else held
+
+    def _end_change(self, tenant: str, held: StoreLru, gone: list[Label]) -> list[Label]:
+        """Keep the pages of a tenant that has any, and count what it lost for its quota."""
+        if len(held):
+            self._held[tenant] = held
+        else:
+            self._held.pop(tenant, None)
+        if gone:
+            self._evicted_count[tenant, Bound.QUOTA] += len(gone)
+        return gone
 
     def _release(self, tenant: str, labels: Iterable[Label]) -> int:
         """Stop counting pages; return their bytes. The caller holds the guard."""

@@ -140,7 +140,7 @@ class ServiceMetrics:
 
 
 class UsageCollector:
-    """Gauges of stored bytes and calls in flight by tenant, and pages above their shares, read on demand."""
+    """Gauges of stored bytes and calls in flight by tenant, and pages that tenants lost, read on demand."""
 
     def __init__(self, scheduler: FairScheduler, store: TenantStore, tenants: BoundedLabels) -> None:
         self._scheduler = scheduler
@@ -148,8 +148,8 @@ class UsageCollector:
         self._tenants = tenants
 
     def collect(self) -> Iterator[Metric]:
-        """Yield gauges of bytes stored and calls in flight by tenant, and the pages removed above shares."""
-        stored_bytes, held_bytes, calls = Counts(), Counts(), Counts()
+        """Yield gauges of bytes stored and calls in flight by tenant, and the pages that tenants lost."""
+        stored_bytes, held_bytes, calls, evicted = Counts(), Counts(), Counts(), Counts()
         for tenant, count_bytes in self._store.usage.by_tenant().items():
             stored_bytes[self._tenants.claimed(tenant),] += count_bytes
         for tenant, each in self._scheduler.by_tenant().items():
@@ -158,8 +158,12 @@ class UsageCollector:
             calls[name, "half_open"] += each.half_open_count
             calls[name, "running"] += each.running_count
             calls[name, "waiting"] += each.waiting_count
-        outgrown, gauge = [((), self._store.outgrown_count)], GaugeMetricFamily
+        for (tenant, bound), count in self._store.usage.evicted_count().items():
+            evicted[self._tenants.claimed(tenant), bound.value] += count
+        gauge, uncounted = GaugeMetricFamily, [((), float(not self._store.is_counted))]
         yield metric(gauge, "stored_bytes", "Bytes stored, not known to be gone.", stored_bytes.items(), "tenant")
         yield metric(gauge, "calls_in_flight", "Calls now, by state.", calls.items(), "tenant", "state")
         yield metric(gauge, "request_bytes_in_flight", "Bytes of requests now.", held_bytes.items(), "tenant")
-        yield metric(CounterMetricFamily, "outgrown_pages", "Pages that tenants had above their shares.", outgrown)
+        text = "Pages that tenants lost, by bound."
+        yield metric(CounterMetricFamily, "outgrown_pages", text, evicted.items(), "tenant", "bound")
+        yield metric(gauge, "uncounted", "1 while stored bytes lack what the store held before.", uncounted)

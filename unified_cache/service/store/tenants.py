@@ -1,27 +1,40 @@
 """The store as tenants share it: quotas, shares of its cap, counts. Labels are those of the store."""
 
-from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
-from itertools import compress
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress, repeat
 from operator import itemgetter
-from threading import Lock
+from threading import Event, Lock
 
 import grpc
 import numpy as np
 
-from unified_cache.core.errors import InputError, StorageError, StorageFullError
+from unified_cache.core.byte_sizes import size_text
+from unified_cache.core.errors import ClosedError, InputError, StorageError, StorageFullError
 from unified_cache.core.seal import HEADER_BYTES, Label, relabelled
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.proto.wire.calls import RETRY_AFTER
 from unified_cache.service.access.callers import Observer, Refused
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.storage_backends.catalog import catalog_in
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.manifest import described_by, tenant_of
+from unified_cache.storage_backends.protocol import (
+    Answer,
+    Capability,
+    Level,
+    PageIO,
+    Scan,
+    StorageBackend,
+    StoredObject,
+)
 
 __all__ = ["TenantStore", "named_page"]
 
-RECONCILED_NAMES = 1024
-"""Pages asked about where a tenant has no room left: some may have left the store unnoticed."""
+ANNOUNCED_MAX = 4096
+"""Identities that are not registered with the store again; beyond, all are, once more."""
+
+RECOUNT_S = 60.0
+"""Pause before a store that failed is listed again."""
 
 RETRY_AFTER_MS = "1000"
 
@@ -42,8 +55,8 @@ class TenantStore:
     def __init__(self, store: StorageBackend, usage: TenantUsage, observer: Observer) -> None:
         self.usage = usage
         """Pages and bytes stored by each tenant."""
-        self.outgrown_count = 0
-        """Pages removed so far because their tenants had more than their shares of the store."""
+        self.is_counted = False
+        """Whether what the store held before is counted in ``usage``."""
         self._store = store
         self._observer = observer
         self._announced: set[bytes] = set()
@@ -69,7 +82,10 @@ class TenantStore:
             self._observer.anomaly("store_get", str(error))
             answers = [Answer.UNAVAILABLE] * len(pages)
         self._count(tenant, labels, answers)
-        self.usage.take(tenant, list(compress(pages, answers)))
+        gone = self.usage.take(tenant, list(compress(pages, answers)))
+        if gone:
+            with self._room:
+                self._remove_outgrown(gone)
         return [(answer, page.buffers) for answer, page in zip(answers, pages, strict=True)]
 
     def put(
@@ -80,7 +96,7 @@ class TenantStore:
         ``manifests`` are those of the labels' identities.
 
         Raises:
-            Refused: the tenant or the store is full, or the store does not answer.
+            Refused: the store is full, or does not answer.
         """
         labels = [page.label for page in arrived]
         pages: dict[Label, PageIO] = {}
@@ -89,10 +105,10 @@ class TenantStore:
         known = self._stored(labels)
         fresh = [label for label, there in zip(labels, known or [Answer.MISS] * len(labels), strict=True) if not there]
         new = set(fresh)
-        self._reserve(tenant, [page for page in pages.values() if page.label in new])
-        self.usage.take(tenant, [page for page in pages.values() if page.label not in new])
-        self._make_room(pages)
-        room = pages.keys() - self.usage.outgrown(tenant, pages)
+        self._make_room(tenant, pages)
+        unfit = self.usage.uncounted(tenant, pages)
+        room = pages.keys() - unfit
+        self._remove_outgrown([label for label in unfit if label not in new])
         try:
             admitted = [page for page in pages.values() if page.label in room]
             answers = self._write(admitted, level, new, manifests)
@@ -100,9 +116,10 @@ class TenantStore:
             self._give_back_absent(tenant, fresh)
             raise
         # What another tenant's put has asked to go meanwhile lies in the store only now.
-        late = self.usage.outgrown(tenant, room)
+        late = self.usage.uncounted(tenant, room)
         self._remove_outgrown(late)
-        answers.update((label, Answer.DECLINED) for label in (*pages.keys() - room, *late))
+        self._say_declined(tenant, len(pages), len(unfit), list(answers.values()).count(Answer.DECLINED))
+        answers.update((label, Answer.DECLINED) for label in (*unfit, *late))
         for pool, answer, count in _by_pool(list(answers), list(answers.values()), _PUTS):
             self._observer.pages_put(tenant, pool, answer, count)
         declined = [label for label in labels if not answers[label]]
@@ -141,6 +158,18 @@ class TenantStore:
         """Return the manifests that the store has, of all tenants, as it names them; none where it keeps no catalog."""
         catalog = catalog_in(self._store)
         return [] if catalog is None else [each for each in catalog.manifests().values() if each is not None]
+
+    def count_stored(self, stop: Event) -> None:
+        """Count what the store holds from before, until it could be listed or ``stop`` is set; say why it could not."""
+        while not stop.is_set():
+            try:
+                self.is_counted = self._count_stored(stop)
+                return
+            except (StorageError, ClosedError) as error:
+                if not stop.is_set():
+                    text = f"what the store held before is not counted: {error}; again in {RECOUNT_S:g} s"
+                    self._observer.anomaly("not_counted", text)
+            stop.wait(RECOUNT_S)
 
     def capability(self) -> Capability:
         """Return what the store can do."""
@@ -183,6 +212,8 @@ class TenantStore:
         with self._guard:
             if manifest.identity in self._announced:
                 return
+            if len(self._announced) >= ANNOUNCED_MAX:
+                self._announced.clear()
         try:
             self._store.register(manifest, {})
         except InputError as error:
@@ -190,13 +221,65 @@ class TenantStore:
         with self._guard:
             self._announced.add(manifest.identity)
 
-    def _make_room(self, arriving: Container[Label]) -> None:
-        """Remove what tenants have above their shares of the store, so that it need not choose among them.
+    def _make_room(self, tenant: str, arriving: Mapping[Label, PageIO]) -> None:
+        """Remove what tenants have above quotas and shares of the store, so that it need not choose among them.
 
         One put at a time, so that what another has asked to go is gone before this one writes.
         """
         with self._room:
-            self._remove_outgrown(self.usage.surplus(arriving))
+            gone = self.usage.take(tenant, list(arriving.values()))
+            self._remove_outgrown(gone + self.usage.surplus(arriving))
+
+    def _say_declined(self, tenant: str, pages_count: int, unfit_count: int, declined_count: int) -> None:
+        """Log why pages were declined: no eviction makes room for what is larger than its bound."""
+        if unfit_count:
+            bytes_max = self.usage.bytes_max(tenant)
+            bound = "what is counted" if bytes_max is None else f"the {size_text(bytes_max)} that it may have"
+            self._observer.anomaly("declined", f"put by {tenant}: {unfit_count} of {pages_count} pages exceed {bound}")
+        if declined_count:
+            text = f"put by {tenant}: the store has no room for {declined_count} of {pages_count} pages"
+            self._observer.anomaly("declined", text)
+
+    def _count_stored(self, stop: Event) -> bool:
+        """List the identities of every tenant; return whether all of them are counted."""
+        catalog = catalog_in(self._store)
+        if catalog is None:
+            capability = self._store.capability()
+            if not capability.exists_costs_io:
+                return True  # in the memory of this process, which began empty
+            text = f"{capability.name} cannot list what it held before: it counts when it is read or put again"
+            self._observer.anomaly("not_counted", text)
+            return False
+        identities: defaultdict[str, list[Manifest]] = defaultdict(list)
+        unread_count = 0
+        for manifest in catalog.manifests().values():
+            if manifest is None:
+                unread_count += 1
+            elif tenant := tenant_of(manifest):
+                identities[tenant].append(manifest)
+        for tenant, manifests in identities.items():
+            found = [each for manifest in manifests for each in self._listed(manifest, stop)]
+            found.sort(key=itemgetter(0))
+            with self._room:
+                self._remove_outgrown(self.usage.find(tenant, [each for _, each in found]))
+        if unread_count:
+            text = f"{unread_count} identities have no manifest that can be read, and are nobody's: scrub the store"
+            self._observer.anomaly("not_counted", text)
+        return not unread_count and not stop.is_set()
+
+    def _listed(self, manifest: Manifest, stop: Event) -> Iterator[tuple[int, StoredObject]]:
+        """Yield last use and object of an identity's pages, at the lengths that clients put, not as they are coded."""
+        layout = described_by(manifest).layout
+        sizes = {pool.name: HEADER_BYTES + pool.page_bytes for pool in layout.pools}
+        cursor = ""
+        while not stop.is_set():
+            listed = self._store.scan(manifest.identity, cursor)
+            used = listed.used or repeat(0)
+            for (label, object_bytes), last_use in zip(listed.objects, used):  # noqa: B905  # repeat has no end
+                yield last_use, StoredObject(label, sizes.get(label.pool, object_bytes))
+            cursor = listed.cursor
+            if not cursor:
+                return
 
     def _remove_outgrown(self, labels: Sequence[Label]) -> None:
         if labels:
@@ -204,17 +287,6 @@ class TenantStore:
                 self._store.remove(labels)
             except StorageError as error:
                 self._observer.anomaly("store_remove", str(error))
-            with self._guard:
-                self.outgrown_count += len(labels)
-
-    def _reserve(self, tenant: str, pages: Sequence[PageIO]) -> None:
-        if self.usage.take(tenant, pages):
-            return
-        self._give_back_absent(tenant, self.usage.oldest(tenant, RECONCILED_NAMES))
-        if not self.usage.take(tenant, pages):
-            raise Refused(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, "the tenant has no room left", [(RETRY_AFTER, RETRY_AFTER_MS)]
-            )
 
     def _give_back_absent(self, tenant: str, labels: Sequence[Label]) -> None:
         stored = self._stored(labels)

@@ -1,6 +1,5 @@
 """LRU order and byte count of stored objects, and the choice of those to evict."""
 
-import heapq
 import itertools
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Sequence
@@ -42,6 +41,8 @@ class StoreLru:
         self.bytes_max = bytes_max
         self.bytes_used = 0
         self._objects: OrderedDict[Label, int] = OrderedDict()
+        self._listing: tuple[bytes, str, list[tuple[str, int, Label]]] = (b"", "", [])
+        """Identity and cursor of the last scan that has not ended, and what it has left to list, last name first."""
 
     def __contains__(self, label: Label) -> bool:
         return label in self._objects
@@ -57,6 +58,12 @@ class StoreLru:
         """Make an object the most recent one, with this size from now on."""
         self.bytes_used += object_bytes - self._objects.pop(label, 0)
         self._objects[label] = object_bytes
+
+    def add_oldest(self, label: Label, object_bytes: int) -> None:
+        """Add an object that is not known as the least recent one."""
+        self.bytes_used += object_bytes
+        self._objects[label] = object_bytes
+        self._objects.move_to_end(label, last=False)
 
     def touch(self, labels: Iterable[Label]) -> list[Label]:
         """Make objects the most recent ones, the last label most of all; return the unknown ones."""
@@ -175,11 +182,23 @@ class StoreLru:
         return [label for label in self._objects if label.identity == identity]
 
     def scan(self, identity: bytes, cursor: str) -> Scan:
-        """List objects of one identity in the order of their names, after the name in ``cursor``."""
-        names = ((label.page_name, label) for label in self._objects if label.identity == identity)
-        first = heapq.nsmallest(SCAN_OBJECTS_MAX, (pair for pair in names if pair[0] > cursor))
-        objects = [StoredObject(label, self._objects[label]) for _, label in first]
-        return Scan(objects, first[-1][0] if len(first) == SCAN_OBJECTS_MAX else "")
+        """List objects of one identity in the order of their names, after the name in ``cursor``.
+
+        The first call, and one that does not go on with the last, is linear in all objects; what is added meanwhile is
+        not listed.
+        """
+        listed, expected, rest = self._listing
+        if not cursor or (identity, cursor) != (listed, expected):
+            objects = enumerate(self._objects)
+            names = ((label.page_name, used, label) for used, label in objects if label.identity == identity)
+            rest = sorted((each for each in names if each[0] > cursor), reverse=True)
+        some = rest[: -SCAN_OBJECTS_MAX - 1 : -1]
+        del rest[-SCAN_OBJECTS_MAX:]
+        cursor_next = some[-1][0] if rest else ""
+        self._listing = (identity, cursor_next, rest)
+        there = [(label, used) for _, used, label in some if label in self._objects]
+        objects_there = [StoredObject(label, self._objects[label]) for label, _ in there]
+        return Scan(objects_there, cursor_next, [used for _, used in there])
 
 
 def page_bytes(page: SizedPage) -> int:

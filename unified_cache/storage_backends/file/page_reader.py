@@ -256,7 +256,8 @@ class PageReader:
         except OSError as error:
             raise self._cannot_list(identity, error) from error
         listed = [StoredObject(known.label, known.object_bytes) for known in found]
-        return Scan(listed, found[-1].name if len(found) == SCAN_OBJECTS_MAX else "")
+        cursor_next = found[-1].name if len(found) == SCAN_OBJECTS_MAX else ""
+        return Scan(listed, cursor_next, [known.mtime_ns for known in found])
 
     def used_between(self, identity: bytes) -> UsedBetween | None:
         """Compare modification times, which are the recency of this store; None without objects. Linear in objects."""

@@ -224,10 +224,11 @@ class PageIndex:
                     self.unreadable_count += 1
 
     def scan(self, identity: bytes, cursor: str) -> Scan:
-        """List objects of one identity in the order of their names, after the name in ``cursor``. Linear in all."""
+        """List objects of one identity by name, after the name in ``cursor``, as ``StoreLru.scan`` does."""
         with self._guard:
             found = self.lru.scan(identity, cursor)
-            return Scan([each for each in found.objects if each.label in self._slots], found.cursor)
+            listed = [each for each in zip(found.objects, found.used, strict=True) if each[0].label in self._slots]
+            return Scan([each for each, _ in listed], found.cursor, [used for _, used in listed])
 
     def _is_others(self, label: Label, batch: PutBatch) -> bool:
         """Return whether another put has stored a page since this batch began."""
