@@ -43,7 +43,7 @@ def test_the_command_of_the_guide_starts_a_service_with_a_page(tmp_path: Path) -
     try:
         assert wait_until(lambda: any('"live_page"' in line for line in running.lines), START_S), running.lines
         (line,) = (line for line in running.lines if '"live_page"' in line)
-        found = re.search(r"port (\d+)", line)
+        found = re.search(r"127\.0\.0\.1:(\d+)", line)
         assert found is not None
         assert figures(f"http://127.0.0.1:{found[1]}/")["kind"] == "service"
     finally:

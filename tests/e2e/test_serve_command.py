@@ -78,6 +78,14 @@ def test_sigterm_lets_a_call_in_flight_end_and_then_ends_well(tmp_path: Path) ->
         assert kinds[-1] == "stopped"
 
 
+def test_the_first_line_says_where_what_and_within_what_bounds_each_once(tmp_path: Path) -> None:
+    bounds = {"STORAGE_BYTES": "1GiB", "QUOTA__STORED_BYTES_MAX": "3MiB"}
+    with serving(tmp_path, **bounds) as server:
+        said = server.first["text"]
+        for fact in (f":{server.port} in plain text", f"file:{tmp_path / 'kv'}", "1.00 GiB", "3.00 MiB"):
+            assert said.count(fact) == 1, said
+
+
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     with (
         serving(tmp_path, QUOTA__CALLS_MAX="1") as server,

@@ -30,7 +30,7 @@ __all__ = [
 
 COMMAND = (sys.executable, "-c", "from unified_cache.cli.main import main; main()")
 TIMEOUT_S = 30.0
-PORT = re.compile(r"port ([0-9]+)")
+PORT = re.compile(r"(?:^|metrics )\S+:([0-9]+)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,8 @@ class ServeProcess:
         self._variables = {"METRICS__LISTEN": "127.0.0.1:0", **variables}
         self._directory = directory
         self.port = 0
+        self.first: dict[str, str] = {}
+        """Line that said where it listens."""
         self.start()
 
     def __enter__(self) -> "ServeProcess":
@@ -121,7 +123,7 @@ class ServeProcess:
         # Mooncake's client writes lines of its own before ours.
         first = next((line for line in self.log if line.startswith("{")), None)
         assert first is not None, f"{self._command} ended with status {self.child.wait(TIMEOUT_S)}"
-        said = json.loads(first)
+        self.first = said = json.loads(first)
         assert said["kind"] == "serving", said
         self.port, self.metrics_port = map(int, PORT.findall(said["text"]))
 

@@ -4,6 +4,7 @@ The service is imported when it begins: it needs the extra ``service``, which th
 """
 
 import os
+import re
 import secrets
 import sys
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import typer
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOption, given_flags
 from unified_cache.cli.text import example
+from unified_cache.core.byte_sizes import size_text
 from unified_cache.core.drain import Drain, signals_drain
 from unified_cache.core.errors import CacheError
 from unified_cache.core.extras import import_with_extra
@@ -24,6 +26,7 @@ from unified_cache.core.settings.access import Role
 from unified_cache.core.settings.loading import read_settings
 from unified_cache.core.settings.service import ServiceSettings
 from unified_cache.core.settings.toml import as_toml
+from unified_cache.storage_backends.url import split_choice
 
 __all__ = ["ServeCommand", "TokenListCommand", "TokenNewCommand", "TokenRevokeCommand", "serve_app", "token_app"]
 
@@ -51,6 +54,9 @@ INSECURE_WARNING = (
     "warning: --insecure: other machines can call {address} without a client certificate; "
     "who reaches it may read what it serves\n"
 )
+
+CREDENTIALS = re.compile(r"//[^/@]*@")
+"""Of a URL: what stands before the host."""
 
 GRPC_LOG = "GRPC_VERBOSITY"
 """Of gRPC's C core, which writes lines of its own kind on standard error, one for each handshake that fails."""
@@ -110,9 +116,9 @@ class ServeCommand:
         log = _service_module("operations.logs", "serve").log_to(sys.stderr)
         with signals_drain(drain):
             service = _service_module("server", "serve").Service.open(settings, log, drain)
-            log.event("serving", f"{settings.listen} port {service.port}, metrics port {service.metrics_port}")
-            if service.live_port is not None:
-                log.event("live_page", f"{settings.live.listen} port {service.live_port}")
+            log.event("serving", _serving(settings, service.port, service.metrics_port))
+            if settings.live_address is not None and service.live_port is not None:
+                log.event("live_page", settings.live_address.bound(service.live_port))
             drain.wait()
             log.event("draining", f"calls in flight have {settings.drain.grace_s} s")
             finished = service.drain(settings.drain.grace_s)
@@ -175,6 +181,27 @@ class TokenRevokeCommand:
     def run(self) -> None:
         """Replace the file."""
         _service_module("access.tokens", "token").remove_token(self.tokens, self.token_id)
+
+
+def _serving(settings: ServiceSettings, port: int, metrics_port: int | None) -> str:
+    """Return where the service listens, over which store, and what bounds it; keys and a plug-in's argument apart."""
+    tls = "over TLS" if settings.tls is not None else "in plain text"
+    if settings.tls is not None and settings.tls.client_ca is not None:
+        tls += " with client certificates"
+    bare, choice = split_choice(settings.storage)
+    scheme, _, rest = bare.partition(":")
+    if "." in scheme:
+        rest = rest.partition(":")[0]
+    store = f"{scheme}:{CREDENTIALS.sub('//', rest)}" + (", compressed or encrypted" if choice is not None else "")
+    cap, quota = (
+        "none" if each is None else size_text(each)
+        for each in (settings.storage_bytes, settings.quota.stored_bytes_max)
+    )
+    metrics, address = "none", settings.metrics_address
+    if address is not None and metrics_port is not None:
+        metrics = address.bound(metrics_port)
+    where = settings.address.bound(port)
+    return f"{where} {tls}; store {store}, its cap {cap}, quota of a tenant {quota}; metrics {metrics}"
 
 
 def _service_module(name: str, command: str) -> ModuleType:

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from unified_cache.cache.recording.recorder import RecorderSettings, TraceRecorder
 from unified_cache.cache.recording.requests import RequestRecord
+from unified_cache.core.byte_sizes import size_text
 from unified_cache.core.drain import Drain
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.extras import import_with_extra
@@ -111,7 +112,10 @@ class Service:
             opened.callback(timeouts.close)
             gate = ServiceGate(access.authenticator(settings), scheduler, timeouts, metrics)
             guarded = GuardedStore.open(settings, metrics.registry)
-            bytes_max = guarded.guard.capability().bytes_max
+            bytes_max, disk_bytes = guarded.guard.capability().bytes_max, guarded.disk_bytes
+            if bytes_max is not None and disk_bytes is not None and bytes_max > disk_bytes:
+                text = f"storage_bytes is {size_text(bytes_max)}, the disk of the store has {size_text(disk_bytes)}"
+                metrics.anomaly("cap_above_disk", f"{text}: the store is full when the disk is")
             usage = TenantUsage(settings.quota, COUNTED_PAGES_MAX, bytes_max)
             store = TenantStore(guarded.guard, usage, metrics)
             record = _recorder(settings, opened)

@@ -170,8 +170,8 @@ def test_a_read_of_many_pages_is_handed_over_once_and_verified_by_the_mib(
 def test_a_store_of_files_tells_what_made_room_and_what_found_none(
     kind: str, registry: CollectorRegistry, tmp_path: Path
 ) -> None:
-    one, two, three = (sealed_page(label(number)) for number in range(3))
-    page_bytes = one.buffers[0].nbytes
+    page_bytes = 1 << 20
+    one, two, three = (sealed_page(label(number), page_bytes) for number in range(3))
     settings = service_settings(None, {"storage": f"{kind}:{tmp_path / 'store'}", "storage_bytes": page_bytes})
     guarded = GuardedStore.open(settings, registry)
     assert guarded.guard.put([one], Level.CACHED) == [Answer.STORED]

@@ -20,6 +20,7 @@ from tests.support.cluster import ServeProcess
 from tests.support.raw_http2 import RawConnection
 from tests.support.running_service import CALL_S, RunningService, called, refusal, running
 from tests.support.service import wait_for
+from tests.support.service_settings import service_settings
 from tests.unit.service.test_requests import MANIFEST, key, run
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.settings.access import Role
@@ -265,6 +266,18 @@ def test_connections_that_say_nothing_are_closed() -> None:
 
 
 @pytest.mark.threat("open by mistake")
+@pytest.mark.parametrize(("cap", "kinds"), [("1MiB", []), ("500TiB", ["cap_above_disk"])])
+def test_a_cap_above_the_disk_is_said(tmp_path: Path, cap: str, kinds: list[str]) -> None:
+    with running(storage=f"packed:{tmp_path / 'kv'}", storage_bytes=cap) as server:
+        assert server.kinds == kinds
+
+
+@pytest.mark.parametrize("cap", ["500", 1, "1MB"])
+def test_a_cap_below_a_page_is_refused(cap: object) -> None:
+    with pytest.raises(ConfigError, match="must be at least 1048576"):
+        service_settings(None, {"storage_bytes": cap})
+
+
 def test_insecure_is_visible_in_a_metric() -> None:
     with running() as server:
         assert server.metrics()["unified_cache_service_insecure"] == 0

@@ -43,6 +43,10 @@ class ListenAddress:
         """Path of a Unix socket; None for a host and port."""
         return Path(self.text.removeprefix(_UNIX)) if self.text.startswith(_UNIX) else None
 
+    def bound(self, port: int) -> str:
+        """Return the address with the port that it got, where it is not a Unix socket."""
+        return self.text if self.socket is not None else f"{self.text.rpartition(':')[0]}:{port}"
+
     @property
     def is_local(self) -> bool:
         """True if no other machine can reach it; a name other than localhost counts as reachable."""

@@ -15,6 +15,10 @@ from unified_cache.core.settings.section import Bytes, Count, Guard, Seconds, Se
 __all__ = ["DrainSettings", "ServiceSettings"]
 
 
+STORAGE_BYTES_MIN = 1 << 20
+"""Smallest cap: with less a store has no room for a page of most models, as where 500 was meant to be GB."""
+
+
 class MetricsSettings(Section):
     """Metrics for Prometheus."""
 
@@ -70,7 +74,7 @@ class ServiceSettings(Settings):
     """Address of the service, HOST:PORT or unix:PATH."""
     storage: str = Field(default_factory=_default_storage)
     """URL of the store (L3), as every command takes them; ``file:~/.cache/unified-cache`` if unset."""
-    storage_bytes: Bytes | None = None
+    storage_bytes: Annotated[Bytes, Field(ge=STORAGE_BYTES_MIN)] | None = None
     """Cap on the store, headers included; unset, it may take all that its file system has."""
     insecure: bool = False
     """Serve beyond this machine without client certificates."""

@@ -48,6 +48,17 @@ class GuardedStore:
         registry.register(guarded)
         return guarded
 
+    @property
+    def disk_bytes(self) -> int | None:
+        """Size of the file system that a store in a directory lies in; None for any other store."""
+        bare = self._bare
+        return bare.disk_bytes if isinstance(bare, FileStorage | PackedStorage) else None
+
+    @property
+    def _bare(self) -> StorageBackend:
+        """The store, without what codes its pages."""
+        return self.backend.backend if isinstance(self.backend, CodedStorage) else self.backend
+
     def collect(self) -> Iterator[Metric]:
         """Yield what the wrappers count, and what a file store or a packed one does."""
         guard, counter, gauge = self.guard, CounterMetricFamily, GaugeMetricFamily
@@ -60,8 +71,7 @@ class GuardedStore:
         yield metric(counter, "store_abandoned_pages", "Pages without an answer in the end.", abandoned)
         stuck = [((), guard.stuck_count)]
         yield metric(gauge, "store_stuck_calls", "Calls that the store has not returned from in time.", stuck)
-        coded = self.backend if isinstance(self.backend, CodedStorage) else None
-        bare = self.backend if coded is None else coded.backend
+        coded, bare = self.backend if isinstance(self.backend, CodedStorage) else None, self._bare
         counts = bare.counts if isinstance(bare, FileStorage | PackedStorage) else None
         evicted = [] if counts is None else [(("room",), counts.evicted_count), (("intruder",), counts.foreign_count)]
         yield metric(counter, "store_evictions", "Pages that went without being asked.", evicted, "cause")

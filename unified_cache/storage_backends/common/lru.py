@@ -1,7 +1,7 @@
 """LRU order and byte count of stored objects, and the choice of those to evict."""
 
 import itertools
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Container, Iterable, Sequence
 from operator import attrgetter
 from typing import Protocol
@@ -41,8 +41,8 @@ class StoreLru:
         self.bytes_max = bytes_max
         self.bytes_used = 0
         self._objects: OrderedDict[Label, int] = OrderedDict()
-        self._listing: tuple[bytes, str, list[tuple[str, int, Label]]] = (b"", "", [])
-        """Identity and cursor of the last scan that has not ended, and what it has left to list, last name first."""
+        self._listing = ScanUnderWay(b"", "", [])
+        """The last scan that has not ended."""
 
     def __contains__(self, label: Label) -> bool:
         return label in self._objects
@@ -187,18 +187,40 @@ class StoreLru:
         The first call, and one that does not go on with the last, is linear in all objects; what is added meanwhile is
         not listed.
         """
-        listed, expected, rest = self._listing
-        if not cursor or (identity, cursor) != (listed, expected):
-            objects = enumerate(self._objects)
-            names = ((label.page_name, used, label) for used, label in objects if label.identity == identity)
-            rest = sorted((each for each in names if each[0] > cursor), reverse=True)
-        some = rest[: -SCAN_OBJECTS_MAX - 1 : -1]
-        del rest[-SCAN_OBJECTS_MAX:]
-        cursor_next = some[-1][0] if rest else ""
-        self._listing = (identity, cursor_next, rest)
-        there = [(label, used) for _, used, label in some if label in self._objects]
-        objects_there = [StoredObject(label, self._objects[label]) for label, _ in there]
-        return Scan(objects_there, cursor_next, [used for _, used in there])
+        listing = self._listing
+        if not cursor or (identity, cursor) != (listing.identity, listing.cursor):
+            parts: defaultdict[bytes, list[tuple[int, Label]]] = defaultdict(list)
+            for used, label in enumerate(self._objects):
+                if label.identity == identity:
+                    parts[label.key[:1]].append((used, label))
+            listing = ScanUnderWay(identity, cursor, [parts[first] for first in sorted(parts, reverse=True)])
+        some = listing.take(SCAN_OBJECTS_MAX)
+        self._listing = listing
+        there = [(StoredObject(label, self._objects[label]), used) for used, label in some if label in self._objects]
+        return Scan([found for found, _ in there], listing.cursor, [used for _, used in there])
+
+
+class ScanUnderWay:
+    """Objects of one identity, of which a scan returns some at a time, by their names; sorted by parts when reached."""
+
+    def __init__(self, identity: bytes, cursor: str, parts: list[list[tuple[int, Label]]]) -> None:
+        """The last of ``parts`` has the first names; an object comes with its place in the order of use."""
+        self.identity = identity
+        self.cursor = cursor
+        """Name that was returned last; empty once all are."""
+        self._parts = parts
+        self._rest: list[tuple[str, int, Label]] = []
+        """Sorted, the next one last."""
+
+    def take(self, count: int) -> list[tuple[int, Label]]:
+        """Return the next objects, each with its place in the order of use."""
+        while len(self._rest) <= count and self._parts:
+            part = sorted(((label.page_name, used, label) for used, label in self._parts.pop()), reverse=True)
+            self._rest = [each for each in part if each[0] > self.cursor] + self._rest
+        some = self._rest[: -count - 1 : -1]
+        del self._rest[-count:]
+        self.cursor = some[-1][0] if self._rest else ""
+        return [(used, label) for _, used, label in some]
 
 
 def page_bytes(page: SizedPage) -> int:

@@ -12,6 +12,7 @@ directory with one in its name is written with another one behind it.
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -297,6 +298,14 @@ class DirectoryStorage(DirectoryReader):
         self._root = root
         self._order = order
         self._stamps = stamps
+
+    @property
+    def disk_bytes(self) -> int | None:
+        """Size of the file system that the store lies in; None where it does not say."""
+        with self._calls, suppress(OSError):
+            status = self._root.disk.fstatvfs(self._root.fd)
+            return int(status.f_blocks) * int(status.f_frsize)
+        return None
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Write the manifest beside the pages, see ``write_manifest``. The slabs are not needed."""
