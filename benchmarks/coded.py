@@ -29,6 +29,7 @@ from unified_cache.integrations.transformers.pages import logits_of
 from unified_cache.sizing.demo.run import DEFAULT_MODEL, model_path
 from unified_cache.sizing.demo.serving import loaded
 from unified_cache.storage_backends.common.lru import page_bytes
+from unified_cache.storage_backends.manifest import EVERYBODY
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -47,6 +48,7 @@ RATIO_MAX = {"bfloat16": 1 / 1.4, "fp8": 1 / 1.1, "noise": 1.0}
 """Largest accepted share of the bytes: what nvCOMP reaches in FlexKV, and nothing lost on noise."""
 DOCUMENT = Path(__file__).parents[1] / "ARCHITECTURE.md"
 KEYS_VARIABLE = "UNIFIED_CACHE_BENCH_PAGE_KEYS"
+IDENTITY = sha256(b"coded").digest()
 CHOICES = {
     "compressed": CodingChoice(compress=True),
     "encrypted": CodingChoice(keys=f"env:{KEYS_VARIABLE}"),
@@ -105,8 +107,14 @@ def _payloads(path: Path) -> Mapping[str, list[bytes]]:
     return {"bfloat16": bfloat16, "fp8": fp8, "noise": noise}
 
 
+def _coded(store: StorageBackend, choice: CodingChoice | None) -> CodedStorage:
+    coded = CodedStorage(store, choice)
+    coded.own([IDENTITY], EVERYBODY)
+    return coded
+
+
 def _page(number: int, payload: bytes) -> PageIO:
-    label = Label(sha256(b"coded").digest(), sha256(b"%d" % number).digest(), "kv")
+    label = Label(IDENTITY, sha256(b"%d" % number).digest(), "kv")
     page = memoryview(bytearray(HEADER_BYTES) + payload)
     seal(page, label)
     return PageIO(label, (page,))
@@ -118,8 +126,7 @@ def _page_figures(name: str, pages: list[PageIO], plan: BenchmarkPlan) -> Iterat
     memories = [MemoryStorage() for _ in range(1 + len(CHOICES))]
     stores = [VerifiedStorage(memories[0])]
     stores += [
-        VerifiedStorage(CodedStorage(memory, choice))
-        for memory, choice in zip(memories[1:], CHOICES.values(), strict=True)
+        VerifiedStorage(_coded(memory, choice)) for memory, choice in zip(memories[1:], CHOICES.values(), strict=True)
     ]
     blanks = [PageIO(page.label, (memoryview(bytearray(page.buffers[0].nbytes)),)) for page in pages]
     rounds = plan.effort.copy_rounds
@@ -155,7 +162,7 @@ def _put_anew(store: StorageBackend, pages: Sequence[PageIO]) -> None:
 def _link_figures(pages: list[PageIO], plan: BenchmarkPlan) -> Iterator[Figure]:
     """Read a prefix over the link as a cache's workers do, each page by the next thread that is free."""
     choices = {"as they are": None, **CHOICES}
-    stores = [VerifiedStorage(CodedStorage(HeldLink(), choice)) for choice in choices.values()]
+    stores = [VerifiedStorage(_coded(HeldLink(), choice)) for choice in choices.values()]
     blanks = [PageIO(page.label, (memoryview(bytearray(page.buffers[0].nbytes)),)) for page in pages]
     with ThreadPoolExecutor(STORAGE_WORKERS) as workers:
         subjects = [timed(partial(_read_all, workers, store, blanks)) for store in stores]

@@ -7,6 +7,9 @@ __all__ = ["STORAGE_MUTANTS"]
 CALLS_TESTS = ("tests/unit/storage_backends/test_bounded_calls.py",)
 """What must catch a mistake in how a call that may hang is left."""
 
+CODED_TESTS = ("tests/unit/storage_backends/wrappers/test_encrypted.py", "tests/e2e/test_coded_stores.py")
+"""What must catch a mistake in whose key is used, and for how long."""
+
 STORAGE_MUTANTS = [
     Mutant(
         "work that was given up begins its next call to the store",
@@ -55,6 +58,35 @@ STORAGE_MUTANTS = [
         "storage_backends/verified.py",
         "verify_buffers(page.buffers, page.label, page.checksum if is_summed else None)",
         "None",
+    ),
+    Mutant(
+        "whose key opens a page is what the manifest in the store says",
+        "storage_backends/wrappers/coded.py",
+        "manifest is not None and is_sound(manifest, identity):",
+        "manifest is not None:",
+        CODED_TESTS,
+    ),
+    Mutant(
+        "a page of nobody known is everybody's",
+        "storage_backends/wrappers/coded.py",
+        "return {identity: self._owners[identity] for identity in found}",
+        'return {page.label.identity: self._owners.get(page.label.identity, "*") for page in pages}',
+        CODED_TESTS,
+    ),
+    Mutant(
+        "a process that only reads keeps the keys it has",
+        "storage_backends/wrappers/page_keys.py",
+        'key_id: bytes) -> PageCipher | None:\n        """Return the key of that ID for pages of an identity; '
+        'None where its owner has no such key."""\n        self.refresh()\n',
+        "key_id: bytes) -> PageCipher | None:\n",
+        CODED_TESTS,
+    ),
+    Mutant(
+        "what no key opened stays a miss when its key comes",
+        "storage_backends/wrappers/coded.py",
+        "                self.unreadable.clear()\n\n",
+        "                pass\n\n",
+        CODED_TESTS,
     ),
     Mutant(
         "an answer that no store may give is a miss",

@@ -120,10 +120,11 @@ class ServeProcess:
         )
         assert self.child.stderr is not None
         self.log = self.child.stderr
-        # Mooncake's client writes lines of its own before ours.
-        first = next((line for line in self.log if line.startswith("{")), None)
-        assert first is not None, f"{self._command} ended with status {self.child.wait(TIMEOUT_S)}"
-        self.first = said = json.loads(first)
+        # Mooncake's client writes lines of its own before ours, and a warning may come first.
+        lines = (json.loads(line) for line in self.log if line.startswith("{"))
+        said = next((line for line in lines if line["level"] != "warning"), None)
+        assert said is not None, f"{self._command} ended with status {self.child.wait(TIMEOUT_S)}"
+        self.first = said
         assert said["kind"] == "serving", said
         self.port, self.metrics_port = map(int, PORT.findall(said["text"]))
 

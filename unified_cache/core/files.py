@@ -1,4 +1,4 @@
-"""Files that are either whole or not there."""
+"""Files that are either whole or not there, and files that others must not touch."""
 
 import os
 import stat
@@ -7,7 +7,32 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["check_writable", "replace_whole", "write_whole"]
+from unified_cache.core.errors import ConfigError
+
+__all__ = ["check_writable", "read_kept", "replace_whole", "write_whole"]
+
+_KEPT_BYTES_MAX = 16 << 20
+"""A revocation list of some hundred thousand certificates, or as many tokens."""
+
+
+def read_kept(path: Path, forbidden: int = 0) -> bytes:
+    """Read a regular file; ``ConfigError`` where it cannot be, is too long, or its mode has a bit of ``forbidden``.
+
+    A pipe is refused, not waited for.
+    """
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            mode = os.fstat(file.fileno()).st_mode
+            found = file.read(_KEPT_BYTES_MAX + 1) if stat.S_ISREG(mode) else b""
+    except OSError as error:
+        raise ConfigError(f"{path} must be a file that can be read: {error.strerror}") from error
+    if not stat.S_ISREG(mode):
+        raise ConfigError(f"{path} must be a regular file, found {stat.filemode(mode)}")
+    if mode & forbidden:
+        raise ConfigError(f"{path} must be kept from others, as by chmod 600, found {stat.filemode(mode)}")
+    if len(found) > _KEPT_BYTES_MAX:
+        raise ConfigError(f"{path} must have at most {_KEPT_BYTES_MAX} bytes")
+    return found
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:

@@ -117,7 +117,7 @@ class Service:
                 text = f"storage_bytes is {size_text(bytes_max)}, the disk of the store has {size_text(disk_bytes)}"
                 metrics.anomaly("cap_above_disk", f"{text}: the store is full when the disk is")
             usage = TenantUsage(settings.quota, COUNTED_PAGES_MAX, bytes_max)
-            store = TenantStore(guarded.guard, usage, metrics)
+            store = TenantStore(guarded.guard, usage, metrics, guarded.own)
             record = _recorder(settings, opened)
             cache = CacheService(store, gate, settings.limits, drain.ask, record)
             opened.callback(cache.close)

@@ -11,6 +11,7 @@ from unified_cache.core.shards import NamedShard
 from unified_cache.proto import manifest_pb2 as proto
 
 __all__ = [
+    "EVERYBODY",
     "MANIFEST_BYTES_MAX",
     "Description",
     "described_by",
@@ -18,12 +19,16 @@ __all__ = [
     "is_sound",
     "manifest_of",
     "model_of_tenant",
+    "owner_of",
     "parsed_manifest",
     "tenant_of",
 ]
 
 MANIFEST_BYTES_MAX = 1 << 20
 """A larger manifest is not one of ours."""
+
+EVERYBODY = "*"
+"""Owner of the pages of an engine's own store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,11 @@ class Description:
 def model_of_tenant(tenant: str, model: str) -> str:
     """Return the name under which a service stores pages of a tenant's model, so that no two tenants share a digest."""
     return f"@{tenant}/{model}"
+
+
+def owner_of(model: str) -> str:
+    """Return the owner of the pages of a model, as a service or an engine names it: ``@TENANT``, or everybody."""
+    return model.partition("/")[0] if model.startswith("@") else EVERYBODY
 
 
 def model_without_tenant(model: str) -> str:

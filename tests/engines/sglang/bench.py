@@ -125,6 +125,7 @@ class Bench:
         if kind == "coded":
             keys = self.root / "keys"
             keys.write_text(f"* {'3d' * 32}\n", encoding="ascii")
+            keys.chmod(0o600)
             return self.store(f"file:{directory}{CODED}{keys}")
         return self.store(f"{kind}:{directory}")
 

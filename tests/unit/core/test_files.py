@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from unified_cache.core.files import write_whole
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.files import read_kept, write_whole
 
 SMALL, LARGE = b"1" * 100_000, b"2" * 1_000_000
 
@@ -51,3 +52,9 @@ def test_a_file_is_never_open_to_more_than_asked_for(tmp_path: Path) -> None:
     path.touch(mode=0o644)
     write_whole(path, SMALL, mode=0o600)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(ConfigError, match="regular file"):
+        read_kept(tmp_path / "pipe")

@@ -18,9 +18,9 @@ from xxhash import xxh3_64_intdigest
 
 from tests.support.bucket import LocalBucket
 from tests.unit.storage_backends.fixtures.write_coded import CODINGS, KEYS, KEYS_VARIABLE, KINDS, coded_pages
-from tests.unit.storage_backends.fixtures.write_stores import HYBRID, STORED, WINDOWED, pages_of
+from tests.unit.storage_backends.fixtures.write_stores import HYBRID, STORED, WINDOWED, manifests, pages_of
 from unified_cache.storage_backends.catalog import catalog_of
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
 
@@ -62,10 +62,18 @@ def url(stores: Path, kind: str, coding: str, request: pytest.FixtureRequest) ->
     return url
 
 
+def opened(url: str) -> StorageBackend:
+    """Open a store as an engine does that has both identities."""
+    storage = open_storage(url)
+    for manifest in manifests():
+        storage.register(manifest, {})
+    return storage
+
+
 def check_holds(url: str, pages: Sequence[PageIO]) -> None:
     """Check that a store holds these pages, byte by byte."""
     blanks = [page._replace(buffers=(memoryview(bytearray(page.buffers[0].nbytes)),)) for page in pages]
-    with closing(VerifiedStorage(open_storage(url))) as storage:
+    with closing(VerifiedStorage(opened(url))) as storage:
         assert set(storage.exists([page.label for page in pages])) == {Answer.HIT}
         assert set(storage.get(blanks)) == {Answer.HIT}
     assert [bytes(page.buffers[0]) for page in blanks] == [bytes(page.buffers[0]) for page in pages]
@@ -83,7 +91,7 @@ def test_every_page_reads_as_it_was_written(url: str, coding: str) -> None:
 
 def test_pages_that_are_added_stand_beside_the_former_ones(url: str, coding: str) -> None:
     added = pages_of({(HYBRID, "state"): STORED[HYBRID, "state"]})
-    with closing(open_storage(url + CODINGS[coding])) as storage:
+    with closing(opened(url + CODINGS[coding])) as storage:
         assert set(storage.put([*coded_pages(), *added], Level.DURABLE)) == {Answer.STORED}
     check_holds(url + CODINGS[coding], [*coded_pages(), *added])
 

@@ -1,7 +1,5 @@
 """A value that is read from files, and again when they change, without a restart."""
 
-import os
-import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
@@ -11,12 +9,9 @@ from unified_cache.core.errors import ConfigError
 from unified_cache.core.settings.access import AccessSettings
 from unified_cache.service.access.callers import AuditEntry, Observer
 
-__all__ = ["Reloaded", "read_kept"]
+__all__ = ["Reloaded"]
 
 Value = TypeVar("Value")
-
-_FILE_BYTES_MAX = 16 << 20
-"""A revocation list of some hundred thousand certificates, or as many tokens."""
 
 _Stamp = tuple[tuple[int, int, int], ...]
 
@@ -95,18 +90,3 @@ class Reloaded(Generic[Value]):
             raise ConfigError(f"{error.filename} must be a file that can be read: {error.strerror}") from error
         # Of a change of owner or mode the time of modification tells nothing; that of the inode's change does.
         return tuple((each.st_ctime_ns, each.st_size, each.st_ino) for each in found)
-
-
-def read_kept(path: Path, forbidden: int = 0) -> bytes:
-    """Read a file; ``ConfigError`` where it cannot be, is too long, or its mode has a bit of ``forbidden``."""
-    try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            found = file.read(_FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"{path} must be a file that can be read: {error.strerror}") from error
-    if mode & forbidden:
-        raise ConfigError(f"{path} must be kept from others, as by chmod 600, found {stat.filemode(mode)}")
-    if len(found) > _FILE_BYTES_MAX:
-        raise ConfigError(f"{path} must have at most {_FILE_BYTES_MAX} bytes")
-    return found

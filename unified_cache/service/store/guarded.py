@@ -10,6 +10,7 @@ from unified_cache.core.seal import Flaw
 from unified_cache.core.settings.service import ServiceSettings
 from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.file.store import FileStorage
+from unified_cache.storage_backends.manifest import model_of_tenant, owner_of
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage
@@ -58,6 +59,11 @@ class GuardedStore:
     def _bare(self) -> StorageBackend:
         """The store, without what codes its pages."""
         return self.backend.backend if isinstance(self.backend, CodedStorage) else self.backend
+
+    def own(self, identities: Iterable[bytes], tenant: str) -> None:
+        """Pass the owner of some identities on to the layer that encrypts."""
+        if isinstance(self.backend, CodedStorage):
+            self.backend.own(identities, owner_of(model_of_tenant(tenant, "")))
 
     def collect(self) -> Iterator[Metric]:
         """Yield what the wrappers count, and what a file store or a packed one does."""

@@ -1,7 +1,7 @@
 """The store as tenants share it: quotas, shares of its cap, counts. Labels are those of the store."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, repeat
 from operator import itemgetter
 from threading import Event, Lock
@@ -52,13 +52,21 @@ class TenantStore:
     Owns the store, which verifies what it returns, see ``GuardedStore``. Thread-safe.
     """
 
-    def __init__(self, store: StorageBackend, usage: TenantUsage, observer: Observer) -> None:
+    def __init__(
+        self,
+        store: StorageBackend,
+        usage: TenantUsage,
+        observer: Observer,
+        own: Callable[[Iterable[bytes], str], None] | None = None,
+    ) -> None:
+        """``own`` is told before each call that moves pages which identities are whose; None where nobody asks."""
         self.usage = usage
         """Pages and bytes stored by each tenant."""
         self.is_counted = False
         """Whether what the store held before is counted in ``usage``."""
         self._store = store
         self._observer = observer
+        self._own = own
         self._announced: set[bytes] = set()
         self._room = Lock()
         self._guard = Lock()
@@ -76,6 +84,7 @@ class TenantStore:
         """
         self.usage.touch(tenant, labels)
         pages = [PageIO(label, _blank_page(object_bytes)) for label in labels]
+        self._say_owner(tenant, pages)
         try:
             answers = self._store.get(pages)
         except StorageError as error:
@@ -109,6 +118,7 @@ class TenantStore:
         unfit = self.usage.uncounted(tenant, pages)
         room = pages.keys() - unfit
         self._remove_outgrown([label for label in unfit if label not in new])
+        self._say_owner(tenant, pages.values())
         try:
             admitted = [page for page in pages.values() if page.label in room]
             answers = self._write(admitted, level, new, manifests)
@@ -206,6 +216,10 @@ class TenantStore:
             if level is Level.DURABLE:
                 raise _refusal(error) from error
         return answers
+
+    def _say_owner(self, tenant: str, pages: Iterable[PageIO]) -> None:
+        if self._own is not None:
+            self._own({page.label.identity for page in pages}, tenant)
 
     def _announce(self, manifest: Manifest) -> None:
         """Register an identity with the store, once."""

@@ -2,10 +2,15 @@
 
 Every store that outlives its process is read through this layer: what another process stored coded is read as well as
 what lies there as it is. ``page_coding`` has the bytes of an object.
+
+Whose key opens a page is not for the store to say. Its owner is the tenant that a service has authenticated, for each
+call, or that of an identity that this process registered. A tool without either lists the store, and an identity is the
+digest of its owner's name: what a manifest says counts only under the digest of all that it says. Where nobody has said
+whose page it is, it is a miss, and none is put.
 """
 
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
@@ -14,9 +19,8 @@ from typing import Protocol, runtime_checkable
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.catalog import catalog_in
 from unified_cache.storage_backends.common.lru import page_bytes
-from unified_cache.storage_backends.manifest import described_by
+from unified_cache.storage_backends.manifest import is_sound, owner_of
 from unified_cache.storage_backends.memory_reads import MemoryReader, memory_reader_in
 from unified_cache.storage_backends.protocol import (
     Answer,
@@ -33,13 +37,16 @@ __all__ = ["CodedReader", "CodedStorage", "SizedObjects", "coded"]
 UNREADABLE_MAX = 1 << 16
 """Names kept of objects that cannot be read here, and are put again: some 15 MB."""
 
-MODELS_MAX = 4096
-"""Identities whose model is kept; with one more all are looked up again."""
+OWNERS_MAX = 1 << 16
+"""Identities whose owner is kept, those in use: a service says it again at each call. Some 20 MB."""
+
+FORGOTTEN_S = 10.0
+"""What could not be read is tried again so long after: its key may have come, or another process put it again."""
 
 UNAVAILABLE = Answer.UNAVAILABLE
 """Looked up once: a member of an Enum costs 0.3 us each time in Python 3.11, a third of what this layer does."""
 
-LEFT = frozenset({Undecoded.UNENCRYPTED, Undecoded.NO_KEY, Undecoded.NO_CODEC})
+LEFT = frozenset({Undecoded.UNENCRYPTED, Undecoded.NO_KEY, Undecoded.NO_CODEC, Undecoded.NO_OWNER})
 """Objects that somebody else may be able to read: they stay, until the page is put again."""
 
 
@@ -84,7 +91,9 @@ class CodedReader(ReaderLayer[StorageReader]):
         self.coder = PageCoder(CodingChoice() if choice is None else choice, clock)
         self.unreadable: set[Label] = set()
         """Objects that cannot be read here; with one more than ``UNREADABLE_MAX`` all are forgotten."""
-        self._models: dict[bytes, str] = {}
+        self._clock = clock
+        self._tried = (clock(), 0)
+        self._owners: OrderedDict[bytes, str] = OrderedDict()
         self._counts: Counter[Undecoded] = Counter()
         self._guard = Lock()
 
@@ -99,34 +108,47 @@ class CodedReader(ReaderLayer[StorageReader]):
         with self._guard:
             self._counts.update(reasons)
 
-    def learn(self, identity: bytes, model: str) -> None:
-        """Remember whose pages those of an identity are."""
-        if len(self._models) >= MODELS_MAX:
-            self._models.clear()
-        self._models[identity] = model
+    def own(self, identities: Iterable[bytes], owner: str) -> None:
+        """Remember whose pages those of some identities are, as who asks for them says."""
+        if self.coder.is_encrypting:
+            with self._guard:
+                for identity in identities:
+                    self._owners[identity] = owner
+                    self._owners.move_to_end(identity)
+                while len(self._owners) > OWNERS_MAX:
+                    self._owners.popitem(last=False)
 
-    def model_of(self, identity: bytes) -> str:
-        """Return the model's name in the manifest of an identity; empty where there is none, or nothing needs it."""
+    def owners_of(self, pages: Iterable[PageIO]) -> dict[bytes, str]:
+        """Return the owners of the identities of some pages, as far as they are known, and keep them."""
         if not self.coder.is_encrypting:
-            return ""
-        found = self._models.get(identity)
-        if found is None:
-            found = self._described_model(identity)
-            self.learn(identity, found)
+            return {}
+        with self._guard:
+            found = {page.label.identity for page in pages} & self._owners.keys()
+            for identity in found:
+                self._owners.move_to_end(identity)
+            return {identity: self._owners[identity] for identity in found}
+
+    def manifests(self) -> dict[bytes, Manifest | None]:
+        """Return the manifest of every identity; one under its own digest says whose the pages are."""
+        found = super().manifests()
+        for identity, manifest in found.items():
+            if self.coder.is_encrypting and manifest is not None and is_sound(manifest, identity):
+                self.own((identity,), owner_of(manifest.model))
         return found
 
-    def _described_model(self, identity: bytes) -> str:
-        catalog = catalog_in(self._backend)
-        manifest = None if catalog is None else catalog.manifests().get(identity)
-        if manifest is None or manifest.identity != identity:
-            return ""
-        try:
-            return described_by(manifest).identity.model
-        except StorageError:  # it says another name than its digest
-            return ""
+    def forget_unreadable(self) -> None:
+        """Forget what could not be read, ``FORGOTTEN_S`` after the last time, and as soon as keys were read again."""
+        now_s, readings_count = self._clock(), self.coder.refresh()
+        tried_s, tried_readings_count = self._tried
+        if now_s - tried_s >= FORGOTTEN_S or readings_count != tried_readings_count:
+            self._tried = (now_s, readings_count)
+            with self._guard:
+                self.unreadable.clear()
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the store; what is known to be unreadable here is a miss."""
+        if self.unreadable:
+            self.forget_unreadable()
         found = self._backend.exists(labels)
         return [Answer.MISS if label in self.unreadable else each for label, each in zip(labels, found, strict=True)]
 
@@ -163,11 +185,12 @@ class CodedReader(ReaderLayer[StorageReader]):
             else:
                 refused[number] = Undecoded.UNENCRYPTED if length == wanted else Undecoded.DAMAGED
         found = self._backend.get(list(objects.values())) if objects else ()
+        owners = self.owners_of(objects.values())
         for number, answer in zip(objects, found, strict=True):
             answers[number], page = answer, pages[number]
             if answer is Answer.HIT and objects[number] is not page:
                 (stored,) = objects[number].buffers
-                reason = self.coder.decode(stored, page, self.model_of(page.label.identity))
+                reason = self.coder.decode(stored, page, owners.get(page.label.identity))
                 if reason is not None:
                     refused[number] = reason
         return self._refuse(pages, refused, answers) if refused else []
@@ -180,10 +203,11 @@ class CodedReader(ReaderLayer[StorageReader]):
         left = {number for number, reason in refused.items() if reason in LEFT}
         for number in refused:
             answers[number] = unread if number in left else Answer.FLAWED
+        self.forget_unreadable()
         with self._guard:
             if len(self.unreadable) + len(left) > UNREADABLE_MAX:
                 self.unreadable.clear()
-            self.unreadable.update(pages[number].label for number in left)
+            self.unreadable.update(pages[number].label for number in left if refused[number] is not Undecoded.NO_OWNER)
         return [pages[number].label for number in refused if number not in left]
 
     def take_unreadable(self, labels: Sequence[Label]) -> list[Label]:
@@ -224,8 +248,16 @@ class CodedStorage(StorageLayer):
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Announce an identity to the wrapped backend, and learn whose it is."""
-        self._reader.learn(manifest.identity, manifest.model)
+        self.own((manifest.identity,), owner_of(manifest.model))
         super().register(manifest, slabs)
+
+    def own(self, identities: Iterable[bytes], owner: str) -> None:
+        """Remember whose pages those of some identities are, as who asks for them says."""
+        self._reader.own(identities, owner)
+
+    def manifests(self) -> dict[bytes, Manifest | None]:
+        """Return the manifest of every identity; one under its own digest says whose the pages are."""
+        return self._reader.manifests()
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask the wrapped backend; what is known to be unreadable here is a miss."""
@@ -246,9 +278,14 @@ class CodedStorage(StorageLayer):
         """Store pages; those whose owner has no key are declined. What could not be read here is replaced."""
         if not self._is_coding:
             return self._backend.put(pages, level)
-        encoded = [self._reader.coder.encode(page, self._reader.model_of(page.label.identity)) for page in pages]
+        owners = self._reader.owners_of(pages)
+        encoded = [self._reader.coder.encode(page, owners.get(page.label.identity)) for page in pages]
         objects = [each for each in encoded if each is not None]
-        self._reader.count([Undecoded.NO_KEY] * (len(pages) - len(objects)))
+        self._reader.count(
+            Undecoded.NO_KEY if page.label.identity in owners else Undecoded.NO_OWNER
+            for page, each in zip(pages, encoded, strict=True)
+            if each is None
+        )
         unreadable = self._reader.take_unreadable([each.label for each in objects])
         if unreadable:
             self._backend.remove(unreadable)

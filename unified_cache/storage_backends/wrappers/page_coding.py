@@ -73,6 +73,8 @@ class Undecoded(Enum):
     """This store has keys, and anybody could have made it."""
     NO_KEY = "no_key"
     """Its key is not among those of its owner."""
+    NO_OWNER = "no_owner"
+    """Nobody has said whose page it is, so that no key is its owner's; see ``CodedReader.own``."""
     NO_CODEC = "no_codec"
     """The package that reads it is not installed."""
 
@@ -118,13 +120,17 @@ class PageCoder:
         """Whether pages are encrypted, so that no other is believed."""
         return self._keys is not None
 
-    def encode(self, page: PageIO, model: str) -> PageIO | None:
+    def refresh(self) -> int:
+        """Read the keys again if that is due; return how often they were, 0 without keys."""
+        return 0 if self._keys is None else self._keys.refresh()
+
+    def encode(self, page: PageIO, owner: str | None) -> PageIO | None:
         """Return the object for a page: itself where it is to be stored as it is, None where its owner has no key."""
         label, buffers, _ = page
         payload_bytes = page_bytes(page) - HEADER_BYTES
         if payload_bytes < 0:
             return page
-        key = None if self._keys is None else self._keys.writing(label.identity, model)
+        key = None if self._keys is None else self._keys.writing(label.identity, owner)
         if self._keys is not None and key is None:
             return None
         payload = _joined(payload_of(buffers))
@@ -150,7 +156,7 @@ class PageCoder:
         sealed = header_of(label, stored_bytes, checksum_of(parts), CODED_VERSION)
         return PageIO(label, (memoryview(sealed), *parts))
 
-    def decode(self, stored: memoryview, page: PageIO, model: str) -> Undecoded | None:
+    def decode(self, stored: memoryview, page: PageIO, owner: str | None) -> Undecoded | None:
         """Fill the buffers of a page from its object; return why it is not that page, None where it is.
 
         Nothing is made that is longer than the page. The caller verifies the page by its seal.
@@ -165,9 +171,9 @@ class PageCoder:
         if payload_bytes != sum(map(len, buffers)) - HEADER_BYTES or data_end > len(body):
             return Undecoded.DAMAGED
         if is_encrypted:
-            key = None if self._keys is None else self._keys.reading(label.identity, model, key_id)
+            key = None if self._keys is None else self._keys.reading(label.identity, owner, key_id)
             if key is None:
-                return Undecoded.NO_KEY
+                return Undecoded.NO_OWNER if self._keys is not None and owner is None else Undecoded.NO_KEY
             bound = bytes(stored[:_BOUND_HEADER_BYTES]) + bytes(stored[HEADER_BYTES : _BODY_START - _NONCE_BYTES])
             decrypted = key.decrypt(nonce, stored[_BODY_START:], bound)
             if decrypted is None:

@@ -9,57 +9,100 @@ as ``openssl rand -hex 32`` prints them::
 
 Of several keys of one owner the last one writes, and all of them read: to change a key, add a line at the end, and drop
 the old one when its pages may go. The text is read again every ``RELOADED_S``, and at once for a key that is not known.
+A file is kept as a private key is. A command has no input, ``COMMAND_S_MAX`` seconds, and ends with its children; after
+the first time nobody waits for it.
 """
 
 import hmac
 import logging
 import os
 import re
+import selectors
 import shlex
+import signal
+import stat
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.extras import needs_extra
+from unified_cache.core.files import read_kept
+from unified_cache.storage_backends.manifest import EVERYBODY
 
 with needs_extra("encrypt", "keys="):
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-__all__ = ["PageCipher", "PageKeys", "key_text_of"]
+__all__ = ["PageCipher", "PageKeys"]
 
 logger = logging.getLogger(__name__)
 
 KEY_ID_BYTES = 8
 RELOADED_S = 10.0
-"""A writer uses a new key so long after it was added, at most."""
+"""A key that was added or removed holds everywhere so long after, at most, and as long as the text takes to read."""
 UNKNOWN_RELOADED_S = 1.0
 """Least time between two readings of the text for keys that are not known."""
+STALE_S_MAX = 60.0
+"""Keys hold no more once their text could not be read for so long, as tokens: one may have been removed from it."""
 COMMAND_S_MAX = 10.0
+COMMAND_BYTES_MAX = 1 << 20
 CIPHERS_MAX = 4096
 
-EVERYBODY = "*"
 _LINE = re.compile(r"(\*|@[a-z0-9][a-z0-9._-]{0,63}|[0-9a-f]{64})\s+([0-9a-fA-F]{64})")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_Keys = dict[str, dict[bytes, bytes]]
 
 
-def key_text_of(source: str) -> Callable[[], str]:
+def _key_text_of(source: str) -> Callable[[], str]:
     """Return what reads the text that ``file:PATH``, ``env:NAME`` or ``command:ARGS`` names; raise ConfigError."""
     scheme, _, rest = source.partition(":")
-    readers: Mapping[str, Callable[[], str]] = {
-        "file": lambda: Path(rest).read_text(encoding="ascii"),
-        "env": lambda: os.environ[rest],
-        "command": lambda: (
-            subprocess.run(  # noqa: S603 -- who names a store names code to run
-                shlex.split(rest), check=True, capture_output=True, timeout=COMMAND_S_MAX, encoding="ascii"
-            ).stdout
-        ),
-    }
-    if scheme not in readers or not rest:
-        raise ConfigError(f"keys come from file:PATH, env:NAME or command:ARGS, found the scheme {scheme!r}")
-    return readers[scheme]
+    if scheme == "file" and rest:
+        forbidden = stat.S_IWGRP | stat.S_IRWXO
+        return lambda: read_kept(Path(rest).expanduser(), forbidden).decode("ascii")
+    if scheme == "env" and _VARIABLE.fullmatch(rest):
+        return lambda: os.environ[rest]
+    if scheme == "command" and rest:
+        return partial(_printed_by, shlex.split(rest))
+    # What stands there may be a key.
+    raise ConfigError("keys come from file:PATH, env:NAME or command:ARGS, found something else")
+
+
+def _printed_by(command: Sequence[str]) -> str:
+    """Run a program and return what it prints; end it and its children, raise OSError or SubprocessError."""
+    end_s = time.monotonic() + COMMAND_S_MAX
+    found = bytearray()
+    child = subprocess.Popen(  # noqa: S603 -- who names a store names code to run
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        start_new_session=True,
+    )
+    try:
+        assert child.stdout is not None
+        with child.stdout as printed, selectors.DefaultSelector() as ready:
+            ready.register(printed, selectors.EVENT_READ)
+            while part := printed.read(1 << 16) if ready.select(end_s - time.monotonic()) else b"":
+                found += part
+                if len(found) > COMMAND_BYTES_MAX:
+                    raise subprocess.SubprocessError
+        while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            if time.monotonic() >= end_s:
+                raise subprocess.SubprocessError
+            time.sleep(0.01)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # not waited for so far, so its number is nobody else's
+        child.wait()
+    if child.returncode:
+        raise subprocess.SubprocessError
+    return found.decode("ascii")
 
 
 class PageCipher:
@@ -86,46 +129,56 @@ class PageCipher:
 class PageKeys:
     """The keys of one store. Thread-safe. No key is in a message, a log or a ``repr``. ``clock`` gives seconds."""
 
-    def __init__(self, source: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Read the text that ``source`` names.
+    def __init__(
+        self,
+        source: str,
+        clock: Callable[[], float] = time.monotonic,
+        start: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        """Read the text that ``source`` names. ``start`` runs the command later on; in a thread of its own if None.
 
         Raises:
             ConfigError: there is none, or it holds something else than keys.
         """
-        self._source = source
-        self._read = key_text_of(source)
+        self._read = _key_text_of(source)
+        self._shown = "a command" if source.startswith("command:") else source
+        self._start = (start or _start_thread) if source.startswith("command:") else None
         self._clock = clock
         self._keys = self._parsed()
+        if not self._keys:
+            raise ConfigError(f"keys: {self._shown} must hold a line with an owner and a key, found none")
         self._read_s = clock()
-        self._unknown_s = self._read_s - UNKNOWN_RELOADED_S
+        self._asked_s = self._read_s - UNKNOWN_RELOADED_S
+        self._failing_s: float | None = None
+        self._readings_count = 0
         self._ciphers: dict[tuple[bytes, bytes], PageCipher] = {}
         self._reading = Lock()
 
-    def writing(self, identity: bytes, model: str) -> PageCipher | None:
-        """Return the newest key for pages of an identity; None where its owner has none."""
-        if self._clock() - self._read_s >= RELOADED_S and self._reading.acquire(blocking=False):
-            try:
-                self._reload()
-            finally:
-                self._reading.release()
-        keys = self._of(identity, model)
+    def refresh(self) -> int:
+        """Read the text again if that is due; return how often it was, for who remembers what no key opened."""
+        if self._is_old():
+            self._reload(self._is_old)
+        return self._readings_count
+
+    def writing(self, identity: bytes, owner: str | None) -> PageCipher | None:
+        """Return the newest key for pages of an identity; None where its owner has none, or nobody knows the owner."""
+        self.refresh()
+        keys = self._of(identity, owner)
         return self._cipher_of(next(reversed(keys)), keys, identity) if keys else None
 
-    def reading(self, identity: bytes, model: str, key_id: bytes) -> PageCipher | None:
+    def reading(self, identity: bytes, owner: str | None, key_id: bytes) -> PageCipher | None:
         """Return the key of that ID for pages of an identity; None where its owner has no such key."""
-        if key_id not in self._of(identity, model):
-            with self._reading:
-                if self._clock() - self._unknown_s >= UNKNOWN_RELOADED_S:
-                    self._reload()
-                    self._unknown_s = self._clock()  # who waited for a slow command does not run it again
-        keys = self._of(identity, model)
+        self.refresh()
+        keys = self._of(identity, owner)
+        if key_id not in keys:
+            self._reload(self._may_ask)
+            keys = self._of(identity, owner)
         return self._cipher_of(key_id, keys, identity) if key_id in keys else None
 
-    def _of(self, identity: bytes, model: str) -> dict[bytes, bytes]:
-        """Return the keys of the nearest owner that has any, by ID, the newest last."""
-        tenant = model.partition("/")[0]
-        owners = (identity.hex(), tenant, EVERYBODY)
-        return next((keys for owner in owners if (keys := self._keys.get(owner))), {})
+    def _of(self, identity: bytes, owner: str | None) -> dict[bytes, bytes]:
+        """Return the keys of the nearest owner that has any, by ID, the newest last; none without an owner."""
+        owners = (identity.hex(),) if owner is None else (identity.hex(), owner, EVERYBODY)
+        return next((keys for each in owners if (keys := self._keys.get(each))), {})
 
     def _cipher_of(self, key_id: bytes, keys: Mapping[bytes, bytes], identity: bytes) -> PageCipher:
         found = self._ciphers.get((key_id, identity))
@@ -136,33 +189,70 @@ class PageKeys:
             self._ciphers[key_id, identity] = found
         return found
 
-    def _reload(self) -> None:
-        """Read the text again, one thread at a time; where that fails, what was read before counts."""
-        self._read_s = self._clock()
+    def _is_old(self) -> bool:
+        return self._clock() - self._read_s >= RELOADED_S
+
+    def _may_ask(self) -> bool:
+        """Return whether the text may be read for a key that is not known, and count that as done."""
+        may = self._clock() - self._asked_s >= UNKNOWN_RELOADED_S
+        self._asked_s = self._clock() if may else self._asked_s
+        return may
+
+    def _reload(self, is_due: Callable[[], bool]) -> None:
+        """Read the text again unless another thread has meanwhile; a command is run elsewhere, one at a time."""
+        if self._reading.acquire(blocking=self._start is None):
+            if not is_due():
+                self._reading.release()
+            elif self._start is None:
+                self._read_again()
+            else:
+                try:
+                    self._start(self._read_again)
+                except RuntimeError:  # the process may have no other thread now
+                    self._reading.release()
+
+    def _read_again(self) -> None:
+        """Read the text; where that fails, what was read before counts for ``STALE_S_MAX``. Releases the lock."""
+        self._read_s = began_s = self._clock()
         try:
             self._keys = self._parsed()
+            self._failing_s = None
+            self._ciphers = {}
         except ConfigError as error:
-            logger.warning("keys are as they were: %s", error)
+            if self._failing_s is None:
+                self._failing_s = began_s
+                logger.warning("%s; those that were read before hold for another %.0f s", error, STALE_S_MAX)
+            elif began_s - self._failing_s > STALE_S_MAX and self._keys:
+                self._keys, self._ciphers = {}, {}
+                logger.warning("%s; none holds any more", error)
+        finally:
+            self._asked_s += self._clock() - began_s
+            self._readings_count += 1
+            self._reading.release()
 
-    def _parsed(self) -> dict[str, dict[bytes, bytes]]:
+    def _parsed(self) -> _Keys:
         try:
             text = self._read()
+        except ConfigError as error:
+            raise ConfigError(f"cannot read keys: {error}") from None
         except (OSError, KeyError, ValueError, subprocess.SubprocessError) as error:
             # Its text may quote what a command printed.
-            raise ConfigError(f"cannot read keys from {self._source}: {type(error).__name__}") from None
-        keys: dict[str, dict[bytes, bytes]] = {}
+            raise ConfigError(f"cannot read keys from {self._shown}: {type(error).__name__}") from None
+        keys: _Keys = {}
         for number, line in enumerate(text.splitlines(), 1):
             stripped = line.strip()
             if not stripped or stripped.startswith("#"):
                 continue
             found = _LINE.fullmatch(stripped)
             if found is None:
-                raise ConfigError(f"line {number} of {self._source} must be an owner and 64 hex digits")
+                raise ConfigError(f"line {number} of {self._shown} must be an owner and 64 hex digits")
             key = bytes.fromhex(found[2])
             key_id = hmac.digest(key, b"unified-cache-key-id-v1", "sha256")[:KEY_ID_BYTES]
             owned = keys.setdefault(found[1], {})
             owned.pop(key_id, None)
             owned[key_id] = key
-        if not keys:
-            raise ConfigError(f"{self._source} must hold a line with an owner and a key, found none")
         return keys
+
+
+def _start_thread(work: Callable[[], None]) -> None:
+    Thread(target=work, name="unified-cache-keys", daemon=True).start()

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.support.store_kinds import StoreKind
 from unified_cache.core.errors import MissingExtraError, StorageError
 from unified_cache.core.seal import CODED_VERSION, HEADER_BYTES, Label, may_be_coded, seal
+from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.offline.listing import ReadOutcome, empty_page, read_verified
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
@@ -24,7 +25,7 @@ from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers.coded import CodedStorage
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, Undecoded
-from unified_cache.testing.storage_contract import bytes_of, label
+from unified_cache.testing.storage_contract import LAYOUT, MODEL, bytes_of, label
 
 PAYLOAD_BYTES = 16 << 10
 COMPRESS = CodingChoice(compress=True)
@@ -121,6 +122,7 @@ def test_any_bytes_come_back_as_they_were_and_no_object_is_longer_than_its_page_
         backend = MemoryStorage()
         choice = CodingChoice(compress, "env:PAGE_KEYS" if is_encrypted else "")
         storage = VerifiedStorage(CodedStorage(backend, choice))
+        storage.register(manifest_of(MODEL, LAYOUT), {})
         pages = [page_of(label(number), payload) for number, payload in enumerate(payloads)]
         assert all(storage.put(pages, Level.CACHED))
         assert [read_back(storage, page, cuts) for page in pages] == [bytes_of(page) for page in pages]

@@ -1,14 +1,17 @@
 """Encrypted stores: nothing of a page can be read in one, and nothing that was made without its key is a hit."""
 
 import logging
+import os
 import random
 import sys
+import time
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.clock import ManualClock
@@ -24,9 +27,10 @@ from tests.unit.storage_backends.wrappers.test_coded import (
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.pool import Identity
 from unified_cache.core.seal import CODED_VERSION, HEADER_BYTES, Label, seal
-from unified_cache.storage_backends.manifest import manifest_of, model_of_tenant
+from unified_cache.storage_backends.catalog import catalog_of
+from unified_cache.storage_backends.manifest import EVERYBODY, manifest_of, model_of_tenant
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import coded, page_keys
@@ -42,11 +46,17 @@ def key_file(tmp_path: Path, *lines: str) -> Path:
     """Write keys as an operator should: whole, under another name, then renamed."""
     path, new = tmp_path / "keys", tmp_path / "keys.new"
     new.write_text("".join(f"{line}\n" for line in lines))
+    new.chmod(0o600)
     return new.replace(path)
 
 
-def encrypted(backend: MemoryStorage, path: Path, *, compress: bool = False) -> CodedStorage:
-    return CodedStorage(backend, CodingChoice(compress, f"file:{path}"))
+def encrypted(
+    backend: MemoryStorage, path: Path, *, compress: bool = False, clock: Callable[[], float] = time.monotonic
+) -> CodedStorage:
+    """Open a layer over a store, as an engine does whose identity is MODEL."""
+    storage = CodedStorage(backend, CodingChoice(compress, f"file:{path}"), clock)
+    storage.register(manifest_of(MODEL, LAYOUT), {})
+    return storage
 
 
 def windows(content: bytes) -> set[bytes]:
@@ -72,6 +82,7 @@ def test_no_run_of_16_bytes_of_any_payload_lies_in_any_file_of_the_store(
     for each in files:
         assert secret.isdisjoint(windows(each.read_bytes()))
     with closing(VerifiedStorage(open_storage(url))) as storage:
+        storage.register(manifest_of(MODEL, LAYOUT), {})
         assert [read_back(storage, page) for page in pages] == list(map(bytes_of, pages))
 
 
@@ -103,7 +114,9 @@ def test_an_object_that_stands_frozen_is_read(name: str, monkeypatch: pytest.Mon
     page = page_of(label(1), bytes(range(64)) * 16)
     replace_object(backend, page.label, bytearray(b64decode(FROZEN[name])))
     choice = None if name == "compressed" else CodingChoice(keys="env:PAGE_KEYS")
-    assert read_back(CodedStorage(backend, choice), page) == bytes_of(page)
+    storage = CodedStorage(backend, choice)
+    storage.own([page.label.identity], EVERYBODY)
+    assert read_back(storage, page) == bytes_of(page)
 
 
 # What somebody who may write the store can do to it
@@ -121,6 +134,7 @@ def objects_of_an_attacker(rng: random.Random, tmp_path: Path, named: Label) -> 
     key_file(tmp_path, f"* {OLD}")
     backend = MemoryStorage()
     ours = encrypted(backend, tmp_path / "keys")
+    ours.own([Identity("contract/model", generation=1).digest(LAYOUT)], EVERYBODY)
     elsewhere = [
         named._replace(key=rng.randbytes(32)),
         named._replace(pool="kv_index"),
@@ -197,15 +211,44 @@ def test_the_key_of_one_tenant_opens_and_makes_no_page_of_another(tmp_path: Path
     assert answers == {**dict.fromkeys(pages, Answer.STORED), "nobody": Answer.DECLINED}
     key_file(tmp_path, f"@acme {NEW}", f"@zeta {NEW}", f"@zeta {OLD}")
     with closing(open_storage(url)) as storage:
-        # Nobody registers: whose pages they are the manifests say. Of acme's old key zeta has a copy.
+        assert isinstance(storage, CodedStorage)
+        # Nobody has said whose pages they are but where a key is an identity's own.
+        assert read_back(storage, pages["zeta"]) is Answer.MISS
+        assert storage.undecoded_counts == {Undecoded.NO_OWNER: 1}
+    with closing(open_storage(url)) as storage:
+        assert isinstance(storage, CodedStorage)
+        for name, identity in tenants.items():
+            storage.own([identity.digest(LAYOUT)], f"@{name}")
+        storage.own([MODEL.digest(LAYOUT)], EVERYBODY)
+        # Of acme's old key zeta has a copy.
         assert read_back(storage, pages["zeta"]) == bytes_of(pages["zeta"])
         assert read_back(storage, pages["acme"]) is Answer.MISS
         assert read_back(storage, pages["by identity"]) is Answer.MISS
-        assert isinstance(storage, CodedStorage)
         assert storage.undecoded_counts == {Undecoded.NO_KEY: 2}
     key_file(tmp_path, f"* {OLD}")
     with closing(open_storage(url)) as storage:
+        assert isinstance(storage, CodedStorage)
+        storage.own([tenants["acme"].digest(LAYOUT)], "@acme")
         assert read_back(storage, pages["acme"]) == bytes_of(pages["acme"]), "a key is its bytes, whoever owns it"
+
+
+@pytest.mark.threat("forged pages")
+def test_a_manifest_under_another_digest_than_its_own_does_not_say_whose_pages_are(tmp_path: Path) -> None:
+    path = key_file(tmp_path, f"@acme {OLD}", f"* {NEW}")
+    acme = Identity(model_of_tenant("acme", "m"))
+    page = page_of(Label(acme.digest(LAYOUT), bytes(32), "kv"), bf16_like(5, 4096))
+    url = f"file:{tmp_path / 'store'}#keys=file:{path}"
+    with closing(open_storage(url)) as forger:
+        assert isinstance(forger, CodedStorage)
+        forger.register(manifest_of(acme, LAYOUT), {})
+        forger.own([page.label.identity], EVERYBODY)
+        assert forger.put([page], Level.CACHED) == [Answer.STORED]
+        assert read_back(forger, page) == bytes_of(page)
+    (manifest,) = (tmp_path / "store").rglob("manifest.json")
+    manifest.write_text(manifest.read_text().replace("@acme/m", "m"))
+    with closing(open_storage(url)) as storage:
+        assert page.label.identity in catalog_of(storage).manifests()
+        assert read_back(storage, page) is Answer.MISS
 
 
 def test_a_reader_without_keys_leaves_encrypted_pages_where_they_are(tmp_path: Path) -> None:
@@ -237,20 +280,30 @@ def test_a_page_whose_key_is_lost_is_stored_again_under_the_new_one(tmp_path: Pa
 
 def test_what_is_remembered_of_objects_of_others_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coded, "UNREADABLE_MAX", 8)
-    monkeypatch.setattr(coded, "MODELS_MAX", 8)
+    monkeypatch.setattr(coded, "OWNERS_MAX", 8)
     monkeypatch.setattr(page_keys, "CIPHERS_MAX", 8)
     backend, path = MemoryStorage(), key_file(tmp_path, f"* {LOST}")
     pages = [page_of(Label(bytes([number] * 32), bytes(32), "kv"), bf16_like(number, 512)) for number in range(40)]
-    assert all(encrypted(backend, path).put(pages, Level.CACHED))
+    storage = encrypted(backend, path)
+    for page in pages:
+        storage.own([page.label.identity], EVERYBODY)
+        assert storage.put([page], Level.CACHED) == [Answer.STORED]
+    assert storage.put([pages[0]], Level.CACHED) == [Answer.DECLINED], "whose it is was 39 identities ago"
+    assert storage.undecoded_counts == {Undecoded.NO_OWNER: 1}
     key_file(tmp_path, f"* {NEW}")
     storage = encrypted(backend, path)
-    assert [read_back(storage, page) for page in pages] == [Answer.MISS] * 40
+
+    def found(page: PageIO) -> bytes | Answer:
+        storage.own([page.label.identity], EVERYBODY)
+        return read_back(storage, page)
+
+    assert list(map(found, pages)) == [Answer.MISS] * 40
     assert storage.undecoded_counts == {Undecoded.NO_KEY: 40}
     assert storage.exists([page.label for page in pages]).count(Answer.MISS) <= 8, "the others are found again"
     for page in pages:
-        assert read_back(storage, page) is Answer.MISS
+        assert found(page) is Answer.MISS
         assert storage.put([page], Level.CACHED) == [Answer.STORED]
-    assert [read_back(storage, page) for page in pages] == list(map(bytes_of, pages))
+    assert list(map(found, pages)) == list(map(bytes_of, pages))
 
 
 def test_the_same_page_is_never_encrypted_twice_to_the_same_bytes(tmp_path: Path) -> None:
@@ -270,8 +323,7 @@ def test_the_same_page_is_never_encrypted_twice_to_the_same_bytes(tmp_path: Path
 def test_a_rotation_under_load_causes_no_miss(tmp_path: Path) -> None:
     path = key_file(tmp_path, f"* {OLD}")
     backend, clock = MemoryStorage(), ManualClock()
-    choice = CodingChoice(compress=True, keys=f"file:{path}")
-    processes = [VerifiedStorage(CodedStorage(backend, choice, clock)) for _ in range(2)]
+    processes = [VerifiedStorage(encrypted(backend, path, compress=True, clock=clock)) for _ in range(2)]
     pages = [page_of(label(number), bf16_like(number, 2048)) for number in range(60)]
     wrong: list[object] = []
 
@@ -297,49 +349,116 @@ def test_a_rotation_under_load_causes_no_miss(tmp_path: Path) -> None:
 def test_a_process_that_meets_a_key_it_does_not_know_reads_the_keys_at_once_and_seldom_after(tmp_path: Path) -> None:
     path = key_file(tmp_path, f"* {OLD}")
     backend, clock = MemoryStorage(), ManualClock()
-    choice = CodingChoice(keys=f"file:{path}")
-    reader = CodedStorage(backend, choice, clock)
+    reader = encrypted(backend, path, clock=clock)
     page = page_of(label(1), bf16_like(1))
     key_file(tmp_path, f"* {OLD}", f"* {NEW}")
-    CodedStorage(backend, choice, clock).put([page], Level.CACHED)
+    encrypted(backend, path, clock=clock).put([page], Level.CACHED)
     assert read_back(reader, page) == bytes_of(page)
-    reads: list[str] = []
-    keys = PageKeys(f"command:{sys.executable} {logged_command(tmp_path, reads)}", clock)
+    keys = PageKeys(f"command:{sys.executable} {logged_command(tmp_path)}", clock, lambda work: work())
     for _ in range(50):
-        assert keys.reading(page.label.identity, "m", b"unknown.") is None
+        assert keys.reading(page.label.identity, EVERYBODY, b"unknown.") is None
     assert len((tmp_path / "reads").read_text()) == 2
 
 
-def test_a_command_that_takes_long_is_not_run_again_by_those_who_waited_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_a_command_that_takes_long_and_it_is_run_once_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = ManualClock()
-    runs: list[float] = []
-
-    def run_slowly() -> str:
-        runs.append(clock())
-        clock.sleep(COMMAND_S_MAX)
-        return f"* {OLD}"
-
-    monkeypatch.setattr(page_keys, "key_text_of", lambda source: run_slowly)
-    keys = PageKeys("command:slow", clock)
+    texts, begun = [f"* {OLD}", f"* {OLD}\n* {NEW}", f"* {NEW}"], list[Callable[[], None]]()
+    monkeypatch.setattr(page_keys, "_printed_by", lambda command: texts.pop(0))
+    keys = PageKeys("command:slow", clock, begun.append)
+    old = keys.writing(bytes(32), EVERYBODY)
+    assert old is not None
     for _ in range(8):
-        assert keys.reading(bytes(32), "m", b"unknown.") is None
-    assert len(runs) == 2, "when the store was opened, and for the first of them"
+        assert keys.reading(bytes(32), EVERYBODY, b"unknown.") is None
+        clock.sleep(COMMAND_S_MAX)
+    (end,) = begun
+    end()
+    clock.sleep(RELOADED_S)
+    new = keys.writing(bytes(32), EVERYBODY)
+    assert new is not None
+    assert new.id != old.id
+    assert keys.reading(bytes(32), EVERYBODY, old.id) is not None
+    begun[1]()
+    assert keys.reading(bytes(32), EVERYBODY, old.id) is None
+    assert len(begun) == 3
 
 
-def logged_command(tmp_path: Path, reads: Sequence[str]) -> Path:
+def logged_command(tmp_path: Path) -> Path:
     """Write a program that prints a key, and a letter into a file each time it does."""
     program = tmp_path / "keys.py"
     program.write_text(f"open({str(tmp_path / 'reads')!r}, 'a').write('x'); print('* {OLD}')\n")
     return program
 
 
+def test_a_process_that_only_reads_believes_no_key_10_s_after_it_was_removed(tmp_path: Path) -> None:
+    path = key_file(tmp_path, f"* {OLD}", f"* {NEW}")
+    backend, clock = MemoryStorage(), ManualClock()
+    page = page_of(label(1), bf16_like(1))
+    reader = encrypted(backend, path, clock=clock)
+    encrypted(backend, path, clock=clock).put([page], Level.CACHED)
+    assert read_back(reader, page) == bytes_of(page)
+    key_file(tmp_path, f"* {OLD}")
+    clock.sleep(RELOADED_S)
+    assert read_back(reader, page) is Answer.MISS
+    assert reader.undecoded_counts == {Undecoded.NO_KEY: 1}
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_key_that_comes_after_the_first_page_with_it_is_believed_10_s_later_by_exists_and_get(
+    writes: bool, tmp_path: Path
+) -> None:
+    path = key_file(tmp_path, f"* {OLD}")
+    backend, clock = MemoryStorage(), ManualClock()
+    page, other = page_of(label(1), bf16_like(1)), page_of(label(2), bf16_like(2))
+    reader = encrypted(backend, path, clock=clock)
+    encrypted(backend, key_file(tmp_path, f"* {NEW}")).put([page], Level.CACHED)
+    key_file(tmp_path, f"* {OLD}")
+    assert read_back(reader, page) is Answer.MISS
+    assert reader.exists([page.label]) == [Answer.MISS]
+    key_file(tmp_path, f"* {OLD}", f"* {NEW}")
+    clock.sleep(RELOADED_S)
+    if writes:
+        reader.put([other], Level.CACHED)
+    assert reader.exists([page.label]) == [Answer.HIT]
+    assert read_back(reader, page) == bytes_of(page)
+
+
+def test_a_page_that_another_process_stored_again_is_found_10_s_later(tmp_path: Path) -> None:
+    path = key_file(tmp_path, f"* {OLD}")
+    backend, clock = MemoryStorage(), ManualClock()
+    page = page_of(label(1), bf16_like(1))
+    replace_object(backend, page.label, bytes_of(page))
+    reader = encrypted(backend, path, clock=clock)
+    assert read_back(reader, page) is Answer.MISS
+    assert reader.exists([page.label]) == [Answer.MISS]
+    backend.remove([page.label])
+    encrypted(backend, path).put([page], Level.CACHED)
+    clock.sleep(coded.FORGOTTEN_S)
+    assert reader.exists([page.label]) == [Answer.HIT]
+
+
+def test_keys_whose_text_cannot_be_read_hold_for_a_minute(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    path = key_file(tmp_path, f"* {OLD}")
+    keys = PageKeys(f"file:{path}", clock)
+    clock.sleep(3600.0)
+    path.unlink()
+    held: list[bool] = []
+    for _ in range(8):
+        held.append(keys.writing(bytes(32), EVERYBODY) is not None)
+        clock.sleep(RELOADED_S)
+    assert held == [True] * 7 + [False]
+    assert len(caplog.records) == 2, "when it began, and when none holds any more"
+    key_file(tmp_path, f"* {OLD}")
+    assert keys.writing(bytes(32), EVERYBODY) is not None
+
+
 # Where keys come from, and where they never go
 
 
 @pytest.mark.threat("leaked credentials")
-@pytest.mark.parametrize(
-    "text", [OLD, f"* {OLD[:-1]}", f"* {OLD} {NEW}", f"acme {OLD}", f"@acme {OLD[:-2]}zz", "", "# none\n\n"]
-)
+@pytest.mark.parametrize("text", [OLD, f"* {OLD[:-1]}", f"* {OLD} {NEW}", f"acme {OLD}", f"@acme {OLD[:-2]}zz"])
 def test_no_key_is_in_an_error_a_log_or_a_repr(
     text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -352,7 +471,7 @@ def test_no_key_is_in_an_error_a_log_or_a_repr(
     keys = PageKeys("env:PAGE_KEYS", clock)
     monkeypatch.setenv("PAGE_KEYS", text)
     clock.sleep(RELOADED_S)
-    key = keys.writing(bytes(32), "m")
+    key = keys.writing(bytes(32), EVERYBODY)
     assert key is not None, "those that were read before count"
     said = f"{refused.value!r} {refused.value.__cause__!r} {keys!r} {key!r} {caplog.text}"
     assert OLD[:16] not in said
@@ -360,7 +479,17 @@ def test_no_key_is_in_an_error_a_log_or_a_repr(
 
 
 @pytest.mark.parametrize(
-    "source", ["file:/no/such/file", "env:NO_SUCH_KEYS", "command:false", "command:/no/such/program", "vault:x", "env:"]
+    "source",
+    [
+        "file:/no/such/file",
+        "file:/dev/null",
+        "env:NO_SUCH_KEYS",
+        "command:false",
+        "command:true",
+        "command:/no/such/program",
+        "vault:x",
+        "env:",
+    ],
 )
 def test_keys_that_cannot_be_had_are_refused_when_the_store_is_opened(source: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="keys"):
@@ -376,3 +505,48 @@ def test_a_store_that_does_not_know_lengths_is_not_coded() -> None:
 def test_what_nobody_knows_is_refused_by_its_name(text: str) -> None:
     with pytest.raises(ConfigError, match="compress=lossless and keys=SOURCE"):
         CodingChoice.of(text)
+
+
+@pytest.mark.threat("leaked credentials")
+@pytest.mark.parametrize("mode", [0o660, 0o604, 0o666])
+def test_a_file_of_keys_that_others_may_read_or_the_group_may_write_is_refused(mode: int, tmp_path: Path) -> None:
+    path = key_file(tmp_path, f"* {OLD}")
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match="kept from others"):
+        open_storage(f"memory:#keys=file:{path}")
+
+
+def test_a_pipe_in_the_place_of_a_file_of_keys_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "keys", 0o600)
+    with pytest.raises(ConfigError, match="regular file"):
+        open_storage(f"memory:#keys=file:{tmp_path / 'keys'}")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import sys; print('* ' + (sys.stdin.read() or KEY))",
+        "import subprocess; subprocess.Popen(['sleep', '600']); print('* ' + KEY)",
+    ],
+    ids=["reads its input", "leaves a child behind that has its output"],
+)
+def test_a_command_gives_keys_without_an_input_and_ends_with_its_children(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_keys, "COMMAND_S_MAX", 2.0)
+    (tmp_path / "keys.py").write_text(f"KEY = {OLD!r}\n{program}\n")
+    before = children()
+    with suppress(ConfigError):  # the output of a child that stays does not end
+        PageKeys(f"command:{sys.executable} {tmp_path / 'keys.py'}")
+    assert children() == before
+
+
+def test_a_command_that_prints_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = children()
+    with pytest.raises(ConfigError, match="cannot read keys"):
+        PageKeys("command:yes")
+    assert children() == before
+
+
+def children() -> set[int]:
+    return {each.pid for each in psutil.Process().children(recursive=True)}
