@@ -59,7 +59,7 @@ class TenantStore:
         observer: Observer,
         own: Callable[[Iterable[bytes], str], None] | None = None,
     ) -> None:
-        """``own`` is told before each call that moves pages which identities are whose; None where nobody asks."""
+        """``own`` takes identities and their tenant before each call that moves pages; None if nothing is encrypted."""
         self.usage = usage
         """Pages and bytes stored by each tenant."""
         self.is_counted = False
