@@ -25,6 +25,7 @@ from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved,
 from benchmarks.plan import BenchmarkPlan
 from unified_cache.core.errors import MissingExtraError
 from unified_cache.core.seal import HEADER_BYTES, Label, seal
+from unified_cache.integrations.transformers import layer_state
 from unified_cache.integrations.transformers.pages import logits_of
 from unified_cache.sizing.demo.run import DEFAULT_MODEL, model_path
 from unified_cache.sizing.demo.serving import loaded
@@ -99,7 +100,8 @@ def _payloads(path: Path) -> Mapping[str, list[bytes]]:
     ids = tokenizer(DOCUMENT.read_text(encoding="utf-8"), return_tensors="pt").input_ids[:, :PREFIX_TOKENS]
     past = DynamicCache(config=model.config)
     logits_of(model, past, ids)
-    kv = torch.stack([torch.stack([layer.keys[0], layer.values[0]]) for layer in past.layers])
+    rows = [kept.rows for layer in past.layers for kept in layer_state(layer).read() if kept.rows is not None]
+    kv = torch.stack(rows).transpose(1, 2)
     pages = [kv[..., start : start + PAGE_SIZE, :].contiguous() for start in range(0, PREFIX_TOKENS, PAGE_SIZE)]
     bfloat16 = [page.to(torch.bfloat16).view(torch.uint8).numpy().tobytes() for page in pages]
     fp8 = [page.to(torch.float8_e4m3fn).view(torch.uint8).numpy().tobytes() for page in pages]

@@ -19,7 +19,6 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 from transformers.cache_utils import StaticLayer
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tests.support.exactness import (
     EVERYWHERE,
@@ -276,19 +275,19 @@ def test_a_model_that_no_pages_can_be_kept_of_is_refused() -> None:
         layer_state(StaticLayer(max_cache_len=8))
 
 
-class RenamedArgument(LlamaForCausalLM):
-    """A model whose cache object has a name that no release has."""
+def test_a_cache_object_is_passed_as_whatever_argument_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = LlamaForCausalLM.forward
 
-    def forward(  # type: ignore[override]
-        self, input_ids: torch.Tensor, use_cache: bool | None = None, prefix_state: Cache | None = None
-    ) -> CausalLMOutputWithPast:
-        return super().forward(input_ids, None, None, prefix_state, use_cache=use_cache)
+    def forward(
+        self: LlamaForCausalLM,
+        input_ids: torch.Tensor,
+        use_cache: bool | None = None,
+        prefix_state: Cache | None = None,
+    ) -> object:
+        return plain(self, input_ids, None, None, prefix_state, use_cache=use_cache)
 
-
-def test_a_cache_object_is_passed_as_whatever_argument_takes_one() -> None:
-    model = RenamedArgument(model_of(LLAMA).config)
-    model.load_state_dict(model_of(LLAMA).state_dict())
-    assert KeptState.of(model, page_size_of(LLAMA)).layout == kept_by(LLAMA).layout
+    monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
+    assert KeptState.of(model_of(LLAMA), page_size_of(LLAMA)).layout == kept_by(LLAMA).layout
 
 
 def test_a_model_that_does_not_go_on_from_its_cache_object_is_refused() -> None:
