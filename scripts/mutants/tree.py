@@ -4,10 +4,7 @@ from scripts.mutants.mutant import Mutant
 
 __all__ = ["TREE_MUTANTS"]
 
-WINDOW_TESTS = ("tests/unit/core/test_reuse_predictor.py",)
-SESSION_TESTS = ("tests/unit/core/test_sessions.py",)
 LAST_TOKEN_TESTS = ("tests/unit/core/test_last_token.py",)
-PREDICTOR_TESTS = ("tests/unit/core/test_reuse_predictor.py", "tests/property/test_adaptive_eviction.py")
 
 TREE_MUTANTS = [
     Mutant(
@@ -161,12 +158,6 @@ TREE_MUTANTS = [
         "if not counts:",
     ),
     Mutant(
-        "windows that a touch left out are queued by their stamp alone",
-        "tree/eviction_queues.py",
-        "if node.history is None and not self._is_by_priority[tier_component]:",
-        "if node.history is None:",
-    ),
-    Mutant(
         "a fork is the tree's own state",
         "controller/ledger.py",
         "memory.duplicate(pool, sources[number], slots)",
@@ -186,13 +177,6 @@ TREE_MUTANTS = [
         tests=("tests/unit/core/test_tree.py",),
     ),
     Mutant(
-        "of windows touched together the last one goes before those of another class",
-        "tree/adaptive_queues.py",
-        "return node.stamps[tier_component] + self.place_of(node, tier_component) / START_MAX",
-        "return node.stamps[tier_component]",
-        tests=("tests/unit/core/test_tree.py",),
-    ),
-    Mutant(
         "a window takes pages along that other locks pin",
         "tree/evict.py",
         "tree.drop(node, dependant, 0, min(end, node.first_pinned(dependant)), freed)",
@@ -203,69 +187,6 @@ TREE_MUTANTS = [
         "tree/lock.py",
         "_unpin_all(lock, lock.held[1:])\n    lock.held = lock.held[:1]",
         "_unpin_all(lock, lock.held)\n    lock.held = []",
-    ),
-    Mutant(
-        "the predictor decides before anything was evicted",
-        "tree/adaptive_queues.py",
-        "(self.predictor.is_ready and self._unlearned_pages[tier_component] <= 0)",
-        "self.predictor.is_ready",
-        tests=PREDICTOR_TESTS,
-    ),
-    Mutant(
-        "entries of nodes that have moved to another queue stay for ever",
-        "tree/eviction_queues.py",
-        "if node.dead or (node.queued & places != place and not self._belongs(node, tier_component, queue_id))",
-        "if node.dead",
-        tests=("tests/unit/core/test_tree_memory.py",),
-    ),
-    Mutant(
-        "the highest score goes first",
-        "tree/reuse_predictor.py",
-        "        return self.table[request_class]",
-        "        return -self.table[request_class]",
-        tests=PREDICTOR_TESTS,
-    ),
-    Mutant(
-        "predictions are used however the last ones have failed",
-        "tree/reuse_predictor.py",
-        "bool(self.table) and not self._record.is_bad",
-        "bool(self.table)",
-        tests=PREDICTOR_TESTS,
-    ),
-    Mutant(
-        "a window is weighed as if every session resumed at it",
-        "tree/adaptive_queues.py",
-        "        return resumed / held_pages * sqrt(node.end)",
-        "        return 1 / held_pages * sqrt(node.end)",
-        tests=WINDOW_TESTS,
-    ),
-    Mutant(
-        "ends that a session has gone on from wait like others",
-        "tree/adaptive_queues.py",
-        "                at.moved_past = True\n",
-        "",
-        tests=WINDOW_TESTS,
-    ),
-    Mutant(
-        "what is kept for a session is kept after its time",
-        "tree/preferences.py",
-        "if not expected.said_s <= now_s < expected.lapses_s",
-        "if not expected.said_s <= now_s",
-        tests=SESSION_TESTS,
-    ),
-    Mutant(
-        "a run that has left the tree is not remembered",
-        "tree/reuse_predictor.py",
-        "        evicted_runs[xxh3_64_intdigest(page, start)] = evicted_run\n",
-        "",
-        tests=PREDICTOR_TESTS,
-    ),
-    Mutant(
-        "a request continues the one before it, whosever that was",
-        "tree/adaptive_queues.py",
-        "number, request_class, asked_end = request.number, request.request_class, node.end",
-        "number, request_class, asked_end = self.predictor.now, request.request_class, node.end",
-        tests=PREDICTOR_TESTS,
     ),
     Mutant(
         "matching goes as far as the last token",

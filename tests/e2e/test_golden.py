@@ -47,7 +47,7 @@ FILES: Mapping[str, str] = {
     "bad.jsonl": f"{REQUEST}\n{REQUEST.replace('[1, 2]', '[1]')}\n",
     "no-result.json": '{"blocks": "many"}',
     "explained.toml": 'model = "gpt-oss-120b"\nhost_bytes = "64GiB"\ndevice_bytes = "8GiB"\n\n[eviction]\n'
-    "preferred_share = 0.5\n\n[quota.tenants.acme]\ncalls_max = 4\n\n[quota.tenants.beta]\n\n[replay]\nengines = 2\n",
+    "device = 'priority'\n\n[quota.tenants.acme]\ncalls_max = 4\n\n[quota.tenants.beta]\n\n[replay]\nengines = 2\n",
     "misspelt.toml": "\nengins = 3\n[guard]\ndeadline_s = 'x'\n",
     "bytes.toml": 'device_bytes = "1GiB"\n',
     "several.toml": "[eviction]\ndevice = ['lru', 'priority']\n",

@@ -93,11 +93,11 @@ def test_a_plan_of_several_engines_is_what_replays_of_them_say() -> None:
 
 def test_a_plan_for_another_policy_replays_each_size_of_memory() -> None:
     sizes = ("--sweep", "device=4GiB", "--sweep", "host=0,8GiB", "--sweep", "storage=0,64GiB")
-    options = ("--limit", "60", "--model", "deepseek-v4-flash", "--policy", "adaptive", "--check", "3", "--json")
+    options = ("--limit", "60", "--model", "deepseek-v4-flash", "--policy", "priority", "--check", "3", "--json")
     said = ask("plan", BUNDLED, *options, *sizes)
     assert said.status == 0, said.err
     found = json.loads(said.out)
-    assert found["policies"]["evict_device"] == found["policies"]["evict_host"] == "adaptive"
+    assert found["policies"]["evict_device"] == found["policies"]["evict_host"] == "priority"
     assert found["replays"] >= 2
     assert len(found["checked"]) == 3
     for each in found["checked"]:

@@ -12,7 +12,6 @@ from unified_cache.sizing.replay.plan import ReplayPolicies
 from unified_cache.sizing.replay.report import headline, tier_table, verdict
 from unified_cache.sizing.replay.result import ReplayResult
 from unified_cache.sizing.replay.settings import ReplaySettings
-from unified_cache.sizing.replay.trace import TraceRequest
 
 REQUESTS = conversations(150)
 
@@ -38,18 +37,6 @@ def test_pages_of_any_size_share_what_whole_pages_share(page_size: int) -> None:
 def test_every_eviction_policy_hands_back_right_bytes(policy: EvictionPolicy) -> None:
     result = served(ReplayPolicies(device=policy, host=policy))
     assert result.hits.total > 0
-
-
-def test_what_is_asked_for_in_turn_is_hit_only_where_age_alone_does_not_count() -> None:
-    requests = [TraceRequest(number, 512, 1, (number % 5,)) for number in range(400)]
-    hits = {
-        policy: run(
-            requests,
-            ReplaySettings(device_pages=4, host_pages=0, with_bytes=False, policies=ReplayPolicies(device=policy)),
-        ).hits.total
-        for policy in (EvictionPolicy.LRU, EvictionPolicy.ADAPTIVE)
-    }
-    assert hits[EvictionPolicy.LRU] == 0 < hits[EvictionPolicy.ADAPTIVE]
 
 
 def test_write_policies_move_what_they_say() -> None:

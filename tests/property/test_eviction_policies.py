@@ -15,8 +15,8 @@ from tests.support.components import toy_components
 from unified_cache.core.config import EvictionConfig, EvictionPolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Slots, Tier
-from unified_cache.core.window import SPAN_ALL, window
-from unified_cache.tree import Preference, RadixTree
+from unified_cache.core.window import SPAN_ALL
+from unified_cache.tree import RadixTree
 from unified_cache.tree.node import Node
 
 PAGES = 24
@@ -33,7 +33,6 @@ class Record:
     slot: int | None = None
     touched: int = 0
     priority: int = -100
-    preferences: set[Preference] = field(default_factory=set)
 
 
 @dataclass
@@ -46,17 +45,12 @@ class Naive:
     slots_count: int = 0
     tree: RadixTree = field(init=False)
     tier_components: list[dict[Page, Record]] = field(init=False)
-    preferences: list[Preference] = field(default_factory=list)
     victims_count: int = 0
     """Evictions so far, each of which was compared with the naive order."""
 
     def __post_init__(self) -> None:
-        config = EvictionConfig(
-            device=(self.kind,) * len(self.spans),
-            preferred_share=0.4,
-        )
-        capacity = ([PAGES] * len(self.spans),) * 2
-        self.tree = RadixTree(toy_components(self.spans), 1, config, capacity)
+        config = EvictionConfig(device=(self.kind,) * len(self.spans))
+        self.tree = RadixTree(toy_components(self.spans), 1, config)
         self.tier_components = [{} for _ in self.spans]
 
     # ---- what happens ----------------------------------------------------------------------------------------
@@ -65,12 +59,6 @@ class Naive:
         found = self.tree.match(Prompt.of(tokens, 1), priority)
         self._touch(tokens[: found.device_end], priority)
         return found.device_end
-
-    def use(self, tokens: list[int]) -> None:
-        end = self.match(tokens)
-        found = self.tree.match(Prompt.of(tokens, 1))
-        self._touch(tokens[:end], 0)
-        self.tree.use(found, end)
 
     def insert(self, tokens: list[int], priority: int) -> None:
         end = self.match(tokens, priority)
@@ -89,25 +77,6 @@ class Naive:
                     record.slot = slot
         self._touch(tokens, priority)
 
-    def prefer(self, tokens: list[int]) -> None:
-        end = self.match(tokens)
-        found = self.tree.match(Prompt.of(tokens, 1))
-        self._touch(tokens[:end], 0)
-        preference = self.tree.prefer(found, end, Tier.DEVICE)
-        if preference is None:
-            return
-        self.preferences.append(preference)
-        for tier_component, span in enumerate(self.spans):
-            for page in range(window(end, span), end):
-                self.tier_components[tier_component][tuple(tokens[: page + 1])].preferences.add(preference)
-
-    def unprefer(self, preference: Preference) -> None:
-        self.tree.unprefer(preference)
-        self.preferences.remove(preference)
-        for records in self.tier_components:
-            for record in records.values():
-                record.preferences.discard(preference)
-
     def evict(self, tier_component: int) -> None:
         """Evict one page, and see that it was its turn."""
         records = self.tier_components[tier_component]
@@ -115,7 +84,7 @@ class Naive:
         freed = self.tree.evict(Tier.DEVICE, tier_component, 1)
         (slot,) = freed.slots[tier_component][0].tolist()
         turns = {
-            records[self._next(tier_component, pages)].slot: self._turn(records[pages[0]])
+            records[self._next(tier_component, pages)].slot: self._rank(records[pages[0]])
             for pages in candidates.values()
         }
         assert turns[slot] == pytest.approx(min(turns.values()), rel=1e-9), "a page went before its turn"
@@ -144,15 +113,9 @@ class Naive:
         held = [page for page in pages if self.tier_components[tier_component][page].slot is not None]
         return held[0] if tier_component else held[-1]
 
-    def _turn(self, record: Record) -> tuple[int, float]:
-        """Return what orders a node among those that may go."""
-        if record.preferences:
-            return 1, self._rank(record)
-        return 0, self._rank(record)
-
     def _rank(self, record: Record) -> float:
         match self.kind:
-            case EvictionPolicy.LRU | EvictionPolicy.ADAPTIVE:  # which is lru until there is something to go by
+            case EvictionPolicy.LRU:
                 return record.touched
             case EvictionPolicy.PRIORITY:
                 return record.priority * 10**5 + record.touched
@@ -214,7 +177,7 @@ class Naive:
 
 
 def history(naive: Naive, rng: random.Random, steps: int) -> None:
-    """Match, use, insert, pin and evict at random; the tree holds more than fits only within a step."""
+    """Match, insert and evict at random; the tree holds more than fits only within a step."""
     prompts: list[list[int]] = [[0]]
     for _ in range(steps):
         tokens = rng.choice(prompts[-12:])
@@ -223,14 +186,8 @@ def history(naive: Naive, rng: random.Random, steps: int) -> None:
             tokens = tokens[:9]
             prompts.append(tokens)
         what = rng.random()
-        if what < 0.15:
+        if what < 0.4:
             naive.match(tokens, rng.randrange(-2, 3))
-        elif what < 0.4:
-            naive.use(tokens)
-        elif what < 0.5:
-            naive.prefer(tokens)
-        elif what < 0.6 and naive.preferences:
-            naive.unprefer(rng.choice(naive.preferences))
         else:
             naive.insert(tokens, rng.randrange(-2, 3))
         for tier_component in range(len(naive.spans)):

@@ -37,7 +37,6 @@ class TreeHistory(RuleBasedStateMachine):
             EvictionConfig(
                 device=tuple(policies[: len(spans)]),
                 host=tuple(policies[::-1][: len(spans)]),
-                preferred_share=0.5,
             ),
         )
         self.history: list[Prompt] = []
@@ -65,19 +64,6 @@ class TreeHistory(RuleBasedStateMachine):
     @rule(choice=PROMPTS)
     def match(self, choice: tuple[int, float, list[int], int]) -> None:
         self.model.match(self.prompt(choice))
-
-    @rule(choice=PROMPTS)
-    def use(self, choice: tuple[int, float, list[int], int]) -> None:
-        self.model.use(self.prompt(choice))
-
-    @rule(choice=PROMPTS, tier=TIERS)
-    def prefer(self, choice: tuple[int, float, list[int], int], tier: Tier) -> None:
-        self.model.prefer(self.prompt(choice), tier)
-
-    @precondition(lambda self: self.model.preferences)
-    @rule(which=st.integers(0, 20))
-    def unprefer(self, which: int) -> None:
-        self.model.unprefer(self.model.preferences[which % len(self.model.preferences)])
 
     @rule(
         choice=PROMPTS,

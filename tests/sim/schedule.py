@@ -23,8 +23,6 @@ SHARES: dict[str, float] = {
     "drain": 0.05,
     "detach": 0.03,
     "attach": 1,
-    "prefer": 0.2,
-    "unprefer": 0.1,
 }
 """How often each operation is drawn. ``work`` is one slice of one job: its beginning, a pool's copy, its end."""
 HASTE = {"begin": 4, "insert": 4, "end": 4, "backup": 6, "work": 4, "poll": 4}

@@ -33,7 +33,6 @@ from unified_cache.core.config import WritePolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, Pages, Tier
 from unified_cache.core.seal import Label, verify
-from unified_cache.tree import Preference
 
 OPERATION_S_MAX = 0.002
 """Time that an operation of the owner takes, at most."""
@@ -108,7 +107,6 @@ class Simulation:
         """Jobs that have ended and whose operation waits until the engine has left it."""
         self.brought: list[tuple[Flow, Contents]] = []
         """What the last poll had to publish: what jobs brought, of which pages."""
-        self.preferences: list[Preference] = []
         self.is_ending = False
         self.tally = SimTally(happened=self.engine.happened)
         self.audit.look([])
@@ -139,8 +137,6 @@ class Simulation:
             "finish": self.finish_early,
             "detach": self.detach,
             "attach": self.attach,
-            "prefer": self.prefer,
-            "unprefer": self.unprefer,
         }
 
     # ---- the run ---------------------------------------------------------------------------------------------
@@ -233,7 +229,6 @@ class Simulation:
             "clear": lambda: self.has_store,
             "detach": lambda: self.has_store and not self.arrivals,
             "attach": lambda: not self.has_store,
-            "unprefer": lambda: bool(self.preferences),
         }
 
     def is_computing(self) -> bool:
@@ -245,7 +240,6 @@ class Simulation:
         self.operations.clear()
         self.arrivals.clear()
         self.held.clear()
-        self.preferences.clear()
         return self.clock.now_s
 
     @property
@@ -271,21 +265,6 @@ class Simulation:
         self.operations.clear()
         self.held.clear()
         return self.clock.now_s
-
-    def prefer(self) -> object:
-        """Have a prompt's pages on one tier go last."""
-        prompt, _ = self.prompts.known()
-        preference = self.cache.prefer(prompt, self.rng.choice(list(Tier)))
-        if preference is None:
-            return "nothing to prefer"
-        self.tally.happened["preferred"] += 1
-        self.preferences.append(preference)
-        return preference.end
-
-    def unprefer(self) -> object:
-        preference = self.preferences.pop(self.rng.randrange(len(self.preferences)))
-        self.cache.unprefer(preference)
-        return preference.end
 
     # ---- transfers -------------------------------------------------------------------------------------------
 
@@ -458,7 +437,7 @@ class Simulation:
         if gone.any():
             by_policy = kind in WRITING and self.config.write is not WritePolicy.ON_CALL
             assert kind in EVICTING or by_policy, f"pages went at {kind}"
-            self.check_preferences(gone)
+            self.check_pinned(gone)
         came = held_now & ~held_then
         if came.any() or (after.slot_of[:, known:] >= 0).any():
             assert kind in FILLING, f"pages came at {kind}"
@@ -481,7 +460,7 @@ class Simulation:
                 stands = part.pages < full_end if part.component else part.pages == full_end
                 assert not (stands & ~there).any(), "a page has arrived and was not published"
 
-    def check_preferences(self, gone: Pages) -> None:
+    def check_pinned(self, gone: Pages) -> None:
         """No page that a request's lock pins is among those that went; Full's are, from the root on."""
         for request in self.requests:
             lock = request.lock

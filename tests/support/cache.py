@@ -44,11 +44,10 @@ class WholePromptCache(UnifiedCache):
         self,
         tokens: TokensLike,
         namespace: Namespace = DEFAULT_NAMESPACE,
-        session: str | None = None,
         *,
         whole: bool = True,
     ) -> Prompt:
-        return super().prompt(tokens, namespace, session, whole=whole)
+        return super().prompt(tokens, namespace, whole=whole)
 
 
 @dataclass

@@ -5,7 +5,7 @@ order pages go is looked up by brute force over the nodes; that the nodes' histo
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from tests.support.components import toy_components
 from unified_cache.core.config import EvictionConfig
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Slots, Tier
-from unified_cache.tree import Freed, Lock, Match, Preference, RadixTree, Transfer
+from unified_cache.tree import Freed, Lock, Match, RadixTree, Transfer
 from unified_cache.tree.node import Node
 
 Prefix = bytes
@@ -58,11 +58,9 @@ class TreeModel:
     free: dict[Where, list[int]] = field(init=False)
     held: list[Held] = field(default_factory=list)
     moving: list[PendingTransfer] = field(default_factory=list)
-    preferences: list[Preference] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        capacity = [[self.capacity[tier, component] for component in range(len(self.spans))] for tier in Tier]
-        self.tree = RadixTree(toy_components(self.spans), self.page_size, self.eviction, capacity)
+        self.tree = RadixTree(toy_components(self.spans), self.page_size, self.eviction)
         self.pages = {where: {} for where in self.capacity}
         self.content = {where: {} for where in self.capacity}
         self.free = {where: list(range(count, 0, -1)) for where, count in self.capacity.items()}
@@ -139,16 +137,9 @@ class TreeModel:
                 owner.update(dict.fromkeys(held[held >= 0].tolist(), node))
         freed = self.tree.evict(tier, component, 1)
         (slot,) = [slot for slots in freed.slots[tier_component] for slot in slots.tolist()]
-        turns = {node: self._turn(node, tier_component) for node in owner.values()}
+        turns = {node: self.tree._state.queues.rank(node, tier_component) for node in owner.values()}
         assert turns[owner[slot]] == min(turns.values()), "a page went before its turn"
         return self._take_back(freed, tier, component, pinned)
-
-    def _turn(self, node: Node, tier_component: int) -> tuple[bool, int]:
-        """Return what orders a node among those that may go, from what the tree remembers of it."""
-        history = (node.history or {}).get(tier_component)
-        if history is None:
-            return False, node.stamps[tier_component]
-        return history.preferences > 0, self.tree._state.queues.rank(node, tier_component)
 
     def _evictable(self, tier: Tier, component: int, pinned: set[Pinned]) -> int:
         live = self.pages[tier, component]
@@ -242,24 +233,6 @@ class TreeModel:
                 if self.pages[where].setdefault(prefix, slot) != slot:
                     duplicates.append(slot)
         return duplicates
-
-    def use(self, prompt: Prompt) -> None:
-        before = self.snapshot()
-        found = self.tree.match(prompt)
-        self.tree.use(found, found.device_end)
-        assert self.snapshot() == before, "use changed something but history"
-
-    def prefer(self, prompt: Prompt, tier: Tier) -> None:
-        found = self.tree.match(prompt)
-        before = self.snapshot()
-        preference = self.tree.prefer(found, found.tree_end, tier)
-        if preference is not None:
-            self.preferences.append(preference)
-        assert self.snapshot() == before, "pin changed what is held"
-
-    def unprefer(self, preference: Preference) -> None:
-        self.tree.unprefer(preference)
-        self.preferences.remove(preference)
 
     def lock(self, prompt: Prompt, tier: Tier, share: float) -> None:
         found = self.tree.match(prompt)
@@ -391,8 +364,7 @@ class TreeModel:
         """Read every page's history straight out of the nodes."""
         out: dict[Prefix, tuple[object, ...]] = {}
         for node, prefixes in self._nodes():
-            history = {tier_component: astuple(each) for tier_component, each in (node.history or {}).items()}
-            out |= dict.fromkeys(prefixes, (tuple(node.stamps), history))
+            out |= dict.fromkeys(prefixes, (tuple(node.stamps), node.priorities))
         return out
 
     def _nodes(self) -> Iterator[tuple[Node, list[Prefix]]]:

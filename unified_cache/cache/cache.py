@@ -48,14 +48,13 @@ from unified_cache.core.errors import (
     StateError,
     WaitTimeoutError,
     check_kind,
-    check_text,
 )
 from unified_cache.core.miss_reason import EvictionHistory
 from unified_cache.core.page import DEFAULT_NAMESPACE, Namespace, Prompt, TokensLike
 from unified_cache.core.pool import Identity, ModelLayout, Pages, Slots, Tier, identity_of
 from unified_cache.core.slots import PairedAllocator
 from unified_cache.storage_backends.protocol import Level, StorageBackend
-from unified_cache.tree import UNNAMED, Lock, Match, Preference, binding_components
+from unified_cache.tree import UNNAMED, Lock, Match, binding_components
 
 __all__ = ["UnifiedCache"]
 
@@ -144,7 +143,7 @@ class UnifiedCache:
         ranks: RankGroup = LocalRanks(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take parts that fit each other; ``clock``, in seconds, times transfers and sessions that come back."""
+        """Take parts that fit each other; ``clock``, in seconds, times transfers."""
         self.layout = layout
         self.config = config
         self.identity = identity
@@ -152,7 +151,7 @@ class UnifiedCache:
         self._storage: StorageTier | None = None
         eviction_history = EvictionHistory(config.forgotten_pages_max) if config.forgotten_pages_max else None
         capacity = (config.device_pages, config.host_pages)
-        self._ledger = Ledger(layout, capacity, config.eviction, eviction_history, clock, self._write_back)
+        self._ledger = Ledger(layout, capacity, config.eviction, eviction_history, self._write_back)
         self.changes = self._ledger.changes
         """Pages that enter and leave the tiers, for one watcher: a publisher of KV events."""
         self._ranks = ranks
@@ -178,18 +177,16 @@ class UnifiedCache:
         self,
         tokens: TokensLike,
         namespace: Namespace = DEFAULT_NAMESPACE,
-        session: str | None = None,
         *,
         whole: bool = False,
     ) -> Prompt:
         """Convert token ids once; whole pages only, a partial tail is never cached.
 
-        ``session`` names the session whose request it is, for ``session_returns``. For ``whole`` and errors see
-        ``Prompt.of``.
+        For ``whole`` and errors see ``Prompt.of``.
         """
         if namespace is not DEFAULT_NAMESPACE and self.changes.names_namespaces:
             self.changes.record_namespace(namespace)
-        return Prompt.of(tokens, self.layout.page_size, namespace, session, whole=whole)
+        return Prompt.of(tokens, self.layout.page_size, namespace, whole=whole)
 
     def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:
         """Find the longest prefix that can be resumed from the device, and from device and host.
@@ -214,11 +211,10 @@ class UnifiedCache:
         self._enter()
         check_kind(found, Match, "a match")
         used = found.prompt.head(found.used_end)
-        request = self._ledger.tree.use(found, used.pages_count)
         bound_by = binding_components(found) if self._recorder is not None else ()
         if found.tree_end and self._storage is not None and self.config.write is not WritePolicy.ON_CALL:
             self._backups.record_use(found, self._storage)
-        lock = self._ledger.tree.lock(found, found.device_end, Tier.DEVICE, request)
+        lock = self._ledger.tree.lock(found, found.device_end, Tier.DEVICE)
         self._locks.add(lock)
         if self._speeds.is_choosing:
             self._speeds.prefill.begin(lock)
@@ -356,11 +352,9 @@ class UnifiedCache:
         self._enter()
         tree = self._ledger.tree
         tree.check_lock(lock)
-        inserted = self._ledger.insert(prompt, lock.end, slots, Tier.DEVICE, priority, lock.request)
+        inserted = self._ledger.insert(prompt, lock.end, slots, Tier.DEVICE, priority)
         self._duplicates.sample(tree, prompt, lock.end, slots, inserted)
-        renewed = tree.lock_inserted(inserted, prompt, Tier.DEVICE, lock.request)
-        if prompt.session is None:
-            renewed.session = lock.session
+        renewed = tree.lock_inserted(inserted, prompt, Tier.DEVICE)
         self._locks.add(renewed)
         new_pages = prompt.pages_count - lock.end
         if self._speeds.is_choosing:
@@ -522,42 +516,6 @@ class UnifiedCache:
         """
         self._enter()
         return self._controller.cancel(operation)
-
-    # ---- keeping -------------------------------------------------------------------------------------------
-
-    def prefer(self, prompt: Prompt, tier: Tier) -> Preference | None:
-        """Evict what ``tier`` holds of a prompt last, when nothing else is left to evict; give it to ``unprefer``.
-
-        For what is sure to come again, such as a system prompt. None, with nothing changed, if nothing is held or if
-        preferences would cover more than ``config.eviction.preferred_share`` of what a component can hold there. The
-        page that leaves all the same, and is computed again, is not preferred any more.
-        """
-        self._enter()
-        tree = self._ledger.tree
-        found = tree.match(prompt)
-        return tree.prefer(found, found.device_end if tier is Tier.DEVICE else tree.full_end(found, tier), tier)
-
-    def unprefer(self, preference: Preference) -> None:
-        """Take a preference back. Once more, or after ``reset``, changes nothing."""
-        self._enter()
-        self._ledger.tree.unprefer(preference)
-
-    def session_returns(self, session: str, within_s: float) -> bool:
-        """Keep a session that comes back within some seconds, such as after a tool call, under any policy.
-
-        The prompt that it gave back last is preferred (see ``prefer``) on the device and the host, until its next
-        request is locked or the time is over. Tells whether anything is preferred now: nothing is where nothing of it
-        is known or held, where it is more than preferences may cover, and on several ranks, whose clocks differ.
-
-        Raises:
-            InputError: ``session`` is no text, or ``within_s`` no positive number of seconds.
-        """
-        self._enter()
-        check_text("the name of a session", session)
-        check_kind(within_s, int | float, "within_s as a number of seconds")
-        if not 0 < within_s < math.inf:
-            raise InputError(f"within_s must be a positive number of seconds from now, found {within_s}")
-        return self._ranks.size == 1 and self._ledger.tree.session_returns(session, within_s)
 
     # ---- operating -----------------------------------------------------------------------------------------
 

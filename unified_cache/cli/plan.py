@@ -35,7 +35,7 @@ PLAN_EPILOG = """**Examples**
 
     unified-cache plan trace.jsonl.gz --model qwen3-next --hardware ours.toml --storage-ratio .7 --report out
 
-    unified-cache plan trace.jsonl.gz --model deepseek-v4-flash --policy adaptive --limit 2000
+    unified-cache plan trace.jsonl.gz --model deepseek-v4-flash --policy priority --limit 2000
 """
 
 plan_app = typer.Typer(rich_markup_mode="markdown")

@@ -4,7 +4,6 @@ The tree decides what is evicted and the allocators count; the ledger keeps them
 allocates a slot.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol
@@ -21,7 +20,7 @@ from unified_cache.core.pool import ModelLayout, PageCopies, Pages, Slots, Tier,
 from unified_cache.core.slots import MapChange, PairedAllocator, SlotAllocator, StoredSlots
 from unified_cache.core.window import window
 from unified_cache.storage_backends.protocol import StorageReader
-from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree, Transfer, TreeRequest, Victim
+from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree, Transfer, Victim
 
 __all__ = ["Ledger", "Reservation", "TierTransfer", "WriteBack"]
 
@@ -55,7 +54,6 @@ class Ledger:
         capacity: Sequence[Sequence[int]],
         eviction: EvictionConfig = EvictionConfig(),
         eviction_history: EvictionHistory | None = None,
-        clock: Callable[[], float] = time.monotonic,
         write_back: Callable[[], WriteBack | None] = lambda: None,
     ) -> None:
         """Take ``capacity[tier][component]`` pages; ``eviction_history`` records why pages are not kept.
@@ -69,7 +67,7 @@ class Ledger:
             if len(pages) != len(layout.components):
                 raise ConfigError(f"expected pages for {len(layout.components)} components, found {len(pages)}")
         self.layout = layout
-        self.tree = RadixTree(layout.components, layout.page_size, eviction, capacity, clock, eviction_history)
+        self.tree = RadixTree(layout.components, layout.page_size, eviction, eviction_history)
         self._allocators = [[SlotAllocator(pages) for pages in tier] for tier in capacity]
         self.stored = StoredSlots(capacity[Tier.HOST])
         self.stored_device = StoredSlots(capacity[Tier.DEVICE])
@@ -264,12 +262,11 @@ class Ledger:
         slots: Sequence[Slots],
         tier: Tier,
         priority: int = UNNAMED,
-        request: TreeRequest | None = None,
     ) -> Inserted:
         """Hand pages [start, pages_count) to the tree; duplicates are freed. Errors as ``RadixTree.insert``."""
         given = self._check_out(slots, tier)
         self._check_pairs(slots, tier)
-        inserted = self.tree.insert(prompt, start, slots, tier, priority, request)
+        inserted = self.tree.insert(prompt, start, slots, tier, priority)
         self._take_in(inserted, given, prompt, start, slots, tier)
         return inserted
 

@@ -66,11 +66,10 @@ class Retention:
 
 
 class EvictionPolicy(Enum):
-    """Order in which pages are evicted; see ``unified_cache.tree.node``."""
+    """Order in which pages are evicted; see ``unified_cache.tree.eviction_queues``."""
 
     LRU = "lru"
     PRIORITY = "priority"
-    ADAPTIVE = "adaptive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +80,10 @@ class EvictionConfig:
     """Policy of each component on the device; the last one is that of all after it, lru if none is named."""
     host: tuple[EvictionPolicy, ...] = ()
     """Policy of each component on the host, as ``device``."""
-    preferred_share: float = 0.25
-    """Largest share of a component's capacity on a tier that preferences may cover; overlaps count twice."""
 
     def __post_init__(self) -> None:
         for name, policies in (("device", self.device), ("host", self.host)):
             check_each(policies, EvictionPolicy, f"the policies of {name} as a tuple of EvictionPolicy", ConfigError)
-        if not 0 <= self.preferred_share <= 1:
-            raise ConfigError(f"preferred_share must be in [0, 1], found {self.preferred_share}")
 
     def policy(self, tier: Tier, component: int) -> EvictionPolicy:
         """Return the policy of one component on one tier."""

@@ -152,14 +152,11 @@ class Prompt:
         "pages_count",
         "reusable_pages",
         "seed",
-        "session",
         "tokens",
         "tokens_count",
     )
 
-    def __init__(
-        self, tokens: bytes, page_size: int, seed: bytes, first: bytes = b"", session: str | None = None
-    ) -> None:
+    def __init__(self, tokens: bytes, page_size: int, seed: bytes, first: bytes = b"") -> None:
         """Take whole pages of encoded tokens; ``Prompt.of`` takes what users have."""
         self.tokens = tokens
         """Whole pages only, int32 little-endian; of bigrams the second tokens."""
@@ -173,8 +170,6 @@ class Prompt:
         """Tokens of the request, those of a partial last page included."""
         self.reusable_pages = self.pages_count
         """Pages that a request can reuse: one less than all where these leave it no token to compute, see ``of``."""
-        self.session = session
-        """Name that the engine gives the session whose request this is; None where it gives none. No part of a key."""
         self._keys: tuple[PageKey, ...] | None = None
 
     @classmethod
@@ -183,7 +178,6 @@ class Prompt:
         tokens: TokensLike,
         page_size: int,
         namespace: Namespace = DEFAULT_NAMESPACE,
-        session: str | None = None,
         *,
         whole: bool = False,
     ) -> "Prompt":
@@ -197,18 +191,16 @@ class Prompt:
         Raises:
             TokenError: not one-dimensional, not integers, or an id outside [0, 2**31).
             ConfigError: a page size that is not positive.
-            InputError: ``namespace`` is none, or ``session`` is neither text nor None.
+            InputError: ``namespace`` is none.
         """
         if page_size <= 0:
             raise ConfigError(f"page_size must be positive, found {page_size}")
-        if session is not None:
-            check_text("the name of a session", session)
         check_kind(namespace, Namespace, "a Namespace")
         encoded = encode_tokens(tokens)
         page_bytes = page_size * TOKEN_BYTES
         start = TOKEN_BYTES if namespace.bigrams else 0
         end = len(encoded) - (len(encoded) - start) % page_bytes
-        prompt = cls(encoded[start:end], page_size, namespace.seed, encoded[:start], session)
+        prompt = cls(encoded[start:end], page_size, namespace.seed, encoded[:start])
         prompt.tokens_count = len(encoded) // TOKEN_BYTES
         if not whole:
             prompt.reusable_pages = max(prompt.tokens_count - 1, 0) // page_size
@@ -233,7 +225,7 @@ class Prompt:
         if pages_count >= self.pages_count:
             return self
         tokens = self.tokens[: pages_count * self.page_size * TOKEN_BYTES]
-        head = Prompt(tokens, self.page_size, self.seed, self.first, self.session)
+        head = Prompt(tokens, self.page_size, self.seed, self.first)
         if self._keys is not None:
             head._keys = self._keys[:pages_count]
         return head

@@ -4,9 +4,7 @@ from unified_cache.tree.evict import Victim
 from unified_cache.tree.lock import Lock, Published, Transfer
 from unified_cache.tree.match import Inserted, Match, binding_components
 from unified_cache.tree.node import UNNAMED
-from unified_cache.tree.preferences import Preference
 from unified_cache.tree.radix import RadixTree
-from unified_cache.tree.reuse_predictor import TreeRequest
 from unified_cache.tree.state import Freed, HeldRun
 
 __all__ = [
@@ -16,11 +14,9 @@ __all__ = [
     "Inserted",
     "Lock",
     "Match",
-    "Preference",
     "Published",
     "RadixTree",
     "Transfer",
-    "TreeRequest",
     "Victim",
     "binding_components",
 ]

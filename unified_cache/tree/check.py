@@ -9,16 +9,13 @@ from unified_cache.core.page import chained_digests, root_digest
 from unified_cache.core.pool import Slots, Tier
 from unified_cache.tree.lock import Lock, Transfer, nodes_of_pages
 from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
-from unified_cache.tree.preferences import Preferences, nodes_of
 from unified_cache.tree.state import TreeState
 
 __all__ = ["check"]
 
 
-def check(
-    tree: TreeState, locks: Sequence[Lock], transfers: Sequence[Transfer], preferences: Preferences
-) -> list[Slots]:
-    """Assert every invariant of ``TreeState``, and of the preferences; return the slots held by tier and component.
+def check(tree: TreeState, locks: Sequence[Lock], transfers: Sequence[Transfer]) -> list[Slots]:
+    """Assert every invariant of ``TreeState``; return the slots held by tier and component.
 
     The counts in the nodes must be exactly those of ``locks``, which are all that are out, and the pages marked as
     arriving those that ``transfers`` bring.
@@ -28,7 +25,6 @@ def check(
     _check_roots(tree)
     _check_queues(tree)
     _check_counts(tree)
-    _check_preferences(tree, preferences)
     for node in tree.nodes():
         _check_place(tree, node)
         for tier in Tier:
@@ -105,26 +101,23 @@ def _check_slots(tree: TreeState, node: Node, tier_component: int) -> None:
 
 
 def _check_queues(tree: TreeState) -> None:
-    """See that what could be evicted stands where it belongs, and that no rank has fallen since it was queued."""
+    """See that what could be evicted is queued, and that no rank has fallen since it was queued."""
     queues = tree.queues
-    tier_components = 2 * tree.components_count
-    lines: Counter[Node] = Counter()
-    stale = [0] * tier_components
-    for queue_id in range(queues.queues_count):
-        entries = list(queues.entries(queue_id))
+    queued: Counter[Node] = Counter()
+    for tier_component in range(2 * tree.components_count):
+        entries = list(queues.entries(tier_component))
         assert len({id(node) for node, _ in entries}) == len(entries), "a node stands twice in one queue"
+        assert sum(node.dead for node, _ in entries) == queues.stale_count(tier_component), (
+            "stale entries are miscounted"
+        )
         for node, rank in entries:
-            stale[queue_id % tier_components] += node.dead
-            lines[node] |= 1 << queue_id
-            assert node.dead or rank <= queues.rank(node, queue_id % tier_components), "a queued node's rank has fallen"
+            queued[node] |= 1 << tier_component
+            assert node.dead or rank <= queues.rank(node, tier_component), "a queued node's rank has fallen"
     for node in tree.nodes():
-        assert node.queued == lines[node], "a node says that it stands in other queues than it does"
-        for tier_component in range(tier_components):
-            stale[tier_component] += max(queues.places_count(node, tier_component) - 1, 0)
+        assert node.queued == queued[node], "a node says that it stands in other queues than it does"
+        for tier_component in range(2 * tree.components_count):
             if queues.evictable(node, tier_component):
-                assert node.queued >> queues.queue_id(node, tier_component) & 1, "an evictable node is not in the queue"
-    for tier_component, count in enumerate(stale):
-        assert count == queues.stale_count(tier_component), "stale entries are miscounted"
+                assert node.queued >> tier_component & 1, "an evictable node is not in the queue"
 
 
 def _check_counts(tree: TreeState) -> None:
@@ -158,22 +151,6 @@ def _check_counts(tree: TreeState) -> None:
         in_node = [tree.counts.protected_in(node, tier_component) for tier_component in range(tier_components)]
         counted_here = [0] * tier_components if node.protection is None else node.protection.pages
         assert counted_here == in_node, f"{counted_here} pages of a node protected, not {in_node}"
-
-
-def _check_preferences(tree: TreeState, preferences: Preferences) -> None:
-    covered = [0] * (2 * tree.components_count)
-    marks: Counter[tuple[int, int]] = Counter()
-    for preference in preferences.live:
-        for component, start in enumerate(preference.starts):
-            tier_component = int(preference.tier) * tree.components_count + component
-            covered[tier_component] += preference.end - start
-            marks.update((id(node), tier_component) for node in nodes_of(preference, start))
-    assert covered == preferences.covered(), "preferred pages are miscounted"
-    for node in tree.nodes():
-        for tier_component, history in (node.history or {}).items():
-            assert history.preferences == marks[id(node), tier_component], (
-                f"{history.preferences} preferences on a node, not {marks[id(node), tier_component]}"
-            )
 
 
 def _check_tombstones(tree: TreeState, node: Node, component: int) -> None:

@@ -45,7 +45,6 @@ def next_victim(tree: TreeState, tier: Tier, component: int) -> Victim | None:
 
 def evict_from(tree: TreeState, node: Node, tier_component: int, pages: int, freed: Freed) -> int:
     """Free up to ``pages`` slots of the next victim of a component on a tier; return how many."""
-    pages = tree.queues.pages_at_once(node, tier_component, pages)
     take = _evict_windowed if tier_component % tree.components_count else _evict_tail
     got = take(tree, node, tier_component, pages, freed)
     if not node.children:

@@ -31,7 +31,6 @@ from unified_cache.core.slots import MapChange
 from unified_cache.core.window import last_end, restorable_ends, window, window_counts
 from unified_cache.tree.match import Match, held_pages
 from unified_cache.tree.node import ANYWHERE, CHANGED_NODES_MAX, ON_DEVICE, Node
-from unified_cache.tree.reuse_predictor import TreeRequest
 from unified_cache.tree.state import TreeState
 
 __all__ = [
@@ -53,13 +52,11 @@ __all__ = [
 
 
 class Lock:
-    """Receipt for pages pinned on one tier; give it back once. No dataclass: that is slower where it is compiled."""
+    """Receipt for pages pinned on one tier; give it back once."""
 
-    __slots__ = ("end", "held", "node", "released", "request", "session", "tier", "tree")
+    __slots__ = ("end", "held", "node", "released", "tier", "tree")
 
-    def __init__(
-        self, tree: TreeState, node: Node, end: int, tier: Tier, held: list[tuple[int, int]], used: TreeRequest | None
-    ) -> None:
+    def __init__(self, tree: TreeState, node: Node, end: int, tier: Tier, held: list[tuple[int, int]]) -> None:
         self.tree = tree
         self.node = node
         """The node that ends at ``end``."""
@@ -68,29 +65,23 @@ class Lock:
         self.held = held
         """(component, first page pinned): pages [that, end) are pinned for it."""
         self.released = False
-        self.request = used
-        """Passed on to the lock that ``insert`` returns."""
-        self.session: str | None = None
-        """Session whose request has it; see ``Prompt.session``."""
 
     def pins(self, component: int) -> bool:
         """Return whether any page is pinned for a component."""
         return any(number == component for number, _ in self.held)
 
 
-def lock(tree: TreeState, node: Node, end: int, tier: Tier, request: TreeRequest | None = None) -> Lock:
+def lock(tree: TreeState, node: Node, end: int, tier: Tier) -> Lock:
     """Pin ``[window(end), end)`` of every component on ``tier``; ``end`` lies in ``node``, or is 0 to pin nothing.
 
     Splits ``node`` if ``end`` is inside it. The pages need not be held: a lock also keeps the place of pages
     that a transfer will bring. As inc_lock_ref in SGLang 0.5.23.
     """
     if not end:
-        return Lock(tree, node, 0, tier, [], request)
+        return Lock(tree, node, 0, tier, [])
     assert not node.dead
     if end < node.end:
         node = tree.split(node, end - node.start)
-    if tree.adaptive is not None and request is not None and end == request.end:
-        tree.adaptive.settle(node, request)
     components = tree.components_count
     tier_component = int(tier) * components
     full_start = node.start if node.held_count[tier_component] == node.end - node.start else 0
@@ -102,7 +93,7 @@ def lock(tree: TreeState, node: Node, end: int, tier: Tier, request: TreeRequest
         _pin(tree, node, tier_component + component, start)
     if len(tree.counts.changed) > CHANGED_NODES_MAX:
         tree.counts.count_changed()
-    return Lock(tree, node, end, tier, held, request)
+    return Lock(tree, node, end, tier, held)
 
 
 def _pin(tree: TreeState, node: Node, tier_component: int, start: int) -> None:

@@ -14,7 +14,6 @@ from unified_cache.core.pool import Pages, Slots, Tier, no_slots, numbers_of
 from unified_cache.core.slots import MapChange
 from unified_cache.core.window import last_end, restorable_ends, window
 from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
-from unified_cache.tree.reuse_predictor import TreeRequest
 from unified_cache.tree.state import TreeState
 
 __all__ = [
@@ -296,7 +295,6 @@ def insert(
     slots: Sequence[Slots],
     tier: Tier,
     priority: int,
-    request: TreeRequest | None = None,
 ) -> Inserted:
     """Put pages [start, prompt.pages_count) on ``tier``; ``slots[c]`` has one entry per page, -1 where not given.
 
@@ -323,10 +321,7 @@ def insert(
     node = path[-1] if path else root
     if tree_end < total:
         rest = [given[tree_end - start :] for given in slots]
-        above = node
         node = _add_leaves(tree, node, prompt, rest, tier, map_changes)
-        if tree.adaptive is not None:
-            tree.adaptive.take_up(node, above, request)
     tree.queues.touch(node, priority)
     at: Node | None = node
     while at is not None and at.end > start:

@@ -4,8 +4,6 @@ Flat lists have an entry for each component on each tier, at ``tier_component = 
 What a reader of the device alone, or of device and host together, sees is indexed by *view* in the same way.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -19,7 +17,6 @@ __all__ = [
     "ON_DEVICE",
     "PRIORITY_BIT",
     "UNNAMED",
-    "History",
     "Node",
     "PageCounts",
     "Protection",
@@ -29,28 +26,6 @@ PRIORITY_BIT = 64
 """Ranks hold the priority above this bit and the stamp below; a stamp counts touches and stays far smaller."""
 UNNAMED = -(1 << 31)
 """Priority of pages that no request named one for: they go first."""
-
-
-@dataclass(slots=True)
-class History:
-    """History of a node for one component on a tier, by which its rank goes beside the stamp; a split copies it.
-
-    Ranks are the order in which the nodes of a component on a tier are evicted:
-
-    lru        least recently used; the stamp is the rank, and nothing else is kept
-    priority   lowest priority first, lru within
-    adaptive   least score; see ``unified_cache.tree.reuse_predictor``. Here it is as lru: a queue for each
-               class of requests, in which the stamp is the rank
-
-    A rank depends on history and stamp alone, and never falls: no touch, use, arrival or higher priority makes a node
-    go earlier. Only so may a queue find out a new rank when the node comes up; what makes a node go earlier is a change
-    of queue.
-    """
-
-    priority: int = UNNAMED
-    """The highest that requests that needed the pages have named."""
-    preferences: int = 0
-    """Preferences that cover the node."""
 
 
 ON_DEVICE = 0
@@ -88,26 +63,22 @@ class Node:
     """
 
     __slots__ = (
-        "asked_end",
         "children",
         "dead",
         "digests",
         "end",
         "full_children",
         "held_count",
-        "history",
         "in_flight",
         "key",
         "last_child",
         "last_tombstone",
         "locks",
-        "moved_past",
         "parent",
         "partial_locks",
+        "priorities",
         "protection",
         "queued",
-        "request",
-        "request_class",
         "slots",
         "stamps",
         "start",
@@ -135,10 +106,10 @@ class Node:
         """{page: count} of the locks that begin strictly inside the run, at that page, by tier and component."""
         self.stamps = [0] * tier_components
         """Clock of the last use, by tier and component. An evicted Full child passes its stamp to its parent."""
-        self.history: dict[int, History] | None = None
-        """Priority and preferences, by tier and component; None if there are none."""
+        self.priorities: dict[int, int] | None = None
+        """By tier and component, the highest priority that requests for the pages have named; None if none has."""
         self.queued = 0
-        """Bit ``queue id`` is set while the node stands in that eviction queue."""
+        """Bit ``tier_component`` is set while the node stands in that eviction queue."""
         self.in_flight: dict[int, npt.NDArray[np.bool_]] | None = None
         """Mask of the pages that a transfer is bringing, by tier and component."""
         self.last_tombstone = [end - start] * tier_components
@@ -151,13 +122,6 @@ class Node:
         """Pruned: out of the tree for good."""
         self.digests: PageDigests = b""
         """Digests of the pages; empty where nothing is to be remembered of them."""
-        self.request = 0
-        """Number of the last request that ended with the pages; see ``reuse_predictor``, as the two below."""
-        self.request_class = 0
-        self.asked_end = 0
-        """Pages that it asked for; of a prefix that sessions share, how many have begun below it."""
-        self.moved_past = False
-        """Whether the session has gone on below, so that hardly anybody resumes from windows here."""
 
     @property
     def pages(self) -> int:

@@ -4,21 +4,19 @@ Pure bookkeeping over page slots: no torch, no I/O, no threads, one owner. Every
 outside checks it before it changes anything.
 """
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import index
 
 import numpy as np
 
-from unified_cache.core.config import EvictionConfig, EvictionPolicy
+from unified_cache.core.config import EvictionConfig
 from unified_cache.core.errors import ConfigError, InputError, LockError, StaleMatchError, check_kind
 from unified_cache.core.miss_reason import EvictionHistory, MissReason
-from unified_cache.core.page import TOKEN_BYTES, Prompt, digests_where
+from unified_cache.core.page import Prompt, digests_where
 from unified_cache.core.pool import Component, Pages, Slots, Tier
 from unified_cache.core.window import window
 from unified_cache.tree import evict as eviction
 from unified_cache.tree import lock as locks
-from unified_cache.tree.adaptive_queues import AdaptiveQueues, RequestFeatures
 from unified_cache.tree.check import check
 from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.lock import (
@@ -33,8 +31,6 @@ from unified_cache.tree.lock import (
 )
 from unified_cache.tree.match import Inserted, Match, find, held_pages, insert, make_recent, node_at, path_slots, peek
 from unified_cache.tree.node import UNNAMED, Node
-from unified_cache.tree.preferences import Preference, Preferences, SessionHints
-from unified_cache.tree.reuse_predictor import ReusePredictor, TreeRequest
 from unified_cache.tree.state import Freed, HeldRun, TreeState, held_runs
 
 __all__ = ["RadixTree"]
@@ -48,17 +44,11 @@ class RadixTree:
     """
 
     __slots__ = (
-        "_capacity",
-        "_clock",
         "_eviction",
         "_eviction_history",
         "_latest",
         "_lineage",
         "_locks",
-        "_predictor",
-        "_preferences",
-        "_preferred_max",
-        "_sessions",
         "_state",
         "_transfers",
         "components",
@@ -70,13 +60,9 @@ class RadixTree:
         components: Sequence[Component],
         page_size: int,
         eviction: EvictionConfig = EvictionConfig(),
-        capacity: Sequence[Sequence[int]] = (),
-        clock: Callable[[], float] = time.monotonic,
         eviction_history: EvictionHistory | None = None,
     ) -> None:
-        """Make an empty tree. ``capacity[tier][component]`` pages bound the preferences; without, all are declined.
-
-        ``clock`` gives seconds; ``eviction_history`` remembers what is evicted and cleared.
+        """Make an empty tree. ``eviction_history`` remembers what is evicted and cleared.
 
         Raises:
             ConfigError: ``eviction`` names policies for more components than there are.
@@ -86,17 +72,9 @@ class RadixTree:
         self.components = tuple(components)
         self.page_size = page_size
         self._eviction = eviction
-        room = self._capacity = [pages for tier in capacity for pages in tier] or [0] * (len(Tier) * len(components))
-        self._preferred_max = [int(pages * eviction.preferred_share) for pages in room]
-        self._clock = clock
         self._lineage = object()
         self._eviction_history = eviction_history
-        kinds = [eviction.policy(tier, number) for tier in Tier for number in range(len(components))]
-        self._predictor = ReusePredictor(page_size) if EvictionPolicy.ADAPTIVE in kinds else None
-        """What was learned of requests; a ``clear`` leaves it, since those that it overtakes go on to use it."""
         self._state = self._empty()
-        self._preferences = Preferences(self._state, self._preferred_max)
-        self._sessions = SessionHints(self._state, self._preferences, clock)
         self._latest: Match | None = None
         """Latest match, for a second look-up of the same prompt."""
         self._locks: dict[Lock, None] = {}
@@ -106,12 +84,8 @@ class RadixTree:
     def _empty(self) -> TreeState:
         spans = tuple(component.span for component in self.components)
         mapped = next((number for number, component in enumerate(self.components) if component.mapped), None)
-        if self._predictor is None:
-            queues, features = EvictionQueues(spans, self._eviction), None
-        else:
-            queues = AdaptiveQueues(spans, self._eviction, self._capacity, self._predictor)
-            features = RequestFeatures(queues, self.page_size * TOKEN_BYTES, has_windows=len(spans) > 1)
-        return TreeState(spans, self.page_size, mapped, self._lineage, queues, self._eviction_history, features)
+        queues = EvictionQueues(spans, self._eviction)
+        return TreeState(spans, self.page_size, mapped, self._lineage, queues, self._eviction_history)
 
     def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:
         """Find the longest restorable prefix; make it recent. Structure stays as it is.
@@ -133,30 +107,6 @@ class RadixTree:
             self.check_prompt(prompt)
             latest = self._latest = peek(self._state, prompt)
         return latest
-
-    def use(self, found: Match, end: int) -> TreeRequest | None:
-        """Count that a request takes ``end`` pages of a match, for adaptive eviction and hints about sessions.
-
-        Matching makes recent but does not count: a request that waits may be matched many times.
-        """
-        self._node(found, end)
-        if found.prompt.session is not None:
-            self._sessions.record_arrival(found.prompt.session)
-        adaptive = self._state.adaptive
-        return None if adaptive is None else adaptive.arrive(found.prompt, found.path, found.tree_end)
-
-    def prefer(self, found: Match, end: int, tier: Tier) -> Preference | None:
-        """Evict ``end`` pages of a match last, see ``UnifiedCache.prefer``. The match is dead afterwards."""
-        node = self._node(found, end)
-        return self._preferences.prefer(node, end, tier) if end else None
-
-    def unprefer(self, preference: Preference) -> None:
-        """Take a preference back. Once more, or after ``clear``, changes nothing."""
-        self._preferences.unprefer(preference)
-
-    def session_returns(self, session: str, within_s: float) -> bool:
-        """Prefer the last prompt of a session until its next request, see ``UnifiedCache.session_returns``."""
-        return self._sessions.expect(session, within_s)
 
     def slots(self, found: Match, tier: Tier, component: int, start: int, end: int) -> Slots:
         """Return the slots of pages [start, end) of a match, a new array; -1 for tombstones."""
@@ -182,22 +132,21 @@ class RadixTree:
                 return min(node.start + node.held_count[tier_component], found.tree_end)
         return 0
 
-    def lock(self, found: Match, end: int, tier: Tier, request: TreeRequest | None = None) -> Lock:
+    def lock(self, found: Match, end: int, tier: Tier) -> Lock:
         """Pin what a resume after ``end`` pages of a match needs on ``tier``. The match is dead afterwards.
 
         Raises:
             StaleMatchError: the tree has changed since; nothing was pinned.
             InputError: the tree does not hold ``end`` pages of that prompt.
         """
-        return self._lock(self._node(found, end), found.prompt, end, tier, request)
+        return self._lock(self._node(found, end), end, tier)
 
-    def lock_inserted(self, inserted: Inserted, prompt: Prompt, tier: Tier, request: TreeRequest | None = None) -> Lock:
+    def lock_inserted(self, inserted: Inserted, prompt: Prompt, tier: Tier) -> Lock:
         """Pin on ``tier`` what a resume after all of a prompt needs that was inserted just now; nothing is sought."""
-        return self._lock(inserted.node, prompt, prompt.pages_count, tier, request)
+        return self._lock(inserted.node, prompt.pages_count, tier)
 
-    def _lock(self, node: Node, prompt: Prompt, end: int, tier: Tier, request: TreeRequest | None) -> Lock:
-        held = lock(self._state, node, end, tier, request)
-        held.session = prompt.session
+    def _lock(self, node: Node, end: int, tier: Tier) -> Lock:
+        held = lock(self._state, node, end, tier)
         self._locks[held] = None
         return held
 
@@ -217,8 +166,6 @@ class RadixTree:
     def unlock(self, held: Lock) -> None:
         """Take a lock back, once; errors as ``check_lock``. One from before ``clear`` is void: that changes nothing."""
         self.check_lock(held)
-        if held.session is not None and held.end and held.tree is self._state:
-            self._sessions.record_end(held.session, held.node)
         unlock(held)
         self._locks.pop(held, None)
 
@@ -239,11 +186,10 @@ class RadixTree:
         slots: Sequence[Slots],
         tier: Tier,
         priority: int = UNNAMED,
-        request: TreeRequest | None = None,
     ) -> Inserted:
         """Hand over pages [start, pages_count) of ``prompt``; see ``tree.match.insert``, and for errors ``match``."""
         self.check_prompt(prompt)
-        return insert(self._state, prompt, start, slots, tier, _whole(priority), request)
+        return insert(self._state, prompt, start, slots, tier, _whole(priority))
 
     def inserted_slot(self, inserted: Inserted, tier: Tier, component: int, page: int) -> int:
         """Return the slot of a page of the prompt that was inserted just now; -1 for a tombstone."""
@@ -255,12 +201,10 @@ class RadixTree:
 
     def evict(self, tier: Tier, component: int, pages: int) -> Freed:
         """Free up to ``pages`` slots of a component, in the order of its policy; see ``tree.evict``."""
-        self._sessions.lapse()
         return eviction.evict(self._state, tier, component, pages)
 
     def next_victim(self, tier: Tier, component: int) -> eviction.Victim | None:
         """Return what ``evict`` would take from next; None if locks pin everything. It is one until the next change."""
-        self._sessions.lapse()
         return eviction.next_victim(self._state, tier, component)
 
     def evict_from(self, victim: eviction.Victim, pages: int) -> Freed:
@@ -357,8 +301,6 @@ class RadixTree:
         if self._state.mapped is not None:
             freed.unmapped.extend(freed.slots[0])
         self._state = self._empty()
-        self._preferences = Preferences(self._state, self._preferred_max)
-        self._sessions = SessionHints(self._state, self._preferences, self._clock)
         self._locks.clear()
         self._transfers.clear()
         return freed
@@ -368,8 +310,7 @@ class RadixTree:
         out = self.locks_out()
         if locks is not None:
             assert {held for held in locks if held.tree is self._state} == set(out), "other locks are out"
-        assert self._preferences.live.issuperset(self._sessions.preferences_out()), "kept for a session, not preferred"
-        return check(self._state, out, list(self._transfers), self._preferences)
+        return check(self._state, out, list(self._transfers))
 
     def arriving(self, prompt: Prompt) -> list[Pages]:
         """Return a mask by tier and component of the pages of a prompt that a transfer is bringing."""

@@ -1,7 +1,7 @@
 """State shared by the tree's modules: roots, eviction queues, counts, and the changes of nodes: split, fill, drop."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,6 @@ from unified_cache.core.miss_reason import EvictionHistory, MissReason
 from unified_cache.core.page import DIGEST_BYTES, TOKEN_BYTES, chained_digests, digests_where, root_digest
 from unified_cache.core.pool import Slots, no_slots
 from unified_cache.core.slots import MapChange
-from unified_cache.tree.adaptive_queues import RequestFeatures
 from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.node import ANYWHERE, Node, PageCounts
 
@@ -37,12 +36,11 @@ class TreeState:
     * on each tier component 0 is prefix-closed, and every other component stands on component 0, page by page
     * ``held_count``, ``last_tombstone`` and ``full_children`` say what the slots say
     * ``counts`` say what locks and slots say, once the nodes that have changed are counted
-    * every node that could be evicted from a component on a tier stands in the queue where it belongs
+    * every node that could be evicted from a component on a tier stands in its queue
     * a node without pages on any tier lives only while a lock covers it or children hang below
     """
 
     __slots__ = (
-        "adaptive",
         "changes_count",
         "components_count",
         "counts",
@@ -65,7 +63,6 @@ class TreeState:
         lineage: object,
         queues: EvictionQueues,
         eviction_history: EvictionHistory | None,
-        adaptive: RequestFeatures | None = None,
     ) -> None:
         self.mapped = mapped
         """The component whose device slots are reached through Full's; None if there is none."""
@@ -83,8 +80,6 @@ class TreeState:
         self.queues = queues
         self.eviction_history = eviction_history
         """Remembers what is evicted; None where nothing does."""
-        self.adaptive = adaptive
-        """Features by which adaptive queues go; None where no component on a tier is adaptive."""
         self.version = 0
         """Counts changes of structure; a match made under another version is dead."""
         self.changes_count = 0
@@ -132,12 +127,7 @@ class TreeState:
         upper.digests, node.digests = node.digests[: offset * DIGEST_BYTES], node.digests[offset * DIGEST_BYTES :]
         upper.locks = node.locks.copy()
         upper.stamps = node.stamps.copy()
-        upper.request = node.request
-        upper.request_class = node.request_class
-        upper.asked_end = node.asked_end
-        upper.moved_past = node.moved_past
-        if node.history is not None:
-            upper.history = {tier_component: replace(history) for tier_component, history in node.history.items()}
+        upper.priorities = None if node.priorities is None else node.priorities.copy()
         _split_edges(upper, node, cut)
         _split_arriving(upper, node, offset)
         for tier_component in range(2 * components):
@@ -242,9 +232,7 @@ class TreeState:
         parent.full_children[tier] -= 1
         if parent.stamps[tier_component] < node.stamps[tier_component]:
             parent.stamps[tier_component] = node.stamps[tier_component]
-        if self.adaptive is not None and self.adaptive.child_left(parent, node):
-            self.queues.offer_all(parent)
-        elif not parent.full_children[tier]:
+        if not parent.full_children[tier]:
             self.queues.offer(parent, tier_component)
 
     def prune(self, node: Node) -> None:
@@ -254,8 +242,6 @@ class TreeState:
             if alive_end == node.end:
                 return
             self.version += 1
-            if self.adaptive is not None:
-                self.adaptive.remember(node, alive_end)
             if alive_end > node.start:
                 self._truncate(node, alive_end)
                 return
@@ -281,8 +267,6 @@ class TreeState:
                 node.slots[tier_component] = held[:pages]
         for component in range(1, self.components_count):
             node.refresh_tombstones(component)
-        if self.adaptive is not None and self.components_count > 1:  # the class of a window depends on its node's end
-            self.queues.offer_all(node)
 
 
 def _split_edges(upper: Node, lower: Node, cut: int) -> None:

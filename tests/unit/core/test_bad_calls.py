@@ -21,7 +21,7 @@ from unified_cache.core.errors import (
     ConfigError,
 )
 from unified_cache.core.page import Namespace, Prompt
-from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, Slots, Tier
+from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, Slots
 from unified_cache.core.shards import Extent, Shard
 from unified_cache.storage_backends.directory.front import parse_address
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -90,10 +90,6 @@ def prefetch_by(time_s: object) -> Callable[[Used], object]:
     return lambda used: used.cache.prefetch(used.longer, time_s)  # type: ignore[arg-type]
 
 
-def return_in(time_s: object) -> Callable[[Used], object]:
-    return lambda used: used.cache.session_returns("s", time_s)  # type: ignore[arg-type]
-
-
 EXPECTED = dict(
     line.split(": ", 1) for line in (ROOT / "tests/fixtures/bad_calls.txt").read_text(encoding="utf-8").splitlines()
 )
@@ -139,7 +135,6 @@ CALLS: dict[str, Callable[[Used], object]] = {
             "load": lambda u: u.cache.load([1]),
             "back up": lambda u: u.cache.backup([1]),
             "prefetch": lambda u: u.cache.prefetch([1]),
-            "prefer": lambda u: u.cache.prefer([1], Tier.DEVICE),
             "insert": lambda u: u.cache.insert([1], u.mine, u.lock),
         }.items()
     },
@@ -153,9 +148,6 @@ CALLS: dict[str, Callable[[Used], object]] = {
     "a number of pages": lambda u: u.cache.allocate(4),  # type: ignore[arg-type]
     "masks that are lists": lambda u: u.cache.allocate([[True]] * 3),  # type: ignore[list-item]
     **{f"a deadline of {time_s}": prefetch_by(time_s) for time_s in (0, -1.0, math.nan, "soon")},
-    **{f"a session that returns in {time_s}": return_in(time_s) for time_s in (0, -1, math.nan, math.inf, "soon")},
-    "a number for a session": lambda u: u.cache.session_returns(5, 1),  # type: ignore[arg-type]
-    "bytes for a session": lambda u: u.cache.prompt([1], session=b"s"),  # type: ignore[arg-type]
     **{f"masks of {kind}": allocate_masks_of(kind) for kind in ("int64", "uint8", "float32")},
     "masks of numbers to trim": lambda u: u.cache.trim(u.mine, [np.ones(2, np.int64)] * 3),
     "masks with a side of their own": lambda u: u.cache.allocate([np.ones((2, 1), np.bool_)] * 3),
@@ -206,7 +198,7 @@ PARTS: dict[str, Callable[[], object]] = {
     "a count in place of counts": lambda: CacheConfig(100, (4,)),  # type: ignore[arg-type]
     "counts that are none": lambda: CacheConfig((4,), ("4",)),  # type: ignore[arg-type]
     "a text for a write policy": lambda: CacheConfig((4,), (4,), write="through"),  # type: ignore[arg-type]
-    "a policy for policies": lambda: EvictionConfig(device=EvictionPolicy.ADAPTIVE),  # type: ignore[arg-type]
+    "a policy for policies": lambda: EvictionConfig(device=EvictionPolicy.PRIORITY),  # type: ignore[arg-type]
     "a deadline for a guard": lambda: CacheConfig((4,), (4,), guard=5.0),  # type: ignore[arg-type]
     "one count for two components": lambda: opened(ModelLayout(PAGE, (Full((KV,)), STATE))),
     "a number for an identity": lambda: opened(identity=7),
@@ -246,7 +238,6 @@ PARTS: dict[str, Callable[[], object]] = {
     "a patience below none": lambda: Prefetching(patience_s=-1.0),
     "no share of the host": lambda: Prefetching(host_share=0.0),
     "more than all of the host": lambda: Prefetching(host_share=1.5),
-    "a preferred share below none": lambda: EvictionConfig(preferred_share=-0.1),
     "more policies than components": lambda: CacheConfig((1,), (1,), eviction=TWO_POLICIES),
     "more policies than components of a tree": lambda: RadixTree((FULL,), 1, TWO_POLICIES),
     "a memory below none": lambda: CacheConfig((1,), (1,), forgotten_pages_max=-1),

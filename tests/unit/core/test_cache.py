@@ -24,7 +24,7 @@ from unified_cache.core.errors import (
     SlotError,
     StorageError,
 )
-from unified_cache.core.pool import Identity, ModelLayout, Tier
+from unified_cache.core.pool import Identity, ModelLayout
 from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -140,18 +140,3 @@ def test_pools_that_do_not_fit_the_layout_are_refused() -> None:
         UnifiedCache.open(layout, config, [small], identity=Identity("toy"))
     with pytest.raises(ConfigError, match="needs a device pool"):
         UnifiedCache.open(layout, config, [], identity=Identity("toy"))
-
-
-def test_pinned_prompts_go_last_and_pins_are_bounded() -> None:
-    toy = engine(device=8)
-    cache = toy.cache
-    serve(toy, 2)
-    serve(toy, 4, first=1000)
-    preference = present(cache.prefer(cache.prompt(tokens(2)), Tier.DEVICE))
-    assert cache.prefer(cache.prompt(tokens(4, 1000)), Tier.DEVICE) is None, "a quarter of the pages at most"
-    serve(toy, 6, first=2000)
-    assert cache.match(cache.prompt(tokens(2))).device_end == 2
-    cache.unprefer(preference)
-    serve(toy, 8, first=3000)
-    assert cache.match(cache.prompt(tokens(2))).device_end == 0
-    cache.check()

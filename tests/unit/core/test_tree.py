@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 
 from tests.support.components import toy_components
-from tests.support.operations import present
 from unified_cache.core.config import EvictionConfig, EvictionPolicy
 from unified_cache.core.errors import InputError, SlotError, StaleMatchError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Slots, Tier
 from unified_cache.core.window import SPAN_ALL
-from unified_cache.tree import UNNAMED, Lock, Preference, RadixTree
+from unified_cache.tree import UNNAMED, Lock, RadixTree
 
-CAPACITY = 40
 WINDOW = (SPAN_ALL, 2)
 
 
@@ -27,8 +25,8 @@ class Toy:
         spans: tuple[int, ...] = (SPAN_ALL,),
         kinds: tuple[EvictionPolicy, ...] = (),
     ) -> None:
-        config = EvictionConfig(device=kinds or (kind,) * len(spans), preferred_share=0.25)
-        self.tree = RadixTree(toy_components(spans), 1, config, [[CAPACITY] * len(spans)] * 2)
+        config = EvictionConfig(device=kinds or (kind,) * len(spans))
+        self.tree = RadixTree(toy_components(spans), 1, config)
 
     def insert(self, *tokens: int, priority: int = 0) -> None:
         """Insert what the device lacks of a prompt."""
@@ -41,12 +39,7 @@ class Toy:
         return self.tree.lock(found, found.device_end, Tier.DEVICE)
 
     def use(self, *tokens: int) -> None:
-        found = self.tree.match(Prompt.of(tokens, 1))
-        self.tree.use(found, found.device_end)
-
-    def prefer(self, *tokens: int, end: int | None = None) -> Preference | None:
-        found = self.tree.match(Prompt.of(tokens, 1))
-        return self.tree.prefer(found, found.device_end if end is None else end, Tier.DEVICE)
+        self.tree.match(Prompt.of(tokens, 1))
 
     def evict(self, pages: int, component: int = 0) -> list[int]:
         """Evict one page after the other, as far as there are any; return their slots, which are their tokens."""
@@ -121,10 +114,8 @@ def test_bad_calls_change_nothing() -> None:
         (InputError, "start must be", lambda: tree.insert(prompt, 4, [slots()], Tier.DEVICE)),
         (InputError, "1-token pages", lambda: tree.match(Prompt.of([1, 2], 2))),
         (InputError, "end must be", lambda: tree.lock(found, 3, Tier.DEVICE)),
-        (InputError, "end", lambda: tree.prefer(found, 3, Tier.DEVICE)),
         (StaleMatchError, "match again", lambda: tree.lock(stale, 2, Tier.DEVICE)),
         (StaleMatchError, "match again", lambda: tree.slots(stale, Tier.DEVICE, 0, 0, 2)),
-        (StaleMatchError, "match again", lambda: tree.use(stale, 1)),
     )
     for error, text, call in calls:
         with pytest.raises(error, match=text):
@@ -209,57 +200,15 @@ def test_each_component_and_tier_has_a_policy_of_its_own() -> None:
     assert EvictionConfig(device=(EvictionPolicy.PRIORITY,)).policy(Tier.HOST, 0) is EvictionPolicy.LRU
 
 
-def test_a_pin_covers_what_a_resume_at_its_end_needs_and_nothing_below() -> None:
-    for component, gone_first, gone_last in ((0, [5, 9], [4, 3, 2, 1]), (1, [1, 2, 5, 9], [3, 4])):
-        toy = Toy(spans=WINDOW)
-        toy.insert(1, 2, 3, 4, 5)
-        assert toy.prefer(1, 2, 3, 4, 5, end=4) is not None
-        toy.insert(9)
-        assert toy.evict(len(gone_first), component) == gone_first
-        assert toy.evict(len(gone_last), component) == gone_last
-
-
-def test_one_pin_too_many_is_declined_and_changes_nothing() -> None:
-    toy = Toy()
-    toy.insert(*range(1, 9))
-    toy.insert(21, 22, 23)
-    preference = present(toy.prefer(*range(1, 9)))
-    nodes = toy.tree.nodes_count()
-    assert toy.prefer(21, 22, 23) is None, "8 and 3 pages are more than a quarter of 40"
-    assert toy.prefer(21, 22, 23, end=0) is None, "nothing to pin"
-    assert toy.tree.nodes_count() == nodes
-    assert toy.prefer(21, 22, 23, end=2) is not None
-    toy.tree.unprefer(preference)
-    toy.insert(31, 32, 33)
-    assert toy.prefer(31, 32, 33) is not None
-    toy.tree.check([])
-    without_capacity = tree_of_prompt()
-    assert without_capacity.prefer(without_capacity.match(PROMPT), 1, Tier.DEVICE) is None
-
-
-def test_pins_vanish_with_clear_and_may_be_taken_back_after_it() -> None:
-    toy = Toy()
-    toy.insert(*range(1, 11))
-    preference = present(toy.prefer(*range(1, 11)))
-    toy.tree.clear()
-    toy.tree.unprefer(preference)
-    toy.insert(*range(1, 11))
-    assert toy.prefer(*range(1, 11)) is not None
-    toy.tree.check([])
-
-
 @pytest.mark.parametrize("kind", EvictionPolicy)
-def test_queues_do_not_grow_with_pins_and_nodes_that_died(kind: EvictionPolicy) -> None:
+def test_queues_do_not_grow_with_nodes_that_died(kind: EvictionPolicy) -> None:
     toy = Toy(kind, spans=(SPAN_ALL, 1))
     for token in (1, 2, 3, 4):
         toy.insert(token)
     for turn in range(500):
         toy.use(1 + turn % 4)
-        preference = toy.prefer(1 + turn % 3)
         toy.insert(100 + turn)
         assert toy.evict(1)
-        if preference is not None:
-            toy.tree.unprefer(preference)
     assert all(toy.tree._state.queues.queue_length(tier_component) < 300 for tier_component in range(4))
 
 
@@ -288,14 +237,6 @@ def test_windows_touched_together_go_in_the_order_of_the_prompt(kind: EvictionPo
     assert toy.tree.match(prompt).device_end == 16
     if again == "never":
         assert toy.evict(2, component=1) == [15, 16]
-
-
-def test_windows_of_a_session_go_in_order_while_adaptive_predicts_nothing() -> None:
-    toy = Toy(EvictionPolicy.ADAPTIVE, spans=WINDOW)
-    prompt = Prompt.of(range(1, 17), 1, session="one")
-    request = present(toy.tree.use(toy.tree.match(prompt), 0))
-    toy.tree.insert(prompt, 0, [slots(*range(1, 17))] * 2, Tier.DEVICE, 0, request)
-    assert toy.evict(16, component=1) == list(range(1, 17))
 
 
 def test_windows_of_one_touch_go_in_order_beside_those_of_older_ones() -> None:

@@ -150,7 +150,7 @@ def test_a_place_that_only_storage_remembers_gets_no_window_when_a_prompt_branch
 def test_what_has_no_stack_is_refused() -> None:
     hits = LruHits(TracePages.of(conversations(1, 3, 1), 512, padded=True))
     with pytest.raises(ConfigError, match="lru"):
-        hits.ends(ReplaySettings(policies=ReplayPolicies(device=EvictionPolicy.ADAPTIVE), with_bytes=False).plan)
+        hits.ends(ReplaySettings(policies=ReplayPolicies(device=EvictionPolicy.PRIORITY), with_bytes=False).plan)
     sized = size_preset("gpt-oss-120b", page_size=512)
     windows = ModelSettings("gpt-oss-120b", sized, Retention(), 2 * GIB, 0, None, None, with_bytes=False, engines=4)
     with pytest.raises(ConfigError, match="found 4"):

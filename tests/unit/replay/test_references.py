@@ -26,7 +26,7 @@ def under(settings: ReplaySettings, policy: EvictionPolicy) -> ReplaySettings:
 
 
 @pytest.mark.parametrize("settings", COMPARED.values(), ids=COMPARED)
-@pytest.mark.parametrize("policy", [EvictionPolicy.LRU, EvictionPolicy.ADAPTIVE])
+@pytest.mark.parametrize("policy", EvictionPolicy)
 def test_nobody_passes_the_best(settings: ReplaySettings, policy: EvictionPolicy) -> None:
     result = run(sessions(12, 4), under(settings, policy))
     lru, best = (reference_in(result, name).hit_pages for name in ("lru", "clairvoyant"))
@@ -71,7 +71,7 @@ def test_requests_are_compared_in_the_order_in_which_they_were_served() -> None:
 
 
 def test_page_and_json_say_what_lru_and_the_best_would_hit() -> None:
-    result = run(sessions(12, 4), under(SIZES["host"], EvictionPolicy.ADAPTIVE))
+    result = run(sessions(12, 4), under(SIZES["host"], EvictionPolicy.PRIORITY))
     notes = page_of(result).notes
     assert any(note.startswith("lru with 90 pages (the largest tier): ") for note in notes)
     assert any(note.startswith("at best with 120 pages (all tiers): ") for note in notes)

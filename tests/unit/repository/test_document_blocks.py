@@ -87,9 +87,6 @@ RUN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "from unified_cache import CacheConfig",
             "operation = cache.prefetch",
         ),
-        "tests/unit/core/test_sessions.py::test_the_hints_of_the_document_on_policies_are_taken": (
-            "prompt = cache.prompt(token_ids, session=",
-        ),
     },
     "docs/operate.md": {
         OPERATE: (

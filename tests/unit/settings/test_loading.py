@@ -130,10 +130,6 @@ def test_a_size_is_written_alike_everywhere(text: str, model: type[Settings], tm
         ("storage.url = 'x'\n", "a.toml:1: storage must be a valid string"),
         ("eviction = 'lru'\n", "a.toml:1: eviction must be a table, found 'lru'"),
         ("[eviction]\ndevice = 'best'\n", "a.toml:2: eviction.device must be 'lru'"),
-        (
-            "[eviction]\npreferred_share = 7\n",
-            "a.toml:2: eviction: preferred_share must be in [0, 1], found 7",
-        ),
         ("a = [1,\n 2,\n", "a.toml:3: expected TOML"),
         ("limit = 1\nlimit = 2\n", "a.toml:2: expected TOML"),
         ('limit = """\n', "a.toml:2: expected TOML"),
@@ -231,19 +227,19 @@ def test_an_assignment_in_a_table_goes_over_one_of_the_table() -> None:
 
 def test_a_list_in_a_table_may_be_json_in_a_variable() -> None:
     variables = {
-        "UNIFIED_CACHE_EVICTION__HOST": '["lru", "adaptive"]',
+        "UNIFIED_CACHE_EVICTION__HOST": '["lru", "priority"]',
         "UNIFIED_CACHE_QUOTA__TENANTS__A": '{"calls_max": 5}',
     }
     eviction = read_settings(EmbeddedSettings, environment=variables).settings.eviction
-    assert eviction.host == (EvictionPolicy.LRU, EvictionPolicy.ADAPTIVE)
+    assert eviction.host == (EvictionPolicy.LRU, EvictionPolicy.PRIORITY)
     assert read_settings(ServiceSettings, environment=variables).settings.quota.of("a").calls_max == 5
 
 
 def test_a_policy_is_one_for_all_components_or_a_list(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
-    path.write_text('[eviction]\ndevice = "adaptive"\nhost = ["priority", "lru"]\n', encoding="utf-8")
+    path.write_text('[eviction]\ndevice = "priority"\nhost = ["priority", "lru"]\n', encoding="utf-8")
     eviction = read_settings(EmbeddedSettings, path, environment=NONE).settings.eviction
-    assert eviction.device == (EvictionPolicy.ADAPTIVE,)
+    assert eviction.device == (EvictionPolicy.PRIORITY,)
     assert eviction.host == (EvictionPolicy.PRIORITY, EvictionPolicy.LRU)
 
 
