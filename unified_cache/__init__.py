@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         WritePolicy,
     )
     from unified_cache.core.errors import CacheError, ConfigError, InputError, LayoutError, StorageError
-    from unified_cache.core.page import Namespace, Prompt
+    from unified_cache.core.page import MediaItem, Namespace, Prompt
     from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, Tier, facts_of
     from unified_cache.core.settings.loading import cache_settings
     from unified_cache.core.shards import Extent, Shard
@@ -52,6 +52,7 @@ __all__ = [
     "Level",
     "Lock",
     "Match",
+    "MediaItem",
     "ModelLayout",
     "Namespace",
     "NotStarted",
@@ -95,6 +96,7 @@ _HOMES = {
     "Level": "storage_backends.protocol",
     "Lock": "tree",
     "Match": "tree",
+    "MediaItem": "core.page",
     "ModelLayout": "core.pool",
     "Namespace": "core.page",
     "NotStarted": "controller",

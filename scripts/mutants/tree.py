@@ -5,8 +5,30 @@ from scripts.mutants.mutant import Mutant
 __all__ = ["TREE_MUTANTS"]
 
 LAST_TOKEN_TESTS = ("tests/unit/core/test_last_token.py",)
+MEDIA_TESTS = ("tests/unit/core/test_page.py", "tests/unit/core/test_tree.py", "tests/unit/core/test_cache.py")
 
 TREE_MUTANTS = [
+    Mutant(
+        "media are left out of the page key",
+        "core/page.py",
+        '            name += marks.get(start // page_bytes, b"")\n',
+        "            pass\n",
+        tests=MEDIA_TESTS,
+    ),
+    Mutant(
+        "the tree compares tokens and not what stands behind them",
+        "tree/match.py",
+        "    return min(differing, default=node.end)\n",
+        "    return node.end\n",
+        tests=MEDIA_TESTS,
+    ),
+    Mutant(
+        "a page written back loses its media",
+        "tree/evict.py",
+        'b"".join(part.key for part in path), tree.page_size, media)',
+        'b"".join(part.key for part in path), tree.page_size)',
+        tests=("tests/unit/core/test_backups.py",),
+    ),
     Mutant(
         "an unlock walks to the root",
         "tree/lock.py",

@@ -10,7 +10,7 @@ from tests.support.budget import PHASES, examples
 from tests.support.components import SPAN_SETS
 from tests.support.tree_model import TreeModel
 from unified_cache.core.config import EvictionConfig, EvictionPolicy
-from unified_cache.core.page import Namespace, Prompt
+from unified_cache.core.page import MediaItem, Namespace, Prompt, media_between
 from unified_cache.core.pool import Tier
 
 NAMESPACES = (Namespace(), Namespace(extra_key="a"))
@@ -47,17 +47,26 @@ class TreeHistory(RuleBasedStateMachine):
         size = self.model.page_size
         if replay < len(self.history):
             old = self.history[-1 - replay]
-            head = old.tokens[: int(old.pages_count * share) * size * 4]
-            return Prompt(head + b"".join(self.page(p) for p in pages[:3]), size, old.seed)
-        return Prompt(b"".join(self.page(p) for p in pages), size, NAMESPACES[namespace].seed)
+            kept = int(old.pages_count * share)
+            head = old.tokens[: kept * size * 4]
+            media = {**media_between(old.media, 0, kept), **self.media(kept, pages[:3])}
+            return Prompt(head + b"".join(self.page(p) for p in pages[:3]), size, old.seed, media=media)
+        tokens = b"".join(self.page(p) for p in pages)
+        return Prompt(tokens, size, NAMESPACES[namespace].seed, media=self.media(0, pages))
 
     def page(self, content: int) -> bytes:
-        return b"".join((content * 100 + i).to_bytes(4, "little") for i in range(self.model.page_size))
+        """Return a page of text, or of placeholders: those of contents 1 and 2 are the same."""
+        return b"".join((min(content, 1) * 100 + i).to_bytes(4, "little") for i in range(self.model.page_size))
+
+    def media(self, first: int, pages: list[int]) -> dict[int, tuple[MediaItem, ...]]:
+        """Return what stands behind the pages of content 2, and of no other."""
+        size = self.model.page_size
+        return {page: (MediaItem(page * size, size, "cat"),) for page, each in enumerate(pages, first) if each == 2}
 
     PROMPTS = st.tuples(
         st.integers(0, 8),
         st.sampled_from([0.5, 0.75, 1.0, 1.0]),
-        st.lists(st.integers(0, 1), min_size=0, max_size=8),
+        st.lists(st.integers(0, 2), min_size=0, max_size=8),
         st.sampled_from([0, 0, 0, 1]),
     )
 

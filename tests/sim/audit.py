@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tests.sim.memory import POOLS_MAX, ContentMemory, Contents, KeyNumbers, Rows
 from unified_cache.cache.cache import UnifiedCache
-from unified_cache.core.page import PageKey, key_chain
+from unified_cache.core.page import PageKey, key_chain, media_mark
 from unified_cache.core.pool import Slots
 from unified_cache.core.window import window
 from unified_cache.tree import RadixTree
@@ -125,7 +125,9 @@ class Audit:
             assert parent is not None
             if known is None or known[0] is not key:
                 above = chains[parent][2] if parent in chains else parent.key
-                keys = key_chain(above, key, self._tree.page_size)
+                page_size = self._tree.page_size
+                marks = {page - node.start: media_mark(node.media, page, page_size) for page in node.media}
+                keys = key_chain(above, key, page_size, marks)
                 known = (key, self.numbers.of(keys), keys[-1])
             chains[node] = known
         self._chains = chains

@@ -13,7 +13,7 @@ from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import Workers
 from unified_cache.controller.memory import ComputeStreams, DevicePool
 from unified_cache.core.config import CacheConfig, WritePolicy
-from unified_cache.core.page import DEFAULT_NAMESPACE, Namespace, PageKey, Prompt, TokensLike
+from unified_cache.core.page import DEFAULT_NAMESPACE, MediaItem, Namespace, PageKey, Prompt, TokensLike
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec, Slots, Tier
 from unified_cache.core.window import window
 from unified_cache.storage_backends.protocol import StorageBackend
@@ -45,9 +45,10 @@ class WholePromptCache(UnifiedCache):
         tokens: TokensLike,
         namespace: Namespace = DEFAULT_NAMESPACE,
         *,
+        media: Sequence[MediaItem] = (),
         whole: bool = True,
     ) -> Prompt:
-        return super().prompt(tokens, namespace, whole=whole)
+        return super().prompt(tokens, namespace, media=media, whole=whole)
 
 
 @dataclass

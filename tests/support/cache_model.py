@@ -15,7 +15,7 @@ from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller.jobs import BackupJob, ClearJob, FetchJob, LoadJob, ProbeJob, StoreJob
 from unified_cache.controller.memory import TieredMemory
 from unified_cache.controller.operation import Job
-from unified_cache.core.page import PageKey, Prompt, key_chain
+from unified_cache.core.page import PageKey, Prompt, key_chain, media_mark
 from unified_cache.core.pool import PageCopies, PoolSpec, Slots, Tier
 from unified_cache.core.seal import Label, verify
 from unified_cache.core.window import window
@@ -66,7 +66,8 @@ def walk(tree: RadixTree) -> Iterator[tuple[Node, tuple[PageKey, ...]]]:
     todo = [(child, seed) for seed, root in tree._state.roots.items() for child in root.children.values()]
     while todo:
         node, above = todo.pop()
-        keys = key_chain(above, node.key, tree.page_size)
+        marks = {page - node.start: media_mark(node.media, page, tree.page_size) for page in node.media}
+        keys = key_chain(above, node.key, tree.page_size, marks)
         todo += [(child, keys[-1]) for child in node.children.values()]
         yield node, keys
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.support.components import toy_components
 from unified_cache.core.config import EvictionConfig
-from unified_cache.core.page import Prompt
+from unified_cache.core.page import PageMedia, Prompt
 from unified_cache.core.pool import Slots, Tier
 from unified_cache.tree import Freed, Lock, Match, RadixTree, Transfer
 from unified_cache.tree.node import Node
@@ -84,8 +84,16 @@ class TreeModel:
         ]
 
     def prefixes(self, prompt: Prompt) -> list[Prefix]:
-        page = self.page_size * 4
-        return [prompt.root + b"|" + prompt.tokens[: (i + 1) * page] for i in range(prompt.pages_count)]
+        return self._chained(prompt.root + b"|", prompt.tokens, prompt.media, 0)
+
+    def _chained(self, above: Prefix, tokens: bytes, media: PageMedia, first: int) -> list[Prefix]:
+        """Return the prefix of each page of encoded tokens, the first of which has that number."""
+        prefixes: list[Prefix] = []
+        for start in range(0, len(tokens), self.page_size * 4):
+            behind = media.get(first + len(prefixes), ())
+            above += (repr(behind).encode() if behind else b"") + tokens[start : start + self.page_size * 4]
+            prefixes.append(above)
+        return prefixes
 
     def pinned(self) -> set[Pinned]:
         out: set[Pinned] = set()
@@ -369,11 +377,11 @@ class TreeModel:
 
     def _nodes(self) -> Iterator[tuple[Node, list[Prefix]]]:
         """Yield every node but the roots, with the prefixes of its pages."""
-        page = self.page_size * 4
         todo = [
             (child, seed + b"|") for seed, root in self.tree._state.roots.items() for child in root.children.values()
         ]
         while todo:
             node, above = todo.pop()
-            yield node, [above + node.key[: (i + 1) * page] for i in range(node.pages)]
-            todo += [(child, above + node.key) for child in node.children.values()]
+            prefixes = self._chained(above, node.key, node.media, node.start)
+            yield node, prefixes
+            todo += [(child, prefixes[-1]) for child in node.children.values()]

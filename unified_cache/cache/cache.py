@@ -50,7 +50,7 @@ from unified_cache.core.errors import (
     check_kind,
 )
 from unified_cache.core.miss_reason import EvictionHistory
-from unified_cache.core.page import DEFAULT_NAMESPACE, Namespace, Prompt, TokensLike
+from unified_cache.core.page import DEFAULT_NAMESPACE, MediaItem, Namespace, Prompt, TokensLike
 from unified_cache.core.pool import Identity, ModelLayout, Pages, Slots, Tier, identity_of
 from unified_cache.core.slots import PairedAllocator
 from unified_cache.storage_backends.protocol import Level, StorageBackend
@@ -178,15 +178,17 @@ class UnifiedCache:
         tokens: TokensLike,
         namespace: Namespace = DEFAULT_NAMESPACE,
         *,
+        media: Sequence[MediaItem] = (),
         whole: bool = False,
     ) -> Prompt:
         """Convert token ids once; whole pages only, a partial tail is never cached.
 
-        For ``whole`` and errors see ``Prompt.of``.
+        ``media`` are the pictures, sounds and films behind placeholder tokens: prompts share what lies before the first
+        in which they differ. For ``whole`` and errors see ``Prompt.of``.
         """
         if namespace is not DEFAULT_NAMESPACE and self.changes.names_namespaces:
             self.changes.record_namespace(namespace)
-        return Prompt.of(tokens, self.layout.page_size, namespace, whole=whole)
+        return Prompt.of(tokens, self.layout.page_size, namespace, media=media, whole=whole)
 
     def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:
         """Find the longest prefix that can be resumed from the device, and from device and host.

@@ -8,32 +8,40 @@ import hashlib
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from numbers import Integral
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
-from unified_cache.core.errors import ConfigError, TokenError, check_kind, check_text
+from unified_cache.core.errors import ConfigError, InputError, TokenError, check_each, check_kind, check_text
 
 __all__ = [
     "DEFAULT_NAMESPACE",
     "DIGEST_BYTES",
+    "NO_MEDIA",
     "PAGE_KEY_BYTES",
     "TOKEN_BYTES",
+    "MediaItem",
     "Namespace",
     "PageDigests",
     "PageKey",
+    "PageMedia",
     "Prompt",
     "TokensLike",
     "chained_digests",
     "digests_where",
     "encode_tokens",
     "key_digests",
+    "media_between",
+    "media_mark",
     "prompt_digests",
     "root_digest",
+    "shift_media",
 ]
 
 TOKEN_BYTES = 4
@@ -107,6 +115,81 @@ def _tagged(*fields: str | None) -> bytes:
     return b"".join(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class MediaItem:
+    """Picture, sound or film behind a run of placeholder tokens, which are the same whatever stands behind them.
+
+    Prompts share the pages before the first item in which they differ, and none from there on.
+    """
+
+    start: int
+    """Number of its first placeholder token in the prompt."""
+    length: int
+    """Placeholder tokens."""
+    digest: str
+    """Digest of what the model reads there, as text, of 128 bits at least: items of one digest are one."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("start", self.start), ("length", self.length)):
+            check_kind(value, Integral, f"the {name} of a media item as a whole number of tokens")
+        check_text("the digest of a media item", self.digest)
+        if not self.digest:
+            raise InputError("a media item needs the digest of what stands behind its tokens, found none")
+
+
+PageMedia: TypeAlias = Mapping[int, tuple[MediaItem, ...]]
+"""Media by the first page whose state depends on them."""
+
+NO_MEDIA: PageMedia = {}
+
+
+def place_media(media: Sequence[MediaItem], tokens_count: int, page_size: int, *, bigrams: bool) -> PageMedia:
+    """Return media by page; a pair of tokens depends on its second one, too.
+
+    Raises:
+        InputError: an item does not lie within the tokens, or two overlap.
+    """
+    check_each(media, MediaItem, "media as a sequence of MediaItem")
+    ordered = sorted(media, key=lambda item: item.start)
+    end = 0
+    for item in ordered:
+        if item.length < 1 or item.start < end or item.start + item.length > tokens_count:
+            raise InputError(
+                f"a media item must lie within the tokens [{end}, {tokens_count}) that the items before it leave, "
+                f"found {item.length} tokens from {item.start}"
+            )
+        end = item.start + item.length
+    return _by_page(ordered, page_size, bigrams=bigrams)
+
+
+def _by_page(ordered: Sequence[MediaItem], page_size: int, *, bigrams: bool) -> PageMedia:
+    pages = groupby(ordered, lambda item: max(item.start - bigrams, 0) // page_size)
+    return {page: tuple(items) for page, items in pages}
+
+
+def media_between(media: PageMedia, start: int, end: int) -> PageMedia:
+    """Return the media of pages [start, end)."""
+    return {page: items for page, items in media.items() if start <= page < end} if media else media
+
+
+def shift_media(media: PageMedia, pages: int, page_size: int) -> PageMedia:
+    """Return media as a prompt has them that begins so many pages later."""
+    return {
+        page - pages: tuple(replace(item, start=item.start - pages * page_size) for item in items)
+        for page, items in media.items()
+    }
+
+
+def media_mark(media: PageMedia, page: int, page_size: int) -> bytes:
+    """Return what follows the tokens of a page in its name: its media. It begins as no token does."""
+    marks = [
+        struct.pack("<iqqq", -1, item.start - page * page_size, item.length, len(digest)) + digest
+        for item in media.get(page, ())
+        for digest in (item.digest.encode(),)
+    ]
+    return b"".join(marks)
+
+
 def encode_tokens(tokens: TokensLike) -> bytes:
     """Convert token ids to bytes, a copy: the one place to convert tokens.
 
@@ -148,6 +231,7 @@ class Prompt:
     __slots__ = (
         "_keys",
         "first",
+        "media",
         "page_size",
         "pages_count",
         "reusable_pages",
@@ -156,7 +240,9 @@ class Prompt:
         "tokens_count",
     )
 
-    def __init__(self, tokens: bytes, page_size: int, seed: bytes, first: bytes = b"") -> None:
+    def __init__(
+        self, tokens: bytes, page_size: int, seed: bytes, first: bytes = b"", media: PageMedia = NO_MEDIA
+    ) -> None:
         """Take whole pages of encoded tokens; ``Prompt.of`` takes what users have."""
         self.tokens = tokens
         """Whole pages only, int32 little-endian; of bigrams the second tokens."""
@@ -170,6 +256,8 @@ class Prompt:
         """Tokens of the request, those of a partial last page included."""
         self.reusable_pages = self.pages_count
         """Pages that a request can reuse: one less than all where these leave it no token to compute, see ``of``."""
+        self.media = media
+        """Media by page, of those that begin in whole pages."""
         self._keys: tuple[PageKey, ...] | None = None
 
     @classmethod
@@ -179,9 +267,10 @@ class Prompt:
         page_size: int,
         namespace: Namespace = DEFAULT_NAMESPACE,
         *,
+        media: Sequence[MediaItem] = (),
         whole: bool = False,
     ) -> "Prompt":
-        """Convert token ids; the caller may reuse its array.
+        """Convert token ids, and place ``media`` behind some of them; the caller may reuse its array.
 
         An engine computes the last token of a prompt at least, since it wants the logits after it. So where the last
         page ends with that token, all pages but this one can be reused; as in SGLang and vLLM. ``whole`` says that all
@@ -191,7 +280,7 @@ class Prompt:
         Raises:
             TokenError: not one-dimensional, not integers, or an id outside [0, 2**31).
             ConfigError: a page size that is not positive.
-            InputError: ``namespace`` is none.
+            InputError: ``namespace`` is none, or media do not lie within the tokens, each apart from the others.
         """
         if page_size <= 0:
             raise ConfigError(f"page_size must be positive, found {page_size}")
@@ -202,15 +291,29 @@ class Prompt:
         end = len(encoded) - (len(encoded) - start) % page_bytes
         prompt = cls(encoded[start:end], page_size, namespace.seed, encoded[:start])
         prompt.tokens_count = len(encoded) // TOKEN_BYTES
+        if media:
+            placed = place_media(media, prompt.tokens_count, page_size, bigrams=namespace.bigrams)
+            prompt.media = media_between(placed, 0, prompt.pages_count)
         if not whole:
             prompt.reusable_pages = max(prompt.tokens_count - 1, 0) // page_size
         return prompt
 
     @classmethod
-    def below(cls, root: bytes, tokens: bytes, page_size: int) -> "Prompt":
+    def below(cls, root: bytes, tokens: bytes, page_size: int, media: PageMedia = NO_MEDIA) -> "Prompt":
         """Make the prompt of encoded whole pages below the root of that name."""
         seed_bytes = len(root) - len(root) % PAGE_KEY_BYTES
-        return cls(tokens, page_size, root[:seed_bytes], root[seed_bytes:])
+        return cls(tokens, page_size, root[:seed_bytes], root[seed_bytes:], media=media)
+
+    def below_root(self, root: bytes) -> "Prompt | None":
+        """Return the same tokens and media below the root of another name; None where that names another first one."""
+        other = Prompt.below(root, b"", self.page_size)
+        tokens = self.first + self.tokens
+        if not tokens.startswith(other.first):
+            return None
+        rest = tokens[len(other.first) :]
+        whole = rest[: len(rest) - len(rest) % (self.page_size * TOKEN_BYTES)]
+        items = [item for page in sorted(self.media) for item in self.media[page]]
+        return Prompt.below(root, whole, self.page_size, _by_page(items, self.page_size, bigrams=bool(other.first)))
 
     @property
     def root(self) -> bytes:
@@ -225,7 +328,7 @@ class Prompt:
         if pages_count >= self.pages_count:
             return self
         tokens = self.tokens[: pages_count * self.page_size * TOKEN_BYTES]
-        head = Prompt(tokens, self.page_size, self.seed, self.first)
+        head = Prompt(tokens, self.page_size, self.seed, self.first, media_between(self.media, 0, pages_count))
         if self._keys is not None:
             head._keys = self._keys[:pages_count]
         return head
@@ -239,14 +342,16 @@ class Prompt:
     def keys(self) -> tuple[PageKey, ...]:
         """Key of every page, root first: ``key[i] = sha256(key[i - 1] + tokens of page i)``; a bigram is two tokens.
 
-        Safe to ask for from any thread: two threads at worst compute the same chain twice.
+        The media that begin in a page follow its tokens. Safe to ask for from any thread: two threads at worst compute
+        the same chain twice.
         """
         keys = self._keys
         if keys is None:
+            marks = {page: media_mark(self.media, page, self.page_size) for page in self.media}
             if self.first:
-                keys = key_chain(self.seed, _bigrams(self.first + self.tokens), 2 * self.page_size)
+                keys = key_chain(self.seed, _bigrams(self.first + self.tokens), 2 * self.page_size, marks)
             else:
-                keys = key_chain(self.seed, self.tokens, self.page_size)
+                keys = key_chain(self.seed, self.tokens, self.page_size, marks)
             self._keys = keys
         return keys
 
@@ -257,14 +362,17 @@ def _bigrams(tokens: bytes) -> bytes:
     return np.stack((ids[:-1], ids[1:]), axis=1).tobytes()
 
 
-def key_chain(seed: bytes, tokens: bytes, page_size: int) -> tuple[PageKey, ...]:
-    """Digest each page together with the key before it. ``tokens`` holds whole pages."""
+def key_chain(seed: bytes, tokens: bytes, page_size: int, marks: Mapping[int, bytes] = {}) -> tuple[PageKey, ...]:
+    """Digest each page together with the key before it. ``tokens`` holds whole pages; ``marks`` follow them by page."""
     page_bytes = page_size * TOKEN_BYTES
     sha256 = hashlib.sha256
     key = seed
     keys: list[PageKey] = []
     for start in range(0, len(tokens), page_bytes):
-        key = sha256(key + tokens[start : start + page_bytes]).digest()
+        name = key + tokens[start : start + page_bytes]
+        if marks:
+            name += marks.get(start // page_bytes, b"")
+        key = sha256(name).digest()
         keys.append(key)
     return tuple(keys)
 

@@ -52,13 +52,14 @@ def _check_place(tree: TreeState, node: Node) -> None:
     parent = node.parent
     assert parent is not None
     assert not node.dead, "a dead node is in the tree"
-    assert parent.children[node.page_tokens(tree.page_size)] is node, "a child stands under another page"
+    assert parent.children[node.first_page(tree.page_size)] is node, "a child stands under another page"
     if parent.last_child is not None:
         assert parent.last_child.parent is parent, "a favourite is not a child"
         assert not parent.last_child.dead, "a favourite is dead"
     assert node.start == parent.end, "a child does not start where its parent ends"
     assert node.pages > 0, "a node has no pages"
     assert len(node.key) == node.pages * tree.page_key_bytes, "key and pages differ in length"
+    assert all(node.start <= page < node.end for page in node.media), "a node has media of another's pages"
     if tree.eviction_history is not None:
         before = parent.digests or root_digest(parent.key)
         assert node.digests == chained_digests(before, node.key, tree.page_key_bytes), "digests are of other pages"

@@ -92,7 +92,9 @@ def prompt_of(tree: TreeState, victim: Victim) -> Prompt:
     while above[-1].parent is not None:
         above.append(above[-1].parent)
     root = above.pop()
-    return Prompt.below(root.key, b"".join(part.key for part in (*above[::-1], *below)), tree.page_size)
+    path = (*above[::-1], *below)
+    media = {page: items for part in path for page, items in part.media.items()}
+    return Prompt.below(root.key, b"".join(part.key for part in path), tree.page_size, media)
 
 
 def _evict_tail(tree: TreeState, node: Node, tier_component: int, pages: int, freed: Freed) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.core.errors import InputError, SlotError
-from unified_cache.core.page import Prompt
+from unified_cache.core.page import TOKEN_BYTES, PageMedia, Prompt, media_between, media_mark
 from unified_cache.core.pool import Pages, Slots, Tier, no_slots, numbers_of
 from unified_cache.core.slots import MapChange
 from unified_cache.core.window import last_end, restorable_ends, window
@@ -66,11 +66,13 @@ class Match:
 
 
 def find(root: Node, prompt: Prompt, page_key_bytes: int) -> tuple[list[Node], int]:
-    """Walk down while tokens agree; return the nodes met and the page where agreement ends, maybe inside the last.
+    """Walk down while pages agree; return the nodes met and the page where agreement ends, maybe inside the last.
 
-    One memcmp per node, and one dict look-up where the way leads past the child that the last walk took.
+    One memcmp per node, and one dict look-up where the way leads past the child that the last walk took. Media are
+    compared where the prompt or a node has any.
     """
     tokens = prompt.tokens
+    media = prompt.media
     total = len(tokens)
     startswith = tokens.startswith
     path: list[Node] = []
@@ -78,18 +80,34 @@ def find(root: Node, prompt: Prompt, page_key_bytes: int) -> tuple[list[Node], i
     offset = 0
     while offset < total:
         child = node.last_child
-        if child is None or not startswith(child.key, offset):
-            child = node.children.get(tokens[offset : offset + page_key_bytes])
+        if (
+            child is None
+            or not startswith(child.key, offset)
+            or ((media or child.media) and _media_end(child, media) < child.end)
+        ):
+            first_page = tokens[offset : offset + page_key_bytes]
+            if media:
+                first_page += media_mark(media, offset // page_key_bytes, page_key_bytes // TOKEN_BYTES)
+            child = node.children.get(first_page)
             if child is None:
                 break
-            if not startswith(child.key, offset):
+            media_end = _media_end(child, media) if media or child.media else child.end
+            if media_end < child.end or not startswith(child.key, offset):
                 path.append(child)
-                return path, child.start + _pages_in_common(child.key, tokens, offset, page_key_bytes)
+                end = child.start + _pages_in_common(child.key, tokens, offset, page_key_bytes)
+                return path, min(end, media_end)
             node.last_child = child
         path.append(child)
         offset += len(child.key)
         node = child
     return path, offset // page_key_bytes
+
+
+def _media_end(node: Node, media: PageMedia) -> int:
+    """Return the first page of a node in which other media begin than in the prompt's; the node's end if none is."""
+    theirs = media_between(media, node.start, node.end)
+    differing = (page for page in node.media.keys() | theirs.keys() if node.media.get(page) != theirs.get(page))
+    return min(differing, default=node.end)
 
 
 def _pages_in_common(key: bytes, tokens: bytes, offset: int, page_key_bytes: int) -> int:
@@ -401,7 +419,8 @@ def _add_leaves(
                 bounds.add(cut)
     node = parent
     for first, last in pairwise(sorted(bounds)):
-        node = tree.add_child(node, prompt.tokens[first * tree.page_key_bytes : last * tree.page_key_bytes], first)
+        tokens = prompt.tokens[first * tree.page_key_bytes : last * tree.page_key_bytes]
+        node = tree.add_child(node, tokens, first, media_between(prompt.media, first, last))
         for component, given in enumerate(slots):
             part = given[first - start : last - start]
             whole = component == 0 or part[part.argmin()] >= 0

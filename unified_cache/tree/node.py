@@ -7,7 +7,7 @@ What a reader of the device alone, or of device and host together, sees is index
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.core.page import TOKEN_BYTES, PageDigests
+from unified_cache.core.page import NO_MEDIA, TOKEN_BYTES, PageDigests, PageMedia, media_mark
 from unified_cache.core.pool import Slots
 from unified_cache.core.window import last_end
 
@@ -74,6 +74,7 @@ class Node:
         "last_child",
         "last_tombstone",
         "locks",
+        "media",
         "parent",
         "partial_locks",
         "priorities",
@@ -84,16 +85,26 @@ class Node:
         "start",
     )
 
-    def __init__(self, key: bytes, start: int, end: int, parent: "Node | None", components_count: int) -> None:
+    def __init__(
+        self,
+        key: bytes,
+        start: int,
+        end: int,
+        parent: "Node | None",
+        components_count: int,
+        media: PageMedia = NO_MEDIA,
+    ) -> None:
         tier_components = 2 * components_count
         self.key = key
         """Tokens of the run, encoded."""
+        self.media = media
+        """Media behind them, by the page in which each begins; as much a part of the run's name as its tokens."""
         self.start = start
         self.end = end
         """Pages [start, end) of every prompt that passes here."""
         self.parent = parent
         self.children: dict[bytes, Node] = {}
-        """Children, by their encoded first page."""
+        """Children, by their first page: its encoded tokens, and the media that begin in it."""
         self.last_child: Node | None = None
         """One of the children: where the last walk went on. One request walks its path several times."""
         self.slots: list[Slots | None] = [None] * tier_components
@@ -185,9 +196,9 @@ class Node:
         """Return whether any lock covers any page of the run."""
         return self.partial_locks is not None or any(self.locks)
 
-    def page_tokens(self, page_size: int) -> bytes:
+    def first_page(self, page_size: int) -> bytes:
         """Return the first page, encoded: what the parent knows this child by."""
-        return self.key[: page_size * TOKEN_BYTES]
+        return self.key[: page_size * TOKEN_BYTES] + media_mark(self.media, self.start, page_size)
 
 
 CHANGED_NODES_MAX = 64

@@ -323,16 +323,13 @@ class RadixTree:
 
     def prompts_alike(self, prompt: Prompt) -> list[tuple[Prompt, int]]:
         """Return the same tokens below other roots, with the pages that the tree has of them: one page at least."""
-        tokens = prompt.first + prompt.tokens
         found: list[tuple[Prompt, int]] = []
         for name, root in self._state.roots.items():
-            alike = Prompt.below(name, b"", self.page_size)
-            if name != prompt.root and tokens.startswith(alike.first):
-                rest = tokens[len(alike.first) :]
-                whole = rest[: len(rest) - len(rest) % self._state.page_key_bytes]
-                path, end = find(root, Prompt.below(name, whole, self.page_size), self._state.page_key_bytes)
+            alike = None if name == prompt.root else prompt.below_root(name)
+            if alike is not None:
+                path, end = find(root, alike, self._state.page_key_bytes)
                 if path:
-                    found.append((Prompt.below(name, whole, self.page_size), end))
+                    found.append((alike, end))
         return found
 
     def nodes_count(self) -> int:

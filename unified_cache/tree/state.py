@@ -8,7 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.core.miss_reason import EvictionHistory, MissReason
-from unified_cache.core.page import DIGEST_BYTES, TOKEN_BYTES, chained_digests, digests_where, root_digest
+from unified_cache.core.page import (
+    DIGEST_BYTES,
+    NO_MEDIA,
+    TOKEN_BYTES,
+    PageMedia,
+    chained_digests,
+    digests_where,
+    media_between,
+    root_digest,
+    shift_media,
+)
 from unified_cache.core.pool import Slots, no_slots
 from unified_cache.core.slots import MapChange
 from unified_cache.tree.eviction_queues import EvictionQueues
@@ -97,13 +107,13 @@ class TreeState:
             todo.extend(node.children.values())
             yield node
 
-    def add_child(self, parent: Node, key: bytes, start: int) -> Node:
+    def add_child(self, parent: Node, key: bytes, start: int, media: PageMedia = NO_MEDIA) -> Node:
         """Hang a new empty node below ``parent``."""
         self.version += 1
         if parent.parent is None:
             self.roots[parent.key] = parent
-        child = Node(key, start, start + len(key) // self.page_key_bytes, parent, self.components_count)
-        parent.children[child.page_tokens(self.page_size)] = child
+        child = Node(key, start, start + len(key) // self.page_key_bytes, parent, self.components_count, media)
+        parent.children[child.first_page(self.page_size)] = child
         if self.eviction_history is not None:  # now, while the processor's caches hold the tokens
             child.digests = chained_digests(parent.digests or root_digest(parent.key), key, self.page_key_bytes)
         return child
@@ -116,14 +126,16 @@ class TreeState:
         parent = node.parent
         assert parent is not None
         assert node.start < cut < node.end
-        upper = Node(node.key[: offset * self.page_key_bytes], node.start, cut, parent, components)
-        parent.children[upper.page_tokens(self.page_size)] = upper
+        media = media_between(node.media, node.start, cut)
+        upper = Node(node.key[: offset * self.page_key_bytes], node.start, cut, parent, components, media)
+        parent.children[upper.first_page(self.page_size)] = upper
         if parent.last_child is node:
             parent.last_child = upper
         node.key = node.key[offset * self.page_key_bytes :]
+        node.media = media_between(node.media, cut, node.end)
         node.start = cut
         node.parent = upper
-        upper.children[node.page_tokens(self.page_size)] = node
+        upper.children[node.first_page(self.page_size)] = node
         upper.digests, node.digests = node.digests[: offset * DIGEST_BYTES], node.digests[offset * DIGEST_BYTES :]
         upper.locks = node.locks.copy()
         upper.stamps = node.stamps.copy()
@@ -246,11 +258,15 @@ class TreeState:
                 self._truncate(node, alive_end)
                 return
             parent = node.parent
-            del parent.children[node.page_tokens(self.page_size)]
+            del parent.children[node.first_page(self.page_size)]
             if parent.last_child is node:
                 parent.last_child = None
             node.dead = True
-            node.key = node.digests = b""  # who still knows the node should not keep its tokens in memory
+            node.key, node.digests, node.media = (
+                b"",
+                b"",
+                NO_MEDIA,
+            )  # who still knows the node should not keep its tokens in memory
             self.queues.forget(node)
             node = parent
         if node.parent is None and not node.children and self.roots.get(node.key) is node:
@@ -260,6 +276,7 @@ class TreeState:
     def _truncate(self, node: Node, end: int) -> None:
         pages = end - node.start
         node.key = node.key[: pages * self.page_key_bytes]
+        node.media = media_between(node.media, node.start, end)
         node.digests = node.digests[: pages * DIGEST_BYTES]
         node.end = end
         for tier_component, held in enumerate(node.slots):
@@ -317,6 +334,8 @@ class HeldRun:
     """Number of the run that it continues, in the same list; None for a run that begins at a root."""
     tokens: bytes
     """Encoded, whole pages."""
+    media: PageMedia
+    """As in a prompt that begins with the run; before page 0 stands the last one above, which may reach into it."""
     pages_count: int
     slots: tuple[Slots | None, ...]
     """Slot of every page, by tier and component, -1 for a tombstone; None where nothing is held. Copies."""
@@ -327,13 +346,17 @@ def held_runs(tree: TreeState) -> list[HeldRun]:
     runs: list[HeldRun] = []
     numbers: dict[Node, int] = {}
     roots: dict[Node, bytes] = {}
+    last_media: dict[Node, PageMedia] = {}
     for node in tree.nodes():
         parent = node.parent
         assert parent is not None
         root = roots.get(parent, parent.key)
         roots[node] = root
         numbers[node] = len(runs)
+        above = last_media.get(parent, NO_MEDIA)
+        last_media[node] = dict([max(node.media.items())]) if node.media else above
+        media = shift_media({**above, **node.media}, node.start, tree.page_size)
         slots = tuple(None if held is None else held.copy() for held in node.slots)
         assert len(node.key) == node.pages * tree.page_size * TOKEN_BYTES
-        runs.append(HeldRun(root, numbers.get(parent), node.key, node.pages, slots))
+        runs.append(HeldRun(root, numbers.get(parent), node.key, media, node.pages, slots))
     return runs

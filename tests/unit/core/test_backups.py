@@ -27,7 +27,7 @@ from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, LeftOut, NotStarted, OperationState, TransferKind
 from unified_cache.core.config import CacheConfig, Prefetching, WritePolicy
 from unified_cache.core.errors import ConfigError, CopyError
-from unified_cache.core.page import Prompt
+from unified_cache.core.page import MediaItem, Prompt
 from unified_cache.core.pool import PoolSpec, Slots, Tier
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -205,6 +205,17 @@ def test_an_allocation_that_should_not_wait_evicts_first_what_the_host_has(may_w
     assert (copied, ends) == ((6, [2, 6]) if may_wait else (0, [6, 2]))
     toy.cache.free(slots)
     toy.cache.check()
+
+
+def test_a_page_written_back_when_it_is_evicted_keeps_its_picture() -> None:
+    toy = writing(WritePolicy.BACK, dirty_share=1.0)
+    cat, dog = (toy.cache.prompt([7] * (4 * PAGE), media=[MediaItem(PAGE, 1, name)]) for name in ("cat", "dog"))
+    toy.run(cat)
+    assert toy.cache.stats().traffic[TransferKind.BACKUP].component_pages[0] == 0
+    toy.cache.free(present(toy.cache.allocate(toy.cache.pages_to_allocate(0, 12, [12]))))
+    assert [toy.cache.match(prompt).host_end for prompt in (cat, dog)] == [4, 0], "no window is kept before the picture"
+    over(toy.cache, toy.cache.load(cat))
+    assert toy.read_back(cat) == 4
 
 
 def test_an_allocation_that_should_not_wait_waits_where_nothing_else_is_left() -> None:

@@ -24,7 +24,8 @@ from unified_cache.core.errors import (
     SlotError,
     StorageError,
 )
-from unified_cache.core.pool import Identity, ModelLayout
+from unified_cache.core.page import MediaItem
+from unified_cache.core.pool import Identity, ModelLayout, Tier
 from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -57,6 +58,25 @@ def test_a_page_comes_back_from_every_tier_byte_by_byte(url: str, tmp_path: Path
     assert (load.kind, load.state, load.pages_count) == (TransferKind.LOAD, OperationState.DONE, 4)
     assert toy.read_back(prompt) == 4
     assert cache.close() == []
+
+
+def test_what_lies_behind_another_picture_comes_back_from_no_tier_and_the_text_before_it_does() -> None:
+    stored = MemoryStorage()
+    toy = engine(device=8, host=8, storage=stored)
+    cache = toy.cache
+    cat, dog = (cache.prompt([7] * 64, media=[MediaItem(20, 30, name)]) for name in ("cat", "dog"))
+    over(cache, cache.backup(toy.run(cat)))
+    assert [cache.match(prompt).device_end for prompt in (cat, dog)] == [4, 1]
+    toy.forget(Tier.DEVICE)
+    assert [cache.match(prompt).host_end for prompt in (cat, dog)] == [4, 1]
+    toy.forget(Tier.HOST)
+    for prompt, found in ((dog, 1), (cat, 4)):
+        over(cache, cache.prefetch(prompt))
+        assert cache.match(prompt).host_end == found
+        toy.forget(Tier.HOST)
+    assert over(cache, cache.prefetch(cat)).pages_count == 4
+    over(cache, cache.load(cat))
+    assert toy.read_back(cat) == 4
 
 
 def test_what_leaves_a_window_while_its_request_runs_is_free_at_once_and_a_tombstone_later() -> None:

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_cache.core.errors import CacheError, ConfigError, TokenError
-from unified_cache.core.page import Namespace, Prompt, encode_tokens
+from unified_cache.core.errors import CacheError, ConfigError, InputError, TokenError
+from unified_cache.core.page import MediaItem, Namespace, Prompt, encode_tokens
 
 TOKENS = [5, 0, 2**31 - 1, 7, 8, 9]
 
@@ -191,6 +191,55 @@ def test_two_prompts_share_the_pages_whose_pairs_are_the_same(a: list[int], b: l
         assert (left.root, left.head(common).tokens) == (right.root, right.head(common).tokens)
     if common < min(left.pages_count, right.pages_count):
         assert (left.root, left.head(common + 1).tokens) != (right.root, right.head(common + 1).tokens)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("bigrams", [False, True])
+@pytest.mark.parametrize(
+    "other", [(), (MediaItem(21, 8, "dog"),), (MediaItem(21, 9, "cat"),), (MediaItem(22, 8, "cat"),)]
+)
+def test_prompts_share_the_keys_before_the_first_medium_that_differs_and_none_after_it(
+    page_size: int, bigrams: bool, other: tuple[MediaItem, ...]
+) -> None:
+    namespace, cat = Namespace(bigrams=bigrams), MediaItem(21, 8, "cat")
+    same = [Prompt.of([7] * 64, page_size, namespace, media=media) for media in ([cat], (cat,))]
+    differing = Prompt.of([7] * 64, page_size, namespace, media=other)
+    shared = (21 - bigrams) // page_size
+    assert same[0].keys == same[1].keys
+    assert differing.keys[:shared] == same[0].keys[:shared]
+    assert set(differing.keys[shared:]).isdisjoint(same[0].keys[shared:])
+    assert same[0].head(shared + 1).keys == same[0].keys[: shared + 1]
+
+
+def test_no_tokens_name_a_page_as_media_do() -> None:
+    marked = Prompt.of([7, 7], 2, media=[MediaItem(0, 1, "cat")])
+    name = marked.tokens + struct.pack("<iqqq", -1, 0, 1, 3) + b"cat"
+    assert marked.keys == (hashlib.sha256(name).digest(),)
+
+
+@pytest.mark.parametrize(
+    "media",
+    [
+        [MediaItem(-1, 2, "cat")],
+        [MediaItem(0, 0, "cat")],
+        [MediaItem(62, 3, "cat")],
+        [MediaItem(4, 4, "cat"), MediaItem(0, 5, "dog")],
+        [(0, 4, "cat")],
+        "cat",
+    ],
+    ids=str,
+)
+def test_media_outside_the_tokens_or_over_each_other_are_an_error(media: list[MediaItem]) -> None:
+    with pytest.raises(InputError):
+        Prompt.of([7] * 64, 16, media=media)
+
+
+def test_a_medium_without_a_digest_is_an_error() -> None:
+    for digest in ("", b"cat", "\ud800", None, 5):
+        with pytest.raises(InputError):
+            MediaItem(0, 4, digest)  # type: ignore[arg-type]
+    with pytest.raises(InputError):
+        MediaItem(0.5, 4, "cat")  # type: ignore[arg-type]
 
 
 def test_a_head_has_the_same_keys_whether_they_were_computed_before_or_not() -> None:

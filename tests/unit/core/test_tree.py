@@ -8,7 +8,7 @@ import pytest
 from tests.support.components import toy_components
 from unified_cache.core.config import EvictionConfig, EvictionPolicy
 from unified_cache.core.errors import InputError, SlotError, StaleMatchError
-from unified_cache.core.page import Prompt
+from unified_cache.core.page import MediaItem, Prompt
 from unified_cache.core.pool import Slots, Tier
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.tree import UNNAMED, Lock, RadixTree
@@ -87,6 +87,21 @@ def test_a_window_that_goes_takes_nothing_along_that_locks_pin_of_a_longer_one()
     ]
     assert freed[:3] == [[], [1, 2, 3, 4, 5], [1, 2, 3]]
     toy.tree.check([held])
+
+
+def test_prompts_share_the_text_before_a_picture_and_nothing_behind_another_one() -> None:
+    tree = RadixTree(toy_components((SPAN_ALL,)), 1)
+    pictures = [[MediaItem(2, 2, name)] for name in ("cat", "dog")]
+    cat, dog, plain = (Prompt.of([1, 2, 9, 9, 3], 1, media=media, whole=True) for media in (*pictures, ()))
+    tree.insert(cat, 0, [slots(1, 2, 3, 4, 5)], Tier.DEVICE)
+    assert [tree.match(prompt).device_end for prompt in (cat, dog, plain)] == [5, 2, 2]
+    tree.insert(dog, 2, [slots(6, 7, 8)], Tier.DEVICE)
+    tree.insert(plain, 2, [slots(9, 10, 11)], Tier.DEVICE)
+    ways = {prompt: tree.slots(tree.match(prompt), Tier.DEVICE, 0, 0, 5).tolist() for prompt in (cat, dog, plain, cat)}
+    assert list(ways.values()) == [[1, 2, 3, 4, 5], [1, 2, 6, 7, 8], [1, 2, 9, 10, 11]]
+    two = Prompt.of([1, 2, 9, 9, 3], 1, media=[MediaItem(2, 1, "cat"), MediaItem(3, 1, "dog")], whole=True)
+    assert tree.match(two).device_end == 2
+    tree.check([])
 
 
 def test_a_parent_is_as_recent_as_the_child_that_left_it() -> None:

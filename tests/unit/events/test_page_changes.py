@@ -10,7 +10,7 @@ from tests.support.cache import IDENTITY, ToyEngine
 from tests.support.operations import Stepped, engine, filled, serve, started, tokens
 from unified_cache.controller.page_changes import PagesStored
 from unified_cache.core.errors import ConfigError, OwnerThreadError, StateError
-from unified_cache.core.page import Namespace, PageKey, Prompt
+from unified_cache.core.page import MediaItem, Namespace, PageKey, Prompt
 from unified_cache.core.pool import Tier
 from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.observe.events.slot_keys import EVENT_PAGES_MAX, SlotKeys
@@ -238,6 +238,32 @@ def test_the_adapter_and_the_salt_of_a_prompt_are_reported_where_its_hash_depend
     assert isinstance(event, StoredEvent)
     assert event.lora_name == "style"
     assert event.extra_keys == (("style", "pepper"), ("style",), ("style",))
+
+
+def test_media_are_reported_with_the_pages_they_reach_into_now_and_when_announced() -> None:
+    toy = engine()
+    told = watched(toy)
+    page_size = toy.layout.page_size
+    media = [MediaItem(2, 3, "cat"), MediaItem(page_size + 5, 2 * page_size, "dog")]
+    salted = Namespace(cache_salt="pepper", lora_id="style")
+    for last in ([8] * page_size, [9] * page_size):  # so that the node with the second picture ends inside it
+        toy.run(toy.cache.prompt([7] * (3 * page_size) + last, salted, media=media))
+    first = told.take().events[0]
+    assert isinstance(first, StoredEvent)
+    expected = (
+        ("style", ("cat", 2), "pepper"),
+        ("style", ("dog", 5)),
+        ("style", ("dog", 5 - page_size)),
+        ("style", ("dog", 5 - 2 * page_size)),
+    )
+    assert first.extra_keys == expected
+    toy.cache.changes.forget()
+    announced = [event for event in told.take().events if isinstance(event, StoredEvent) and event.group == 0]
+    by_key = {key: extra for event in announced for key, extra in zip(event.hashes, event.extra_keys, strict=True)}
+    assert tuple(by_key[key] for key in first.hashes) == expected
+    assert told.memory() == held(
+        toy, [toy.cache.prompt([7] * (3 * page_size) + [n] * page_size, salted, media=media) for n in (8, 9)]
+    )
 
 
 def test_changes_have_one_watcher_on_the_owners_thread() -> None:

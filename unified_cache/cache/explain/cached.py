@@ -147,7 +147,7 @@ def _near(
         others = {prompt.seed: prompt} | {other.seed: other for other, _, _ in alike}
         for seed in ledger.changes.seeds():
             if seed not in others and not prompt.first:
-                others[seed] = Prompt(prompt.tokens, prompt.page_size, seed)
+                others[seed] = Prompt(prompt.tokens, prompt.page_size, seed, media=prompt.media)
         del others[prompt.seed]
         under = [(other, namespace_differences(here, ledger.changes.namespace(seed))) for seed, other in others.items()]
         near += near_in_store(storage.backend, prompt, Description(identity, ledger.layout), storage.owners, under)

@@ -80,7 +80,7 @@ class SlotKeys:
             seed_bytes = len(run.root) - len(run.root) % PAGE_KEY_BYTES
             above = (run.root[:seed_bytes], run.root[seed_bytes:]) if run.parent is None else ends[run.parent]
             # A run in the middle is a prompt whose seed is the key before it, and whose first token is the one before.
-            prompt = Prompt(run.tokens, self._layout.page_size, *above)
+            prompt = Prompt(run.tokens, self._layout.page_size, *above, media=run.media)
             ends.append((prompt.keys[-1], run.tokens[-TOKEN_BYTES:] if above[1] else b""))
             namespace = self._changes.namespace(run.root[:seed_bytes])
             assert number == len(ends) - 1
@@ -132,7 +132,7 @@ class SlotKeys:
                 _tokens(prompt, start, end),
                 self._layout.page_size,
                 None if namespace is None else namespace.lora_id,
-                () if namespace is None else _extra_keys(namespace, end - start, begins=begins),
+                () if namespace is None else _extra_keys(prompt, namespace, start, end, begins=begins),
                 self._spans[component],
                 self._spans,
             )
@@ -175,11 +175,18 @@ def _tokens(prompt: Prompt, start: int, end: int) -> tuple[int, ...]:
     return tuple(ids.tolist())
 
 
-def _extra_keys(namespace: Namespace, pages: int, *, begins: bool) -> tuple[tuple[str, ...] | None, ...]:
-    """Return by page what its hash depends on: the adapter everywhere, the rest of the namespace at the beginning."""
-    adapter = () if namespace.lora_id is None else (namespace.lora_id,)
-    others = [text for text in (namespace.extra_key, namespace.tenant, namespace.cache_salt) if text is not None]
-    if not adapter and not (others and begins):
-        return ()
-    head = (*adapter, *others) if begins else adapter
-    return (head or None, *(adapter or None for _ in range(pages - 1)))
+def _extra_keys(
+    prompt: Prompt, namespace: Namespace, start: int, end: int, *, begins: bool
+) -> tuple[tuple[str | tuple[str, int], ...] | None, ...]:
+    """Return by page what its hash depends on: the adapter everywhere, media where they reach, the rest at first."""
+    adapter = [] if namespace.lora_id is None else [namespace.lora_id]
+    keys: list[list[str | tuple[str, int]]] = [[*adapter] for _ in range(start, end)]
+    for first, items in prompt.media.items():
+        for item in items:
+            last = (item.start + item.length - 1) // prompt.page_size
+            for page in range(max(first, start), min(last + 1, end)):
+                keys[page - start].append((item.digest, int(item.start) - page * prompt.page_size))
+    if begins:
+        others = (namespace.extra_key, namespace.tenant, namespace.cache_salt)
+        keys[0] += [text for text in others if text is not None]
+    return tuple(tuple(each) or None for each in keys) if any(keys) else ()

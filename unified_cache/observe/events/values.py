@@ -33,8 +33,9 @@ class StoredEvent:
     page_size: int
     """Tokens per page."""
     lora_name: str | None = None
-    extra_keys: tuple[tuple[str, ...] | None, ...] = ()
-    """By page: what its hash depends on beside its tokens; empty for nothing."""
+    extra_keys: tuple[tuple[str | tuple[str, int], ...] | None, ...] = ()
+    """By page: what its hash depends on beside its tokens; empty for nothing. Of each medium that reaches into a page
+    the digest, and where in the page it begins, negative if that is before it; as in vLLM 0.32."""
     span: int = SPAN_ALL
     """Pages before an end that a resume there needs of this component."""
     spans: tuple[int, ...] = ()
