@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from typer.core import TyperGroup
@@ -90,3 +91,50 @@ def test_a_long_example_is_cut_by_backslashes_and_reads_the_same() -> None:
     for text in (example(line), copyable(f"Words.\n\n    {line}\n")):
         assert code_in(text) == [shlex.split(line)]
         assert max(map(len, text.splitlines())) < 80
+
+
+KEY = "9f" * 32
+SECRET = "wJalrXUtnFEMI/K7MDENG"
+SECRET_URLS = (
+    f"file:nowhere#keys={KEY}",
+    f"file:nowhere#keys=file:{KEY}",
+    f"file:nowhere#keys=env:{KEY}",
+    f"file:nowhere#keys=command:printf %s {SECRET}{KEY}",
+    f"file:nowhere#compress=lossless&keys={SECRET}",
+    f"s3a://AKIA:{SECRET}@bucket",
+    f"s3://AKIA:{SECRET}@bucket",
+    f"grpc://user:{SECRET}@host",
+    f"grpc://host:1?token={SECRET}",
+    f"mooncake://user:{SECRET}@host",
+    f"no.such.module:factory:redis://:{SECRET}@host?password={SECRET}",
+    f"os.path:no_such:{SECRET}@host",
+)
+
+
+@pytest.mark.threat("leaked credentials")
+@pytest.mark.parametrize("url", SECRET_URLS)
+@pytest.mark.parametrize(
+    "words",
+    [
+        "storage stat URL --json",
+        "storage verify URL",
+        "storage clear URL --all --yes",
+        "storage gc URL",
+        "backup URL file:there",
+        "backup file:there URL",
+        "backup URL URL",
+        "explain --storage URL --tokens /dev/null",
+        "conformance URL",
+        "serve --storage URL --print-config",
+        "config check",
+        "ping URL",
+    ],
+)
+def test_no_command_prints_what_is_secret_in_the_url_of_a_store(
+    words: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UNIFIED_CACHE_SERVE_STORAGE", url)
+    said = ask(*(url if word == "URL" else word for word in words.split()))
+    for secret in (KEY, SECRET):
+        assert secret not in said.out + said.err

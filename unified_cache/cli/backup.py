@@ -24,7 +24,7 @@ from unified_cache.cli.progress import objects_watched
 from unified_cache.cli.storage import finding_as_json, print_findings
 from unified_cache.cli.text import console_on
 from unified_cache.core.byte_sizes import size_text
-from unified_cache.core.errors import CacheError, ConfigError
+from unified_cache.core.errors import CacheError, ConfigError, without_secrets
 from unified_cache.core.page import Namespace
 from unified_cache.storage_backends.offline.copying import (
     CopyResult,
@@ -110,7 +110,11 @@ class BackupCommand(JsonOptions, NamespaceOptions):
                         results = [backup_prefixes(plan, watch)]
                 _check_any(plan.objects_count, self.source, self.prefix)
         identities = [_copied_as_json(*each) for each in zip(found, results, strict=True)]
-        value = {"source": self.source, "target": self.target, "identities": identities}
+        value = {
+            "source": without_secrets(self.source),
+            "target": without_secrets(self.target),
+            "identities": identities,
+        }
         if not self.shown_as_json("backup", value):
             _print_copied(zip(found, results, strict=True))
         _check_complete(results, self.source, self.target)
@@ -143,8 +147,8 @@ class PrefetchCommand(JsonOptions, NamespaceOptions):
                 with objects_watched(sys.stderr, "prefetch", plan.objects_count) as watch:
                     found, result = prefetch_prefixes(plan, watch)
         value = {
-            "source": self.source,
-            "target": self.target,
+            "source": without_secrets(self.source),
+            "target": without_secrets(self.target),
             "page_size": page_size,
             "prompts": [_prefetched_as_json(each, page_size) for each in found],
             **_copied_as_json(kept, result),
@@ -156,13 +160,13 @@ class PrefetchCommand(JsonOptions, NamespaceOptions):
         _check_complete([result], self.source, self.target)
         short = sum(each.restorable_pages < each.promised_pages for each in found)
         if short:
-            raise CacheError(f"{short} of {len(found)} prefixes in {self.target} are shorter than both stores promised")
+            raise CacheError(f"{short} of {len(found)} prefixes in DST are shorter than both stores promised")
 
 
 def _opened(source_url: str, target_url: str) -> StorageReader:
     """Open the source. The target is opened when everything else is known to be right: until then nothing is made."""
     if source_url == target_url:
-        raise ConfigError(f"SRC and DST must differ, found {source_url} twice")
+        raise ConfigError(f"SRC and DST must differ, found {without_secrets(source_url)} twice")
     return open_pages_to_read(source_url)
 
 
@@ -176,7 +180,8 @@ def _copy(kept: StoredIdentity, source: StorageReader, target: StorageBackend) -
 def _check_any(found_count: int, source: str, tokens: Path) -> None:
     if not found_count:
         raise CacheError(
-            f"{source} must hold pages of the prompts in {tokens}, found none; check tokens, namespace and --identity"
+            f"{without_secrets(source)} must hold pages of the prompts in {tokens}, found none; "
+            "check tokens, namespace and --identity"
         )
 
 
@@ -185,7 +190,8 @@ def _check_complete(results: Iterable[CopyResult], source: str, target: str) -> 
     declined = sum(result.declined_count for result in results)
     if flawed or declined:
         raise CacheError(
-            f"{target} must hold all of it, but {flawed} objects of {source} are flawed or cannot be read, "
+            f"{without_secrets(target)} must hold all of it, but {flawed} objects of {without_secrets(source)} "
+            f"are flawed or cannot be read, "
             f"and {declined} found no room"
         )
 

@@ -18,7 +18,7 @@ from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on
 from unified_cache.core.byte_sizes import parse_bytes
-from unified_cache.core.errors import CacheError, ConfigError
+from unified_cache.core.errors import CacheError, ConfigError, without_secrets
 from unified_cache.storage_backends.catalog import catalog_in
 from unified_cache.storage_backends.offline.listing import listed
 from unified_cache.storage_backends.offline.stores import open_to_write
@@ -121,7 +121,7 @@ class ConformanceCommand(JsonOptions):
 
     def _show(self, tried: Sequence[ContractTrial]) -> None:
         promises = [{**asdict(each), "verdict": each.verdict.value} for each in tried]
-        value = {"store": self.store, "promises": promises}
+        value = {"store": without_secrets(self.store), "promises": promises}
         if self.shown_as_json("conformance", value):
             return
         console = console_on(sys.stdout)
@@ -141,7 +141,7 @@ def _check_empty(url: str) -> None:
         for identity in catalog.manifests():
             if identity not in _OWN_IDENTITIES and any(listed(storage, identity)):
                 raise ConfigError(
-                    f"{url} must be empty, found pages of {identity.hex()[:12]}, any of which may go; "
+                    f"{without_secrets(url)} must be empty, found pages of {identity.hex()[:12]}, any of which may go; "
                     f"name another store, or say so with --not-empty"
                 )
 

@@ -20,6 +20,7 @@ from unified_cache.cache.explain.near import NearMatch, namespace_differences, n
 from unified_cache.cli.options import IdentityOption, JsonOptions, NamespaceOptions, TokensFileOption
 from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on, example
+from unified_cache.core.errors import without_secrets
 from unified_cache.core.page import Namespace, Prompt
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.manifest import Description
@@ -62,7 +63,7 @@ class ExplainCommand(JsonOptions, NamespaceOptions):
                     explained.append(_explained(storage, kept.digest, description, prompt, namespace))
                     on_progress(len(explained), "")
         value = {
-            "store": self.storage,
+            "store": without_secrets(self.storage),
             "identity": kept.digest.hex(),
             "prompts": [explanation.as_json() for explanation in explained],
         }

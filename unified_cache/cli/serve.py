@@ -4,7 +4,6 @@ The service is imported when it begins: it needs the extra ``service``, which th
 """
 
 import os
-import re
 import secrets
 import sys
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOp
 from unified_cache.cli.text import example
 from unified_cache.core.byte_sizes import size_text
 from unified_cache.core.drain import Drain, signals_drain
-from unified_cache.core.errors import CacheError
+from unified_cache.core.errors import CacheError, without_secrets
 from unified_cache.core.extras import import_with_extra
 from unified_cache.core.settings.access import Role
 from unified_cache.core.settings.loading import read_settings
@@ -54,9 +53,6 @@ INSECURE_WARNING = (
     "warning: --insecure: other machines can call {address} without a client certificate; "
     "who reaches it may read what it serves\n"
 )
-
-CREDENTIALS = re.compile(r"//[^/@]*@")
-"""Of a URL: what stands before the host."""
 
 GRPC_LOG = "GRPC_VERBOSITY"
 """Of gRPC's C core, which writes lines of its own kind on standard error, one for each handshake that fails."""
@@ -192,7 +188,7 @@ def _serving(settings: ServiceSettings, port: int, metrics_port: int | None) -> 
     scheme, _, rest = bare.partition(":")
     if "." in scheme:
         rest = rest.partition(":")[0]
-    store = f"{scheme}:{CREDENTIALS.sub('//', rest)}" + (", compressed or encrypted" if choice is not None else "")
+    store = without_secrets(f"{scheme}:{rest}") + (", compressed or encrypted" if choice is not None else "")
     cap, quota = (
         "none" if each is None else size_text(each)
         for each in (settings.storage_bytes, settings.quota.stored_bytes_max)

@@ -17,7 +17,7 @@ from unified_cache.cli.options import IdentityOption, JsonOptions, StoreArgument
 from unified_cache.cli.progress import objects_watched
 from unified_cache.cli.text import LineConsole, console_on, example
 from unified_cache.core.byte_sizes import parse_bytes, size_text
-from unified_cache.core.errors import CacheError, ConfigError
+from unified_cache.core.errors import CacheError, ConfigError, without_secrets
 from unified_cache.core.pool import Component, ModelLayout
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
 from unified_cache.storage_backends.catalog import UsedBetween, catalog_of
@@ -109,7 +109,7 @@ class StatCommand(_StoreOptions):
         total = total_of(counts)
         apart = [differences(kept, found[:number]) for number, kept in enumerate(found)]
         value = {
-            "store": self.url,
+            "store": without_secrets(self.url),
             "kind": capability.name,
             "durable": capability.durable,
             "bytes_max": capability.bytes_max,
@@ -123,7 +123,7 @@ class StatCommand(_StoreOptions):
         durable = "durable" if capability.durable else "not durable"
         cap = "no cap" if capability.bytes_max is None else f"at most {size_text(capability.bytes_max)}"
         console.print_line(
-            f"{self.url}: {capability.name}, {durable}, {cap}; "
+            f"{without_secrets(self.url)}: {capability.name}, {durable}, {cap}; "
             f"{total.objects_count:,} objects, {size_text(total.object_bytes)}",
             style="bold",
         )
@@ -142,8 +142,8 @@ class VerifyCommand(_StoreOptions):
         unreadable = sum(result.count(ReadOutcome.UNREADABLE) for result in results)
         if flawed or unreadable:
             raise CacheError(
-                f"every object of {self.url} must be sound, found {flawed} flawed and {unreadable} unreadable; "
-                f"unified-cache storage scrub removes the flawed"
+                f"every object of {without_secrets(self.url)} must be sound, "
+                f"found {flawed} flawed and {unreadable} unreadable; unified-cache storage scrub removes the flawed"
             )
         for kept in found:
             kept.described()
@@ -162,7 +162,10 @@ class ScrubCommand(_StoreOptions):
         found, results = _examined(open_existing, "scrub", scrub, self)
         unreadable = sum(result.count(ReadOutcome.UNREADABLE) for result in results)
         if unreadable:
-            raise CacheError(f"every object of {self.url} must be readable, found {unreadable} that are not; see above")
+            raise CacheError(
+                f"every object of {without_secrets(self.url)} must be readable, "
+                f"found {unreadable} that are not; see above"
+            )
         for kept in found:
             kept.described()
 
@@ -205,7 +208,7 @@ class GcCommand(_StoreOptions):
         if not self.shown_as_json("storage gc", value):
             print_gc(collected, None if cap is None else evicted)
         if cap is not None and after.object_bytes > cap:
-            raise CacheError(f"{self.url} must shrink to {cap} bytes, found {after.object_bytes}")
+            raise CacheError(f"{without_secrets(self.url)} must shrink to {cap} bytes, found {after.object_bytes}")
 
 
 def _collected(storage: StorageBackend, kept: StoredIdentity, watch: Watch) -> Garbage | None:
@@ -235,13 +238,13 @@ class ClearCommand(_StoreOptions):
             total = _counted(storage, found)
             going = f"{total.objects_count:,} objects, {size_text(total.object_bytes)}, of {len(found)} identities"
             if not self.yes:
-                raise ConfigError(f"clear would remove {going} from {self.url}; say so with --yes")
+                raise ConfigError(f"clear would remove {going} from {without_secrets(self.url)}; say so with --yes")
             removed_count = 0
             with objects_watched(sys.stderr, "clear", total.objects_count) as watch:
                 for kept in found:
                     removed_count += clear(storage, kept.digest, watch)
         value = {
-            "store": self.url,
+            "store": without_secrets(self.url),
             "identities": len(found),
             "found_objects": total.objects_count,
             "found_bytes": total.object_bytes,
@@ -265,7 +268,7 @@ def _examined(
         with objects_watched(sys.stderr, verb, total.objects_count) as watch:
             results = [examine(storage, kept, watch) for kept in found]
     identities = [result_as_json(*each) for each in zip(found, results, strict=True)]
-    value = {"store": asked.url, "identities": identities}
+    value = {"store": without_secrets(asked.url), "identities": identities}
     if not asked.shown_as_json(f"storage {verb}", value):
         print_results(found, results)
     return found, results
@@ -351,7 +354,7 @@ def gc_as_json(
 ) -> dict[str, object]:
     """Return what a collection removed and left, as values that JSON has; None for an identity not looked at."""
     return {
-        "store": url,
+        "store": without_secrets(url),
         "identities": [
             {
                 "identity": kept.digest.hex(),

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from unified_cache.controller.memory import PageMemory
 from unified_cache.core.config import GuardConfig
-from unified_cache.core.errors import ConfigError, StorageTimeoutError, check_kind
+from unified_cache.core.errors import ConfigError, StorageTimeoutError, check_kind, without_secrets
 from unified_cache.core.page import PageKey, Prompt
 from unified_cache.core.pool import Identity, ModelLayout, PageCopies, PageNumbers, PoolSpec, all_pages
 from unified_cache.core.seal import Label
@@ -209,7 +209,9 @@ class StorageTier:
             StorageError: the store does not take the layout.
         """
         if isinstance(store, str):
-            raise ConfigError(f"a store is an object, such as open_storage({store!r}) returns, found its URL")
+            raise ConfigError(
+                f"a store is an object, such as open_storage({without_secrets(store)!r}) returns, found its URL"
+            )
         first = layout.components[0]
         if not any(pool.page_bytes for pool in first.pools):
             raise ConfigError(f"storage needs a pool with bytes in {first.name}, found none")

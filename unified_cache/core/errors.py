@@ -28,6 +28,7 @@ A miss, a full pool and "not yet" are return values, never exceptions.
         └── StorageTimeoutError  a call did not return in time, and is still in flight
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from types import UnionType
@@ -63,6 +64,7 @@ __all__ = [
     "check_kind",
     "check_text",
     "did_you_mean",
+    "without_secrets",
 ]
 
 
@@ -233,6 +235,26 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     written = {each.lower(): each for each in known}
     close = [written[each] for each in get_close_matches(word.lower(), written)]
     return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+_SECRETS = re.compile(
+    r"(?<=keys=)(?!file:|env:|command:)[^&]*|(?<=keys=command:)[^&]*"
+    r"|(?i:(?<=secret=)|(?<=token=)|(?<=password=)|(?<=key=)|(?<=signature=)|(?<=[?&]sig=))[^&#]*"
+)
+_KEY_DIGITS = re.compile(r"[0-9A-Fa-f]{32,}")
+
+
+def without_secrets(url: str) -> str:
+    """Return the URL of a store as messages, logs and reports have it: ``...`` for credentials and for keys."""
+    bare, mark, coding = url.partition("#")
+    scheme, colon, rest = bare.partition(":")
+    if not colon:
+        return _KEY_DIGITS.sub("...", url)
+    start, at, place = rest.rpartition("@")
+    if at and scheme not in ("file", "packed"):
+        slashes = start[: len(start) - len(start.lstrip("/"))]
+        bare = f"{scheme}{colon}{slashes}...@{place}"
+    return _SECRETS.sub("...", bare + mark + _KEY_DIGITS.sub("...", coding))
 
 
 def _shown(value: object) -> str:

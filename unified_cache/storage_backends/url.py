@@ -25,7 +25,7 @@ from importlib import import_module
 from typing import cast
 
 from unified_cache import storage_backends
-from unified_cache.core.errors import ConfigError, did_you_mean
+from unified_cache.core.errors import ConfigError, did_you_mean, without_secrets
 from unified_cache.core.extras import import_with_extra
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.wrappers.coded import coded
@@ -94,17 +94,19 @@ def _factory_of(url: str) -> tuple[_Factory, str]:
     """Return what opens the store that ``url`` names, and the text for it."""
     scheme, colon, rest = url.partition(":")
     if not colon or not scheme:
-        raise ConfigError(f"a store is named as {_known()} or package.module:factory, found {url!r}")
+        raise ConfigError(f"a store is named as {_known()} or package.module:factory, found {without_secrets(url)!r}")
     if "." in scheme:
         name, _, rest = rest.partition(":")
         factory = _factory_in(scheme, name)
         if factory is None:
-            raise ConfigError(f"{url!r} must name a callable after the colon, {scheme} has none called {name!r}")
+            raise ConfigError(
+                f"{without_secrets(url)!r} must name a callable after the colon, {scheme} has none called {name!r}"
+            )
         return factory, rest
     factory = _own_factory(scheme) if scheme in STORES else None
     if factory is None:
         raise ConfigError(
-            f"{url!r} must begin with one of {_known()} or package.module:, found {scheme}:"
+            f"{without_secrets(url)!r} must begin with one of {_known()} or package.module:, found {scheme}:"
             f"{did_you_mean(f'{scheme}:', (f'{known}:' for known in STORES))}"
         )
     return factory, rest

@@ -28,6 +28,7 @@ from unified_cache.core.settings.section import (
     Retained,
     Seconds,
     Settings,
+    StoreUrl,
 )
 from unified_cache.core.tier_sizes import SizedTiers
 
@@ -47,7 +48,7 @@ class EmbeddedSettings(Settings):
     """Bytes of host memory (L2), headers included; 0 for none."""
     host_pages: PageCountsOrNone | None = None
     """Pages of host memory (L2) in the place of ``host_bytes``; 0 for none."""
-    storage: str | None = None
+    storage: StoreUrl | None = None
     """URL of the store (L3): ``file:DIR``, ``packed:DIR``, ``grpc://HOST:PORT``, ``mooncake://HOST``,
     ``s3://BUCKET``, ``memory:``, ``package.module:factory``, or ``none``."""
     storage_bytes: Bytes | None = None

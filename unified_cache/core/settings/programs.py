@@ -16,6 +16,7 @@ from unified_cache.core.settings.section import (
     Prefetches,
     Retained,
     Settings,
+    StoreUrl,
     Texts,
 )
 
@@ -39,7 +40,7 @@ class ReplayChoices(Settings):
     """True bytes of host memory (L2), headers included; 0 for none; 256GiB if unset."""
     host_pages: PageCountsOrNone | None = None
     """Pages of host memory (L2), without a model; 0 for none; 20000 if unset."""
-    storage: str | None = None
+    storage: StoreUrl | None = None
     """URL of the store (L3): ``memory:``, ``file:DIR``, ``packed:DIR``, or ``none``; if unset none, with a model
     ``memory:`` of 2TiB."""
     storage_bytes: Bytes | None = None

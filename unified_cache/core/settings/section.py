@@ -3,13 +3,21 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ModelWrapValidatorHandler, WrapValidator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PlainSerializer,
+    WrapValidator,
+)
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from unified_cache.core.byte_sizes import parse_bytes
 from unified_cache.core.config import EvictionConfig, GuardConfig, Prefetching, Retention
-from unified_cache.core.errors import ConfigError
+from unified_cache.core.errors import ConfigError, without_secrets
 from unified_cache.core.nesting import parse_json
 
 __all__ = [
@@ -48,6 +56,10 @@ NESTED = "__"
 BYTES_MAX = 1 << 60
 PAGES_MAX = 2**31 - 2
 """Slots are int32, and slot 0 is the padding sink."""
+
+
+StoreUrl = Annotated[str, PlainSerializer(without_secrets)]
+"""URL of a store; what is written of it has no secrets."""
 
 
 def _read_number(value: object) -> object:

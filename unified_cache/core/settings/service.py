@@ -10,7 +10,7 @@ from unified_cache.core.config import GuardConfig
 from unified_cache.core.settings.access import AccessSettings, TlsSettings
 from unified_cache.core.settings.addresses import Address, ListenAddress
 from unified_cache.core.settings.limits import LimitSettings, QuotaSettings
-from unified_cache.core.settings.section import Bytes, Count, Guard, Seconds, Section, Settings
+from unified_cache.core.settings.section import Bytes, Count, Guard, Seconds, Section, Settings, StoreUrl
 
 __all__ = ["DrainSettings", "ServiceSettings"]
 
@@ -72,7 +72,7 @@ class ServiceSettings(Settings):
 
     listen: Address = "127.0.0.1:50051"
     """Address of the service, HOST:PORT or unix:PATH."""
-    storage: str = Field(default_factory=_default_storage)
+    storage: StoreUrl = Field(default_factory=_default_storage)
     """URL of the store (L3), as every command takes them; ``file:~/.cache/unified-cache`` if unset."""
     storage_bytes: Annotated[Bytes, Field(ge=STORAGE_BYTES_MIN)] | None = None
     """Cap on the store, headers included; unset, it may take all that its file system has."""

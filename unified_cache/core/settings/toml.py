@@ -91,7 +91,7 @@ def flattened(values: Mapping[str, object], prefix: SettingPath = ()) -> Iterato
 
 
 def as_toml(settings: BaseModel) -> str:
-    """Write settings as a file that gives the same settings; an unset one becomes a comment."""
+    """Write settings as a file that gives them, secrets in URLs apart; an unset one becomes a comment."""
     return "\n".join(_tables(settings.model_dump(mode="json"))) + "\n"
 
 

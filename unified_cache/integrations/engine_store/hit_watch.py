@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from threading import Lock
 
-from unified_cache.core.errors import CacheError, StorageError
+from unified_cache.core.errors import CacheError, StorageError, without_secrets
 from unified_cache.core.pool import Identity
 from unified_cache.integrations.engine_store.store import EngineStore
 from unified_cache.proto.manifest_pb2 import Manifest
@@ -66,7 +66,7 @@ class HitWatch:
     ) -> None:
         """Start to count; pages used before now by ``clock_ns``, nanoseconds since 1970, are another engine's."""
         self._store = store
-        self._url = url
+        self._url = without_secrets(url)
         self._hints = hints
         self._started_ns = clock_ns()
         self._left = REQUESTS_MIN

@@ -21,7 +21,7 @@ from threading import Condition, Lock, get_ident
 from traceback import format_exception
 from types import TracebackType
 
-from unified_cache.core.errors import CacheError, CallInFlight, ConfigError, StorageTimeoutError
+from unified_cache.core.errors import CacheError, CallInFlight, ConfigError, StorageTimeoutError, without_secrets
 from unified_cache.core.pool import Identity, ModelLayout
 from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.integrations.engine_store import tasks
@@ -120,7 +120,7 @@ class EngineStore:
             ConfigError: the URL names no store, or a package that it needs is not installed.
         """
         check_storage_url(url)
-        return cls.opened_by(lambda: open_storage(url, bytes_max=bytes_max), config, name=url)
+        return cls.opened_by(lambda: open_storage(url, bytes_max=bytes_max), config, name=without_secrets(url))
 
     @classmethod
     def opened_by(

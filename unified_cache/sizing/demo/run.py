@@ -11,7 +11,7 @@ from typing import Protocol
 
 from pydantic import TypeAdapter
 
-from unified_cache.core.errors import CacheError, InputError, MissingExtraError
+from unified_cache.core.errors import CacheError, InputError, MissingExtraError, without_secrets
 from unified_cache.sizing.demo.result import DemoAnswer, DemoResult, DemoSettings, Ready, Step
 from unified_cache.sizing.demo.stores import DemoStore, Grounds, end, flip_byte, open_store
 
@@ -119,7 +119,7 @@ def run_demo(settings: DemoSettings, screen: DemoScreen) -> DemoResult:
     result = None
     try:
         with Grounds.opened() as grounds:
-            where = f"over a store at {settings.storage}"
+            where = f"over a store at {without_secrets(settings.storage)}"
             screen.phase(0, f"Load {Path(settings.model).name} in a process of its own, {where}")
             store = open_store(grounds, settings.storage)
             serving_settings = replace(settings, model=model, storage=store.url)
@@ -140,7 +140,7 @@ def phases(
     first, *others = settings.questions
     serving = start()
     ready = serving.ready()
-    result = DemoResult(ready, Path(settings.model).name, settings.storage, settings.document.name)
+    result = DemoResult(ready, Path(settings.model).name, without_secrets(settings.storage), settings.document.name)
 
     def asked(name: str, question: str = first, salt: str = "") -> DemoResult:
         return replace(result, steps=(*result.steps, Step(name, serving.ask(question, salt))))

@@ -6,7 +6,7 @@ from functools import cached_property
 from unified_cache.components import Full
 from unified_cache.components.layouts import SizedLayout
 from unified_cache.core.config import Retention
-from unified_cache.core.errors import ConfigError
+from unified_cache.core.errors import ConfigError, without_secrets
 from unified_cache.core.pool import Component, ModelLayout, PoolSpec
 from unified_cache.core.tier_sizes import SizedTiers, prompt_bytes
 from unified_cache.sizing.replay.plan import ReplayPlan, ReplayPolicies
@@ -158,7 +158,7 @@ class ModelSettings:
             "page_size": self.sized.layout.page_size,
             "device_bytes": self.device_bytes,
             "host_bytes": self.host_bytes,
-            "storage": self.storage,
+            "storage": None if self.storage is None else without_secrets(self.storage),
             "storage_bytes": self.storage_bytes,
             "scale_bytes": self.scale,
             "retention": asdict(self.retention),

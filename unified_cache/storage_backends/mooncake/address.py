@@ -11,7 +11,7 @@ import socket
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
-from unified_cache.core.errors import ConfigError, StorageError
+from unified_cache.core.errors import ConfigError, StorageError, without_secrets
 from unified_cache.storage_backends.mooncake.native import SEGMENT_BYTES_MIN
 
 __all__ = ["PROBE_TIMEOUT_S", "MooncakeAddress", "address_of_url", "probe_master"]
@@ -76,10 +76,10 @@ def address_of_url(rest: str) -> MooncakeAddress:
         admin_host, _, admin_port = options.get("admin", f"{ADMIN_PORT}").rpartition(":")
         admin, segment_bytes = int(admin_port), int(options.get("segment_bytes", 0))
     except ValueError as error:
-        raise ConfigError(f"a Mooncake store is named as {wanted}, found {url!r}: {error}") from error
+        raise ConfigError(f"a Mooncake store is named as {wanted}, found {without_secrets(url)!r}: {error}") from error
     unknown = sorted(options.keys() - set(_OPTIONS))
     if unknown or not host or port is None or parts.path not in ("", "/") or parts.fragment or parts.username:
-        raise ConfigError(f"a Mooncake store is named as {wanted}, found {url!r}")
+        raise ConfigError(f"a Mooncake store is named as {wanted}, found {without_secrets(url)!r}")
     return MooncakeAddress(
         host=host,
         port=port,

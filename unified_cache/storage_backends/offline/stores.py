@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from unified_cache.core.errors import ConfigError, StorageError
+from unified_cache.core.errors import ConfigError, StorageError, without_secrets
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.directory.disk import StorageFaults
@@ -148,9 +148,10 @@ def choose(storage: StorageReader, url: str, wanted: str | None) -> StoredIdenti
         return matching[0]
     listed = ", ".join(f"{kept.short_name} ({kept.name})" for kept in found) or "none"
     if wanted is None:
-        raise ConfigError(f"{url} must hold one identity unless --identity names one, found: {listed}")
+        raise ConfigError(f"{without_secrets(url)} must hold one identity unless --identity names one, found: {listed}")
     raise ConfigError(
-        f"--identity must begin exactly one digest in {url}, {wanted!r} begins {len(matching)} of: {listed}"
+        f"--identity must begin exactly one digest in {without_secrets(url)}, "
+        f"{wanted!r} begins {len(matching)} of: {listed}"
     )
 
 
@@ -176,8 +177,11 @@ def _check_exists(url: str) -> None:
     if scheme not in DIRECTORY_STORES or not rest:
         return
     path = parse_address(rest, scheme).path
-    with StorageFaults(f"cannot read the directory of {url}"):
+    with StorageFaults(f"cannot read the directory of {without_secrets(url)}"):
         if not path.is_dir():
-            raise ConfigError(f"{url} must be a {scheme} store, found {'a file' if path.exists() else 'nothing there'}")
+            raise ConfigError(
+                f"{without_secrets(url)} must be a {scheme} store, "
+                f"found {'a file' if path.exists() else 'nothing there'}"
+            )
         if next(path.iterdir(), None) is None:
-            raise ConfigError(f"{url} must be a {scheme} store, found an empty directory")
+            raise ConfigError(f"{without_secrets(url)} must be a {scheme} store, found an empty directory")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import grpc
 from google.protobuf.message import Message
 
-from unified_cache.core.errors import ConfigError, InputError, StorageError, StorageFullError
+from unified_cache.core.errors import ConfigError, InputError, StorageError, StorageFullError, without_secrets
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.proto.wire.calls import REASON, REASON_HELLO, Call, Parsed, parsed
@@ -170,7 +170,9 @@ def connected(url: str) -> Iterator[list[Server]]:
     """Open connections to the servers that a URL of a service names, each to be asked by itself."""
     scheme, _, rest = url.partition(":")
     if scheme not in ("grpc", "grpcs"):
-        raise ConfigError(f"a service is named as grpc://HOST:PORT or grpcs://HOST:PORT, found {url!r}")
+        raise ConfigError(
+            f"a service is named as grpc://HOST:PORT or grpcs://HOST:PORT, found {without_secrets(url)!r}"
+        )
     options = parse_rest(rest, secure=scheme == "grpcs")
     servers = [Server.connect(name, options) for name in options.servers]
     try:

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl
 
 import grpc
 
-from unified_cache.core.errors import ConfigError
+from unified_cache.core.errors import ConfigError, without_secrets
 
 __all__ = ["RemoteOptions", "parse_rest"]
 
@@ -37,12 +37,13 @@ class RemoteOptions:
     """Calls tried again once every server has failed."""
 
     def __post_init__(self) -> None:
-        if not self.servers or not all(":" in server for server in self.servers):
+        named = f"grpc://{','.join(self.servers)}"
+        if not self.servers or not all(":" in server and "@" not in server for server in self.servers):
             raise ConfigError(
-                f"a service is named as grpc://HOST:PORT[,HOST:PORT...], found {','.join(self.servers)!r}"
+                f"a service is named as grpc://HOST:PORT[,HOST:PORT...], found {without_secrets(named)!r}"
             )
         if len(set(self.servers)) != len(self.servers):
-            raise ConfigError(f"each server is named once, found {','.join(self.servers)}")
+            raise ConfigError(f"each server is named once, found {without_secrets(named)}")
         if not self.timeout_s > 0 or self.channels < 1 or self.retries < 0:
             raise ConfigError(
                 "a service needs timeout_s > 0, channels >= 1 and retries >= 0, "
@@ -60,11 +61,13 @@ def parse_rest(rest: str, *, secure: bool) -> RemoteOptions:
     """
     place, _, query = rest.removeprefix(MARK).partition("?")
     if not rest.startswith(MARK) or not place:
-        raise ConfigError(f"a service is named as grpc://HOST:PORT[,HOST:PORT...], found {rest!r}")
+        raise ConfigError(
+            f"a service is named as grpc://HOST:PORT[,HOST:PORT...], found {without_secrets(f'grpc:{rest}')!r}"
+        )
     try:
         given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
     except ValueError as error:
-        raise ConfigError(f"options are NAME=VALUE joined by &, found {query!r}") from error
+        raise ConfigError(f"options are NAME=VALUE joined by &, found {without_secrets(f'grpc:{rest}')!r}") from error
     known = {"token_file", "server_name", "tenant", "timeout_s", "channels", "retries"}
     known |= {"ca_file", "cert_file", "key_file"} if secure else set()
     unknown = given.keys() - known

@@ -55,6 +55,7 @@ CIPHERS_MAX = 4096
 
 _LINE = re.compile(r"(\*|@[a-z0-9][a-z0-9._-]{0,63}|[0-9a-f]{64})\s+([0-9a-fA-F]{64})")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_KEY_DIGITS = re.compile(r"[0-9A-Fa-f]{32,}")
 _Keys = dict[str, dict[bytes, bytes]]
 
 
@@ -141,7 +142,7 @@ class PageKeys:
             ConfigError: there is none, or it holds something else than keys.
         """
         self._read = _key_text_of(source)
-        self._shown = "a command" if source.startswith("command:") else source
+        self._shown = "a command" if source.startswith("command:") else _KEY_DIGITS.sub("...", source)
         self._start = (start or _start_thread) if source.startswith("command:") else None
         self._clock = clock
         self._keys = self._parsed()
@@ -234,7 +235,7 @@ class PageKeys:
         try:
             text = self._read()
         except ConfigError as error:
-            raise ConfigError(f"cannot read keys: {error}") from None
+            raise ConfigError(f"cannot read keys: {_KEY_DIGITS.sub('...', str(error))}") from None
         except (OSError, KeyError, ValueError, subprocess.SubprocessError) as error:
             # Its text may quote what a command printed.
             raise ConfigError(f"cannot read keys from {self._shown}: {type(error).__name__}") from None
