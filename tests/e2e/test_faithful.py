@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ FACT_TOKENS = 8
 DTYPES = (torch.float32, torch.bfloat16)
 FAST = ("tiny-llama", torch.float32)
 SMALL = ("--documents", "2", "--facts", "12")
-PHASES = {"device", "branches", "aligned", "concurrent", "salts", "host"}
+INFINITE, NAN = float("inf"), float("nan")
+PHASES = {"device", "branches", "concurrent", "salts", "host"}
 
 
 def verdicts(url: str, directory: Path, *options: str) -> tuple[int, dict[str, str]]:
@@ -61,6 +63,11 @@ def test_a_server_whose_counters_go_on_was_not_restarted(tmp_path: Path) -> None
     with toy_server() as url:
         status, found = verdicts(url, tmp_path, "--restart-command", f"{sys.executable} -c pass")
     assert (status, found["restart"]) == (2, "cannot tell")
+
+
+def skipping(phases: Iterable[str]) -> list[str]:
+    """Return the options that leave phases out."""
+    return [word for name in sorted(phases) for word in ("--skip", name)]
 
 
 def engine_verdicts(family: str, url: str, directory: Path, *options: str) -> tuple[int, dict[str, str]]:
@@ -107,17 +114,17 @@ def test_the_example_engine_is_faithful_with_every_layout(
 def test_the_example_engine_is_unfaithful_where_a_hit_mixes_pages_up(
     family: str, fault: ModelFault, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    skipped = [word for name in sorted(PHASES - {"host"}) for word in ("--skip", name)]
     with model_server(family, dtype, fault, monkeypatch.setattr) as url:
-        status, found = engine_verdicts(family, url, tmp_path, *skipped)
+        status, found = engine_verdicts(family, url, tmp_path, *skipping(PHASES - {"host"}))
     assert (status, found) == (1, {"host": "unfaithful"})
 
 
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        (ToyFault.NO_CACHE, "no hit seen in the server's counters"),
-        (ToyFault.NO_COUNTERS, "the server counts no cached tokens"),
+        (ToyFault.NO_CACHE, "no prompt was a hit"),
+        (ToyFault.NO_COUNTERS, "--enable-prompt-tokens-details"),
+        (ToyFault.NO_USAGE, "--enable-prompt-tokens-details"),
         (ToyFault.NOISE, "too noisy: cold answers differ by"),
         (ToyFault.NO_SALT, "no cache_salt: no prompt is cold twice"),
     ],
@@ -133,29 +140,35 @@ def test_what_nobody_can_know_is_not_called_faithful(
     assert reason in capsys.readouterr().err
 
 
-def test_the_line_of_the_document_writes_a_page_for_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_of_the_document_writes_a_file_for_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / "docs" / "is-it-working.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^unified-cache (faithful .*)$", text, re.MULTILINE)
     monkeypatch.chdir(tmp_path)
     with toy_server(ToyFault.STALE) as url:
         assert run([*line.replace("http://localhost:8000", url).split(), *SMALL]) == 1
-    page = (tmp_path / "bug" / "index.html").read_text()
-    for words in ("Once more: Locker", "nothing of that here", "parts at character", "1.2.3", "num_gpu_blocks"):
-        assert words in page
+    found = json.loads((tmp_path / "bug.json").read_text())
+    (host,) = (phase for phase in found["phases"] if phase["name"] == "host")
+    assert host["pairs"][0]["other"]["text"] == " nothing of that here"
+    assert host["pairs"][0]["fact"] in host["pairs"][0]["cold"]["text"]
+    assert found["server"] | {"version": "1.2.3", "num_gpu_blocks": "100"} == found["server"]
 
 
 @pytest.mark.parametrize(
-    ("options", "status"),
+    "options",
     [
-        (("http://127.0.0.1:9",), 1),
-        (("localhost:8000",), 2),
-        (("http://127.0.0.1:9", "--skip", "host", "--skip", "hoist"), 2),
+        ("http://127.0.0.1:9",),
+        ("localhost:8000",),
+        ("http://[::1",),
+        ("http://127.0.0.1:9", "--skip", "host", "--skip", "hoist"),
+        ("http://127.0.0.1:9", "--tolerance", "nan"),
+        ("http://127.0.0.1:9", "--restart-command", ""),
+        ("http://127.0.0.1:9", "--restart-command", "'"),
     ],
 )
-def test_what_cannot_be_asked_is_an_error_of_one_line(
-    options: tuple[str, ...], status: int, capsys: pytest.CaptureFixture[str]
+def test_what_cannot_be_asked_is_an_error_of_one_line_and_no_verdict(
+    options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["faithful", *options]) == status
+    assert run(["faithful", *options]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert error.count("\n") == 1
@@ -163,16 +176,28 @@ def test_what_cannot_be_asked_is_an_error_of_one_line(
 
 def test_no_phase_at_all_tells_nothing() -> None:
     with toy_server() as url:
-        assert run(["faithful", url, *SMALL, *(word for name in PHASES for word in ("--skip", name))]) == 2
+        assert run(["faithful", url, *SMALL, *skipping(PHASES)]) == 2
 
 
-def test_a_model_that_the_server_lacks_and_a_restart_that_fails_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_the_server_lacks_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with toy_server() as url:
         assert run(["faithful", url, "--model", "other"]) == 2
         assert "has the models toy, expected other" in capsys.readouterr().err
-        skipped = [word for name in sorted(PHASES) for word in ("--skip", name)]
-        assert run(["faithful", url, *SMALL, *skipped, "--restart-command", "false"]) == 2
-        assert "--restart-command ended with 1, expected 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["false", "no-such-program"])
+def test_a_restart_that_fails_loses_nothing_of_what_was_measured(command: str, tmp_path: Path) -> None:
+    with toy_server() as url:
+        status, found = verdicts(url, tmp_path, "--restart-command", command)
+    assert (status, found) == (2, dict.fromkeys(PHASES, "faithful") | {"restart": "cannot tell"})
+
+
+def test_the_output_of_a_restart_is_no_part_of_the_json(capfd: pytest.CaptureFixture[str]) -> None:
+    with toy_server() as url:
+        run(["faithful", url, *SMALL, *skipping(PHASES), "--restart-command", "echo restarted", "--json"])
+    out, err = capfd.readouterr()
+    assert json.loads(out)["command"] == "faithful"
+    assert "restarted" in err
 
 
 def answer(words: str, *logprobs: float) -> ServedAnswer:
@@ -188,10 +213,28 @@ def answer(words: str, *logprobs: float) -> ServedAnswer:
         (answer("one two", -0.2, -0.4), 0.2),
         (answer("one else", -0.1, -0.4), 4.8),
         (ServedAnswer("one two", (), (), 10, 0), 0.0),
-        (ServedAnswer("one three", (), (), 10, 0), float("inf")),
+        (ServedAnswer("one three", (), (), 10, 0), INFINITE),
+        (answer("one", -0.1), INFINITE),
+        (answer("one two three", -0.1, -0.2, -0.1), INFINITE),
+        (answer("one three", -0.1, -0.2), 4.8),
+        (ServedAnswer("one three", ("one", "two"), answer("one two", -0.1, -0.2).top, 10, 0), INFINITE),
+        (ServedAnswer("one three", (), answer("one two", -0.1, -0.2).top, 10, 0), INFINITE),
+        (ServedAnswer("one two", ("one", "two"), ({"three": -1.0}, {"two": -0.2}), 10, 0), NAN),
+        (ServedAnswer("one two", ("one", "two"), ({"one": None}, {"two": -0.2}), 10, 0), NAN),
+        (ServedAnswer("one six", ("one", "six"), ({"one": NAN}, {"six": -0.2}), 10, 0), INFINITE),
     ],
 )
 def test_a_distance_is_the_largest_of_the_logprobs_or_what_the_other_token_loses(
     other: ServedAnswer, distance: float
 ) -> None:
-    assert distance_of(answer("one two", -0.1, -0.2), other) == pytest.approx(distance)
+    assert distance_of(answer("one two", -0.1, -0.2), other) == pytest.approx(distance, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("token", "distance"),
+    [("one", 0.0), ("two", 0.0), ("three", INFINITE)],
+)
+def test_where_the_cold_answer_has_one_alternative_another_token_is_infinitely_far(token: str, distance: float) -> None:
+    tops = {"one": ({"one": -0.1},), "two": ({"one": -0.7, "two": -0.7},), "three": ({"one": -0.1},)}
+    cold = ServedAnswer("one", ("one",), tops[token], 10, 0)
+    assert distance_of(cold, ServedAnswer(token, (token,), tops[token], 10, 0)) == distance

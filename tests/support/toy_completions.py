@@ -12,7 +12,7 @@ import random
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -40,6 +40,8 @@ class ToyFault(Enum):
     NOISE = auto()
     NO_SALT = auto()
     """A request with a salt is refused."""
+    NO_USAGE = auto()
+    """Nothing is said of tokens."""
 
 
 class ToyModel:
@@ -65,7 +67,8 @@ class ToyModel:
         if self.fault is not ToyFault.NO_COUNTERS:
             usage["prompt_tokens_details"] = {"cached_tokens": cached}
         logprobs = {"tokens": answer, "top_logprobs": top}
-        return {"choices": [{"text": "".join(answer), "logprobs": logprobs}], "usage": usage}
+        body: dict[str, Any] = {"choices": [{"text": "".join(answer), "logprobs": logprobs}]}
+        return body if self.fault is ToyFault.NO_USAGE else body | {"usage": usage}
 
     def _seen(self, words: list[str], salt: str) -> tuple[list[str], int]:
         """Return what the model reads of a prompt, and how much of it is cached; at least a word is computed."""
@@ -129,14 +132,20 @@ def toy_server(fault: ToyFault = ToyFault.NOTHING) -> Iterator[str]:
 
 
 @contextmanager
-def serving(model: Completer, fault: ToyFault = ToyFault.NOTHING) -> Iterator[str]:
-    """Serve until the block ends; yields the URL."""
+def serving(
+    model: Completer,
+    fault: ToyFault = ToyFault.NOTHING,
+    answered: Callable[[BaseHTTPRequestHandler], bool] | None = None,
+) -> Iterator[str]:
+    """Serve until the block ends; yields the URL. A request that ``answered`` has answered itself is done with."""
 
     class CompletionsHandler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         wbufsize = -1  # in two pieces an answer would wait for an acknowledgement
 
         def do_GET(self) -> None:
+            if answered is not None and answered(self):
+                return
             if self.path == "/v1/models":
                 self._send(200, json.dumps({"data": [{"id": "toy"}]}))
             elif self.path == "/restart":
@@ -153,6 +162,8 @@ def serving(model: Completer, fault: ToyFault = ToyFault.NOTHING) -> Iterator[st
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if answered is not None and answered(self):
+                return
             if fault is ToyFault.NO_SALT and "cache_salt" in body:
                 self._send(400, json.dumps({"message": "cache_salt is not known"}))
             else:

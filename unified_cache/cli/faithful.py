@@ -1,16 +1,16 @@
 """``unified-cache faithful``: whether the cache of any OpenAI-compatible server changes its answers."""
 
-import secrets
+import math
+import shlex
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import watched
-from unified_cache.cli.report_page import page_writer, print_page
+from unified_cache.cli.text import console_on
 from unified_cache.core.errors import CacheError, InputError
 from unified_cache.core.extras import import_with_extra
 
@@ -20,11 +20,12 @@ FAITHFUL_EPILOG = """**Examples**
 
     unified-cache faithful http://localhost:8000
 
-    unified-cache faithful http://localhost:8000 --report bug --restart-command "systemctl restart vllm"
+    unified-cache faithful http://localhost:8000 --json-file bug.json --restart-command "systemctl restart vllm"
 
     unified-cache faithful http://localhost:30000 --skip host --skip branches --json
 """
 
+COLUMNS = ("phase", "verdict", "why", "answers", "wrong", "hit tokens")
 faithful_app = typer.Typer(rich_markup_mode="markdown")
 
 
@@ -33,9 +34,9 @@ class FaithfulCommand(JsonOptions):
     """Ask a server for what its cache holds, and compare the answers with cold ones.
 
     URL is an OpenAI-compatible server, vLLM, SGLang or any, that serves nobody else meanwhile. It is asked about
-    documents with planted facts, greedily: cold, from the device, at branches and ends of pages, at once, under salts,
-    and after others have pushed the prefix to the host and to storage. How far cold answers differ among themselves is
-    the noise floor. Exits with 0 if all is faithful, 1 if an answer is not, 2 if it cannot tell, as without hits.
+    documents with planted facts, greedily: cold, from the device, at branches, at once, under salts, and after others
+    have pushed the prefix to the host and to storage. How far cold answers differ among themselves is the noise floor.
+    Exits with 0 if all is faithful, 1 if an answer is not, 2 if it cannot tell, as without hits.
     """
 
     url: Annotated[str, typer.Argument(metavar="URL", help="Server, such as http://localhost:8000.")]
@@ -43,59 +44,57 @@ class FaithfulCommand(JsonOptions):
     documents: Annotated[int, typer.Option(min=1, help="Documents to ask about in each phase.")] = 4
     facts: Annotated[int, typer.Option(min=3, help="Facts in a document, of some 15 tokens.")] = 40
     answer_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 16
-    page_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of a page, if /metrics lacks it.")] = None
-    device_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens the device holds, if it lacks that.")] = None
+    device_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens the device holds, if not in /metrics.")] = (
+        None
+    )
     host_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens host memory holds, to get to storage.")] = None
-    restart: Annotated[bool, typer.Option("--restart", help="Wait until you have restarted the server.")] = False
-    restart_command: Annotated[str | None, typer.Option(metavar="COMMAND", help="Restart it by this.")] = None
-    restart_timeout_s: Annotated[float, typer.Option(help="Seconds until it answers again.")] = 900.0
+    restart_command: Annotated[str | None, typer.Option(metavar="COMMAND", help="Restart the server by this.")] = None
     tolerance: Annotated[float, typer.Option(metavar="NATS", help="Distance of answers that rounding explains.")] = 0.2
     skip: Annotated[list[str] | None, typer.Option(metavar="PHASE", help="Leave a phase out; several times.")] = None
-    report: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a page for a bug report.")] = None
 
     def run(self) -> None:
         """Run the phases, show the verdicts, and exit with that of all.
 
         Raises:
-            InputError: an option cannot be used.
-            CacheError: the server does not answer.
+            InputError: an option cannot be used, or nobody can tell.
+            CacheError: an answer is unfaithful.
         """
         trial = import_with_extra("unified_cache.sizing.faithful.trial", "faithful", "faithful")
         server = import_with_extra("unified_cache.sizing.faithful.server", "faithful", "faithful")
-        if unknown := set(self.skip or ()) - set(trial.PHASES):
+        if unknown := {*(self.skip or ())} - set(trial.PHASES):
             raise InputError(f"--skip takes one of {', '.join(trial.PHASES)}, found {', '.join(sorted(unknown))}")
+        if not 0.0 <= self.tolerance < math.inf:
+            raise InputError(f"--tolerance must be a number of nats from 0 on, found {self.tolerance:g}")
+        restart = self._restart_words()
+        left_out = {*(self.skip or ()), *(() if self.host_tokens else ["storage"]), *(() if restart else ["restart"])}
+        phases = [name for name in trial.PHASES if name not in left_out]
+        sizes = (self.documents, self.facts, self.device_tokens, self.host_tokens)
         self.check_json_file()
-        write_page = page_writer(self.report)
-        left_out = {*(self.skip or ())}
-        if not self.host_tokens:
-            left_out.add("storage")
-        if not self.restart and self.restart_command is None:
-            left_out.add("restart")
-        settings = trial.FaithfulSettings(
-            self.documents,
-            self.facts,
-            self.device_tokens,
-            self.host_tokens,
-            self.page_tokens,
-            self.restart_command,
-            self.restart_timeout_s,
-            frozenset(left_out),
-            self.tolerance,
-            first_number=secrets.randbelow(10**9) * 1000,
-        )
-        with (
-            server.CompletionServer.connect(self.url, self.model, self.answer_tokens) as asked,
-            watched(sys.stderr, "faithful", len(trial.PHASES) - len(left_out), "phases") as on_progress,
-        ):
-            result = trial.run_trial(asked, settings, on_progress)
-        if not self.shown_as_json("faithful", result.as_json()):
-            print_page(result.page(with_answers=False))
-        write_page(result.page(with_answers=True))
-        verdict = result.verdict.value
-        if verdict == "unfaithful":
-            raise CacheError(result.headline)
-        if verdict != "faithful":
-            raise InputError(result.headline)
+        try:
+            with (
+                server.connected(self.url, self.model, self.answer_tokens) as asked,
+                watched(sys.stderr, "faithful", len(phases), "phases") as on_progress,
+            ):
+                found = trial.FaithfulTrial(asked, *sizes, restart, self.tolerance).run(phases, on_progress)
+        except InputError:
+            raise
+        except CacheError as error:  # status 1 is for answers that are wrong
+            raise InputError(f"cannot tell: {error}") from error
+        if not self.shown_as_json("faithful", found.as_json()):
+            console_on(sys.stdout).print_table(COLUMNS, found.rows, left=3)
+        if found.verdict.value == "unfaithful":
+            raise CacheError(found.headline)
+        if found.verdict.value != "faithful":
+            raise InputError(found.headline)
+
+    def _restart_words(self) -> list[str]:
+        try:
+            words = shlex.split(self.restart_command or "")
+        except ValueError as error:
+            raise InputError(f"--restart-command: {error}") from error
+        if self.restart_command is not None and not words:
+            raise InputError("--restart-command must name a program, found none")
+        return words
 
 
 faithful_app.command("faithful", epilog=FAITHFUL_EPILOG)(FaithfulCommand)

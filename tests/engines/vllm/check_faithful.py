@@ -26,12 +26,12 @@ DEVICE_BLOCKS = 22
 """More than the cold answers to a document fill."""
 HOST_BYTES = 16 * 1_500_000
 """Of blocks in float32."""
-SKIPPED = ("branches", "aligned", "concurrent", "salts", "device", "host")
+SKIPPED = ("branches", "concurrent", "salts", "device", "host")
 ASKED = ("--documents", "1", "--facts", "5", "--answer-tokens", "6", "--host-tokens", "640")
 
 RUNS, RESTARTS = 5, 2
 """Of each kind; so many of them also restart a server that has a tier."""
-IN_DEVICE = ("device", "branches", "aligned", "concurrent", "salts")
+IN_DEVICE = ("device", "branches", "concurrent", "salts")
 BEYOND = ("host", "storage")
 """Phases in which a server without any tier has no hits."""
 RESTARTING = 'while "$@"; do :; done'

@@ -71,7 +71,7 @@ RUN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "import torch",
             "from unified_cache import Namespace",
         ),
-        "tests/e2e/test_faithful.py::test_the_line_of_the_document_writes_a_page_for_a_bug": (
+        "tests/e2e/test_faithful.py::test_the_line_of_the_document_writes_a_file_for_a_bug": (
             "unified-cache faithful",
         ),
         GUIDES: ("seq 1024",),

@@ -1,49 +1,66 @@
-"""An OpenAI-compatible server: greedy completions with their logprobs, and what it says of its cache."""
+"""An OpenAI-compatible server: greedy completions with their logprobs, and what it says of its cache.
 
+No answer is read beyond its bounds of bytes and time. Prompts and key go to the host of the URL alone: by no proxy of
+the environment, by no redirect. Users publish results, which have ``FLAGS`` of a server, and neither password nor key.
+"""
+
+import asyncio
+import math
 import os
 import re
+import ssl
 import time
-from collections.abc import Mapping
-from types import TracebackType
-from typing import Annotated, Self, TypeVar
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Annotated, TypeVar
 
 import httpx
-from pydantic import AliasPath, BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, AliasPath, BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from unified_cache.core.errors import CacheError, InputError
 
-__all__ = ["CompletionServer", "ServedAnswer", "ServerFacts"]
+__all__ = ["AT_ONCE", "CompletionServer", "ServedAnswer", "connected"]
 
 TOP_LOGPROBS = 5
 """Alternatives asked for at each token; more than servers refuse by default."""
-
+AT_ONCE = 8
+"""Requests that a server has at a time."""
+ANSWER_BYTES_MAX = 4 << 20
+"""Longest answer read: several times the metrics of 8 engines, or 4,096 tokens with their logprobs."""
 REQUEST_TIMEOUT_S = 600.0
+PROBE_TIMEOUT_S = 10.0
+"""For an answer that no model computes."""
 RETRY_PAUSE_S = 0.5
+ERROR_CHARACTERS_MAX = 200
 
-_SAMPLE = re.compile(r"^([a-zA-Z_:]+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
-
-_HITS = (
-    "vllm:prefix_cache_hits_total",
-    "vllm:external_prefix_cache_hits_total",
-    "sglang:cached_tokens_total",
+FLAGS = frozenset(
+    (
+        *("version", "block_size", "cache_dtype", "enable_prefix_caching", "mamba_block_size", "mamba_cache_mode"),
+        *("num_cpu_blocks", "num_gpu_blocks", "prefix_caching_hash_algo", "sliding_window", "attention_backend"),
+        *("disable_radix_cache", "dtype", "enable_hierarchical_cache", "hicache_ratio", "hicache_storage_backend"),
+        *("hicache_write_policy", "kv_cache_dtype", "max_total_num_tokens", "page_size", "quantization", "tp_size"),
+    )
 )
+"""What bears on a cache, as vLLM 0.32 and SGLang 0.5 name it. Any other flag may be a key, a path or an address."""
+_FLAG_VALUE = re.compile(r"[\w.+-]{1,64}")
+_SAMPLE = re.compile(r"^([a-zA-Z_:]+)(?:\{(.*)\})? (\d+(?:\.\d+)?(?:e\+?\d\d)?)$", re.MULTILINE | re.ASCII)
+"""Metrics that count; one that is no number is none."""
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_HITS = ("vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total", "sglang:cached_tokens_total")
 """Counters of tokens that were not computed, as vLLM 0.32 and SGLang 0.5 name them."""
-
-
-class _ModelName(BaseModel):
-    id: str
-
-
-class _Models(BaseModel):
-    data: list[_ModelName]
-
 
 _Body = TypeVar("_Body")
 _Each = TypeVar("_Each")
 _Positions = Annotated[tuple[_Each, ...], BeforeValidator(lambda found: found or ())]
 """Something of each token of an answer; a server may say null."""
+_Logprob = Annotated[float | None, AfterValidator(lambda found: found if math.isfinite(found or 0.0) else None)]
+"""None for what is no finite number."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Models:
+    data: list[dict[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,149 +70,153 @@ class ServedAnswer:
     text: str = Field(validation_alias=AliasPath("choices", 0, "text"))
     tokens: _Positions[str] = Field((), validation_alias=AliasPath("choices", 0, "logprobs", "tokens"))
     """Empty where the server gives no logprobs."""
-    top: _Positions[Mapping[str, float]] = Field(
+    top: _Positions[Annotated[Mapping[str, _Logprob], BeforeValidator(lambda found: found or {})]] = Field(
         (), validation_alias=AliasPath("choices", 0, "logprobs", "top_logprobs")
     )
     """Logprobs of the most likely tokens, the chosen one among them, by position."""
-    prompt_tokens: int = Field(0, validation_alias=AliasPath("usage", "prompt_tokens"))
+    prompt_tokens: int | None = Field(None, ge=0, validation_alias=AliasPath("usage", "prompt_tokens"))
     cached_tokens: int | None = Field(
-        None, validation_alias=AliasPath("usage", "prompt_tokens_details", "cached_tokens")
+        None, ge=0, validation_alias=AliasPath("usage", "prompt_tokens_details", "cached_tokens")
     )
     """Tokens of the prompt that were not computed; None where the server does not say so of a request."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerFacts:
-    """Version, flags and sizes, as the server says them."""
-
-    version: str
-    flags: Mapping[str, str]
-    page_tokens: int | None
-    device_tokens: int | None
-    """Tokens that its device holds; None where its metrics do not say so."""
-
-
 class CompletionServer:
-    """One model of a server; a context manager. Any number of threads may ask."""
+    """One model of a server, for one thread. Methods raise a CacheError for a server that does not answer as others."""
 
-    def __init__(self, client: httpx.Client, url: str, model: str, answer_tokens: int) -> None:
+    def __init__(self, client: httpx.AsyncClient, runner: asyncio.Runner, key: str, answer_tokens: int) -> None:
         self._client = client
-        self.url = url
-        self.model = model
+        self._runner = runner
+        self._key = key
         self._answer_tokens = answer_tokens
+        self._gate = asyncio.Semaphore(AT_ONCE)
+        self.url = str(client.base_url.copy_with(userinfo=b"")).rstrip("/")
+        self.model = ""
 
-    @classmethod
-    def connect(cls, url: str, model: str | None, answer_tokens: int) -> Self:
-        """Ask a server which models it has; the first one, unless one is named. ``OPENAI_API_KEY`` is its key.
+    def models(self) -> list[str]:
+        """Return the names of its models."""
+        return [str(each.get("id")) for each in self._parsed(_Models, "/v1/models", self._get("/v1/models")).data]
 
-        Raises:
-            InputError: no such model, or the URL is none.
-            CacheError: the server does not answer.
+    def ask(self, *prompts: str, salt: str = "", tokens: int | None = None) -> list[ServedAnswer]:
+        """Complete prompts greedily and at once, ``tokens`` long or as long as answers are.
+
+        Raises an InputError, which is a CacheError, where the server refuses a request.
         """
-        key = os.environ.get("OPENAI_API_KEY")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        base = url.rstrip("/").removesuffix("/v1")
-        if not base.startswith(("http://", "https://")):
-            raise InputError(f"expected a URL such as http://localhost:8000, found {url!r}")
-        server = cls(httpx.Client(base_url=base, headers=headers, timeout=REQUEST_TIMEOUT_S), base, "", answer_tokens)
-        try:
-            names = [each.id for each in server._json(_Models, "GET", "/v1/models").data]
-            if not names or (model is not None and model not in names):
-                raise InputError(f"{base} has the models {', '.join(names) or 'none'}, expected {model or 'one'}")
-        except BaseException:
-            server._client.close()
-            raise
-        server.model = model or names[0]
-        return server
+        path, body = "/v1/completions", {"model": self.model, "temperature": 0.0, "logprobs": TOP_LOGPROBS}
+        body |= {"max_tokens": tokens or self._answer_tokens, **({"cache_salt": salt} if salt else {})}
 
-    def ask(self, prompt: str, salt: str = "", tokens: int | None = None) -> ServedAnswer:
-        """Complete a prompt greedily, ``tokens`` long or as long as answers are.
+        async def all_read() -> list[bytes | BaseException]:
+            reads = (self._read(path, REQUEST_TIMEOUT_S, {**body, "prompt": prompt}) for prompt in prompts)
+            return await asyncio.gather(*reads, return_exceptions=True)
 
-        Raises:
-            InputError: the server refuses the request.
-            CacheError: it does not answer, or not as OpenAI's does.
-        """
-        body = {
-            "model": self.model,
-            "prompt": prompt,
-            "max_tokens": tokens or self._answer_tokens,
-            "temperature": 0.0,
-            "logprobs": TOP_LOGPROBS,
-            **({"cache_salt": salt} if salt else {}),
-        }
-        return self._json(ServedAnswer, "POST", "/v1/completions", body)
+        answers: list[ServedAnswer] = []
+        for content in self._runner.run(all_read()):
+            if isinstance(content, BaseException):
+                raise content
+            answers.append(self._parsed(ServedAnswer, path, content))
+        return answers
 
     def hits(self) -> float | None:
-        """Return all tokens that the server's counters say it did not compute; None where there are no counters."""
+        """Return all tokens that the server's counters say it did not compute; None where they say no number."""
         found = [float(value) for name, _, value in self._samples() if name in _HITS]
         return sum(found) if found else None
 
-    def facts(self) -> ServerFacts:
-        """Return version, flags and sizes, as far as the server says them."""
-        flags: dict[str, str] = {}
-        device = page = None
-        for name, labels, value in self._samples():
+    def facts(self) -> tuple[Mapping[str, str], int | None]:
+        """Return flags, and how many tokens the device holds, as far as the server says them."""
+        said: dict[str, object] = {}
+        for name, labels, _ in self._samples():
             if name == "vllm:cache_config_info":
-                flags = dict(_LABEL.findall(labels))
-                page = int(flags.get("block_size", 0)) or None
-                device = int(flags.get("num_gpu_blocks", 0) or 0) * (page or 0) or None
-            elif name == "sglang:max_total_num_tokens":
-                device = int(float(value))
-        said = self._optional("/version") or self._optional("/get_server_info")
-        flags |= {name: str(value) for name, value in said.items() if isinstance(value, str | int | float)}
-        return ServerFacts(str(said.get("version", "unknown")), flags, page, device)
+                said |= _LABEL.findall(labels)
+        for path in ("/version", "/get_server_info"):
+            with suppress(CacheError):
+                said |= self._parsed(dict[str, object], path, self._get(path))
+        flags = {
+            name: str(value) for name, value in said.items() if name in FLAGS and _FLAG_VALUE.fullmatch(str(value))
+        }
+        numbers = {name: int(value) for name, value in flags.items() if value.isdecimal()}
+        blocks_tokens = numbers.get("num_gpu_blocks", 0) * numbers.get("block_size", 0)
+        return flags, numbers.get("max_total_num_tokens") or blocks_tokens or None
 
-    def wait(self, timeout_s: float, *, until_up: bool) -> None:
-        """Wait until the server answers, or until it does not.
-
-        Raises:
-            CacheError: it is not so after ``timeout_s``.
-        """
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the server answers; after ``timeout_s`` raise the CacheError of the last try."""
         until_s = time.monotonic() + timeout_s
-        while self._is_up() is not until_up:
-            if time.monotonic() > until_s:
-                state = "answer again" if until_up else "stop"
-                raise CacheError(f"{self.url} must {state} within {timeout_s:g} s of the restart, and did not")
+        while time.monotonic() < until_s:
+            with suppress(CacheError):
+                self.models()
+                return
             time.sleep(RETRY_PAUSE_S)
-
-    def _is_up(self) -> bool:
-        try:
-            return self._client.get("/v1/models", timeout=RETRY_PAUSE_S * 10).is_success
-        except httpx.HTTPError:
-            return False
+        self.models()
 
     def _samples(self) -> list[tuple[str, str, str]]:
         try:
-            answer = self._client.get("/metrics")
-        except httpx.HTTPError as error:
-            raise self._away(error) from error
-        return _SAMPLE.findall(answer.text) if answer.is_success else []
+            return _SAMPLE.findall(self._get("/metrics").decode("utf-8", "replace"))
+        except CacheError:
+            return []
 
-    def _optional(self, path: str) -> Mapping[str, object]:
-        """Return what a path answers that not every server has."""
-        try:
-            return self._json(dict[str, object], "GET", path)
-        except InputError:
-            return {}
+    def _get(self, path: str) -> bytes:
+        return self._runner.run(self._read(path, PROBE_TIMEOUT_S))
 
-    def _json(self, kind: type[_Body], method: str, path: str, body: object = None) -> _Body:
+    async def _read(self, path: str, timeout_s: float, body: Mapping[str, object] | None = None) -> bytes:
+        """Return what a path answers: to a GET without ``body``, else to a POST."""
+        content = bytearray()
+        method = "POST" if body else "GET"
         try:
-            answer = self._client.request(method, path, json=body)
+            async with self._gate, asyncio.timeout(timeout_s), self._client.stream(method, path, json=body) as answer:
+                async for piece in answer.aiter_raw():
+                    content += piece
+                    if len(content) > ANSWER_BYTES_MAX:
+                        raise CacheError(f"{self.url}{path} must answer with at most {ANSWER_BYTES_MAX:,} bytes")
+        except TimeoutError:
+            raise CacheError(f"{self.url}{path} must answer within {timeout_s:g} s") from None
         except httpx.HTTPError as error:
-            raise self._away(error) from error
+            raise CacheError(f"{self.url} does not answer: {str(error) or type(error).__name__}") from error
         if not answer.is_success:
+            text = content.decode("utf-8", "replace").replace(self._key or "…", "…")  # some answer with the request
             refused = InputError if answer.is_client_error else CacheError
-            raise refused(f"{self.url}{path} answers {answer.status_code}: {answer.text[:200]}")
+            raise refused(f"{self.url}{path} answers {answer.status_code}: {text[:ERROR_CHARACTERS_MAX]}")
+        return bytes(content)
+
+    def _parsed(self, kind: type[_Body], path: str, content: bytes) -> _Body:
         try:
-            return TypeAdapter(kind).validate_json(answer.content)
+            return TypeAdapter(kind).validate_json(content)
         except ValidationError as error:
-            raise CacheError(f"{self.url}{path} must answer as OpenAI's servers do: {error}") from error
+            flaw = error.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
+            raise CacheError(f"{self.url}{path} must answer as OpenAI's servers do: {flaw}") from error
 
-    def _away(self, error: Exception) -> CacheError:
-        return CacheError(f"{self.url} does not answer: {error}")
 
-    def __enter__(self) -> Self:
-        return self
+@contextmanager
+def connected(url: str, model: str | None, answer_tokens: int) -> Iterator[CompletionServer]:
+    """Open a server by its URL, with or without /v1, until the block ends. ``OPENAI_API_KEY`` is its key.
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._client.close()
+    Raises:
+        InputError: the URL, the key or the model cannot be used.
+        CacheError: the server does not answer.
+    """
+    key = os.environ.get("OPENAI_API_KEY", "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise InputError("OPENAI_API_KEY must be printable ASCII")
+    try:
+        base = httpx.URL(url.rstrip("/").removesuffix("/v1"))
+    except httpx.InvalidURL:
+        base = httpx.URL("")
+    if base.scheme not in {"http", "https"} or not base.host or base.query:
+        shown = url.rpartition("@")[2].partition("?")[0]
+        raise InputError(f"expected a URL such as http://localhost:8000, found {shown!r}")
+    client = httpx.AsyncClient(
+        base_url=base,
+        headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
+        timeout=httpx.Timeout(None, connect=PROBE_TIMEOUT_S),
+        trust_env=False,
+        verify=ssl.create_default_context(),  # httpx reads SSL_CERT_FILE and proxies, or neither
+    )
+    with asyncio.Runner() as runner:
+        try:
+            server = CompletionServer(client, runner, key, answer_tokens)
+            names = server.models()
+            if not names or (model is not None and model not in names):
+                found = ", ".join(names)[:ERROR_CHARACTERS_MAX] or "none"
+                raise InputError(f"{server.url} has the models {found}, expected {model or 'one'}")
+            server.model = model or names[0]
+            yield server
+        finally:
+            runner.run(client.aclose())

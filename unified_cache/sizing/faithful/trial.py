@@ -1,225 +1,179 @@
 """The phases of a check: each asks again what was asked cold, when the prefix lies somewhere else."""
 
-import shlex
+import secrets
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, count
 
-from unified_cache.core.errors import InputError
-from unified_cache.sizing.faithful.prompts import FactDocument
-from unified_cache.sizing.faithful.result import AnswerPair, FaithfulResult, Noise, PhaseResult, distance_of
-from unified_cache.sizing.faithful.server import CompletionServer, ServedAnswer
+import numpy as np
+
+from unified_cache.core.errors import CacheError, InputError
+from unified_cache.sizing.faithful.result import AnswerPair, FaithfulResult, FaithfulVerdict, PhaseResult, noise_floor
+from unified_cache.sizing.faithful.server import AT_ONCE, CompletionServer, ServedAnswer
 from unified_cache.sizing.replay.trace import OnProgress
 
-__all__ = ["PHASES", "FaithfulSettings", "run_trial"]
+__all__ = ["PHASES", "FaithfulTrial"]
 
-PHASES = ("device", "branches", "aligned", "concurrent", "salts", "host", "storage", "restart")
-"""In their order; ``cold`` comes before them."""
-
+PLACES = ("Lisbon", "Oslo", "Cairo", "Quito", "Kyoto", "Lagos", "Lima", "Riga", "Turin", "Hanoi", "Perth", "Dakar")
 CHURN_SHARE = 1.25
 """Tokens of other documents that push a prefix out of a tier, in its sizes."""
-AT_ONCE = 8
-ALIGN_TRIES_MAX = 4
+CHURN_TIMEOUT_S = 1800.0
+"""For 36 million tokens at 20,000 per second: more than most hosts hold."""
+RESTART_TIMEOUT_S = 900.0
+STANDARD_ERROR = 2
+"""Takes what a command prints: standard output is for JSON."""
+Document = Sequence[tuple[str, str]]
+"""Prompts about one text, each with the code that it asks for."""
+NO_SALT = "no cache_salt: no prompt is cold twice"
 
 
-@dataclass(frozen=True, slots=True)
-class FaithfulSettings:
-    """Sizes and phases of one check."""
+def document_of(number: int, facts_count: int) -> Document:
+    """Return prompts about the beginning, the middle and the end of a text.
 
-    documents: int
-    facts: int
-    device_tokens: int | None
-    """Size of the device's cache where the server does not say it."""
-    host_tokens: int | None
-    """Without it ``storage`` is skipped."""
-    page_tokens: int | None
-    restart_command: str | None
-    restart_timeout_s: float
-    skipped: frozenset[str]
-    tolerance: float
-    first_number: int
-    """Number of the first document; others follow. One that was used before is not cold."""
+    The text shares no page with that of another number; a model that reads another page, or none, answers otherwise.
+    """
+    rng = np.random.default_rng(number)
+    codes = rng.integers(10_000, 100_000, facts_count).tolist()
+    facts = [(f"{rng.choice(PLACES)} {index}", str(code)) for index, code in enumerate(codes, 1)]
+    lines = [f"Locker {place} opens with the code {code}." for place, code in facts]
+    text = "\n".join([f"{number} is the number of this list.", *lines, "That was the whole list of lockers."])
+    asked = (facts[0], facts[(facts_count - 1) // 2], facts[-1])
+    return [(f"{text}\nOnce more: Locker {place} opens with the code", code) for place, code in asked]
 
 
 @dataclass(slots=True)
-class _Trial:
+class FaithfulTrial:
+    """A check of a server, which needs to serve nobody else meanwhile; of its sizes, and what it has found so far."""
+
     server: CompletionServer
-    settings: FaithfulSettings
-    documents: list[FactDocument]
-    numbers: Iterator[int]
-    noise: Noise
+    documents_count: int
+    facts_count: int
+    device_tokens: int | None
+    """Size of the device's cache where the server does not say it."""
+    host_tokens: int | None
+    restart_command: Sequence[str]
+    tolerance: float
+    """Nats allowed where cold answers are all equal: kernels that compute a prefix in other pieces round otherwise."""
+    numbers: Iterator[int] = field(default_factory=lambda: count(secrets.randbelow(10**9) * 1000))
+    """Of documents and salts; one that a server has seen before is not cold."""
+    documents: Sequence[Document] = ()
+    floor: float | None = None
+    """Largest distance of cold answers among themselves; None where none could be asked cold again."""
     stray: int = 0
     """Prompts under a new salt that were hits."""
     cold: dict[str, ServedAnswer] = field(default_factory=dict)
     """By prompt."""
 
-    # ---- asking ----------------------------------------------------------------------------------------------
+    def run(self, phases: Sequence[str], on_progress: OnProgress) -> FaithfulResult:
+        """Run phases; one that fails cannot tell, and is the last.
 
-    def new_document(self) -> FactDocument:
-        return FactDocument(next(self.numbers), self.settings.facts)
+        Raises:
+            CacheError: the server refuses, or does not answer, before anything could be compared.
+        """
+        on_progress(0, "cold")
+        self.ask_all_cold()
+        flags, _ = self.server.facts()
+        found: list[PhaseResult] = []
+        for name in phases:
+            on_progress(len(found), name)
+            try:
+                found.append(PHASES[name](self))
+            except CacheError as error:
+                found.append(PhaseResult(name, str(error)))
+                break
+        on_progress(len(found), "")
+        return FaithfulResult({"url": self.server.url, "model": self.server.model, **flags}, self.floor, found)
 
-    def at_once(self, ask: Callable[[str], ServedAnswer], prompts: Iterable[str]) -> list[ServedAnswer]:
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            return list(pool.map(ask, prompts))
+    def ask_cold(self, *prompts: str) -> list[ServedAnswer]:
+        """Ask about different documents, at once, under a salt that nobody has used; a hit all the same is counted."""
+        answers = self.server.ask(*prompts, salt=f"cold-{next(self.numbers)}")
+        self.stray += sum(bool(answer.cached_tokens) for answer in answers)
+        return answers
 
-    def ask_cold(self, prompt: str) -> ServedAnswer:
-        """Ask under a salt that nobody has used; a hit all the same is counted."""
-        answer = self.server.ask(prompt, f"cold-{next(self.numbers)}")
-        self.stray += bool(answer.cached_tokens)
-        return answer
-
-    def judged(self, name: str, asked: Sequence[tuple[FactDocument, int]], *, is_at_once: bool = False) -> PhaseResult:
-        """Ask again what has a cold answer, and judge the answers."""
-        before = self.server.hits()
-        prompts = [document.prompt(question) for document, question in asked]
-        answers = self.at_once(self.server.ask, prompts) if is_at_once else list(map(self.server.ask, prompts))
-        pairs = [
-            AnswerPair(prompt, document.fact(question), self.cold[prompt], answer)
-            for prompt, (document, question), answer in zip(prompts, asked, answers, strict=True)
-        ]
-        return self.of(name, pairs, before)
-
-    def of(self, name: str, pairs: Sequence[AnswerPair], before: float | None, stray: int = 0) -> PhaseResult:
-        self.server.ask(self.new_document().prompt(0), tokens=1)  # idle, an engine counts with its next step
-        after = self.server.hits()
-        counted = None if before is None or after is None else after - before
-        return PhaseResult.of(name, pairs, counted, self.noise, stray)
-
-    @property
-    def firsts(self) -> list[tuple[FactDocument, int]]:
-        return [(document, 0) for document in self.documents]
-
-    # ---- phases ----------------------------------------------------------------------------------------------
+    def ask_others(self, prompts_count: int) -> int:
+        """Ask about new documents; return the tokens of their prompts, or the words where the server says fewer."""
+        prompts = [document_of(next(self.numbers), self.facts_count)[0][0] for _ in range(prompts_count)]
+        answers = zip(prompts, self.server.ask(*prompts, tokens=1), strict=True)
+        return sum(max(len(prompt.split()), answer.prompt_tokens or 0) for prompt, answer in answers)
 
     def ask_all_cold(self) -> None:
         """Ask everything cold: first as it is, then under new salts, alone and at once, which is the noise floor."""
-        prompts = [document.prompt(0) for document in self.documents]
-        self.cold = {prompt: self.server.ask(prompt) for prompt in prompts}
+        self.documents = [document_of(next(self.numbers), self.facts_count) for _ in range(self.documents_count)]
+        prompts = [document[0][0] for document in self.documents]
+        self.cold = {prompt: self.server.ask(prompt)[0] for prompt in prompts}
         try:
-            again = [self.ask_cold(prompt) for prompt in prompts]
+            again = [self.ask_cold(prompt)[0] for prompt in prompts]
         except InputError:  # it refuses cache_salt
             return
-        if self.stray:
-            return
-        rounds = [list(self.cold.values()), again, self.at_once(self.ask_cold, prompts)]
-        floor = max(
-            distance_of(left, right)
-            for answers in zip(*rounds, strict=True)
-            for left, right in combinations(answers, 2)
-        )
-        self.noise = replace(self.noise, floor=floor)
-        for document in self.documents:
-            for question in (1, 2):
-                self.cold[document.prompt(question)] = self.ask_cold(document.prompt(question))
+        if not self.stray:
+            rounds = zip(self.cold.values(), again, self.ask_cold(*prompts), strict=True)
+            self.floor = noise_floor(pair for answers in rounds for pair in combinations(answers, 2))
+            for prompt in (prompt for document in self.documents for prompt, _ in document[1:]):
+                [self.cold[prompt]] = self.ask_cold(prompt)
 
-    def device(self) -> PhaseResult:
-        return self.judged("device", self.firsts)
-
-    def branches(self) -> PhaseResult:
-        if self.noise.floor is None:
-            return PhaseResult.unknown("branches", NO_SALT)
-        return self.judged("branches", [(document, 1) for document in self.documents])
-
-    def aligned(self) -> PhaseResult:
-        page = self.settings.page_tokens or self.server.facts().page_tokens
-        if self.noise.floor is None:
-            return PhaseResult.unknown("aligned", NO_SALT)
-        if not page:
-            return PhaseResult.unknown("aligned", "no page size in the server's metrics: give --page-tokens")
-        pairs: list[AnswerPair] = []
-        before = self.server.hits()
-        for document in (self.new_document() for _ in self.documents):
-            words = 0
-            for _ in range(ALIGN_TRIES_MAX):
-                prompt = document.prompt(2, " the" * words)
-                cold = self.ask_cold(prompt)
-                if cold.prompt_tokens % page == 0:
-                    break
-                words += page - cold.prompt_tokens % page
-            else:
-                continue
-            self.server.ask(prompt)
-            pairs.append(AnswerPair(prompt, document.fact(2), cold, self.server.ask(prompt)))
-        if not pairs:
-            return PhaseResult.unknown("aligned", "no prompt could be made that ends with a page")
-        return self.of("aligned", pairs, before)
+    def again(self, name: str, *questions: int, at_once: bool = False) -> PhaseResult:
+        """Ask again what has a cold answer, and judge the answers."""
+        asked = [document[question] for document in self.documents for question in questions]
+        facts = {prompt: fact for prompt, fact in asked if prompt in self.cold}
+        if not facts:
+            return PhaseResult(name, NO_SALT)
+        batches = [tuple(facts)] if at_once else [(prompt,) for prompt in facts]
+        answers = [answer for batch in batches for answer in self.server.ask(*batch)]
+        both = zip(facts.items(), answers, strict=True)
+        pairs = [AnswerPair(prompt, fact, self.cold[prompt], answer) for (prompt, fact), answer in both]
+        return PhaseResult.of(name, pairs, self.tolerance, self.floor)
 
     def concurrent(self) -> PhaseResult:
-        asked = [(document, question) for document in self.documents for question in (0, 1, 2)]
-        known = [(document, question) for document, question in asked if document.prompt(question) in self.cold]
-        self.at_once(self.server.ask, [document.prompt(question) for document, question in known])
-        return self.judged("concurrent", known, is_at_once=True)
+        """Ask everything again at once, twice: the first time may be the first hit."""
+        self.again("concurrent", 0, 1, 2, at_once=True)
+        return self.again("concurrent", 0, 1, 2, at_once=True)
 
     def salts(self) -> PhaseResult:
-        if self.noise.floor is None and not self.stray:
-            return PhaseResult.unknown("salts", NO_SALT)
-        before, pairs = self.server.hits(), []
-        for document, question in self.firsts:
-            prompt, salt = document.prompt(question), f"one-{document.number}"
-            self.stray += bool(self.server.ask(prompt, salt).cached_tokens)
-            pairs.append(AnswerPair(prompt, document.fact(question), self.cold[prompt], self.server.ask(prompt, salt)))
-            self.ask_cold(prompt)
-        return self.of("salts", pairs, before, self.stray)
+        """Ask again what is a hit without a salt, and under new salts, where it must be none."""
+        if self.floor is None and not self.stray:
+            return PhaseResult("salts", NO_SALT)
+        found = self.again("salts", 0)
+        for document in self.documents if found.hit_tokens else ():
+            self.ask_cold(document[0][0])
+        reason = f"{self.stray} prompts were hits under a salt that is new"
+        return replace(found, verdict=FaithfulVerdict.UNFAITHFUL, reason=reason) if self.stray else found
 
-    def host(self) -> PhaseResult:
-        size = self.settings.device_tokens or self.server.facts().device_tokens
-        if not size:
-            return PhaseResult.unknown("host", "no size of the device in the server's metrics: give --device-tokens")
-        self.churn(size)
-        return self.judged("host", self.firsts)
-
-    def storage(self) -> PhaseResult:
-        self.churn(self.settings.host_tokens or 0)
-        return self.judged("storage", self.firsts)
+    def after_others(self, name: str, tokens: int | None) -> PhaseResult:
+        """Ask again when others have filled a tier of so many tokens."""
+        if not tokens:
+            return PhaseResult(name, "no size of the device in the server's metrics: give --device-tokens")
+        asked, until_s = 0, time.monotonic() + CHURN_TIMEOUT_S
+        while asked < CHURN_SHARE * tokens:
+            if time.monotonic() > until_s:
+                return PhaseResult(name, f"{asked:,} tokens in {CHURN_TIMEOUT_S:g} s push nothing out of {tokens:,}")
+            asked += self.ask_others(AT_ONCE)
+        return self.again(name, 0)
 
     def restart(self) -> PhaseResult:
-        before = self.server.hits()
-        if self.settings.restart_command is None:
-            self.server.wait(self.settings.restart_timeout_s, until_up=False)
-        else:
-            restarted = subprocess.run(shlex.split(self.settings.restart_command), check=False)  # noqa: S603 - the user's own
-            if restarted.returncode:
-                raise InputError(f"--restart-command ended with {restarted.returncode}, expected 0")
-        self.server.wait(self.settings.restart_timeout_s, until_up=True)
+        """Ask again when a command has restarted the server."""
+        before, command = self.server.hits(), self.restart_command
+        try:
+            subprocess.run(  # noqa: S603  # the user's own
+                command, check=True, stdin=subprocess.DEVNULL, stdout=STANDARD_ERROR, timeout=RESTART_TIMEOUT_S
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            return PhaseResult("restart", f"--restart-command: {error}")
+        self.server.wait(RESTART_TIMEOUT_S)
         after = self.server.hits()
         if before and after is not None and after >= before:
-            return PhaseResult.unknown("restart", "the server's counters did not start at zero: it was not restarted")
-        return self.judged("restart", self.firsts)
-
-    def churn(self, tokens: int) -> None:
-        """Ask about other documents until they fill a tier."""
-        asked = 0
-        while asked < CHURN_SHARE * tokens:
-            prompts = [self.new_document().prompt(0) for _ in range(AT_ONCE)]
-            answers = self.at_once(lambda prompt: self.server.ask(prompt, tokens=1), prompts)
-            asked += max(1, sum(answer.prompt_tokens for answer in answers))
+            return PhaseResult("restart", "the server's counters did not start at zero: it was not restarted")
+        return self.again("restart", 0)
 
 
-NO_SALT = "no cache_salt: no prompt is cold twice"
-
-
-def run_trial(server: CompletionServer, settings: FaithfulSettings, on_progress: OnProgress) -> FaithfulResult:
-    """Run the phases that are not skipped; the server needs to serve nobody else meanwhile.
-
-    Raises:
-        InputError, CacheError: the server refuses, or does not answer.
-    """
-    numbers = count(settings.first_number)
-    documents = [FactDocument(next(numbers), settings.facts) for _ in range(settings.documents)]
-    trial = _Trial(server, settings, documents, numbers, Noise(settings.tolerance))
-    on_progress(0, "cold")
-    trial.ask_all_cold()
-    facts = server.facts()
-    phases: list[PhaseResult] = []
-    runs: tuple[Callable[[], PhaseResult], ...] = (
-        *(trial.device, trial.branches, trial.aligned, trial.concurrent, trial.salts),
-        *(trial.host, trial.storage, trial.restart),
-    )
-    wanted = [(name, run) for name, run in zip(PHASES, runs, strict=True) if name not in settings.skipped]
-    for done, (name, run) in enumerate(wanted):
-        on_progress(done, name)
-        phases.append(run())
-    on_progress(len(wanted), "")
-    return FaithfulResult(server.url, server.model, facts, trial.noise, tuple(phases))
+PHASES: Mapping[str, Callable[[FaithfulTrial], PhaseResult]] = {
+    "device": lambda trial: trial.again("device", 0),
+    "branches": lambda trial: trial.again("branches", 1),
+    "concurrent": FaithfulTrial.concurrent,
+    "salts": FaithfulTrial.salts,
+    "host": lambda trial: trial.after_others("host", trial.device_tokens or trial.server.facts()[1]),
+    "storage": lambda trial: trial.after_others("storage", trial.host_tokens),
+    "restart": FaithfulTrial.restart,
+}
+"""In their order; what is asked cold comes before them."""
