@@ -54,17 +54,27 @@ class Reloaded(Generic[Value]):
     def latest(self) -> Value:
         """Return the last value that could be read, however old."""
         now_s = self._clock()
-        if now_s - self._looked_s >= self._pace.check_s and self._guard.acquire(blocking=False):
-            try:
-                self._look(now_s)
-            finally:
-                self._guard.release()
+        if now_s - self._looked_s >= self._pace.check_s:
+            self._look_alone(now_s)
         return self._value
+
+    def refreshed(self) -> Value | None:
+        """Look at the files at once, whenever that was done last; return the value as ``current`` does."""
+        if not self._is_failing:
+            self._look_alone(self._clock())
+        return self.current()
 
     def stale_s(self) -> float:
         """Return the time since the value could last be read; 0 if that is so now."""
         self.latest()
         return self._clock() - self._good_s if self._is_failing else 0.0
+
+    def _look_alone(self, now_s: float) -> None:
+        if self._guard.acquire(blocking=False):
+            try:
+                self._look(now_s)
+            finally:
+                self._guard.release()
 
     def _look(self, now_s: float) -> None:
         self._looked_s = now_s

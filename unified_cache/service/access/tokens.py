@@ -84,7 +84,11 @@ class Tokens:
 
         None for all of them where the file could not be read for too long.
         """
-        entries = self._entries.current() or {}
+        # One that nobody knows may have been made a moment ago.
+        return self._known(token, self._entries.current()) or self._known(token, self._entries.refreshed())
+
+    def _known(self, token: str, read: dict[str, TokenEntry] | None) -> Caller | None:
+        entries = read or {}
         found = _TOKEN.fullmatch(token)
         entry = entries.get(found[1]) if found else None
         presented = sha256(token.encode("utf-8", "surrogatepass")).digest()

@@ -1,9 +1,11 @@
 """One server of a service, as its client sees it: connections, what was agreed on, and rest after failures."""
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from threading import Lock
 
 import grpc
 from google.protobuf.message import Message
@@ -13,6 +15,7 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.proto.wire.calls import REASON, REASON_HELLO, Call, Parsed, parsed
 from unified_cache.storage_backends.common.breaker import Backoff, CircuitBreaker
+from unified_cache.storage_backends.remote.credentials import ClientCredentials
 from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
 
 __all__ = [
@@ -57,13 +60,19 @@ class Server:
     """Calls to one server. Thread-safe."""
 
     def __init__(
-        self, name: str, channels: Sequence[grpc.Channel], options: RemoteOptions, clock: Callable[[], float]
+        self, name: str, credentials: ClientCredentials, options: RemoteOptions, clock: Callable[[], float]
     ) -> None:
         self.name = name
-        self._channels = channels
+        self._credentials = credentials
+        self._options = options
         self._timeout_s = options.timeout_s
-        self.metadata = (("authorization", f"Bearer {options.token}"),) if options.token else ()
-        """Goes with every call: the credentials."""
+        self._clock = clock
+        self._shown: grpc.ChannelCredentials | None = None
+        """Credentials of the connections."""
+        self._channels: Sequence[grpc.Channel] = ()
+        self._replaced: list[tuple[float, Sequence[grpc.Channel]]] = []
+        """Connections with credentials that have changed, and when the last call over them is over."""
+        self._guard = Lock()
         self._tenant = options.tenant or None
         self._turn = itertools.count()
         self._manifests_sent: dict[bytes, Manifest] = {}
@@ -73,22 +82,37 @@ class Server:
 
     @classmethod
     def connect(cls, name: str, options: RemoteOptions, clock: Callable[[], float] = time.monotonic) -> "Server":
-        """Make the connections; nothing is sent before the first call."""
+        """Read the credentials; nothing is sent, and no connection made, before the first call.
+
+        Raises:
+            ConfigError: a file of the options cannot be read, or makes no sense.
+        """
+        return cls(name, ClientCredentials(options.files, secure=options.secure), options, clock)
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Goes with every call: the token, as its file has it now."""
+        token = self._credentials.latest().token or self._options.token
+        return (("authorization", f"Bearer {token}"),) if token else ()
+
+    def _connected(self, credentials: grpc.ChannelCredentials | None) -> Sequence[grpc.Channel]:
+        options = self._options
         arguments: list[tuple[str, int | str]] = [
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS_MIN),
             ("grpc.max_reconnect_backoff_ms", RECONNECT_MS_MAX),
             ("grpc.max_receive_message_length", PARTS_AHEAD_BYTES),
+            # A proxy that the environment names for HTTP would see pages, and most take no calls of gRPC.
+            ("grpc.enable_http_proxy", 0),
         ]
         if options.server_name:
             arguments.append(("grpc.ssl_target_name_override", options.server_name))
-        channels = [
-            grpc.insecure_channel(name, arguments)
-            if options.credentials is None
-            else grpc.secure_channel(name, options.credentials, arguments)
+        return [
+            grpc.insecure_channel(self.name, arguments)
+            if credentials is None
+            else grpc.secure_channel(self.name, credentials, arguments)
             for _ in range(options.channels)
         ]
-        return cls(name, channels, options, clock)
 
     def greet(self, manifests: Mapping[bytes, Manifest], timeout_s: Callable[[], float] | None = None) -> None:
         """Send Hello for the identities that the server does not know from here, or once for none."""
@@ -157,12 +181,33 @@ class Server:
 
     def close(self) -> None:
         """Close the connections; calls under way are cancelled."""
-        for channel in self._channels:
-            channel.close()
+        with self._guard:
+            self._replaced.append((0.0, self._channels))
+            self._close_replaced(math.inf)
 
     def channel(self) -> grpc.Channel:
-        """Return the connection whose turn it is."""
+        """Return the connection whose turn it is, with the certificate that its file has now."""
+        credentials = self._credentials.latest().channel
+        if not self._channels or credentials is not self._shown or self._replaced:
+            with self._guard:
+                self._renew(credentials)
         return self._channels[next(self._turn) % len(self._channels)]
+
+    def _renew(self, credentials: grpc.ChannelCredentials | None) -> None:
+        """Connect with these credentials; calls over the connections before go on to their end."""
+        now_s = self._clock()
+        if not self._channels or credentials is not self._shown:
+            # A call that is about to begin over them ends within its timeout, too.
+            self._replaced.append((now_s + 2 * self._timeout_s, self._channels))
+            self._channels, self._shown = self._connected(credentials), credentials
+        self._close_replaced(now_s)
+
+    def _close_replaced(self, now_s: float) -> None:
+        for over_s, channels in self._replaced:
+            if over_s <= now_s:
+                for channel in channels:
+                    channel.close()
+        self._replaced = [each for each in self._replaced if each[0] > now_s]
 
 
 @contextmanager

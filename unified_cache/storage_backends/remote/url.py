@@ -1,13 +1,11 @@
 """URL of a service, read: servers, credentials, timeouts."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import parse_qsl
 
-import grpc
-
 from unified_cache.core.errors import ConfigError, without_secrets
+from unified_cache.storage_backends.remote.credentials import CredentialFiles
 
 __all__ = ["RemoteOptions", "parse_rest"]
 
@@ -21,10 +19,12 @@ class RemoteOptions:
 
     servers: tuple[str, ...]
     """``host:port`` or ``unix:path``, each once. Where a page goes depends on these names: all clients use the same."""
-    credentials: grpc.ChannelCredentials | None = None
-    """None for plain text."""
+    secure: bool = False
+    """Whether calls go over TLS."""
+    files: CredentialFiles = field(default_factory=CredentialFiles)
+    """Token, certificate and authorities, read when the servers are connected to, and again when they change."""
     token: str = field(default="", repr=False)
-    """Presented with every call; empty for none."""
+    """Presented with every call where no file has one; empty for none."""
     server_name: str = ""
     """Name in the servers' certificates, where it is not their host."""
     tenant: str = ""
@@ -57,7 +57,7 @@ def parse_rest(rest: str, *, secure: bool) -> RemoteOptions:
     Names are those of ``RemoteOptions``, and files: ``token_file``; with TLS ``ca_file``, ``cert_file``, ``key_file``.
 
     Raises:
-        ConfigError: an unknown name, a value that makes no sense, or a file that cannot be read.
+        ConfigError: an unknown name, or a value that makes no sense.
     """
     place, _, query = rest.removeprefix(MARK).partition("?")
     if not rest.startswith(MARK) or not place:
@@ -73,11 +73,18 @@ def parse_rest(rest: str, *, secure: bool) -> RemoteOptions:
     unknown = given.keys() - known
     if unknown:
         raise ConfigError(f"options are {', '.join(sorted(known))}, found {min(unknown)}")
+    if ("cert_file" in given) != ("key_file" in given):
+        raise ConfigError("a client's certificate needs both cert_file and key_file")
+    names = ("token_file", "ca_file", "cert_file", "key_file")
     options = RemoteOptions(
-        tuple(place.split(",")), server_name=given.get("server_name", ""), tenant=given.get("tenant", "")
+        tuple(place.split(",")),
+        secure,
+        CredentialFiles(*(Path(given[name]) if name in given else None for name in names)),
+        server_name=given.get("server_name", ""),
+        tenant=given.get("tenant", ""),
     )
     try:
-        options = replace(
+        return replace(
             options,
             timeout_s=float(given.get("timeout_s", options.timeout_s)),
             channels=int(given.get("channels", options.channels)),
@@ -85,20 +92,3 @@ def parse_rest(rest: str, *, secure: bool) -> RemoteOptions:
         )
     except ValueError as error:
         raise ConfigError(f"timeout_s, channels and retries are numbers: {error}") from error
-    if "token_file" in given:
-        options = replace(options, token=_content(given["token_file"]).decode("ascii", "replace").strip())
-    return replace(options, credentials=_credentials(given)) if secure else options
-
-
-def _credentials(given: Mapping[str, str]) -> grpc.ChannelCredentials:
-    if ("cert_file" in given) != ("key_file" in given):
-        raise ConfigError("a client's certificate needs both cert_file and key_file")
-    ca, key, cert = (_content(given[name]) if name in given else None for name in ("ca_file", "key_file", "cert_file"))
-    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=cert)
-
-
-def _content(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from itertools import repeat
+from pathlib import Path
 
 import grpc
 import pytest
@@ -36,6 +37,7 @@ from unified_cache.proto.wire.parts import Chunk, decoded, encoded, parts_of
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.remote.credentials import ClientCredentials, CredentialFiles
 from unified_cache.storage_backends.remote.scatter import ScatterReader
 from unified_cache.storage_backends.remote.server import Server
 from unified_cache.storage_backends.remote.store import (
@@ -66,7 +68,7 @@ KEYS = [sha256(b"%d" % number).digest() for number in range(3000)]
 def test_a_url_says_servers_and_options() -> None:
     options = parse_rest("//a:1,b:2?timeout_s=0.5&channels=3&retries=0&tenant=t", secure=False)
     assert options == RemoteOptions(("a:1", "b:2"), tenant="t", timeout_s=0.5, channels=3, retries=0)
-    assert parse_rest("//a:1", secure=True).credentials is not None
+    assert parse_rest("//a:1", secure=True).secure
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,6 @@ def test_a_url_says_servers_and_options() -> None:
         "//a:1?channels=0",
         "//a:1?retries=-1",
         "//a:1?ca_file=x",
-        "//a:1?token_file=/nowhere/at/all",
         "//a:1?timeout_s",
     ],
 )
@@ -97,8 +98,41 @@ def test_a_token_is_read_from_a_file_and_never_shown(tmp_path_factory: pytest.Te
     path = tmp_path_factory.mktemp("token") / "token"
     path.write_text("secret\n")
     options = parse_rest(f"//a:1?token_file={path}", secure=False)
-    assert options.token == "secret"
-    assert "secret" not in repr(options)
+    read = ClientCredentials(options.files, secure=False).latest()
+    assert read.token == "secret"
+    assert "secret" not in f"{options} {read}"
+
+
+@pytest.mark.parametrize("spoilt", ["", None])
+def test_a_token_that_cannot_be_read_is_refused_at_first_and_later_the_last_one_holds(
+    tmp_path: Path, spoilt: str | None
+) -> None:
+    path = tmp_path / "token"
+    with pytest.raises(ConfigError, match="token"):
+        open_storage(f"grpc://127.0.0.1:1?token_file={path}")
+    path.write_text("one")
+    read = ClientCredentials(CredentialFiles(path), secure=False)
+    path.unlink()
+    if spoilt is not None:
+        path.write_text(spoilt)
+    assert [read.latest().token for _ in range(2)] == ["one", "one"]
+    path.write_text("another")
+    assert read.latest().token == "another"
+
+
+def test_no_proxy_that_the_environment_names_sees_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("no_grpc_proxy", raising=False)
+        running = LoopbackServer.start(MemoryStorage())
+        with closing(open_for_contract(open_storage(f"grpc://{running.address}?timeout_s=5"))) as storage:
+            assert storage.put([sealed_page(label(1))], Level.CACHED) == [Answer.STORED]
+        running.stop()
+        proxy.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
 
 
 def test_a_service_is_opened_by_its_url() -> None:
