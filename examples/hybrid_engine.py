@@ -1,7 +1,8 @@
 """Example 4: a hybrid model's three kinds of state, in tensors of the engine's own, over three tiers.
 
 The "model" keeps of each page its tokens (full attention and a sliding window), and after each page a fingerprint of
-all tokens so far (recurrent state), so that every byte that comes back can be checked.
+all tokens so far (recurrent state), so that every byte that comes back can be checked. Of placeholders it keeps the
+picture behind them.
 
 python examples/hybrid_engine.py
 """
@@ -15,6 +16,7 @@ from unified_cache import (
     DevicePool,
     Full,
     Identity,
+    MediaItem,
     ModelLayout,
     PoolSpec,
     RecurrentState,
@@ -29,6 +31,7 @@ with needs_extra("engine", "this example"):
     import torch
 
 PAGE = 4  # tokens
+PLACEHOLDER = 999
 LAYERS = 2  # of each kind
 KV, SWA = (PoolSpec(name, page_bytes=LAYERS * PAGE * 8) for name in ("kv", "swa_kv"))  # a token is 8 bytes in a layer
 STATE = PoolSpec("state", page_bytes=LAYERS * 8)
@@ -55,10 +58,12 @@ class HybridEngine:
         page_tokens = torch.tensor(tokens[page * PAGE : (page + 1) * PAGE])
         return [page_tokens, page_tokens, torch.tensor(hash(tuple(tokens[: (page + 1) * PAGE])))]
 
-    def serve(self, tokens: Sequence[int]) -> int:
-        """Serve a prompt; return how many of its pages need not be computed."""
+    def serve(self, tokens: Sequence[int], picture: str = "") -> int:
+        """Serve a prompt, with a picture behind its placeholders; return how many pages need not be computed."""
         cache = self.cache
-        prompt = cache.prompt(tokens)
+        count = tokens.count(PLACEHOLDER)
+        prompt = cache.prompt(tokens, media=[MediaItem(tokens.index(PLACEHOLDER), count, picture)] if count else ())
+        tokens = [hash(picture) if token == PLACEHOLDER else token for token in tokens]  # what the forward sees
         for move in (cache.prefetch, cache.load):  # storage to host, host to device
             move(prompt)
             cache.wait_all(timeout_s=10)  # an engine polls between forwards instead
@@ -84,7 +89,7 @@ class HybridEngine:
 
 
 def main() -> None:
-    """Serve a prompt, one that evicts it, its continuation, and the prompt in an engine with empty memory.
+    """Serve a prompt, one that evicts it, its continuation, the prompt in an engine with empty memory, and pictures.
 
     Its tokens fill its pages, and the last token is always computed, for the logits after it: by itself it reuses all
     pages but the last, continued all of them.
@@ -98,6 +103,9 @@ def main() -> None:
         engine.cache.close()
         engine = HybridEngine(f"file:{directory}")
         print(f"restarted, from storage: {engine.serve(prompt)} of 10")
+        looking = [*range(8), *[PLACEHOLDER] * 12, *range(20)]
+        for picture in ("cat", "dog", "cat"):
+            print(f"looking at a {picture}: {engine.serve(looking, picture)} of 10")
         engine.cache.close()
 
 

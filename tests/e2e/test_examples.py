@@ -58,6 +58,9 @@ def test_hybrid_engine_resumes_three_kinds_of_state_from_every_tier() -> None:
         "another prompt: 0 of 10",
         "continued, from host memory: 10 of 11",
         "restarted, from storage: 9 of 10",
+        "looking at a cat: 0 of 10",
+        "looking at a dog: 2 of 10",
+        "looking at a cat: 9 of 10",
     ]
 
 

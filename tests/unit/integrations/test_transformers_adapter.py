@@ -1,11 +1,17 @@
 """Stock models over the cache: sizes, the seam between cache objects and pages, answers, and what is refused."""
 
+import hashlib
+from functools import cache
 from itertools import pairwise
+from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
     Cache,
     DynamicCache,
     FalconMambaConfig,
@@ -13,8 +19,10 @@ from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     LlamaForCausalLM,
+    LlavaForConditionalGeneration,
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
+    PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -41,8 +49,10 @@ from tests.support.exactness import (
     tokens_of,
     untouched,
 )
+from unified_cache.cache.cache import UnifiedCache
+from unified_cache.core.config import CacheConfig, WritePolicy
 from unified_cache.core.errors import ConfigError, InputError, LayoutError, StateError, TokenError
-from unified_cache.core.page import Namespace
+from unified_cache.core.page import MediaItem, Namespace
 from unified_cache.core.pool import Slots
 from unified_cache.core.window import window
 from unified_cache.integrations.transformers import (
@@ -341,3 +351,93 @@ def test_pages_of_bigrams_are_kept_as_far_as_the_token_after_them_is_known(famil
             ours.cache.check()
             assert not any(lane.out for lane in ours.cache.stats().occupancy)
         assert ours.cache.match(ours.cache.prompt(tokens)).tree_end == 0
+
+
+# ---- pictures ------------------------------------------------------------------------------------------------
+
+PICTURE_TOKENS, PLACEHOLDER, SEEING_PAGE = 16, 255, 8
+SEEING_PROMPT = [*range(1, 13), *[PLACEHOLDER] * PICTURE_TOKENS, *range(20, 35)]
+
+
+@cache
+def seeing_model() -> PreTrainedModel:
+    torch.manual_seed(0)
+    sizes: dict[str, object] = {"num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.2}
+    vision = {"hidden_size": 16, "intermediate_size": 32, "image_size": 16, "patch_size": 4, **sizes}
+    text = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_key_value_heads": 2, **sizes}
+    fields: dict[str, object] = {"image_token_index": PLACEHOLDER, "vision_feature_layer": -1}
+    config = AutoConfig.for_model(
+        "llava",
+        vision_config={"model_type": "clip_vision_model", **vision},
+        text_config={"model_type": "llama", **text},
+        **fields,
+    )
+    model: PreTrainedModel = AutoModelForImageTextToText.from_config(config)  # type: ignore[no-untyped-call]
+    model.train(mode=False)
+    return model
+
+
+class RandomPicture:
+    """A picture of random pixels, and how often it was embedded."""
+
+    def __init__(self, seed: int) -> None:
+        self.pixels = torch.randn((1, 3, 16, 16), generator=torch.Generator().manual_seed(seed))
+        self.item = MediaItem(12, PICTURE_TOKENS, hashlib.sha256(self.pixels.numpy().tobytes()).hexdigest())
+        self.embedded_count = 0
+
+    @torch.no_grad()
+    def embed(self) -> torch.Tensor:
+        self.embedded_count += 1
+        model = cast("LlavaForConditionalGeneration", seeing_model())
+        rows: torch.Tensor = model.get_image_features(pixel_values=self.pixels).pooler_output[0]
+        return rows
+
+    def untouched(self) -> torch.Tensor:
+        """Return the logits after the prompt without a cache, computed in the same chunks."""
+        kept, rows = KeptState.of(seeing_model(), SEEING_PAGE), self.embed()
+        past = kept.new_cache()
+        for start in range(0, len(SEEING_PROMPT), SEEING_PAGE):
+            tokens = SEEING_PROMPT[start : start + SEEING_PAGE]
+            first, last = max(12, start), min(12 + PICTURE_TOKENS, start + len(tokens))
+            media = {first - start: rows[first - 12 : last - 12]} if first < last else {}
+            logits = kept.run(past, tokens, media)
+        self.embedded_count = 0
+        return logits
+
+
+def test_two_pictures_behind_equal_placeholders_have_each_its_own_logits_and_share_the_text_before(
+    tmp_path: Path,
+) -> None:
+    model, pictures = seeing_model(), (RandomPicture(1), RandomPicture(2))
+    expected = [picture.untouched() for picture in pictures]
+    by_itself = [model(torch.tensor([SEEING_PROMPT]), picture.pixels).logits[0, -1] for picture in pictures]
+    assert not torch.allclose(expected[0], expected[1], atol=0.1), "the pictures do not matter"
+    for ours, theirs in zip(expected, by_itself, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    kept = KeptState.of(model, SEEING_PAGE)
+    config = CacheConfig(device_pages=(32,), host_pages=(32,), write=WritePolicy.THROUGH)
+    for reused in ([0, 8, 40, 40], [40, 40]):  # the second engine finds in storage what the first one has left
+        pages = kept.allocate(config.device_pages)
+        store = f"file:{tmp_path}/store"
+        with UnifiedCache.open(kept.layout, config, pages.pools, identity="seeing", storage=store) as opened:
+            engine = PrefixCachedModel(model, opened, pages, chunk_tokens=SEEING_PAGE)
+            for number, tokens in enumerate(reused):
+                picture = pictures[number % 2]
+                picture.embedded_count = 0
+                with engine.prefill(SEEING_PROMPT, media={picture.item: picture.embed}) as sequence:
+                    assert sequence.reused.tokens == tokens
+                    assert sequence.logits is not None
+                    assert torch.equal(sequence.logits, expected[number % 2])
+                assert picture.embedded_count == (tokens < 12 + PICTURE_TOKENS), "once, and only if it is computed"
+            opened.wait_all(10)
+
+
+def test_media_that_are_embedded_in_another_number_of_rows_are_refused() -> None:
+    pages = KeptState.of(seeing_model(), SEEING_PAGE).allocate((32,))
+    with UnifiedCache.open(pages.layout, CacheConfig((32,), (0,)), pages.pools, identity="seeing") as opened:
+        engine = PrefixCachedModel(seeing_model(), opened, pages)
+        with pytest.raises(InputError):
+            engine.prefill(SEEING_PROMPT, media={MediaItem(12, PICTURE_TOKENS, "cat"): lambda: torch.zeros(3, 32)})
+        with pytest.raises(InputError):
+            engine.prefill(SEEING_PROMPT, media={MediaItem(40, PICTURE_TOKENS, "cat"): lambda: torch.zeros(16, 32)})
+        opened.check()

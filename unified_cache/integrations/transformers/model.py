@@ -12,7 +12,13 @@ from unified_cache.cache.cache import UnifiedCache
 from unified_cache.core.errors import ConfigError, InputError
 from unified_cache.core.page import DEFAULT_NAMESPACE, Namespace, TokensLike, encode_tokens
 from unified_cache.integrations.transformers.pages import DevicePages
-from unified_cache.integrations.transformers.sequence import Reused, Sequence, Stage
+from unified_cache.integrations.transformers.sequence import (
+    NO_EMBEDDED,
+    EmbeddedMedia,
+    Reused,
+    Sequence,
+    Stage,
+)
 
 __all__ = ["Completion", "Generation", "PrefixCachedModel", "greedy"]
 
@@ -102,17 +108,23 @@ class PrefixCachedModel:
         self._clock = clock
         self._pause = pause
 
-    def start(self, tokens: TokensLike, namespace: Namespace = DEFAULT_NAMESPACE) -> Sequence:
+    def start(
+        self, tokens: TokensLike, namespace: Namespace = DEFAULT_NAMESPACE, media: EmbeddedMedia = NO_EMBEDDED
+    ) -> Sequence:
         """Return a request that has not begun, to be stepped: several may be under way, in any order of steps.
+
+        ``media`` is for models that read embedded pictures in a row, each token those before it, as LLaVA does.
 
         Raises:
             TokenError: no token ids.
-            InputError: no token at all.
+            InputError: no token at all, or media outside them.
         """
         ids = np.frombuffer(encode_tokens(tokens), "<i4").tolist()
-        return Sequence(self.cache, self.pages, ids, namespace, self._chunk_pages)
+        return Sequence(self.cache, self.pages, ids, namespace, self._chunk_pages, media)
 
-    def prefill(self, tokens: TokensLike, namespace: Namespace = DEFAULT_NAMESPACE) -> Sequence:
+    def prefill(
+        self, tokens: TokensLike, namespace: Namespace = DEFAULT_NAMESPACE, media: EmbeddedMedia = NO_EMBEDDED
+    ) -> Sequence:
         """Return a request; restore the longest prefix and compute the rest.
 
         Waits for transfers. The caller ends the request: ``finish`` or ``abort``, or its ``with`` block.
@@ -120,7 +132,7 @@ class PrefixCachedModel:
         Raises:
             TokenError, InputError: as ``start``.
         """
-        sequence = self.start(tokens, namespace)
+        sequence = self.start(tokens, namespace, media)
         try:
             while (stage := sequence.step()) is not Stage.READY:
                 if stage in _WAITING:
@@ -138,6 +150,7 @@ class PrefixCachedModel:
         stop: Collection[int] = (),
         choose: Callable[[torch.Tensor], int] = greedy,
         namespace: Namespace = DEFAULT_NAMESPACE,
+        media: EmbeddedMedia = NO_EMBEDDED,
     ) -> Generation:
         """Return the answer to a prompt, to be iterated over: at most ``tokens_max`` tokens, up to one of ``stop``.
 
@@ -150,7 +163,7 @@ class PrefixCachedModel:
         """
         if tokens_max < 1:
             raise InputError(f"tokens_max must be positive, found {tokens_max}")
-        return Generation(self._answer(tokens, tokens_max, frozenset(stop), choose, namespace))
+        return Generation(self._answer(tokens, tokens_max, frozenset(stop), choose, namespace, media))
 
     def _answer(
         self,
@@ -159,9 +172,10 @@ class PrefixCachedModel:
         stop: frozenset[int],
         choose: Callable[[torch.Tensor], int],
         namespace: Namespace,
+        media: EmbeddedMedia,
     ) -> Generator[int, None, Completion]:
         started_s = self._clock()
-        with self.prefill(prompt, namespace) as sequence:
+        with self.prefill(prompt, namespace, media) as sequence:
             assert sequence.logits is not None, "a prompt that is ready has been computed"
             prompt_tokens = len(sequence.tokens)
             generated = [choose(sequence.logits)]

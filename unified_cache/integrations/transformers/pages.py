@@ -6,7 +6,7 @@ pool     the strands that share slots, layer after layer: what the cache moves
 
 import inspect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -39,6 +39,8 @@ PROBE_TOKENS = 2
 APART_MAX, APART_HALF_MAX = 0.03, 0.15
 """Largest distance between the logits of a prompt read at once and in two parts, of their length: for models in fp32,
 and in shorter types. Rounding and another choice of experts stay below; state that is not read is far above."""
+
+NO_ROWS: Mapping[int, torch.Tensor] = {}
 
 PAGE_SIZE = 64
 """Usual tokens per page; what most attention kernels take."""
@@ -171,9 +173,22 @@ class KeptState:
         """Return an empty cache object of the model's own."""
         return DynamicCache(config=self.model.config)
 
-    def run(self, past: DynamicCache, tokens: Sequence[int]) -> torch.Tensor:
-        """Run the model on tokens after those in ``past``; return the logits of the last, shape (vocabulary,)."""
-        return logits_of(self.model, past, torch.tensor([tokens], dtype=torch.int64, device=self.model.device))
+    def run(
+        self, past: DynamicCache, tokens: Sequence[int], media: Mapping[int, torch.Tensor] = NO_ROWS
+    ) -> torch.Tensor:
+        """Run the model on tokens after those in ``past``; return the logits of the last, shape (vocabulary,).
+
+        ``media`` has embeddings, shape (tokens, hidden size), that the model reads in the place of those of tokens from
+        that number on.
+        """
+        ids = torch.tensor([tokens], dtype=torch.int64, device=self.model.device)
+        if not media:
+            return logits_of(self.model, past, ids)
+        with torch.no_grad():
+            embedded = cast("torch.Tensor", self.model.get_input_embeddings()(ids)).clone()
+            for start, rows in media.items():
+                embedded[0, start : start + len(rows)] = rows.to(embedded)
+        return logits_of(self.model, past, embedded)
 
     def allocate(self, device_pages: Sequence[int]) -> "DevicePages":
         """Allocate tensors for ``device_pages[component]`` pages, and the padding sink, on the model's device.
@@ -315,8 +330,11 @@ class DevicePages:
 
 
 @torch.no_grad()
-def logits_of(model: PreTrainedModel, past: DynamicCache, ids: torch.Tensor) -> torch.Tensor:
-    """Run ``model`` on ids of shape (1, tokens) after those in ``past``; return the last token's logits."""
+def logits_of(model: PreTrainedModel, past: DynamicCache, tokens: torch.Tensor) -> torch.Tensor:
+    """Run ``model`` on tokens after those in ``past``; return the last token's logits.
+
+    ``tokens`` are ids, int64, shape (1, tokens), or their embeddings, shape (1, tokens, hidden size).
+    """
     taken = inspect.signature(model.forward).parameters
     typed = (name for name, each in taken.items() if "Cache" in str(each.annotation))
     name = next(typed, next((each for each in UNTYPED_CACHES if each in taken), None))
@@ -326,7 +344,8 @@ def logits_of(model: PreTrainedModel, past: DynamicCache, ids: torch.Tensor) -> 
             f"{', '.join(taken)} alone"
         )
     options = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
-    found = model(input_ids=ids, use_cache=True, **{name: past}, **options)
+    tokens_name = "inputs_embeds" if tokens.is_floating_point() else "input_ids"
+    found = model(use_cache=True, **{tokens_name: tokens, name: past}, **options)
     return cast("torch.Tensor", found.logits[0, -1])
 
 

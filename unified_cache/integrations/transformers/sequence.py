@@ -7,9 +7,11 @@
 Between two calls everything that a request holds stands in these two, so that ``abort`` gives it back at any time.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -18,12 +20,17 @@ from transformers import DynamicCache
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import NotStarted, Operation, OperationState
 from unified_cache.core.errors import InputError, StateError
-from unified_cache.core.page import Namespace, Prompt
+from unified_cache.core.page import MediaItem, Namespace, Prompt
 from unified_cache.core.pool import Slots
 from unified_cache.integrations.transformers.pages import DevicePages
 from unified_cache.tree import Lock
 
-__all__ = ["PrefixRestore", "Reused", "Sequence", "Stage"]
+__all__ = ["NO_EMBEDDED", "EmbeddedMedia", "PrefixRestore", "Reused", "Sequence", "Stage"]
+
+EmbeddedMedia: TypeAlias = Mapping[MediaItem, Callable[[], torch.Tensor]]
+"""What stands behind placeholder tokens, and what embeds it, shape (tokens, hidden size): called if any is computed."""
+
+NO_EMBEDDED: EmbeddedMedia = {}
 
 
 class Stage(Enum):
@@ -118,6 +125,7 @@ class Sequence:
         "_fresh",
         "_is_over",
         "_lock",
+        "_media",
         "_namespace",
         "_pages",
         "_prefix",
@@ -132,12 +140,18 @@ class Sequence:
     )
 
     def __init__(
-        self, cache: UnifiedCache, pages: DevicePages, tokens: list[int], namespace: Namespace, chunk_pages: int
+        self,
+        cache: UnifiedCache,
+        pages: DevicePages,
+        tokens: list[int],
+        namespace: Namespace,
+        chunk_pages: int,
+        media: EmbeddedMedia = NO_EMBEDDED,
     ) -> None:
         """Take a prompt of at least one token; nothing is asked or allocated yet.
 
         Raises:
-            InputError: no token.
+            InputError: no token, or media outside them.
             TokenError: no token ids.
         """
         if not tokens:
@@ -146,7 +160,8 @@ class Sequence:
         self._pages = pages
         self._namespace = namespace
         self._chunk_pages = chunk_pages
-        self._prompt = cache.prompt(tokens, namespace)
+        self._media = {item: functools.cache(embed) for item, embed in media.items()}
+        self._prompt = cache.prompt(tokens, namespace, media=list(media))
         self._prefix = PrefixRestore(cache, self._prompt)
         self._lock: Lock | None = None
         self._fresh: list[Slots] | None = None
@@ -190,14 +205,14 @@ class Sequence:
         self._fresh = cache.allocate(cache.pages_to_allocate(start, self._prompt.pages_count, self._prefix.ends))
         while start < self._prompt.pages_count:
             end = self._chunk_end(start)
-            self._compute(self.tokens[start * self._page_size : end * self._page_size])
+            self._compute(start * self._page_size, end * self._page_size)
             if self._fresh is not None:
                 first = start - self._lock.end
                 self._pages.capture(self.past, [each[first : first + end - start] for each in self._fresh])
             start = end
             yield Stage.COMPUTE
         if start * self._page_size < len(self.tokens):
-            self._compute(self.tokens[start * self._page_size :])
+            self._compute(start * self._page_size, len(self.tokens))
             yield Stage.COMPUTE
         self._hand_over()
 
@@ -212,9 +227,17 @@ class Sequence:
         first = start - self._lock.end
         return self._pages.chunk_end(start, end, [held[first:] for held in self._fresh])
 
-    def _compute(self, tokens: list[int]) -> None:
-        self.logits = self._pages.kept.run(self.past, tokens)
-        self.computed_tokens += len(tokens)
+    def _compute(self, start: int, end: int) -> None:
+        rows: dict[int, torch.Tensor] = {}
+        for item, embed in self._media.items():
+            first, last = max(item.start, start), min(item.start + item.length, end)
+            if first < last:
+                embedded = embed()
+                if len(embedded) != item.length:
+                    raise InputError(f"{item} must be embedded as {item.length} rows, found {tuple(embedded.shape)}")
+                rows[first - start] = embedded[first - item.start : last - item.start]
+        self.logits = self._pages.kept.run(self.past, self.tokens[start:end], rows)
+        self.computed_tokens += end - start
 
     # ---- going on --------------------------------------------------------------------------------------------
 
@@ -279,7 +302,8 @@ class Sequence:
         """Give the pages that are this request's own to the tree; from then on they are pinned for it."""
         if self._fresh is None or self._lock is None:
             return
-        prompt = self._cache.prompt(self.tokens, self._namespace).head(self._lock.end + len(self._fresh[0]))
+        prompt = self._cache.prompt(self.tokens, self._namespace, media=list(self._media))
+        prompt = prompt.head(self._lock.end + len(self._fresh[0]))
         count = prompt.pages_count - self._lock.end
         rest = [each[count:] for each in self._fresh]  # a page of bigrams that lacks the token after it
         if count:
