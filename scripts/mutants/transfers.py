@@ -6,6 +6,7 @@ __all__ = ["TRANSFERS_MUTANTS"]
 
 LOST = ("tests/unit/core/test_nothing_lost.py",)
 READS = ("tests/unit/core/test_deadlines.py",)
+WINDOWS = ("tests/unit/core/test_superseded_windows.py",)
 
 TRANSFERS_MUTANTS = [
     Mutant(
@@ -250,5 +251,19 @@ TRANSFERS_MUTANTS = [
         "self._seconds = KEPT_SHARE * self._seconds + seconds",
         "self._seconds = self._seconds or seconds",
         tests=("tests/unit/core/test_read_times.py",),
+    ),
+    Mutant(
+        "storage gets recency hints for superseded windows",
+        "controller/backup.py",
+        "enumerate(ledger.windows(found.next_end))",
+        "enumerate([0 for _ in ledger.layout.components])",
+        tests=WINDOWS,
+    ),
+    Mutant(
+        "superseded windows are evicted as all others are",
+        "cache/cache.py",
+        "tree.supersede(lock, prompt.pages_count)",
+        "pass",
+        tests=WINDOWS,
     ),
 ]

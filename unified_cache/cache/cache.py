@@ -365,6 +365,7 @@ class UnifiedCache:
             self._recorder.inserted(lock, renewed)
         self.release(lock)
         if new_pages:
+            tree.supersede(lock, prompt.pages_count)
             self._scheduler.inserted(prompt, new_pages)
             self._scheduler.start_due(self._storage)
         return renewed

@@ -37,6 +37,7 @@ from unified_cache.core.errors import RankLostError
 from unified_cache.core.miss_reason import MissReason
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import PageCopies, PageNumbers, Pages, Slots, Tier, all_pages, numbers_of
+from unified_cache.core.tier_sizes import prompt_bytes
 from unified_cache.core.window import restorable_ends, window
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.tree import Match
@@ -44,7 +45,7 @@ from unified_cache.tree import Match
 __all__ = ["BackupRequest", "Backups"]
 
 HINT_PARTS = 32
-"""A page in use is hinted to storage once per ``host_pages / HINT_PARTS`` pages stored."""
+"""A page in use is hinted to storage once per ``host_bytes / HINT_PARTS`` bytes stored."""
 
 _REASONS = tuple(LeftOut)
 _UNTRIED = 1
@@ -185,11 +186,11 @@ class Backups:
     def write(self, request: BackupRequest, storage: StorageTier | None, tally: PageTally) -> JobSteps:
         """Back up pages for a write policy: storage is given only what it is not known to have."""
         run = BackupRun(request, tally, storage, Level.CACHED, puts_again=False)
-        found = self._ledger.tree.match(request.prompt)
-        return (yield from self._back_up(run, found, self._ledger.tree.match, self._moving))
+        found = self._ledger.tree.peek(request.prompt)
+        return (yield from self._back_up(run, found, self._ledger.tree.peek, self._moving))
 
     def request_of(self, prompt: Prompt) -> BackupRequest:
-        """Return a request for all that memory has of a prompt."""
+        """Return a request for what memory has of a prompt."""
         return self._request(self._ledger.tree.peek(prompt))
 
     def record_declined(self, prompt: Prompt) -> None:
@@ -197,17 +198,26 @@ class Backups:
         self._ledger.changes.remember_unbacked(prompt, MissReason.BACKUP_DECLINED)
 
     def _request(self, found: Match) -> BackupRequest:
-        """Return a request for all of a matched prompt: Full, and the windows that memory keeps at any end."""
+        """Return a request for all of a matched prompt: Full, and the windows that memory keeps at any end.
+
+        Where the host has none to spare, those are left out from which nobody resumes any more.
+        """
+        ends = self._resumable(found)
+        if not self._ledger.has_spare_windows():
+            ends &= ~self._ledger.tree.superseded_ends(found, found.host_end)
+        return self._request_at(found, ends)
+
+    def _request_at(self, found: Match, ends: Pages) -> BackupRequest:
+        """Return a request for all of a matched prompt: Full, and the windows of ``ends``, which memory keeps."""
         pages_count = found.prompt.pages_count
         wanted = [all_pages(pages_count)]
-        spans = [component.span for component in self._ledger.layout.components[1:]]
-        if spans:
-            kept_before = np.concatenate([[0], np.cumsum(self._resumable(found))])
-            ends = np.arange(found.host_end)
-            for span in spans:
-                pages = np.zeros(pages_count, np.bool_)
-                pages[: len(ends)] = kept_before[np.minimum(ends + span, found.host_end)] > kept_before[ends]
-                wanted.append(pages)
+        kept_before = np.concatenate([[0], np.cumsum(ends)])
+        starts = np.arange(found.host_end)
+        for component in self._ledger.layout.components[1:]:
+            pages = np.zeros(pages_count, np.bool_)
+            last = np.minimum(starts + component.span, found.host_end)
+            pages[: len(starts)] = kept_before[last] > kept_before[starts]
+            wanted.append(pages)
         return BackupRequest(found.prompt, wanted)
 
     def evict_to_host(self, prompt: Prompt) -> None:
@@ -273,7 +283,7 @@ class Backups:
         if end < found.prompt.pages_count:
             run.tally.leave_out(LeftOut.EVICTED, request.take_off(0, slice(end, None)))
         if len(ledger.layout.components) > 1:
-            usable = self._request(found)
+            usable = self._request_at(found, self._resumable(found))
             for component in range(1, len(ledger.layout.components)):
                 run.tally.leave_out(LeftOut.EVICTED, request.take_off(component, ~usable.waiting(component)))
         if run.storage is None:
@@ -322,6 +332,7 @@ class Backups:
                 stored = self._ledger.stored
                 known = stored.among(component, on_host) | stored.offered(component, on_host)
                 lacks |= (on_host >= 0) & ~known
+            lacks &= run.request.waiting(component)[:resumed]
             lacks[window(longest, span) :] = False
             lacking.append((span, lacks))
         puts_again = run.puts_again and len(spans) > 1
@@ -330,7 +341,8 @@ class Backups:
         resumable = self._resumable(found)
         ends = _covering_ends(lacking, resumable)
         if puts_again:
-            before = [end for end in tree.node_ends(found) if end < longest and resumable[end - 1]]
+            later = resumable & ~tree.superseded_ends(found, resumed)
+            before = [end for end in tree.node_ends(found) if end < longest and later[end - 1]]
             ends.update([end for end in before if end not in ends][-1:])
         return sorted(ends - {longest}, reverse=True)
 
@@ -374,8 +386,7 @@ class Backups:
             for part, mask in zip(held, whole, strict=True):
                 stored.add(part.component, part.target[mask])
                 stored.forget(part.component, part.target[~mask])
-        new = [mask & ~was for part, mask, was in zip(held, whole, known, strict=True) if not part.component]
-        stored.record_given(sum(map(np.count_nonzero, new)))
+        self._record_given(held, [mask & ~was for mask, was in zip(whole, known, strict=True)])
         self._record_stored_on_device(run, held, whole, clears_count)
 
     def _put(
@@ -435,7 +446,14 @@ class Backups:
                     known: list[Pages] = [np.zeros(len(part), np.bool_) for part in parts]
                     whole = yield from self._put(run, parts, known)
                 self._record_stored_on_device(run, parts, whole, clears_count)
-                ledger.stored.record_given(int(np.count_nonzero(whole[0])))
+                self._record_given(parts, whole)
+
+    def _record_given(self, parts: Sequence[PageCopies], new: Sequence[Pages]) -> None:
+        """Count the bytes of pages that storage was given, by which it evicts."""
+        pages = [0 for _ in self._ledger.layout.components]
+        for part, mask in zip(parts, new, strict=True):
+            pages[part.component] = int(np.count_nonzero(mask))
+        self._ledger.stored.record_given(prompt_bytes(self._ledger.layout, pages, sealed=True))
 
     def _ends_to_put(self, run: BackupRun) -> list[int]:
         """Return the ends, ascending, whose windows are still to be put, and the longest that the device holds."""
@@ -490,19 +508,22 @@ class Backups:
     def record_use(self, found: Match, storage: StorageTier) -> None:
         """Send a storage that evicts a recency hint, before the next put, for pages that a request hits in memory.
 
-        For those, windows of all ends on the way included, that storage is known to have and had no hint of for long.
+        For those that storage is known to have and had no hint of for long: all of Full, and the windows from the end
+        on that later requests resume after. Those before it are superseded: a store that had hints of them would evict
+        needed pages for them.
         """
         if storage.hints is None:
             return
         ledger = self._ledger
-        given_pages = -(-ledger.capacity(Tier.HOST, 0) // HINT_PARTS)
+        host_pages = [ledger.capacity(Tier.HOST, component) for component in range(len(ledger.layout.components))]
+        given_bytes = prompt_bytes(ledger.layout, host_pages, sealed=True) // HINT_PARTS
         pages: list[PageNumbers] = []
-        for component in range(len(ledger.layout.components)):
-            slots = ledger.tree.slots(found, Tier.HOST, component, 0, found.tree_end)
-            unheard_of = numbers_of(ledger.stored.unheard_of(component, slots, given_pages))
+        for component, start in enumerate(ledger.windows(found.next_end)):
+            slots = ledger.tree.slots(found, Tier.HOST, component, start, found.tree_end)
+            unheard_of = numbers_of(ledger.stored.unheard_of(component, slots, given_bytes))
             if len(unheard_of):
                 ledger.stored.add(component, slots[unheard_of])
-            pages.append(unheard_of)
+            pages.append(unheard_of + start)
         if any(map(len, pages)):
             storage.hints.add(UsedPages(found.prompt, tuple(pages)))
 

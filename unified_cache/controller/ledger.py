@@ -107,6 +107,11 @@ class Ledger:
         """Return the pages that can be allocated now: free and evictable ones."""
         return self.free_count(tier, component) + self.evictable_pages(tier, component)
 
+    def has_spare_windows(self) -> bool:
+        """Return whether the host has a free window of every component, so that superseded ones displace nothing."""
+        windowed = enumerate(self.layout.components[1:], 1)
+        return all(self.free_count(Tier.HOST, number) >= component.span for number, component in windowed)
+
     def evicted_pages(self, tier: Tier, component: int) -> int:
         """Return the pages that were evicted to make room, so far."""
         return self._evicted_pages[tier][component]
@@ -183,7 +188,7 @@ class Ledger:
                 may_wait = True
                 while passed_over:
                     self.tree.offer(passed_over.pop())
-            elif victim in saved or not self.tree.would_lose(victim, short):
+            elif victim in saved or not self.tree.would_lose(victim, short, with_superseded=self.has_spare_windows()):
                 self._take_evicted(self.tree.evict_from(victim, short))
             elif may_wait:
                 write_back.evict_to_host(self.tree.prompt_of(victim))

@@ -22,7 +22,7 @@ _STATE_NAMES = ("free", "out", "the tree's")
 class StoredSlots:
     """Slots of one tier whose page storage says that it has, or is being given, and when it last had a hint of it.
 
-    By component. Time is counted in pages that storage was given: a store that evicts does so only then.
+    By component. Time is counted in bytes that storage was given: a store that evicts does so only then.
     """
 
     __slots__ = ("_has_any", "_now", "_touched_at", "clears_count")
@@ -51,9 +51,9 @@ class StoredSlots:
         mask: npt.NDArray[np.bool_] = self._touched_at[component][slots] == _OFFERED
         return mask
 
-    def record_given(self, pages: int) -> None:
-        """Advance the clock, which counts the pages that storage was given."""
-        self._now += pages
+    def record_given(self, given_bytes: int) -> None:
+        """Advance the clock, which counts the bytes that storage was given."""
+        self._now += given_bytes
 
     def forget(self, component: int, slots: Slots) -> None:
         """Record that storage may not have them, or that the slots get other pages."""
@@ -71,10 +71,10 @@ class StoredSlots:
         """Return a mask of the slots whose page storage has."""
         return self._touched_at[component][slots] > 0
 
-    def unheard_of(self, component: int, slots: Slots, pages: int) -> npt.NDArray[np.bool_]:
-        """Return a mask of the slots whose page storage has, with no hint for the last ``pages`` pages it was given."""
+    def unheard_of(self, component: int, slots: Slots, given_bytes: int) -> npt.NDArray[np.bool_]:
+        """Return a mask of the slots whose page storage has, with no hint for the last bytes that it was given."""
         touched_at = self._touched_at[component][slots]
-        return (touched_at > 0) & (touched_at <= self._now - pages) & (slots >= 0)
+        return (touched_at > 0) & (touched_at <= self._now - given_bytes) & (slots >= 0)
 
 
 class SlotAllocator:

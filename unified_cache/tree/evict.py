@@ -45,6 +45,7 @@ def next_victim(tree: TreeState, tier: Tier, component: int) -> Victim | None:
 
 def evict_from(tree: TreeState, node: Node, tier_component: int, pages: int, freed: Freed) -> int:
     """Free up to ``pages`` slots of the next victim of a component on a tier; return how many."""
+    pages = tree.queues.pages_at_once(node, tier_component, pages)
     take = _evict_windowed if tier_component % tree.components_count else _evict_tail
     got = take(tree, node, tier_component, pages, freed)
     if not node.children:
@@ -52,8 +53,11 @@ def evict_from(tree: TreeState, node: Node, tier_component: int, pages: int, fre
     return got
 
 
-def would_lose(tree: TreeState, victim: Victim, pages: int) -> bool:
-    """Return whether evicting up to ``pages`` of a victim takes any page that the other tier lacks."""
+def would_lose(tree: TreeState, victim: Victim, pages: int, *, with_superseded: bool) -> bool:
+    """Return whether evicting up to ``pages`` of a victim takes any page that the other tier lacks.
+
+    Superseded windows count ``with_superseded`` alone.
+    """
     node, tier_component = victim
     components = tree.components_count
     tier, component = divmod(tier_component, components)
@@ -61,7 +65,8 @@ def would_lose(tree: TreeState, victim: Victim, pages: int) -> bool:
         start, end = max(0, node.held_count[tier_component] - pages), node.pages
     else:
         start, end = 0, _end_of_oldest(node, tier_component, pages)
-    for dependant in range(component, components):
+    is_superseded = not with_superseded and node.is_superseded and len(node.children) == 1
+    for dependant in range(component, 1 if is_superseded else components):
         held = node.slots[tier * components + dependant]
         if held is not None:
             lost = held[start:end] >= 0

@@ -10,6 +10,7 @@ that a rank never falls: no touch and no higher priority makes a node go earlier
 Windows of equal rank, as one request's have, go in the order in which they begin in its prompt: the last one, from
 which the prompt is resumed, goes last. Where a node begins never falls either; a split moves it back. Of Full no two
 nodes of a request can be evicted at a time, and others of equal rank go in the order in which they were queued.
+Superseded windows go before all others.
 
 A node is queued for a component on a tier while some of its pages could be evicted there. It is offered again whenever
 that may have become true: a fill, an unlock, a split, the last Full child's eviction. Entries of nodes that died are
@@ -19,6 +20,7 @@ Full needs only its deepest node touched. Ancestors cannot be evicted before it;
 to the parent if it is the younger one.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
@@ -33,6 +35,9 @@ STALE_MIN = 64
 STALE_PART = 32
 """One in so many entries of a component on a tier may be stale: a dead one keeps a whole node in memory."""
 
+SUPERSEDED_MAX = 4096
+"""Nodes that a component on a tier remembers to evict first; of more, the oldest go as all others do."""
+
 
 class EvictionQueues:
     """Eviction queues of all components on all tiers, and their clock. As lru_lists in SGLang 0.5.23."""
@@ -46,6 +51,7 @@ class EvictionQueues:
         "_spans",
         "_stale_counts",
         "_stale_max",
+        "_superseded",
         "clock",
     )
 
@@ -62,6 +68,8 @@ class EvictionQueues:
         self._stale_counts = [0] * len(kinds)
         """By tier and component: entries of dead nodes."""
         self._stale_max = [STALE_MIN] * len(kinds)
+        self._superseded: list[deque[tuple[Node, int, int]]] = [deque(maxlen=SUPERSEDED_MAX) for _ in kinds]
+        """By tier and component: nodes that ``supersede`` named, their stamps then, and where they are kept from."""
         self._sequence = 0
         self.clock = 0
         """Counts touches; the newest stamp."""
@@ -73,6 +81,7 @@ class EvictionQueues:
         """
         self.clock += 1
         now = self.clock
+        node.is_superseded = False
         components = self._components_count
         for tier_component in (0, components):
             above: Node | None = node
@@ -91,6 +100,37 @@ class EvictionQueues:
                 if at.priorities is None:
                     at.priorities = {}
                 at.priorities[tier_component] = max(at.priorities.get(tier_component, UNNAMED), priority)
+
+    def supersede(self, node: Node, end: int) -> None:
+        """Evict the windows first that ``touch`` has made recent for a resume where ``node`` ends.
+
+        A prompt has gone on from there to ``end`` alone: later requests resume at ``end``, or a page before it. What
+        that needs stays in its place, what is used again goes back there, and pages that go by priority do not move.
+        """
+        components = self._components_count
+        for component in range(1, components):
+            kept_start = end - self._spans[component] - 1
+            at = node
+            while at.parent is not None and len(at.children) == 1 and at.end >= node.end - self._spans[component]:
+                for tier_component in (component, components + component):
+                    if at.start < kept_start and not self._is_by_priority[tier_component]:
+                        self._superseded[tier_component].append((at, at.stamps[tier_component], kept_start))
+                at = at.parent
+
+    def _first_superseded(self, tier_component: int) -> tuple[Node, int] | None:
+        """Return the first node with superseded pages that can be evicted, and how many; drop those before it."""
+        superseded = self._superseded[tier_component]
+        while superseded:
+            node, stamp, kept_start = superseded[0]
+            is_used = node.stamps[tier_component] != stamp
+            slots = node.slots[tier_component]
+            if slots is not None and not is_used and self.evictable(node, tier_component):
+                kept_offset = max(kept_start - node.start, 0)
+                pages = int((slots[: min(kept_offset, node.first_pinned(tier_component))] >= 0).sum())
+                if pages:
+                    return node, pages
+            superseded.popleft()
+        return None
 
     def _covered(self, node: Node, tier_component: int) -> Iterator[Node]:
         """Yield the nodes that ``touch`` makes recent on a tier and component, directly or by their descendants."""
@@ -160,6 +200,9 @@ class EvictionQueues:
 
     def next_victim(self, tier_component: int) -> Node | None:
         """Return the node of ``tier_component`` that goes next; it stays queued. None if nothing can be evicted."""
+        superseded = self._first_superseded(tier_component)
+        if superseded is not None:
+            return superseded[0]
         queue = self._queues[tier_component]
         while queue:
             queued_rank, queued_place, _, node = queue[0]
@@ -173,8 +216,16 @@ class EvictionQueues:
             heapreplace(queue, (rank, place, self._sequence, node))
         return None
 
+    def pages_at_once(self, node: Node, tier_component: int, pages: int) -> int:
+        """Return how many of ``pages`` the next victim gives before another is looked for; they are evicted now."""
+        superseded = self._first_superseded(tier_component)
+        return pages if superseded is None or superseded[0] is not node else min(pages, superseded[1])
+
     def pass_over(self, node: Node, tier_component: int) -> None:
         """Take the next victim of ``tier_component`` out of its queue, until it is offered again."""
+        if self._first_superseded(tier_component) is not None:
+            self._superseded[tier_component].popleft()
+            return
         assert self._queues[tier_component][0][3] is node
         self._pop(tier_component)
 

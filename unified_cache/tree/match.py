@@ -53,6 +53,12 @@ class Match:
         """Pages in use by a request that goes on from ``device_end``: the page that it computes again, too."""
         return self.tree_end if self.device_end == self.prompt.reusable_pages else self.device_end
 
+    @property
+    def next_end(self) -> int:
+        """Pages that later requests resume after: those in use, or all where this is the first to go on from there."""
+        is_first = self.tree_end == self.device_end and not (self.path and self.path[-1].children)
+        return self.prompt.pages_count if is_first else self.device_end
+
     def within(self, end: int) -> "Match":
         """Return the longest prefixes of at most ``end`` pages; the rest of the match stays as it is."""
         if self.host_end <= end:

@@ -70,6 +70,7 @@ class Node:
         "full_children",
         "held_count",
         "in_flight",
+        "is_superseded",
         "key",
         "last_child",
         "last_tombstone",
@@ -129,6 +130,8 @@ class Node:
         """Number of children that hold any page of component 0, by tier."""
         self.protection: Protection | None = None
         """Count of the pages that locks keep from eviction; None until a lock here or below is counted."""
+        self.is_superseded = False
+        """Whether the prompt that was resumed where the node ends has gone on, and so later ones resume below."""
         self.dead = False
         """Pruned: out of the tree for good."""
         self.digests: PageDigests = b""

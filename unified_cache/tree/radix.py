@@ -191,6 +191,23 @@ class RadixTree:
         self.check_prompt(prompt)
         return insert(self._state, prompt, start, slots, tier, _whole(priority))
 
+    def supersede(self, held: Lock, end: int) -> None:
+        """Record that a prompt has gone on from what ``held`` pinned to ``end``; if it alone has, its windows go first.
+
+        Later requests resume at ``end`` then, see ``EvictionQueues.supersede``.
+        """
+        if held.end and held.tree is self._state and len(held.node.children) == 1:
+            held.node.is_superseded = True
+            self._state.queues.supersede(held.node, end)
+
+    def superseded_ends(self, found: Match, end: int) -> Pages:
+        """Return a mask of the ends in [1, end] of a match before one that its prompt alone has gone on from."""
+        self._check_alive(found)
+        last = max([node.end for node in found.path if node.is_superseded and len(node.children) == 1], default=0)
+        superseded = np.arange(end) < last
+        superseded[[node.end - 1 for node in found.path if node.end <= end and len(node.children) > 1]] = False
+        return superseded
+
     def inserted_slot(self, inserted: Inserted, tier: Tier, component: int, page: int) -> int:
         """Return the slot of a page of the prompt that was inserted just now; -1 for a tombstone."""
         node = inserted.node
@@ -213,9 +230,9 @@ class RadixTree:
         eviction.evict_from(self._state, *victim, pages, freed)
         return freed
 
-    def would_lose(self, victim: eviction.Victim, pages: int) -> bool:
-        """Return whether evicting up to ``pages`` of a victim takes any page that the other tier lacks."""
-        return eviction.would_lose(self._state, victim, pages)
+    def would_lose(self, victim: eviction.Victim, pages: int, *, with_superseded: bool) -> bool:
+        """Return whether evicting up to ``pages`` of a victim loses any, see ``tree.would_lose``."""
+        return eviction.would_lose(self._state, victim, pages, with_superseded=with_superseded)
 
     def prompt_of(self, victim: eviction.Victim) -> Prompt:
         """Return a prompt that needs the pages of a victim."""

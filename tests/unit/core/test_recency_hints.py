@@ -134,7 +134,7 @@ def test_a_store_that_never_evicts_and_one_that_is_backed_up_to_on_call_get_no_h
         assert toy.cache.stats().recency_hints == HintCounts()
 
 
-def test_a_page_in_use_is_reported_once_for_a_32nd_of_the_pages_that_the_host_holds() -> None:
+def test_a_page_in_use_is_reported_once_for_a_32nd_of_the_bytes_that_the_host_holds() -> None:
     store = ScriptedStorage(100 * bytes_of(4))
     toy = writing(WritePolicy.THROUGH, store, host=128)
     document = toy.cache.prompt(tokens(4))
@@ -184,7 +184,7 @@ def test_uses_that_wait_for_a_put_are_bounded_and_those_dropped_are_counted() ->
     prompts = [toy.cache.prompt(tokens(1, 1_000 * number)) for number in range(HINTS_MAX + 6)]
     for prompt in prompts:
         ask(toy, prompt)
-    toy.cache._ledger.stored.record_given(1_000)
+    toy.cache._ledger.stored.record_given(1_000 * bytes_of(4))
     storage = present(toy.cache._storage)
     for prompt in prompts:
         toy.cache._backups.record_use(toy.cache.match(prompt), storage)
@@ -203,7 +203,7 @@ def test_a_store_that_fails_to_take_a_hint_is_given_pages_all_the_same() -> None
     store.failing = {Method.TOUCH}
     longer = toy.cache.prompt(tokens(6))
     ask(toy, longer)
-    assert toy.cache.stats().recency_hints == HintCounts(dropped_pages=DOCUMENT_PAGES)
+    assert toy.cache.stats().recency_hints == HintCounts(dropped_pages=4), "its window is superseded"
     assert all(store.exists(needed_labels(toy, longer)))
     assert toy.cache.stats().operations_failed == 0
 
@@ -226,7 +226,7 @@ def test_ranks_whose_stores_differ_in_whether_they_evict_stay_equal() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_when_storage_learned_of_a_page_last_is_counted_in_pages_given(seed: int) -> None:
+def test_when_storage_learned_of_a_page_last_is_counted_in_bytes_given(seed: int) -> None:
     rng = random.Random(seed)
     stored, now = StoredSlots((8,)), 0
     model: dict[int, int] = {}
