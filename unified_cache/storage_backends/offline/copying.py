@@ -178,6 +178,8 @@ def plan_identity(source: StorageReader, target: StorageBackend, description: De
     Objects that the target has at their right length are not copied, nor read: scrub the target if you doubt them.
     """
     identity = description.identity.digest(description.layout)
+    # A service lists registered identities, and nothing else.
+    target.register(manifest_of(description.identity, description.layout), {})
     have = take_inventory(source, identity, description.layout)
     there = take_inventory(target, identity, description.layout)
     todo, skipped = ObjectCount(), ObjectCount()
@@ -203,7 +205,6 @@ def copy_identity(
     for found in plan.misfits:
         reason = copying.pools.misfit(found) or ""
         copying.result.findings[found.label] = FlawedObject(found.label, ReadOutcome.FLAWED, reason)
-    target.register(manifest_of(description.identity, description.layout), {})
     if plan.stale:
         target.remove(plan.stale)
     for chunk in chunks(plan.tasks):
@@ -399,6 +400,7 @@ def _looked_for(
     layout = description.layout
     layout.check_page_sizes({pool.name for pool in layout.pools})
     pools = ObjectPools(description.identity.digest(layout), layout)
+    target.register(manifest_of(description.identity, layout), {})
     chains = [PromptChain(prompt, layout, pools, source, target) for prompt in prompts]
     return PrefixPlan(source, target, description, pools, chains, 0)
 
@@ -413,5 +415,4 @@ def _union(chosen: Iterable[tuple[PromptChain, Presence]]) -> int:
 
 
 def _begun(plan: PrefixPlan, watch: Watch) -> Copying:
-    plan.target.register(manifest_of(plan.description.identity, plan.description.layout), {})
     return Copying(plan.source, plan.target, plan.pools, watch)

@@ -222,7 +222,7 @@ class RemoteStorage:
             self._manifests[manifest.identity] = manifest
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Ask each page's server; pages of identities that were not registered are absent."""
+        """Ask each page's server; pages of identities that were not registered are UNAVAILABLE."""
         with self._calls:
             return self._exists(labels)
 
@@ -273,7 +273,7 @@ class RemoteStorage:
             return _complete(stored)
 
     def touch(self, labels: Sequence[Label]) -> None:
-        """Make each page recent at its server; pages of identities that were not registered are absent."""
+        """Make each page recent at its server; pages of identities that were not registered are left out."""
         with self._calls:
             touched = self._unanswered(labels)
 
@@ -334,11 +334,14 @@ class RemoteStorage:
             return removed_count
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List pages, of each server those that belong to it: once each, whether the servers share a store or not."""
+        """List pages, of each server those that belong to it: once each, whether the servers share a store or not.
+
+        Raises InputError for an identity that was not registered: what a service has of it, it was not asked.
+        """
         with self._calls:
             manifest = self._manifests.get(identity)
             if manifest is None:
-                return Scan([], "")
+                raise InputError(f"register identity {identity.hex()} before it is listed")
             number_text, _, rest = cursor.partition(":") if cursor else ("0", "", "")
             if not number_text.isdecimal() or int(number_text) >= len(self._servers):
                 raise InputError(f"a cursor is what the last scan returned, found {cursor!r}")
@@ -397,8 +400,8 @@ class RemoteStorage:
         return _complete(found)
 
     def _unanswered(self, labels: Sequence[Label]) -> list[Answer | None]:
-        """Return None for each page that a server has to answer for; nobody is asked for unregistered identities."""
-        return [None if label.identity in self._manifests else Answer.MISS for label in labels]
+        """Return None for each page that a server has to answer for; nobody can be asked for other identities."""
+        return [None if label.identity in self._manifests else Answer.UNAVAILABLE for label in labels]
 
     def _send_with_failover(
         self,

@@ -375,12 +375,14 @@ def test_a_layout_that_no_server_takes_is_an_error_that_says_why(two: TwoServers
     assert two.storage.put([sealed_page(label(1))], Level.CACHED) == [Answer.STORED]
 
 
-def test_a_page_that_was_not_registered_cannot_be_put_and_is_absent(two: TwoServers) -> None:
+def test_a_page_that_was_not_registered_cannot_be_put_and_nobody_knows_whether_it_is_there(two: TwoServers) -> None:
     foreign = label(1)._replace(identity=bytes(32))
     with pytest.raises(InputError):
         two.storage.put([sealed_page(foreign)], Level.CACHED)
-    assert two.storage.exists([foreign]) == [Answer.MISS]
-    assert two.storage.get([blank_page(foreign)]) == [Answer.MISS]
+    assert two.storage.exists([foreign]) == [Answer.UNAVAILABLE]
+    assert two.storage.get([blank_page(foreign)]) == [Answer.UNAVAILABLE]
+    with pytest.raises(InputError):
+        two.storage.scan(foreign.identity)
     assert two.storage.remove([foreign]) == 0
 
 
