@@ -11,6 +11,7 @@
     engine_facts  facts of a running engine; needs it
     naming        facts of an engine as identities
     settings      what the extra configuration says
+    versions      in what the versions of SGLang differ
 
     --enable-unified-cache-external-linker --unified-cache-external-linker-backend dynamic
     --unified-cache-external-linker-config '{"linker": "UnifiedCacheExternalLinker",
@@ -27,11 +28,22 @@ Importing this package imports no SGLang; asking it for one of the two classes d
 
 from importlib import import_module
 
+from unified_cache.core.errors import ConfigError
+from unified_cache.integrations.sglang.versions import SUPPORTED
+
 __all__ = ["UnifiedCacheExternalLinker", "UnifiedCacheHiCache"]  # pyright: ignore[reportUnsupportedDunderAll]  # made by __getattr__
 
 
 def __getattr__(name: str) -> object:
-    """Import the class that SGLang asks for, and SGLang with it."""
+    """Import the class that SGLang asks for, and SGLang with it.
+
+    Raises:
+        ConfigError: SGLang has another version than it is written for.
+    """
     if name not in __all__:
         raise AttributeError(f"module {__name__} has no attribute {name!r}")
-    return vars(import_module(f"{__name__}.{'hicache' if name == 'UnifiedCacheHiCache' else 'linker'}"))[name]
+    try:
+        return vars(import_module(f"{__name__}.{'hicache' if name == 'UnifiedCacheHiCache' else 'linker'}"))[name]
+    except ImportError as error:
+        found = vars(import_module("sglang.version"))["__version__"]
+        raise ConfigError(f"{name} needs SGLang {SUPPORTED[name]}, found SGLang {found}: {error}") from error

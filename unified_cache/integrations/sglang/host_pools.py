@@ -7,6 +7,7 @@ import torch
 
 from unified_cache.core.errors import InputError
 from unified_cache.integrations.engine_store.pools import AffineRows, AskedRows, PageRows, Rows
+from unified_cache.integrations.sglang.versions import shares_memory
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.pool_host.base import HostKVCache  # pyright: ignore[reportMissingImports]
@@ -28,9 +29,7 @@ def rows_of_pool(pool: "HostKVCache") -> PageRows | None:
         return CopiedRows.of(pool)
     if located is None:
         return CopiedRows.of(pool) if pool.get_dummy_flat_data_page().numel() else None
-    rows = None
-    if pool.shared_allocation_domain is None:
-        rows = AffineRows.learn(locate, pool.size // pool.page_size)
+    rows = None if shares_memory(pool) else AffineRows.learn(locate, pool.size // pool.page_size)
     return rows or AskedRows(locate, located[1])
 
 

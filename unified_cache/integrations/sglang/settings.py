@@ -10,6 +10,7 @@ from unified_cache.core.errors import ConfigError
 from unified_cache.core.settings.loading import read_table
 from unified_cache.core.settings.section import Bytes, BytesOrNone, Seconds, Section
 from unified_cache.integrations.engine_store import EngineStoreConfig
+from unified_cache.integrations.sglang.versions import decode_context_size
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig  # pyright: ignore[reportMissingImports]
@@ -80,8 +81,8 @@ class HiCacheSettings(StoreSettings):
             raise ConfigError('the extra config must say "interface_v1": 1, without it SGLang copies page by page')
         if config.should_split_heads:
             raise ConfigError("tp_lcm_size is not supported: remove it from the extra config")
-        if config.dcp_size != 1:
-            raise ConfigError(f"decode context parallelism is not supported, found dcp_size {config.dcp_size}")
+        if (size := decode_context_size(config)) != 1:
+            raise ConfigError(f"decode context parallelism is not supported, found dcp_size {size}")
         return settings
 
 

@@ -10,28 +10,21 @@ the facts about the engine that a tier by itself is not given.
 
 from collections.abc import Mapping
 
-from vllm.config import VllmConfig  # pyright: ignore[reportMissingImports]
-from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole  # pyright: ignore[reportMissingImports]
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (  # pyright: ignore[reportMissingImports]
-    KVConnectorPromMetrics,
-    PromMetric,
-    PromMetricT,
-)
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (  # pyright: ignore[reportMissingImports]
-    build_offloading_config,
-)
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (  # pyright: ignore[reportMissingImports]
-    get_sliding_window_size_in_chunks,
-)
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (  # pyright: ignore[reportMissingImports]
-    OffloadingConnector,
-)
-from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
-from vllm.v1.kv_cache_interface import KVCacheConfig  # pyright: ignore[reportMissingImports]
-from vllm.version import __version__ as vllm_version  # pyright: ignore[reportMissingImports]
-
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.window import SPAN_ALL
+from unified_cache.integrations.vllm.engine import (
+    KVCacheConfig,
+    KVConnectorPromMetrics,
+    KVConnectorRole,
+    OffloadingConnector,
+    PromMetric,
+    PromMetricT,
+    VllmConfig,
+    build_offloading_config,
+    current_platform,
+    get_sliding_window_size_in_chunks,
+    vllm_version,
+)
 from unified_cache.integrations.vllm.facts import OffloadedGroup, engine_facts
 from unified_cache.integrations.vllm.names import VllmFacts
 from unified_cache.integrations.vllm.settings import TierSettings, own_keys

@@ -1,7 +1,7 @@
 """``UnifiedCacheTier``: any store of this package as a secondary tier of vLLM's KV offloading. Imports vLLM.
 
-vLLM loads it by name, and calls all of it on its scheduler's thread; nothing here waits but ``drain_jobs`` and
-``shutdown``, which vLLM wants to. Beside other tiers it is configured as
+vLLM loads it by name, and makes one call at a time, on its scheduler's thread or, since 0.33, another; nothing here
+waits but ``drain_jobs`` and ``shutdown``, which vLLM wants to. Beside other tiers it is configured as
 
     {"type": "UnifiedCacheTier", "module_path": "unified_cache.integrations.vllm.tier", "url": "file:/var/kv",
      "revision": "what tells these weights from others"}
@@ -13,13 +13,15 @@ import logging
 from collections.abc import Collection, Iterable
 from typing import ClassVar
 
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (  # pyright: ignore[reportMissingImports]
-    OffloadingConnectorStats,
-)
-from vllm.logger import init_logger  # pyright: ignore[reportMissingImports]
-from vllm.v1.kv_offload.base import (  # pyright: ignore[reportMissingImports]
+from unified_cache.core.errors import StateError
+from unified_cache.integrations.vllm.changes import ChunksRemoved, ChunksStored
+from unified_cache.integrations.vllm.chunks import ChunkTier
+from unified_cache.integrations.vllm.engine import (
+    BackpressureDetector,
+    JobResult,
     LookupResult,
     Medium,
+    OffloadingConnectorStats,
     OffloadingCounterMetadata,
     OffloadingEvent,
     OffloadingGaugeMetadata,
@@ -30,17 +32,10 @@ from vllm.v1.kv_offload.base import (  # pyright: ignore[reportMissingImports]
     ReqContext,
     RequestOffloadingContext,
     ScheduleEndContext,
-)
-from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector  # pyright: ignore[reportMissingImports]
-from vllm.v1.kv_offload.tiering.base import (  # pyright: ignore[reportMissingImports]
-    JobResult,
     SecondaryTierManager,
     TransferJob,
+    init_logger,
 )
-
-from unified_cache.core.errors import StateError
-from unified_cache.integrations.vllm.changes import ChunksRemoved, ChunksStored
-from unified_cache.integrations.vllm.chunks import ChunkTier
 from unified_cache.integrations.vllm.facts import row_shape, spec_facts
 from unified_cache.integrations.vllm.logs import show_logs_with
 from unified_cache.integrations.vllm.lookups import ChunkAnswer
