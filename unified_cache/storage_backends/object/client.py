@@ -14,6 +14,7 @@ from unified_cache.core.errors import StorageError
 from unified_cache.storage_backends.common.bounded_call import current_call
 from unified_cache.storage_backends.common.call_threads import CallThreads
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX
+from unified_cache.storage_backends.object.address import NO_PROXY, is_panic
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -30,8 +31,9 @@ _STATUS = re.compile(r"status code: (\d{3}[ A-Za-z-]*)")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _CREDENTIALS = re.compile(r"169\.254\.|metadata\.google")
 _URL = re.compile(r"\w+://\S+")
-_SYSTEM = re.compile(r'message: "([A-Za-z ]{1,64})"')
+_SYSTEM = re.compile(r'(?:message|error): "([A-Za-z ]{1,64})(?:: [A-Za-z ]{1,64})?"')
 """What the operating system said, in the source of an error."""
+_CERTIFICATE = re.compile(r"InvalidCertificate\((?:\s*Other\(\s*OtherError\()?\s*(\w{1,64})")
 
 
 class Bucket:
@@ -56,14 +58,27 @@ class Bucket:
         with self._plain_errors("get", name), suppress(FileNotFoundError):
             found = obstore.get(self._store, name)
             size = found.meta["size"]
-            return memoryview(found.bytes()) if bytes_min <= size <= bytes_max else size
+            if not bytes_min <= size <= bytes_max:
+                return size
+            # One part is all of it; another one comes only where an answer is longer than it says.
+            parts = iter(found.stream(min_chunk_size=max(size, 1)))
+            content = memoryview(next(parts, b""))
+            if len(content) == size and next(parts, None) is None:
+                return content
+            raise OSError("the answer is longer than it says")
         return None
 
     def create(self, name: str, content: bytes) -> bool:
         """Put an object unless there is one; return whether there was none. Nobody ever sees a part of it."""
-        with self._plain_errors("put", name), suppress(AlreadyExistsError):
-            obstore.put(self._store, name, content, mode="create")
-            return True
+        try:
+            with self._plain_errors("put", name), suppress(AlreadyExistsError):
+                obstore.put(self._store, name, content, mode="create")
+                return True
+        except StorageError as error:
+            if "NotImplemented" not in str(error) and "501" not in str(error):
+                raise
+            reason = "; a store needs a service that takes puts with If-None-Match: *, this one does not"
+            raise StorageError(f"{error}{reason}", retryable=False) from None
         return False
 
     def replace(self, name: str, content: bytes) -> None:
@@ -108,6 +123,10 @@ class Bucket:
             return
         except (BaseError, OSError, ValueError) as error:
             text, retryable = reason_of(str(error)), not isinstance(error, LASTING)
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            text, retryable = f"a bug of obstore: {reason_of(str(error))}", False
         raise StorageError(f"{self.name}: {request} of {name}: {text}", retryable=retryable)
 
 
@@ -121,6 +140,15 @@ def reason_of(text: str) -> str:
         return status[1].strip() + (f" ({code[1]})" if code is not None else "")
     if text.endswith("builder error"):
         return "an endpoint of http: is used only where the variable ..._ALLOW_HTTP is true"
+    if NO_PROXY.removeprefix("http://") in source:
+        return "it sends us to a host that no variable names, which is not followed"
+    if '"dns error"' in source:
+        return "the name of its host is not known"
+    certificate = _CERTIFICATE.search(source)
+    if certificate is not None:
+        return f"its certificate is not trusted ({certificate[1]}); SSL_CERT_FILE names other authorities"
+    if "InvalidContentType" in source:
+        return "no TLS is spoken there; is it an endpoint of http:?"
     if "TimedOut" in source:
         return "no answer in time"
     if "IncompleteBody" in source:

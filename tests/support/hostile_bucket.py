@@ -1,0 +1,104 @@
+"""A server in the place of a bucket that answers as no bucket should, and counts what it is asked for."""
+
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+__all__ = ["HostileBucket", "endless", "redirect", "refusal"]
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+BLOCK = bytes(1 << 20)
+ENDLESS_BYTES = 256 << 20
+"""As much as a test waits for."""
+
+
+class HostileBucket:
+    """Answers every request in the same way. ``asked`` has the method and the path of each."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.asked: list[str] = []
+
+    @classmethod
+    @contextmanager
+    def running(
+        cls, answer: Answer, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+    ) -> Iterator["HostileBucket"]:
+        """Listen on a port of its own until the end."""
+
+        class HostileHandler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                bucket.asked.append(f"{self.command} {self.path}")
+                with suppress(OSError):
+                    answer(self)
+
+            do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815  # named by the base class
+
+            def handle_one_request(self) -> None:
+                self.close_connection = True
+                with suppress(OSError):
+                    super().handle_one_request()
+
+        with ThreadingHTTPServer((host, 0), HostileHandler) as server:
+            server.daemon_threads = True
+            server.block_on_close = False
+            if tls is not None:
+                server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+            scheme = "http" if tls is None else "https"
+            bucket = cls(f"{scheme}://{host}:{server.server_address[1]}")
+            Thread(target=server.serve_forever, daemon=True).start()
+            try:
+                yield bucket
+            finally:
+                server.shutdown()
+
+
+def refusal(status: int, code: str = "") -> Answer:
+    """Refuse with a status, and with a code where the answer may have a body."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        body = f"<Error><Code>{code}</Code></Error>".encode() if code and request.command != "HEAD" else b""
+        request.send_response_only(status)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    return answer
+
+
+def redirect(endpoint: str) -> Answer:
+    """Send every request elsewhere."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response_only(302)
+        request.send_header("Location", f"{endpoint}/elsewhere")
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    return answer
+
+
+def endless(length: int, sent: list[int]) -> Answer:
+    """Name a length, and send on in chunks until the client hangs up; add to ``sent`` the bytes that it took."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response_only(200)
+        request.send_header("Content-Length", str(length))
+        request.send_header("Transfer-Encoding", "chunked")
+        request.send_header("ETag", '"0"')
+        request.send_header("Last-Modified", "Sat, 28 Nov 2026 00:00:00 GMT")
+        request.end_headers()
+        while sum(sent) < ENDLESS_BYTES:
+            request.wfile.write(b"%x\r\n%b\r\n" % (len(BLOCK), BLOCK))
+            sent.append(len(BLOCK))
+
+    return answer

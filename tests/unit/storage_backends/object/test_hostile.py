@@ -1,0 +1,138 @@
+"""Faults of a bucket's service, its network and its environment: one line names each, and nothing leaks."""
+
+import ssl
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from obstore.store import S3Store
+
+from tests.support.certificates import Authority
+from tests.support.hostile_bucket import BLOCK, ENDLESS_BYTES, HostileBucket, endless, redirect, refusal
+from unified_cache.core.errors import ConfigError, StorageError
+from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.object.client import Bucket
+from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
+from unified_cache.storage_backends.url import open_storage
+from unified_cache.testing.storage_contract import LAYOUT, MODEL, PAGE_BYTES, blank_page, label, sealed_page
+
+URL = "s3://bucket/kv"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"ACCESS_KEY_ID": "id", "SECRET_ACCESS_KEY": "secret", "SESSION_TOKEN": "token"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+
+
+def reason_of_a_get(url: str = URL) -> str:
+    with closing(open_storage(url)) as storage, pytest.raises(StorageError) as failed:
+        storage.get([blank_page(label(1))])
+    said = str(failed.value)
+    assert "\n" not in said
+    return said
+
+
+@pytest.mark.threat("leaked credentials")
+def test_a_redirect_to_another_host_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        HostileBucket.running(refusal(404), "127.0.0.2") as thief,
+        HostileBucket.running(redirect(thief.endpoint)) as bucket,
+        closing(open_storage_at(bucket, monkeypatch)) as storage,
+    ):
+        for ask in (
+            lambda: storage.get([blank_page(label(1))]),
+            lambda: storage.exists([label(1)]),
+            lambda: storage.put([sealed_page(label(1))], Level.CACHED),
+            lambda: storage.scan(MODEL.digest(LAYOUT)),
+        ):
+            with pytest.raises(StorageError):
+                ask()
+        assert bucket.asked
+        assert thief.asked == []
+        assert "no variable names" in reason_of_a_get()
+
+
+def open_storage_at(bucket: HostileBucket, monkeypatch: pytest.MonkeyPatch) -> StorageBackend:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.endpoint)
+    return open_storage(URL)
+
+
+@pytest.mark.parametrize("variable", ["http_proxy", "HTTP_PROXY", "all_proxy", "AWS_PROXY_URL"])
+def test_a_proxy_is_used_where_a_variable_of_the_cloud_names_it_and_nowhere_else(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with HostileBucket.running(refusal(404)) as bucket, HostileBucket.running(refusal(404), "127.0.0.2") as proxy:
+        monkeypatch.setenv(variable, proxy.endpoint)
+        with closing(open_storage_at(bucket, monkeypatch)) as storage:
+            assert storage.exists([label(1)]) == [Answer.MISS]
+        assert (len(bucket.asked), len(proxy.asked)) == ((0, 1) if variable == "AWS_PROXY_URL" else (1, 0))
+
+
+def test_an_answer_that_is_longer_than_it_says_is_read_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    with HostileBucket.running(endless(PAGE_BYTES, sent)) as bucket:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.endpoint)
+        assert "longer than it says" in reason_of_a_get()
+    assert sum(sent) <= ENDLESS_BYTES // 8, f"{sum(sent) // len(BLOCK)} MiB, which the buffers of sockets take"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "minio:9000",
+        "minio",
+        "://",
+        "ftp://minio",
+        "http://id:secret@minio",
+        "http://[::1",
+        "http://minio:99999",
+        "http://m n",
+    ],
+)
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3"])
+def test_an_endpoint_that_is_no_url_is_refused_by_the_name_of_its_variable(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=f"{variable} must be a URL") as refused:
+        open_storage(URL)
+    assert "secret" not in str(refused.value)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_panic_of_the_library_is_an_error_of_one_line(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    bucket = Bucket(URL, S3Store("bucket", endpoint="minio:9000"))
+    with pytest.raises(StorageError, match="a bug of obstore") as failed:
+        bucket.size_of("name")
+    assert not failed.value.retryable
+    capfd.readouterr()  # what Rust says of it
+
+
+def test_what_lies_under_a_request_that_cannot_be_sent_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    issued = Authority("unknown").issue("server")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    (tmp_path / "chain").write_bytes(issued.chain)
+    (tmp_path / "key").write_bytes(issued.key)
+    context.load_cert_chain(tmp_path / "chain", tmp_path / "key")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://no-such-host.invalid")
+    assert reason_of_a_get().endswith("the name of its host is not known")
+    with HostileBucket.running(refusal(404)) as plain, HostileBucket.running(refusal(404), tls=context) as secure:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", plain.endpoint.replace("http:", "https:"))
+        assert "no TLS is spoken there" in reason_of_a_get()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", secure.endpoint)
+        assert "SSL_CERT_FILE" in reason_of_a_get()
+
+
+def test_a_service_without_conditional_puts_is_refused_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        HostileBucket.running(refusal(501, "NotImplemented")) as bucket,
+        closing(open_storage_at(bucket, monkeypatch)) as storage,
+        pytest.raises(StorageError, match="If-None-Match") as refused,
+    ):
+        storage.register(manifest_of(MODEL, LAYOUT), {})
+    assert not refused.value.retryable
