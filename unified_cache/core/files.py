@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from unified_cache.core.errors import ConfigError
 
-__all__ = ["check_writable", "read_kept", "replace_whole", "write_whole"]
+__all__ = ["check_writable", "read_kept", "read_up_to", "replace_whole", "write_whole"]
 
 _KEPT_BYTES_MAX = 16 << 20
 """A revocation list of some hundred thousand certificates, or as many tokens."""
@@ -32,6 +32,15 @@ def read_kept(path: Path, forbidden: int = 0) -> bytes:
         raise ConfigError(f"{path} must be kept from others, as by chmod 600, found {stat.filemode(mode)}")
     if len(found) > _KEPT_BYTES_MAX:
         raise ConfigError(f"{path} must have at most {_KEPT_BYTES_MAX} bytes")
+    return found
+
+
+def read_up_to(path: Path, bytes_max: int) -> bytes:
+    """Read a file, pipe or device that a user names; ``ConfigError`` where it has more than ``bytes_max``."""
+    with path.open("rb") as file:
+        found = file.read(bytes_max + 1)
+    if len(found) > bytes_max:
+        raise ConfigError(f"{path} must have at most {bytes_max} bytes, found more")
     return found
 
 

@@ -30,6 +30,7 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.offline import prompts as prompts_module
 from unified_cache.storage_backends.offline.listing import ReadOutcome, count_objects, listed, total_of
 from unified_cache.storage_backends.offline.prompts import read_prompts
 from unified_cache.storage_backends.offline.stores import (
@@ -264,6 +265,12 @@ def test_what_is_no_prompt_is_refused_with_the_name_of_the_file(text: str, tmp_p
     path.write_text(text, encoding="utf-8")
     with pytest.raises(TokenError, match="tokens"):
         read_prompts(path, 2, Namespace())
+
+
+def test_prompts_without_end_are_read_up_to_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts_module, "PROMPTS_BYTES_MAX", 1 << 10)
+    with pytest.raises(ConfigError, match="at most 1024 bytes"):
+        read_prompts(Path("/dev/zero"), 2, Namespace())
 
 
 def test_a_store_that_tells_no_use_shrinks_by_whole_pages_and_by_superseded_generations_first() -> None:

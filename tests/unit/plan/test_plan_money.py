@@ -75,6 +75,9 @@ def test_a_hardware_file_goes_on_from_a_known_one(tmp_path: Path) -> None:
         ("base = 'h10'", "did you mean h100"),
         ("[prefill_tokens_per_s]\nlong = 3", "must be a valid integer, found 'long'"),
         ("device_price_per_hour =", "must be TOML"),
+        (f"prefill_tokens_per_s = {{{'9' * 400} = 1.0}}", "prefill_tokens_per_s"),
+        ("prefill_tokens_per_s = {0 = 1.0}", "prefill_tokens_per_s"),
+        ("\n" * (1 << 21), "at most 1048576 bytes"),
     ],
 )
 def test_a_hardware_file_that_cannot_be_used_says_why(text: str, said: str, tmp_path: Path) -> None:

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from unified_cache.core.errors import ConfigError, TraceError
-from unified_cache.sizing.replay.trace import BLOCK_TOKENS, HASH_ID_MAX, TraceRequest, read_trace
+from unified_cache.sizing.replay.trace import (
+    BLANK_BYTES_MAX,
+    BLOCK_TOKENS,
+    BLOCKS_MAX,
+    HASH_ID_MAX,
+    LINE_BYTES_MAX,
+    TraceRequest,
+    read_trace,
+)
 
 
 def line(timestamp: object = 0, input_length: object = 600, hash_ids: object = (1, 2), **changed: object) -> str:
@@ -88,9 +96,14 @@ BAD = (
     (line(timestamp="now"), "expected timestamp to be a number of milliseconds, found 'now'"),
     (line(timestamp=True), "expected timestamp to be a number"),
     (line(timestamp=float("nan")), "expected timestamp to be a number"),
+    (line(timestamp=10**400), "expected timestamp to be a number"),
+    (line(timestamp=-1e308), "expected timestamp to be a number"),
     (line(input_length=600.0), "expected input_length to be a number of tokens, found 600.0"),
     (line(input_length=-1, hash_ids=[]), "expected input_length to be a number of tokens, found -1"),
     (line(output_length=None), "expected output_length to be a number of tokens"),
+    (line(output_length=10**400), "expected output_length to be a number of tokens"),
+    (line(input_length=10**400), "expected input_length to be a number of tokens"),
+    (line(hash_ids=[1] * (BLOCKS_MAX + 1)), f"expected at most {BLOCKS_MAX} hash_ids, found {BLOCKS_MAX + 1}"),
     (line(hash_ids=7), "expected hash_ids to be a list, found 7"),
     (line(hash_ids=[1, "2"]), "expected hash_ids to be integers in .* found '2'"),
     (line(hash_ids=[1, True]), "expected hash_ids to be integers in .* found True"),
@@ -108,6 +121,21 @@ def test_a_malformed_line_is_refused_with_its_place_and_what_is_wrong(tmp_path: 
         read_trace(path)
     assert str(caught.value).startswith(f"{path}:2: expected")
     assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("name", ["trace", "trace.jsonl.gz"])
+def test_lines_that_are_too_long_or_blank_are_read_no_further_than_their_bound(name: str, tmp_path: Path) -> None:
+    """The rest, which is never read, is damaged gzip where it is packed."""
+    for found, text in (
+        ("blank bytes", b"\n" * (2 * BLANK_BYTES_MAX)),
+        ("blank bytes", (b" " * 1000 + b"\n") * (2 * BLANK_BYTES_MAX // 1001)),
+        ("more than", b"1," * LINE_BYTES_MAX),
+    ):
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(text)[:-9] if path.suffix == ".gz" else text)
+        with pytest.raises(TraceError, match=found):
+            read_trace(path)
+    assert len(read_trace(written(tmp_path, line(), "\n" * (BLANK_BYTES_MAX - 2), line()))) == 2
 
 
 def test_a_file_that_is_missing_empty_or_a_directory_is_refused_by_name(tmp_path: Path) -> None:

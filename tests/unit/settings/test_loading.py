@@ -1,11 +1,13 @@
 """Settings from a file, variables and flags: which wins, where each came from, and what is refused with its line."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from unified_cache.core.config import EvictionPolicy, Retention, WritePolicy
 from unified_cache.core.errors import ConfigError
+from unified_cache.core.settings import toml
 from unified_cache.core.settings.cache import EmbeddedSettings
 from unified_cache.core.settings.loading import FILE_NAME, SettingSource, cache_settings, read_settings
 from unified_cache.core.settings.names import FILE_VARIABLE, SECTIONS, variable_name
@@ -152,6 +154,18 @@ def test_the_line_is_right_after_values_of_several_lines(tmp_path: Path) -> None
     assert "a.toml:10: engines must be at least 1" in refusal(tmp_path, f"{text}engines = 0\n")
 
 
+def test_a_list_of_many_lines_is_parsed_once_for_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+
+    def loads(text: str) -> dict[str, object]:
+        parsed.append(text)
+        return tomllib.loads(text)
+
+    monkeypatch.setattr(toml, "loads", loads)
+    assert "a.toml:2003: " in refusal(tmp_path, "sweep = [\n" + "1,\n" * 2000 + "]\nengins = 2\n")
+    assert len(parsed) < 5
+
+
 def test_several_flaws_are_all_named(tmp_path: Path) -> None:
     said = refusal(tmp_path, "hots = 1\nengins = 2\n")
     assert "a.toml:1: " in said
@@ -164,6 +178,7 @@ def test_several_flaws_are_all_named(tmp_path: Path) -> None:
         ("", "expected a file of TOML, found a directory"),
         ("none.toml", "expected a file of settings, found none; unified-cache config init"),
         ("latin.toml", "expected TOML in UTF-8, found byte 0xe9"),
+        ("/dev/zero", "must have at most 1048576 bytes, found more"),
     ],
 )
 def test_what_is_no_file_of_toml_is_refused(place: str, said: str, tmp_path: Path) -> None:

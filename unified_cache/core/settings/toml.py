@@ -9,6 +9,7 @@ from tomllib import TOMLDecodeError, loads
 from pydantic import BaseModel
 
 from unified_cache.core.errors import ConfigError
+from unified_cache.core.files import read_up_to
 from unified_cache.core.nesting import parse_toml
 
 __all__ = ["SettingPath", "TomlFile", "as_toml", "flattened", "quoted", "read_toml", "toml_literal"]
@@ -16,6 +17,10 @@ __all__ = ["SettingPath", "TomlFile", "as_toml", "flattened", "quoted", "read_to
 SettingPath = tuple[str, ...]
 """Names of the tables that a value lies in, and its own."""
 
+SETTINGS_BYTES_MAX = 1 << 20
+"""Quotas of some ten thousand tenants."""
+_LAST_LINE_ENDS = ("]", '"""', "'''")
+"""The last line of a value of several lines has one of these."""
 _PLACE = re.compile(r" ?\(at line (\d+), column \d+\)|\(at end of document\)")
 
 
@@ -41,7 +46,7 @@ def read_toml(path: Path) -> TomlFile:
     if path.is_dir():
         raise ConfigError(f"{path}: expected a file of TOML, found a directory; name the file in it")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_up_to(path, SETTINGS_BYTES_MAX).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: expected TOML in UTF-8, found byte {error.object[error.start]:#04x}") from error
     except FileNotFoundError as error:
@@ -64,7 +69,11 @@ def _lines(text: str) -> Iterator[tuple[SettingPath, int]]:
     table: SettingPath = ()
     statement: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
+        if not statement and not line.strip():
+            continue
         statement.append(line)
+        if len(statement) > 1 and not any(end in line for end in _LAST_LINE_ENDS):
+            continue
         try:
             found = loads("\n".join(statement))
         except TOMLDecodeError:

@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from unified_cache.core.errors import ConfigError, did_you_mean
+from unified_cache.core.files import read_up_to
 from unified_cache.core.nesting import parse_toml
 from unified_cache.core.settings.loading import read_table
 from unified_cache.core.settings.section import Bytes, Section
@@ -33,6 +34,7 @@ MONTH_HOURS = 730.0
 """365.25 days of 24 hours, a twelfth."""
 
 GIB = float(1 << 30)
+HARDWARE_BYTES_MAX = 1 << 20
 
 Positive = Annotated[float, Field(gt=0.0, strict=True, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0.0, strict=True, allow_inf_nan=False)]
@@ -42,7 +44,7 @@ class Hardware(Section):
     """One device with its share of links, and prices. Bandwidths are those reached, not those of a data sheet."""
 
     name: str
-    prefill_tokens_per_s: Annotated[dict[int, Positive], Field(min_length=1)]
+    prefill_tokens_per_s: Annotated[dict[Annotated[int, Field(gt=0, lt=1 << 31)], Positive], Field(min_length=1)]
     """Tokens that one device prefills in a second, by length of the prompt; between two lengths in between."""
     device_bytes_per_s: Bytes
     """From host memory to one device."""
@@ -134,7 +136,7 @@ def read_hardware(path: Path, active_parameters: float | None = None) -> Hardwar
         OSError: it cannot be read.
     """
     try:
-        found = parse_toml(path.read_text(encoding="utf-8"))
+        found = parse_toml(read_up_to(path, HARDWARE_BYTES_MAX).decode("utf-8"))
     except ValueError as error:
         raise ConfigError(f"{path} must be TOML, found: {error}") from error
     base = hardware_named(str(found.pop("base", "h100")), active_parameters)

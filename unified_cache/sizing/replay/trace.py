@@ -11,7 +11,6 @@ many tokens, and its ids are any of 63 bits, which are numbered here in the orde
 
 import gzip
 import io
-import math
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -24,7 +23,18 @@ import numpy.typing as npt
 from unified_cache.core.errors import ConfigError, TraceError
 from unified_cache.core.nesting import parse_json
 
-__all__ = ["BLOCK_TOKENS", "HASH_ID_MAX", "OnProgress", "TraceRequest", "iterate_trace", "no_progress", "read_trace"]
+__all__ = [
+    "BLANK_BYTES_MAX",
+    "BLOCKS_MAX",
+    "BLOCK_TOKENS",
+    "HASH_ID_MAX",
+    "LINE_BYTES_MAX",
+    "OnProgress",
+    "TraceRequest",
+    "iterate_trace",
+    "no_progress",
+    "read_trace",
+]
 
 BLOCK_TOKENS = 512
 """Tokens that one hash id stands for; as the Mooncake trace release says."""
@@ -38,8 +48,20 @@ NAME_MAX = 2**63 - 1
 PAGE_SIZE_MAX = 1 << 20
 """Largest page of a recording, in tokens."""
 
-LINE_BYTES_MAX = 64 * 1024 * 1024
-"""Longest line read: bounds memory where a file is no trace at all. A prompt of a billion tokens needs less."""
+BLOCKS_MAX = 1 << 20
+"""Most blocks of a prompt: 16 million tokens in a recording's pages of 16."""
+
+TOKENS_MAX = 2**31 - 1
+"""Most tokens of a prompt, or of an answer."""
+
+TIMESTAMP_MAX = 2.0**53
+"""Milliseconds either side of 0: whole numbers up to here are exact."""
+
+LINE_BYTES_MAX = 32 * 1024 * 1024
+"""Longest line read: ``BLOCKS_MAX`` names of 19 digits. Bounds memory and time where a file is no trace at all."""
+
+BLANK_BYTES_MAX = 1 << 20
+"""Most bytes of blank lines in a row."""
 
 _LMCACHE_MAGIC = b"LMCT"
 _LMCACHE_HEAD_BYTES = 64
@@ -153,7 +175,7 @@ def _numbered(request: TraceRequest, numbers: dict[int, int], place: str) -> Tra
 
 def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield every line that is not blank, with its file and line."""
-    number = 0
+    number = blank_bytes = 0
     try:
         with path.open("rb") as raw, _unpacked(raw, path) as file:
             while True:
@@ -165,7 +187,10 @@ def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
                     raise TraceError(
                         f"{path}:{number}: expected a line of JSON, found more than {LINE_BYTES_MAX} bytes"
                     )
-                if not line.isspace():
+                blank_bytes = blank_bytes + len(line) if line.isspace() else 0
+                if blank_bytes > BLANK_BYTES_MAX:
+                    raise TraceError(f"{path}:{number}: expected a request, found {blank_bytes} blank bytes")
+                if not blank_bytes:
                     yield f"{path}:{number}", line
     except FileNotFoundError:
         raise TraceError(f"{path}: expected a trace, found no such file") from None
@@ -196,7 +221,7 @@ def _entry_of(line: bytes, place: str) -> dict[object, object]:
 
 def _request_of(entry: dict[object, object], place: str, id_max: int) -> TraceRequest:
     timestamp = _field(entry, "timestamp", place)
-    if type(timestamp) not in (int, float) or not isinstance(timestamp, int | float) or not math.isfinite(timestamp):
+    if isinstance(timestamp, bool) or not isinstance(timestamp, int | float) or not abs(timestamp) <= TIMESTAMP_MAX:
         raise TraceError(f"{place}: expected timestamp to be a number of milliseconds, found {_shown(timestamp)}")
     input_length = _count(entry, "input_length", place)
     output_length = _count(entry, "output_length", place)
@@ -221,7 +246,7 @@ def _field(entry: dict[object, object], name: str, place: str) -> object:
 
 def _count(entry: dict[object, object], name: str, place: str) -> int:
     value = _field(entry, name, place)
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value <= TOKENS_MAX:
         raise TraceError(f"{place}: expected {name} to be a number of tokens, found {_shown(value)}")
     return value
 
@@ -230,6 +255,8 @@ def _hash_ids(entry: dict[object, object], place: str, id_max: int) -> tuple[int
     listed = _field(entry, "hash_ids", place)
     if not isinstance(listed, list):
         raise TraceError(f"{place}: expected hash_ids to be a list, found {_shown(listed)}")
+    if len(listed) > BLOCKS_MAX:
+        raise TraceError(f"{place}: expected at most {BLOCKS_MAX} hash_ids, found {len(listed)}")
     ids: list[int] = []
     for value in listed:
         if type(value) is not int or not 0 <= value <= id_max:

@@ -11,16 +11,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unified_cache.core.errors import TokenError
+from unified_cache.core.files import read_up_to
 from unified_cache.core.nesting import parse_json
 from unified_cache.core.page import Namespace, Prompt
 
 __all__ = ["read_prompts"]
 
+PROMPTS_BYTES_MAX = 256 << 20
+"""40 million token ids."""
+
 
 def read_prompts(path: Path, page_size: int, namespace: Namespace) -> list[Prompt]:
     """Read a file's prompts, cut to whole pages; TokenError where it holds something else."""
     try:
-        text = path.read_text(encoding="utf-8").strip()
+        text = read_up_to(path, PROMPTS_BYTES_MAX).decode("utf-8").strip()
         found = _json_prompts(text) if text.startswith("[") else [[int(word) for word in text.split()]]
     except ValueError as error:
         raise TokenError(f"{path} must hold token ids as JSON lists or with spaces between, found {error}") from error
