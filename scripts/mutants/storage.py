@@ -124,6 +124,27 @@ STORAGE_MUTANTS = [
         ("tests/unit/offline/test_copying.py",),
     ),
     Mutant(
+        "a full disk declines what an eviction would make room for",
+        "storage_backends/file/quota.py",
+        "        is_over = not self._know()\n",
+        "        is_over = True\n",
+        tests=("tests/unit/storage_backends/directory/test_full_disk.py",),
+    ),
+    Mutant(
+        "a packed store below its reserve refuses what needs no new byte",
+        "storage_backends/packed/store.py",
+        "new_bytes + self._free_bytes_min) if new_bytes else 0",
+        "new_bytes + self._free_bytes_min)",
+        tests=("tests/unit/storage_backends/directory/test_full_disk.py",),
+    ),
+    Mutant(
+        "a cap counts lengths, not what the file system takes",
+        "storage_backends/file/quota.py",
+        "self._lru = StoreLru(bytes_max, self.taken_bytes)",
+        "self._lru = StoreLru(bytes_max)",
+        tests=("tests/unit/storage_backends/file/test_storage.py",),
+    ),
+    Mutant(
         "a process that is not alone in a directory sweeps nothing",
         "storage_backends/file/quota.py",
         "            if not is_alone:\n",

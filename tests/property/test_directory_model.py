@@ -1,10 +1,11 @@
 """Random histories on the stores of a directory and on a naive model; the two agree after every step."""
 
+import os
 import random
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,11 +49,23 @@ Wanted = list[tuple[int, int]]
 Batch = Sequence[tuple[Label, bytes]]
 
 
+BLOCK_BYTES = 100
+"""What the disk says that it gives a file at a time, so that pages of few lengths take several."""
+
+
 class UnsyncedDisk(Disk):
-    """A disk that waits for no sync."""
+    """A disk that waits for no sync, with blocks of its own."""
 
     fsync = staticmethod(lambda fd: None)
     fdatasync = staticmethod(lambda fd: None)
+
+    def fstatvfs(self, fd: int) -> os.statvfs_result:
+        return os.statvfs_result((BLOCK_BYTES, BLOCK_BYTES, 1 << 40, 1 << 40, 1 << 40, 0, 0, 0, 0, 255))
+
+
+def taken_bytes(kind: StoreKind, length: int) -> int:
+    """Return what a page takes of a cap."""
+    return kind.taken_bytes(length) if kind is StoreKind.PACKED else -(-length // BLOCK_BYTES) * BLOCK_BYTES
 
 
 @dataclass
@@ -61,6 +74,8 @@ class OpenStore:
 
     storage: DirectoryStorage
     bytes_max: int | None
+    taken: Callable[[int], int]
+    """What a page of a length takes of the cap."""
     counted: dict[Label, int] = field(default_factory=dict)
     looked: tuple[int, bool] = (-1, False)
     """How often the directory had been opened when this store looked last, and whether it was alone then."""
@@ -79,7 +94,7 @@ class OpenStore:
         for named, length in self.counted.items():
             if short_bytes > 0 and named not in keep:
                 victims.append(named)
-                short_bytes -= length
+                short_bytes -= self.taken(length)
         return victims, max(short_bytes, 0)
 
     def victims(self, needed_bytes: int, keep: Container[Label]) -> tuple[list[Label], int]:
@@ -88,7 +103,11 @@ class OpenStore:
             return [], 0
         if needed_bytes > self.bytes_max:
             return [], needed_bytes - self.bytes_max
-        return self.least_recent(sum(self.counted.values()) + needed_bytes - self.bytes_max, keep)
+        return self.least_recent(self.bytes_counted + needed_bytes - self.bytes_max, keep)
+
+    @property
+    def bytes_counted(self) -> int:
+        return sum(map(self.taken, self.counted.values()))
 
 
 class DirectoryModel:
@@ -119,7 +138,7 @@ class DirectoryModel:
         """Count what lies in the directory, in the order of use; evict down to the cap, below it for others."""
         store.counted = {named: len(self.pages[named]) for named in sorted(self.pages, key=self.used.__getitem__)}
         if store.bytes_max is not None:
-            short_bytes = sum(store.counted.values()) - store.bytes_max
+            short_bytes = store.bytes_counted - store.bytes_max
             below_bytes = store.bytes_max // LOW_SHARE if len(self.stores) > 1 else 0
             if short_bytes > 0:
                 self.evict(store, store.least_recent(short_bytes + below_bytes, ())[0])
@@ -166,7 +185,7 @@ class DirectoryModel:
                 continue
             store.counted.pop(named, None)
             self.pages.pop(named, None)
-            victims, short_bytes = store.victims(len(content), labels)
+            victims, short_bytes = store.victims(store.taken(len(content)), labels)
             stored.append(not short_bytes)
             if not short_bytes:
                 self.evict(store, victims)
@@ -185,7 +204,9 @@ class DirectoryModel:
         fresh = {named: content for named, content in batch if named not in there}
         self.now += len(batch)
         self.used.update({named: self.now - number for number, named in enumerate(labels) if named in there})
-        granted = [named for named in fresh if store.bytes_max is None or len(fresh[named]) <= store.bytes_max]
+        granted = [
+            named for named in fresh if store.bytes_max is None or store.taken(len(fresh[named])) <= store.bytes_max
+        ]
         if store.bytes_max is not None:
             if not self.look(store):
                 self.learn(store)
@@ -208,11 +229,11 @@ class DirectoryModel:
     def make_room(self, store: OpenStore, granted: list[Label], fresh: dict[Label, bytes], keep: list[Label]) -> None:
         """Evict for what is granted; take from its end what finds no room even so."""
         while True:
-            victims, short_bytes = store.victims(sum(len(fresh[named]) for named in granted), keep)
+            victims, short_bytes = store.victims(sum(store.taken(len(fresh[named])) for named in granted), keep)
             if not short_bytes or not granted:
                 return self.evict(store, victims)
             while short_bytes > 0 and granted:
-                short_bytes -= len(fresh[granted.pop()])
+                short_bytes -= store.taken(len(fresh[granted.pop()]))
 
     def get(self, store: OpenStore, wanted: Sequence[tuple[Label, int]]) -> list[bool]:
         """Say which pages are hits; one of another length goes, and a file: store counts it until it evicts."""
@@ -267,8 +288,11 @@ class DirectoryHistory(RuleBasedStateMachine):
             self.top / name, bytes_max=bytes_max, free_bytes_min=0, clock=self.clock, disk=UnsyncedDisk()
         )
 
+    def taken(self, length: int) -> int:
+        return taken_bytes(self.kind, length)
+
     def open_one_more(self, bytes_max: int | None) -> None:
-        self.model.open(OpenStore(self.open(bytes_max), bytes_max))
+        self.model.open(OpenStore(self.open(bytes_max), bytes_max, self.taken))
 
     def chosen(self, seed: int) -> OpenStore:
         return self.model.stores[seed % len(self.model.stores)]
@@ -351,7 +375,7 @@ class DirectoryHistory(RuleBasedStateMachine):
             found = [blank_page(named, len(content)) for named, content in self.model.pages.items()]
             assert all(copy.get(found))
             assert {page.label: bytes_of(page) for page in found} == self.model.pages
-            assert copy.bytes_used == sum(map(len, self.model.pages.values()))
+            assert copy.bytes_used == sum(self.taken(len(content)) for content in self.model.pages.values())
         shutil.rmtree(self.top / "copy")
 
     @invariant()
@@ -362,7 +386,7 @@ class DirectoryHistory(RuleBasedStateMachine):
         expected = sorted(StoredObject(named, len(content)) for named, content in pages.items())
         for store in self.model.stores:
             storage = store.storage
-            assert storage.bytes_used == sum(map(len, pages.values()))
+            assert storage.bytes_used == sum(self.taken(len(content)) for content in pages.values())
             assert storage.exists(LABELS) == Answer.of_reads(named in pages for named in LABELS)
             assert sorted(each for identity in IDENTITIES for each in listing(storage, identity)) == expected
             counts = storage.counts

@@ -15,7 +15,6 @@ from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.testing.storage_contract import (
     LAYOUT,
     MODEL,
-    PAGE_BYTES,
     POOLS,
     blank_page,
     label,
@@ -32,11 +31,15 @@ OF_OTHER_POOL = label(0, POOLS[1])
 class StoreHistory:
     """Calls of one process to a store, and the promises it was given."""
 
-    def __init__(self, kind: StoreKind, root: Path, disk: Disk, bytes_max: int | None) -> None:
+    def __init__(
+        self, kind: StoreKind, root: Path, disk: Disk, bytes_max: int | None, *, is_full: bool = False
+    ) -> None:
+        """``is_full`` says that the disk may have no room, so that pages are evicted as for a cap."""
         self.kind = kind
         self.root = root
         self.disk = disk
         self.bytes_max = bytes_max
+        self.evicts = is_full or bytes_max is not None
         self.faults: list[StorageError] = []
         self._log = root.with_suffix(".log")
         self._log.touch()
@@ -124,12 +127,12 @@ def check_service(root: Path, history: StoreHistory) -> None:
         assert temps(root) == []
         assert history.bytes_max is None or storage.bytes_used <= history.bytes_max
         found = hits(storage, PAGES)
-        if history.bytes_max is None:
+        if not history.evicts:
             assert [number for number in history.durable if not found[number]] == []
             assert put(storage, PAGES, Level.DURABLE) == [True] * len(PAGES)
             assert hits(storage, PAGES) == [True] * len(PAGES)
         assert storage.put([sealed_page(label(99))], Level.CACHED) == [Answer.STORED]
         assert storage.get([blank_page(label(99))]) == [Answer.HIT]
         bytes_used = storage.bytes_used
-        assert len(list(listing(storage, label(0).identity))) == bytes_used // PAGE_BYTES
+        assert len(list(listing(storage, label(0).identity))) == bytes_used // history.kind.taken_bytes()
     history.kind.check_room(root, bytes_used)

@@ -3,8 +3,9 @@
 import errno
 import os
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,9 @@ from unified_cache.core.seal import Label
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
 from unified_cache.testing.storage_contract import blank_page, bytes_of, label, sealed_page
+
+FILE_BYTES = 4096
+"""What a page of the contract takes of a file system as its own file: one block."""
 
 
 def path_of(root: Path, named: Label) -> Path:
@@ -59,11 +63,11 @@ def object_paths(root: Path) -> list[Path]:
 
 
 def bytes_in(root: Path) -> int:
-    """Sum up the objects that lie in the directory of a file store; one that goes meanwhile does not count."""
+    """Sum up the blocks of objects in the directory of a file store, as du; one that goes meanwhile does not count."""
     sum_bytes = 0
     for path in object_paths(root):
         with suppress(FileNotFoundError):
-            sum_bytes += path.stat().st_size
+            sum_bytes += path.stat().st_blocks * 512
     return sum_bytes
 
 
@@ -75,6 +79,28 @@ def descriptors(root: Path) -> list[str]:
             if path.readlink().is_relative_to(root):
                 found.append(path.name)
     return sorted(found)
+
+
+@contextmanager
+def small_disk(path: Path, size_bytes: int) -> Iterator[Path]:
+    """Mount a file system of so many bytes in a directory that is made for it, where this user may."""
+    path.mkdir(mode=0o700)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=700", "tmpfs", str(path)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def take_the_rest(path: Path, left_bytes: int = 0) -> None:
+    """Fill a file until the file system has no more than ``left_bytes`` free."""
+    status = os.statvfs(path.parent)
+    with path.open("ab") as file:
+        os.posix_fallocate(
+            file.fileno(), os.fstat(file.fileno()).st_size, status.f_bavail * status.f_frsize - left_bytes
+        )
 
 
 def flip(path: Path, bit: int) -> None:

@@ -5,11 +5,11 @@ import time
 from enum import Enum
 from pathlib import Path
 
-from tests.support.files import bytes_in
+from tests.support.files import FILE_BYTES, bytes_in
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.front import FREE_BYTES_MIN, Clock
 from unified_cache.storage_backends.file.store import FileStorage
-from unified_cache.storage_backends.packed.segment import BLOCK_BYTES, parse_file_name
+from unified_cache.storage_backends.packed.segment import BLOCK_BYTES, parse_file_name, taken_bytes
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.testing.storage_contract import PAGE_BYTES
 
@@ -31,6 +31,12 @@ class StoreKind(Enum):
     """A file for each page."""
     PACKED = "packed"
     """Pages side by side in files."""
+
+    def taken_bytes(self, object_bytes: int = PAGE_BYTES) -> int:
+        """Return what a page takes of the file system, and so of a cap."""
+        if self is StoreKind.PACKED:
+            return taken_bytes(object_bytes)
+        return -(-object_bytes // FILE_BYTES) * FILE_BYTES
 
     def open(
         self,
@@ -54,7 +60,7 @@ class StoreKind(Enum):
             assert bytes_in(root) == bytes_used
             return
         # What is free goes back by whole blocks, so the first and the last of each page may stay in part.
-        pages_bytes = bytes_used + (bytes_used // PAGE_BYTES) * 2 * BLOCK_BYTES
+        pages_bytes = bytes_used + (bytes_used // self.taken_bytes()) * 2 * BLOCK_BYTES
         files = list(root.glob("?" * 64 + "/*.pack"))
         taken_bytes = sum(path.stat().st_blocks * 512 for path in files)
         assert taken_bytes <= pages_bytes + sum(map(_spare_bytes, files))

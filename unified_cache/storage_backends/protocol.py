@@ -5,15 +5,25 @@ says why; only a fault raises. The prefix logic (hit policies, restorable sets) 
 pages one by one and knows no pool by name.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from unified_cache.core.seal import Label, PageChecksum
 from unified_cache.proto.manifest_pb2 import Manifest
 
-__all__ = ["Answer", "Capability", "Level", "PageIO", "Scan", "StorageBackend", "StorageReader", "StoredObject"]
+__all__ = [
+    "Answer",
+    "Capability",
+    "Level",
+    "PageIO",
+    "ReasonedStorage",
+    "Scan",
+    "StorageBackend",
+    "StorageReader",
+    "StoredObject",
+]
 
 
 class Level(Enum):
@@ -88,6 +98,8 @@ class Capability:
     memory. Such a store is called on its caller's thread and given memory that is another's once the call is over. Any
     other one needs a deadline around it, and memory to be late in.
     """
+    taken_bytes: Callable[[int], int] = field(default=int, compare=False)
+    """What an object of a length takes of the cap: its length, or more where a file system has it."""
     shares_cap: bool = False
     """Whether a cap that is not this store's own may evict what it is given: a service's, which others share."""
 
@@ -215,4 +227,14 @@ class StorageBackend(StorageReader, Protocol):
         One that lay in several places may count for each. What had been put before the call is a miss after it, in a
         durable store after a crash too; what is being put meanwhile may stay.
         """
+        ...
+
+
+@runtime_checkable
+class ReasonedStorage(Protocol):
+    """A store that says why it declined a put."""
+
+    @property
+    def decline_reason(self) -> str:
+        """Reason of the last decline, a sentence; empty if there was none."""
         ...

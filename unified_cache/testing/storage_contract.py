@@ -178,7 +178,7 @@ class KeysOnlyContract:
         if bytes_max is None or bytes_max > ROOM_BYTES_MAX:
             return
         object_bytes = next(listing(storage, label(0).identity)).object_bytes
-        for number in range(3, bytes_max // object_bytes + 1):
+        for number in range(3, bytes_max // storage.capability().taken_bytes(object_bytes) + 1):
             assert storage.put([sealed_page(label(number))], Level.CACHED) == [Answer.STORED]
         assert storage.exists([label(0), label(1)]) == [Answer.HIT, Answer.MISS], "an untouched page goes first"
 

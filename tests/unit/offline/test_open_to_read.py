@@ -250,6 +250,15 @@ class TestPagesThatTheirOwnerMoves:
         storage.close()
         owner.close()
 
+    def test_a_page_beyond_the_end_of_its_file_is_flawed(self, owner: PackedStorage, tmp_path: Path) -> None:
+        storage = PackedReader.open(tmp_path)
+        assert storage.exists([label(1)]) == [Answer.HIT]
+        (path,) = tmp_path.rglob("*.pack")
+        os.truncate(path, path.stat().st_size // 2)
+        assert storage.get([blank_page(label(1))]) == [Answer.FLAWED]
+        storage.close()
+        owner.close()
+
     def test_a_page_of_another_length_is_flawed_and_stays(self, owner: PackedStorage, tmp_path: Path) -> None:
         storage = PackedReader.open(tmp_path)
         assert storage.get([blank_page(label(1), PAGE_BYTES - 1)]) == [Answer.FLAWED]

@@ -16,6 +16,7 @@ from tests.sources import ROOT
 from tests.support.clock import ManualClock
 from tests.support.running_service import CALL_S
 from tests.support.service_settings import service_settings
+from tests.support.store_kinds import StoreKind
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.settings.addresses import ListenAddress
 from unified_cache.core.settings.limits import QuotaSettings
@@ -166,13 +167,14 @@ def test_a_read_of_many_pages_is_handed_over_once_and_verified_by_the_mib(
     store.close()
 
 
-@pytest.mark.parametrize("kind", ["file", "packed"])
+@pytest.mark.parametrize("kind", StoreKind)
 def test_a_store_of_files_tells_what_made_room_and_what_found_none(
-    kind: str, registry: CollectorRegistry, tmp_path: Path
+    kind: StoreKind, registry: CollectorRegistry, tmp_path: Path
 ) -> None:
-    page_bytes = 1 << 20
-    one, two, three = (sealed_page(label(number), page_bytes) for number in range(3))
-    settings = service_settings(None, {"storage": f"{kind}:{tmp_path / 'store'}", "storage_bytes": page_bytes})
+    object_bytes = 1 << 20
+    one, two, three = (sealed_page(label(number), object_bytes) for number in range(3))
+    url, page_bytes = f"{kind.value}:{tmp_path / 'store'}", kind.taken_bytes(object_bytes)
+    settings = service_settings(None, {"storage": url, "storage_bytes": page_bytes})
     guarded = GuardedStore.open(settings, registry)
     assert guarded.guard.put([one], Level.CACHED) == [Answer.STORED]
     assert guarded.guard.put([two, three], Level.CACHED) == [Answer.STORED, Answer.DECLINED]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.support.files import put
+from tests.support.files import FILE_BYTES, put
 from tests.support.service import LoopbackServer
 from tests.support.store_kinds import StoreKind
 from tests.support.wrappers import scripted
@@ -27,16 +27,18 @@ from unified_cache.storage_backends.wrappers.metered import MeteredStorage, Stor
 from unified_cache.testing.storage_contract import MODEL, OTHER_MODEL, PAGE_BYTES, blank_page, label, sealed_page
 
 CAP_BYTES = 6 * PAGE_BYTES
+FILES_BYTES = 6 * FILE_BYTES
+PACKED_BYTES = 6 * StoreKind.PACKED.taken_bytes()
 LABELS = [label(number, model=model) for number in range(8) for model in (MODEL, OTHER_MODEL)]
 
 OPENERS: dict[str, Callable[[Path], StorageBackend]] = {
     "memory": lambda root: MemoryStorage(CAP_BYTES),
     "keys_only": lambda root: KeysOnlyStorage(CAP_BYTES),
-    "file": lambda root: FileStorage.open(root, bytes_max=CAP_BYTES),
+    "file": lambda root: FileStorage.open(root, bytes_max=FILES_BYTES),
     "file without a cap": FileStorage.open,
-    "packed": lambda root: PackedStorage.open(root, bytes_max=CAP_BYTES),
+    "packed": lambda root: PackedStorage.open(root, bytes_max=PACKED_BYTES),
     "packed without a cap": PackedStorage.open,
-    "verified": lambda root: VerifiedStorage(PackedStorage.open(root, bytes_max=CAP_BYTES)),
+    "verified": lambda root: VerifiedStorage(PackedStorage.open(root, bytes_max=PACKED_BYTES)),
 }
 
 
@@ -182,8 +184,8 @@ def test_the_service_reports_nothing_to_its_clients() -> None:
 
 def test_what_another_process_evicted_is_reported_with_the_next_sweep(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        mine = stack.enter_context(closing(FileStorage.open(tmp_path, bytes_max=40 * PAGE_BYTES)))
-        theirs = stack.enter_context(closing(FileStorage.open(tmp_path, bytes_max=CAP_BYTES)))
+        mine = stack.enter_context(closing(FileStorage.open(tmp_path, bytes_max=40 * FILE_BYTES)))
+        theirs = stack.enter_context(closing(FileStorage.open(tmp_path, bytes_max=FILES_BYTES)))
         feed = subscribed(mine)
         put(mine, range(4))
         for number in range(4, 10):

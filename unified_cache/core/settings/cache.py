@@ -52,7 +52,7 @@ class EmbeddedSettings(Settings):
     """URL of the store (L3): ``file:DIR``, ``packed:DIR``, ``grpc://HOST:PORT``, ``mooncake://HOST``,
     ``s3://BUCKET``, ``memory:``, ``package.module:factory``, or ``none``."""
     storage_bytes: Bytes | None = None
-    """Cap on the store, headers included; unset, it may take all that its file system has."""
+    """Cap on the store, as du counts it; unset, it may take all that its file system has."""
     retention: Retained = Retention()
     eviction: Eviction = EvictionConfig()
     write: WritePolicy = _USUAL.write

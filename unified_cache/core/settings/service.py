@@ -75,7 +75,7 @@ class ServiceSettings(Settings):
     storage: StoreUrl = Field(default_factory=_default_storage)
     """URL of the store (L3), as every command takes them; ``file:~/.cache/unified-cache`` if unset."""
     storage_bytes: Annotated[Bytes, Field(ge=STORAGE_BYTES_MIN)] | None = None
-    """Cap on the store, headers included; unset, it may take all that its file system has."""
+    """Cap on the store, as du counts it; unset, it may take all that its file system has."""
     insecure: bool = False
     """Serve beyond this machine without client certificates."""
     reflection: bool = True

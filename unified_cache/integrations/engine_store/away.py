@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from threading import Lock
 
 from unified_cache.core.config import GuardConfig
-from unified_cache.core.errors import CacheError, InputError, StorageError
+from unified_cache.core.errors import CacheError, InputError, StorageError, StorageFullError
 from unified_cache.core.pool import Identity, ModelLayout
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.bounded_call import BoundedCall
@@ -56,7 +56,9 @@ class Retries:
         """Begin a pause and return its seconds; log the failure unless it is the one before once more."""
         self._failures_count += 1
         passes = passes_by_itself(error)
-        pause_s = self._pauses.pause_s(self._failures_count) if passes else MENDED_PAUSE_S
+        # A full disk is no sign of a store that suffers, and may have room the next moment.
+        count = 1 if isinstance(error, StorageFullError) else self._failures_count
+        pause_s = self._pauses.pause_s(count) if passes else MENDED_PAUSE_S
         self._next_s = self._clock() + pause_s
         if str(error) != self._logged:
             self._logged = str(error)

@@ -475,6 +475,8 @@ class EngineStore:
         """Complete the answers of a call with UNAVAILABLE, and count them."""
         completed = answers[:count]  # a copy: a task that was given up may still answer
         refused_count = completed.count(Answer.UNAVAILABLE)
+        if Answer.DECLINED in completed and (opened := self._opening.store) is not None:
+            self._counts.last_error = opened.guard.decline_reason or "the store has no room for a page under its cap"
         self._counts.add_reason(method, Unavailable.REFUSED, refused_count)
         if reason is None:
             reason = Unavailable.REFUSED if refused_count else Unavailable.CALL_OVER

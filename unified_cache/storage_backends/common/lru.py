@@ -2,7 +2,7 @@
 
 import itertools
 from collections import OrderedDict, defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from operator import attrgetter
 from typing import Protocol
 
@@ -35,11 +35,13 @@ class SizedPage(Protocol):
 class StoreLru:
     """LRU order of objects with their sizes, under a cap. Bookkeeping only; not thread-safe."""
 
-    def __init__(self, bytes_max: int | None) -> None:
+    def __init__(self, bytes_max: int | None, taken_bytes: Callable[[int], int] = int) -> None:
+        """``taken_bytes`` says what an object of a length takes of the cap: its length, or more where a disk has it."""
         if bytes_max is not None and bytes_max < 0:
             raise ConfigError(f"bytes_max must not be negative, found {bytes_max}")
         self.bytes_max = bytes_max
         self.bytes_used = 0
+        self.taken_bytes = taken_bytes
         self._objects: OrderedDict[Label, int] = OrderedDict()
         self._listing = ScanUnderWay(b"", "", [])
         """The last scan that has not ended."""
@@ -56,12 +58,13 @@ class StoreLru:
 
     def add(self, label: Label, object_bytes: int) -> None:
         """Make an object the most recent one, with this size from now on."""
-        self.bytes_used += object_bytes - self._objects.pop(label, 0)
+        self.forget(label)
         self._objects[label] = object_bytes
+        self.bytes_used += self.taken_bytes(object_bytes)
 
     def add_oldest(self, label: Label, object_bytes: int) -> None:
         """Add an object that is not known as the least recent one."""
-        self.bytes_used += object_bytes
+        self.bytes_used += self.taken_bytes(object_bytes)
         self._objects[label] = object_bytes
         self._objects.move_to_end(label, last=False)
 
@@ -86,14 +89,16 @@ class StoreLru:
 
     def forget(self, label: Label) -> int:
         """Drop an object; return the bytes it had, 0 if it was not known."""
-        object_bytes = self._objects.pop(label, 0)
-        self.bytes_used -= object_bytes
+        object_bytes = self._objects.pop(label, None)
+        if object_bytes is None:
+            return 0
+        self.bytes_used -= self.taken_bytes(object_bytes)
         return object_bytes
 
     def replace(self, objects: Iterable[StoredObject]) -> None:
         """Know these objects from now on and no others, the last one as the most recent."""
         self._objects = OrderedDict(objects)
-        self.bytes_used = sum(self._objects.values())
+        self.bytes_used = sum(map(self.taken_bytes, self._objects.values()))
 
     def victims(self, needed_bytes: int, keep: Container[Label]) -> tuple[list[StoredObject], int]:
         """Name the ``least_recent`` that make room for ``needed_bytes``, and the bytes still short after that."""
@@ -114,7 +119,7 @@ class StoreLru:
                 break
             if label not in keep:
                 named.append(StoredObject(label, object_bytes))
-                short_bytes -= object_bytes
+                short_bytes -= self.taken_bytes(object_bytes)
         return named, max(short_bytes, 0)
 
     def least_recent_count(self, count: int, keep: Container[Label]) -> list[StoredObject]:
@@ -162,9 +167,10 @@ class StoreLru:
                 continue
             if known is not None:
                 self.forget(label)
-            if bytes_max is not None and self.bytes_used + object_bytes > bytes_max:
+            taken_bytes = self.taken_bytes(object_bytes)
+            if bytes_max is not None and self.bytes_used + taken_bytes > bytes_max:
                 keep = keep or set(labels)
-                victims, short_bytes = self.victims(object_bytes, keep)
+                victims, short_bytes = self.victims(taken_bytes, keep)
                 if short_bytes:
                     stored.append(False)
                     continue
@@ -172,7 +178,7 @@ class StoreLru:
                     self.forget(victim)
                     evicted.append(victim)
             objects[label] = object_bytes
-            self.bytes_used += object_bytes
+            self.bytes_used += taken_bytes
             stored.append(True)
         self.touch(reversed(labels))
         return stored, evicted

@@ -38,8 +38,11 @@ __all__ = [
     "Disk",
     "StorageFaults",
     "anchor",
+    "block_bytes",
     "close_quietly",
+    "disk_bytes",
     "distrust",
+    "in_blocks",
     "is_distrusted",
     "missing_bytes",
     "missing_inodes",
@@ -488,6 +491,28 @@ def missing_bytes(disk: Disk, fd: int, wanted_bytes: int) -> int:
     except OSError:
         return 0
     return wanted_bytes - int(status.f_bavail) * int(status.f_frsize)
+
+
+def disk_bytes(disk: Disk, fd: int) -> int | None:
+    """Return the size of the file system; None where it does not say."""
+    try:
+        status = disk.fstatvfs(fd)
+    except OSError:
+        return None
+    return int(status.f_blocks) * int(status.f_frsize)
+
+
+def block_bytes(disk: Disk, fd: int) -> int:
+    """Return what the file system gives a file at a time; a byte where it does not say."""
+    try:
+        return max(int(disk.fstatvfs(fd).f_frsize), 1)
+    except OSError:
+        return 1
+
+
+def in_blocks(block_bytes: int, object_bytes: int) -> int:
+    """Return what a file of a length takes of the file system, as ``du`` counts it."""
+    return -(-object_bytes // block_bytes) * block_bytes
 
 
 def missing_inodes(disk: Disk, fd: int, wanted_count: int) -> int:

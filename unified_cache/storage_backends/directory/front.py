@@ -3,7 +3,7 @@
 The text of an address::
 
     DIR                  a directory, relative or absolute
-    DIR?free=SIZE        the same, and a put is declined that would leave less than that free on the file system
+    DIR?free=SIZE        the same, and the store leaves that much free on the file system: it evicts, or declines a put
 
 A size is written as options have it: ``free=1GiB``, ``free=0``. What stands after the last question mark are options; a
 directory with one in its name is written with another one behind it.
@@ -12,19 +12,18 @@ directory with one in its name is written with another one behind it.
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import ClassVar, NamedTuple, Protocol, Self
 
-from unified_cache.core.byte_sizes import parse_bytes
-from unified_cache.core.errors import ConfigError, StorageError
+from unified_cache.core.byte_sizes import bytes_text, parse_bytes
+from unified_cache.core.errors import ConfigError, StorageError, StorageFullError
 from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import SizedPage
-from unified_cache.storage_backends.directory.disk import Directory, Disk, storage_error
+from unified_cache.storage_backends.directory.disk import Directory, Disk, disk_bytes, missing_bytes, storage_error
 from unified_cache.storage_backends.directory.page_reads import CALL_BYTES
 from unified_cache.storage_backends.directory.root import (
     StoreFormat,
@@ -34,12 +33,13 @@ from unified_cache.storage_backends.directory.root import (
     write_manifest,
 )
 from unified_cache.storage_backends.memory_reads import RowsTarget
-from unified_cache.storage_backends.protocol import Answer, Capability
+from unified_cache.storage_backends.protocol import Answer, Capability, PageIO
 from unified_cache.storage_backends.removals import RemovalBuffer, RemovalFeed
 
 __all__ = [
     "FREE_BYTES_MIN",
     "PAGES_WAITING_MAX",
+    "SPARE_BYTES",
     "STAMP_GRAIN_NS",
     "Clock",
     "DirectoryStorage",
@@ -47,11 +47,17 @@ __all__ = [
     "Stamps",
     "StoreCounts",
     "check_limits",
+    "check_reserve",
     "parse_address",
+    "space_text",
 ]
 
 FREE_BYTES_MIN = 64 << 20
 """Free space that a store leaves on the file system, unless the caller says otherwise."""
+
+
+SPARE_BYTES = 64 << 10
+"""Room that an eviction after a fault makes beyond the pages: for directories, tables, a manifest."""
 
 
 class DirectoryAddress(NamedTuple):
@@ -89,6 +95,23 @@ def _free_bytes_in(options: str, scheme: str) -> int:
     if name != "free":
         raise ConfigError(f"{scheme}: knows the option free=SIZE alone after the question mark, found {options!r}")
     return parse_bytes(f"free= of {scheme}:", size)
+
+
+def check_reserve(root: StoreRoot, free_bytes_min: int) -> None:
+    """Close the root and raise ConfigError where the file system is smaller than what is to stay free on it."""
+    total_bytes = disk_bytes(root.disk, root.fd)
+    if total_bytes is not None and free_bytes_min > total_bytes:
+        root.close()
+        raise ConfigError(
+            f"free= of {root.format.scheme}:{root.path} must be less than its file system, {bytes_text(total_bytes)}, "
+            f"found {bytes_text(free_bytes_min)}; name less, as in {root.format.scheme}:{root.path}?free=0"
+        )
+
+
+def space_text(root: StoreRoot, free_bytes_min: int) -> str:
+    """Return what the file system of a store has free, and how much of it the store must leave."""
+    free_bytes = -missing_bytes(root.disk, root.fd, 0)
+    return f"its file system has {bytes_text(free_bytes)} free, and free= leaves {bytes_text(free_bytes_min)} of it"
 
 
 Clock = Callable[[], int]
@@ -266,8 +289,17 @@ class ReadOnlyStore(DirectoryReader):
     def capability(self) -> Capability:
         """Return the abilities of the store; the cap of its writer is not known."""
         with self._calls:
-            scheme = self.FORMAT.name.partition(" ")[0]
-            return Capability(scheme, durable=True, bytes_max=None, call_bytes=CALL_BYTES)
+            return Capability(
+                self.FORMAT.scheme,
+                durable=True,
+                bytes_max=None,
+                call_bytes=CALL_BYTES,
+                taken_bytes=self.taken_bytes,
+            )
+
+    @abstractmethod
+    def taken_bytes(self, object_bytes: int) -> int:
+        """Return what an object of a length takes of its writer's cap."""
 
     def _let_go(self) -> None:
         self._root.close()
@@ -302,15 +334,23 @@ class DirectoryStorage(DirectoryReader):
     @property
     def disk_bytes(self) -> int | None:
         """Size of the file system that the store lies in; None where it does not say."""
-        with self._calls, suppress(OSError):
-            status = self._root.disk.fstatvfs(self._root.fd)
-            return int(status.f_blocks) * int(status.f_frsize)
-        return None
+        with self._calls:
+            return disk_bytes(self._disk, self._root_fd)
+
+    @property
+    def decline_reason(self) -> str:
+        """Reason of the last decline; empty if there was none."""
+        return self._root.declines.reason
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Write the manifest beside the pages, see ``write_manifest``. The slabs are not needed."""
         with self._calls:
-            write_manifest(self._root, manifest)
+            try:
+                write_manifest(self._root, manifest)
+            except StorageFullError:
+                if not self._evict_for_fault(()):
+                    raise
+                write_manifest(self._root, manifest)
 
     def read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:
         """Read pages that the system has in memory into their rows; a page that came becomes recent.
@@ -342,6 +382,13 @@ class DirectoryStorage(DirectoryReader):
             self._stamp(self._stamps.take())
             self._let_go()
             self._root.close()
+
+    @abstractmethod
+    def _evict_for_fault(self, pages: Sequence[PageIO]) -> bool:
+        """Evict for pages that the system had no room for, and ``SPARE_BYTES``; return whether there was something.
+
+        It may be short of bytes that others took meanwhile, of inodes, or of a quota of which ``statvfs`` says nothing.
+        """
 
     @abstractmethod
     def _read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:

@@ -7,9 +7,11 @@ import errno
 import fcntl
 import itertools
 import json
+import logging
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -50,6 +52,8 @@ __all__ = [
     "write_manifest",
 ]
 
+logger = logging.getLogger(__name__)
+
 MANIFEST_NAME = "manifest.json"
 
 _IDENTITY_NAME = re.compile(r"[0-9a-f]{64}")
@@ -78,6 +82,11 @@ class StoreFormat(NamedTuple):
     """Of the store, for people too: ``file store``."""
     version: int
 
+    @property
+    def scheme(self) -> str:
+        """Begin of its URL: ``file``."""
+        return self.name.partition(" ")[0]
+
 
 class _Writer(NamedTuple):
     """Temp directory of this process, and its lock."""
@@ -86,6 +95,34 @@ class _Writer(NamedTuple):
     name: str
     fd: int
     lock_fd: int
+
+
+DECLINES_PAUSE_S = 300.0
+"""Time between two lines of the log that say why pages are declined."""
+
+
+class Declines:
+    """Counts pages declined for want of room; the log has the reason, once in a while. Thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self.count = 0
+        self.reason = ""
+        """Of the last one."""
+        self._path = path
+        self._logged_s = -DECLINES_PAUSE_S
+        self._guard = Lock()
+
+    def record(self, count: int, reason: str) -> None:
+        """Count pages that were declined."""
+        with self._guard:
+            self.count += count
+            self.reason = f"{self._path} has no room for {count} pages: {reason}"
+            now_s = time.monotonic()
+            is_due = now_s - self._logged_s >= DECLINES_PAUSE_S
+            if is_due:
+                self._logged_s = now_s
+        if is_due:
+            logger.warning("%s; %d declined so far", self.reason, self.count)
 
 
 class StoreRoot:
@@ -110,6 +147,7 @@ class StoreRoot:
         self.restored_count = 0
         """How often something of ours was found to be removed, and made again."""
         self.format = expected
+        self.declines = Declines(path)
         self._new_writer = new_writer
         self._writer = writer
         self._removed: list[_Writer] = []

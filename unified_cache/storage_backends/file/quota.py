@@ -1,15 +1,25 @@
-"""Byte cap of a file store, and the eviction of files for it."""
+"""Byte cap of a file store, the room on its file system, and the eviction of files for both."""
 
 import os
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
 from itertools import islice
 from threading import Lock
+from typing import NamedTuple
 
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.lru import SizedPage, StoreLru, page_bytes
-from unified_cache.storage_backends.directory.disk import missing_bytes, missing_inodes, opened, size_of
-from unified_cache.storage_backends.directory.front import Stamps
+from unified_cache.storage_backends.directory.disk import (
+    block_bytes,
+    in_blocks,
+    missing_bytes,
+    missing_inodes,
+    opened,
+    size_of,
+)
+from unified_cache.storage_backends.directory.front import SPARE_BYTES, Stamps, space_text
 from unified_cache.storage_backends.directory.root import StoreRoot, identities_in
 from unified_cache.storage_backends.file.page_reader import ListedObject, OpenDirectories, objects_in, place_of
 from unified_cache.storage_backends.protocol import Answer, PageIO, StoredObject
@@ -89,8 +99,17 @@ class _Sweep:
         return count is not None and len(self.found) - before == count
 
 
+class _Evicted(NamedTuple):
+    """Objects that an eviction removed, and those that it could not; others had removed the rest."""
+
+    removed_count: int
+    stuck_count: int
+
+
 class FileQuota:
-    """LRU order and byte count of a store, as far as this process knows it, and the eviction for its cap.
+    """LRU order and byte count of a store, as far as this process knows it, and the eviction for want of room.
+
+    An object counts as the whole blocks that the file system has for it.
 
     A process that is alone in the directory knows all of it, and keeps the cap exactly. Where there are others, it
     counts what they stored when it sweeps: it lists the directories, a few objects with each of its puts, and if they
@@ -103,7 +122,10 @@ class FileQuota:
     and what is being removed at the moment: the process whose sweep began last counts at most the cap, and each other
     one has stored no more than that since. Sweeps need no lock: two at a time choose the same victims.
 
-    Without a cap nothing is listed, counted or evicted. Thread-safe. Objects are removed outside the guards.
+    Where the file system has less free than a put and the reserve need, the least recent objects go too. Without a cap
+    nothing is listed or counted until that happens first; then the store is known as with a cap, from one listing on.
+
+    Thread-safe. Objects are removed outside the guards.
     """
 
     def __init__(
@@ -122,15 +144,22 @@ class FileQuota:
         What other processes removed is reported once a sweep of this one has missed it; without a cap there is none.
         """
         self._root = root
-        self._lru = StoreLru(bytes_max)
+        self.taken_bytes = partial(in_blocks, block_bytes(root.disk, root.fd))
+        """What an object of a length takes of the file system."""
+        self._lru = StoreLru(bytes_max, self.taken_bytes)
+        self._is_counting = bytes_max is not None
+        """Whether this process counts what it stores and removes."""
+        self._is_known = False
+        """Whether it knows what was in the store before."""
+        self._listed_bytes = 0
+        """What it knew after the last listing."""
         self._directories = directories
         self._stamps = stamps
         self._open_counter = open_counter
         self._free_bytes_min = free_bytes_min
-        self._sweep_bytes = (bytes_max or 0) // SWEEP_SHARE
+        self._sweep_bytes = 0
         self._restored_count = 0
         self.evicted_count = 0
-        self.declined_count = 0
         self.unremovable_count = 0
         self._unswept_bytes = 0
         """Granted since the last sweep began."""
@@ -142,33 +171,40 @@ class FileQuota:
         self._guard = Lock()
         """Guards the LRU order and the counts; never held while a file is waited for."""
 
-    def fill(self) -> int:
-        """List the directories, evict what exceeds the cap, and return when the most recent object was used."""
+    def fill(self) -> None:
+        """List the directories and evict what exceeds the cap; times of use from now on are later than all found."""
         with self._sweep_guard:
-            self._open_counter.look()
-            self._sweep = sweep = _Sweep(self._root, {})
-            sweep.go_on(None)
-            self._end(sweep)
-        return max((known.mtime_ns for known in sweep.found), default=0)
+            self._list()
+
+    def _list(self) -> None:
+        self._open_counter.look()
+        with self._guard:
+            self._is_counting = True
+            self._sweep = sweep = _Sweep(self._root, {each.label: each.object_bytes for each in self._under_way})
+        sweep.go_on(None)
+        self._end(sweep)
+        self._stamps.outrun(max((known.mtime_ns for known in sweep.found), default=0))
+        self._is_known = True
 
     def bytes_used(self) -> int:
-        """Sum up the objects that lie in the directories, of all processes. Linear in objects."""
+        """Sum up the blocks of objects that lie in the directories, of all processes. Linear in objects."""
         disk, root_fd = self._root.disk, self._root.fd
-        identities = identities_in(disk, root_fd)
-        return sum(known.object_bytes for identity in identities for known in objects_in(disk, root_fd, identity))
+        listed = (known for each in identities_in(disk, root_fd) for known in objects_in(disk, root_fd, each))
+        return sum(self.taken_bytes(known.object_bytes) for known in listed)
 
     def reserve(self, fresh: Sequence[StoredObject], batch: Sequence[PageIO]) -> set[Label]:
         """Grant room to the first of ``fresh``, evicting none of the batch; return those. ``end_grant`` ends each."""
         if self._restored_count != self._root.restored_count:
             self._begin_again()
-        granted = [each for each in fresh if self.bytes_max is None or each.object_bytes <= self.bytes_max]
-        self._decline_for_free_space(granted)
-        if self.bytes_max is not None:
-            self._go_on_sweeping(sum(each.object_bytes for each in granted))
+        granted = [each for each in fresh if self.bytes_max is None or self._taken([each]) <= self.bytes_max]
+        reason = self._make_space(granted, batch)
+        if self._is_counting:
+            self._go_on_sweeping(self._taken(granted))
             self._evict_for(granted, batch)
         if len(granted) < len(fresh):
-            with self._guard:
-                self.declined_count += len(fresh) - len(granted)
+            self._root.declines.record(
+                len(fresh) - len(granted), reason or f"they exceed the cap of {self.bytes_max} bytes"
+            )
         self.removed.restored(each.label for each in granted)
         return {each.label for each in granted}
 
@@ -176,28 +212,24 @@ class FileQuota:
         """Take back the room of pages without a name, and count those again that went before they had theirs."""
         # Another process may have stored a page under the same name: that stays counted.
         gone = [each.label for each in dropped if self._object_size(each.label) is None]
-        if self.bytes_max is not None:
+        if self._is_counting:
             with self._guard:
                 self._end_under_way((*named, *dropped))
                 self._forget(gone)
                 self._add([each for each in named if each.label not in self._lru])
         self.removed.record(gone)
 
-    def evict_for_inodes(self, batch: Sequence[PageIO]) -> bool:
-        """Evict where the file system takes no more files, for those of a batch and some; return whether it helped."""
-        if self.bytes_max is None:
-            return False
-        missing_count = missing_inodes(self._root.disk, self._root.fd, len(batch) + INODES_SPARE)
-        if missing_count <= 0:
-            return False
-        with self._guard:
-            victims = self._lru.least_recent_count(missing_count, frozenset(page.label for page in batch))
-            self._forget(victim.label for victim in victims)
-        return len(self._evict(victims)) < len(victims)
+    def evict_for_fault(self, batch: Sequence[PageIO]) -> bool:
+        """Evict where the system had no room for a batch, see ``DirectoryStorage``."""
+        disk, root_fd = self._root.disk, self._root.fd
+        wanted_bytes = SPARE_BYTES + sum(self.taken_bytes(page_bytes(page)) for page in batch)
+        short_bytes = max(wanted_bytes, missing_bytes(disk, root_fd, wanted_bytes + self._free_bytes_min))
+        short_count = missing_inodes(disk, root_fd, len(batch) + INODES_SPARE)
+        return self._evict_oldest(short_bytes, frozenset(page.label for page in batch), max(short_count, 0))
 
     def record(self, pages: Sequence[SizedPage], hits: Sequence[Answer | bool]) -> None:
         """Make hits recent, the first most of all, and count those that another process stored. Waits for no file."""
-        if self.bytes_max is None:
+        if not self._is_counting:
             return
         found = pages if all(hits) else [page for page, hit in zip(pages, hits, strict=True) if hit]
         with self._guard:
@@ -206,7 +238,7 @@ class FileQuota:
 
     def touch(self, labels: Sequence[Label]) -> Sequence[Label]:
         """Make objects recent, the first most of all, and count unknown ones that are there; return all labels."""
-        if self.bytes_max is None:
+        if not self._is_counting:
             return labels
         with self._guard:
             unknown = self._lru.touch(reversed(labels))
@@ -227,11 +259,11 @@ class FileQuota:
         keep = frozenset(page.label for page in batch)
         with self._guard:
             self._lru.touch(page.label for page in reversed(batch))
-            victims, _ = self._choose_victims(granted, keep, sum(each.object_bytes for each in granted))
+            victims, _ = self._choose_victims(granted, keep, self._taken(granted))
             reserved = tuple(granted)
             self._add(reserved)
             self._under_way.update(reserved)
-            self._unswept_bytes += sum(each.object_bytes for each in granted)
+            self._unswept_bytes += self._taken(granted)
             self._forget(victim.label for victim in victims)
         self._make_room(granted, keep, victims)
         with self._guard:
@@ -241,7 +273,7 @@ class FileQuota:
         """Remove victims, and more in the place of those that cannot be removed; decline where that fails."""
         unremovable_count = 0
         while True:
-            unremovable_count += len(self._evict(victims))
+            unremovable_count += self._evict(victims).stuck_count
             with self._guard:
                 if unremovable_count > UNREMOVABLE_MAX:
                     self._forget(each.label for each in granted)
@@ -264,15 +296,77 @@ class FileQuota:
                 return victims, declined
             while short_bytes > 0 and granted:
                 declined.append(granted.pop())
-                short_bytes -= declined[-1].object_bytes
-                needed_bytes -= declined[-1].object_bytes
+                short_bytes -= self._taken(declined[-1:])
+                needed_bytes -= self._taken(declined[-1:])
 
-    def _evict(self, victims: Sequence[StoredObject]) -> list[StoredObject]:
-        """Remove objects that are no longer counted; count again and return those that cannot be removed."""
+    def _make_space(self, granted: list[StoredObject], batch: Sequence[PageIO]) -> str:
+        """Evict until the file system has room for what is granted; take out of it, and say why, what finds none."""
+        short_bytes = self._short_bytes(granted)
+        if short_bytes <= 0:
+            return ""
+        reason = space_text(self._root, self._free_bytes_min)
+        keep = frozenset(page.label for page in batch)
+        is_over = not self._know()
+        while granted and short_bytes > 0:
+            if is_over or (short_bytes > self._lru.bytes_used and not self._list_again()):
+                short_bytes -= self._taken([granted.pop()])
+                continue
+            before_bytes, is_evicted = short_bytes, self._evict_oldest(short_bytes, keep)
+            short_bytes = self._short_bytes(granted)
+            # Where that brought nothing others take it, or the system is not done with it: no more goes.
+            is_over = not is_evicted or short_bytes >= before_bytes
+        return reason
+
+    def _short_bytes(self, granted: Sequence[StoredObject]) -> int:
+        wanted_bytes = self._taken(granted) + self._free_bytes_min
+        return missing_bytes(self._root.disk, self._root.fd, wanted_bytes) if granted else 0
+
+    def _evict_oldest(self, short_bytes: int, keep: frozenset[Label], count_min: int = 0) -> bool:
+        """Remove the least recent objects of so many bytes, ``count_min`` at least; return whether there were any."""
+        stuck_count = 0
+        while self._know() and stuck_count <= UNREMOVABLE_MAX:
+            with self._guard:
+                unnamed = keep.union(each.label for each in self._under_way)
+                victims, _ = self._lru.least_recent(short_bytes, unnamed)
+                if len(victims) < count_min:
+                    victims = self._lru.least_recent_count(count_min, unnamed)
+                self._forget(victim.label for victim in victims)
+            evicted = self._evict(victims)
+            if evicted.removed_count:
+                return True
+            stuck_count += evicted.stuck_count
+            if not victims and not self._list_again():
+                break
+        return False
+
+    def _know(self) -> bool:
+        """List the store unless this process knows what is in it; return whether it does."""
+        if not self._is_known:
+            with self._sweep_guard, suppress(OSError):  # what cannot be listed is not evicted
+                if not self._is_known:
+                    self._list()
+        return self._is_known
+
+    def _list_again(self) -> bool:
+        """List the store where most that was known is gone, and others may have stored more; return whether it was."""
+        if self._lru.bytes_used >= self._listed_bytes:
+            return False
+        with self._sweep_guard, suppress(OSError):
+            if not self._open_counter.look():
+                self._list()
+                return True
+        return False
+
+    def _taken(self, objects: Iterable[StoredObject]) -> int:
+        return sum([self.taken_bytes(each.object_bytes) for each in objects])
+
+    def _evict(self, victims: Sequence[StoredObject]) -> "_Evicted":
+        """Remove objects that are no longer counted, and count again those that cannot be removed."""
+        removed_count = 0
         stuck: list[StoredObject] = []
         for victim in victims:
             try:
-                self._directories.unlink(victim.label)
+                removed_count += self._directories.unlink(victim.label)
             except OSError:
                 stuck.append(victim)
         with self._guard:
@@ -280,7 +374,7 @@ class FileQuota:
             self.unremovable_count += len(stuck)
             self._add(stuck)
         self.removed.record(victim.label for victim in victims if victim not in stuck)
-        return stuck
+        return _Evicted(removed_count, len(stuck))
 
     def _go_on_sweeping(self, coming_bytes: int) -> None:
         """Go on with the sweep that is under way as fast as its bound needs, or begin one that is due."""
@@ -328,7 +422,6 @@ class FileQuota:
 
     def _end(self, sweep: _Sweep) -> None:
         """Know what was listed and what this process did meanwhile; evict what exceeds the cap."""
-        assert self.bytes_max is not None
         unwritten = self._stamps.unwritten()
         sweep.found.sort(key=lambda known: max(known.mtime_ns, unwritten.get(known.label, 0)))
         found = [StoredObject(known.label, known.object_bytes) for known in sweep.found]
@@ -342,13 +435,15 @@ class FileQuota:
                     self._lru.add(label, object_bytes)
             gone = {label for label in gone if label not in self._lru}
             self._sweep = None
-            short_bytes = self._lru.bytes_used - self.bytes_max
+            self._sweep_bytes = (self.bytes_max or self._lru.bytes_used) // SWEEP_SHARE
             victims: list[StoredObject] = []
-            if short_bytes > 0:
+            if self.bytes_max is not None and self._lru.bytes_used > self.bytes_max:
+                short_bytes = self._lru.bytes_used - self.bytes_max
                 below_bytes = 0 if self._open_counter.is_alone else self.bytes_max // LOW_SHARE
                 keep = {each.label for each in self._under_way}
                 victims, _ = self._lru.least_recent(short_bytes + below_bytes, keep)
                 self._forget(victim.label for victim in victims)
+            self._listed_bytes = self._lru.bytes_used
         self.removed.record(gone)
         self._evict(victims)
 
@@ -370,15 +465,6 @@ class FileQuota:
             self._lru.forget(label)
             if self._sweep is not None:
                 self._sweep.changes[label] = None
-
-    def _decline_for_free_space(self, granted: list[StoredObject]) -> None:
-        """Take from the end of ``granted`` what would leave the file system less than is to stay free."""
-        if not self._free_bytes_min or not granted:
-            return
-        wanted_bytes = sum(each.object_bytes for each in granted)
-        short_bytes = missing_bytes(self._root.disk, self._root.fd, wanted_bytes + self._free_bytes_min)
-        while granted and short_bytes > 0:
-            short_bytes -= granted.pop().object_bytes
 
     def _object_size(self, label: Label) -> int | None:
         """Return the bytes of the file that has an object's name; None where there is none, or that cannot be seen."""

@@ -26,7 +26,9 @@ from unified_cache.storage_backends.directory.disk import (
     Directory,
     Disk,
     StorageFaults,
+    block_bytes,
     close_quietly,
+    in_blocks,
     is_distrusted,
     read_at,
     storage_error,
@@ -41,6 +43,7 @@ from unified_cache.storage_backends.directory.front import (
     Stamps,
     StoreCounts,
     check_limits,
+    check_reserve,
     parse_address,
 )
 from unified_cache.storage_backends.directory.page_reads import (
@@ -76,8 +79,9 @@ class FileStorage(DirectoryStorage):
     """Keep sealed pages in files under one directory, with an optional cap and the least recently used going first.
 
     Several processes may open one directory; each finds what the others stored, and a page that another removed is a
-    miss. The cap binds them all together, see ``FileQuota``, and counts lengths of objects, not blocks. A batch never
-    evicts its own pages: of a chain longer than the cap the first pages are stored, the rest declined. Recency is kept
+    miss. The cap binds them all together, see ``FileQuota``, and counts whole blocks of the file system, as ``du``. A
+    full file system evicts as the cap does. A batch never evicts its own pages: of a chain longer than the cap the
+    first pages are stored, the rest declined. Recency is kept
     in modification times; a crash forgets when pages were last read, of ``PAGES_WAITING_MAX`` at most,
     ``STAMP_GRAIN_NS`` back at most. Where somebody removes the directory, the next put or register makes it again.
     Local file systems only: locks on a network are not what they are here. Thread-safe; objects are read and written
@@ -106,17 +110,18 @@ class FileStorage(DirectoryStorage):
     ) -> "FileStorage":
         """Open the store in ``path``, made with mode 0700 if absent; evict what exceeds the cap.
 
-        With a cap it lists every object, and keeps some 400 bytes of memory for each. A put is declined that would
-        leave less than ``free_bytes_min`` free on the file system. ``clock`` gives nanoseconds; without
-        ``records_reads`` a page that is read is none that is used. ``new_writer`` gives a name that no other process
-        uses.
+        With a cap it lists every object, and keeps some 400 bytes of memory for each; without one only once the file
+        system is short. A put leaves ``free_bytes_min`` free on the file system, or evicts for it, or is declined.
+        ``clock`` gives nanoseconds; without ``records_reads`` a page that is read is none that is used. ``new_writer``
+        gives a name that no other process uses.        uses.
 
         Raises:
-            ConfigError: bytes_max or free_bytes_min is negative, or no system takes the path.
+            ConfigError: bytes_max or free_bytes_min is negative or more than there can be, or no system takes the path.
             StorageError: the directory cannot be used or is not ours, see its message. It was not changed.
         """
         check_limits(bytes_max, free_bytes_min)
         root = open_root(disk or Disk(), Path(path), FORMAT, new_writer, is_remade=True)
+        check_reserve(root, free_bytes_min)
         try:
             open_counter = OpenCounter.enter(root)
         except OSError as error:
@@ -128,7 +133,7 @@ class FileStorage(DirectoryStorage):
         storage = cls(root, directories, quota, stamps)
         try:
             if bytes_max is not None:
-                stamps.outrun(quota.fill())
+                quota.fill()
         except OSError as error:
             storage.close()
             raise storage_error(error, f"cannot list the file store in {path}") from error
@@ -136,7 +141,7 @@ class FileStorage(DirectoryStorage):
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of the objects in the store, of all processes, summed up now. Linear in objects."""
+        """Bytes that the objects of all processes take of the file system, summed up now. Linear in objects."""
         with self._calls, StorageFaults(f"cannot list the file store in {self._path}"):
             return self._quota.bytes_used()
 
@@ -146,7 +151,7 @@ class FileStorage(DirectoryStorage):
         quota = self._quota
         return StoreCounts(
             evicted_count=quota.evicted_count,
-            declined_count=quota.declined_count,
+            declined_count=self._root.declines.count,
             unremovable_count=quota.unremovable_count,
             foreign_count=self._foreign.count,
             unreadable_count=self._page_reader.unreadable_count,
@@ -155,7 +160,13 @@ class FileStorage(DirectoryStorage):
     def capability(self) -> Capability:
         """Return the abilities of this backend."""
         with self._calls:
-            return Capability("file", durable=True, bytes_max=self._quota.bytes_max, call_bytes=CALL_BYTES)
+            return Capability(
+                "file",
+                durable=True,
+                bytes_max=self._quota.bytes_max,
+                call_bytes=CALL_BYTES,
+                taken_bytes=self._quota.taken_bytes,
+            )
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Return for each label whether a file of that name is there. No access; one stat each."""
@@ -234,6 +245,9 @@ class FileStorage(DirectoryStorage):
     def _read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:
         return self._page_reader.read_memory(targets)
 
+    def _evict_for_fault(self, pages: Sequence[PageIO]) -> bool:
+        return self._quota.evict_for_fault(pages)
+
     def _let_go(self) -> None:
         self._directories.close()
 
@@ -306,7 +320,7 @@ class PageWriter:
                     with StorageFaults(f"cannot make again the directories removed from {self._root.path}"):
                         self._root.restore()
                     self._directories.drop_all()
-                case OSError(errno=errno.ENOSPC) if self._quota.evict_for_inodes(pages):
+                case OSError(errno=errno.ENOSPC | errno.EDQUOT) if self._quota.evict_for_fault(pages):
                     pass
                 case _:
                     raise
@@ -487,6 +501,7 @@ class FileReader(ReadOnlyStore):
         super().__init__(disk, path, root)
         self._directories = OpenDirectories(disk, root.fd, DIRECTORIES_OPEN_MAX)
         self._pages = PageReader(disk, path, root.fd, self._directories, lambda *_: None)
+        self._block_bytes = block_bytes(disk, root.fd)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Return for each label whether a file of that name is there."""
@@ -502,6 +517,10 @@ class FileReader(ReadOnlyStore):
         """Read each page straight into its buffers; what lies in its place and is no object stays, and is FLAWED."""
         with self._calls:
             return self._pages.read(pages)
+
+    def taken_bytes(self, object_bytes: int) -> int:
+        """Return the blocks of an object, as the writer counts them."""
+        return in_blocks(self._block_bytes, object_bytes)
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of one identity in the order of their names."""

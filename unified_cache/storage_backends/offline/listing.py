@@ -155,12 +155,13 @@ def listed(storage: StorageReader, identity: bytes) -> Iterator[list[StoredObjec
 
 
 def count_objects(storage: StorageReader, identity: bytes, watch: Watch = unwatched) -> dict[str, ObjectCount]:
-    """Count the objects of an identity by the name of their pool. One scan, no reads."""
+    """Count the objects of an identity by their pool, with what each takes of a cap. One scan, no reads."""
+    taken_bytes = storage.capability().taken_bytes
     counts: dict[str, ObjectCount] = defaultdict(ObjectCount)
     for objects in listed(storage, identity):
         watch(len(objects), sum(found.object_bytes for found in objects))
         for found in objects:
-            counts[found.label.pool].add(found.object_bytes)
+            counts[found.label.pool].add(taken_bytes(found.object_bytes))
     return dict(counts)
 
 

@@ -1,6 +1,6 @@
 """Index of a packed store: the slot of each page, and their LRU order."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -60,7 +60,6 @@ class PageIndex:
         """Slots of pages that could not be read: misses until the store is opened, or they are put, again."""
         self.unreadable_count = 0
         self.evicted_count = 0
-        self.declined_count = 0
         self._guard = Lock()
 
     def find(self, label: Label) -> SegmentSlot | None:
@@ -106,20 +105,27 @@ class PageIndex:
                 if stored[number] and (slot is None or label in batch.replaced):
                     batch.fresh.setdefault(label, number)
             self.evicted_count += len(evicted)
-            self.declined_count += stored.count(False)
         return batch
 
-    def decline(self, batch: PutBatch, labels: Sequence[Label]) -> None:
-        """Take back the room of fresh pages, but of those that another thread has stored meanwhile."""
+    def evict(self, short_bytes: int, keep: Container[Label]) -> list[SegmentSlot]:
+        """Forget the least recent objects that take so many bytes, none in ``keep``; return their slots."""
+        with self._guard:
+            victims, _ = self.lru.least_recent(short_bytes, keep)
+            slots = self._take_out(victim.label for victim in victims)
+            self.evicted_count += len(slots)
+            return slots
+
+    def decline(self, batch: PutBatch, labels: Sequence[Label]) -> int:
+        """Take back the room of fresh pages, but of those that another thread has stored; return how many others."""
         with self._guard:
             declined = [label for label in labels if not self._is_others(label, batch)]
             for label in declined:
                 if label not in batch.replaced:
                     self.lru.forget(label)
-            self.declined_count += len(declined)
         for label in labels:
             del batch.fresh[label]
         batch.decline(declined)
+        return len(declined)
 
     def commit(self, batch: PutBatch) -> list[SegmentSlot]:
         """Publish what was written; return slots: of what it replaced, and what others stored or evicted."""
@@ -213,6 +219,11 @@ class PageIndex:
                 if label not in self._slots:
                     self.lru.forget(label)
             return [label for label in {**self._slots, **self._unreadable} if label.identity == identity]
+
+    def drop(self, flawed: Mapping[Label, SegmentSlot]) -> list[SegmentSlot]:
+        """Forget pages that are not what they should be, those of them that are where they were; return their slots."""
+        with self._guard:
+            return self._take_out([label for label, slot in flawed.items() if self._slots.get(label) is slot])
 
     def set_aside(self, unreadable: Mapping[Label, SegmentSlot]) -> None:
         """Record that the disk did not give pages, those of them that are where they were."""

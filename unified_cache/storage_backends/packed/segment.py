@@ -19,7 +19,16 @@ from unified_cache.core.seal import PageChecksum
 from unified_cache.storage_backends.directory.disk import Disk, close_quietly, distrust, read_at, write_at
 from unified_cache.storage_backends.directory.page_reads import DirectIo, Place
 
-__all__ = ["PlacedSlots", "Segment", "SegmentKey", "SegmentSlot", "TableEntry", "by_segment", "parse_file_name"]
+__all__ = [
+    "PlacedSlots",
+    "Segment",
+    "SegmentKey",
+    "SegmentSlot",
+    "TableEntry",
+    "by_segment",
+    "parse_file_name",
+    "taken_bytes",
+]
 
 FILE_BYTES = 4 << 30
 """Pages of a file take about as much, so a terabyte of pages of 64 KiB and more has 256 files, all open; one of 4 KiB
@@ -51,8 +60,7 @@ class SegmentKey(NamedTuple):
     @property
     def slot_bytes(self) -> int:
         """Distance from one page to the next."""
-        grain = BLOCK_BYTES if self.object_bytes >= 8 * BLOCK_BYTES else GRAIN_BYTES
-        return max(-(-self.object_bytes // grain), 1) * grain
+        return _slot_bytes(self.object_bytes)
 
     @property
     def slots_count(self) -> int:
@@ -62,6 +70,16 @@ class SegmentKey(NamedTuple):
     def file_name(self, number: int) -> str:
         """Name a file in the directory of the identity."""
         return f"{self.pool}.{self.object_bytes}.{number}.pack"
+
+
+def taken_bytes(object_bytes: int) -> int:
+    """Return what a page of a length takes of the file system: its slot, and its line in the table."""
+    return _slot_bytes(object_bytes) + _ENTRY.size
+
+
+def _slot_bytes(object_bytes: int) -> int:
+    grain = BLOCK_BYTES if object_bytes >= 8 * BLOCK_BYTES else GRAIN_BYTES
+    return max(-(-object_bytes // grain), 1) * grain
 
 
 def parse_file_name(identity: bytes, name: str) -> tuple[SegmentKey, int] | None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
+from types import MappingProxyType
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -130,10 +131,11 @@ class FreeSlots:
         self._withdrawn -= empty
         return [self._segments.pop(number) for number in empty]
 
-    def take_idle(self) -> list[SegmentSlot]:
-        """Take all free slots that take room; each is to come back by ``give_emptied``, or by ``give``."""
-        taken = [SegmentSlot(self._segments[number], slot) for number, slot in self._idle]
-        self._idle = []
+    def take_idle(self, kept_count: int = 0) -> list[SegmentSlot]:
+        """Take free slots that take room, but the next so many; each comes back by ``give_emptied``, or by ``give``."""
+        places = sorted(self._idle)
+        taken = [SegmentSlot(self._segments[number], slot) for number, slot in places[kept_count:]]
+        self._idle = places[:kept_count]
         self._free_count.subtract(slot.segment.number for slot in taken)
         return taken
 
@@ -305,11 +307,12 @@ class SegmentFiles:
             idle_count = {key: free.idle_count for key, free in self._free.items()}
         return sum(key.slot_bytes * max(count - idle_count.get(key, 0), 0) for key, count in wanted.items())
 
-    def give_back(self) -> None:
-        """Give the room of free slots back to the file system: whole files, and holes in the others."""
+    def give_back(self, kept: Mapping[SegmentKey, int] = MappingProxyType({})) -> None:
+        """Give the room of free slots, but so many of a shape, back to the system: whole files, holes in the others."""
         with self._guard:
-            empty = [segment for free in self._free.values() for segment in free.take_empty_segments()]
-            idle = {key: by_segment(free.take_idle()) for key, free in self._free.items()}
+            given = [free for key, free in self._free.items() if not kept.get(key)]
+            empty = [segment for free in given for segment in free.take_empty_segments()]
+            idle = {key: by_segment(free.take_idle(kept.get(key, 0))) for key, free in self._free.items()}
         self._remove(empty)
         for key, segments in idle.items():
             for segment, slots in segments.items():

@@ -5,6 +5,7 @@ page is either entered or not there, whatever kills the process; docs/format.md 
 tables are read when the store is opened, and known in memory from then on: a read is one call.
 """
 
+import errno
 import fcntl
 import os
 import secrets
@@ -36,13 +37,16 @@ from unified_cache.storage_backends.directory.disk import (
 )
 from unified_cache.storage_backends.directory.front import (
     FREE_BYTES_MIN,
+    SPARE_BYTES,
     Clock,
     DirectoryStorage,
     ReadOnlyStore,
     Stamps,
     StoreCounts,
     check_limits,
+    check_reserve,
     parse_address,
+    space_text,
 )
 from unified_cache.storage_backends.directory.page_reads import (
     CALL_BYTES,
@@ -66,6 +70,7 @@ from unified_cache.storage_backends.packed.segment import (
     SegmentSlot,
     TableEntry,
     parse_file_name,
+    taken_bytes,
 )
 from unified_cache.storage_backends.packed.segments import SegmentFiles
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
@@ -79,9 +84,9 @@ FORMAT = StoreFormat("packed store", 1)
 class PackedStorage(DirectoryStorage):
     """Keep sealed pages in slots under one directory, with an optional cap and the least recently used going first.
 
-    One process at a time: the directory is locked, and a second one is refused. The cap counts lengths of objects;
-    beyond it a directory takes the tables, the rest of each slot's last block, and ``IDLE_BYTES_MAX`` of free slots.
-    Batches, recency and file systems are as those of ``FileStorage``. Thread-safe; pages are read and written outside
+    One process at a time: the directory is locked, and a second one is refused. The cap counts slots and their lines in
+    the tables; beyond it a directory takes ``IDLE_BYTES_MAX`` of free slots at most. Batches, recency and full file
+    systems are as those of ``FileStorage``. Thread-safe; pages are read and written outside
     the guards.
     """
 
@@ -110,12 +115,13 @@ class PackedStorage(DirectoryStorage):
         """Open the store in ``path``, as ``FileStorage.open``. Linear in objects.
 
         Raises:
-            ConfigError: bytes_max or free_bytes_min is negative, or no system takes the path.
+            ConfigError: bytes_max or free_bytes_min is negative or more than there can be, or no system takes the path.
             StorageError: the directory cannot be used, is not ours, or is open already, see its message.
         """
         check_limits(bytes_max, free_bytes_min)
-        index = PageIndex(StoreLru(bytes_max))
+        index = PageIndex(StoreLru(bytes_max, taken_bytes))
         root = open_root(disk or Disk(), Path(path), FORMAT, new_writer)
+        check_reserve(root, free_bytes_min)
         segments = SegmentFiles(root)
         try:
             root.disk.flock(root.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -140,7 +146,7 @@ class PackedStorage(DirectoryStorage):
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of the objects in the store, and of those that are being written."""
+        """Bytes that the objects in the store take, and those that are being written."""
         with self._calls:
             return self._index.lru.bytes_used
 
@@ -149,7 +155,7 @@ class PackedStorage(DirectoryStorage):
         """Counts since the store was opened; a copy."""
         return StoreCounts(
             evicted_count=self._index.evicted_count,
-            declined_count=self._index.declined_count,
+            declined_count=self._root.declines.count,
             foreign_count=self._segments.foreign.count,
             unreadable_count=self._index.unreadable_count,
             set_aside_count=len(self._segments.set_aside),
@@ -164,6 +170,7 @@ class PackedStorage(DirectoryStorage):
                 bytes_max=self._index.lru.bytes_max,
                 call_bytes=CALL_BYTES,
                 exists_costs_io=False,
+                taken_bytes=taken_bytes,
             )
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
@@ -185,6 +192,7 @@ class PackedStorage(DirectoryStorage):
             if gone:
                 self._free_quietly(gone)
             unreadable: dict[Label, SegmentSlot] = {}
+            cut_off: dict[Label, SegmentSlot] = {}
             came = self._read_cold(pages, slots) if self._reads.may_be_direct(pages) else frozenset[int]()
             for number, slot in enumerate(slots):
                 if slot is None:
@@ -195,15 +203,19 @@ class PackedStorage(DirectoryStorage):
                 except OSError as error:
                     if error.errno not in UNREADABLE:
                         raise self._cannot("read", label, error) from error
-                    is_whole = False
-                if not is_whole:
                     unreadable[label] = slot
                     answers[number] = Answer.UNAVAILABLE
+                    continue
+                if not is_whole:
+                    cut_off[label] = slot
+                    answers[number] = Answer.FLAWED
                 elif self._index.find(label) is not slot:
                     # It went while it was read: its slot may have become another page's.
                     answers[number] = Answer.MISS
             if unreadable:
                 self._index.set_aside(unreadable)
+            if cut_off:
+                self._free_quietly(self._index.drop(cut_off))
             due = self._stamps.record(pages, answers)
             if due:
                 self._stamp(due)
@@ -223,28 +235,13 @@ class PackedStorage(DirectoryStorage):
         there.
         """
         with self._calls:
-            untrusted = self._untrusted(pages) if level is Level.DURABLE else {}
-            batch = self._index.begin(pages, self._stamps.new(len(pages)), untrusted)
-            self._free_quietly(batch.gone)
-            self._keep_free(batch)
             try:
-                self._write(batch, durable=level is Level.DURABLE)
-            except BaseException as error:
-                self._abandon(batch)
-                if isinstance(error, OSError):
-                    raise storage_error(error, f"cannot store pages in {self._path}") from error
+                return self._put(pages, durable=level is Level.DURABLE)
+            except StorageError as error:
+                match error.__cause__:
+                    case OSError(errno=errno.ENOSPC | errno.EDQUOT) if self._evict_for_fault(pages):
+                        return self._put(pages, durable=level is Level.DURABLE)
                 raise
-            spare = self._index.commit(batch)
-            try:
-                if spare and level is Level.DURABLE:
-                    self._sync_others(batch, ())
-            except OSError as error:
-                raise storage_error(error, f"cannot store pages in {self._path}") from error
-            finally:
-                self._free_quietly(spare)
-            if len(batch.fresh) < len(pages):
-                self._stamp(self._stamps.record(pages, batch.refreshed(), batch.stamp))
-            return Answer.of_puts(batch.stored)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; return how many there were. Not synced: a crash may bring them back.
@@ -292,6 +289,32 @@ class PackedStorage(DirectoryStorage):
             # A child that was forked has the descriptor too, and would keep the lock.
             self._disk.flock(self._root.fd, fcntl.LOCK_UN)
 
+    def _put(self, pages: Sequence[PageIO], *, durable: bool) -> list[Answer]:
+        untrusted = self._untrusted(pages) if durable else {}
+        batch = self._index.begin(pages, self._stamps.new(len(pages)), untrusted)
+        self._free_quietly(batch.gone)
+        if declined_count := batch.stored.count(False):
+            self._root.declines.record(declined_count, f"they exceed the cap of {self._index.lru.bytes_max} bytes")
+        self._make_space(batch)
+        try:
+            self._write(batch, durable=durable)
+        except BaseException as error:
+            self._abandon(batch)
+            if isinstance(error, OSError):
+                raise storage_error(error, f"cannot store pages in {self._path}") from error
+            raise
+        spare = self._index.commit(batch)
+        try:
+            if spare and durable:
+                self._sync_others(batch, ())
+        except OSError as error:
+            raise storage_error(error, f"cannot store pages in {self._path}") from error
+        finally:
+            self._free_quietly(spare)
+        if len(batch.fresh) < len(pages):
+            self._stamp(self._stamps.record(pages, batch.refreshed(), batch.stamp))
+        return Answer.of_puts(batch.stored)
+
     def _read_cold(self, pages: Sequence[PageIO], slots: Sequence[SegmentSlot | None]) -> Set[int]:
         """Read the pages that the system does not have in memory, if it lacks the first; return which came."""
         first = next((number for number, slot in enumerate(slots) if slot is not None), None)
@@ -317,27 +340,51 @@ class PackedStorage(DirectoryStorage):
                 untrusted[label] = slot
         return untrusted
 
-    def _keep_free(self, batch: PutBatch) -> None:
-        """Decline the last pages where all would leave the file system too little room."""
-        if not self._free_bytes_min or not batch.fresh:
-            return
+    def _make_space(self, batch: PutBatch) -> None:
+        """Evict until the file system has room for what is new on it; decline the last pages where it has none."""
         segment_keys = {label: batch.segment_key_of(label) for label in batch.fresh}
         most_bytes = sum([segment_key.slot_bytes for segment_key in segment_keys.values()])
-        if missing_bytes(self._disk, self._root.fd, most_bytes + self._free_bytes_min) <= 0:
+        if not most_bytes or missing_bytes(self._disk, self._root.fd, most_bytes + self._free_bytes_min) <= 0:
             return
         wanted = Counter(segment_keys.values())
-        new_bytes = self._segments.new_bytes(wanted)
-        short_bytes = missing_bytes(self._disk, self._root.fd, new_bytes + self._free_bytes_min)
+        short_bytes = self._short_bytes(wanted)
+        if short_bytes > 0:
+            self._segments.give_back(kept=wanted)
+            short_bytes = self._short_bytes(wanted)
+        reason = space_text(self._root, self._free_bytes_min)
+        room_bytes = self._index.lru.bytes_used
         declined: list[Label] = []
         for label in reversed(segment_keys):
+            while 0 < short_bytes <= room_bytes:
+                before_bytes, is_evicted = short_bytes, self._evict(short_bytes, batch.pages)
+                self._segments.give_back(kept=wanted)
+                short_bytes = self._short_bytes(wanted)
+                if not is_evicted or short_bytes >= before_bytes:  # as of a file: store
+                    room_bytes = 0
             if short_bytes <= 0:
                 break
             declined.append(label)
             wanted[segment_keys[label]] -= 1
-            less_bytes = self._segments.new_bytes(wanted)
-            short_bytes -= new_bytes - less_bytes
-            new_bytes = less_bytes
-        self._index.decline(batch, declined)
+            short_bytes = self._short_bytes(wanted)
+        if declined:
+            self._root.declines.record(self._index.decline(batch, declined), reason)
+
+    def _short_bytes(self, wanted: Mapping[SegmentKey, int]) -> int:
+        """Return what the file system lacks for so many slots of each shape; those that are free take nothing."""
+        new_bytes = self._segments.new_bytes(wanted)
+        return missing_bytes(self._disk, self._root.fd, new_bytes + self._free_bytes_min) if new_bytes else 0
+
+    def _evict(self, short_bytes: int, pages: Sequence[PageIO]) -> bool:
+        """Free the least recent slots of so many bytes, of no page in a batch; return whether there were any."""
+        slots = self._index.evict(short_bytes, frozenset(page.label for page in pages))
+        self._free_quietly(slots)
+        return bool(slots)
+
+    def _evict_for_fault(self, pages: Sequence[PageIO]) -> bool:
+        wanted_bytes = SPARE_BYTES + sum([taken_bytes(page_bytes(page)) for page in pages])
+        is_evicted = self._evict(wanted_bytes, pages)
+        self._segments.give_back()
+        return is_evicted
 
     def _write(self, batch: PutBatch, *, durable: bool) -> None:
         """Write what is not there, then say where it is."""
@@ -478,6 +525,10 @@ class PackedReader(ReadOnlyStore):
         with self._calls:
             return self._listing(identity).used
 
+    def taken_bytes(self, object_bytes: int) -> int:
+        """Return the slot and the line of an object, as its owner counts them."""
+        return taken_bytes(object_bytes)
+
     def _let_go(self) -> None:
         for listing in self._listings.values():
             for segment in {slot.segment for slot in listing.slots.values()}:
@@ -501,7 +552,7 @@ class PackedReader(ReadOnlyStore):
                 is_whole = segment.read(number, page.buffers, page.checksum)
                 after = segment.entry(number)
                 if after == before:
-                    return Answer.HIT if is_whole else Answer.UNAVAILABLE
+                    return Answer.HIT if is_whole else Answer.FLAWED
                 before = after
         except OSError as error:
             if error.errno not in UNREADABLE:

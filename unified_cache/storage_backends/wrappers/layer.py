@@ -13,6 +13,7 @@ from unified_cache.storage_backends.protocol import (
     Capability,
     Level,
     PageIO,
+    ReasonedStorage,
     Scan,
     StorageBackend,
     StorageReader,
@@ -109,6 +110,11 @@ class StorageLayer(ReaderLayer[StorageBackend]):
     def clear(self, identity: bytes) -> int:
         """Remove every object of one identity from the wrapped backend."""
         return self._call(Method.CLEAR, partial(self._backend.clear, identity))
+
+    @property
+    def decline_reason(self) -> str:
+        """Why the wrapped backend last declined a put; empty where it has not, or does not say."""
+        return self._backend.decline_reason if isinstance(self._backend, ReasonedStorage) else ""
 
     def removals(self) -> RemovalFeed | None:
         """Subscribe to the removals of the wrapped backend, which waits for nothing."""

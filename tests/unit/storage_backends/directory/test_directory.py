@@ -80,7 +80,7 @@ def test_a_restart_finds_every_page_whatever_its_length(
         found = [blank_page(each, page_bytes) for each in [*named, label(9)]]
         assert all(second.get(found))
         assert [bytes_of(page) for page in found] == [*map(bytes_of, pages), content]
-        assert second.bytes_used == 13 * page_bytes
+        assert second.bytes_used == 13 * kind.taken_bytes(page_bytes)
         assert sorted(each.label for each in listing(second, label(0).identity)) == sorted([*named[::2], label(9)])
 
 
@@ -278,12 +278,13 @@ def test_what_no_system_takes_for_a_path_is_refused(name: str, kind: StoreKind, 
 
 @pytest.mark.parametrize("level", Level)
 @pytest.mark.parametrize("is_known", [True, False], ids=["known", "new"])
-@pytest.mark.parametrize("bytes_max", [None, 20 * PAGE_BYTES], ids=["unbounded", "capped"])
+@pytest.mark.parametrize("pages_max", [None, 20], ids=["unbounded", "capped"])
 @pytest.mark.parametrize("removed", ["*", "?" * 64, "tmp/*", "tmp"], ids=["everything", "identities", "temps", "tmp"])
 def test_what_somebody_removed_under_an_open_store_is_made_again_and_a_restart_finds_it(
-    removed: str, bytes_max: int | None, is_known: bool, level: Level, kind: StoreKind, root: Path
+    removed: str, pages_max: int | None, is_known: bool, level: Level, kind: StoreKind, root: Path
 ) -> None:
     model = MODEL if is_known else OTHER_MODEL
+    bytes_max = None if pages_max is None else pages_max * kind.taken_bytes()
     with closing(kind.open(root, bytes_max=bytes_max)) as storage:
         storage.register(manifest_of(MODEL, LAYOUT), {})
         put(storage, range(4), level)
@@ -306,7 +307,7 @@ def test_what_somebody_removed_under_an_open_store_is_made_again_and_a_restart_f
 
 
 def test_closing_gives_back_every_descriptor_and_temp_directory(kind: StoreKind, root: Path) -> None:
-    for bytes_max in (15 * PAGE_BYTES, 15 * PAGE_BYTES, None):
+    for bytes_max in (15 * kind.taken_bytes(), 15 * kind.taken_bytes(), None):
         storage = kind.open(root, bytes_max=bytes_max)
         put(storage, range(20), Level.DURABLE)
         storage.put([sealed_page(label(1), 3000), sealed_page(label(1, "a"))], Level.CACHED)
@@ -446,22 +447,23 @@ def touch(storage: DirectoryStorage) -> None:
 
 
 @pytest.mark.parametrize("use", [read, touch])
-@pytest.mark.parametrize(("bytes_max", "is_reopened"), [(None, True), (6 * PAGE_BYTES, True), (6 * PAGE_BYTES, False)])
+@pytest.mark.parametrize(("is_capped", "is_reopened"), [(False, True), (True, True), (True, False)])
 def test_pages_age_from_the_tail_of_the_batch_in_which_they_were_used_even_over_a_restart(
-    bytes_max: int | None,
+    is_capped: bool,
     is_reopened: bool,
     use: Callable[[DirectoryStorage], None],
     kind: StoreKind,
     root: Path,
     clock: Clock,
 ) -> None:
-    storage = kind.open(root, bytes_max=bytes_max, clock=clock)
+    bytes_max = 6 * kind.taken_bytes()
+    storage = kind.open(root, bytes_max=bytes_max if is_capped else None, clock=clock)
     put(storage, [0, 1, 2])
     put(storage, [3, 4, 5])
     use(storage)
     if is_reopened:
         storage.close()
-        storage = kind.open(root, bytes_max=6 * PAGE_BYTES, clock=clock)
+        storage = kind.open(root, bytes_max=bytes_max, clock=clock)
     with closing(storage):
         for added, expected in (((6, 7), [0, 1, 2, 3, 6, 7]), ((8, 9), [0, 1, 6, 7, 8, 9])):
             for number in added:

@@ -76,11 +76,11 @@ def test_a_durable_put_of_a_page_whose_bytes_are_not_there_writes_them(
         damage(kind, root, 2, offset)
         assert put(storage, PAGES, Level.DURABLE) == [True] * 6
         assert all(hits(storage, PAGES))
-        assert storage.bytes_used == 6 * PAGE_BYTES
+        assert storage.bytes_used == 6 * kind.taken_bytes()
     with closing(kind.open(root)) as storage:
         assert all(hits(storage, PAGES))
-        assert storage.bytes_used == 6 * PAGE_BYTES
-    kind.check_room(root, 6 * PAGE_BYTES)
+        assert storage.bytes_used == 6 * kind.taken_bytes()
+    kind.check_room(root, 6 * kind.taken_bytes())
 
 
 def test_a_durable_put_reads_a_page_that_is_there_once_and_writes_no_byte_of_it(kind: StoreKind, root: Path) -> None:
@@ -132,11 +132,11 @@ def test_a_page_that_cannot_be_written_again_is_not_said_to_be_durable_and_stays
             with pytest.raises(StorageError):
                 put(storage, PAGES, Level.DURABLE)
             assert all(hits(storage, PAGES))
-        assert storage.bytes_used == 6 * PAGE_BYTES
+        assert storage.bytes_used == 6 * kind.taken_bytes()
         disk.failing = range(0)
         assert all(put(storage, PAGES, Level.DURABLE))
         assert all(hits(storage, PAGES))
-    kind.check_room(root, 6 * PAGE_BYTES)
+    kind.check_room(root, 6 * kind.taken_bytes())
 
 
 def test_no_loss_of_power_brings_back_a_page_that_was_cleared(kind: StoreKind, memory_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_power_lost_before_any_call_loses_no_durable_page_and_leaves_no_wrong_on
 
 def test_power_lost_while_pages_are_evicted_leaves_no_wrong_one(kind: StoreKind, memory_path: Path) -> None:
     choice = random.Random(5)
-    photographs = photographs_of(kind, memory_path / "before", examples(8, 1), 5 * PAGE_BYTES)
+    photographs = photographs_of(kind, memory_path / "before", examples(8, 1), 5 * kind.taken_bytes())
     for number, photograph in enumerate(photographs):
         check_after(kind, photograph, memory_path / f"{number}", choice)
 
@@ -313,11 +313,12 @@ def calls_of(kind: StoreKind, root: Path, bytes_max: int | None) -> list[str]:
 
 
 @pytest.mark.parametrize("for_good", [False, True], ids=["once", "from_then_on"])
-@pytest.mark.parametrize("bytes_max", [None, 6 * PAGE_BYTES], ids=["unbounded", "capped"])
+@pytest.mark.parametrize("is_capped", [False, True], ids=["unbounded", "capped"])
 @pytest.mark.parametrize("fault", DiskFault)
 def test_whichever_call_goes_wrong_no_byte_is_wrong_and_nothing_durable_is_lost_and_service_goes_on(
-    fault: DiskFault, bytes_max: int | None, for_good: bool, kind: StoreKind, memory_path: Path
+    fault: DiskFault, is_capped: bool, for_good: bool, kind: StoreKind, memory_path: Path
 ) -> None:
+    bytes_max = 6 * kind.taken_bytes() if is_capped else None
     calls = calls_of(kind, memory_path / "right", bytes_max)
     before = descriptors(memory_path)
     fired_count = raised_count = 0
@@ -326,7 +327,7 @@ def test_whichever_call_goes_wrong_no_byte_is_wrong_and_nothing_durable_is_lost_
         root = memory_path / str(number)
         prepare(kind, root)
         disk = FaultyDisk(fault, range(number, 1 << 30 if for_good else number + 1))
-        history = StoreHistory(kind, root, disk, bytes_max)
+        history = StoreHistory(kind, root, disk, bytes_max, is_full=fault is DiskFault.ENOSPC)
         history.play()
         fired_count += len(disk.calls) > number
         raised_count += bool(history.faults)
@@ -349,7 +350,7 @@ CALLS_OF = {
 
 
 def test_the_history_makes_every_call_that_the_store_can_make(kind: StoreKind, memory_path: Path) -> None:
-    assert set(calls_of(kind, memory_path / "capped", 6 * PAGE_BYTES)) >= CALLS_OF[kind]
+    assert set(calls_of(kind, memory_path / "capped", 6 * kind.taken_bytes())) >= CALLS_OF[kind]
 
 
 # Syncs of a batch

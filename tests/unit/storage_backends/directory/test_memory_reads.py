@@ -264,7 +264,7 @@ def test_an_object_of_another_length_does_not_come_and_stays(kind: StoreKind, ro
 
 
 def test_a_page_read_from_memory_is_recent(kind: StoreKind, root: Path) -> None:
-    with closing(kind.open(root, bytes_max=4 * SIZES[1])) as storage:
+    with closing(kind.open(root, bytes_max=4 * kind.taken_bytes(SIZES[1]))) as storage:
         put_numbers(storage, numbers=[0, 1, 2, 3])
         second = WantedPage.of(1, SIZES[1])
         assert read(storage, [second]) == [True]
@@ -278,7 +278,7 @@ def test_recency_of_reads_from_memory_survives_a_restart(kind: StoreKind, root: 
     with closing(kind.open(root)) as storage:
         put_numbers(storage, numbers=[0, 1, 2])
         assert read(storage, wanted(numbers=[0])) == [True]
-    with closing(kind.open(root, bytes_max=2 * SIZES[1])) as storage:
+    with closing(kind.open(root, bytes_max=2 * kind.taken_bytes(SIZES[1]))) as storage:
         assert storage.exists([label(0)]) == [Answer.HIT]
 
 

@@ -108,7 +108,7 @@ def test_a_packed_file_that_ends_within_a_piece_gives_no_page(root: Path) -> Non
         (path,) = root.rglob("*.pack")
         with path.open("r+b") as file:
             file.truncate(path.stat().st_size - 2 * PIECE_BYTES)
-        assert storage.get([blank(1)]) == [Answer.UNAVAILABLE]
+        assert storage.get([blank(1)]) == [Answer.FLAWED]
 
 
 def test_a_page_that_is_read_again_after_a_fault_is_added_again(kind: StoreKind, root: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.files import FaultyDisk, RefusingDisk, bytes_in, descriptors, held, path_of, put, temps
-from unified_cache.core.errors import InputError, StorageError, StorageFullError
+from tests.support.files import FILE_BYTES, FaultyDisk, RefusingDisk, bytes_in, descriptors, held, path_of, put, temps
+from unified_cache.core.errors import InputError, StorageError
 from unified_cache.core.pool import Identity
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.directory.disk import Disk
@@ -20,7 +20,6 @@ from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.testing.storage_contract import (
     LAYOUT,
     OTHER_MODEL,
-    PAGE_BYTES,
     blank_page,
     label,
     listing,
@@ -47,26 +46,6 @@ storage.close()
 
 
 # Faults
-
-
-def test_a_full_file_system_raises_storage_full_and_leaves_nothing_half_written(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir(mode=0o700)
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", str(disk)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("only root may mount")
-    try:
-        with closing(FileStorage.open(disk, free_bytes_min=0)) as storage:
-            with pytest.raises(StorageFullError, match=f"{disk}.*No space left on device") as raised:
-                storage.put([sealed_page(label(number), 300_000) for number in range(4)], Level.CACHED)
-            assert raised.value.retryable
-            assert temps(disk) == []
-            found = [blank_page(label(number), 300_000) for number in range(4)]
-            assert storage.get(found) == [Answer.HIT, Answer.HIT, Answer.HIT, Answer.MISS]
-            storage.remove([label(0)])
-            assert storage.put([sealed_page(label(3), 300_000)], Level.DURABLE) == [Answer.STORED]
-    finally:
-        subprocess.run(["umount", disk], check=True)
 
 
 class FewInodes(Disk):
@@ -103,31 +82,22 @@ class FewInodes(Disk):
         return os.statvfs_result(found)
 
 
-@pytest.mark.parametrize("free_bytes_min", [0, 1])
+@pytest.mark.parametrize("bytes_max", [None, 1 << 30], ids=["unbounded", "capped"])
 def test_a_file_system_without_inodes_loses_the_pages_that_were_used_least_recently(
-    free_bytes_min: int, memory_path: Path
+    bytes_max: int | None, memory_path: Path
 ) -> None:
     root = memory_path / "store"
     disk = FewInodes(root, 300)
-    with closing(FileStorage.open(root, bytes_max=1 << 30, free_bytes_min=free_bytes_min, disk=disk)) as storage:
+    with closing(FileStorage.open(root, bytes_max=bytes_max, disk=disk)) as storage:
         for number in range(0, 1000, 8):
             assert put(storage, range(number, number + 8), Level.DURABLE) == [True] * 8
         assert storage.counts.evicted_count >= 1000 - 300
-        assert storage.bytes_used == bytes_in(root) >= 200 * PAGE_BYTES
+        assert storage.bytes_used == bytes_in(root) >= 200 * FILE_BYTES
         assert set(range(800, 1000)) <= set(held(storage, 1000))
         other = sealed_page(label(0, model=OTHER_MODEL))
         assert storage.put([other], Level.DURABLE) == [Answer.STORED]
-    with closing(FileStorage.open(root, bytes_max=1 << 30, disk=disk)) as storage:
+    with closing(FileStorage.open(root, bytes_max=bytes_max, disk=disk)) as storage:
         assert storage.get([blank_page(label(999)), blank_page(other.label)]) == [Answer.HIT] * 2
-
-
-def test_without_a_cap_a_file_system_without_inodes_is_full(root: Path) -> None:
-    with closing(FileStorage.open(root, disk=FewInodes(root, 60))) as storage:
-        with pytest.raises(StorageFullError):
-            put(storage, range(80))
-        assert temps(root) == []
-        storage.remove([label(number) for number in range(80)])
-        assert put(storage, range(20)) == [True] * 20
 
 
 def test_a_limit_on_file_sizes_raises_storage_full_and_leaves_nothing_half_written(root: Path) -> None:
@@ -137,17 +107,6 @@ def test_a_limit_on_file_sizes_raises_storage_full_and_leaves_nothing_half_writt
     assert "File too large" in child.stdout
     assert str(path_of(root, label(1)).relative_to(root).name) in child.stdout
     assert list((root / "tmp").iterdir()) == []
-
-
-def test_the_free_space_floor_declines_a_put_before_the_file_system_is_full(root: Path) -> None:
-    status = os.statvfs(root.parent)
-    free_bytes = status.f_bavail * status.f_frsize
-    with closing(FileStorage.open(root, free_bytes_min=free_bytes * 2)) as storage:
-        assert put(storage, range(3)) == [False] * 3
-        assert storage.counts.declined_count == 3
-        assert storage.bytes_used == 0
-    with closing(FileStorage.open(root, free_bytes_min=free_bytes // 2)) as storage:
-        assert put(storage, range(3)) == [True] * 3
 
 
 @pytest.mark.parametrize("call", ["pwritev", "fsync", "rename"])

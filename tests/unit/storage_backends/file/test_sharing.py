@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.budget import examples
-from tests.support.files import FaultyDisk, bytes_in, held, object_paths, path_of, put
+from tests.support.files import FILE_BYTES, FaultyDisk, bytes_in, held, object_paths, path_of, put
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.front import Clock
 from unified_cache.storage_backends.file.quota import LISTED_MIN, SWEEP_SHARE
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Answer, Level
-from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, sealed_page
+from unified_cache.testing.storage_contract import blank_page, bytes_of, label, sealed_page
 
 BATCH_PAGES = 4
 NUMBERS = 400
@@ -55,7 +55,7 @@ with closing(FileStorage.open(root, bytes_max=bytes_max)) as storage:
 
 def bound(bytes_max: int, processes_count: int, threads_count: int = 1) -> int:
     """Return the bytes that processes may hold together, each with so many threads that put batches."""
-    puts_bytes = (2 * threads_count - 1) * BATCH_PAGES * PAGE_BYTES
+    puts_bytes = (2 * threads_count - 1) * BATCH_PAGES * FILE_BYTES
     return bytes_max + (processes_count - 1) * (2 * bytes_max // SWEEP_SHARE + puts_bytes)
 
 
@@ -82,7 +82,7 @@ def opened(
 
 def test_a_use_whose_time_is_not_written_yet_counts_in_a_sweep(root: Path) -> None:
     clock = itertools.count(1 << 60).__next__
-    with opened(root, 6 * PAGE_BYTES, clock=clock) as (mine, theirs):
+    with opened(root, 6 * FILE_BYTES, clock=clock) as (mine, theirs):
         put(mine, [0, 1, 2])
         put(theirs, [3, 4, 5])
         before = path_of(root, label(0)).stat().st_mtime_ns
@@ -93,16 +93,16 @@ def test_a_use_whose_time_is_not_written_yet_counts_in_a_sweep(root: Path) -> No
 
 
 def test_a_sweep_that_finds_more_than_the_cap_evicts_down_to_the_low_mark(root: Path) -> None:
-    cap = 32 * PAGE_BYTES
+    cap = 32 * FILE_BYTES
     with opened(root, cap) as (mine, theirs):
         for number in range(30):
             put(theirs, [number])
         for number in range(100, 102):
             put(mine, [number])
         put(mine, [102])
-        assert bytes_in(root) == 33 * PAGE_BYTES, "within the bound: mine has not swept, for what it stored is little"
+        assert bytes_in(root) == 33 * FILE_BYTES, "within the bound: mine has not swept, for what it stored is little"
         put(mine, [103])
-        assert bytes_in(root) == cap - cap // 8 + PAGE_BYTES
+        assert bytes_in(root) == cap - cap // 8 + FILE_BYTES
 
 
 def test_a_page_evicted_before_it_had_its_name_counts_once_it_has(root: Path) -> None:
@@ -116,11 +116,11 @@ def test_a_page_evicted_before_it_had_its_name_counts_once_it_has(root: Path) ->
                 assert put(storage, range(10, 13)) == [True] * 3
             os.rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
-    with closing(FileStorage.open(root, bytes_max=3 * PAGE_BYTES, disk=EvictsBeforeRename())) as storage:
+    with closing(FileStorage.open(root, bytes_max=3 * FILE_BYTES, disk=EvictsBeforeRename())) as storage:
         put(storage, [0])
-        assert bytes_in(root) == 4 * PAGE_BYTES
+        assert bytes_in(root) == 4 * FILE_BYTES
         put(storage, [14])
-        assert bytes_in(root) == 3 * PAGE_BYTES
+        assert bytes_in(root) == 3 * FILE_BYTES
 
 
 # Losing no page to a race
@@ -162,10 +162,10 @@ class ListingDisk(Disk):
 
 def test_a_process_that_is_alone_lists_nothing_however_much_it_stores(root: Path) -> None:
     disk = ListingDisk()
-    with closing(FileStorage.open(root, bytes_max=8 * PAGE_BYTES, disk=disk)) as storage:
+    with closing(FileStorage.open(root, bytes_max=8 * FILE_BYTES, disk=disk)) as storage:
         for number in range(100):
             put(storage, [number])
-            assert bytes_in(root) <= 8 * PAGE_BYTES
+            assert bytes_in(root) <= 8 * FILE_BYTES
         assert disk.listed_count == 0
 
 
@@ -173,12 +173,12 @@ def test_a_process_that_is_alone_lists_nothing_however_much_it_stores(root: Path
 def test_who_came_or_was_there_and_went_is_noticed_by_one_sweep(was_there: bool, root: Path) -> None:
     disk = ListingDisk()
     other = FileStorage.open(root) if was_there else None
-    with closing(FileStorage.open(root, bytes_max=8 * PAGE_BYTES, disk=disk)) as storage:
+    with closing(FileStorage.open(root, bytes_max=8 * FILE_BYTES, disk=disk)) as storage:
         put(storage, [0])
         with closing(other or FileStorage.open(root)) as other:
             put(other, range(100, 120))
         put(storage, [1])
-        assert bytes_in(root) == 8 * PAGE_BYTES
+        assert bytes_in(root) == 8 * FILE_BYTES
         listed_count = disk.listed_count
         for number in range(2, 50):
             put(storage, [number])
@@ -188,7 +188,7 @@ def test_who_came_or_was_there_and_went_is_noticed_by_one_sweep(was_there: bool,
 def test_a_sweep_lists_a_few_objects_with_each_put_and_is_over_in_time(root: Path) -> None:
     disk, pages_max = ListingDisk(), 1024
     sweep_pages = pages_max // SWEEP_SHARE
-    with opened(root, pages_max * PAGE_BYTES, disk=disk) as (slow, fast):
+    with opened(root, pages_max * FILE_BYTES, disk=disk) as (slow, fast):
         put(fast, range(2000, 2700))
         for number in range(sweep_pages):
             put(slow, [number])
@@ -201,11 +201,11 @@ def test_a_sweep_lists_a_few_objects_with_each_put_and_is_over_in_time(root: Pat
             )
         assert disk.listed_count >= 700 + sweep_pages
         put(slow, range(3000, 3300))
-        assert bytes_in(root) == pages_max * PAGE_BYTES, "it counts what the other one stored"
+        assert bytes_in(root) == pages_max * FILE_BYTES, "it counts what the other one stored"
 
 
 def test_gets_and_touches_list_nothing_while_a_sweep_is_under_way(root: Path) -> None:
-    disk, cap = ListingDisk(), 1024 * PAGE_BYTES
+    disk, cap = ListingDisk(), 1024 * FILE_BYTES
     with opened(root, cap, disk=disk) as (slow, fast):
         put(fast, range(2000, 2700))
         for number in range(1024 // SWEEP_SHARE + 1):
@@ -219,7 +219,7 @@ def test_gets_and_touches_list_nothing_while_a_sweep_is_under_way(root: Path) ->
 
 
 def test_what_is_stored_and_removed_during_a_sweep_is_counted_right(root: Path) -> None:
-    cap = 1024 * PAGE_BYTES
+    cap = 1024 * FILE_BYTES
     with opened(root, cap) as (slow, fast):
         put(fast, range(2000, 2900))
         for number in range(1024 // SWEEP_SHARE + 1):
@@ -231,7 +231,7 @@ def test_what_is_stored_and_removed_during_a_sweep_is_counted_right(root: Path) 
 
 
 def test_a_sweep_that_fails_begins_again(root: Path) -> None:
-    disk, cap = FaultyDisk(only="listdir"), 64 * PAGE_BYTES
+    disk, cap = FaultyDisk(only="listdir"), 64 * FILE_BYTES
     with opened(root, cap, disk=disk) as (slow, fast):
         put(fast, range(60))
         disk.failing = range(len(disk.calls), 1 << 30)
@@ -248,7 +248,7 @@ def test_a_sweep_that_fails_begins_again(root: Path) -> None:
 
 @pytest.mark.parametrize("capped", [False, True])
 def test_threads_on_two_stores_see_no_wrong_byte_and_keep_the_cap_within_its_bound(capped: bool, root: Path) -> None:
-    bytes_max = 40 * PAGE_BYTES if capped else None
+    bytes_max = 40 * FILE_BYTES if capped else None
     with opened(root, bytes_max) as stores:
 
         def use(seed: int) -> int:
@@ -270,12 +270,12 @@ def test_threads_on_two_stores_see_no_wrong_byte_and_keep_the_cap_within_its_bou
             assert sum(threads.map(use, range(6))) > 0
         # Nobody stores or removes now, so what lies there can be summed up.
         if capped:
-            assert bytes_in(root) <= bound(40 * PAGE_BYTES, 2, threads_count=3)
+            assert bytes_in(root) <= bound(40 * FILE_BYTES, 2, threads_count=3)
         assert stores[0].bytes_used == stores[1].bytes_used == bytes_in(root)
 
 
 def test_processes_in_one_directory_keep_the_cap_within_its_bound_and_one_of_them_may_be_killed(root: Path) -> None:
-    bytes_max, processes_count, puts_count = 64 * PAGE_BYTES, 3, 40
+    bytes_max, processes_count, puts_count = 64 * FILE_BYTES, 3, 40
     seeds = itertools.count()
 
     def start(stack: ExitStack) -> "subprocess.Popen[str]":

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.files import (
+    FILE_BYTES,
     INTRUDERS,
     DiskFault,
     FaultyDisk,
@@ -36,7 +37,7 @@ from unified_cache.testing.storage_contract import LAYOUT, MODEL, PAGE_BYTES, bl
 
 
 def capped(root: Path, pages_max: int, clock: Clock) -> FileStorage:
-    return FileStorage.open(root, bytes_max=pages_max * PAGE_BYTES, clock=clock)
+    return FileStorage.open(root, bytes_max=pages_max * FILE_BYTES, clock=clock)
 
 
 # Restarts
@@ -202,7 +203,7 @@ def below(tmp_path: Path) -> Path:
     return tmp_path / "above" / "store"
 
 
-@pytest.fixture(params=[None, 20 * PAGE_BYTES], ids=["unbounded", "capped"])
+@pytest.fixture(params=[None, 20 * FILE_BYTES], ids=["unbounded", "capped"])
 def removed(request: pytest.FixtureRequest, below: Path) -> Iterator[FileStorage]:
     """Yield a store whose directory is gone, and the one above it."""
     with closing(FileStorage.open(below, bytes_max=request.param)) as storage:
@@ -222,12 +223,12 @@ def test_the_next_put_makes_it_again_and_a_restart_finds_its_pages(
     assert storage.get([blank_page(label(0))]) == [Answer.MISS]
     assert put(storage, range(4, 9), level) == [True] * 5
     assert held(storage, 9) == list(range(4, 9))
-    assert storage.bytes_used == bytes_in(root) == 5 * PAGE_BYTES
+    assert storage.bytes_used == bytes_in(root) == 5 * FILE_BYTES
     assert feed is not None
     assert feed.take().lost_count > 0
-    with closing(FileStorage.open(root, bytes_max=20 * PAGE_BYTES)) as other:
+    with closing(FileStorage.open(root, bytes_max=20 * FILE_BYTES)) as other:
         assert put(other, [9]) == [True]
-        assert storage.bytes_used == other.bytes_used == 6 * PAGE_BYTES
+        assert storage.bytes_used == other.bytes_used == 6 * FILE_BYTES
     storage.close()
     assert descriptors(root) == []
     assert list((root / "tmp").iterdir()) == []
@@ -267,7 +268,7 @@ def test_it_is_made_where_it_was_wherever_the_process_is_by_then(
         monkeypatch.chdir(tmp_path / "elsewhere")
         shutil.rmtree(tmp_path / "store")
         assert put(storage, [1]) == [True]
-        assert bytes_in(tmp_path / "store") == PAGE_BYTES
+        assert bytes_in(tmp_path / "store") == FILE_BYTES
 
 
 # A file store without a cap keeps no index of its objects: neither time at open nor memory grows with them

@@ -11,10 +11,12 @@ from tests.unit.storage_backends.conftest import CLOCK_START_NS
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.front import Clock
 from unified_cache.storage_backends.packed.store import PackedStorage
-from unified_cache.testing.storage_contract import PAGE_BYTES
 
 SLOT_BYTES = 1152
 """Of a page of ``PAGE_BYTES``."""
+
+TAKEN_BYTES = SLOT_BYTES + 48
+"""Of such a page with its line in the table."""
 
 
 def opened(
@@ -25,7 +27,7 @@ def opened(
     free_bytes_min: int = 0,
 ) -> PackedStorage:
     """Open a store that waits for no sync, unless the disk does."""
-    bytes_max = None if pages_max is None else pages_max * PAGE_BYTES
+    bytes_max = None if pages_max is None else pages_max * TAKEN_BYTES
     return PackedStorage.open(
         root, bytes_max=bytes_max, clock=clock, disk=disk or FaultyDisk(), free_bytes_min=free_bytes_min
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.files import FaultyDisk, descriptors, held, put
-from tests.unit.storage_backends.packed.conftest import SLOT_BYTES, opened, packs
+from tests.unit.storage_backends.packed.conftest import SLOT_BYTES, TAKEN_BYTES, opened, packs
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.packed.segment import BLOCK_BYTES, Segment, SegmentKey, SegmentSlot
 from unified_cache.storage_backends.packed.segments import IDLE_BYTES_MAX, FreeSlots
@@ -122,19 +122,19 @@ class MeasuredDisk(FaultyDisk):
 
     def fstatvfs(self, fd: int) -> os.statvfs_result:
         """Count in bytes."""
-        return os.statvfs_result((1, 1, 0, 0, self.free_bytes, 0, 0, 0, 0, 255))
+        return os.statvfs_result((1, 1, 1 << 40, 0, self.free_bytes, 0, 0, 0, 0, 255))
 
 
-def test_the_free_space_floor_declines_the_last_pages_of_a_batch(root: Path) -> None:
+def test_the_free_space_floor_evicts_and_then_declines_the_last_pages_of_a_batch(root: Path) -> None:
     disk = MeasuredDisk(1 << 30)
     with closing(opened(root, disk=disk, free_bytes_min=1 << 20)) as storage:
         put(storage, [0])
         disk.free_bytes = (1 << 20) + 2 * SLOT_BYTES
-        assert put(storage, range(1, 5)) == [True, True, False, False]
-        assert (held(storage, 5), storage.bytes_used) == ([0, 1, 2], 3 * PAGE_BYTES)
+        assert put(storage, range(1, 5)) == [True, True, True, False]
+        assert (held(storage, 5), storage.bytes_used) == ([1, 2, 3], 3 * TAKEN_BYTES)
         disk.free_bytes = 0
         assert put(storage, [1, 5, 2]) == [True, False, True]
-        assert storage.counts.declined_count == 3
+        assert storage.counts.declined_count == 2
 
 
 def test_the_free_space_floor_counts_room_that_free_slots_keep(root: Path) -> None:
@@ -143,7 +143,8 @@ def test_the_free_space_floor_counts_room_that_free_slots_keep(root: Path) -> No
         put(storage, range(3))
         storage.remove([label(0), label(1)])
         disk.free_bytes = 1 << 20
-        assert put(storage, range(3, 6)) == [True, True, False]
+        assert put(storage, range(3, 6)) == [True] * 3
+        assert storage.counts.evicted_count == 1
 
 
 def test_the_free_space_floor_counts_no_room_of_slots_in_which_the_page_has_no_place(root: Path) -> None:
@@ -162,7 +163,8 @@ def test_the_free_space_floor_counts_no_room_that_was_given_back_before_a_restar
         storage.remove([label(number) for number in range(4)])
     disk.free_bytes = 1 << 20
     with closing(opened(root, disk=disk, free_bytes_min=1 << 20)) as storage:
-        assert put(storage, [5]) == [False]
+        assert put(storage, [5]) == [True]
+        assert storage.counts.evicted_count == 1
 
 
 def test_a_page_stored_while_another_put_of_it_is_declined_is_counted(root: Path) -> None:
@@ -176,9 +178,11 @@ def test_a_page_stored_while_another_put_of_it_is_declined_is_counted(root: Path
                 self.free_bytes = 0
             return super().fstatvfs(fd)
 
-    with closing(opened(root, pages_max=1, disk=DiskFilledMeanwhile(1 << 21), free_bytes_min=1 << 20)) as storage:
+    disk = DiskFilledMeanwhile(1 << 30)
+    with closing(opened(root, pages_max=1, disk=disk, free_bytes_min=1 << 20)) as storage:
+        disk.free_bytes = 1 << 21
         put(storage, [1])
-        assert storage.bytes_used == PAGE_BYTES * len(held(storage, 2))
+        assert storage.bytes_used == TAKEN_BYTES * len(held(storage, 2))
 
 
 def test_room_beyond_what_free_slots_may_keep_goes_back_to_the_file_system(root: Path) -> None:

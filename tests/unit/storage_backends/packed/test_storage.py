@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.files import DiskFault, FaultyDisk, descriptors, held, hits, put
-from tests.unit.storage_backends.packed.conftest import SLOT_BYTES, opened, packs
+from tests.unit.storage_backends.packed.conftest import SLOT_BYTES, TAKEN_BYTES, opened, packs
 from unified_cache.core.errors import InputError, StorageError
 from unified_cache.core.seal import Label, verify_buffers
 from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.packed.segment import taken_bytes
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, listing, sealed_page
@@ -40,7 +41,7 @@ def test_a_page_twice_in_a_batch_at_two_lengths_is_there_once_and_counted_once(s
     stored = storage.put([sealed_page(label(1)), sealed_page(label(1), 3000)], Level.CACHED)
     (listed,) = listing(storage, label(1).identity)
     assert any(stored)
-    assert storage.bytes_used == listed.object_bytes
+    assert storage.bytes_used == taken_bytes(listed.object_bytes)
     assert storage.get([blank_page(label(1), listed.object_bytes)]) == [Answer.HIT]
 
 
@@ -60,11 +61,21 @@ def test_exists_makes_no_call_on_the_disk_and_a_read_makes_one(root: Path) -> No
         assert disk.calls == ["preadv"] * 2
         disk.calls.clear()
         put(storage, [9], Level.CACHED)
-        assert disk.calls == ["pwritev"] * 2
+        assert disk.calls == ["fstatvfs", "pwritev", "pwritev"]
         disk.calls.clear()
         put(storage, [10, 3], Level.DURABLE)
         # Page 3 is there, and read.
-        assert disk.calls == ["preadv", "pwritev", "pwritev", "fdatasync", "fstat", "pwritev", "fdatasync", "fstat"]
+        assert disk.calls == [
+            "preadv",
+            "pwritev",
+            "fstatvfs",
+            "pwritev",
+            "fdatasync",
+            "fstat",
+            "pwritev",
+            "fdatasync",
+            "fstat",
+        ]
 
 
 # Who may open it
@@ -124,7 +135,7 @@ def test_every_page_that_a_thread_gets_is_whole_and_no_slot_is_lost(
             storage.remove([choice.choice(batch)])
             if turn % 10 == 0:
                 storage.put([sealed_page(choice.choice(batch), 3000)], Level.CACHED)
-            assert storage.bytes_used <= 8 * PAGE_BYTES
+            assert storage.bytes_used <= 8 * TAKEN_BYTES
         return hits_count
 
     interval_s = sys.getswitchinterval()
@@ -132,7 +143,7 @@ def test_every_page_that_a_thread_gets_is_whole_and_no_slot_is_lost(
     with ThreadPoolExecutor(6) as threads:
         assert sum(threads.map(use, range(6))) > 0
     sys.setswitchinterval(interval_s)
-    assert storage.bytes_used == sum(each.object_bytes for each in listing(storage, label(0).identity))
+    assert storage.bytes_used == sum(taken_bytes(each.object_bytes) for each in listing(storage, label(0).identity))
     storage.remove([label(number) for number in range(12)])
     assert storage.bytes_used == 0
     storage.close()
@@ -186,7 +197,7 @@ def test_a_put_at_another_length_that_comes_between_is_what_is_stored(meeting: M
     found = blank_page(label(1), 2 * PAGE_BYTES)
     assert met.get([found]) == [Answer.HIT]
     assert bytes_of(found) == bytes_of(longer)
-    assert met.bytes_used == 2 * PAGE_BYTES
+    assert met.bytes_used == taken_bytes(2 * PAGE_BYTES)
 
 
 def test_a_durable_put_does_not_mind_that_a_page_which_was_there_goes_meanwhile_with_its_file(
