@@ -2,24 +2,30 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.support.cluster import ask
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, fill
-from tests.support.running_service import RunningService, running
+from tests.support.running_service import CALL_S, RunningService, refusal, running
+from unified_cache.components import Full
 from unified_cache.core.errors import StorageError
 from unified_cache.core.page import Prompt
-from unified_cache.core.seal import Label
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.seal import HEADER_BYTES, Label
+from unified_cache.proto import service_pb2 as pb
+from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.registry import listed_after
 from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.file.store import FileStorage
+from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.offline.stores import identities_of
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.storage_backends.url import open_storage
-from unified_cache.testing.storage_contract import listing
+from unified_cache.testing.storage_contract import listing, sealed_page
 
 TOKENS = list(range(PAGES * PAGE_SIZE))
 PROMPT = Prompt.of(TOKENS, PAGE_SIZE, whole=True)
@@ -45,6 +51,39 @@ def answered(*arguments: str | Path) -> str:
     said = ask(*arguments, "--json")
     assert said.status == 0, said.err
     return said.out
+
+
+def test_an_admin_clears_and_drains_a_server_whose_places_are_all_held_by_answers_that_nobody_reads(
+    tmp_path: Path,
+) -> None:
+    page_bytes, asked_pages = 1 << 20, 64
+    layout = ModelLayout(16, (Full((PoolSpec("kv", page_bytes),)),))
+    manifest = manifest_of(Identity("unread"), layout)
+    label = Label(manifest.identity, bytes(32), "kv")
+    calls_max = 8
+    quota = {"calls_max": calls_max, "turn_s_max": 0.5}
+    with ExitStack() as held, running(access={"local_role": "admin"}, quota=quota) as server:
+        url = f"grpc://{server.address}"
+        with closing(open_storage(url)) as client:
+            client.register(manifest, {})
+            assert client.put([sealed_page(label, page_bytes + HEADER_BYTES)], Level.CACHED) == [Answer.STORED]
+        run = pb.PageRun(
+            identity=label.identity, pool="kv", keys=[label.key] * asked_pages, object_bytes=page_bytes + HEADER_BYTES
+        )
+        message = pb.GetRequest(runs=[run]).SerializeToString()
+        unread: list[Iterator[bytes]] = []
+        for _ in range(calls_max):
+            channel = held.enter_context(grpc.insecure_channel(server.address, [("grpc.use_local_subchannel_pool", 1)]))
+            get: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(Call.GET.path)
+            unread.append(get(message, timeout=CALL_S))
+            next(unread[-1])
+        with grpc.insecure_channel(server.address) as channel:
+            refused = refusal(channel, Call.REMOVE)
+        assert refused is not None
+        assert refused[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert json.loads(answered("storage", "clear", url, "--all", "--yes"))["removed_objects"] == 1
+        assert ask("drain", url).status == 0
+        assert server.drain.is_asked
 
 
 @pytest.mark.parametrize("command", ["backup", "backup --prefix", "prefetch"])

@@ -48,7 +48,7 @@ class RaisingStorage(MemoryStorage):
         self.hung.set()
 
     def capability(self) -> Capability:
-        return Capability("failing", durable=True, bytes_max=None)
+        return Capability("failing", durable=True, bytes_max=None, exists_costs_io=False)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         self._check()

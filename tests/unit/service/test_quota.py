@@ -10,7 +10,7 @@ from tests.support.clock import ManualClock
 from tests.support.service_settings import service_settings
 from unified_cache.core.seal import Label
 from unified_cache.core.settings.limits import QuotaSettings
-from unified_cache.service.access.fairness import AdmissionSlot, FairScheduler
+from unified_cache.service.access.fairness import SPARE_CALLS_MAX, AdmissionSlot, FairScheduler
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.storage_backends.protocol import PageIO
 from unified_cache.testing.storage_contract import label
@@ -176,6 +176,26 @@ def test_a_call_that_gives_up_waiting_frees_its_place_and_one_at_work_goes_on() 
     running.leave()
     assert scheduler.by_tenant() == {}
     assert scheduler.wait_idle(0)
+
+
+def test_spare_places_are_there_whatever_their_tenant_has_in_flight_and_few() -> None:
+    scheduler = fair(calls_max=2, tenant_running_max=1, bytes_in_flight_max=1)
+    held = [entered(scheduler, "acme") for _ in range(2)]
+    assert scheduler.enter("acme") is None
+    spare = [scheduler.enter_spare("acme") for _ in range(SPARE_CALLS_MAX)]
+    assert scheduler.enter_spare("other") is None
+    for slot in spare:
+        assert slot is not None
+        assert slot.hold(1_000)
+        assert slot.wait(0)
+    for slot in held:
+        slot.leave()
+    assert not scheduler.wait_idle(0)
+    for slot in spare:
+        assert slot is not None
+        slot.leave()
+    assert scheduler.wait_idle(0)
+    assert scheduler.enter_spare("other") is not None
 
 
 def test_idle_is_when_no_call_holds_a_place() -> None:

@@ -8,6 +8,9 @@ Of the calls that hold a slot, a few run at a time. The next call is chosen by t
 running, and among equals the one served longest ago. So what a tenant waits for is bounded by what others have
 running, and not by how many of their calls wait.
 
+A few places beside all others are spare, for administration: a tenant whose calls hold all that it may, unread streams
+say, can still be cleared, and the server drained.
+
 A tenant that is alone may use most of the server. As soon as a second is active, fewer calls run at a time, since they
 all share one interpreter. A call that takes long, such as a stream to a slow client, soon stops counting among those
 that run, so no other tenant waits for it.
@@ -23,11 +26,14 @@ from threading import Condition, Event, Lock
 
 from unified_cache.core.settings.limits import QuotaSettings
 
-__all__ = ["AdmissionSlot", "FairScheduler", "TenantCalls"]
+__all__ = ["SPARE_CALLS_MAX", "AdmissionSlot", "FairScheduler", "TenantCalls"]
 
 
 ACTIVE_S = 1.0
 """Time for which a tenant counts as active after its last call."""
+
+SPARE_CALLS_MAX = 4
+"""Calls of administration beside all others, of all tenants; they run at once."""
 
 
 class _State(Enum):
@@ -81,6 +87,7 @@ class FairScheduler:
         self._active: OrderedDict[str, float] = OrderedDict()
         """Last time at which each tenant started or ended a call, the longest ago first."""
         self._tenants: dict[str, _Tenant] = {}
+        self._spare: set[AdmissionSlot] = set()
         self._in_flight_count = 0
         self._servings = itertools.count(1)
         self._guard = Lock()
@@ -102,11 +109,25 @@ class FairScheduler:
             self._record_active(tenant)
             return AdmissionSlot(self, tenant)
 
+    def enter_spare(self, tenant: str) -> "AdmissionSlot | None":
+        """Admit a call of administration, whatever its tenant has in flight; None where no spare place is left.
+
+        It runs as soon as its message is there, and holds no memory worth counting.
+        """
+        with self._guard:
+            if len(self._spare) >= SPARE_CALLS_MAX:
+                return None
+            slot = AdmissionSlot(self, tenant)
+            self._spare.add(slot)
+            return slot
+
     def hold(self, slot: "AdmissionSlot", count_bytes: int) -> bool:
         """Count memory of a call, as ``AdmissionSlot.hold`` does."""
         with self._guard:
             if slot.state is _State.LEFT:
                 return False
+            if slot in self._spare:
+                return True
             tenant = self._tenants[slot.tenant]
             if tenant.bytes_count + count_bytes > self.quota.of(slot.tenant).bytes_in_flight_max:
                 return False
@@ -119,6 +140,10 @@ class FairScheduler:
         with self._guard:
             if slot.state is not _State.HALF_OPEN:
                 return
+            if slot in self._spare:
+                slot.state = _State.RUNNING
+                slot.woken.set()
+                return
             tenant = self._tenants[slot.tenant]
             tenant.half_open_count -= 1
             tenant.waiting.append(slot)
@@ -126,7 +151,7 @@ class FairScheduler:
             self._start_waiting()
 
     def by_tenant(self) -> dict[str, TenantCalls]:
-        """Return the number of calls of every tenant that has any."""
+        """Return the number of calls of every tenant that has any, those in spare places apart."""
         with self._guard:
             return {
                 name: TenantCalls(each.half_open_count, len(each.running), len(each.waiting), each.bytes_count)
@@ -136,30 +161,39 @@ class FairScheduler:
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` until no call holds a slot; return whether none does."""
         with self._idle:
-            return self._idle.wait_for(lambda: not self._tenants, timeout_s)
+            return self._idle.wait_for(self._is_idle, timeout_s)
 
     def leave(self, slot: "AdmissionSlot", *, unless_running: bool) -> None:
         """End a call, as ``AdmissionSlot.leave`` and ``AdmissionSlot.give_up`` do."""
         with self._guard:
             if slot.state is _State.LEFT or (unless_running and slot.state is _State.RUNNING):
                 return
-            tenant = self._tenants[slot.tenant]
-            if slot.state is _State.RUNNING:
-                del tenant.running[slot]
-            elif slot.state is _State.WAITING:
-                tenant.waiting.remove(slot)
+            if slot in self._spare:
+                self._spare.discard(slot)
             else:
-                tenant.half_open_count -= 1
-            tenant.bytes_count -= slot.held_bytes
-            self._in_flight_count -= 1
+                self._leave_tenant(slot)
             slot.state = _State.LEFT
-            self._record_active(slot.tenant)
-            if not tenant.in_flight_count:
-                del self._tenants[slot.tenant]
-                if not self._tenants:
-                    self._idle.notify_all()
+            if self._is_idle():
+                self._idle.notify_all()
             self._start_waiting()
         slot.woken.set()
+
+    def _leave_tenant(self, slot: "AdmissionSlot") -> None:
+        tenant = self._tenants[slot.tenant]
+        if slot.state is _State.RUNNING:
+            del tenant.running[slot]
+        elif slot.state is _State.WAITING:
+            tenant.waiting.remove(slot)
+        else:
+            tenant.half_open_count -= 1
+        tenant.bytes_count -= slot.held_bytes
+        self._in_flight_count -= 1
+        self._record_active(slot.tenant)
+        if not tenant.in_flight_count:
+            del self._tenants[slot.tenant]
+
+    def _is_idle(self) -> bool:
+        return not self._tenants and not self._spare
 
     def recheck(self) -> None:
         """Start waiting calls whose turn has come because others have run for long."""
