@@ -61,7 +61,7 @@ IMPORTS = {
     "import unified_cache.integrations.transformers": ("unified_cache.integrations.transformers", "transformers"),
     "import unified_cache.testing.tiny_models": ("unified_cache.testing.tiny_models", "transformers"),
     "import unified_cache.observe.events.config": ("unified_cache.observe.events", "events"),
-    "import unified_cache.observe.live.server": ("the live page", "live"),
+    "import unified_cache.observe.live.page": ("metrics and the live page", "metrics"),
     "import unified_cache.service.server": ("the service", "service"),
     "import unified_cache.storage_backends.remote.store": ("grpc:", "remote"),
     "import unified_cache.storage_backends.object.store": ("s3:, gs: or az:", "object"),

@@ -35,6 +35,6 @@ async def check_usable_by_everybody(tab: BrowserTab) -> None:
                 for each in json.loads(found)
                 if each["impact"] in ("serious", "critical")
             ]
-            assert serious == [], f"{scheme} at {width} px"
+            assert serious == [], f"{scheme} at {width} px: {serious[:2]}"
             assert await tab.evaluate("document.documentElement.scrollWidth") <= width
     assert len(grounds) == len(SCHEMES)

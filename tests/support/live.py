@@ -1,17 +1,20 @@
-"""A cache that serves a trace over and over on a thread of its own, for a live page to look at."""
+"""Caches for a live page to look at: one at rest, and one that serves a trace on a thread of its own."""
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from tests.sources import ROOT
+from unified_cache import CacheConfig, DevicePool, Full, ModelLayout, PoolSpec, UnifiedCache
 from unified_cache.cache.stats import Stats
 from unified_cache.sizing.replay.player import Player
 from unified_cache.sizing.replay.settings import ReplaySettings
 from unified_cache.sizing.replay.trace import TraceRequest, read_trace
 from unified_cache.storage_backends.memory import KeysOnlyStorage
 
-__all__ = ["RunningReplay", "running_replay", "settings_of_a_small_replay", "trace_of"]
+__all__ = ["RunningReplay", "publishing_cache", "running_replay", "settings_of_a_small_replay", "trace_of"]
 
 TRACE = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
 END_S = 60.0
@@ -33,10 +36,9 @@ def settings_of_a_small_replay() -> ReplaySettings:
 
 
 class RunningReplay:
-    """Publishes what the replay's cache does, and remembers what a page was given, by the time of the figures."""
+    """Publishes what the replay's cache does."""
 
     def __init__(self) -> None:
-        self.given: dict[float, Stats] = {}
         self.served_count = 0
         self.ready = threading.Event()
         self.stop = threading.Event()
@@ -45,9 +47,7 @@ class RunningReplay:
     def published_stats(self) -> Stats:
         """Return what the cache has published last."""
         assert self._player is not None
-        stats = self._player.cache.published_stats()
-        self.given[stats.counted_at_s] = stats
-        return stats
+        return self._player.cache.published_stats()
 
     def run(self, requests: list[TraceRequest]) -> None:
         """Serve requests until told to stop; owns the cache."""
@@ -76,3 +76,14 @@ def running_replay(requests: int = 200) -> Iterator[RunningReplay]:
     finally:
         replay.stop.set()
         thread.join(END_S)
+
+
+@contextmanager
+def publishing_cache() -> Iterator[UnifiedCache]:
+    """Yield a cache of 64 pages on the device and 256 on the host that has published its figures."""
+    layout = ModelLayout(16, (Full((PoolSpec("kv", 64),)),))
+    tensors = [torch.zeros((65, 64), dtype=torch.uint8)]
+    config = CacheConfig((64,), (256,))
+    with UnifiedCache.open(layout, config, [DevicePool(layout.pools[0], tensors)], identity="toy") as cache:
+        cache.poll()
+        yield cache

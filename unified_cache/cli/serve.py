@@ -83,10 +83,6 @@ class ServeCommand:
     config: ConfigOption = None
     assigned: SetOption = None
     print_config: Annotated[bool, typer.Option("--print-config", help="Print all settings as TOML and exit.")] = False
-    live_port: Annotated[
-        int | None,
-        typer.Option(metavar="PORT", min=0, max=65_535, help="Show a live page at this port of 127.0.0.1; 0 for any."),
-    ] = None
     record: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Record look-ups in FILE.gz, as a trace in which no prompt can be read."),
@@ -98,8 +94,7 @@ class ServeCommand:
     def run(self) -> None:
         """Serve until a signal or an administrator ends it."""
         os.environ.setdefault(GRPC_LOG, "NONE")
-        listen = None if self.live_port is None else f"127.0.0.1:{self.live_port}"
-        also = {"live.listen": listen, "record.file": self.record, "insecure": self.insecure or None}
+        also = {"record.file": self.record, "insecure": self.insecure or None}
         flags = given_flags(self, also)
         settings = read_settings(ServiceSettings, self.config, flags, self.assigned or ()).settings
         if self.print_config:
@@ -113,8 +108,6 @@ class ServeCommand:
         with signals_drain(drain):
             service = _service_module("server", "serve").Service.open(settings, log, drain)
             log.event("serving", _serving(settings, service.port, service.metrics_port))
-            if settings.live_address is not None and service.live_port is not None:
-                log.event("live_page", settings.live_address.bound(service.live_port))
             drain.wait()
             log.event("draining", f"calls in flight have {settings.drain.grace_s} s")
             finished = service.drain(settings.drain.grace_s)

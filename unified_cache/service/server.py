@@ -1,6 +1,7 @@
 """A whole server: listeners, access, store, health, metrics, opened together and drained in order."""
 
 import os
+import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -8,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
@@ -21,10 +21,10 @@ from unified_cache.cache.recording.requests import RequestRecord
 from unified_cache.core.byte_sizes import size_text
 from unified_cache.core.drain import Drain
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.extras import import_with_extra
-from unified_cache.core.settings.access import AccessSettings, TlsSettings
+from unified_cache.core.settings.access import Role
 from unified_cache.core.settings.addresses import ListenAddress
 from unified_cache.core.settings.service import ServiceSettings
+from unified_cache.observe.live.listener import MetricsListener
 from unified_cache.proto.wire.calls import SERVICE
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.fairness import FairScheduler
@@ -44,10 +44,8 @@ from unified_cache.service.access.tls import (
 )
 from unified_cache.service.access.tokens import Tokens, read_tokens, token_changes
 from unified_cache.service.access.usage import COUNTED_PAGES_MAX, TenantUsage
-from unified_cache.service.operations.live_figures import ServiceAuthenticator, ServiceFigures
 from unified_cache.service.operations.logs import Log, open_audit
 from unified_cache.service.operations.metrics import BoundedLabels, ServiceMetrics, UsageCollector
-from unified_cache.service.operations.metrics_listener import MetricsListener
 from unified_cache.service.operations.process import room_for_connections
 from unified_cache.service.operations.public_calls import HealthService, PublicCalls, reflection_methods
 from unified_cache.service.operations.unix_socket import held_socket
@@ -56,7 +54,7 @@ from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.service.store.tenants import TenantStore
 
 if TYPE_CHECKING:
-    from unified_cache.observe.live.server import LiveServer
+    pass
 
 __all__ = ["Service"]
 
@@ -85,8 +83,6 @@ class Service:
     """Port of the calls; 0 for a Unix socket."""
     metrics_port: int | None
     """None for no metrics."""
-    live_port: int | None
-    """None for no live page."""
     _server: grpc.Server
     _gate: ServiceGate
     _healthy: HealthService
@@ -136,19 +132,8 @@ class Service:
             server.start()
             if listener is not None:
                 listener.start()
-            figures = ServiceFigures(
-                name=f"service {settings.listen}",
-                guarded=guarded,
-                metrics=metrics,
-                scheduler=scheduler,
-                usage=usage,
-            )
-            live = _live_server(settings, access, figures, metrics)
-            if live is not None:
-                opened.callback(live.close)
             metrics_port = None if listener is None else listener.port
-            live_port = None if live is None else live.port
-            return cls(port, metrics_port, live_port, server, gate, healthy, metrics, opened.pop_all())
+            return cls(port, metrics_port, server, gate, healthy, metrics, opened.pop_all())
 
     def drain(self, grace_s: float) -> bool:
         """Refuse new calls, let those in flight end within ``grace_s``, then close; return whether all of them did."""
@@ -221,10 +206,11 @@ def _metrics(settings: ServiceSettings, log: Log, opened: ExitStack) -> ServiceM
 
 
 def _metrics_listener(settings: ServiceSettings, metrics: ServiceMetrics, access: _Access) -> MetricsListener | None:
-    """Open the listener for metrics, None for none.
+    """Open the listener for metrics and the live page, None for none.
 
-    An authority of their own vouches for all it certifies; of those that the service's authority certifies, an admin
-    alone may read. Where no certificates are asked for, all may who reach the address.
+    An authority of their own vouches for all it certifies; of those that the service's authority certifies, and of
+    those that show a token, an admin alone may read. Where neither certificates nor, from elsewhere, tokens are asked
+    for, all may who reach the address.
     """
     address, tls = settings.metrics_address, settings.tls
     if address is None:
@@ -232,9 +218,31 @@ def _metrics_listener(settings: ServiceSettings, metrics: ServiceMetrics, access
     context = None
     own_ca = settings.metrics.client_ca
     if tls is not None:
-        context = _http_context(tls, own_ca or tls.client_ca, settings.access, metrics).latest
-    clients = access.clients if own_ca is None else None
-    return MetricsListener(address, metrics.registry, clients, context)
+        client_ca = own_ca or tls.client_ca
+        files = [path for path in (tls.certificate, tls.key, client_ca) if path is not None]
+        made = partial(metrics_context, tls, client_ca, may_show_token=access.tokens is not None)
+        changed = [("metrics_tls_changed", "certificate or authorities of the metrics")]
+        reloaded = Reloaded(files, made, settings.access, time.monotonic, metrics, lambda _before, _after: changed)
+        context = reloaded.latest
+    is_open = access.clients is None and own_ca is None and (address.is_local or access.tokens is None)
+    readers = None if is_open else partial(_status_of_reader, access, own_ca is not None)
+    return MetricsListener(address, metrics.registry, readers, context)
+
+
+def _status_of_reader(access: _Access, is_certified_enough: bool, connection: socket.socket, token: str | None) -> int:
+    """Return 200 for a reader of the metrics, which name every tenant; else the status that refuses it."""
+    certificate = connection.getpeercert(binary_form=True) if isinstance(connection, ssl.SSLSocket) else None
+    caller = None
+    if certificate is not None:
+        if is_certified_enough:
+            return 200
+        if access.clients is not None:
+            caller = access.clients.named(ssl.DER_cert_to_PEM_cert(certificate).encode())
+    if token is not None and access.tokens is not None:
+        caller = access.tokens.caller(token)
+    if caller is not None and caller.role is Role.ADMIN:
+        return 200
+    return 403 if caller is not None or access.tokens is None else 401
 
 
 def _recorder(settings: ServiceSettings, opened: ExitStack) -> Callable[[RequestRecord], None] | None:
@@ -244,40 +252,6 @@ def _recorder(settings: ServiceSettings, opened: ExitStack) -> Callable[[Request
         return None
     bounds = RecorderSettings(record.file_bytes_max, record.files_max)
     return opened.enter_context(TraceRecorder.open(record.file, bounds)).record
-
-
-def _live_server(
-    settings: ServiceSettings, access: _Access, figures: ServiceFigures, metrics: ServiceMetrics
-) -> "LiveServer | None":
-    address, tls = settings.live_address, settings.tls
-    if address is None:
-        return None
-    live = import_with_extra("unified_cache.observe.live.server", "live", "the live page")
-    context = None
-    if tls is not None:
-        contexts = _http_context(tls, None, settings.access, metrics)
-        context = metrics_context(tls, None)
-        context.sni_callback = lambda connection, _name, _first: _use_context(connection, contexts.latest())
-    authenticator = ServiceAuthenticator(access.tokens, _local_caller(settings))
-    opened: LiveServer = live.LiveServer.open(
-        figures, live.LiveAddress(address.host, address.port, settings.live.every_s, context), authenticator
-    )
-    return opened
-
-
-def _http_context(
-    tls: TlsSettings, client_ca: Path | None, pace: AccessSettings, metrics: ServiceMetrics
-) -> Reloaded[ssl.SSLContext]:
-    """Return the TLS of what is served over HTTP, read again when its files change."""
-    files = [path for path in (tls.certificate, tls.key, client_ca) if path is not None]
-    made = partial(metrics_context, tls, client_ca)
-    changed = [("metrics_tls_changed", "certificate or authorities of the metrics")]
-    return Reloaded(files, made, pace, time.monotonic, metrics, lambda _before, _after: changed)
-
-
-def _use_context(connection: ssl.SSLObject, context: ssl.SSLContext) -> None:
-    """Continue a handshake with the certificate that is valid now."""
-    connection.context = context
 
 
 def _new_server(

@@ -20,11 +20,11 @@ from tests.support.store_kinds import StoreKind
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.settings.addresses import ListenAddress
 from unified_cache.core.settings.limits import QuotaSettings
+from unified_cache.observe.live.listener import CONNECTIONS_MAX, REQUEST_S_MAX, MetricsListener
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.usage import TenantUsage
 from unified_cache.service.operations.logs import JsonLines, Log, LogRateLimit
 from unified_cache.service.operations.metrics import OTHER, BoundedLabels, ServiceMetrics, UsageCollector
-from unified_cache.service.operations.metrics_listener import CONNECTIONS_MAX, REQUEST_S_MAX, MetricsListener
 from unified_cache.service.store.guarded import GuardedStore
 from unified_cache.service.store.tenants import TenantStore
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -33,7 +33,7 @@ from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.testing.storage_contract import label, sealed_page
 
 PREFIX = "unified_cache_service"
-SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def test_a_page_changed_in_the_store_is_cleared_away_and_counted(registry: Colle
 
 def test_only_metrics_are_served(listener: MetricsListener, registry: CollectorRegistry) -> None:
     metrics_in(registry)
-    found = asked(listener, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    found = asked(listener, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert found.startswith(b"HTTP/1.0 200")
     assert b"unified_cache_service_insecure 0.0" in found
     assert asked(listener, b"GET /../etc/passwd HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 404")

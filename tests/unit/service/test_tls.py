@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from urllib.error import HTTPError, URLError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import grpc
 import pytest
@@ -176,9 +176,10 @@ def test_files_that_make_no_sense_are_refused_at_the_start(
         read_certificates(settings.model_copy(update={"key": tmp_path / "none"}))
 
 
-def scraped(server: RunningService, context: ssl.SSLContext) -> str:
-    url = f"https://127.0.0.1:{server.service.metrics_port}/metrics"
-    with urlopen(url, timeout=CALL_S, context=context) as answer:
+def scraped(server: RunningService, context: ssl.SSLContext, token: str | None = None) -> str:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    request = Request(f"https://127.0.0.1:{server.service.metrics_port}/metrics", headers=headers)
+    with urlopen(request, timeout=CALL_S, context=context) as answer:
         return str(answer.read().decode())
 
 
@@ -225,6 +226,23 @@ def test_an_authority_of_the_metrics_vouches_for_their_readers_and_for_no_tenant
             scraped(server, trusting(authority, authority.issue("acme/admin"), tmp_path))
         with grpc.secure_channel(server.address, credentials(authority, readers.issue("acme"))) as channel:
             assert refusal(channel, Call.HELLO) is not None
+
+
+@pytest.mark.threat("reading metrics")
+def test_the_token_of_an_admin_alone_reads_metrics_without_a_certificate(
+    authority: Authority, tls: dict[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "tokens"
+    admin, reader = given(path, "acme", Role.ADMIN), given(path, "acme")
+    with running(tls=tls, access={"tokens": str(path)}) as server:
+        context = trusting(authority, None, tmp_path)
+        assert "unified_cache_service_stored_bytes" in scraped(server, context, admin)
+        for token, status in ((reader, "403"), ("wrong", "401"), (None, "401")):
+            with pytest.raises(HTTPError, match=status) as refused:
+                scraped(server, context, token)
+            refused.value.close()
+        certified = trusting(authority, authority.issue("prometheus/admin"), tmp_path)
+        assert scraped(server, certified)
 
 
 # Revoked certificates: lists of them hold on open connections, and no longer than they can be read

@@ -20,21 +20,12 @@ STORAGE_BYTES_MIN = 1 << 20
 
 
 class MetricsSettings(Section):
-    """Metrics for Prometheus."""
+    """Metrics for Prometheus, and a live page that reads them."""
 
     listen: Address | None = "127.0.0.1:9464"
-    """Address to listen at, None for no metrics; over TLS if the service itself is."""
+    """Address of /metrics and of a live page at /, None for neither; over TLS if the service itself is."""
     client_ca: Path | None = None
-    """Authorities whose certificates may read the metrics of all tenants; if unset, those of an admin may."""
-
-
-class LiveSettings(Section):
-    """Live page; needs the extra ``live``."""
-
-    listen: Address | None = None
-    """Address to listen at, None for no page; over TLS if the service itself is. Tokens of ``access`` open it."""
-    every_s: Annotated[float, Field(ge=0.01, le=60)] = 1.0
-    """Time between two updates of an open page."""
+    """Authorities whose certificates may read the metrics of all tenants, beside an admin's certificate or token."""
 
 
 class AuditSettings(Section):
@@ -86,7 +77,6 @@ class ServiceSettings(Settings):
     quota: QuotaSettings = QuotaSettings()
     guard: Guard = GuardConfig()
     metrics: MetricsSettings = MetricsSettings()
-    live: LiveSettings = LiveSettings()
     audit: AuditSettings = AuditSettings()
     record: RecordSettings = RecordSettings()
     drain: DrainSettings = DrainSettings()
@@ -102,9 +92,8 @@ class ServiceSettings(Settings):
         return None if self.metrics.listen is None else ListenAddress.of(self.metrics.listen)
 
     @property
-    def live_address(self) -> ListenAddress | None:
-        """Address of the live page, None for no page."""
-        return None if self.live.listen is None else ListenAddress.of(self.live.listen)
+    def _checks_metrics_readers(self) -> bool:
+        return self.metrics.client_ca is not None or (self.tls is not None and self.access.tokens is not None)
 
     @model_validator(mode="after")
     def _safe(self) -> "ServiceSettings":
@@ -117,26 +106,10 @@ class ServiceSettings(Settings):
             raise ValueError("metrics.client_ca needs tls.certificate and tls.key, found none")
         mutual = self.tls is not None and self.tls.client_ca is not None
         for name, address in addresses:
-            is_checked = mutual or (name != "listen" and self.metrics.client_ca is not None)
+            is_checked = mutual or (name != "listen" and self._checks_metrics_readers)
             if not (address.is_local or is_checked or self.insecure):
                 raise ValueError(
                     f"{name} {address.text} can be reached from other machines, so tls.certificate, tls.key and "
                     f"tls.client_ca must be set; --insecure serves without"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _live_page_is_safe(self) -> "ServiceSettings":
-        address = self.live_address
-        if address is None:
-            return self
-        if address.socket is not None:
-            raise ValueError(f"live.listen must be HOST:PORT, found {self.live.listen}")
-        if self.access.tokens is None and self.tls is not None and self.tls.client_ca is not None:
-            raise ValueError("live.listen needs access.tokens where callers need client certificates, found none")
-        if not address.is_local and (self.access.tokens is None or self.tls is None):
-            raise ValueError(
-                f"live.listen {address.text} can be reached from other machines, so access.tokens, tls.certificate and "
-                f"tls.key must be set"
-            )
         return self

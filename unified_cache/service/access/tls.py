@@ -227,15 +227,18 @@ def server_credentials(
     )
 
 
-def metrics_context(tls: TlsSettings, client_ca: Path | None) -> ssl.SSLContext:
-    """Make a context that serves with the same certificates, and asks clients for those of an authority if given."""
+def metrics_context(tls: TlsSettings, client_ca: Path | None, *, may_show_token: bool) -> ssl.SSLContext:
+    """Make a context that serves with the same certificates, and asks clients for those of an authority if given.
+
+    A client that ``may_show_token`` need not have one.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_cert_chain(tls.certificate, tls.key)
         if client_ca is not None:
             context.load_verify_locations(client_ca)
-            context.verify_mode = ssl.CERT_REQUIRED
+            context.verify_mode = ssl.CERT_OPTIONAL if may_show_token else ssl.CERT_REQUIRED
     except OSError as error:
         files = ", ".join(str(path) for path in (tls.certificate, tls.key, client_ca) if path is not None)
         raise ConfigError(f"{files} must be certificates and a key for metrics too: {error.strerror}") from error

@@ -1,16 +1,13 @@
-"""Metrics of the service for Prometheus; ``metrics_listener`` serves them."""
+"""Metrics of the service for Prometheus."""
 
 import collections
 import math
-import time
 from collections.abc import Iterable, Iterator
 from threading import Lock
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from unified_cache.core.slowest import Slowest
-from unified_cache.observe.live.figures import SlowFigures
 from unified_cache.service.access.callers import AuditEntry
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.operations.logs import Log
@@ -93,8 +90,6 @@ class ServiceMetrics:
         self.crl_expiry = gauge("crl_expiry_timestamp_seconds", "When the first list of revocations ends, if any.")
         self.crl_expiry.set(math.inf)
         self.stale = gauge("stale_seconds", "Time for which files could not be read again, 0 if they could.", "files")
-        self._slowest: Slowest[SlowFigures] = Slowest(time.monotonic())
-        self._guard = Lock()
         for collector in (ProcessCollector, PlatformCollector):
             collector(registry=registry)
 
@@ -106,14 +101,6 @@ class ServiceMetrics:
         for direction, count_bytes in (("in", bytes_in), ("out", bytes_out)):
             self.sizes.labels(method, direction).observe(count_bytes)
             self.bytes.labels(name, direction).inc(count_bytes)
-        with self._guard:
-            if self._slowest.is_slow(seconds, time.monotonic()):
-                self._slowest.record(seconds, SlowFigures(method, code, None, seconds, time.time()))
-
-    def slowest_calls(self) -> tuple[SlowFigures, ...]:
-        """Return the slowest calls of the last minutes, the slowest first."""
-        with self._guard:
-            return self._slowest.latest()
 
     def pages_looked_up(self, tenant: str, pool: str, answer: Answer, count: int) -> None:
         """Count pages of one pool that the store was asked for, by its answer."""

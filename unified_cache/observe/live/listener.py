@@ -1,25 +1,34 @@
-"""HTTP listener for ``/metrics``. It answers scrapes, whatever else connects to it."""
+"""HTTP listener for ``/metrics``, and for a page at ``/`` that reads them in a browser.
 
+It answers scrapes, whatever else connects to it. Needs the extra ``metrics``.
+"""
+
+import base64
+import binascii
 import errno
 import math
+import re
 import socket
 import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler
+from importlib.resources import files
 from socketserver import TCPServer, ThreadingMixIn
 from threading import Lock, Thread
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.settings.access import Role
-from unified_cache.core.settings.addresses import ListenAddress
-from unified_cache.service.access.tls import CertifiedClients
+from unified_cache.core.extras import needs_extra
+from unified_cache.core.settings.addresses import ListenAddress, is_local
 
-__all__ = ["MetricsListener"]
+with needs_extra("metrics", "metrics and the live page"):
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+__all__ = ["MetricsListener", "Readers"]
 
 CONNECTIONS_MAX = 16
 """Connections at a time; one more cuts the oldest off, so that nobody who says nothing keeps a scrape out."""
@@ -39,12 +48,26 @@ IN_USE = (
 )
 """What follows where the address is taken: a port of 0 would do too, but nobody could tell Prometheus of it."""
 
+Readers = Callable[[socket.socket, str | None], int]
+"""Decides about a reader by the connection and the token that it shows, None for none: 200 admits it, 401 asks for a
+token, 403 refuses it."""
+
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::[0-9]+)?")
+"""Host header with nothing in it that a browser would read otherwise."""
+
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
 _Connection = socket.socket | tuple[bytes, socket.socket]
 """Connection as the base class has it; the second kind is of datagrams, which nobody sends here."""
 
 
 class MetricsListener(ThreadingMixIn, TCPServer):
-    """Listener for ``/metrics``, a few connections at a time, each within a time limit; 404 for any other path.
+    """Listener for ``/metrics`` and the page, a few connections at a time, each within a time limit; else 404.
 
     Each connection has a thread; the listener's own accepts, cuts off who is late, and waits for nobody.
     """
@@ -58,21 +81,22 @@ class MetricsListener(ThreadingMixIn, TCPServer):
         self,
         address: ListenAddress,
         registry: CollectorRegistry,
-        clients: CertifiedClients | None = None,
+        readers: Readers | None = None,
         context: Callable[[], ssl.SSLContext] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Listen; nothing is served before ``start``.
 
-        Metrics name every tenant: of ``clients``, if given, an admin alone may read them. ``context`` gives the TLS of
-        each connection, if any.
+        ``readers`` decides who may read; without, all who reach the address, and of a loopback address under a name of
+        this machine alone, so that no page from elsewhere reads it. ``context`` gives the TLS of each connection.
 
         Raises:
             ConfigError: the address cannot be listened at.
         """
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self.registry = registry
-        self._clients = clients
+        self._readers = readers
+        self._is_local = is_local(address.host)
         self._context = context
         self._clock = clock
         self._connected: dict[socket.socket, float] = {}
@@ -91,13 +115,14 @@ class MetricsListener(ThreadingMixIn, TCPServer):
         """Port that is listened at."""
         return int(self.server_address[1])
 
-    def admits(self, connection: socket.socket) -> bool:
-        """Return whether the client at the other end of a connection may read."""
-        if self._clients is None:
-            return True
-        certificate = connection.getpeercert(binary_form=True) if isinstance(connection, ssl.SSLSocket) else None
-        caller = None if certificate is None else self._clients.named(ssl.DER_cert_to_PEM_cert(certificate).encode())
-        return caller is not None and caller.role is Role.ADMIN
+    def status_of(self, connection: socket.socket, host: str | None, authorization: str | None) -> int:
+        """Return 200 for a request that may be answered, else the status that refuses it."""
+        if self._readers is not None:
+            return self._readers(connection, _token_in(authorization))
+        if self._is_local and host is not None:
+            named = _HOST.fullmatch(host)
+            return 200 if named is not None and is_local(named[1]) else 403
+        return 200
 
     def start(self) -> None:
         """Begin to serve."""
@@ -161,17 +186,55 @@ class _Scrape(BaseHTTPRequestHandler):
         """Answer one request."""
         listener = self.server
         assert isinstance(listener, MetricsListener)
-        if self.path.partition("?")[0] != "/metrics":
-            self.send_error(404)
-        elif not listener.admits(self.connection):
-            self.send_error(403)
+        path = self.path.partition("?")[0]
+        status = listener.status_of(self.connection, self.headers.get("Host"), self.headers.get("Authorization"))
+        if status != 200:
+            self._answer(status, "text/plain", b"a valid token is needed\n" if status == 401 else b"not for you\n", {})
+        elif path == "/metrics":
+            self._answer(200, CONTENT_TYPE_LATEST, generate_latest(listener.registry), {})
+        elif path == "/":
+            page, policy = _page()
+            self._answer(200, "text/html; charset=utf-8", page, {"Content-Security-Policy": policy})
         else:
-            content = generate_latest(listener.registry)
-            self.send_response(200)
-            self.send_header("Content-Type", CONTENT_TYPE_LATEST)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            self._answer(404, "text/plain", b"there are /metrics, and a page at /\n", {})
+
+    def _answer(self, status: int, kind: str, content: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        # One challenge in one header: Chromium drops a header with two. The password is the token, the user any name.
+        challenge = {"WWW-Authenticate": 'Basic realm="unified-cache", charset="UTF-8"'} if status == 401 else {}
+        of_content = {"Content-Type": kind, "Content-Length": str(len(content))}
+        for name, value in {**of_content, **HEADERS, **challenge, **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # as in the base
         """Log nothing: a reader comes every few seconds."""
+
+
+@cache
+def _page() -> tuple[bytes, str]:
+    """Return the page, and the policy that lets its own style and script alone work."""
+    text = (files("unified_cache.observe.live") / "live.html").read_text(encoding="utf-8")
+    hashes = {
+        tag: base64.b64encode(sha256(re.search(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)[1].encode()).digest()).decode()  # type: ignore[index]
+        for tag in ("style", "script")
+    }
+    policy = (
+        f"default-src 'none'; style-src 'sha256-{hashes['style']}'; script-src 'sha256-{hashes['script']}'; "
+        "connect-src 'self'; img-src data:; form-action 'none'; base-uri 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'"
+    )
+    return text.encode(), policy
+
+
+def _token_in(authorization: str | None) -> str | None:
+    """Return the token of an Authorization header: of a program a bearer's, of a browser the password."""
+    scheme, _, shown = (authorization or "").partition(" ")
+    if scheme.lower() == "bearer":
+        return shown.strip()
+    try:
+        found = base64.b64decode(shown, validate=True).decode() if scheme.lower() == "basic" else ""
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+    return found.partition(":")[2] or None
