@@ -33,3 +33,22 @@ def test_the_table_the_json_and_the_page_tell_of_one_run(tmp_path: Path) -> None
     assert f"{found['block_hit_ratio']:.2%} of {found['blocks']:,}" in page
     assert f"<h1>{found['token_hit_ratio']:.2%} of the tokens asked for were handed back" in page
     assert "%" not in result.err, "no progress where nobody watches"
+
+
+def test_pages_are_blocks_of_the_trace_and_a_block_is_seen_behind_its_own_prefix_alone(tmp_path: Path) -> None:
+    prompts = ([1, 2, 3], [2, 3], [1, 2, 3, 4], [2, 3])
+    lines = [
+        {"chat_id": number, "parent_chat_id": -1, "timestamp": number / 2, "input_length": 16 * len(ids)}
+        | {"output_length": 1, "hash_ids": ids}
+        for number, ids in enumerate(prompts)
+    ]
+    trace = tmp_path / "bailian.jsonl"
+    trace.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    replayed = ask("replay", trace, "--no-bytes", "--json")
+    info = ask("trace", "info", trace, "--json")
+    assert (replayed.status, info.status) == (0, 0), replayed.err + info.err
+    found, told = json.loads(replayed.out), json.loads(info.out)
+    assert found["settings"]["page_size"] == 16
+    assert sum(found["hit_tokens"].values()) == found["seen_tokens"] == 16 * 5
+    assert told["blocks"] - told["different_blocks"] == 5
+    assert told["seconds"] == 1.5

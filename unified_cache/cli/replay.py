@@ -117,6 +117,8 @@ class ReplayCommand(JsonOptions):
         explain, directory = loaded.settings.explain, loaded.settings.report
         settings = replace(replay_settings(loaded), explains=directory is not None if explain is None else explain)
         requests = read_watched(self.trace, loaded.settings.limit)
+        if isinstance(settings, ReplaySettings) and loaded.settings.page_size is None:
+            settings = replace(settings, page_size=requests[0].block_tokens)
         runner = import_with_extra("unified_cache.sizing.replay.runner", "engine", "replay")
         write_page = page_writer(directory)
         self.check_json_file()

@@ -68,6 +68,21 @@ def test_names_of_a_recording_are_numbered_as_its_lines_come(tmp_path: Path) -> 
     assert first.block_tokens == second.block_tokens == 16
 
 
+def test_a_trace_of_bailian_is_in_seconds_and_blocks_of_16_tokens_that_name_no_prefix(tmp_path: Path) -> None:
+    turn = {"chat_id": 7, "parent_chat_id": -1, "turn": 1, "type": "text"}
+    lines = (line(61.5, 40, [5, 6, 9], **turn), line(2.25, 30, [6, 5], **turn), line(70, 33, [5, 6, 9], **turn))
+    crossed, straight, again = read_trace(written(tmp_path, *lines))
+    assert [each.timestamp for each in (crossed, straight, again)] == [2250, 61_500, 70_000]
+    assert crossed.block_tokens == 16
+    assert straight.hash_ids == again.hash_ids
+    assert not {*crossed.hash_ids} & {*straight.hash_ids}
+
+
+def test_an_id_behind_another_prefix_is_another_block(tmp_path: Path) -> None:
+    lines = (line(0, hash_ids=[1, 2]), line(1, hash_ids=[3, 2]), line(2, hash_ids=[3, 2]), line(3, hash_ids=[1, 2]))
+    assert [each.hash_ids for each in read_trace(written(tmp_path, *lines))] == [(1, 2), (3, 4), (3, 4), (1, 2)]
+
+
 def test_a_line_of_another_page_size_than_those_before_is_refused_with_its_place(tmp_path: Path) -> None:
     path = written(tmp_path, line(page_size=512), line(), line(0, 32, [1, 2], page_size=16))
     with pytest.raises(TraceError, match=r":3: expected the page_size of the lines before, 512, found 16"):

@@ -31,7 +31,7 @@ class ReplayChoices(Settings):
     dtype: str | None = None
     """What the model's K and V are kept in; its own dtype if unset."""
     page_size: Count | None = None
-    """Tokens per page; 512, or the model's usual, if unset."""
+    """Tokens per page; a block of the trace, or the model's usual, if unset."""
     device_bytes: Bytes | None = None
     """True bytes of the model's device pools (L1); 64GiB if unset."""
     device_pages: PageCounts | None = None

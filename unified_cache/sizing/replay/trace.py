@@ -1,4 +1,4 @@
-"""Reads request traces in the Mooncake format: one JSON object a line, one line a request, plain or gzip.
+"""Reads request traces, Mooncake's and others: one JSON object a line, one line a request, plain or gzip.
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48, ...]}
 
@@ -7,6 +7,9 @@ after equal prefixes. Lines that are not exactly this are refused, with file and
 
 A recording of a cache (``unified_cache.cache.recording``) says its ``page_size`` in each line: its blocks have that
 many tokens, and its ids are any of 63 bits, which are numbered here in the order of the lines.
+
+A trace of Alibaba's Bailian says ``chat_id`` and ``parent_chat_id`` in each line. Its timestamps are seconds, its
+blocks have 16 tokens, and equal ids may stand after different prefixes: ``read_trace`` gives those different ids.
 """
 
 import gzip
@@ -41,6 +44,10 @@ BLOCK_TOKENS = 512
 
 HASH_ID_MAX = 2**31 // BLOCK_TOKENS - 1
 """Largest id whose ``BLOCK_TOKENS`` made-up token ids are still below 2**31."""
+
+BAILIAN_FIELDS = frozenset({"chat_id", "parent_chat_id"})
+BAILIAN_BLOCK_TOKENS = 16
+"""Tokens of a block of Bailian's traces; as their release says."""
 
 NAME_MAX = 2**63 - 1
 """Largest name of a page in a recording."""
@@ -121,7 +128,8 @@ def no_progress(_done: int, _note: str) -> None:
 def read_trace(path: Path, limit: int | None = None, on_progress: OnProgress = no_progress) -> list[TraceRequest]:
     """Read a trace, or its first ``limit`` requests, line by line; sort by timestamp, equal ones as they stand.
 
-    ``on_progress`` is called after each with how many were read.
+    Equal ids stand after equal prefixes, whatever the file's do. ``on_progress`` is called after each request with how
+    many were read.
 
     Raises:
         TraceError: the file is missing, unreadable, empty or malformed; the message says where and how.
@@ -133,7 +141,7 @@ def read_trace(path: Path, limit: int | None = None, on_progress: OnProgress = n
         requests.append(request)
         on_progress(len(requests), "")
     requests.sort(key=attrgetter("timestamp"))
-    return requests
+    return _one_prefix_each(requests, path)
 
 
 def iterate_trace(path: Path, limit: int | None = None) -> Iterator[TraceRequest]:
@@ -145,11 +153,11 @@ def iterate_trace(path: Path, limit: int | None = None) -> Iterator[TraceRequest
             f"{path}: expected a trace, found a recording of LMCache: unified-cache trace convert it first"
         )
     numbers: dict[int, int] | None = None
-    """Of the names of a recording's pages; None for a trace, whose ids are numbers."""
+    """Of names; None for a trace of Mooncake's, whose ids are numbers."""
     block_tokens = 0
     for count, (place, line) in enumerate(_lines(path), 1):
         entry = _entry_of(line, place)
-        if count == 1 and "page_size" in entry:
+        if count == 1 and ("page_size" in entry or entry.keys() >= BAILIAN_FIELDS):
             numbers = {}
         request = _request_of(entry, place, HASH_ID_MAX if numbers is None else NAME_MAX)
         block_tokens = block_tokens or request.block_tokens
@@ -171,6 +179,26 @@ def _numbered(request: TraceRequest, numbers: dict[int, int], place: str) -> Tra
     if len(numbers) > blocks_max:
         raise TraceError(f"{place}: expected at most {blocks_max} different hash_ids, found {len(numbers)}")
     return replace(request, hash_ids=ids)
+
+
+def _one_prefix_each(requests: list[TraceRequest], path: Path) -> list[TraceRequest]:
+    """Return the requests with a new id for each block that stands after another prefix than it did at first."""
+    new = 1 + max((block for request in requests for block in request.hash_ids), default=0)
+    usual: dict[int, int] = {}
+    others: dict[tuple[int, int], int] = {}
+    found: list[TraceRequest] = []
+    for request in requests:
+        ids: list[int] = []
+        before = -1
+        for block in request.hash_ids:
+            is_usual = usual.setdefault(block, before) == before
+            before = block if is_usual else others.setdefault((before, block), new + len(others))
+            ids.append(before)
+        found.append(replace(request, hash_ids=tuple(ids)) if others else request)
+    blocks_max = 2**31 // requests[0].block_tokens
+    if new + len(others) > blocks_max:
+        raise TraceError(f"{path}: expected at most {blocks_max} different prefixes, found {new + len(others)}")
+    return found
 
 
 def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -225,7 +253,10 @@ def _request_of(entry: dict[object, object], place: str, id_max: int) -> TraceRe
         raise TraceError(f"{place}: expected timestamp to be a number of milliseconds, found {_shown(timestamp)}")
     input_length = _count(entry, "input_length", place)
     output_length = _count(entry, "output_length", place)
-    block_tokens = _count(entry, "page_size", place) if "page_size" in entry else BLOCK_TOKENS
+    is_bailian = entry.keys() >= BAILIAN_FIELDS
+    block_tokens = BAILIAN_BLOCK_TOKENS if is_bailian else BLOCK_TOKENS
+    if "page_size" in entry:
+        block_tokens = _count(entry, "page_size", place)
     if not 0 < block_tokens <= PAGE_SIZE_MAX:
         raise TraceError(f"{place}: expected page_size to be in [1, {PAGE_SIZE_MAX}], found {block_tokens}")
     hash_ids = _hash_ids(entry, place, id_max)
@@ -235,6 +266,7 @@ def _request_of(entry: dict[object, object], place: str, id_max: int) -> TraceRe
             f"{place}: expected {blocks} hash_ids for an input_length of {input_length} "
             f"in blocks of {block_tokens}, found {len(hash_ids)}"
         )
+    timestamp = timestamp * 1000 if is_bailian else timestamp
     return TraceRequest(timestamp, input_length, output_length, hash_ids, block_tokens)
 
 
