@@ -108,11 +108,12 @@ class Service:
             opened.callback(timeouts.close)
             gate = ServiceGate(access.authenticator(settings), scheduler, timeouts, metrics)
             guarded = GuardedStore.open(settings, metrics.registry)
-            bytes_max, disk_bytes = guarded.guard.capability().bytes_max, guarded.disk_bytes
+            capability, disk_bytes = guarded.guard.capability(), guarded.disk_bytes
+            bytes_max = capability.bytes_max
             if bytes_max is not None and disk_bytes is not None and bytes_max > disk_bytes:
                 text = f"storage_bytes is {size_text(bytes_max)}, the disk of the store has {size_text(disk_bytes)}"
                 metrics.anomaly("cap_above_disk", f"{text}: the store is full when the disk is")
-            usage = TenantUsage(settings.quota, COUNTED_PAGES_MAX, bytes_max)
+            usage = TenantUsage(settings.quota, COUNTED_PAGES_MAX, bytes_max, capability.taken_bytes)
             store = TenantStore(guarded.guard, usage, metrics, guarded.own)
             record = _recorder(settings, opened)
             cache = CacheService(store, gate, settings.limits, drain.ask, record)

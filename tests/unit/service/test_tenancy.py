@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.service import LoopbackServer, Notes, Wire, limits_with, refused, wait_for
 from tests.support.service_settings import service_settings
+from tests.support.store_kinds import StoreKind
 from tests.unit.service.test_requests import (
     IDENTITY,
     LAYOUT,
@@ -39,9 +40,11 @@ from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.offline.stores import identities_of
-from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import PageIO, StorageBackend
 from unified_cache.storage_backends.wrappers.layer import StorageLayer
+
+TAKEN_BYTES = StoreKind.FILE.taken_bytes(OBJECT_BYTES)
+"""What a page takes of a file store."""
 
 READER, WRITER, OTHER_WRITER = (
     Caller("acme", Role.READER),
@@ -54,7 +57,7 @@ READER, WRITER, OTHER_WRITER = (
 def running(tmp_path: Path) -> Iterator[LoopbackServer]:
     running = LoopbackServer.start(
         FileStorage.open(tmp_path / "store"),
-        stored_bytes_max=10 * OBJECT_BYTES,
+        stored_bytes_max=10 * TAKEN_BYTES,
     )
     yield running
     running.stop()
@@ -102,7 +105,7 @@ def test_what_one_tenant_stored_another_sees_no_trace_of(running: LoopbackServer
 def test_two_tenants_store_the_same_page_each_for_itself(running: LoopbackServer) -> None:
     first, second = tenant(running, "a"), tenant(running, "a.b")
     assert put(first, 0) == put(second, 0) == b"\x02"
-    assert running.usage.by_tenant() == {"a": OBJECT_BYTES, "a.b": OBJECT_BYTES}
+    assert running.usage.by_tenant() == {"a": TAKEN_BYTES, "a.b": TAKEN_BYTES}
     first.ask(Call.REMOVE, pb.RemoveRequest(runs=[run(key(0))]))
     (answer,) = map(pb.GetPart.FromString, second.get(pb.GetRequest(runs=[run(key(0), object_bytes=OBJECT_BYTES)])))
     assert answer.content == page(0)
@@ -141,7 +144,7 @@ def test_a_tenant_at_its_quota_loses_its_own_least_recent_pages_and_no_one_elses
     put(full, 30, 31)
     assert stored(full, *range(32)) == list(range(22, 32))
     assert stored(other, 0) == [0]
-    assert running.usage.by_tenant() == {"full": 10 * OBJECT_BYTES, "other": OBJECT_BYTES}
+    assert running.usage.by_tenant() == {"full": 10 * TAKEN_BYTES, "other": TAKEN_BYTES}
     assert running.usage.evicted_count() == {("full", Bound.QUOTA): 22}
     assert running.notes.kinds == []
 
@@ -176,16 +179,17 @@ def test_pages_that_the_store_evicted_unnoticed_are_counted_until_they_are_the_o
 
 
 @pytest.mark.threat("filling the store")
-@pytest.mark.parametrize("kind", ["file", "packed"])
-def test_a_restart_counts_what_each_tenant_has_by_last_use(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", StoreKind)
+def test_a_restart_counts_what_each_tenant_has_by_last_use(tmp_path: Path, kind: StoreKind) -> None:
+    taken_bytes = kind.taken_bytes(OBJECT_BYTES)
     before = LoopbackServer.start(opened(kind, tmp_path))
     for number in (3, 0, 2, 1, 4):
         put_durable(tenant(before, "acme"), number)
     put_durable(tenant(before, "other"), 0)
     before.stop()
-    after = LoopbackServer.start(opened(kind, tmp_path), stored_bytes_max=4 * OBJECT_BYTES)
+    after = LoopbackServer.start(opened(kind, tmp_path), stored_bytes_max=4 * taken_bytes)
     acme = tenant(after, "acme")
-    assert after.usage.by_tenant() == {"acme": 4 * OBJECT_BYTES, "other": OBJECT_BYTES}
+    assert after.usage.by_tenant() == {"acme": 4 * taken_bytes, "other": taken_bytes}
     assert stored(acme, *range(5)) == [0, 1, 2, 4]
     put(acme, 5)
     assert stored(acme, *range(6)) == [1, 2, 4, 5]
@@ -200,7 +204,7 @@ class Unlisted(StorageLayer):
 
 
 def test_a_store_that_cannot_be_listed_is_said_to_be_uncounted(tmp_path: Path) -> None:
-    running = LoopbackServer.start(opened("file", tmp_path))
+    running = LoopbackServer.start(opened(StoreKind.FILE, tmp_path))
     notes = Notes()
     store = TenantStore(Unlisted(FileStorage.open(tmp_path / "store")), running.usage, notes)
     stop = Event()
@@ -321,14 +325,12 @@ def test_a_full_registry_forgets_the_identity_that_nobody_used_for_longest() -> 
 
 CAP_PAGES = 20
 
-DIRECTORIES: dict[str, type[FileStorage | PackedStorage]] = {"file": FileStorage, "packed": PackedStorage}
+
+def opened(kind: StoreKind, directory: Path) -> StorageBackend:
+    return kind.open(directory / "store", bytes_max=CAP_PAGES * kind.taken_bytes(OBJECT_BYTES))
 
 
-def opened(kind: str, directory: Path) -> StorageBackend:
-    return DIRECTORIES[kind].open(directory / "store", bytes_max=CAP_PAGES * OBJECT_BYTES)
-
-
-@pytest.fixture(params=sorted(DIRECTORIES))
+@pytest.fixture(params=StoreKind)
 def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LoopbackServer]:
     """Yield a server whose tenants may each store far more than the store holds; nothing stays in its memory."""
     server = LoopbackServer.start(opened(request.param, tmp_path))
@@ -361,7 +363,7 @@ def test_a_neighbours_puts_evict_no_durable_page_below_the_fair_share(shared: Lo
 
 @pytest.mark.threat("filling the store")
 def test_puts_of_many_tenants_at_the_same_time_leave_the_store_nothing_to_choose(tmp_path: Path) -> None:
-    store = FileStorage.open(tmp_path / "store", bytes_max=CAP_PAGES * OBJECT_BYTES)
+    store = FileStorage.open(tmp_path / "store", bytes_max=CAP_PAGES * TAKEN_BYTES)
     server = LoopbackServer.start(store)
     quiet = tenant(server, "quiet")
     assert put_durable(quiet, *range(4)) == b"\x02" * 4
@@ -370,7 +372,7 @@ def test_puts_of_many_tenants_at_the_same_time_leave_the_store_nothing_to_choose
         list(pool.map(lambda flood: [put_durable(flood, *range(at, at + 3)) for at in range(0, 60, 3)], floods))
     assert stored(quiet, *range(4)) == list(range(4))
     assert store.counts.evicted_count == 0
-    assert store.bytes_used <= CAP_PAGES * OBJECT_BYTES
+    assert store.bytes_used <= CAP_PAGES * TAKEN_BYTES
     assert sum(server.usage.by_tenant().values()) == store.bytes_used
     server.stop()
 
@@ -392,12 +394,12 @@ def test_a_tenant_alone_uses_the_whole_store_and_gives_way_to_the_next_down_to_i
 
 
 def test_pages_from_before_the_server_are_a_tenants_own_and_those_that_are_read_go_last(tmp_path: Path) -> None:
-    before = LoopbackServer.start(opened("file", tmp_path))
+    before = LoopbackServer.start(opened(StoreKind.FILE, tmp_path))
     put_durable(tenant(before, "quiet"), *range(8))
     before.stop()
-    after = LoopbackServer.start(opened("file", tmp_path))
+    after = LoopbackServer.start(opened(StoreKind.FILE, tmp_path))
     quiet, flood = tenant(after, "quiet"), tenant(after, "flood")
-    assert after.usage.by_tenant() == {"quiet": 8 * OBJECT_BYTES}
+    assert after.usage.by_tenant() == {"quiet": 8 * TAKEN_BYTES}
     quiet.get(pb.GetRequest(runs=[run(*map(key, range(4, 8)), object_bytes=OBJECT_BYTES)]))
     for number in range(60):
         put(flood, number)

@@ -12,7 +12,7 @@ Pages that were in the store before this server are counted when they are found,
 
 import heapq
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from enum import Enum
 from threading import Lock
 
@@ -43,8 +43,16 @@ class TenantUsage:
     is the cap on the store, None where there is none to share.
     """
 
-    def __init__(self, quota: QuotaSettings, pages_max: int, store_bytes_max: int | None) -> None:
+    def __init__(
+        self,
+        quota: QuotaSettings,
+        pages_max: int,
+        store_bytes_max: int | None,
+        taken_bytes: Callable[[int], int] = int,
+    ) -> None:
+        """``taken_bytes`` says what a page of a length takes of the store's cap, and so of a quota."""
         self._quota = quota
+        self._taken_bytes = taken_bytes
         self._pages_max = pages_max
         self._store_bytes_max = store_bytes_max
         self._held: dict[str, StoreLru] = {}
@@ -183,7 +191,7 @@ class TenantUsage:
     def _of(self, tenant: str) -> StoreLru:
         """Return the pages of a tenant, those of a new one not yet among the others'."""
         held = self._held.get(tenant)
-        return StoreLru(self._quota.of(tenant).stored_bytes_max) if held is None else held
+        return StoreLru(self._quota.of(tenant).stored_bytes_max, self._taken_bytes) if held is None else held
 
     def _end_change(self, tenant: str, held: StoreLru, gone: list[Label]) -> list[Label]:
         """Keep the pages of a tenant that has any, and count what it lost for its quota."""
@@ -196,11 +204,13 @@ class TenantUsage:
         return gone
 
     def _release(self, tenant: str, labels: Iterable[Label]) -> int:
-        """Stop counting pages; return their bytes. The caller holds the guard."""
+        """Stop counting pages; return the bytes that they took. The caller holds the guard."""
         held = self._held.get(tenant)
         if held is None:
             return 0
-        gone_bytes = sum(held.forget(label) for label in labels)
+        before_bytes = held.bytes_used
+        for label in labels:
+            held.forget(label)
         if not len(held):
             del self._held[tenant]
-        return gone_bytes
+        return before_bytes - held.bytes_used
