@@ -167,6 +167,7 @@ def test_answers_that_differ_are_unfaithful_and_logprobs_that_are_no_numbers_tel
     found = json.loads(file.read_text(), parse_constant=pytest.fail)
     assert found["verdict"] == {1: "unfaithful", 2: "cannot tell"}[status]
     assert found["phases"][0]["verdict"] == found["verdict"]
+    assert found["phases"][0]["pairs"][0]["distance"] is None or alter is other_alternatives
 
 
 def endless(handler: BaseHTTPRequestHandler) -> bool:

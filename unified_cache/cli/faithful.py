@@ -25,7 +25,6 @@ FAITHFUL_EPILOG = """**Examples**
     unified-cache faithful http://localhost:30000 --skip host --skip branches --json
 """
 
-COLUMNS = ("phase", "verdict", "why", "answers", "wrong", "hit tokens")
 faithful_app = typer.Typer(rich_markup_mode="markdown")
 
 
@@ -81,11 +80,10 @@ class FaithfulCommand(JsonOptions):
         except CacheError as error:  # status 1 is for answers that are wrong
             raise InputError(f"cannot tell: {error}") from error
         if not self.shown_as_json("faithful", found.as_json()):
-            console_on(sys.stdout).print_table(COLUMNS, found.rows, left=3)
-        if found.verdict.value == "unfaithful":
-            raise CacheError(found.headline)
-        if found.verdict.value != "faithful":
-            raise InputError(found.headline)
+            for phase in found.phases:
+                console_on(sys.stdout).print_line(f"{phase.name}: {phase.verdict}, {phase.hit_tokens} tokens cached")
+        if found.verdict != "faithful":
+            raise (CacheError if found.verdict == "unfaithful" else InputError)(found.headline)
 
     def _restart_words(self) -> list[str]:
         try:

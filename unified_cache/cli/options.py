@@ -60,8 +60,12 @@ class JsonOptions:
             check_writable(self.json_file.parent)
 
     def shown_as_json(self, command: str, value: Mapping[str, object]) -> bool:
-        """Write the figures as the options say; return whether they were printed, so that nothing else is."""
-        text = json.dumps({"command": command, "format": JSON_FORMAT, **value}, indent=2) + "\n"
+        """Write the figures as the options say; return whether they were printed, so that nothing else is.
+
+        A figure that is no finite number is null, since JSON has none.
+        """
+        figures = json.dumps({"command": command, "format": JSON_FORMAT, **value})
+        text = json.dumps(json.loads(figures, parse_constant=lambda _: None), indent=2) + "\n"
         if self.json_file is not None:
             write_whole(self.json_file, text.encode())
         if self.as_json:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import Enum
+from enum import StrEnum
 
 from unified_cache.sizing.faithful.server import ServedAnswer
 
@@ -17,7 +17,7 @@ ANSWER_TOKENS_MIN = 4
 COUNTING_OPTIONS = "vLLM needs --enable-prompt-tokens-details, SGLang --enable-cache-report"
 
 
-class FaithfulVerdict(Enum):
+class FaithfulVerdict(StrEnum):
     """Verdict on a phase, or on all."""
 
     FAITHFUL = "faithful"
@@ -68,11 +68,12 @@ class AnswerPair:
     """What the right answer begins with."""
     cold: ServedAnswer
     other: ServedAnswer
+    distance: float
 
-    @property
-    def distance(self) -> float:
-        """Distance of the two, in nats."""
-        return distance_of(self.cold, self.other)
+    @classmethod
+    def of(cls, prompt: str, fact: str, cold: ServedAnswer, other: ServedAnswer) -> "AnswerPair":
+        """Return a pair with its distance."""
+        return cls(prompt, fact, cold, other, distance_of(cold, other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,25 +139,7 @@ class FaithfulResult:
         blamed = [phase for phase in self.phases if phase.reason and phase.verdict is self.verdict]
         return "; ".join([self.verdict.value, *(f"{phase.name}: {phase.reason}" for phase in blamed)])
 
-    @property
-    def rows(self) -> list[tuple[str, ...]]:
-        """Name, verdict, reason, answers, wrong ones and hit tokens of each phase."""
-        return [
-            (each.name, each.verdict.value, each.reason, str(len(each.pairs)), str(each.wrong), f"{each.hit_tokens:,}")
-            for each in self.phases
-        ]
-
     def as_json(self) -> Mapping[str, object]:
-        """Return the figures, every prompt and both its answers; null for a distance that is no finite number."""
-        phases = [
-            asdict(phase)
-            | {"verdict": phase.verdict.value}
-            | {"pairs": [asdict(pair) | {"distance": _finite(pair.distance)} for pair in phase.pairs]}
-            for phase in self.phases
-        ]
-        floor = _finite(self.noise_floor)
-        return {"verdict": self.verdict.value, "server": self.server, "noise_floor": floor, "phases": phases}
-
-
-def _finite(distance: float | None) -> float | None:
-    return None if distance is None or not math.isfinite(distance) else distance
+        """Return the figures, every prompt and both its answers."""
+        phases = [asdict(phase) for phase in self.phases]
+        return {"verdict": self.verdict, "server": self.server, "noise_floor": self.noise_floor, "phases": phases}

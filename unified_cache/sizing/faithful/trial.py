@@ -122,7 +122,7 @@ class FaithfulTrial:
         batches = [tuple(facts)] if at_once else [(prompt,) for prompt in facts]
         answers = [answer for batch in batches for answer in self.server.ask(*batch)]
         both = zip(facts.items(), answers, strict=True)
-        pairs = [AnswerPair(prompt, fact, self.cold[prompt], answer) for (prompt, fact), answer in both]
+        pairs = [AnswerPair.of(prompt, fact, self.cold[prompt], answer) for (prompt, fact), answer in both]
         return PhaseResult.of(name, pairs, self.tolerance, self.floor)
 
     def concurrent(self) -> PhaseResult:
