@@ -269,6 +269,16 @@ def test_kinds_are_few_and_lines_are_short() -> None:
     assert len(stream.getvalue()) < KINDS_MAX * 4_000
 
 
+def test_a_kind_that_had_no_line_for_long_gives_its_place_to_a_new_one() -> None:
+    stream, clock = StringIO(), ManualClock()
+    log = Log(JsonLines(stream, lambda: 0.0), LogRateLimit(1, 10.0, clock))
+    for first in (0, KINDS_MAX):
+        for number in range(first, first + KINDS_MAX):
+            log.anomaly(f"kind {number}", "x")
+        clock.sleep(10.0)
+    assert len(lines(stream)) == 2 * KINDS_MAX
+
+
 def test_a_stream_that_is_gone_stops_nobody() -> None:
     stream = StringIO()
     log = Log(JsonLines(stream, lambda: 0.0), LogRateLimit(1, 10.0, ManualClock()))

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from unified_cache.service.access.callers import AuditEntry
 __all__ = ["JsonLines", "Log", "LogRateLimit", "ReopenedFile", "log_to", "open_audit"]
 
 KINDS_MAX = 256
-"""Kinds paced by themselves; any further ones are paced together."""
+"""Kinds paced by themselves, the latest that had lines; of more at the same time, the rest are paced together."""
 
 LINE_CHARACTERS_MAX = 2_000
 
@@ -48,7 +49,8 @@ class LogRateLimit:
         self._burst = burst
         self._every_s = every_s
         self._clock = clock
-        self._kinds: dict[str, _Kind] = {}
+        self._kinds: OrderedDict[str, _Kind] = OrderedDict()
+        """The one that had no line for longest first."""
         self._guard = Lock()
 
     def passes(self, kind: str) -> int | None:
@@ -56,9 +58,14 @@ class LogRateLimit:
         now_s = self._clock()
         with self._guard:
             if kind not in self._kinds and len(self._kinds) >= KINDS_MAX:
-                kind = ""
+                longest_ago = next(iter(self._kinds))
+                if self._allowance(self._kinds[longest_ago], now_s) == self._burst:
+                    del self._kinds[longest_ago]  # its allowance is a new one's
+                else:
+                    kind = ""
             found = self._kinds.setdefault(kind, _Kind(self._burst, now_s))
-            found.allowance = min(self._burst, found.allowance + (now_s - found.at_s) / self._every_s)
+            self._kinds.move_to_end(kind)
+            found.allowance = self._allowance(found, now_s)
             found.at_s = now_s
             if found.allowance < 1:
                 found.left_out_count += 1
@@ -66,6 +73,9 @@ class LogRateLimit:
             found.allowance -= 1
             left_out_count, found.left_out_count = found.left_out_count, 0
             return left_out_count
+
+    def _allowance(self, kind: _Kind, now_s: float) -> float:
+        return min(self._burst, kind.allowance + (now_s - kind.at_s) / self._every_s)
 
 
 class JsonLines:

@@ -33,6 +33,9 @@ __all__ = ["TenantStore", "named_page"]
 ANNOUNCED_MAX = 4096
 """Identities that are not registered with the store again; beyond, all are, once more."""
 
+COUNTS_MAX = 3
+"""Times that a store which fails is listed; fewer than the failures in a row that open a breaker by default."""
+
 RECOUNT_S = 60.0
 """Pause before a store that failed is listed again."""
 
@@ -171,15 +174,17 @@ class TenantStore:
 
     def count_stored(self, stop: Event) -> None:
         """Count what the store holds from before, until it could be listed or ``stop`` is set; say why it could not."""
-        while not stop.is_set():
+        for attempt in range(1, COUNTS_MAX + 1):
             try:
                 self.is_counted = self._count_stored(stop)
                 return
             except (StorageError, ClosedError) as error:
-                if not stop.is_set():
-                    text = f"what the store held before is not counted: {error}; again in {RECOUNT_S:g} s"
-                    self._observer.anomaly("not_counted", text)
-            stop.wait(RECOUNT_S)
+                if stop.is_set():
+                    return
+                text = f"what the store held before is not counted, attempt {attempt} of {COUNTS_MAX}: {error}"
+                self._observer.anomaly("not_counted", text)
+            if attempt < COUNTS_MAX and stop.wait(RECOUNT_S):
+                return
 
     def capability(self) -> Capability:
         """Return what the store can do."""
