@@ -6,9 +6,20 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
-__all__ = ["HostileBucket", "endless", "redirect", "refusal"]
+__all__ = ["HostileBucket", "Request", "endless", "policy", "redirect", "refusal"]
 
-Answer = Callable[[BaseHTTPRequestHandler], None]
+Answer = Callable[["Request"], None]
+
+
+class Request(BaseHTTPRequestHandler):
+    """One request, and the body that came with it."""
+
+    protocol_version = "HTTP/1.1"
+    body = b""
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
 
 BLOCK = bytes(1 << 20)
 ENDLESS_BYTES = 256 << 20
@@ -29,14 +40,9 @@ class HostileBucket:
     ) -> Iterator["HostileBucket"]:
         """Listen on a port of its own until the end."""
 
-        class HostileHandler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_: object) -> None:
-                pass
-
+        class HostileHandler(Request):
             def do_GET(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 bucket.asked.append(f"{self.command} {self.path}")
                 with suppress(OSError):
                     answer(self)
@@ -65,7 +71,7 @@ class HostileBucket:
 def refusal(status: int, code: str = "") -> Answer:
     """Refuse with a status, and with a code where the answer may have a body."""
 
-    def answer(request: BaseHTTPRequestHandler) -> None:
+    def answer(request: Request) -> None:
         body = f"<Error><Code>{code}</Code></Error>".encode() if code and request.command != "HEAD" else b""
         request.send_response_only(status)
         request.send_header("Content-Length", str(len(body)))
@@ -75,10 +81,34 @@ def refusal(status: int, code: str = "") -> Answer:
     return answer
 
 
+def policy(objects: dict[str, bytes], *, may_put: bool = True) -> Answer:
+    """Keep objects for who may get them, and put them or not, and may not list: 403 for what is not there."""
+
+    def answer(request: Request) -> None:
+        content = objects.get(request.path)
+        if request.command == "PUT" and may_put:
+            if content is not None and request.headers["If-None-Match"] == "*":
+                return refusal(412, "PreconditionFailed")(request)
+            objects[request.path] = request.body
+            content = b""
+        elif content is None or request.command not in ("GET", "HEAD"):
+            return refusal(403, "AccessDenied")(request)
+        request.send_response_only(200)
+        request.send_header("Content-Length", str(len(content)))
+        request.send_header("ETag", '"0"')
+        request.send_header("Last-Modified", "Sat, 28 Nov 2026 00:00:00 GMT")
+        request.end_headers()
+        if request.command == "GET":
+            request.wfile.write(content)
+        return None
+
+    return answer
+
+
 def redirect(endpoint: str) -> Answer:
     """Send every request elsewhere."""
 
-    def answer(request: BaseHTTPRequestHandler) -> None:
+    def answer(request: Request) -> None:
         request.send_response_only(302)
         request.send_header("Location", f"{endpoint}/elsewhere")
         request.send_header("Content-Length", "0")
@@ -90,7 +120,7 @@ def redirect(endpoint: str) -> Answer:
 def endless(length: int, sent: list[int]) -> Answer:
     """Name a length, and send on in chunks until the client hangs up; add to ``sent`` the bytes that it took."""
 
-    def answer(request: BaseHTTPRequestHandler) -> None:
+    def answer(request: Request) -> None:
         request.send_response_only(200)
         request.send_header("Content-Length", str(length))
         request.send_header("Transfer-Encoding", "chunked")

@@ -19,13 +19,16 @@ from unified_cache.storage_backends.object.address import NO_PROXY, is_panic
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-__all__ = ["Bucket", "Item", "RequestThreads", "reason_of"]
+__all__ = ["Bucket", "ForbiddenError", "Item", "RequestThreads", "reason_of"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 LASTING = (PermissionDeniedError, UnauthenticatedError, FileNotFoundError, ValueError)
 """Errors that asking again does not end."""
+
+FORBIDDEN = frozenset({"403 Forbidden", "403 Forbidden (AccessDenied)"})
+"""What is said of a policy; expired credentials have another code, but where an answer has no body."""
 
 _STATUS = re.compile(r"status code: (\d{3}[ A-Za-z-]*)")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
@@ -34,6 +37,10 @@ _URL = re.compile(r"\w+://\S+")
 _SYSTEM = re.compile(r'(?:message|error): "([A-Za-z ]{1,64})(?:: [A-Za-z ]{1,64})?"')
 """What the operating system said, in the source of an error."""
 _CERTIFICATE = re.compile(r"InvalidCertificate\((?:\s*Other\(\s*OtherError\()?\s*(\w{1,64})")
+
+
+class ForbiddenError(StorageError):
+    """A policy denies a request; S3 says the same of a name that is not there, to who may not list the bucket."""
 
 
 class Bucket:
@@ -123,11 +130,13 @@ class Bucket:
             return
         except (BaseError, OSError, ValueError) as error:
             text, retryable = reason_of(str(error)), not isinstance(error, LASTING)
+            is_forbidden = isinstance(error, PermissionDeniedError) and text in FORBIDDEN
         except BaseException as error:
             if not is_panic(error):
                 raise
-            text, retryable = f"a bug of obstore: {reason_of(str(error))}", False
-        raise StorageError(f"{self.name}: {request} of {name}: {text}", retryable=retryable)
+            text, retryable, is_forbidden = f"a bug of obstore: {reason_of(str(error))}", False, False
+        kind = ForbiddenError if is_forbidden else StorageError
+        raise kind(f"{self.name}: {request} of {name}: {text}", retryable=retryable)
 
 
 def reason_of(text: str) -> str:

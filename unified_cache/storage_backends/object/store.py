@@ -7,13 +7,19 @@ A put is a conditional one, so that no page is ever half there, and the first of
 counts as stored once its length, at level DURABLE its seal, is right. A page costs a request: from some 256 KiB on
 bytes cost more than requests do, see docs/performance.md.
 
+What may be put, and is not, for want of a right, is declined: such a store is read. S3 answers 403 for a name that is
+not there to who may not list the bucket; that is a miss where an object that is there can be asked for.
+
 What a bucket has acknowledged it keeps, so this store is durable. It keeps no order of use, and has no cap of ours:
 the bucket's rule of lifetime over ``PREFIX/pages/`` removes pages by age, see docs/deploy.md.
 """
 
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from google.protobuf.json_format import MessageToJson
 
@@ -26,14 +32,21 @@ from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, page_byt
 from unified_cache.storage_backends.common.names import IDENTITY_BYTES, check_identity, check_scan, parse_page_name
 from unified_cache.storage_backends.manifest import MANIFEST_BYTES_MAX, is_sound, parsed_manifest
 from unified_cache.storage_backends.object.address import BucketAddress, address_of_url, open_bucket
-from unified_cache.storage_backends.object.client import Bucket, Item, RequestThreads
+from unified_cache.storage_backends.object.client import Bucket, ForbiddenError, Item, RequestThreads
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
 
 __all__ = ["ObjectStorage", "open_az_url", "open_gs_url", "open_s3_url"]
 
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
 PAGES = "pages"
 MANIFESTS = "manifests"
 """Apart from the pages, so that a rule of lifetime leaves them: a manifest is as old as the first page."""
+
+FORBIDDEN_S = 60.0
+"""Puts are tried again so long after one was denied: policies change, and a page that is denied is sent whole."""
 
 CALL_BYTES = 64 << 20
 """Asked for in one get, so that its requests follow each other without a pause."""
@@ -47,7 +60,18 @@ class ObjectStorage:
     last error is raised.
     """
 
-    def __init__(self, bucket: Bucket, capability: Capability, requests_max: int) -> None:
+    def __init__(
+        self,
+        bucket: Bucket,
+        capability: Capability,
+        requests_max: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``clock`` gives seconds."""
+        self._clock = clock
+        self._forbidden_s: float | None = None
+        self._known_name = ""
+        """Of an object that is in the bucket; empty until one is known."""
         self._bucket = bucket
         self._capability = capability
         self._requests = RequestThreads(requests_max)
@@ -72,15 +96,23 @@ class ObjectStorage:
         with self._calls:
             check_identity(manifest.identity)
             name, content = _manifest_name(manifest.identity), MessageToJson(manifest).encode()
-            if self._bucket.create(name, content):
-                return
-            found = self._manifest(manifest.identity)
-            if found is None or not is_sound(found, manifest.identity):
-                self._bucket.replace(name, content)
-            elif found != manifest:
+            found: Manifest | None = manifest
+            may_put = True
+            try:
+                if not self._bucket.create(name, content):
+                    found = self._manifest(manifest.identity)
+            except ForbiddenError as error:
+                self._decline_puts(error)
+                found, may_put = self._manifest_if_told(manifest.identity), False
+            is_there = found is not None and is_sound(found, manifest.identity)
+            if is_there and found != manifest:
                 place = f"{self._bucket.name}/{name}"
                 message = f"{place} describes another identity or layout under the same digest"
                 raise StorageError(message, retryable=False)
+            if may_put and not is_there:
+                self._bucket.replace(name, content)
+            if may_put or is_there:
+                self._know(name)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
         """Ask for the head of each object."""
@@ -90,7 +122,7 @@ class ObjectStorage:
     def lengths(self, labels: Sequence[Label]) -> list[int | None]:
         """Ask for the head of each object; return its bytes, None where there is none."""
         with self._calls:
-            found = self._requests.each(labels, lambda label: self._bucket.size_of(_page_name(label)))
+            found = self._asked(labels, lambda label: self._bucket.size_of(_page_name(label)), None)
             lengths = [each for each in found if not isinstance(each, StorageError)]
             if len(lengths) < len(found):
                 _raise_last(found)
@@ -163,11 +195,40 @@ class ObjectStorage:
 
     def _answers(self, items: Sequence[Item], ask: Callable[[Item], Answer]) -> list[Answer]:
         """Ask for each item; UNAVAILABLE where that failed and others were answered."""
-        found = self._requests.each(items, ask)
+        found = self._asked(items, ask, Answer.MISS)
         failed = [each for each in found if isinstance(each, StorageError)]
         if failed and not any(isinstance(each, Answer) for each in found):
             _raise_last(failed)
         return [each if isinstance(each, Answer) else Answer.UNAVAILABLE for each in found]
+
+    def _asked(
+        self, items: Sequence[Item], ask: Callable[[Item], Result], absent: Result
+    ) -> list[Result | StorageError | None]:
+        """Ask for each item; ``absent`` where a name is denied that need not be there, and one that is there is not."""
+
+        def asked(item: Item) -> Result | StorageError:
+            try:
+                return ask(item)
+            except ForbiddenError as error:  # raised, it would end the batch
+                return error.with_traceback(None)
+
+        found = self._requests.each(items, asked)
+        if self._known_name and any(isinstance(each, ForbiddenError) for each in found):
+            with suppress(StorageError):
+                if self._bucket.size_of(self._known_name) is not None:
+                    return [absent if isinstance(each, ForbiddenError) else each for each in found]
+        return found
+
+    def _decline_puts(self, error: ForbiddenError) -> None:
+        """Put nothing for a while, and have it logged where it begins."""
+        if self._forbidden_s is None:
+            logger.warning("%s: pages are read and none is put, which needs s3:PutObject", error)
+        self._forbidden_s = self._clock()
+
+    def _manifest_if_told(self, identity: bytes) -> Manifest | None:
+        with suppress(ForbiddenError):
+            return self._manifest(identity)
+        return None
 
     def _exists(self, label: Label) -> Answer:
         return Answer.MISS if self._bucket.size_of(_page_name(label)) is None else Answer.HIT
@@ -180,22 +241,38 @@ class ObjectStorage:
         if isinstance(content, int):
             if may_be_coded(object_bytes - HEADER_BYTES, content):
                 return Answer.UNAVAILABLE  # the page, but compressed or encrypted: see ``wrappers.coded``
-            self._bucket.remove([name])
+            with suppress(ForbiddenError):
+                self._bucket.remove([name])
             return Answer.FLAWED
         start = 0
         for buffer in page.buffers:
             end = start + buffer.nbytes
             buffer[:] = content[start:end]
             start = end
+        self._know(name)
         return Answer.HIT
 
     def _put(self, page: PageIO, level: Level) -> Answer:
+        forbidden_s = self._forbidden_s
+        if forbidden_s is not None and self._clock() - forbidden_s < FORBIDDEN_S:
+            return Answer.DECLINED
         name = _page_name(page.label)
         # A copy: what the HTTP client still sends of a request that failed must not be the caller's again.
         content = b"".join(page.buffers)
-        if not self._bucket.create(name, content) and not self._is_stored(page.label, len(content), level):
-            self._bucket.replace(name, content)
+        try:
+            if not self._bucket.create(name, content) and not self._is_stored(page.label, len(content), level):
+                self._bucket.replace(name, content)
+        except ForbiddenError as error:
+            self._decline_puts(error)
+            return Answer.DECLINED
+        self._forbidden_s = None
+        self._know(name)
         return Answer.STORED
+
+    def _know(self, name: str) -> None:
+        """Remember an object that is there; a manifest, which no rule of lifetime removes, rather than a page."""
+        if not self._known_name.startswith(MANIFESTS):
+            self._known_name = name
 
     def _is_stored(self, label: Label, object_bytes: int, level: Level) -> bool:
         """Return whether what lies under a page's name is that page: by its length, at DURABLE by its seal."""
@@ -217,7 +294,7 @@ class ObjectStorage:
 def _raise_last(found: Sequence[object]) -> NoReturn:
     """Raise the last error again, as another one: its traceback holds its frame, which must not hold it."""
     *_, last = [each for each in found if isinstance(each, StorageError)]
-    raise StorageError(str(last), retryable=last.retryable)
+    raise type(last)(str(last), retryable=last.retryable)
 
 
 def _page_name(label: Label) -> str:

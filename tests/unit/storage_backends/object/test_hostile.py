@@ -8,7 +8,16 @@ import pytest
 from obstore.store import S3Store
 
 from tests.support.certificates import Authority
-from tests.support.hostile_bucket import BLOCK, ENDLESS_BYTES, HostileBucket, endless, redirect, refusal
+from tests.support.hostile_bucket import (
+    BLOCK,
+    ENDLESS_BYTES,
+    HostileBucket,
+    Request,
+    endless,
+    policy,
+    redirect,
+    refusal,
+)
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.object.client import Bucket
@@ -136,3 +145,63 @@ def test_a_service_without_conditional_puts_is_refused_for_that(monkeypatch: pyt
     ):
         storage.register(manifest_of(MODEL, LAYOUT), {})
     assert not refused.value.retryable
+
+
+def test_a_name_that_a_policy_without_listing_denies_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        HostileBucket.running(policy({})) as bucket,
+        closing(open_storage_at(bucket, monkeypatch)) as storage,
+    ):
+        storage.register(manifest_of(MODEL, LAYOUT), {})
+        labels = [label(number) for number in range(6)]
+        pages = [sealed_page(each) for each in labels[::2]]
+        assert storage.put(pages, Level.DURABLE) == [Answer.STORED] * 3
+        assert storage.put(pages, Level.CACHED) == [Answer.STORED] * 3
+        expected = [Answer.HIT, Answer.MISS] * 3
+        assert storage.exists(labels) == expected
+        assert storage.get([blank_page(each) for each in labels]) == expected
+        assert storage.remove(labels[1::2]) == 0
+
+
+@pytest.mark.parametrize("code", ["ExpiredToken", "AccessDenied"])
+def test_a_bucket_that_denies_everything_is_no_miss(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects: dict[str, bytes] = {}
+    answers = [policy(objects)]
+
+    def answer(request: Request) -> None:
+        answers[-1](request)
+
+    with (
+        HostileBucket.running(answer) as bucket,
+        closing(open_storage_at(bucket, monkeypatch)) as storage,
+    ):
+        storage.register(manifest_of(MODEL, LAYOUT), {})
+        storage.put([sealed_page(label(1))], Level.CACHED)
+        answers.append(refusal(403, code))
+        with pytest.raises(StorageError, match="403"):
+            storage.exists([label(1)])
+        with pytest.raises(StorageError, match="403"):
+            storage.get([blank_page(label(1))])
+
+
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_who_may_only_read_a_bucket_reads_it_and_every_put_is_declined(
+    is_registered: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    objects: dict[str, bytes] = {}
+    with HostileBucket.running(policy(objects)) as bucket, closing(open_storage_at(bucket, monkeypatch)) as writer:
+        if is_registered:
+            writer.register(manifest_of(MODEL, LAYOUT), {})
+        writer.put([sealed_page(label(1))], Level.CACHED)
+    with (
+        HostileBucket.running(policy(objects, may_put=False)) as bucket,
+        closing(open_storage_at(bucket, monkeypatch)) as reader,
+    ):
+        reader.register(manifest_of(MODEL, LAYOUT), {})
+        assert reader.get([blank_page(label(1))]) == [Answer.HIT]
+        pages = [sealed_page(label(number)) for number in range(2, 10)]
+        asked_count = len(bucket.asked)
+        assert reader.put(pages, Level.DURABLE) == [Answer.DECLINED] * 8
+        assert len(bucket.asked) == asked_count, "none is sent to be denied"
+        assert reader.get([blank_page(label(2))]) == [Answer.MISS]
+    assert len(caplog.records) == 1
