@@ -19,16 +19,17 @@ ends have one signature: ``open_url(rest, bytes_max)`` and ``factory(rest, bytes
 text after the last colon that the forms above show, empty if there is none.
 """
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from typing import cast
 
 from unified_cache import storage_backends
-from unified_cache.core.errors import ConfigError, did_you_mean, without_secrets
+from unified_cache.core.errors import ConfigError, StorageError, did_you_mean, without_secrets
 from unified_cache.core.extras import import_with_extra
-from unified_cache.storage_backends.protocol import StorageBackend
-from unified_cache.storage_backends.wrappers.coded import coded
+from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
+from unified_cache.storage_backends.wrappers.coded import ReadAloneStorage, coded
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice
 
 __all__ = ["check_storage_url", "open_storage", "split_choice"]
@@ -50,13 +51,16 @@ STORES = {
 EXTRAS = {"az": "object", "grpc": "remote", "grpcs": "remote", "gs": "object", "s3": "object"}
 """Scheme of a URL: the extra of this package without which its module cannot be imported."""
 
-_Factory = Callable[[str, int | None], StorageBackend]
+logger = logging.getLogger(__name__)
+
+_Factory = Callable[[str, int | None], StorageBackend | StorageReader]
 
 
-def open_storage(url: str, *, bytes_max: int | None = None) -> StorageBackend:
+def open_storage(url: str, *, bytes_max: int | None = None, must_write: bool = False) -> StorageBackend:
     """Open the store that ``url`` names, see the module for its forms. The caller closes it.
 
-    A URL imports the module that it names: take it from who runs the process, never from a client.
+    A directory that may not be written is read, and what is put into it declined, unless ``must_write``. A URL imports
+    the module that it names: take it from who runs the process, never from a client.
 
     Raises:
         ConfigError: no such scheme, module or factory, or a package that it needs is not installed.
@@ -66,7 +70,12 @@ def open_storage(url: str, *, bytes_max: int | None = None) -> StorageBackend:
     factory, rest = _factory_of(bare)
     backend = factory(rest, bytes_max)
     try:
-        return coded(backend, choice)
+        if isinstance(backend, StorageBackend):
+            return coded(backend, choice)
+        if must_write:
+            raise StorageError(f"{without_secrets(url)} may not be written by this process", retryable=False)
+        logger.warning("%s may not be written by this process: it is read, and nothing is put", without_secrets(url))
+        return ReadAloneStorage(backend, choice)
     except BaseException:
         backend.close()
         raise

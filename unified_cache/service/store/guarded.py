@@ -39,7 +39,7 @@ class GuardedStore:
     @classmethod
     def open(cls, settings: ServiceSettings, registry: CollectorRegistry) -> "GuardedStore":
         """Open the store that the settings name, and count it in ``registry``."""
-        backend = open_storage(settings.storage, bytes_max=settings.storage_bytes)
+        backend = open_storage(settings.storage, bytes_max=settings.storage_bytes, must_write=True)
         checked = CheckedStorage(backend)
         capability = declared_capability(checked)
         metered = MeteredStorage(checked, StorageMetrics(registry), capability.name)

@@ -13,6 +13,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import ClassVar, NamedTuple, Protocol, Self
@@ -48,6 +49,7 @@ __all__ = [
     "StoreCounts",
     "check_limits",
     "check_reserve",
+    "is_read_alone",
     "parse_address",
     "space_text",
 ]
@@ -88,6 +90,15 @@ def parse_address(rest: str, scheme: str = "file") -> DirectoryAddress:
             f"found {scheme}:{directory}"
         )
     return DirectoryAddress(Path(directory), _free_bytes_in(options, scheme) if options else FREE_BYTES_MIN)
+
+
+def is_read_alone(path: Path) -> bool:
+    """Return whether a directory is there and this process may not write it: by its rights, or those of the mount."""
+    may = partial(os.access, path, effective_ids=os.access in os.supports_effective_ids)
+    try:
+        return may(os.R_OK | os.X_OK) and not may(os.W_OK)
+    except ValueError:  # no system has such a path
+        return False
 
 
 def _free_bytes_in(options: str, scheme: str) -> int:

@@ -44,6 +44,7 @@ from unified_cache.storage_backends.directory.front import (
     StoreCounts,
     check_limits,
     check_reserve,
+    is_read_alone,
     parse_address,
 )
 from unified_cache.storage_backends.directory.page_reads import (
@@ -263,9 +264,11 @@ class FileStorage(DirectoryStorage):
                     self._disk.utime(name, ns=(stamp, stamp), dir_fd=directory.fd, follow_symlinks=False)
 
 
-def open_url(rest: str, bytes_max: int | None) -> FileStorage:
-    """Open ``file:DIR`` or ``file:DIR?free=SIZE``, see ``parse_address``."""
+def open_url(rest: str, bytes_max: int | None) -> "FileStorage | FileReader":
+    """Open ``file:DIR`` or ``file:DIR?free=SIZE``, see ``parse_address``; to be read, where it cannot be written."""
     address = parse_address(rest)
+    if is_read_alone(address.path):
+        return FileReader.open(address.path)
     return FileStorage.open(address.path, bytes_max=bytes_max, free_bytes_min=address.free_bytes_min)
 
 

@@ -78,7 +78,7 @@ class StoredIdentity:
 
 def open_to_write(url: str, bytes_max: int | None = None) -> StorageBackend:
     """Open a store, made if it is not there yet; the caller closes it. Raise as ``open_storage``."""
-    return CheckedStorage(open_storage(url, bytes_max=bytes_max))
+    return CheckedStorage(open_storage(url, bytes_max=bytes_max, must_write=True))
 
 
 def open_existing(url: str, bytes_max: int | None = None) -> StorageBackend:

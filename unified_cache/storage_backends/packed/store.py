@@ -45,6 +45,7 @@ from unified_cache.storage_backends.directory.front import (
     StoreCounts,
     check_limits,
     check_reserve,
+    is_read_alone,
     parse_address,
     space_text,
 )
@@ -459,9 +460,11 @@ def _is_sound(slot: SegmentSlot, label: Label) -> bool:
     return slot.segment.read(slot.number, (content,)) and is_sealed(content, label)
 
 
-def open_url(rest: str, bytes_max: int | None) -> PackedStorage:
-    """Open ``packed:DIR`` or ``packed:DIR?free=SIZE``, see ``parse_address``."""
+def open_url(rest: str, bytes_max: int | None) -> "PackedStorage | PackedReader":
+    """Open ``packed:DIR`` or ``packed:DIR?free=SIZE``, see ``parse_address``; to be read where it cannot be written."""
     address = parse_address(rest, "packed")
+    if is_read_alone(address.path):
+        return PackedReader.open(address.path)
     return PackedStorage.open(address.path, bytes_max=bytes_max, free_bytes_min=address.free_bytes_min)
 
 

@@ -32,7 +32,7 @@ from unified_cache.storage_backends.protocol import (
 from unified_cache.storage_backends.wrappers.layer import ReaderLayer, StorageLayer
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, PageCoder, Undecoded
 
-__all__ = ["CodedReader", "CodedStorage", "SizedObjects", "coded"]
+__all__ = ["CodedReader", "CodedStorage", "ReadAloneStorage", "SizedObjects", "coded"]
 
 UNREADABLE_MAX = 1 << 16
 """Names kept of objects that cannot be read here, and are put again: some 15 MB."""
@@ -87,7 +87,7 @@ class CodedReader(ReaderLayer[StorageReader]):
         """Raise as ``PageCoder``."""
         assert isinstance(store, SizedObjects), "what is opened by ``coded`` says how long its objects are"
         super().__init__(store)
-        self._lengths = store.lengths
+        self.lengths = store.lengths
         self.coder = PageCoder(CodingChoice() if choice is None else choice, clock)
         self.unreadable: set[Label] = set()
         """Objects that cannot be read here; with one more than ``UNREADABLE_MAX`` all are forgotten."""
@@ -167,7 +167,7 @@ class CodedReader(ReaderLayer[StorageReader]):
         objects: dict[int, PageIO] = {}
         refused: dict[int, Undecoded] = {}
         try:
-            lengths = self._lengths([pages[number].label for number in left])
+            lengths = self.lengths([pages[number].label for number in left])
         except StorageError:
             if self.coder.is_coding:
                 raise
@@ -216,6 +216,34 @@ class CodedReader(ReaderLayer[StorageReader]):
             found = [label for label in labels if label in self.unreadable]
             self.unreadable.difference_update(found)
         return found
+
+
+class ReadAloneStorage(ReaderLayer[CodedReader]):
+    """A store that this process may not write, as one that declines what is put; it owns the reader. Thread-safe."""
+
+    def __init__(self, reader: StorageReader, choice: CodingChoice | None) -> None:
+        """Raise as ``PageCoder``."""
+        super().__init__(CodedReader(reader, choice))
+        self.lengths = self._backend.lengths
+
+    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
+        """Learn whose pages those of an identity are; nothing is written."""
+        self._backend.own((manifest.identity,), owner_of(manifest.model))
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        """Decline every page."""
+        return [Answer.DECLINED] * len(pages)
+
+    def touch(self, labels: Sequence[Label]) -> None:
+        """Do nothing: times of use are its writer's."""
+
+    def remove(self, labels: Sequence[Label]) -> int:
+        """Remove nothing: a damaged page stays, and is refused again."""
+        return 0
+
+    def clear(self, identity: bytes) -> int:
+        """Raise StorageError."""
+        raise StorageError(f"the {self.capability().name} store may not be written by this process", retryable=False)
 
 
 class CodedStorage(StorageLayer):
