@@ -6,12 +6,12 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
-__all__ = ["HostileBucket", "Request", "endless", "policy", "redirect", "refusal"]
+__all__ = ["BucketRequest", "HostileBucket", "endless", "policy", "redirect", "refusal"]
 
-Answer = Callable[["Request"], None]
+Answer = Callable[["BucketRequest"], None]
 
 
-class Request(BaseHTTPRequestHandler):
+class BucketRequest(BaseHTTPRequestHandler):
     """One request, and the body that came with it."""
 
     protocol_version = "HTTP/1.1"
@@ -40,7 +40,7 @@ class HostileBucket:
     ) -> Iterator["HostileBucket"]:
         """Listen on a port of its own until the end."""
 
-        class HostileHandler(Request):
+        class HostileHandler(BucketRequest):
             def do_GET(self) -> None:
                 self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 bucket.asked.append(f"{self.command} {self.path}")
@@ -71,7 +71,7 @@ class HostileBucket:
 def refusal(status: int, code: str = "") -> Answer:
     """Refuse with a status, and with a code where the answer may have a body."""
 
-    def answer(request: Request) -> None:
+    def answer(request: BucketRequest) -> None:
         body = f"<Error><Code>{code}</Code></Error>".encode() if code and request.command != "HEAD" else b""
         request.send_response_only(status)
         request.send_header("Content-Length", str(len(body)))
@@ -84,7 +84,7 @@ def refusal(status: int, code: str = "") -> Answer:
 def policy(objects: dict[str, bytes], *, may_put: bool = True) -> Answer:
     """Keep objects for who may get them, and put them or not, and may not list: 403 for what is not there."""
 
-    def answer(request: Request) -> None:
+    def answer(request: BucketRequest) -> None:
         content = objects.get(request.path)
         if request.command == "PUT" and may_put:
             if content is not None and request.headers["If-None-Match"] == "*":
@@ -108,7 +108,7 @@ def policy(objects: dict[str, bytes], *, may_put: bool = True) -> Answer:
 def redirect(endpoint: str) -> Answer:
     """Send every request elsewhere."""
 
-    def answer(request: Request) -> None:
+    def answer(request: BucketRequest) -> None:
         request.send_response_only(302)
         request.send_header("Location", f"{endpoint}/elsewhere")
         request.send_header("Content-Length", "0")
@@ -120,7 +120,7 @@ def redirect(endpoint: str) -> Answer:
 def endless(length: int, sent: list[int]) -> Answer:
     """Name a length, and send on in chunks until the client hangs up; add to ``sent`` the bytes that it took."""
 
-    def answer(request: Request) -> None:
+    def answer(request: BucketRequest) -> None:
         request.send_response_only(200)
         request.send_header("Content-Length", str(length))
         request.send_header("Transfer-Encoding", "chunked")

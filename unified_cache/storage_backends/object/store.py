@@ -103,7 +103,7 @@ class ObjectStorage:
                     found = self._manifest(manifest.identity)
             except ForbiddenError as error:
                 self._decline_puts(error)
-                found, may_put = self._manifest_if_told(manifest.identity), False
+                found, may_put = self._readable_manifest(manifest.identity), False
             is_there = found is not None and is_sound(found, manifest.identity)
             if is_there and found != manifest:
                 place = f"{self._bucket.name}/{name}"
@@ -225,7 +225,7 @@ class ObjectStorage:
             logger.warning("%s: pages are read and none is put, which needs s3:PutObject", error)
         self._forbidden_s = self._clock()
 
-    def _manifest_if_told(self, identity: bytes) -> Manifest | None:
+    def _readable_manifest(self, identity: bytes) -> Manifest | None:
         with suppress(ForbiddenError):
             return self._manifest(identity)
         return None

@@ -11,8 +11,8 @@ from tests.support.certificates import Authority
 from tests.support.hostile_bucket import (
     BLOCK,
     ENDLESS_BYTES,
+    BucketRequest,
     HostileBucket,
-    Request,
     endless,
     policy,
     redirect,
@@ -168,7 +168,7 @@ def test_a_bucket_that_denies_everything_is_no_miss(code: str, monkeypatch: pyte
     objects: dict[str, bytes] = {}
     answers = [policy(objects)]
 
-    def answer(request: Request) -> None:
+    def answer(request: BucketRequest) -> None:
         answers[-1](request)
 
     with (
