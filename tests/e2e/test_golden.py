@@ -45,7 +45,6 @@ FILES: Mapping[str, str] = {
     "longer.json": json.dumps([*TOKENS["one"], *range(9000, 9000 + 2 * PAGE_SIZE)]),
     "words.txt": "four furlongs",
     "bad.jsonl": f"{REQUEST}\n{REQUEST.replace('[1, 2]', '[1]')}\n",
-    "no-result.json": '{"blocks": "many"}',
     "explained.toml": 'model = "gpt-oss-120b"\nhost_bytes = "64GiB"\ndevice_bytes = "8GiB"\n\n[eviction]\n'
     "device = 'priority'\n\n[quota.tenants.acme]\ncalls_max = 4\n\n[quota.tenants.beta]\n\n[replay]\nengines = 2\n",
     "misspelt.toml": "\nengins = 3\n[guard]\ndeadline_s = 'x'\n",

@@ -68,7 +68,7 @@ UNTIL_ENDED = frozenset({"serve"})
 
 SHORT = frozenset(
     {
-        *("compare", "layout", "samples", "config check", "config init"),
+        *("layout", "samples", "config check", "config init"),
         *("ping", "drain"),
         *("token new", "token list", "token revoke"),
     }

@@ -1,7 +1,6 @@
-"""Choices of a replay beyond sizes: policies, pages of any size, no store, and two results compared."""
+"""Choices of a replay beyond sizes: policies, pages of any size, and no store."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -68,11 +67,3 @@ def test_the_first_line_says_what_was_found_and_what_brought_nothing() -> None:
     assert "brought nothing" not in headline(tight)
     assert not any("was never full" in line for line in verdict(tight))
     assert [row[0] for row in tier_table(tight).rows] == ["device", "all"]
-
-
-@pytest.mark.parametrize("text", ["[]", "{}", "not json", '{"blocks": "many"}', "[" * 100_000])
-def test_what_is_no_result_is_refused_and_named(text: str, tmp_path: Path) -> None:
-    (tmp_path / "other.json").write_text(text, encoding="utf-8")
-    said = ask("compare", tmp_path / "other.json", tmp_path / "other.json")
-    assert said.status == 2
-    assert "result" in said.error or "other.json must hold the JSON of a replay" in said.error

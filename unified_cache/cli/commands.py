@@ -47,10 +47,6 @@ DEFERRED: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "replay:replay_app",
             "Replay a request trace against a cache of given tier sizes and print the hits of each tier.",
         ),
-        "compare": (
-            "compare:compare_app",
-            "Compare the results of two replays: what the second hits and moves, held against the first, and why.",
-        ),
         "faithful": (
             "faithful:faithful_app",
             "Ask a server for what its cache holds, and compare the answers with cold ones.",

@@ -1,12 +1,11 @@
 """A replay for people: hits by tier, by component, what was missed and why, and the run as a chart."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from unified_cache.core.byte_sizes import bytes_text
-from unified_cache.sizing.replay.compared import flat
 from unified_cache.sizing.replay.result import ReplayResult
 from unified_cache.sizing.replay.trace import BLOCK_TOKENS
 from unified_cache.sizing.report.charts import BandChart, BarChart, Chart, Hue, Series, Unit, tier_series
@@ -27,7 +26,7 @@ def page_of(result: ReplayResult) -> Page:
     tables = (tier_table(result), component_table(result), miss_table(result))
     run = [
         (name, bytes_text(int(value)) if name.endswith("_bytes") and value.isdigit() else value)
-        for name, value in flat({"trace": result.trace, **result.settings.as_json(), **result.environment})
+        for name, value in _flat({"trace": result.trace, **result.settings.as_json(), **result.environment})
     ]
     return Page(
         title=f"Replay of {result.trace}",
@@ -227,3 +226,12 @@ def _smooth(counts: Sequence[int]) -> _Floats:
     kernel = np.ones(min(SMOOTH_WINDOWS, len(counts)))
     smooth: _Floats = np.convolve(np.array(counts, np.float64), kernel, mode="same")
     return smooth
+
+
+def _flat(values: Mapping[str, object], before: str = "") -> Iterator[tuple[str, str]]:
+    """Yield nested values as text, their names joined by dots."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat({str(key): each for key, each in value.items()}, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", "none" if value is None else str(value)
