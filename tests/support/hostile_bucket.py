@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
-__all__ = ["BucketRequest", "HostileBucket", "endless", "policy", "redirect", "refusal"]
+__all__ = ["BucketRequest", "HostileBucket", "empty_listing", "endless", "policy", "redirect", "refusal"]
 
 Answer = Callable[["BucketRequest"], None]
 
@@ -103,6 +103,18 @@ def policy(objects: dict[str, bytes], *, may_put: bool = True) -> Answer:
         return None
 
     return answer
+
+
+def empty_listing(request: BucketRequest) -> None:
+    """List nothing, and say that more follows."""
+    body = (
+        b"<ListBucketResult><IsTruncated>true</IsTruncated><KeyCount>0</KeyCount>"
+        b"<NextContinuationToken>more</NextContinuationToken></ListBucketResult>"
+    )
+    request.send_response_only(200)
+    request.send_header("Content-Length", str(len(body)))
+    request.end_headers()
+    request.wfile.write(body)
 
 
 def redirect(endpoint: str) -> Answer:

@@ -1,9 +1,12 @@
 """Requests to a bucket: each call of obstore's, its errors in one line of ours, and a batch of them side by side."""
 
+import asyncio
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,12 +20,16 @@ from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX
 from unified_cache.storage_backends.object.address import NO_PROXY, is_panic
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
     from obstore.store import ObjectStore
 
 __all__ = ["Bucket", "ForbiddenError", "Item", "RequestThreads", "reason_of"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+LISTING_S = 30.0
+"""Of a listing's next part: a service may answer with empty parts for ever."""
 
 LASTING = (PermissionDeniedError, UnauthenticatedError, FileNotFoundError, ValueError)
 """Errors that asking again does not end."""
@@ -109,7 +116,8 @@ class Bucket:
         """Yield names below ``place/`` with their bytes, in order and after that name, without ``place/``."""
         last = after = f"{place}/{after}"
         with self._plain_errors("list", place):
-            for chunk in obstore.list(self._store, place, offset=after, chunk_size=SCAN_OBJECTS_MAX):
+            listing = obstore.list(self._store, place, offset=after, chunk_size=SCAN_OBJECTS_MAX)
+            while chunk := _in_time(partial(_next_part, listing)):
                 names = [last, *[each["path"] for each in chunk]]
                 if names != sorted(names):
                     raise StorageError(f"{self.name} must list names in order, found another order", retryable=False)
@@ -119,7 +127,7 @@ class Bucket:
     def places_in(self, place: str) -> list[str]:
         """Return what stands between ``place/`` and the next slash of names."""
         with self._plain_errors("list", place):
-            found = obstore.list_with_delimiter(self._store, place)["common_prefixes"]
+            found = _in_time(partial(obstore.list_with_delimiter_async, self._store, place))["common_prefixes"]
             return [each.rpartition("/")[2] for each in found]
 
     @contextmanager
@@ -137,6 +145,23 @@ class Bucket:
             text, retryable, is_forbidden = f"a bug of obstore: {reason_of(str(error))}", False, False
         kind = ForbiddenError if is_forbidden else StorageError
         raise kind(f"{self.name}: {request} of {name}: {text}", retryable=retryable)
+
+
+async def _next_part(listing: "AsyncIterator[Sequence[ObjectMeta]]") -> "Sequence[ObjectMeta]":
+    return await anext(listing, ())
+
+
+def _in_time(ask: Callable[[], Awaitable[Result]]) -> Result:
+    """Wait for a part of a listing, which may take many requests; raise OSError where it does not end in time."""
+
+    async def bounded() -> Result:
+        return await asyncio.wait_for(ask(), LISTING_S)
+
+    try:
+        with ThreadPoolExecutor(1) as thread:  # the caller's may have a loop of its own
+            return thread.submit(asyncio.run, bounded()).result()
+    except TimeoutError:
+        raise OSError(f"the listing does not go on within {LISTING_S:g} s") from None
 
 
 def reason_of(text: str) -> str:

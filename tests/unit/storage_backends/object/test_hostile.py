@@ -13,13 +13,16 @@ from tests.support.hostile_bucket import (
     ENDLESS_BYTES,
     BucketRequest,
     HostileBucket,
+    empty_listing,
     endless,
     policy,
     redirect,
     refusal,
 )
 from unified_cache.core.errors import ConfigError, StorageError
+from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.object import client
 from unified_cache.storage_backends.object.client import Bucket
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.storage_backends.url import open_storage
@@ -86,6 +89,16 @@ def test_an_answer_that_is_longer_than_it_says_is_read_no_further(monkeypatch: p
         monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.endpoint)
         assert "longer than it says" in reason_of_a_get()
     assert sum(sent) <= ENDLESS_BYTES // 8, f"{sum(sent) // len(BLOCK)} MiB, which the buffers of sockets take"
+
+
+def test_a_listing_that_never_comes_to_a_name_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "LISTING_S", 0.3)
+    with HostileBucket.running(empty_listing) as bucket, closing(open_storage_at(bucket, monkeypatch)) as storage:
+        with pytest.raises(StorageError, match="does not go on"):
+            storage.scan(MODEL.digest(LAYOUT))
+        with pytest.raises(StorageError, match="does not go on"):
+            catalog_of(storage).manifests()
+        assert len(bucket.asked) > 2
 
 
 @pytest.mark.parametrize(
