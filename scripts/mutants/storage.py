@@ -54,6 +54,20 @@ STORAGE_MUTANTS = [
         ("tests/unit/core/test_operations.py",),
     ),
     Mutant(
+        "each try of a call has the whole deadline anew",
+        "storage_backends/wrappers/guard.py",
+        "        left_s = due_s - self._clock()\n",
+        "        left_s = self.deadline_s\n",
+        ("tests/unit/storage_backends/wrappers/test_guard.py",),
+    ),
+    Mutant(
+        "tries of a client of the service do not share the time of their caller",
+        "storage_backends/remote/store.py",
+        "min(total_s, time_left_s())",
+        "total_s",
+        ("tests/unit/storage_backends/remote/test_storage.py",),
+    ),
+    Mutant(
         "a page from storage is believed",
         "storage_backends/verified.py",
         "verify_buffers(page.buffers, page.label, page.checksum if is_summed else None)",

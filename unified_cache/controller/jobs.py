@@ -3,7 +3,9 @@
 An engine computes on the first layers of a load while the last are still on their way: see ``LayerwiseLoad``.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from threading import Condition, Lock
@@ -340,13 +342,13 @@ class StoreJob(BatchedJob):
         hints = self._storage.hints
         if hints is None:
             return
-        for used in hints.take_all():
-            try:
-                self._storage.touch(used)
-            except StorageError:  # a page is older there than it should be; the put says what is wrong with the store
-                hints.record_dropped(used)
-            else:
-                hints.record_hinted(used)
+        waiting = deque(hints.take_all())
+        with suppress(StorageError):  # a page is older there than it should be; the put says what is wrong
+            while waiting:
+                self._storage.touch(waiting[0])
+                hints.record_hinted(waiting.popleft())
+        for used in waiting:  # each would wait for the store as long again
+            hints.record_dropped(used)
 
     def _take_back_if_superseded(self) -> None:
         if self._storage.epoch.is_superseded(self):

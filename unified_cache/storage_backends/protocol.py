@@ -94,9 +94,9 @@ class Capability:
     bounded: bool = False
     """Whether ``exists``, ``get``, ``put`` and ``touch`` return by themselves, and use no buffer afterwards.
 
-    Within ``call_s_max`` for every ``call_bytes`` of the batch; where that is 0, without waiting for anything but
-    memory. Such a store is called on its caller's thread and given memory that is another's once the call is over. Any
-    other one needs a deadline around it, and memory to be late in.
+    Within ``call_s_max``, or ``bounded_call.time_left_s`` if that is less; where ``call_s_max`` is 0, without waiting
+    for anything but memory. Such a store is called on its caller's thread and given memory that is another's once the
+    call is over. Any other one needs a deadline around it, and memory to be late in.
     """
     taken_bytes: Callable[[int], int] = field(default=int, compare=False)
     """What an object of a length takes of the cap: its length, or more where a file system has it."""

@@ -208,6 +208,24 @@ def test_a_store_that_fails_to_take_a_hint_is_given_pages_all_the_same() -> None
     assert toy.cache.stats().operations_failed == 0
 
 
+def test_a_store_that_fails_to_take_a_hint_is_given_no_other_before_the_put_and_all_count_as_dropped() -> None:
+    store = ScriptedStorage(1_000 * bytes_of(4))
+    toy = writing(WritePolicy.THROUGH, store, host=256)
+    prompts = [toy.cache.prompt(tokens(1, 1_000 * number)) for number in range(6)]
+    for prompt in prompts:
+        ask(toy, prompt)
+    toy.cache._ledger.stored.record_given(1_000)
+    storage = present(toy.cache._storage)
+    for prompt in prompts:
+        toy.cache._backups.record_use(toy.cache.match(prompt), storage)
+    store.failing = {Method.TOUCH}
+    store.calls.clear()
+    ask(toy, toy.cache.prompt(tokens(1, 900_000)))
+    assert store.calls.count(Method.TOUCH) == 1
+    pages = sum(min(component.span, 1) for component in toy.layout.components)
+    assert toy.cache.stats().recency_hints == HintCounts(dropped_pages=6 * pages)
+
+
 def test_ranks_whose_stores_differ_in_whether_they_evict_stay_equal() -> None:
     def live(ranks: ThreadRanks) -> str:
         toy = ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (16, 16), None, InlineWorkers())

@@ -78,7 +78,7 @@ class ScriptedCall:
             call = current_call()
             assert call is not None
             try:
-                with StoreStep(call, "get", self._clock(), DEADLINE_S, self._record_late):
+                with StoreStep(call, "get", self._clock, DEADLINE_S, self._record_late):
                     self.done.put(True)
                     assert self.commands.get(timeout=PATIENCE_S) is Instruction.LEAVE
             except StorageTimeoutError:

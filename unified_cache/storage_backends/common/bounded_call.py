@@ -20,10 +20,14 @@ Work may call stores several times. Each time is a ``StoreStep`` with a deadline
 it over to another thread costs some 40 us. The waiting caller looks whether this one is late. Work that is given up
 begins no further one. Work that answers AGAIN is not over: it runs once more after what waits.
 
+The deadline travels with the call: whatever lies below asks for ``time_left_s``, and gives all of its tries together
+no more than that.
+
 ``CallThreads`` (``call_threads``) starts the threads, and nothing else does, and changes states, under its lock. The
 calls to a store take no lock of these.
 """
 
+import math
 from collections.abc import Callable
 from enum import Enum
 from threading import TIMEOUT_MAX, Lock, get_ident, local
@@ -39,6 +43,7 @@ __all__ = [
     "CallState",
     "StoreStep",
     "current_call",
+    "time_left_s",
 ]
 
 Result = TypeVar("Result", covariant=True)
@@ -152,7 +157,7 @@ class BoundedCall(Generic[Result]):
         late = self._late
         if late is None:
             return StorageTimeoutError("the work was given up between two calls to the store", self)
-        return StorageTimeoutError(f"the store did not return from {late.name} within {late.deadline_s} s", self)
+        return StorageTimeoutError(f"the store did not return from {late.name} within {late.deadline_s:.6g} s", self)
 
     def check(self) -> None:
         """Raise StorageTimeoutError if it was given up."""
@@ -214,22 +219,23 @@ class BoundedCall(Generic[Result]):
 class StoreStep:
     """One call to a store within a BoundedCall, on its thread; entering and leaving raise if that is given up."""
 
-    __slots__ = ("call", "deadline_s", "due_s", "is_stuck", "name", "on_late", "started_s")
+    __slots__ = ("call", "clock", "deadline_s", "due_s", "is_stuck", "name", "on_late", "started_s")
 
     def __init__(
         self,
         call: BoundedCall[object],
         name: str,
-        started_s: float,
+        clock: Callable[[], float],
         deadline_s: float,
         on_late: Callable[[int], None] = lambda _: None,
     ) -> None:
         """``on_late`` is called with the thread that hangs in it when the BoundedCall is given up."""
         self.call = call
         self.name = name
-        self.started_s = started_s
+        self.clock = clock
+        self.started_s = clock()
         self.deadline_s = deadline_s
-        self.due_s = started_s + deadline_s
+        self.due_s = self.started_s + deadline_s
         self.on_late = on_late
         self.is_stuck = False
 
@@ -259,6 +265,12 @@ _current = _Current()
 def current_call() -> BoundedCall[object] | None:
     """Return the call that this thread runs, if it does."""
     return _current.call
+
+
+def time_left_s() -> float:
+    """Return the seconds until the call to a store that this thread is in is late; infinite where it is in none."""
+    step = None if _current.call is None else _current.call.step
+    return math.inf if step is None else max(step.due_s - step.clock(), 0.0)
 
 
 def _is_free(lock: Lock, timeout_s: float) -> bool:

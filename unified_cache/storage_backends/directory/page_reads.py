@@ -64,7 +64,10 @@ class SystemMemory:
 
     @property
     def is_readable(self) -> bool:
-        """Whether reads can be limited to what is cached; found out by the first read."""
+        """Whether reads can be limited to what is cached; found out by the first read.
+
+        Where they cannot, as over FUSE and NFS, to open a file whose name is in memory may wait for others, too.
+        """
         return self._reports_reads or self._is_memory
 
     def is_cold(self, fd: int, offset: int) -> bool:
@@ -358,12 +361,12 @@ class PageReads:
     """Reads of the pages of one store. Thread-safe."""
 
     def __init__(self, disk: Disk) -> None:
-        self._memory = SystemMemory(disk)
+        self.memory = SystemMemory(disk)
         self.direct = DirectIo(disk)
 
     def may_be_direct(self, pages: Sequence[PageIO]) -> bool:
         """Return whether to look where pages are: a small one alone comes sooner than the answer."""
-        if self.direct.is_refused or not self._memory.reports_blocks or not pages:
+        if self.direct.is_refused or not self.memory.reports_blocks or not pages:
             return False
         return len(pages) > 1 or page_bytes(pages[0]) >= ALONE_BYTES_MIN or begins_on_block(pages[0])
 
@@ -372,7 +375,7 @@ class PageReads:
         for number in numbers:
             place = places.open(number)
             if place is not None and _is_direct(pages[number], places.stride_bytes(number)):
-                return self._memory.is_cold(*place)
+                return self.memory.is_cold(*place)
         return False
 
     def read_directly(self, pages: Sequence[PageIO], places: PlacedPages, numbers: Sequence[int]) -> Set[int]:
@@ -392,14 +395,14 @@ class PageReads:
     def read_ahead(self, pages: Sequence[PageIO], opened: Mapping[int, Place]) -> Set[int]:
         """Fill small files' pages from memory, while the system begins to read the others; return which came."""
         came: set[int] = set()
-        if not self._memory.is_readable:
+        if not self.memory.is_readable:
             return came
         for number, (fd, _) in opened.items():
             page = pages[number]
             wanted_bytes = page_bytes(page)
             if wanted_bytes >= LED_BYTES_MIN:
                 continue
-            if self._memory.read(fd, (*page.buffers[: BUFFERS_MAX - 1], BEYOND), 0) == wanted_bytes:
+            if self.memory.read(fd, (*page.buffers[: BUFFERS_MAX - 1], BEYOND), 0) == wanted_bytes:
                 came.add(number)
                 if page.checksum is not None:
                     page.checksum.add_all(page.buffers)
@@ -420,7 +423,7 @@ class PageReads:
                     if place is None:
                         continue
                     opened[number] = place
-                    if is_first and self._memory.is_cold(*place):
+                    if is_first and self.memory.is_cold(*place):
                         return came
                     is_first = False
                 end = start
@@ -445,7 +448,7 @@ class PageReads:
             if place is None:
                 continue
             if first >= asked_number + ASKED_PAGES:
-                is_cold, asked_number = self._memory.is_cold(*place), first
+                is_cold, asked_number = self.memory.is_cold(*place), first
             stride_bytes = places.stride_bytes(first)
             is_direct = is_cold and _is_direct(pages[first], stride_bytes)
             fd = places.direct_fd(first, self.direct) if is_direct else -1
@@ -465,7 +468,7 @@ class PageReads:
             return [self._read_page(targets[0], place, targets[0].buffers)]
         gap_bytes = stride_bytes - targets[0].object_bytes
         gap = (_GAP[:gap_bytes],) if gap_bytes else ()
-        count = self._memory.read(place[0], [buffer for each in targets for buffer in (*each.buffers, *gap)], place[1])
+        count = self.memory.read(place[0], [buffer for each in targets for buffer in (*each.buffers, *gap)], place[1])
         filled_count = min((count + gap_bytes) // stride_bytes, len(targets))
         return [number < filled_count and target.holds_page() for number, target in enumerate(targets)]
 
@@ -473,7 +476,7 @@ class PageReads:
         """Read a page from memory and verify it; ``buffers`` are longer than it where a longer file is another's."""
         if target.object_bytes >= 2 * PIECE_BYTES or len(buffers) > BUFFERS_MAX:
             return self._read_pieces(place, target, buffers)
-        return self._memory.read(place[0], buffers, place[1]) == target.object_bytes and target.holds_page()
+        return self.memory.read(place[0], buffers, place[1]) == target.object_bytes and target.holds_page()
 
     def _read_pieces(self, place: Place, target: RowsTarget, buffers: Sequence[memoryview]) -> bool:
         """Read a page from memory piece by piece, each added to the checksum while it is in the processor's caches."""
@@ -483,7 +486,7 @@ class PageReads:
             left_bytes = target.object_bytes - done_bytes
             # The last piece is up to two, so that a page of a power of two and a header has no short one.
             is_last = left_bytes < 2 * PIECE_BYTES
-            count = self._memory.read(fd, rest.front(left_bytes + 1 if is_last else PIECE_BYTES), offset + done_bytes)
+            count = self.memory.read(fd, rest.front(left_bytes + 1 if is_last else PIECE_BYTES), offset + done_bytes)
             if not 0 < count <= left_bytes:
                 return False
             checksum.add(done_bytes, rest.take(count))

@@ -39,6 +39,7 @@ from unified_cache.storage_backends.manifest import MANIFEST_BYTES_MAX, is_sound
 
 __all__ = [
     "MANIFEST_NAME",
+    "MARKER_NAME",
     "NOT_A_FILE",
     "UNREADABLE",
     "ForeignFiles",
@@ -67,7 +68,7 @@ def identities_in(disk: Disk, root_fd: int) -> list[bytes]:
 WRITER_ATTEMPTS_MAX = 16
 """Tries to get a temp directory of our own; one is lost each time another process sweeps it half-made."""
 
-_MARKER_NAME = "store.json"
+MARKER_NAME = "store.json"
 _MADE_BY = "unified-cache"
 _MARKER_BYTES_MAX = 4096
 _ROOT_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -185,8 +186,8 @@ class StoreRoot:
         with self._guard:
             if self._is_remade and not self.disk.fstat(self.fd).st_nlink:
                 self._remake()
-            if not self.disk.access(_MARKER_NAME, os.F_OK, dir_fd=self.fd):
-                _write_marker(self.disk, self.fd, self.format, f"{_MARKER_NAME}.{self._new_writer()}")
+            if not self.disk.access(MARKER_NAME, os.F_OK, dir_fd=self.fd):
+                _write_marker(self.disk, self.fd, self.format, f"{MARKER_NAME}.{self._new_writer()}")
                 self.disk.fsync(self.fd)
                 self.restored_count += 1
             if not self.disk.fstat(self._writer.fd).st_nlink:
@@ -242,7 +243,7 @@ def open_root_to_read(disk: Disk, path: Path, expected: StoreFormat) -> Director
             _check_marker(disk, path, root.fd, expected)
         except FileNotFoundError as error:
             raise StorageError(
-                f"{path} must be a {expected.name}, found no {_MARKER_NAME} in it", retryable=False
+                f"{path} must be a {expected.name}, found no {MARKER_NAME} in it", retryable=False
             ) from error
     return root
 
@@ -305,16 +306,16 @@ def _claim_root(disk: Disk, path: Path, root_fd: int, expected: StoreFormat, tok
     """Check the marker, or set it in a directory that holds nothing yet."""
     # lost+found stands in the root of every fresh ext file system.
     names = [name for name in disk.listdir(root_fd) if name != "lost+found"]
-    drafts = [name for name in names if name.startswith(f"{_MARKER_NAME}.")]
-    if _MARKER_NAME not in names:
+    drafts = [name for name in names if name.startswith(f"{MARKER_NAME}.")]
+    if MARKER_NAME not in names:
         if len(drafts) != len(names):
             raise StorageError(
-                f"{path} must be empty or a {expected.name}, found {len(names)} entries and no {_MARKER_NAME}; "
+                f"{path} must be empty or a {expected.name}, found {len(names)} entries and no {MARKER_NAME}; "
                 f"name another directory",
                 retryable=False,
             )
         _sync_parents(disk, path)
-        _write_marker(disk, root_fd, expected, f"{_MARKER_NAME}.{token}")
+        _write_marker(disk, root_fd, expected, f"{MARKER_NAME}.{token}")
     _check_marker(disk, path, root_fd, expected)
     for draft in drafts:
         with suppress(FileNotFoundError):
@@ -327,7 +328,7 @@ def _check_marker(disk: Disk, path: Path, root_fd: int, expected: StoreFormat) -
     found = _read_marker(disk, root_fd)
     if found != expected:
         raise StorageError(
-            f"{path}/{_MARKER_NAME} must be of a {expected.name} of format_version {expected.version}, "
+            f"{path}/{MARKER_NAME} must be of a {expected.name} of format_version {expected.version}, "
             f"found {'none' if found is None else f'a {found.name} of {found.version}'}; "
             f"open it with what wrote it or name another directory",
             retryable=False,
@@ -342,11 +343,11 @@ def _write_marker(disk: Disk, root_fd: int, written: StoreFormat, draft: str) ->
         disk.fsync(fd)
     # Another process that found the marker in place may have swept our draft.
     with suppress(FileNotFoundError):
-        disk.rename(draft, _MARKER_NAME, src_dir_fd=root_fd, dst_dir_fd=root_fd)
+        disk.rename(draft, MARKER_NAME, src_dir_fd=root_fd, dst_dir_fd=root_fd)
 
 
 def _read_marker(disk: Disk, root_fd: int) -> StoreFormat | None:
-    with opened(disk, _MARKER_NAME, READ_FLAGS, dir_fd=root_fd) as fd:
+    with opened(disk, MARKER_NAME, READ_FLAGS, dir_fd=root_fd) as fd:
         text = disk.read(fd, _MARKER_BYTES_MAX)
     try:
         marker = parse_json(text)

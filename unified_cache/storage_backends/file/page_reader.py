@@ -231,6 +231,10 @@ class PageReader:
         self.unreadable_count = 0
         self._guard = Lock()
 
+    def learn_memory(self, fd: int) -> None:
+        """Find out by a file whether the system says what it has in memory, before anybody asks who must not wait."""
+        self._reads.memory.read(fd, (memoryview(bytearray(1)),), 0)
+
     def lengths(self, labels: Sequence[Label]) -> list[int | None]:
         """Return the bytes of each file of that name, None where there is none; one stat each."""
         found: list[int | None] = []
@@ -390,7 +394,7 @@ class PageReader:
         label = labels[number]
         fan, name = place_of(label)
         directory = self._directories.kept(label.identity, fan)
-        if directory is None:
+        if directory is None or not self._reads.memory.is_readable:
             return -1
         try:
             return self._disk.open_cached(name, READ_FLAGS, dir_fd=directory.fd)

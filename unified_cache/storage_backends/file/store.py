@@ -30,6 +30,7 @@ from unified_cache.storage_backends.directory.disk import (
     close_quietly,
     in_blocks,
     is_distrusted,
+    opened,
     read_at,
     storage_error,
     sync_or_distrust,
@@ -54,6 +55,7 @@ from unified_cache.storage_backends.directory.page_reads import (
     is_block_aligned,
 )
 from unified_cache.storage_backends.directory.root import (
+    MARKER_NAME,
     NOT_A_FILE,
     UNREADABLE,
     ForeignFiles,
@@ -133,6 +135,8 @@ class FileStorage(DirectoryStorage):
         quota = FileQuota(root, bytes_max, directories, stamps, open_counter, free_bytes_min)
         storage = cls(root, directories, quota, stamps)
         try:
+            with opened(root.disk, MARKER_NAME, READ_FLAGS, dir_fd=root.fd) as fd:
+                storage._page_reader.learn_memory(fd)
             if bytes_max is not None:
                 quota.fill()
         except OSError as error:

@@ -32,6 +32,7 @@ from unified_cache.proto.wire.calls import Call, parsed
 from unified_cache.proto.wire.names import labels_in, named_runs
 from unified_cache.proto.wire.parts import decoded, parts_of
 from unified_cache.storage_backends.catalog import UsedBetween
+from unified_cache.storage_backends.common.bounded_call import time_left_s
 from unified_cache.storage_backends.common.breaker import Backoff
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import page_bytes
@@ -73,10 +74,10 @@ class RequestTime:
     """Time that all calls of one request may take together, and what is left of it for the next one."""
 
     def __init__(self, clock: Callable[[], float], timeout_s: float, total_s: float) -> None:
-        """``timeout_s`` is that of one call, ``total_s`` of all."""
+        """``timeout_s`` is that of one call, ``total_s`` of all; less where the caller has less."""
         self._clock = clock
         self._timeout_s = timeout_s
-        self._ends_s = clock() + total_s
+        self._ends_s = clock() + min(total_s, time_left_s())
 
     def left_s(self) -> float:
         """Return the seconds until the request is over; 0 once it is."""
@@ -164,8 +165,8 @@ class RemoteStorage:
     Pages that no server answers for are UNAVAILABLE where others of their batch were answered; where none was, the last
     error is raised. Thread-safe.
 
-    Exists, get, put and touch are bounded: they take at most the timeout times servers and retries, and as much again
-    for every further ``VERIFIED_BYTES``. Only the thread that asked writes into pages that are got, and what reads the
+    Exists, get, put and touch are bounded: they take at most the timeout times servers and retries, or what is left to
+    the call that they are a part of. Only the thread that asked writes into pages that are got, and what reads the
     pages of a put is stopped before that returns.
     """
 
@@ -414,8 +415,7 @@ class RemoteStorage:
         """Get servers' answers for pages, of these lengths where bytes move, until there were tries enough."""
         waiting = [number for number, answer in enumerate(answers) if answer is None]
         failed: StorageError | None = None
-        shares_count = max(1, -(-sum(sizes) // VERIFIED_BYTES))
-        time_left = RequestTime(self._clock, self._timeout_s, self._call_s_max * shares_count)
+        time_left = RequestTime(self._clock, self._timeout_s, self._call_s_max)
         for tries_count in range(self._tries_max):
             if tries_count >= len(self._servers):
                 pause_s = PAUSES.pause_s(tries_count - len(self._servers) + 1)

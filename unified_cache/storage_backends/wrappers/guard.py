@@ -1,9 +1,10 @@
 """The guard between a cache or a service and its store: deadline, retries and circuit breaker, in the one right order.
 
-    get ──> breaker ──> retries ──> deadline ──> store
+    get ──> breaker ──> deadline ──> retries ──> store
 
-The deadline bounds a try, so one that hangs is never made again over buffers that are still in use, as OpenDAL has a
-TimeoutLayer below its RetryLayer. The breaker is outside: a fault that a second try cures is none.
+All tries of a call share its deadline, and each is given what is left of it: neither tries here nor those of a store
+that makes its own make a call longer. One that hangs is never made again over buffers that are still in use. The
+breaker is outside: a fault that a second try cures is none.
 
 On most threads a call is handed over to a thread of the guard's own, and the caller waits for it. On a thread that
 runs a ``BoundedCall``, which somebody else waits for anyway, it runs in place, as a ``StoreStep`` of that.
@@ -20,7 +21,13 @@ from typing import TypeVar
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import ClosedError, StorageError, StorageTimeoutError
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallState, StoreStep, current_call
+from unified_cache.storage_backends.common.bounded_call import (
+    BoundedCall,
+    CallState,
+    StoreStep,
+    current_call,
+    time_left_s,
+)
 from unified_cache.storage_backends.common.breaker import Admission, Backoff, CircuitBreaker
 from unified_cache.storage_backends.common.call_threads import CallThreads, call_within
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, StorageBackend
@@ -43,10 +50,11 @@ def declared_capability(backend: StorageBackend, clock: Callable[[], float] = ti
 class StorageGuard(StorageLayer):
     """A store that answers in time, is asked again where a fault may pass, and is paused where it keeps failing.
 
-    **Deadline.** A try waits at most ``deadline_s``, the wait for a free place among ``calls_max`` included. One that
-    misses it raises StorageTimeoutError, goes on, and may still read or fill its buffers: the error carries the call,
-    which tells when it has returned. At most ``calls_max`` calls are in flight, stuck ones included. Once all of them
-    are stuck, further calls raise StorageError at once and are not started: their buffers are free.
+    **Deadline.** A call waits at most ``deadline_s``, or what is left to the call that it is a part of; its tries, the
+    pauses between them and the wait for a free place among ``calls_max`` included. One that misses it raises
+    StorageTimeoutError, goes on, and may still read or fill its buffers: the error carries the call, which tells when
+    it has returned. At most ``calls_max`` calls are in flight, stuck ones included. Once all of them are stuck, further
+    calls raise StorageError at once and are not started: their buffers are free.
 
     **Retries.** ``exists``, ``get`` and ``put`` are tried again, after a pause, when they fail in a way that may pass.
     Each round asks for the pages that have no answer yet, every batch that failed cut in half, so that one bad page
@@ -99,7 +107,7 @@ class StorageGuard(StorageLayer):
 
     def capability(self) -> Capability:
         """Return what the wrapped backend can do, in any state; a call that is given up goes on using its buffers."""
-        capability = self._within_deadline(Method.CAPABILITY, self._backend.capability, None)
+        capability = self._within(self._due_s(), Method.CAPABILITY, self._backend.capability, None)
         return replace(capability, bounded=False)
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
@@ -119,7 +127,7 @@ class StorageGuard(StorageLayer):
         admission = self._admit(Method.TOUCH)
         if admission is not None:
             with admission:
-                self._within_deadline(Method.TOUCH, partial(self._backend.touch, labels), admission)
+                self._within(self._due_s(), Method.TOUCH, partial(self._backend.touch, labels), admission)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; none while the breaker is open."""
@@ -127,7 +135,7 @@ class StorageGuard(StorageLayer):
         if admission is None:
             return 0
         with admission:
-            return self._within_deadline(Method.REMOVE, partial(self._backend.remove, labels), admission)
+            return self._within(self._due_s(), Method.REMOVE, partial(self._backend.remove, labels), admission)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Refuse calls, let those in flight return, close the wrapped backend; wait ``timeout_s`` or the deadline.
@@ -162,7 +170,11 @@ class StorageGuard(StorageLayer):
             message = f"the store is paused after {self.breaker.failures_max} failures"
             raise StorageError(message, retryable=True)
         with admission:
-            return self._within_deadline(method, work, admission)
+            return self._within(self._due_s(), method, work, admission)
+
+    def _due_s(self) -> float:
+        """Return when a call that begins now is late."""
+        return self._clock() + min(self.deadline_s, time_left_s())
 
     def _admit(self, method: Method) -> Admission | None:
         if self._closed:
@@ -172,8 +184,9 @@ class StorageGuard(StorageLayer):
     def _in_rounds(
         self, method: Method, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Answer]]
     ) -> list[Answer]:
-        """Ask for all items, then in each round for those without an answer."""
+        """Ask for all items, then in each round for those without an answer, as long as there is time."""
         answers = [Answer.UNAVAILABLE] * len(items)
+        due_s = self._due_s()
         admission = self._admit(method)
         if admission is None:
             return answers
@@ -183,7 +196,10 @@ class StorageGuard(StorageLayer):
             with admission:
                 for failures_count in range(self._rounds_max):
                     if failures_count:
-                        self._sleep(self._pauses.pause_s(failures_count) * self._rng.uniform(0.5, 1.0))
+                        pause_s = self._pauses.pause_s(failures_count) * self._rng.uniform(0.5, 1.0)
+                        if self._clock() + pause_s >= due_s:
+                            break
+                        self._sleep(pause_s)
                         parts = [half for part in failed for half in _halves(part)]
                         failed = {}
                     for part in parts:
@@ -192,15 +208,14 @@ class StorageGuard(StorageLayer):
                                 self.retries_count += 1
                         try:
                             work = partial(ask, items[part.start : part.stop])
-                            answers[part.start : part.stop] = self._within_deadline(method, work, admission)
+                            answers[part.start : part.stop] = self._within(due_s, method, work, admission)
                         except StorageError as error:
                             if not error.retryable or isinstance(error, StorageTimeoutError):
                                 raise
                             failed[part] = error
                     if not failed:
-                        break
-                else:
-                    self._abandon(failed, len(items))
+                        return answers
+                self._abandon(failed, len(items))
                 return answers
         finally:
             failed.clear()  # tracebacks hold this frame, which would hold them, and with them the caller's pages
@@ -213,25 +228,28 @@ class StorageGuard(StorageLayer):
         if abandoned_count == asked_count:
             raise list(failed.values())[-1]
 
-    def _within_deadline(self, method: Method, work: Callable[[], Result], admission: Admission | None) -> Result:
-        """Make one call of the store, as a step of the ``BoundedCall`` that this thread runs.
+    def _within(self, due_s: float, method: Method, work: Callable[[], Result], admission: Admission | None) -> Result:
+        """Make one call of the store that is late at ``due_s``, as a step of the ``BoundedCall`` that this thread runs.
 
         Where it runs none, or one that is in a store, the call is handed over to a thread of the guard's own.
         """
+        left_s = due_s - self._clock()
+        if left_s <= 0:
+            raise StorageError(f"{method.value} was not started, its time was over", retryable=True)
         call = current_call()
         if call is None or call.is_in_store:
-            handed = self._threads.submit(partial(self._within_deadline, method, work, admission))
-            if not handed.settle(self.deadline_s):
+            handed = self._threads.submit(partial(self._within, due_s, method, work, admission))
+            if not handed.settle(left_s):
                 self._threads.leave(handed)
             if handed.state is CallState.WITHDRAWN:
                 with self._changed:
                     raise self._not_started(method)
             return handed.result()
         on_late = partial(self._record_late, admission)
-        with StoreStep(call, method.value, self._clock(), self.deadline_s, on_late) as step:
+        with StoreStep(call, method.value, self._clock, left_s, on_late) as step:
             with self._changed:
                 if len(self._in_flight) >= self._calls_max:
-                    self._changed.wait_for(self._may_start, self.deadline_s)
+                    self._changed.wait_for(self._may_start, left_s)
                 if self._closed or len(self._in_flight) >= self._calls_max:
                     raise self._not_started(method)
                 call.check()

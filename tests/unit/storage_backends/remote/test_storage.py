@@ -34,6 +34,8 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.proto.wire.calls import Call
 from unified_cache.proto.wire.parts import Chunk, decoded, encoded, parts_of
+from unified_cache.storage_backends.common.bounded_call import StoreStep, current_call
+from unified_cache.storage_backends.common.call_threads import run_here
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
@@ -45,6 +47,7 @@ from unified_cache.storage_backends.remote.store import (
     GatedMessages,
     RemoteStorage,
     RendezvousHash,
+    RequestTime,
     ServerBatch,
 )
 from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
@@ -632,6 +635,20 @@ def addresses() -> Iterator[tuple[str, str]]:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         yield f"127.0.0.1:{silent.getsockname()[1]}", running.address
     running.stop()
+
+
+def test_all_tries_of_a_request_together_have_the_time_that_is_left_to_its_caller() -> None:
+    clock = ManualClock()
+
+    def left_s() -> float:
+        call = current_call()
+        assert call is not None
+        with StoreStep(call, "get", clock, 3.0):
+            clock.sleep(1.0)
+            return RequestTime(clock, timeout_s=10.0, total_s=60.0).left_s()
+
+    assert run_here(left_s).result() == 2.0
+    assert RequestTime(clock, timeout_s=10.0, total_s=60.0).left_s() == 60.0
 
 
 def test_the_defaults_are_in_that_proportion() -> None:

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.support.clock import ManualClock
 from tests.support.faulty_storage import FaultyStorage, StorageFault
 from tests.support.wrappers import OF_ANY_SPEED, PATIENCE_S, blank, bounded, breaking, retrying, scripted, sealed
+from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import (
     ClosedError,
     ConfigError,
@@ -25,6 +26,7 @@ from unified_cache.core.errors import (
     StorageFullError,
     StorageTimeoutError,
 )
+from unified_cache.storage_backends.common.bounded_call import time_left_s
 from unified_cache.storage_backends.common.breaker import Backoff, BreakerState, CircuitBreaker
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -60,6 +62,45 @@ def test_a_store_that_always_fails_is_asked_so_often_and_then_its_error_is_raise
     assert storage.retries_count == calls_count - 1
     assert storage.abandoned_pages_count == 64
     assert len(clock.sleeps_s) == rounds_max - 1
+
+
+class SlowToFail(MemoryStorage):
+    """A store whose own tries fail when the time of its caller is over, or after some seconds of its own."""
+
+    def __init__(self, clock: ManualClock, own_s: float) -> None:
+        super().__init__()
+        self._clock = clock
+        self._own_s = own_s
+        self.left_s: list[float] = []
+        """Time that each call had."""
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        self.left_s.append(time_left_s())
+        self._clock.sleep(min(self._own_s, self.left_s[-1]))
+        raise StorageError("no answer in time", retryable=True)
+
+
+@pytest.mark.parametrize("own_s", [0.4, 1.0, 5.0])
+def test_all_tries_of_a_call_share_its_deadline_and_each_is_told_what_is_left(own_s: float) -> None:
+    clock = ManualClock()
+    slow = SlowToFail(clock, own_s * PATIENCE_S)
+    storage = retrying(slow, 10, clock)
+    started_s = clock()
+    with pytest.raises(StorageError, match="in time"):
+        storage.get(blank(range(8)))
+    assert clock() - started_s <= PATIENCE_S
+    assert slow.left_s[0] == PATIENCE_S
+    assert slow.left_s == sorted(slow.left_s, reverse=True)
+    assert storage.abandoned_pages_count == 8
+
+
+def test_a_guard_within_the_call_of_another_has_no_more_time_than_is_left_to_that() -> None:
+    clock = ManualClock()
+    slow = SlowToFail(clock, PATIENCE_S / 3)
+    inner = StorageGuard(slow, OF_ANY_SPEED, GuardConfig(deadline_s=5 * PATIENCE_S, retry_rounds_max=1), clock)
+    with pytest.raises(StorageError, match="in time"):
+        retrying(inner, 1, clock).get(blank([1]))
+    assert slow.left_s == [PATIENCE_S]
 
 
 def test_pauses_double_shortened_by_up_to_a_half_as_the_seed_says() -> None:

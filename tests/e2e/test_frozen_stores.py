@@ -1,0 +1,227 @@
+"""Stores whose far end is frozen, not dead: it holds its connections and answers nobody. Every call ends in time.
+
+A process is frozen by SIGSTOP, a file system by calls of the system that do not return.
+"""
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+
+from tests.support.bucket import LocalBucket
+from tests.support.cache import ToyEngine, WholePromptCache, toy_layout
+from tests.support.cluster import ServeProcess
+from tests.support.engine_rows import EngineRows, label_of, opened_store
+from tests.support.mooncake import LocalCluster, open_mooncake
+from tests.support.mooncake_needed import needs_mooncake
+from tests.support.operations import PAGE, SPANS, serve
+from tests.support.waiting import wait_until
+from unified_cache.controller import NotStarted, Operation, OperationState
+from unified_cache.core.config import GuardConfig
+from unified_cache.core.pool import Tier
+from unified_cache.integrations.engine_store import EngineStoreConfig
+from unified_cache.storage_backends.directory.disk import Disk
+from unified_cache.storage_backends.file.store import FileStorage
+from unified_cache.storage_backends.protocol import Answer, StorageBackend
+from unified_cache.storage_backends.url import open_storage
+
+GUARD = GuardConfig(deadline_s=0.5)
+LATE_S = 1.0
+"""For copies, and a machine that wakes a thread late. Three rounds of a guard without an end took seven deadlines."""
+CLIENT = "timeout_s=0.2&retries=1"
+"""A client of the service that is done with all its tries a little before the guard is."""
+OVER_S = 60.0
+"""For a transfer to end at all; reached only by a bug."""
+
+
+@dataclass(frozen=True)
+class FarEnd:
+    """What a store's calls go to."""
+
+    make: Callable[[], StorageBackend]
+    freeze: Callable[[], None]
+    thaw: Callable[[], None]
+
+
+@contextmanager
+def service(_: pytest.FixtureRequest) -> Iterator[FarEnd]:
+    with ServeProcess(variables={"STORAGE": "memory:", "STORAGE_BYTES": "64MiB"}) as server:
+        send = server.child.send_signal
+        url = f"grpc://{server.address}?{CLIENT}"
+        yield FarEnd(lambda: open_storage(url), partial(send, signal.SIGSTOP), partial(send, signal.SIGCONT))
+
+
+@contextmanager
+def bucket(request: pytest.FixtureRequest) -> Iterator[FarEnd]:
+    running: LocalBucket = request.getfixturevalue("bucket")
+    url = running.new_url()
+    yield FarEnd(lambda: open_storage(url), running.process.stop, running.process.cont)
+
+
+@contextmanager
+def mooncake_node(_: pytest.FixtureRequest) -> Iterator[FarEnd]:
+    with LocalCluster.running() as cluster:
+        (node,) = cluster.nodes
+        yield FarEnd(lambda: open_mooncake(cluster), node.stop, node.cont)
+
+
+@contextmanager
+def mooncake_master(_: pytest.FixtureRequest) -> Iterator[FarEnd]:
+    with LocalCluster.running() as cluster:
+        yield FarEnd(lambda: open_mooncake(cluster), cluster.master.stop, cluster.master.cont)
+
+
+class FreezingDisk(Disk):
+    """A disk over a network: none of its calls begins while it is frozen, and nothing is known to be in memory."""
+
+    thawed = Event()
+
+    def __getattribute__(self, name: str) -> object:
+        FreezingDisk.thawed.wait()
+        return super().__getattribute__(name)
+
+    def preadv_cached(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+
+@contextmanager
+def file_system(request: pytest.FixtureRequest) -> Iterator[FarEnd]:
+    path: Path = request.getfixturevalue("tmp_path")
+    thawed = FreezingDisk.thawed
+    thawed.set()
+    yield FarEnd(lambda: FileStorage.open(path, disk=FreezingDisk()), thawed.clear, thawed.set)
+
+
+FAR_ENDS = [
+    service,
+    bucket,
+    file_system,
+    pytest.param(mooncake_node, marks=needs_mooncake),
+    pytest.param(mooncake_master, marks=needs_mooncake),
+]
+
+
+@pytest.fixture(params=FAR_ENDS)
+def far_end(request: pytest.FixtureRequest) -> Iterator[FarEnd]:
+    with request.param(request) as end:
+        try:
+            yield end
+        finally:
+            end.thaw()
+
+
+@dataclass
+class EngineCalls:
+    """Calls of an adapter's store: each moves or asks for pages of its own."""
+
+    end: FarEnd
+    undo: ExitStack = field(default_factory=ExitStack)
+    answers: list[Answer] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        config = EngineStoreConfig(guard=GUARD, bounce_bytes=1 << 20)
+        self.store = opened_store(self.end.make(), config)
+        self.undo.callback(self.store.close, 10.0)
+        self.rows = EngineRows.holding(range(8))
+        self.undo.callback(self.rows.close)
+        assert set(self.store.put(self.rows.pages(range(8)))) == {Answer.STORED}
+
+    def get(self, number: int) -> None:
+        self.answers = self.store.get(self.rows.pages(range(8)))
+
+    def put(self, number: int) -> None:
+        self.answers = self.store.put(self.rows.pages(range(8 * number, 8 * number + 8)))
+
+    def exists(self, number: int) -> None:
+        self.answers = self.store.exists([label_of(known) for known in range(8)])
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the last call was answered."""
+        return Answer.UNAVAILABLE not in self.answers
+
+
+@dataclass
+class CacheCalls:
+    """Transfers of a cache that an engine embeds, and its one call that asks the store itself."""
+
+    end: FarEnd
+    undo: ExitStack = field(default_factory=ExitStack)
+    is_sound: bool = False
+
+    def __post_init__(self) -> None:
+        self.toy = ToyEngine(toy_layout(SPANS, PAGE), (24, 16), (24, 16), None, None)
+        config = replace(self.toy.cache.config, guard=GUARD)
+        self.toy.cache.close()
+        pools = list(self.toy.pools.values())
+        self.toy.cache = WholePromptCache.open(
+            self.toy.layout, config, pools, identity=self.toy.identity, storage=self.end.make()
+        )
+        self.undo.callback(self.toy.cache.close)
+        self.prompt = serve(self.toy, 8)
+        assert self.toy.cache.wait_all(OVER_S) == []
+        self.over(self.toy.cache.backup(self.prompt))
+        assert self.is_sound
+
+    def over(self, operation: Operation | NotStarted) -> None:
+        """Poll until a transfer is over for its caller; its pages may be in quarantine then."""
+        assert operation
+        assert wait_until(lambda: operation in self.toy.cache.poll(), OVER_S)
+        self.is_sound = operation.state is OperationState.DONE and operation.pages_count > 0
+
+    def get(self, number: int) -> None:
+        self.toy.forget(Tier.DEVICE, Tier.HOST)
+        self.over(self.toy.cache.prefetch(self.prompt))
+
+    def put(self, number: int) -> None:
+        self.toy.forget(Tier.DEVICE, Tier.HOST)
+        self.over(self.toy.cache.backup(serve(self.toy, 8, number * 8 * PAGE)))
+
+    def exists(self, number: int) -> None:
+        self.toy.forget(Tier.DEVICE, Tier.HOST)
+        self.is_sound = self.toy.cache.explain(self.prompt).end == 8
+
+
+@pytest.mark.parametrize("kind", [EngineCalls, CacheCalls])
+def test_every_call_ends_within_its_deadline_over_a_far_end_that_freezes_in_the_middle_of_one(
+    far_end: FarEnd, kind: type[EngineCalls | CacheCalls]
+) -> None:
+    calls = kind(far_end)
+    took_s: dict[str, float] = {}
+
+    def timed(name: str, call: Callable[[int], None], number: int) -> None:
+        started_s = time.monotonic()
+        call(number)
+        took_s[name] = time.monotonic() - started_s
+
+    with calls.undo, ExitStack() as thawed_first:
+        thawed_first.callback(far_end.thaw)
+        for call in (calls.put, calls.exists, calls.get):
+            call(1)
+            assert calls.is_sound
+        begun = Event()
+
+        def freeze() -> None:
+            begun.wait()
+            far_end.freeze()
+
+        freezing = Thread(target=freeze)
+        freezing.start()
+        begun.set()
+        timed("get that began before", calls.get, 2)
+        freezing.join()
+        timed("get", calls.get, 3)
+        assert not calls.is_sound
+        timed("put", calls.put, 4)
+        assert not calls.is_sound
+        timed("exists", calls.exists, 5)
+        assert not calls.is_sound
+    assert all(seconds < GUARD.deadline_s + LATE_S for seconds in took_s.values()), took_s
