@@ -44,7 +44,7 @@ OVER_S = 60.0
 
 @dataclass(frozen=True)
 class FarEnd:
-    """What a store's calls go to."""
+    """The far end of a store's calls: a process, or a file system."""
 
     make: Callable[[], StorageBackend]
     freeze: Callable[[], None]
