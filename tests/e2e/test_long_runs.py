@@ -51,8 +51,6 @@ LONG: Mapping[str, tuple[tuple[str, ...], str, str]] = {
         "faithful had ",
     ),
     "trace info": (("FIFO",), "read .*[1-9][0-9,]* ", "read had "),
-    "trace cut": (("FIFO", "DIR/cut.jsonl"), "read .*[1-9][0-9,]* ", "read had "),
-    "trace convert": (("FIFO", "DIR/converted.jsonl"), "read .*[1-9][0-9,]* ", "read had "),
     "replay": ((str(TRACE), "--device-pages", "100"), "replay .*hit ratio", "replay had "),
     "plan": (
         (str(TRACE), "--limit", "3000", "--model", "gpt-oss-120b", "--sweep", "host=256GiB..2TiB:90"),

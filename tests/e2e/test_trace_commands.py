@@ -1,4 +1,4 @@
-"""``unified-cache trace``: figures that can be counted by hand, parts of whole sessions, plain Mooncake traces."""
+"""``unified-cache trace info``: figures that can be counted by hand, and sessions."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from tests.sources import ROOT
 from tests.support.cluster import ask
 from unified_cache.sizing.replay.trace import TraceRequest, read_trace
 from unified_cache.sizing.replay.trace_figures import PROGRESS_BLOCKS, TraceFigures
-from unified_cache.sizing.replay.trace_sessions import cut_sessions, in_blocks_of, sessions_of
+from unified_cache.sizing.replay.trace_sessions import sessions_of
 
 TRACE = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
 
@@ -102,28 +102,6 @@ def test_a_watcher_is_given_how_many_blocks_are_counted() -> None:
     told: list[int] = []
     TraceFigures.of([request] * 140, lambda count, _: told.append(count))
     assert told == [PROGRESS_BLOCKS, 2 * PROGRESS_BLOCKS]
-
-
-def test_a_part_of_a_trace_has_whole_sessions_the_same_for_the_same_seed(tmp_path: Path) -> None:
-    target = tmp_path / "part.jsonl.gz"
-    assert ask("trace", "cut", TRACE, target, "--share", "0.2", "--seed", "7").status == 0
-    part, whole = read_trace(target), read_trace(TRACE)
-    assert part == cut_sessions(whole, 0.2, 7)
-    sessions = dict(zip(map(id, whole), sessions_of(whole), strict=True))
-    chosen = {sessions[id(request)] for request in cut_sessions(whole, 0.2, 7)}
-    assert len(part) == sum(session in chosen for session in sessions.values())
-    assert len(chosen) == round(0.2 * (max(sessions.values()) + 1))
-    assert cut_sessions(whole, 0.2, 8) != part
-
-
-def test_small_blocks_become_the_blocks_of_plain_traces(tmp_path: Path) -> None:
-    small = [TraceRequest(0, 1_200, 1, (5, 6, 7, 8, 9), 256), TraceRequest(1, 1_024, 1, (5, 6, 7, 10), 256)]
-    converted = in_blocks_of(small)
-    assert [request.hash_ids for request in converted] == [(0, 1, 2), (0, 3)]
-    assert {request.block_tokens for request in converted} == {512}
-    target = tmp_path / "plain.jsonl"
-    assert ask("trace", "convert", TRACE, target, "--block-tokens", "1024").status == 0
-    assert [request.input_length for request in read_trace(target)] == [each.input_length for each in read_trace(TRACE)]
 
 
 def test_info_writes_a_page_of_its_figures(tmp_path: Path) -> None:

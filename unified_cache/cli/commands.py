@@ -51,7 +51,7 @@ DEFERRED: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "faithful:faithful_app",
             "Ask a server for what its cache holds, and compare the answers with cold ones.",
         ),
-        "trace": ("trace:trace_app", "Show figures of a request trace or a recording, cut it, and convert it."),
+        "trace": ("trace:trace_app", "Look at a request trace or a recording."),
     },
     "Stores": {
         "storage": ("storage:storage_app", "Look at a store, verify it, and keep it in order, without an engine."),

@@ -70,9 +70,6 @@ LINE_BYTES_MAX = 32 * 1024 * 1024
 BLANK_BYTES_MAX = 1 << 20
 """Most bytes of blank lines in a row."""
 
-_LMCACHE_MAGIC = b"LMCT"
-_LMCACHE_HEAD_BYTES = 64
-"""What a recording of LMCache begins with: a length, and a header that soon says what it is."""
 _GZIP_MAGIC = b"\x1f\x8b"
 _OFFSETS = np.arange(BLOCK_TOKENS, dtype=np.int32)
 _FOUND_CHARACTERS_MAX = 60
@@ -100,21 +97,6 @@ class TraceRequest:
         tokens = np.empty((len(self.hash_ids), size), np.int32)
         np.add(np.array(self.hash_ids, np.int32)[:, None] * size, offsets, out=tokens)
         return tokens.reshape(-1)
-
-
-def is_of_lmcache(path: Path) -> bool:
-    """Return whether a file begins as LMCache's recordings do, which ``trace convert`` reads; False if unreadable.
-
-    Of a pipe, too, since what is read from it is gone.
-    """
-    try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            head = file.read(_LMCACHE_HEAD_BYTES)
-    except OSError:
-        return False
-    return head.startswith(b"\0") and _LMCACHE_MAGIC in head
 
 
 OnProgress = Callable[[int, str], None]
@@ -148,10 +130,6 @@ def iterate_trace(path: Path, limit: int | None = None) -> Iterator[TraceRequest
     """Yield the requests of a trace, or its first ``limit``, as they stand: for what keeps less of them than all."""
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1, found {limit}")
-    if is_of_lmcache(path):
-        raise TraceError(
-            f"{path}: expected a trace, found a recording of LMCache: unified-cache trace convert it first"
-        )
     numbers: dict[int, int] | None = None
     """Of names; None for a trace of Mooncake's, whose ids are numbers."""
     block_tokens = 0

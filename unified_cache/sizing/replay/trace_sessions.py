@@ -1,13 +1,11 @@
-"""Sessions of a trace, and parts of it that keep them whole."""
+"""Sessions of a trace."""
 
-import random
 from collections.abc import Sequence
 from itertools import pairwise
 
-from unified_cache.core.errors import ConfigError
-from unified_cache.sizing.replay.trace import BLOCK_TOKENS, TraceRequest
+from unified_cache.sizing.replay.trace import TraceRequest
 
-__all__ = ["cut_sessions", "in_blocks_of", "sessions_of"]
+__all__ = ["sessions_of"]
 
 
 def sessions_of(requests: Sequence[TraceRequest]) -> list[int]:
@@ -55,34 +53,3 @@ def _parting_blocks(requests: Sequence[TraceRequest]) -> set[int]:
                 parting.add(block)
             latest_end[block] = end
     return parting
-
-
-def cut_sessions(requests: Sequence[TraceRequest], share: float, seed: int) -> list[TraceRequest]:
-    """Return the requests of a random ``share`` of the sessions, in their order; the same for the same seed."""
-    if not 0 < share <= 1:
-        raise ConfigError(f"the share of sessions must be in (0, 1], found {share}")
-    sessions = sessions_of(requests)
-    numbers = list(range(max(sessions) + 1))
-    chosen = set(random.Random(seed).sample(numbers, max(1, round(share * len(numbers)))))  # noqa: S311  # a sample
-    return [request for request, session in zip(requests, sessions, strict=True) if session in chosen]
-
-
-def in_blocks_of(requests: Sequence[TraceRequest], block_tokens: int = BLOCK_TOKENS) -> list[TraceRequest]:
-    """Return the requests in larger blocks, numbered from 0: a block is named by what it begins and ends with.
-
-    Prompts that share a part of such a block share it no longer.
-    """
-    numbers: dict[int, int] = {}
-    converted: list[TraceRequest] = []
-    for request in requests:
-        step, rest = divmod(block_tokens, request.block_tokens)
-        if rest or not step:
-            raise ConfigError(f"blocks of {block_tokens} tokens must be made of whole ones of {request.block_tokens}")
-        ids = request.hash_ids
-        # An id names its block and all before it, so the last one of a run names the run; a partial run is the tail.
-        ends = [*range(step, len(ids) + 1, step), *([len(ids)] if len(ids) % step else [])]
-        blocks = tuple(numbers.setdefault(ids[end - 1], len(numbers)) for end in ends)
-        converted.append(
-            TraceRequest(request.timestamp, request.input_length, request.output_length, blocks, block_tokens)
-        )
-    return converted
