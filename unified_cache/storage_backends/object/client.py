@@ -148,7 +148,10 @@ class Bucket:
 
 
 async def _next_part(listing: "AsyncIterator[Sequence[ObjectMeta]]") -> "Sequence[ObjectMeta]":
-    return await anext(listing, ())
+    try:
+        return await anext(listing)
+    except StopAsyncIteration:
+        return ()
 
 
 def _in_time(ask: Callable[[], Awaitable[Result]]) -> Result:
