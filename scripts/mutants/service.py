@@ -19,8 +19,8 @@ SERVICE_MUTANTS = [
     Mutant(
         "pages beyond a quota are counted no more but stay in the store",
         "service/store/tenants.py",
-        "self._remove_outgrown(gone + self.usage.surplus(arriving))",
-        "self._remove_outgrown(self.usage.surplus(arriving))",
+        "self._remove_outgrown(gone + self.usage.surplus(chain))",
+        "self._remove_outgrown(self.usage.surplus(chain))",
         TENANCY,
     ),
     Mutant(

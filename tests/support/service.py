@@ -128,6 +128,7 @@ class LoopbackServer:
         limits: LimitSettings | None = None,
         *,
         stored_bytes_max: int = 1 << 40,
+        counted_pages_max: int = COUNTED_PAGES_MAX,
         clock: Callable[[], float] = time.monotonic,
         port: int = 0,
     ) -> "LoopbackServer":
@@ -135,7 +136,7 @@ class LoopbackServer:
         callers, scheduler, timeouts, notes = HeaderTenants(), NotedScheduler(), CallTimeouts(limits, clock), Notes()
         quota = QuotaSettings(stored_bytes_max=stored_bytes_max)
         capability = store.capability()
-        usage = TenantUsage(quota, COUNTED_PAGES_MAX, capability.bytes_max, capability.taken_bytes)
+        usage = TenantUsage(quota, counted_pages_max, capability.bytes_max, capability.taken_bytes)
         shared = TenantStore(VerifiedStorage(store), usage, notes)
         shared.count_stored(Event())
         gate = ServiceGate(callers, scheduler, timeouts, notes)

@@ -202,10 +202,11 @@ class CacheService:
             runs = self._named(call.tenant, start.runs)
             call.hold(self._batch_bytes(runs))
             manifests = {run.registration.stored.identity: run.registration.stored for run in runs}
+            chain = dict.fromkeys(all_stored(runs))
             kept: list[Answer] = []
             arrivals = PageAssembler(announced(runs))
             for batch in self._batches(arrivals, call.received(messages)):
-                kept += self._store.put(call.tenant, batch, level, manifests)
+                kept += self._store.put(call.tenant, batch, level, manifests, chain)
             # A page that the store did not answer for is declined, with that reason.
             stored = bytes(IN_STORE if answer else ABSENT for answer in kept)
             return pb.PutReply(stored=stored, reasons=reasons_of(kept)).SerializeToString()

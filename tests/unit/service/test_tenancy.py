@@ -160,6 +160,25 @@ def test_a_put_larger_than_the_quota_keeps_its_first_pages_and_says_why_the_othe
     assert "large" in running.notes.anomalies[0][1]
 
 
+@pytest.mark.parametrize("bound", Bound)
+def test_of_a_put_that_comes_in_many_batches_and_exceeds_a_bound_the_first_pages_stay(
+    tmp_path: Path, bound: Bound
+) -> None:
+    quota_pages = 10 if bound is Bound.QUOTA else 100
+    cap_pages = 10 if bound is Bound.SHARE else None
+    store = FileStorage.open(tmp_path / "store", bytes_max=cap_pages and cap_pages * TAKEN_BYTES)
+    limits = limits_with(batch_bytes=3 * OBJECT_BYTES)
+    pages_max = 10 if bound is Bound.PAGES else 100
+    running = LoopbackServer.start(
+        store, limits, stored_bytes_max=quota_pages * TAKEN_BYTES, counted_pages_max=pages_max
+    )
+    wire = tenant(running, "large")
+    put(wire, *range(100, 104))
+    assert put(wire, *range(14)) == b"\x02" * 10 + b"\x00" * 4
+    assert stored(wire, *range(14), *range(100, 104)) == list(range(10))
+    running.stop()
+
+
 def test_what_a_store_declines_is_said(tmp_path: Path) -> None:
     running = LoopbackServer.start(MemoryStorage(bytes_max=OBJECT_BYTES - 1))
     assert put(tenant(running, "acme"), 0) == b"\x00"

@@ -12,7 +12,7 @@ Pages that were in the store before this server are counted when they are found,
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from enum import Enum
 from threading import Lock
 
@@ -80,15 +80,18 @@ class TenantUsage:
         quota_bytes = self._quota.of(tenant).stored_bytes_max
         return self._store_bytes_max if quota_bytes is None else quota_bytes
 
-    def take(self, tenant: str, pages: Sequence[PageIO]) -> list[Label]:
+    def take(self, tenant: str, pages: Sequence[PageIO], chain: Collection[Label] = ()) -> list[Label]:
         """Count pages as the most recent; return the tenant's least recent that its quota has no room for beside them.
 
-        Those are counted no more, and are to be removed. Where the pages exceed the quota by themselves, the first are
-        counted and the last are ``uncounted``.
+        Those are counted no more, and are to be removed. ``chain`` is of all pages of the call that these are a part
+        of, in order: none of it goes for another. Where it exceeds the quota by itself, its first pages are counted
+        and the last are ``uncounted``.
         """
         with self._guard:
             held = self._of(tenant)
-            _, gone = held.store([page.label for page in pages], list(map(page_bytes, pages)))
+            _, gone = held.store([page.label for page in pages], list(map(page_bytes, pages)), chain)
+            if len(chain) > len(pages):
+                held.touch(reversed(list(chain)))
             return self._end_change(tenant, held, gone)
 
     def find(self, tenant: str, objects: Sequence[StoredObject]) -> list[Label]:
@@ -137,14 +140,14 @@ class TenantUsage:
         are the last of their tenant to go; of a chain the first pages stay.
         """
         with self._guard:
-            return self._above_pages_max(arriving) + self._above_shares(arriving)
+            return self._above_pages_max() + self._above_shares(arriving)
 
-    def _above_pages_max(self, arriving: Container[Label]) -> list[Label]:
+    def _above_pages_max(self) -> list[Label]:
         over_count = sum(map(len, self._held.values())) - self._pages_max
         if over_count <= 0:
             return []
         tenant = max(self._held, key=lambda name: len(self._held[name]))
-        gone = [victim.label for victim in self._held[tenant].least_recent_count(over_count, arriving)]
+        gone = [victim.label for victim in self._held[tenant].least_recent_count(over_count, ())]
         self._evicted_count[tenant, Bound.PAGES] += len(gone)
         self._release(tenant, gone)
         return gone

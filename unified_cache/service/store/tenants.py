@@ -1,7 +1,7 @@
 """The store as tenants share it: quotas, shares of its cap, counts. Labels are those of the store."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, repeat
 from operator import itemgetter
 from threading import Event, Lock
@@ -101,11 +101,17 @@ class TenantStore:
         return [(answer, page.buffers) for answer, page in zip(answers, pages, strict=True)]
 
     def put(
-        self, tenant: str, arrived: Sequence[PageIO], level: Level, manifests: Mapping[bytes, Manifest]
+        self,
+        tenant: str,
+        arrived: Sequence[PageIO],
+        level: Level,
+        manifests: Mapping[bytes, Manifest],
+        chain: Collection[Label] = (),
     ) -> list[Answer]:
         """Store pages that were verified under their labels; the first page of a name stays.
 
-        ``manifests`` are those of the labels' identities.
+        ``manifests`` are those of the labels' identities, ``chain`` names all pages of the call that these are a part
+        of: none of them goes to make room for another.
 
         Raises:
             Refused: the store is full, or does not answer.
@@ -117,7 +123,7 @@ class TenantStore:
         known = self._stored(labels)
         fresh = [label for label, there in zip(labels, known or [Answer.MISS] * len(labels), strict=True) if not there]
         new = set(fresh)
-        self._make_room(tenant, pages)
+        self._make_room(tenant, pages, chain or pages)
         unfit = self.usage.uncounted(tenant, pages)
         room = pages.keys() - unfit
         self._remove_outgrown([label for label in unfit if label not in new])
@@ -240,14 +246,14 @@ class TenantStore:
         with self._guard:
             self._announced.add(manifest.identity)
 
-    def _make_room(self, tenant: str, arriving: Mapping[Label, PageIO]) -> None:
+    def _make_room(self, tenant: str, arriving: Mapping[Label, PageIO], chain: Collection[Label]) -> None:
         """Remove what tenants have above quotas and shares of the store, so that it need not choose among them.
 
         One put at a time, so that what another has asked to go is gone before this one writes.
         """
         with self._room:
-            gone = self.usage.take(tenant, list(arriving.values()))
-            self._remove_outgrown(gone + self.usage.surplus(arriving))
+            gone = self.usage.take(tenant, list(arriving.values()), chain)
+            self._remove_outgrown(gone + self.usage.surplus(chain))
 
     def _say_declined(self, tenant: str, pages_count: int, unfit_count: int, declined_count: int) -> None:
         """Log why pages were declined: no eviction makes room for what is larger than its bound."""
@@ -256,7 +262,7 @@ class TenantStore:
             bound = "what is counted" if bytes_max is None else f"the {size_text(bytes_max)} that it may have"
             self._observer.anomaly("declined", f"put by {tenant}: {unfit_count} of {pages_count} pages exceed {bound}")
         if declined_count:
-            text = f"put by {tenant}: the store has no room for {declined_count} of {pages_count} pages"
+            text = f"put by {tenant}: the store has no room, or no key, for {declined_count} of {pages_count} pages"
             self._observer.anomaly("declined", text)
 
     def _count_stored(self, stop: Event) -> bool:

@@ -148,11 +148,13 @@ class StoreLru:
         self.touch(reversed(labels))
         return hits
 
-    def store(self, labels: Sequence[Label], sizes: Sequence[int]) -> tuple[list[bool], list[Label]]:
+    def store(
+        self, labels: Sequence[Label], sizes: Sequence[int], also: Iterable[Label] = ()
+    ) -> tuple[list[bool], list[Label]]:
         """Add a batch under the cap; return for each whether it is known now, and all that were evicted for it.
 
-        No object of the batch is evicted for another: of a chain longer than the cap the first pages stay. An
-        object known at another size is added again.
+        No object of the batch, or in ``also``, is evicted for another: of a chain longer than the cap the first pages
+        stay. An object known at another size is added again.
         """
         objects = self._objects
         size_of = objects.get
@@ -169,7 +171,7 @@ class StoreLru:
                 self.forget(label)
             taken_bytes = self.taken_bytes(object_bytes)
             if bytes_max is not None and self.bytes_used + taken_bytes > bytes_max:
-                keep = keep or set(labels)
+                keep = keep or {*labels, *also}
                 victims, short_bytes = self.victims(taken_bytes, keep)
                 if short_bytes:
                     stored.append(False)
