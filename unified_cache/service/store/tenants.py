@@ -36,6 +36,9 @@ ANNOUNCED_MAX = 4096
 COUNTS_MAX = 3
 """Times that a store which fails is listed; fewer than the failures in a row that open a breaker by default."""
 
+REMOVED_PAGES_MAX = 4096
+"""Pages removed by one call, within the store's deadline; after a restart with a smaller quota there are many."""
+
 RECOUNT_S = 60.0
 """Pause before a store that failed is listed again."""
 
@@ -121,6 +124,11 @@ class TenantStore:
         for page in arrived:
             pages.setdefault(page.label, page)
         known = self._stored(labels)
+        if known is not None and all(answer is Answer.UNAVAILABLE for answer in known):
+            # Nothing could be removed to make room either: what is counted stays.
+            for pool, answer, count in _by_pool(labels, known, _PUTS):
+                self._observer.pages_put(tenant, pool, answer, count)
+            return known
         fresh = [label for label, there in zip(labels, known or [Answer.MISS] * len(labels), strict=True) if not there]
         new = set(fresh)
         self._make_room(tenant, pages, chain or pages)
@@ -307,9 +315,9 @@ class TenantStore:
                 return
 
     def _remove_outgrown(self, labels: Sequence[Label]) -> None:
-        if labels:
+        for start in range(0, len(labels), REMOVED_PAGES_MAX):
             try:
-                self._store.remove(labels)
+                self._store.remove(labels[start : start + REMOVED_PAGES_MAX])
             except StorageError as error:
                 self._observer.anomaly("store_remove", str(error))
 
