@@ -12,6 +12,13 @@ CODED_TESTS = ("tests/unit/storage_backends/wrappers/test_encrypted.py", "tests/
 
 STORAGE_MUTANTS = [
     Mutant(
+        "what tensors hold of a page is left out of the digest",
+        "core/pool.py",
+        "{pool.page_bytes}{pool.tensors and f' {pool.tensors}'}",
+        "{pool.page_bytes}",
+        ("tests/unit/core/test_identity.py",),
+    ),
+    Mutant(
         "work that was given up begins its next call to the store",
         "storage_backends/common/bounded_call.py",
         "        self.call.step = self\n        try:\n            self.call.check()\n",

@@ -24,7 +24,15 @@ IDENTITY = Identity("toy")
 
 def toy_layout(spans: tuple[int, ...], page_size: int) -> ModelLayout:
     """Make a layout of toy components."""
-    return ModelLayout(page_size, toy_components(spans))
+    return with_toy_tensors(ModelLayout(page_size, toy_components(spans)))
+
+
+def with_toy_tensors(layout: ModelLayout) -> ModelLayout:
+    """Return a layout with what a ``ToyEngine``'s tensors hold of a page."""
+    sizes = {pool.name: pool.page_bytes for pool in layout.pools if pool.page_bytes}
+    return layout.with_tensors(
+        {name: f"1 x uint8[{size - 16}], 1 x int16[4], 1 x uint8[2, 4]" for name, size in sizes.items()}
+    )
 
 
 def payload(key: PageKey, pool: PoolSpec, share: str = "") -> bytes:
@@ -72,7 +80,6 @@ class ToyEngine:
     """Whose pages these are."""
 
     def __post_init__(self) -> None:
-        self.digest = self.identity.digest(self.layout)
         self.pools = {}
         for component, pages in zip(self.layout.components, self.device_pages, strict=True):
             for pool in component.pools:
@@ -91,6 +98,8 @@ class ToyEngine:
             workers=self.workers,
             after=self.after,
         )
+        self.layout = self.cache.layout
+        self.digest = self.identity.digest(self.layout)
 
     @property
     def page_size(self) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.support.cache import ToyEngine, toy_layout
+from tests.support.cache import ToyEngine, toy_layout, with_toy_tensors
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import Label
@@ -31,12 +31,14 @@ LAYOUTS: Mapping[str, ModelLayout] = {
     "full_swa": toy_layout((SPAN_ALL, 2), PAGE_SIZE),
     "full_mamba": toy_layout((SPAN_ALL, 1), PAGE_SIZE),
     "full_swa_mamba": toy_layout((SPAN_ALL, 3, 1), PAGE_SIZE),
-    "deepseek_v4": ModelLayout(
-        PAGE_SIZE,
-        (
-            Component("full", SPAN_ALL, (PoolSpec("kv", 0), PoolSpec("c4", 96), PoolSpec("c128", 40))),
-            Component("swa", 2, (PoolSpec("swa", 64), PoolSpec("c4_state", 32)), mapped=True),
-        ),
+    "deepseek_v4": with_toy_tensors(
+        ModelLayout(
+            PAGE_SIZE,
+            (
+                Component("full", SPAN_ALL, (PoolSpec("kv", 0), PoolSpec("c4", 96), PoolSpec("c128", 40))),
+                Component("swa", 2, (PoolSpec("swa", 64), PoolSpec("c4_state", 32)), mapped=True),
+            ),
+        )
     ),
 }
 

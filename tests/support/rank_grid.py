@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tests.support.cache import IDENTITY, ToyEngine
+from tests.support.cache import IDENTITY, ToyEngine, with_toy_tensors
 from tests.support.operations import over, prompt_of_pages, serve
 from tests.support.ranks import ranked
 from unified_cache.controller import InlineWorkers, OperationState
@@ -61,7 +61,7 @@ class GridCell:
             MIXED: (Component("state", 1, (PoolSpec("state", 48),)),),
             HYBRID: (Component("state", 1, (PoolSpec("state", 48),)),),
         }
-        return ModelLayout(PAGE, (full, *others[self.kind]))
+        return with_toy_tensors(ModelLayout(PAGE, (full, *others[self.kind])))
 
     def shard(self, rank: int) -> Shard:
         """Return the part that a rank holds, ranks of one stage side by side."""

@@ -97,7 +97,7 @@ class TimedEngine:
         assert isinstance(memory, PacedMemory)
         memory.clock = clock
         ours = InlineWorkers() if workers is None else workers
-        self.cache = WholePromptCache(layout, config, memory, ours, identity, ranks, clock)
+        self.cache = WholePromptCache(self.toy.layout, config, memory, ours, identity, ranks, clock)
         self.toy.cache = self.cache
         self.cache.attach(store)
 

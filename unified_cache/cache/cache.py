@@ -34,7 +34,7 @@ from unified_cache.controller.backup_scheduler import BackupScheduler
 from unified_cache.controller.cost_model import TransferSpeeds
 from unified_cache.controller.duplicates import DuplicateCheck
 from unified_cache.controller.ledger import Ledger, WriteBack
-from unified_cache.controller.memory import ComputeStreams, DevicePool, PageMemory, TieredMemory
+from unified_cache.controller.memory import ComputeStreams, DevicePool, PageMemory, TieredMemory, check_dtype
 from unified_cache.controller.operation import Traffic, TrafficCounts
 from unified_cache.controller.prefetch import Loads, Prefetches, PrefetchProgress
 from unified_cache.controller.ranks import LocalRanks, RankGroup, check_configuration, pools_to_store, together
@@ -94,14 +94,17 @@ class UnifiedCache:
         what they have been given; without it that is the owner's current stream.
 
         Raises:
-            ConfigError: pools, layout and sizes do not fit each other, the pools are not on one device that is the CPU
-                or a GPU, or host memory does not suffice.
+            ConfigError: pools, layout, sizes and the identity's dtype do not fit each other, the pools are not on one
+                device that is the CPU or a GPU, or host memory does not suffice.
             StorageError: the store cannot be opened, or does not take the layout.
         """
         memory = TieredMemory.fitting(layout, config, device_pools, after)
         with ExitStack() as undo, storage_of(storage) as store:
             undo.callback(memory.close)
-            cache = cls.assemble(layout, config, memory, workers, identity_of(identity), store, ranks)
+            named = identity_of(identity)
+            check_dtype(named, device_pools)
+            layout = layout.with_tensors({pool.spec.name: pool.tensors for pool in device_pools})
+            cache = cls.assemble(layout, config, memory, workers, named, store, ranks)
             undo.pop_all()
         return cache
 

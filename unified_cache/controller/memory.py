@@ -1,8 +1,9 @@
 """The bytes of the memory tiers: the engine's device tensors, our host slabs, and copies between them."""
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from types import MappingProxyType
 from typing import Protocol
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from unified_cache.core.config import CacheConfig
 from unified_cache.core.errors import ConfigError, LayoutError, check_each, check_kind
 from unified_cache.core.extras import needs_extra
-from unified_cache.core.pool import ModelLayout, PoolSpec, Slots, Tier
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec, Slots, Tier, dtype_name
 from unified_cache.core.seal import HEADER_BYTES, Label, seal
 
 with needs_extra("engine", "unified_cache.controller.memory"):
@@ -43,7 +44,11 @@ __all__ = [
     "PageDistance",
     "PageMemory",
     "TieredMemory",
+    "check_dtype",
 ]
+
+TENSORS_CHARS_MAX = 128
+"""Longer descriptions of a pool's tensors are digested; a service takes texts of 256."""
 
 PAGE_ALIGN_BYTES = 64
 """A sealed page starts on a cache line."""
@@ -110,7 +115,7 @@ class DevicePool:
     padding sink. The engine keeps the tensors.
     """
 
-    __slots__ = ("dtypes", "layers", "offsets", "slots_count", "spec")
+    __slots__ = ("dtypes", "layers", "offsets", "slots_count", "spec", "tensors")
 
     def __init__(self, spec: PoolSpec, layers: Sequence[torch.Tensor]) -> None:
         """Wrap ``layers``.
@@ -133,6 +138,8 @@ class DevicePool:
             raise LayoutError(f"pool {spec.name}: layers hold {sum(row_bytes)} bytes a page, not {spec.page_bytes}")
         if any(layer.shape[0] != self.slots_count for layer in self.layers):
             raise LayoutError(f"pool {spec.name}: layers differ in slots")
+        self.tensors = _page_in(layers)
+        """What they hold of a page, see ``PoolSpec.tensors``."""
         self.offsets = tuple(accumulate(row_bytes, initial=0))
         """Layer ``i`` of a page lies in bytes [offsets[i], offsets[i + 1]) of its payload."""
 
@@ -368,6 +375,25 @@ def _rows_of(spec: PoolSpec, layer: torch.Tensor) -> torch.Tensor:
     if rows is None or rows.stride(1) != 1 or (len(rows) > 1 and rows.stride(0) < rows.shape[1]):
         raise LayoutError(f"pool {spec.name}: a layer must have contiguous rows, shape (slots, ...)")
     return rows
+
+
+def _page_in(layers: Sequence[torch.Tensor]) -> str:
+    """Return dtype and shape of a page, layer by layer, or their digest; strides follow, as rows are contiguous."""
+    pages = [f"{str(layer.dtype).removeprefix('torch.')}{list(layer.shape[1:])}" for layer in layers]
+    text = ", ".join(f"{len(list(run))} x {page}" for page, run in groupby(pages))
+    if len(text) <= TENSORS_CHARS_MAX:
+        return text
+    return f"{len(layers)} x {pages[0]} and others, {hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def check_dtype(identity: Identity, pools: Sequence[DevicePool]) -> None:
+    """Raise ConfigError where an identity says a dtype that no pool has; tensors of bytes may hold any."""
+    found = {dtype_name(str(dtype)) or str(dtype) for pool in pools for dtype in pool.dtypes}
+    if identity.dtype and identity.dtype not in found and "uint8" not in found:
+        raise ConfigError(
+            f"the identity says {identity.dtype}, and the pools' tensors are {', '.join(sorted(found))}: "
+            f"leave dtype out, or say one of theirs"
+        )
 
 
 def _one_device(pools: Sequence[DevicePool]) -> torch.device:

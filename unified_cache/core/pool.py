@@ -17,7 +17,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.core.errors import ConfigError, InputError, LayoutError, check_each, check_kind, check_text
+from unified_cache.core.errors import (
+    ConfigError,
+    InputError,
+    LayoutError,
+    check_each,
+    check_kind,
+    check_text,
+    did_you_mean,
+)
 from unified_cache.core.shards import WHOLE_MODEL, NamedShard, Shard
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN, needed_pages
 
@@ -36,6 +44,7 @@ __all__ = [
     "Slots",
     "Tier",
     "all_pages",
+    "dtype_name",
     "facts_of",
     "identity_of",
     "no_slots",
@@ -103,6 +112,9 @@ class PoolSpec:
     replicated: bool = field(default=False, compare=False, repr=False)
     """True if all tensor-parallel ranks of a stage hold the same bytes, as with MLA: one of them stores them for all.
     Two pools that differ in this alone are equal."""
+    tensors: str = field(default="", compare=False, repr=False)
+    """Dtype and shape of a page in the engine's tensors, part of every digest; empty where the engine has none. A cache
+    reads it off its pools: two pools that differ in this alone are equal."""
     unit: Shard | None = field(default=None, compare=False, repr=False)
     """Unit of heads that the pool holds, if they are fewer than the rank's; None otherwise. Ranks of any group that
     hold the same heads of the same layers share its objects. See ``of_units``."""
@@ -261,6 +273,14 @@ class ModelLayout:
         """Every pool: each component's anchor before its sidecars, Full's pools first."""
         return tuple(pool for component in self.components for pool in component.pools)
 
+    def with_tensors(self, tensors: Mapping[str, str]) -> "ModelLayout":
+        """Return the same layout with what the engine's tensors hold of a page, by pool; see ``PoolSpec.tensors``."""
+        components: list[Component] = []
+        for component in self.components:
+            pools = tuple(replace(pool, tensors=tensors.get(pool.name, "")) for pool in component.pools)
+            components.append(replace(component, pools=pools))
+        return replace(self, components=tuple(components))
+
     def only(self, names: Collection[str]) -> "ModelLayout":
         """Return the same model with the pools of these names alone, one of the first component among them."""
         left = [(each, tuple(pool for pool in each.pools if pool.name in names)) for each in self.components]
@@ -356,6 +376,31 @@ def facts_of(reported: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(facts))
 
 
+_DTYPES = (
+    *("bfloat16", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8"),
+    *("float8_e4m3", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+)
+_OTHER_NAMES = {
+    "bf16": "bfloat16",
+    "float": "float32",
+    "float8_e4m3fn": "float8_e4m3",
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp8": "float8_e4m3",
+    "fp8_e4m3": "float8_e4m3",
+    "fp8_e5m2": "float8_e5m2",
+    "half": "float16",
+}
+"""Names that torch, vLLM and SGLang have beside these."""
+
+
+def dtype_name(text: str) -> str:
+    """Return the one name of a dtype that engines have several for; empty if it is none."""
+    name = text.removeprefix("torch.").lower()
+    name = _OTHER_NAMES.get(name, name)
+    return name if name in _DTYPES else ""
+
+
 def check_facts(facts: object) -> None:
     """Raise InputError unless facts are sorted pairs of text with names that differ."""
     expected = "facts of an identity as sorted pairs of text, as facts_of makes them"
@@ -391,6 +436,7 @@ class Identity:
     model: str
     revision: str = ""
     dtype: str = ""
+    """One of the dtypes of the pools' tensors, by any of its names; a cache refuses another."""
     shard: Shard | NamedShard = WHOLE_MODEL
     """Part of the model that a rank holds; of several ranks each names its own, see ``Shard.of_rank``."""
     generation: int = 0
@@ -404,6 +450,11 @@ class Identity:
             check_text(f"{name} of an identity", value)
         if not self.model:
             raise InputError("an identity needs the name of a model, found none")
+        if self.dtype:
+            if not dtype_name(self.dtype):
+                like = did_you_mean(self.dtype, (*_DTYPES, *_OTHER_NAMES))
+                raise InputError(f"the dtype of an identity is one such as bfloat16, found {self.dtype!r}{like}")
+            object.__setattr__(self, "dtype", dtype_name(self.dtype))
         check_kind(self.shard, Shard | NamedShard, "the shard of an identity as a Shard, such as Shard.of_rank makes")
         check_text("name of a shard", self.shard.text)
         check_kind(self.generation, Integral, "the generation of an identity as a whole number")
@@ -456,7 +507,9 @@ class Identity:
                 "" if layout.page_size_of(component) == layout.page_size else f" of {component.page_size} tokens"
             )
             fields += [component.name, f"{component.span}{own_pages}"]
-            fields += [f"{pool.name}={pool.page_bytes}" for pool in component.pools]
+            fields += [
+                f"{pool.name}={pool.page_bytes}{pool.tensors and f' {pool.tensors}'}" for pool in component.pools
+            ]
         fields += [text for fact in self.facts for text in fact]
         text = b"".join(len(field.encode()).to_bytes(8, "little") + field.encode() for field in fields)
         domain = b"unified-cache-identity-v1"

@@ -51,9 +51,11 @@ class Component(_message.Message):
     def __init__(self, name: _Optional[str] = ..., span: _Optional[int] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., page_size: _Optional[int] = ...) -> None: ...
 
 class Pool(_message.Message):
-    __slots__ = ("name", "page_bytes")
+    __slots__ = ("name", "page_bytes", "tensors")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
     name: str
     page_bytes: int
-    def __init__(self, name: _Optional[str] = ..., page_bytes: _Optional[int] = ...) -> None: ...
+    tensors: str
+    def __init__(self, name: _Optional[str] = ..., page_bytes: _Optional[int] = ..., tensors: _Optional[str] = ...) -> None: ...

@@ -85,7 +85,10 @@ def manifest_of(identity: Identity, layout: ModelLayout) -> proto.Manifest:
             proto.Component(
                 name=component.name,
                 span=component.span,
-                pools=[proto.Pool(name=pool.name, page_bytes=pool.page_bytes) for pool in component.pools],
+                pools=[
+                    proto.Pool(name=pool.name, page_bytes=pool.page_bytes, tensors=pool.tensors)
+                    for pool in component.pools
+                ],
                 page_size=size if (size := layout.page_size_of(component)) != layout.page_size else 0,
             )
             for component in layout.components
@@ -111,7 +114,7 @@ def described_by(manifest: proto.Manifest) -> Description:
             Component(
                 component.name,
                 component.span,
-                tuple(PoolSpec(pool.name, pool.page_bytes) for pool in component.pools),
+                tuple(PoolSpec(pool.name, pool.page_bytes, tensors=pool.tensors) for pool in component.pools),
                 page_size=component.page_size or None,
             )
             for component in manifest.components

@@ -291,7 +291,7 @@ def test_the_same_tokens_in_another_namespace_are_a_near_match(
 @pytest.mark.parametrize(
     ("theirs", "namespace", "named"),
     [
-        (Identity("toy", dtype="float8"), Namespace(), "dtype (float8 there, none here)"),
+        (Identity("toy", dtype="float8_e4m3"), Namespace(), "dtype (float8_e4m3 there, none here)"),
         (Identity("toy", generation=3), Namespace(), "generation (3 there, 0 here)"),
         (Identity("other"), Namespace(), "model (other there, toy here)"),
         (IDENTITY, Namespace(cache_salt="b"), "cache_salt"),

@@ -6,23 +6,30 @@ from dataclasses import replace
 from typing import TypeVar
 
 import pytest
+import torch
 
-from tests.support.cache import IDENTITY, ToyEngine, toy_layout
+from tests.support.cache import IDENTITY, ToyEngine, toy_layout, with_toy_tensors
+from tests.support.offline import ListedMemory
 from tests.support.operations import over, prompt_of_pages, serve
 from tests.support.rank_grid import PROMPT_PAGES, GridCell, cells
 from tests.support.ranks import ThreadRanks, in_threads, ranked, same
 from tests.support.store_calls import ScriptedStorage
+from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.components.layouts.presets import layout
 from unified_cache.controller import InlineWorkers, NotStarted, OperationState, TransferKind
+from unified_cache.controller.memory import DevicePool
 from unified_cache.controller.ranks import LocalRanks
+from unified_cache.core.config import CacheConfig, WritePolicy
 from unified_cache.core.errors import ConfigError, InputError, LayoutError, StorageError
 from unified_cache.core.pool import Component, Identity, ModelLayout, OwnedPools, PoolSpec, facts_of
 from unified_cache.core.shards import Extent, HeadReplica, NamedShard, Shard, TokenRuns, heads_per_unit
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
 from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.service.access.registry import TEXT_CHARS_MAX
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.wrappers.layer import Method
 from unified_cache.testing.storage_contract import LAYOUT, MODEL
 
@@ -129,17 +136,17 @@ def test_a_mere_name_says_no_layers_and_so_owns_no_replicated_pools() -> None:
     assert set(named.owners(sharded).values()) == {named.digest(sharded)}
 
 
-OWNERS_BEFORE = {"kv": "8d90831e25aa456b", "index": "8d90831e25aa456b", "state": "3716f5e8713d702c"}
-UNIT_OWNERS_BEFORE = {"kv_h2": "e517a53066ac7114", "swa_h2": "e517a53066ac7114", "state": "533bee69a78acac9"}
+OWNERS_BEFORE = {"kv": "af832db82927a99a", "index": "af832db82927a99a", "state": "fe2019f7bcfc415c"}
+UNIT_OWNERS_BEFORE = {"kv_h2": "515be800adf909bb", "swa_h2": "515be800adf909bb", "state": "107f6b45e8059df2"}
 """As earlier versions made them, where an engine gave the shard and its stage each by its own name."""
 
 
 def test_shards_keep_the_digests_that_stores_know_them_by() -> None:
     model = mixed_layout()
-    identity = Identity("kept", "r1", "bf16", Shard(Extent(2, 4, 8), Extent(16, 32, 32)))
+    identity = Identity("kept", "r1", "bfloat16", Shard(Extent(2, 4, 8), Extent(16, 32, 32)))
     assert {pool: owner.hex()[:16] for pool, owner in identity.owners(model).items()} == OWNERS_BEFORE
     units = cut_layout(1, 4)
-    identity = Identity("kept", "r1", "bf16", Shard.of_rank(1, 4, HEADS, Extent.whole(32)))
+    identity = Identity("kept", "r1", "bfloat16", Shard.of_rank(1, 4, HEADS, Extent.whole(32)))
     assert {pool: owner.hex()[:16] for pool, owner in identity.owners(units).items()} == UNIT_OWNERS_BEFORE
 
 
@@ -239,7 +246,7 @@ def test_a_store_is_told_of_both_owners_of_a_mixed_layout() -> None:
     mixed = mixed_layout()
     toy = ToyEngine(mixed, (8, 8), (8, 8), None, InlineWorkers())
     ranked(toy, LocalRanks(), Told(), identity=identity_of(1, 2))
-    owners = identity_of(1, 2).owners(mixed)
+    owners = identity_of(1, 2).owners(with_toy_tensors(mixed))
     assert told == [owners["kv"], owners["state"]]
 
 
@@ -436,3 +443,83 @@ def test_no_cache_resumes_from_what_only_a_store_can_keep(component: Component, 
 def test_pages_of_a_component_have_a_whole_number_of_tokens(page_size: int) -> None:
     with pytest.raises(LayoutError, match="page_size of swa"):
         Component("swa", 2, (SWA,), page_size=page_size)
+
+
+# ---- tensors -------------------------------------------------------------------------------------------------
+
+
+def tensors_engine(
+    store: StorageBackend, rows: torch.Tensor, identity: Identity | str = "my-model"
+) -> tuple[UnifiedCache, torch.Tensor]:
+    """Open a cache over an engine's tensor of 9 slots, with 16 bytes a page."""
+    spec = PoolSpec("kv", 16)
+    layout_ = ModelLayout(PAGE, (Full((spec,)),))
+    config = CacheConfig((8,), (8,), write=WritePolicy.ON_CALL)
+    pools = [DevicePool(spec, [rows])]
+    cache = UnifiedCache.open(layout_, config, pools, identity=identity, storage=store, workers=InlineWorkers())
+    return cache, rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "shared_pages"),
+    [
+        (torch.zeros((9, 8), dtype=torch.bfloat16), 4),
+        (torch.zeros((9, 8), dtype=torch.float16), 0),
+        (torch.zeros((9, 4, 2), dtype=torch.bfloat16), 0),
+        (torch.zeros((9, 2, 4), dtype=torch.bfloat16), 0),
+        (torch.zeros((9, 16), dtype=torch.uint8), 0),
+        (torch.zeros((9, 16), dtype=torch.bfloat16)[:, :8], 4),
+    ],
+    ids=["the same", "another dtype", "another shape", "the dimensions swapped", "bytes", "slots further apart"],
+)
+def test_engines_whose_tensors_differ_share_no_page_whatever_their_names_say(
+    rows: torch.Tensor, shared_pages: int
+) -> None:
+    store = ListedMemory()
+    cache, _ = tensors_engine(store, torch.zeros((9, 8), dtype=torch.bfloat16))
+    prompt = cache.prompt(range(4 * PAGE), whole=True)
+    lock = cache.lock(cache.match(prompt))
+    slots = cache.allocate(cache.pages_to_allocate(0, 4, [4]))
+    assert slots is not None
+    cache.release(cache.insert(prompt, slots, lock))
+    over(cache, cache.backup(prompt))
+    cache.close()
+    other, _ = tensors_engine(store, rows)
+    over(other, other.prefetch(prompt))
+    assert other.match(prompt).host_end == shared_pages
+    other.close()
+
+
+def test_a_manifest_says_what_tensors_hold_of_a_page() -> None:
+    cache, _ = tensors_engine(MemoryStorage(), torch.zeros((9, 2, 4), dtype=torch.bfloat16))
+    described = described_by(manifest_of(cache.identity, cache.layout))
+    assert [pool.tensors for pool in described.layout.pools] == ["1 x bfloat16[2, 4]"]
+    cache.close()
+
+
+def test_tensors_of_many_shapes_are_described_in_a_text_that_a_service_takes() -> None:
+    layers = [torch.zeros((9, number), dtype=torch.bfloat16) for number in range(1, 100)]
+    one, other = (DevicePool(PoolSpec("kv", 2 * 50 * 99), each) for each in (layers, layers[::-1]))
+    assert one.tensors != other.tensors
+    assert max(len(one.tensors), len(other.tensors)) <= TEXT_CHARS_MAX
+
+
+@pytest.mark.parametrize("name", ["bf16", "bfloat16", "torch.bfloat16", "BF16"])
+def test_a_dtype_has_one_name(name: str) -> None:
+    assert Identity("m", dtype=name) == Identity("m", dtype="bfloat16")
+
+
+@pytest.mark.parametrize("name", ["garbage", "bf61", "int3", " "])
+def test_a_dtype_that_is_none_is_refused(name: str) -> None:
+    with pytest.raises(InputError):
+        Identity("m", dtype=name)
+
+
+def test_an_identity_that_contradicts_the_tensors_is_refused() -> None:
+    rows = torch.zeros((9, 8), dtype=torch.float16)
+    with pytest.raises(ConfigError, match="float16"):
+        tensors_engine(MemoryStorage(), rows, Identity("my-model", dtype="bf16"))
+    for sound in ("fp16", ""):
+        tensors_engine(MemoryStorage(), rows, Identity("my-model", dtype=sound))[0].close()
+    fp8_in_bytes = torch.zeros((9, 16), dtype=torch.uint8)
+    tensors_engine(MemoryStorage(), fp8_in_bytes, Identity("my-model", dtype="fp8_e4m3"))[0].close()

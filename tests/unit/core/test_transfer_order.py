@@ -59,7 +59,7 @@ class WatchedCache:
             ledger.tree.slots(ledger.tree.match(self.prompt), Tier.HOST, component, 0, PAGES)
             for component in range(len(self.layout.components))
         ]
-        owners = self.toy.identity.owners(self.layout)
+        owners = self.toy.identity.owners(self.toy.layout)
         return {
             Label(owners[pool.name], self.prompt.keys[page], pool.name)
             for component, slots in enumerate(held)

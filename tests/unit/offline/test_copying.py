@@ -537,7 +537,7 @@ def test_stat_shows_facts_and_what_is_unknown() -> None:
 
 def test_stat_says_what_tells_an_identity_from_the_most_similar_before_it() -> None:
     first = dataclasses.replace(TOY, model="/models/a", facts=(("hash", "sha256"), ("weights", "77")))
-    other = dataclasses.replace(first, model="another", revision="2", dtype="float8")
+    other = dataclasses.replace(first, model="another", revision="2", dtype="float8_e4m3")
     moved = dataclasses.replace(first, model="/models/b", facts=(("weights", "77"),))
     kept = [StoredIdentity(each.digest(UNKNOWN), Description(each, UNKNOWN)) for each in (first, other, moved)]
     undescribed = StoredIdentity(bytes(32), Undescribed("no manifest"))

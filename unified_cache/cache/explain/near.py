@@ -68,11 +68,16 @@ def identity_differences(mine: Description, there: Description) -> tuple[str, ..
         ("generation", here.generation, other.generation),
         ("facts", dict(here.facts), dict(other.facts)),
         ("page size", mine.layout.page_size, there.layout.page_size),
+        ("tensors", _tensors(mine), _tensors(there)),
     ]
     differing = [
         f"{name} ({_shown(theirs)} there, {_shown(ours)} here)" for name, ours, theirs in pairs if ours != theirs
     ]
     return tuple(differing) or ("layout of its pools",)
+
+
+def _tensors(described: Description) -> str:
+    return "; ".join(pool.tensors for pool in described.layout.pools if pool.tensors)
 
 
 def _shown(value: object) -> str:

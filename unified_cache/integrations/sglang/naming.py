@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, facts_of
+from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, dtype_name, facts_of
 from unified_cache.core.shards import NamedShard
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
 from unified_cache.integrations.engine_store.pools import BundleName
@@ -116,7 +116,7 @@ def name_bundle(
     identity = Identity(
         engine.model,
         revision=engine.weights,
-        dtype=pools[bundle[0]].dtype,
+        dtype=dtype_name(pools[bundle[0]].dtype),
         shard=NamedShard(engine.rank if any(pools[pool].is_rank_own for pool in bundle) else engine.stage),
         generation=engine.generation,
         facts=facts_of(facts),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.page import PageKey
-from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, facts_of
+from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, dtype_name, facts_of
 from unified_cache.core.seal import Label
 
 __all__ = ["ChunkNames", "GroupFacts", "RowShape", "VllmFacts", "is_stable_key"]
@@ -96,7 +96,8 @@ class ChunkNames:
             )
         if not facts.groups:
             raise ConfigError("an engine that offloads has groups of layers, found none")
-        identity = Identity(facts.model, facts.revision, facts.dtype, generation=generation, facts=_facts(facts))
+        dtype = dtype_name(facts.dtype)
+        identity = Identity(facts.model, facts.revision, dtype, generation=generation, facts=_facts(facts))
         return cls._named(identity, _layout(facts.groups, row))
 
     def renewed(self, generation: int) -> "ChunkNames":
@@ -141,7 +142,7 @@ def is_stable_key(offload_key: bytes) -> bool:
 
 def _facts(facts: VllmFacts) -> tuple[tuple[str, str], ...]:
     groups = {f"group {group.number}": group.kind for group in facts.groups}
-    return facts_of({**facts.others, **groups})
+    return facts_of({**facts.others, **groups, "kv dtype": facts.dtype})
 
 
 def _layout(groups: tuple[GroupFacts, ...], row: RowShape) -> ModelLayout:

@@ -33,7 +33,7 @@ REPLY_BYTES_MAX = 1 << 20
 """Of manifests in one reply, and one manifest at least: a server takes none that is a tenth of that."""
 
 TEXT_CHARS_MAX = 256
-"""Names of models, revisions, dtypes, shards, components and facts, and the values of facts."""
+"""Names of models, revisions, dtypes, shards, components, tensors and facts, and the values of facts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +134,7 @@ class Registry:
             )
         texts = [manifest.model, manifest.revision, manifest.dtype, manifest.shard]
         texts += [component.name for component in manifest.components]
+        texts += [pool.tensors for component in manifest.components for pool in component.pools]
         texts += [text for fact in manifest.facts for text in (fact.name, fact.value)]
         if not manifest.model or not all(len(text) <= TEXT_CHARS_MAX and text.isprintable() for text in texts):
             raise InputError(f"names in a manifest are printable and at most {TEXT_CHARS_MAX} long; a model has one")

@@ -63,7 +63,7 @@ def test_pages_from_after_the_start_are_not_taken_for_those_of_another_engine(ur
 
 
 def test_pages_of_this_model_under_another_identity_are_named_by_what_differs(url: str) -> None:
-    other = replace(IDENTITY, dtype="float8", facts=(("hash", "sha256_cbor"),))
+    other = replace(IDENTITY, dtype="float8_e4m3", facts=(("hash", "sha256_cbor"),))
     strange = replace(IDENTITY, model="another model")
     for identity in (other, strange):
         with opened(url, identity) as before:
@@ -74,7 +74,7 @@ def test_pages_of_this_model_under_another_identity_are_named_by_what_differs(ur
         assert reason is WhyNoHit.OTHER_IDENTITY
         assert shown == (
             "the store has pages of this model with another "
-            f"dtype (float8 there, {IDENTITY.dtype or 'none'} here), hash (sha256_cbor there, none here)"
+            f"dtype (float8_e4m3 there, {IDENTITY.dtype or 'none'} here), hash (sha256_cbor there, none here)"
         )
 
 
