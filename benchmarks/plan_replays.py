@@ -20,9 +20,9 @@ import typer
 
 from benchmarks.machine import machine
 from benchmarks.report import write_json
-from unified_cache.cache.recording.requests import Hits
 from unified_cache.components.layouts import size_preset
 from unified_cache.core.config import Retention
+from unified_cache.core.hits import Hits
 from unified_cache.sizing.plan.sweep import TIERS, PlannedModel, TierBytes, combinations, parse_sweeps
 from unified_cache.sizing.plan.tier_hits import LruHits
 from unified_cache.sizing.replay.plan import ReplayPolicies

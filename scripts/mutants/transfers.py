@@ -6,6 +6,7 @@ __all__ = ["TRANSFERS_MUTANTS"]
 
 LOST = ("tests/unit/core/test_nothing_lost.py",)
 READS = ("tests/unit/core/test_deadlines.py",)
+METRICS = ("tests/unit/core/test_metrics.py",)
 WINDOWS = ("tests/unit/core/test_superseded_windows.py",)
 
 TRANSFERS_MUTANTS = [
@@ -251,6 +252,21 @@ TRANSFERS_MUTANTS = [
         "self._seconds = KEPT_SHARE * self._seconds + seconds",
         "self._seconds = self._seconds or seconds",
         tests=("tests/unit/core/test_read_times.py",),
+    ),
+    Mutant(
+        "a request counts whenever it is matched",
+        "cache/cache.py",
+        "        return self._ledger.tree.match(prompt, priority).within(prompt.reusable_pages)\n",
+        "        self._lookups.count += 1\n"
+        "        return self._ledger.tree.match(prompt, priority).within(prompt.reusable_pages)\n",
+        tests=METRICS,
+    ),
+    Mutant(
+        "what a load has brought from storage counts as the host's",
+        "controller/ledger.py",
+        "np.maximum(on_host[part.source], FROM_HOST)",
+        "FROM_HOST",
+        tests=METRICS,
     ),
     Mutant(
         "storage gets recency hints for superseded windows",

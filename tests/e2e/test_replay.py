@@ -8,11 +8,12 @@ import pytest
 
 from tests.sources import ROOT
 from unified_cache.core.errors import ConfigError, StorageError
+from unified_cache.core.hits import Hits
 from unified_cache.core.seal import HEADER_BYTES, Label, seal
 from unified_cache.sizing.replay.engine import OracleEngine
 from unified_cache.sizing.replay.plan import SEAL_BYTES
 from unified_cache.sizing.replay.player import Player
-from unified_cache.sizing.replay.result import Hits, ReplayResult, TokenUse
+from unified_cache.sizing.replay.result import ReplayResult, TokenUse
 from unified_cache.sizing.replay.runner import replay
 from unified_cache.sizing.replay.settings import PlannedSettings, ReplaySettings
 from unified_cache.sizing.replay.trace import TraceRequest, read_trace

@@ -201,14 +201,12 @@ class UnifiedCache:
         as soon as the tree changes. Where pages go by priority, that prefix has at least ``priority`` from now on.
         """
         self._enter()
-        found = self._ledger.tree.match(prompt, priority).within(prompt.reusable_pages)
-        self._lookups.record(prompt.reusable_pages, found.device_end, found.host_end)
-        if self._recorder is not None:
-            self._recorder.matched(prompt, found.device_end, found.host_end)
-        return found
+        return self._ledger.tree.match(prompt, priority).within(prompt.reusable_pages)
 
     def lock(self, found: Match) -> Lock:
         """Pin the device prefix of a match until ``release``; the match is dead afterwards.
+
+        So a request begins, and counts once: ``hits`` of the lock are its pages by the tier that they came from.
 
         Raises:
             StaleMatchError: the tree has changed since; match again.
@@ -219,7 +217,10 @@ class UnifiedCache:
         bound_by = binding_components(found) if self._recorder is not None else ()
         if found.tree_end and self._storage is not None and self.config.write is not WritePolicy.ON_CALL:
             self._backups.record_use(found, self._storage)
+        hits = self._ledger.take_hits(found)
         lock = self._ledger.tree.lock(found, found.device_end, Tier.DEVICE)
+        lock.hits = hits
+        self._lookups.record(found.prompt.reusable_pages, hits)
         self._locks.add(lock)
         if self._speeds.is_choosing:
             self._speeds.prefill.begin(lock)

@@ -12,6 +12,7 @@ from unified_cache.controller.duplicates import DuplicateCounts
 from unified_cache.controller.ledger import Ledger
 from unified_cache.controller.operation import Traffic
 from unified_cache.core.config import CacheConfig, WritePolicy
+from unified_cache.core.hits import Hits
 from unified_cache.core.pool import Tier
 from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.protocol import Answer
@@ -69,22 +70,18 @@ class Occupancy:
 
 @dataclass(slots=True)
 class LookupCounts:
-    """Prompts that were matched, and where their pages were. An engine that matches again after a load counts again."""
+    """Requests, each counted once, when it locks what was found for it, and where their pages came from."""
 
     count: int = 0
-    device_pages: int = 0
-    """Hits: pages that could be resumed from the device."""
-    host_pages: int = 0
-    """Hits: pages after those that could be resumed from device and host together."""
+    hits: Hits = field(default_factory=Hits)
     missed_pages: int = 0
-    """The rest: to be prefetched, if storage has them, or computed."""
+    """The rest: computed."""
 
-    def record(self, pages_count: int, device_end: int, host_end: int) -> None:
-        """Count a prompt of so many pages that can be resumed that far from the device, and with the host."""
+    def record(self, pages_count: int, hits: Hits) -> None:
+        """Count a request of so many pages."""
         self.count += 1
-        self.device_pages += device_end
-        self.host_pages += host_end - device_end
-        self.missed_pages += pages_count - host_end
+        self.hits += hits
+        self.missed_pages += pages_count - hits.total
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOp
 from unified_cache.core.config import EvictionPolicy
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.extras import import_with_extra
+from unified_cache.core.hits import Hits
 from unified_cache.core.settings.loading import read_settings
 from unified_cache.core.settings.programs import PlanChoices
 from unified_cache.sizing.plan.hardware import Hardware, hardware_named, read_hardware
@@ -23,7 +24,6 @@ from unified_cache.sizing.plan.report import page_of
 from unified_cache.sizing.plan.sweep import PlannedModel, combinations, parse_sweeps
 from unified_cache.sizing.plan.tier_hits import ServePlan
 from unified_cache.sizing.replay.plan import ReplayPlan, ReplayPolicies
-from unified_cache.sizing.replay.result import Hits
 
 __all__ = ["PlanCommand", "plan_app"]
 

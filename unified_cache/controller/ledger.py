@@ -14,15 +14,20 @@ from unified_cache.controller.memory import PageMemory
 from unified_cache.controller.page_changes import PageChanges
 from unified_cache.core.config import EvictionConfig
 from unified_cache.core.errors import ConfigError, InputError, SlotError
+from unified_cache.core.hits import Hits
 from unified_cache.core.miss_reason import EvictionHistory
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, PageCopies, Pages, Slots, Tier, no_slots, numbers_of
 from unified_cache.core.slots import MapChange, PairedAllocator, SlotAllocator, StoredSlots
-from unified_cache.core.window import window
+from unified_cache.core.window import last_end, restorable_ends, window
 from unified_cache.storage_backends.protocol import StorageReader
 from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree, Transfer, Victim
 
 __all__ = ["Ledger", "Reservation", "TierTransfer", "WriteBack"]
+
+
+FROM_HOST, FROM_STORAGE = 1, 2
+"""Marks of slots whose pages were brought from there for a request that has not used them yet."""
 
 
 class WriteBack(Protocol):
@@ -38,6 +43,7 @@ class Ledger:
 
     __slots__ = (
         "_allocators",
+        "_brought",
         "_evicted_pages",
         "_write_back",
         "changes",
@@ -69,6 +75,8 @@ class Ledger:
         self.layout = layout
         self.tree = RadixTree(layout.components, layout.page_size, eviction, eviction_history)
         self._allocators = [[SlotAllocator(pages) for pages in tier] for tier in capacity]
+        self._brought = [[np.zeros(pages + 1, np.int8) for pages in tier] for tier in capacity]
+        """By tier, component and slot: ``FROM_HOST``, ``FROM_STORAGE``, or 0."""
         self.stored = StoredSlots(capacity[Tier.HOST])
         self.stored_device = StoredSlots(capacity[Tier.DEVICE])
         """Device slots whose page went to storage without staying on the host, or came from there so."""
@@ -147,6 +155,7 @@ class Ledger:
                     self.free(tier, other, taken)
                 return None
             allocated.append(slots)
+            self._brought[tier][component][slots] = 0
             (self.stored if tier is Tier.HOST else self.stored_device).forget(component, slots)
         return allocated
 
@@ -278,6 +287,8 @@ class Ledger:
     def graft(self, prompt: Prompt, start: int, slots: Sequence[Slots], tier: Tier) -> None:
         """Hand pages to the tree whose slots were reserved: mapped ones are reached through the tree's Full slots."""
         given = self._check_out(slots, tier)
+        for brought, come in zip(self._brought[tier], given, strict=True):
+            brought[come] = FROM_STORAGE
         self._take_in(self.tree.insert(prompt, start, slots, tier, UNNAMED), given, prompt, start, slots, tier)
 
     def _take_in(
@@ -337,6 +348,10 @@ class Ledger:
             self.free(tier, component, slots)
         for part in published.taken:
             self._allocators[tier][part.component].keep(part.target)
+            if tier is Tier.DEVICE:
+                on_host = self._brought[Tier.HOST][part.component]
+                self._brought[tier][part.component][part.target] = np.maximum(on_host[part.source], FROM_HOST)
+                on_host[part.source] = 0
         if self.changes.is_watched:
             self.changes.record_published(tier, prompt, published.taken)
         return published.taken
@@ -368,6 +383,25 @@ class Ledger:
             pages = numbers_of(slots >= 0)
             parts.append(PageCopies(component, pages + start, slots[pages], slots[pages]))
         return parts
+
+    def take_hits(self, found: Match) -> Hits:
+        """Return the pages that a request takes of a match on the device, by the tier that they came from for it.
+
+        They count for the slowest tier without which it could not resume there; for the next request, as the device's.
+        """
+        end, components = found.device_end, range(len(self.layout.components))
+        slots = [np.maximum(self.tree.slots(found, Tier.DEVICE, number, 0, end), 0) for number in components]
+        brought = [marks[held] for marks, held in zip(self._brought[Tier.DEVICE], slots, strict=True)]
+        if not any(marks.any() for marks in brought):
+            return Hits(device=end)
+        spans = [component.span for component in self.layout.components]
+        ends = [0, 0]
+        for number, nearest in enumerate((FROM_HOST, FROM_STORAGE)):
+            lacking = [(held == 0) | (marks >= nearest) for held, marks in zip(slots, brought, strict=True)]
+            ends[number] = last_end(restorable_ends(spans, lacking, 0, end, [0 for _ in spans]))
+        for marks, held, start in zip(self._brought[Tier.DEVICE], slots, self.windows(end), strict=True):
+            marks[held[start:]] = 0
+        return Hits.of_ends(ends[0], ends[1], end)
 
     def windows(self, end: int) -> list[int]:
         """Return by component the first page needed to resume at ``end``."""

@@ -85,8 +85,8 @@ def _evicted_pages(stats: Stats) -> Samples:
 
 
 def _looked_up_pages(stats: Stats) -> Samples:
-    yield ("device",), stats.lookups.device_pages
-    yield ("host",), stats.lookups.host_pages
+    for tier, pages in stats.lookups.hits.by_tier().items():
+        yield (tier,), pages
     yield ("missed",), stats.lookups.missed_pages
 
 
@@ -146,8 +146,15 @@ _counter = partial(DescribedMetric, CounterMetricFamily)
 METRICS = (
     _gauge("pages", "Pages by tier, component and state.", _pages, ("tier", "component", "state")),
     _counter("evicted_pages", "Pages evicted from a tier.", _evicted_pages, ("tier", "component")),
-    _counter("lookups", "Prompts matched.", _single(lambda stats: stats.lookups.count)),
-    _counter("looked_up_pages", "Pages of prompts matched, by where they were.", _looked_up_pages, ("found",)),
+    _counter(
+        "lookups", "Requests, each once, when it locks what was found.", _single(lambda stats: stats.lookups.count)
+    ),
+    _counter(
+        "looked_up_pages",
+        "Pages of requests, by the tier that they came from; missed ones were computed.",
+        _looked_up_pages,
+        ("found",),
+    ),
     _counter("operations", "Transfers by kind and outcome.", _operations, ("kind", "outcome")),
     _counter(
         "backup_pages",

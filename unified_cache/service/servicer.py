@@ -8,8 +8,9 @@ import grpc
 import numpy as np
 from google.protobuf.message import Message
 
-from unified_cache.cache.recording.requests import Hits, KeyedPages, RequestRecord
+from unified_cache.cache.recording.requests import KeyedPages, RequestRecord
 from unified_cache.core.errors import InputError
+from unified_cache.core.hits import Hits
 from unified_cache.core.seal import FORMAT_VERSION, Label
 from unified_cache.core.settings.access import Role
 from unified_cache.core.settings.limits import LimitSettings

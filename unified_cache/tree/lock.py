@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from unified_cache.core.hits import Hits
 from unified_cache.core.pool import PageCopies, Pages, Slots, Tier, all_pages, numbers_of
 from unified_cache.core.slots import MapChange
 from unified_cache.core.window import last_end, restorable_ends, window, window_counts
@@ -51,10 +52,13 @@ __all__ = [
 ]
 
 
+NO_HITS = Hits()
+
+
 class Lock:
     """Receipt for pages pinned on one tier; give it back once."""
 
-    __slots__ = ("end", "held", "node", "released", "tier", "tree")
+    __slots__ = ("end", "held", "hits", "node", "released", "tier", "tree")
 
     def __init__(self, tree: TreeState, node: Node, end: int, tier: Tier, held: list[tuple[int, int]]) -> None:
         self.tree = tree
@@ -65,6 +69,8 @@ class Lock:
         self.held = held
         """(component, first page pinned): pages [that, end) are pinned for it."""
         self.released = False
+        self.hits = NO_HITS
+        """Pages that a request found, by the tier that they came from; set by ``UnifiedCache.lock``."""
 
     def pins(self, component: int) -> bool:
         """Return whether any page is pinned for a component."""

@@ -11,7 +11,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.support.operations import Stepped, engine, filled, over, serve, started, tokens
 from tests.support.store_calls import ScriptedStorage
+from unified_cache.cache.stats import LookupCounts
 from unified_cache.controller import NotStarted, TransferKind
+from unified_cache.core.hits import Hits
 from unified_cache.core.pool import Tier
 from unified_cache.observe.metrics import CacheCollector
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -25,7 +27,7 @@ def test_a_cache_that_settles_publishes_as_seldom_as_one_that_polls_and_one_that
     monkeypatch.setattr("unified_cache.cache.stats.STATS_EVERY_S", math.inf)
     cache = engine().cache
     opened = cache.published_stats()
-    cache.match(cache.prompt(tokens(4)))
+    cache.release(cache.lock(cache.match(cache.prompt(tokens(4)))))
     cache.poll()
     cache.settle(1)
     assert cache.published_stats() is opened
@@ -40,20 +42,53 @@ def test_settling_returns_what_is_over_as_waiting_does() -> None:
     assert toy.cache.settle(1) == []
 
 
-def test_lookups_count_pages_by_where_they_were() -> None:
+def test_a_request_counts_once_when_it_locks_and_its_pages_as_the_tier_that_they_came_from() -> None:
+    store = MemoryStorage()
+    for pages in (2, 6):
+        filled(store, pages)
+    cache = engine(store).cache
+    prompt = cache.prompt(tokens(8))
+    for _ in range(100):
+        cache.match(prompt)
+    assert cache.stats().lookups == LookupCounts()
+    over(cache, cache.prefetch(prompt.head(2)))
+    over(cache, cache.load(prompt.head(2)))
+    cache.release(cache.lock(cache.match(prompt.head(2))))
+    over(cache, cache.prefetch(prompt))
+    over(cache, cache.load(prompt))
+    for _ in range(100):
+        cache.match(prompt)
+    lock = cache.lock(cache.match(prompt))
+    assert lock.hits == Hits(device=2, storage=4)
+    cache.release(lock)
+    cache.release(cache.lock(cache.match(prompt)))
+    assert cache.stats().lookups == LookupCounts(3, Hits(device=2 + 6, storage=2 + 4), missed_pages=0 + 2 + 2)
+
+
+def test_pages_that_a_load_brings_count_as_the_hosts_once() -> None:
     toy = engine()
     cache = toy.cache
-    before = cache.stats().lookups
     prompt = serve(toy, 4)
     over(cache, cache.backup(prompt))
-    toy.forget()
-    served = cache.stats().lookups
-    cache.match(cache.prompt(tokens(6)))
-    found = cache.stats().lookups
-    assert (before.count, served.missed_pages) == (0, 4)
-    assert found.count == served.count + 1
-    assert found.host_pages - served.host_pages == 4
-    assert found.missed_pages - served.missed_pages == 2
+    serve(toy, 11, first=500)  # evicts it from the device
+    assert cache.match(prompt).device_end == 0
+    before = cache.stats().lookups
+    over(cache, cache.load(prompt))
+    for hits in (Hits(host=4), Hits(device=4)):
+        lock = cache.lock(cache.match(prompt))
+        assert lock.hits == hits
+        cache.release(lock)
+    assert cache.stats().lookups.hits.total - before.hits.total == 8
+
+
+def test_what_another_request_computes_meanwhile_comes_from_the_device() -> None:
+    toy = engine(MemoryStorage())
+    waiting = toy.cache.prompt(tokens(4))
+    toy.cache.match(waiting)
+    serve(toy, 4)
+    lock = toy.cache.lock(toy.cache.match(waiting))
+    assert lock.hits == Hits(device=4)
+    toy.cache.release(lock)
 
 
 def test_evictions_are_counted_by_component_and_tier() -> None:

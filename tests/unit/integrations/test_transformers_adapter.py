@@ -216,6 +216,17 @@ def test_an_answer_says_what_happened() -> None:
         assert answer.first_token_s == 2.5
 
 
+def test_a_request_counts_once_whatever_is_looked_for_on_its_way() -> None:
+    with engine(LLAMA) as ours:
+        for reused in (0, PAGES):
+            before = ours.cache.stats().lookups
+            serve(ours, PROMPT)
+            after = ours.cache.stats().lookups
+            assert after.count == before.count + 1
+            assert after.hits.device == before.hits.device + reused
+            assert after.missed_pages == before.missed_pages + PAGES - reused
+
+
 def test_a_stop_token_is_the_last_one() -> None:
     with engine(LLAMA) as ours:
         tokens = list(ours.generate(PROMPT, tokens_max=9))

@@ -12,13 +12,13 @@ from unified_cache.components.layouts import size_preset
 from unified_cache.controller.jobs import STORAGE_BATCH_OBJECTS
 from unified_cache.core.config import EvictionPolicy, Retention
 from unified_cache.core.errors import ConfigError, TraceError
+from unified_cache.core.hits import Hits
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.sizing.plan.resume_points import NEVER
 from unified_cache.sizing.plan.tier_hits import BATCH_OBJECTS, LruHits
 from unified_cache.sizing.replay.clairvoyant import FutureUses
 from unified_cache.sizing.replay.lru_stack import LruStack
 from unified_cache.sizing.replay.plan import ReplayPolicies
-from unified_cache.sizing.replay.result import Hits
 from unified_cache.sizing.replay.runner import replay
 from unified_cache.sizing.replay.settings import ModelSettings, ReplaySettings
 from unified_cache.sizing.replay.trace import BLOCK_TOKENS, TraceRequest, read_trace

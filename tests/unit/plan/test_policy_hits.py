@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.unit.plan.traces import conversations
-from unified_cache.cache.recording.requests import Hits
 from unified_cache.core.config import EvictionPolicy, WritePolicy
 from unified_cache.core.errors import ConfigError
+from unified_cache.core.hits import Hits
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.sizing.plan.tier_hits import LruHits, PolicyHits
 from unified_cache.sizing.replay.plan import ReplayPlan, ReplayPolicies

@@ -15,8 +15,9 @@ from unified_cache.cache.recording.recorder import (
     TraceNames,
     TraceRecorder,
 )
-from unified_cache.cache.recording.requests import Hits, KeyedPages, RequestRecord
+from unified_cache.cache.recording.requests import KeyedPages, RequestRecord
 from unified_cache.core.errors import ConfigError
+from unified_cache.core.hits import Hits
 from unified_cache.core.page import Namespace, Prompt
 from unified_cache.sizing.replay.trace import read_trace
 

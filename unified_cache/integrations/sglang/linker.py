@@ -68,8 +68,7 @@ class LinkerCounts:
     """Calls since the linker was made, and their pages, those of the leading component."""
 
     lookups: int = 0
-    hit_pages: int = 0
-    """Pages of the longest ends that look-ups reported; a queued request is looked up again and again."""
+    """Calls: a queued request is looked up again and again, so hits are the pages loaded."""
     loads: int = 0
     loaded_pages: int = 0
     failed_loads: int = 0
@@ -187,7 +186,6 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
                 if self._wait_s and fetch.settle(self._wait_s):
                     ends = self._tier.lookup(rid, keys, spans)
         self._counts.lookups += 1
-        self._counts.hit_pages += ends[-1] if ends else 0
         return ends
 
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:

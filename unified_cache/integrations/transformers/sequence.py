@@ -80,9 +80,7 @@ class PrefixRestore:
     def steps(self) -> Iterator[Stage]:
         """Start what is to be moved; yield as long as it moves. The owner polls the cache between two steps."""
         cache, prompt = self._cache, self._prompt
-        at_first = cache.match(prompt)
-        on_device, in_memory = at_first.device_end, at_first.host_end
-        if in_memory < prompt.reusable_pages:
+        if cache.match(prompt).host_end < prompt.reusable_pages:
             yield from self._awaiting(cache.prefetch(prompt), Stage.FETCH)
         found = cache.match(prompt)
         if found.host_end > found.device_end:
@@ -90,10 +88,7 @@ class PrefixRestore:
         found = cache.match(prompt)
         self.ends = frozenset(cache.checkpoint_ends(found))
         self.lock = cache.lock(found)
-        end = self.lock.end
-        device, memory = min(on_device, end), min(in_memory, end)
-        stored = end - memory
-        self.reused = Reused(*(count * prompt.page_size for count in (device, memory - device, stored)))
+        self.reused = Reused(*(pages * prompt.page_size for pages in self.lock.hits.by_tier().values()))
 
     def _awaiting(self, operation: Operation | NotStarted, stage: Stage) -> Iterator[Stage]:
         """Yield while a transfer is under way. What one does not bring that fails or was declined is computed."""

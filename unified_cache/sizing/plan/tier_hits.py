@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.cache.recording.requests import Hits
 from unified_cache.core.config import EvictionPolicy, WritePolicy
 from unified_cache.core.errors import ConfigError
+from unified_cache.core.hits import Hits
 from unified_cache.sizing.plan.resume_points import NEVER, ResumePoints, StoreFootprint
 from unified_cache.sizing.replay.lru_stack import LruStack
 from unified_cache.sizing.replay.plan import ReplayPlan, ReplayPolicies, component_bytes

@@ -7,10 +7,10 @@ from typing import Self
 import numpy as np
 
 from unified_cache.cache.cache import UnifiedCache
-from unified_cache.cache.recording.requests import Hits
 from unified_cache.controller import InlineWorkers, NotStarted, Operation, TransferKind
 from unified_cache.controller.memory import NoBytes
 from unified_cache.core.config import WritePolicy
+from unified_cache.core.hits import Hits
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity
 from unified_cache.core.window import window
@@ -79,14 +79,11 @@ class Player:
             _ = prompt.keys  # digested while the last request's pages are still on their way to storage
         self.wait_all()
         found = cache.match(prompt)
-        device_end = found.device_end
-        host_end = storage_end = found.host_end
         arrived: tuple[list[int], ...] = ()
-        if self.plan.storage is not None and host_end < prompt.pages_count:
+        if self.plan.storage is not None and found.host_end < prompt.pages_count:
             arrived = self._moved()
             self.wait_all(cache.prefetch(prompt))
             found = cache.match(prompt)
-            storage_end = found.host_end
         if found.host_end > found.device_end:
             arrived = arrived or self._moved()
             self.wait_all(cache.load(prompt))
@@ -102,6 +99,7 @@ class Player:
             )
         ends = cache.checkpoint_ends(found)
         lock = cache.lock(found)
+        hits = lock.hits
         self._count(lock, prompt, arrived)
         # [0, locked_end)            handed back: pinned on the device, and now compared with the oracle
         # [locked_end, pages_count)  computed here, then handed to the cache
@@ -118,7 +116,7 @@ class Player:
         if self.plan.has_host and self._backs_up_itself:
             self._pending = cache.backup(prompt)
         cache.release(lock)
-        return Hits.of_ends(device_end, host_end, min(storage_end, locked_end))
+        return hits
 
     def _prompt(self, request: TraceRequest) -> Prompt:
         """Return a request's prompt, as far as the device can hold it.

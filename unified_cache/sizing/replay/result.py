@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from unified_cache.cache.recording.requests import Hits
+from unified_cache.core.hits import Hits
 from unified_cache.sizing.replay.missed import ComponentMiss
 from unified_cache.sizing.replay.references import ReferenceHits
 from unified_cache.sizing.replay.settings import PlannedSettings
