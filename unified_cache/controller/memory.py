@@ -13,6 +13,7 @@ import numpy.typing as npt
 from unified_cache.core.config import CacheConfig
 from unified_cache.core.errors import ConfigError, LayoutError, check_each, check_kind
 from unified_cache.core.extras import needs_extra
+from unified_cache.core.host_memory import check_available
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec, Slots, Tier, dtype_name
 from unified_cache.core.seal import HEADER_BYTES, Label, seal
 
@@ -152,8 +153,8 @@ class HostPool:
     def __init__(self, spec: PoolSpec, pages_max: int, *, pinned: bool) -> None:
         self.spec = spec
         page_bytes = HEADER_BYTES + spec.page_bytes
-        self.stride = -(-page_bytes // PAGE_ALIGN_BYTES) * PAGE_ALIGN_BYTES
-        need = (pages_max + 1) * self.stride
+        self.stride = _stride_bytes(spec)
+        need = _slab_bytes(spec, pages_max)
         self.pinned: PinnedBytes | None = None
         """What a GPU reaches the slab by, as long as it is open."""
         try:
@@ -178,6 +179,15 @@ class HostPool:
         """Return one sealed page, header and payload."""
         start = slot * self.stride
         return self.slab[start : start + HEADER_BYTES + self.spec.page_bytes]
+
+
+def _stride_bytes(spec: PoolSpec) -> int:
+    return -(-(HEADER_BYTES + spec.page_bytes) // PAGE_ALIGN_BYTES) * PAGE_ALIGN_BYTES
+
+
+def _slab_bytes(spec: PoolSpec, pages_max: int) -> int:
+    """Return the bytes of a slab of so many pages, with the padding sink."""
+    return (pages_max + 1) * _stride_bytes(spec)
 
 
 class TieredMemory:
@@ -205,6 +215,8 @@ class TieredMemory:
         ``host_pages`` gives the pages of each pool's slab, by pool name; ``after`` and errors as ``UnifiedCache.open``.
         """
         device = _one_device(device_pools)
+        need_bytes = sum(_slab_bytes(pool.spec, host_pages[pool.spec.name]) for pool in device_pools)
+        check_available(need_bytes, "the pages of the host tier")
         copies = gpu_copies() if device.type == "cuda" else None
         pinned = copies is not None and copies.reaches_host
         host = {pool.spec.name: HostPool(pool.spec, host_pages[pool.spec.name], pinned=pinned) for pool in device_pools}

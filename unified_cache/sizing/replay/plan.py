@@ -1,23 +1,19 @@
 """Plan of a replay: its pools and policies, the pages of each tier, and the true sizes that pages stand for."""
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from unified_cache.core.byte_sizes import bytes_text
 from unified_cache.core.config import CacheConfig, EvictionConfig, EvictionPolicy, Prefetching, Retention, WritePolicy
 from unified_cache.core.errors import ConfigError
+from unified_cache.core.host_memory import available_bytes
 from unified_cache.core.miss_reason import HISTORY_PAGE_BYTES
 from unified_cache.core.pool import ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.core.tier_sizes import component_bytes
 from unified_cache.sizing.replay.trace import BLOCK_TOKENS, TraceRequest
 
-__all__ = ["SEAL_BYTES", "ReplayPlan", "ReplayPolicies", "component_bytes", "memory_bytes"]
-
-_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+__all__ = ["SEAL_BYTES", "ReplayPlan", "ReplayPolicies", "component_bytes"]
 
 SLOT_BYTES = 9
 """Memory of the cache for each slot, used or not: free list, state and scratch of ``SlotAllocator``."""
@@ -172,22 +168,13 @@ class ReplayPlan:
             if self.storage is not None and self.storage.startswith("memory:"):
                 store = self.storage_bytes or 0
         need = self.engines * engine + store
-        have = memory_bytes()
+        have = available_bytes()
         if need > have:
             less = "--no-bytes needs far less, with the same hits; so do smaller pages (--page-bytes, --scale-bytes)"
             raise ConfigError(
-                f"the tiers need {bytes_text(need)} of memory, found {bytes_text(have)} on this machine"
+                f"the tiers need {bytes_text(need)} of memory, found {bytes_text(have)} available"
                 + (f"; {less}" if self.with_bytes else "")
             )
-
-
-def memory_bytes() -> int:
-    """Return the memory that this process may use: physical memory, or the limit of its control group if less."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in _CGROUP_LIMITS:
-        with suppress(OSError, ValueError):  # no such limit, or the word "max"
-            memory = min(memory, int(path.read_text(encoding="ascii")))
-    return memory
 
 
 def _payload_bytes(pools: Sequence[PoolSpec], device_pages: int, host_pages: int) -> int:

@@ -18,9 +18,10 @@ import torch
 
 from unified_cache.core.byte_sizes import bytes_text
 from unified_cache.core.hits import Hits
+from unified_cache.core.host_memory import memory_bytes
 from unified_cache.core.pool import Tier
 from unified_cache.sizing.replay.missed import MissedTokens
-from unified_cache.sizing.replay.plan import ReplayPlan, component_bytes, memory_bytes
+from unified_cache.sizing.replay.plan import ReplayPlan, component_bytes
 from unified_cache.sizing.replay.player import Player
 from unified_cache.sizing.replay.references import references_of
 from unified_cache.sizing.replay.result import (
