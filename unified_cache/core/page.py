@@ -72,6 +72,7 @@ class Namespace:
     extra_key: str | None = None
     cache_salt: str | None = None
     lora_id: str | None = None
+    """Adapter, by a name that changes with its weights."""
     tenant: str | None = None
     bigrams: bool = field(default=False, kw_only=True)
     """Whether a page is of pairs, each token with the one after it: for engines whose draft model (EAGLE) reads the

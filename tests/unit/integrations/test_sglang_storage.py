@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -194,6 +195,28 @@ def test_pages_of_an_engine_with_other_arguments_are_not_found(tmp_path: Path, a
             engine.storage.batch_set_v1(keys, engine.pools["kv"].indices(range(2)))
             engine.storage.close()
     assert found == [0, 0]
+
+
+@pytest.mark.parametrize("form", ["name=path", "mapping", "reference", "all by name"])
+def test_an_adapter_that_is_trained_again_at_its_old_place_finds_no_pages_of_the_old_one(
+    tmp_path: Path, form: str
+) -> None:
+    adapter = checkpoint(tmp_path / "adapter")
+    forms: dict[str, object] = {
+        "name=path": [f"style={adapter}"],
+        "mapping": [{"lora_name": "style", "lora_path": str(adapter)}],
+        "reference": [SimpleNamespace(lora_name="style", lora_path=str(adapter))],
+        "all by name": {"style": str(adapter)},
+    }
+    keys, found = hashes(2), []
+    for weights in ("weights", "weights", "trained again"):
+        (adapter / "model.safetensors").write_text(weights)
+        with adapter_class({"lora_paths": forms[form]}) as cls:
+            engine = Engine(cls, f"file:{tmp_path / 'store'}", {"kv": TensorPool(SLOTS)})
+            found.append(engine.storage.batch_exists(keys))
+            engine.storage.batch_set_v1(keys, engine.pools["kv"].indices(range(2)))
+            engine.storage.close()
+    assert found == [0, 2, 0]
 
 
 def found_in_turn(tmp_path: Path, *engines: tuple[Path, str]) -> list[int]:

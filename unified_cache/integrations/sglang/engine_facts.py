@@ -2,7 +2,10 @@
 
 # pyright: reportMissingImports=false
 
+import hashlib
 import logging
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 from sglang.srt.arg_groups.overrides import resolution_result
@@ -73,4 +76,28 @@ def _server_arguments() -> dict[str, str]:
     """Return what SGLang decided about the arguments that change what pages hold, as far as it says something."""
     server_args = get_server_args()
     decided = {name: resolution_result(server_args, name) for name in ARGUMENTS}
-    return {name: str(value) for name, value in decided.items() if value not in {None, "", "{}"}}
+    arguments = {name: str(value) for name, value in decided.items() if value not in {None, "", "{}"}}
+    adapters = _adapters(resolution_result(server_args, "lora_paths"))
+    return {**arguments, "adapters": adapters} if adapters else arguments
+
+
+def _adapters(paths: object) -> str:
+    """Return a digest of the adapters that are loaded at start, by their weights, and of one in no directory by name.
+
+    SGLang's keys have an adapter's name and path alone, which stay as they are when it is trained again.
+    """
+    if isinstance(paths, Mapping):
+        named = [str(path) for path in paths.values()]
+    elif isinstance(paths, Sequence) and not isinstance(paths, str):
+        named = [_adapter_path(each) for each in paths]
+    else:
+        named = []
+    weights = sorted(weights_digest(Path(path)) if Path(path).is_dir() else path for path in named)
+    return hashlib.sha256("\n".join(weights).encode()).hexdigest()[:32] if weights else ""
+
+
+def _adapter_path(adapter: object) -> str:
+    """Return the path of an adapter in one of SGLang's forms: ``name=path``, a mapping, or a LoRARef."""
+    if isinstance(adapter, str):
+        return adapter.partition("=")[2] or adapter
+    return str(adapter["lora_path"] if isinstance(adapter, Mapping) else attrgetter("lora_path")(adapter))
