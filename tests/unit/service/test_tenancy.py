@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 
@@ -40,7 +41,7 @@ from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.offline.stores import identities_of
-from unified_cache.storage_backends.protocol import PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Capability, PageIO, StorageBackend
 from unified_cache.storage_backends.wrappers.layer import StorageLayer
 
 TAKEN_BYTES = StoreKind.FILE.taken_bytes(OBJECT_BYTES)
@@ -213,6 +214,22 @@ def test_a_restart_counts_what_each_tenant_has_by_last_use(tmp_path: Path, kind:
     put(acme, 5)
     assert stored(acme, *range(6)) == [1, 2, 4, 5]
     after.stop()
+
+
+class Elsewhere(MemoryStorage):
+    """A third party's store in another process, without a catalog."""
+
+    def capability(self) -> Capability:
+        return replace(super().capability(), exists_costs_io=True)
+
+
+@pytest.mark.parametrize(("store", "kinds"), [(MemoryStorage(), []), (Elsewhere(), ["not_counted"])])
+def test_a_store_without_a_catalog_is_said_to_be_uncounted_unless_it_began_empty(
+    store: MemoryStorage, kinds: list[str]
+) -> None:
+    running = LoopbackServer.start(store)
+    assert running.notes.kinds == kinds
+    running.stop()
 
 
 class Unlisted(StorageLayer):
