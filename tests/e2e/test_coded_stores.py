@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.e2e.test_service_administration import token_of
+from tests.support.bucket import LocalBucket
 from tests.support.cluster import ServeProcess, ask
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, fill, restored_pages
 from tests.support.running_service import running
@@ -169,6 +170,16 @@ def test_a_tool_reads_an_encrypted_store_by_the_owners_that_digests_of_identitie
     kept.write_text(kept.read_text().replace("@acme/m", "m"))
     assert ask("backup", f"file:{store}{CODED}", f"file:{tmp_path / 'third'}").status == 1
     assert list((tmp_path / "third").rglob("*.kv")) == []
+
+
+@pytest.mark.parametrize("coding", ["", CODED], ids=["by its objects", "with the keys"])
+def test_every_object_of_an_encrypted_bucket_is_verified_as_it_lies_there(coding: str, bucket: LocalBucket) -> None:
+    url = bucket.new_url()
+    fill(open_storage(url + CODED), LAYOUT, PROMPTS)
+    for verb in ("verify", "scrub"):
+        (found,) = json.loads(ask("storage", verb, url + coding, "--json").out)["identities"]
+        assert (found["sound"], found["gone"], found["findings"]) == (found["objects"], 0, [])
+    assert restored_pages(open_storage(url + CODED), LAYOUT, PROMPTS[0]) == PAGES
 
 
 def test_the_settings_of_a_service_are_shown_without_a_key(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from unified_cache.storage_backends.packed.store import PackedReader, PackedStor
 from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
 from unified_cache.storage_backends.url import open_storage, split_choice
 from unified_cache.storage_backends.wrappers import CheckedStorage
-from unified_cache.storage_backends.wrappers.coded import CodedReader, SizedObjects
+from unified_cache.storage_backends.wrappers.coded import CodedReader
 
 __all__ = [
     "StoredIdentity",
@@ -84,8 +84,9 @@ def open_to_write(url: str, bytes_max: int | None = None) -> StorageBackend:
 def open_existing(url: str, bytes_max: int | None = None) -> StorageBackend:
     """Open a store that must be there already, to remove objects from it; the caller closes it.
 
-    A tool reads in the order of names; a store in a directory does not count that as use, other stores may. Raises
-    ConfigError where no store is there, StorageError where it cannot be opened, or is a packed one in use.
+    Objects are read as they are, coded or not. A tool reads in the order of names; a store in a directory does not
+    count that as use, other stores may. Raises ConfigError where no store is there, StorageError where it cannot be
+    opened, or is a packed one in use.
     """
     _check_exists(url)
     scheme, _, rest = split_choice(url)[0].partition(":")
@@ -94,7 +95,7 @@ def open_existing(url: str, bytes_max: int | None = None) -> StorageBackend:
         return DIRECTORY_STORES[scheme].open(
             address.path, bytes_max=bytes_max, free_bytes_min=address.free_bytes_min, records_reads=False
         )
-    return open_to_write(url, bytes_max)
+    return open_to_write(split_choice(url)[0], bytes_max)
 
 
 def has_cap_of_its_own(url: str) -> bool:
@@ -103,7 +104,7 @@ def has_cap_of_its_own(url: str) -> bool:
 
 
 def open_to_read(url: str) -> StorageReader:
-    """Open a store that must be there already, to read it alone; the caller closes it.
+    """Open a store that must be there already, to read its objects as they are, coded or not; the caller closes it.
 
     A store in a directory is not changed in any way, and may be in use, on a mount that cannot be written, or somebody
     else's. Other stores may count reads as use. Raises ConfigError where no store is there, StorageError as it opens.
@@ -112,17 +113,17 @@ def open_to_read(url: str) -> StorageReader:
     scheme, _, rest = split_choice(url)[0].partition(":")
     if scheme in DIRECTORY_READERS:
         return DIRECTORY_READERS[scheme].open(parse_address(rest, scheme).path)
-    return open_to_write(url)
+    return open_to_write(split_choice(url)[0])
 
 
 def open_pages_to_read(url: str) -> StorageReader:
-    """Open a store as ``open_to_read`` to read its pages, decoded as the URL says; else objects are read as they are.
+    """Open a store as ``open_to_read`` to read its pages, decoded as the URL says.
 
     Raises besides ConfigError where the keys that the URL names cannot be had.
     """
+    if split_choice(url)[0].partition(":")[0] not in DIRECTORY_READERS:
+        return open_to_write(url)
     objects = open_to_read(url)
-    if not isinstance(objects, SizedObjects):
-        return objects  # a layer over it decodes already, or nothing in it is coded
     try:
         return CodedReader(objects, split_choice(url)[1])
     except BaseException:
