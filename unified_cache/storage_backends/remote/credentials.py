@@ -13,6 +13,7 @@ from threading import Lock
 import grpc
 
 from unified_cache.core.errors import ConfigError
+from unified_cache.core.files import read_kept
 
 __all__ = ["ClientCredentials", "CredentialFiles", "ReadCredentials"]
 
@@ -92,13 +93,13 @@ class ClientCredentials:
 
     def _read_now(self) -> ReadCredentials:
         files = self._files
-        token = "" if files.token is None else _content(files.token).decode("ascii", "replace").strip()
+        token = "" if files.token is None else read_kept(files.token).decode("ascii", "replace").strip()
         if files.token is not None and not token:
             raise ConfigError(f"{files.token} must hold a token, found nothing")
         if not self._secure:
             return ReadCredentials(token, None)
         ca, key, chain = (
-            None if path is None else _content(path) for path in (files.authorities, files.key, files.certificate)
+            None if path is None else read_kept(path) for path in (files.authorities, files.key, files.certificate)
         )
         if files.certificate is not None:
             try:
@@ -107,10 +108,3 @@ class ClientCredentials:
                 text = f"{files.certificate} and {files.key} must be a certificate and its key without a password"
                 raise ConfigError(f"{text}: {error.strerror or error}") from error
         return ReadCredentials(token, grpc.ssl_channel_credentials(ca, key, chain))
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error

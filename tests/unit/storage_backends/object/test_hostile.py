@@ -218,3 +218,24 @@ def test_who_may_only_read_a_bucket_reads_it_and_every_put_is_declined(
         assert len(bucket.asked) == asked_count, "none is sent to be denied"
         assert reader.get([blank_page(label(2))]) == [Answer.MISS]
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "variables"),
+    [
+        ("gs://bucket/kv", {"GOOGLE_BASE_URL": "", "GOOGLE_SKIP_SIGNATURE": "true", "GOOGLE_ALLOW_HTTP": "true"}),
+        ("az://bucket/kv", {"AZURE_STORAGE_ENDPOINT": "", "AZURE_SKIP_SIGNATURE": "true", "AZURE_ALLOW_HTTP": "true"}),
+    ],
+)
+def test_each_cloud_is_asked_where_its_variable_says_and_nowhere_else(
+    url: str, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    with (
+        HostileBucket.running(refusal(404), "127.0.0.2") as thief,
+        HostileBucket.running(redirect(thief.endpoint)) as bucket,
+    ):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value or bucket.endpoint)
+        assert "no variable names" in reason_of_a_get(url)
+        assert (bool(bucket.asked), thief.asked) == (True, [])
