@@ -16,22 +16,13 @@ from statistics import median
 
 import grpc
 
-from benchmarks.measure import Comparison, Figure, Spread, interleaved, timed
+from benchmarks.measure import Comparison, Figure, interleaved
 from benchmarks.plan import BenchmarkPlan
 from benchmarks.remote_load import load_figures
-from benchmarks.remote_pages import MovedPages, sealed
+from benchmarks.remote_pages import MovedPages
 from benchmarks.remote_server import BARE_GET, BARE_PUT, TCP_GET, TCP_PUT, ListeningPorts, serve
-from unified_cache.components import Full, SlidingWindow
 from unified_cache.core.byte_sizes import PART_BYTES
-from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
-from unified_cache.core.seal import HEADER_BYTES
-from unified_cache.proto import service_pb2 as pb
-from unified_cache.proto.wire.calls import Call
 from unified_cache.service.operations.process import keep_freed_memory
-from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.protocol import Level
-from unified_cache.storage_backends.remote.store import RemoteStorage
-from unified_cache.storage_backends.remote.url import RemoteOptions
 
 __all__ = ["remote_figures"]
 
@@ -39,14 +30,10 @@ PAGES_KIB = (256, 1024, 4096)
 """Payloads of a page."""
 STREAMS = (1, 4)
 RATIO_MIN = 0.85
-LOOKUP_PAGES = 2048
-WINDOW_PAGES = 8
-LOOKUP_MS_MAX = 3.0
-LOOKUP_CALLS = 5
 
 
 def remote_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
-    """Start a server, and measure streams and look-ups."""
+    """Start a server, and measure streams."""
     keep_freed_memory()
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -58,7 +45,6 @@ def remote_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
             for streams in STREAMS:
                 with ExitStack() as opened:
                     yield from _Streams(ports, page_kib, streams, opened).figures(plan)
-        yield from _lookup_figures(ports, plan)
         yield from load_figures(f"127.0.0.1:{ports.service}", plan)
     finally:
         server.terminate()
@@ -150,37 +136,3 @@ class _Streams:
         note = "loopback, a store in memory; HTTP/2 framing in Python bounds it, not the socket"
         rate = self._moved.rate(ours)
         return Figure("remote", f"{name}, {self._moved.name}", "GB/s", rate, comparisons, note)
-
-
-def _lookup_figures(ports: ListeningPorts, plan: BenchmarkPlan) -> Iterator[Figure]:
-    """Look up a prefix of which Full has every page and the window its last ones."""
-    layout = ModelLayout(
-        64, (Full((PoolSpec("kv", 64),)), SlidingWindow(WINDOW_PAGES * 64, 64, (PoolSpec("swa", 64),)))
-    )
-    manifest = manifest_of(Identity("bench-lookup"), layout)
-    address = f"127.0.0.1:{ports.service}"
-    remote = RemoteStorage.open(RemoteOptions((address,)))
-    remote.register(manifest, {})
-    kv, swa = layout.pools
-    pages = [
-        sealed(manifest.identity, kv, number, memoryview(bytearray(HEADER_BYTES + 64)))
-        for number in range(LOOKUP_PAGES)
-    ]
-    windows = range(LOOKUP_PAGES - WINDOW_PAGES, LOOKUP_PAGES)
-    pages += [sealed(manifest.identity, swa, number, memoryview(bytearray(HEADER_BYTES + 64))) for number in windows]
-    assert all(remote.put(pages, Level.CACHED))
-    keys = [page.label.key for page in pages[:LOOKUP_PAGES]]
-    channel = grpc.insecure_channel(address)
-    begin: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.LOOKUP.path)
-
-    def look_up() -> None:
-        request = pb.LookupRequest(identity=manifest.identity, keys=pb.Keys(keys=keys))
-        reply = pb.LookupReply.FromString(begin(request.SerializeToString()))
-        assert reply.end_max == LOOKUP_PAGES
-
-    (taken,) = interleaved([timed(look_up)], plan.effort.match_rounds, calls=LOOKUP_CALLS)
-    spread = Spread.of([ns / 1e6 for ns in taken])
-    held = Comparison("the target", LOOKUP_MS_MAX, spread.median, at_most=LOOKUP_MS_MAX)
-    yield Figure("remote", f"lookup, {LOOKUP_PAGES} pages, trailing window", "ms", spread, (held,), "client to client")
-    channel.close()
-    remote.close()

@@ -64,7 +64,7 @@ class Requests:
     """Every call of the contract, and the parts of its streams; the first byte says which."""
 
     def __init__(self) -> None:
-        limits = limits_with(pages_max=64, tokens_max=1024, identities_max=8)
+        limits = limits_with(pages_max=64, identities_max=8)
         self._notes = Notes()
         usage = TenantUsage(QuotaSettings(stored_bytes_max=1 << 20), COUNTED_PAGES_MAX, None)
         store = TenantStore(VerifiedStorage(MemoryStorage(1 << 20)), usage, self._notes)
@@ -83,19 +83,15 @@ class Requests:
         if chosen == len(calls):
             self._take_part(rest)
             return
-        self._make(Call.HELLO, pb.HelloRequest(manifest=MANIFEST, vocabulary=1000).SerializeToString())
+        self._make(Call.HELLO, pb.HelloRequest(manifest=MANIFEST).SerializeToString())
         self._make(calls[chosen], rest)
 
     def seeds(self) -> Iterator[bytes]:
         """Yield a message of each call that means something, and a part."""
         run = pb.PageRun(identity=LABEL.identity, pool="kv", keys=[LABEL.key], object_bytes=len(whole_page()))
-        keys, tokens = pb.Keys(keys=[LABEL.key]), pb.Tokens(ids=range(40), namespace=pb.Namespace(cache_salt="salt"))
-        pools = [pb.RequiredPool(name="swa", span=2)]
         put = [pb.PutPart(start=pb.PutStart(runs=[run], level=pb.DURABLE)), pb.PutPart(content=whole_page())]
         messages: list[tuple[Call, Message]] = [
-            (Call.HELLO, pb.HelloRequest(tenant="default", manifest=MANIFEST, vocabulary=7)),
-            (Call.LOOKUP, pb.LookupRequest(identity=LABEL.identity, keys=keys, pools=pools, every_end=True)),
-            (Call.LOOKUP, pb.LookupRequest(identity=LABEL.identity, tokens=tokens)),
+            (Call.HELLO, pb.HelloRequest(tenant="default", manifest=MANIFEST)),
             (Call.EXISTS, pb.ExistsRequest(runs=[run])),
             (Call.GET, pb.GetRequest(runs=[run, run])),
             (Call.TOUCH, pb.TouchRequest(runs=[run])),

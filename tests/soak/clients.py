@@ -140,7 +140,7 @@ class SoakClient:
         hello = pb.HelloRequest(manifest=MANIFEST)
         while self._line.ask(Call.HELLO, hello) is None and not stopped.wait(PAUSE_S):
             pass
-        moves = (self._get, self._put, self._look_up, self._exists, self._remove, self._stats)
+        moves = (self._get, self._put, self._exists, self._remove, self._stats)
         weights = (40, 25, 15, 8, 2, 4)
         while not stopped.wait(self._rng.expovariate(1 / PAUSE_S)):
             self._rng.choices(moves, weights)[0]()
@@ -163,12 +163,6 @@ class SoakClient:
         keys, pool = self._keys()
         level = self._rng.choice((pb.CACHED, pb.DURABLE))
         self._line.put(put_of(self._line.tenant, keys, pool, level))
-
-    def _look_up(self) -> None:
-        prompt = self._rng.randrange(PROMPTS)
-        keys = pb.Keys(keys=[key(prompt, number) for number in range(PAGES)])
-        request = pb.LookupRequest(identity=MANIFEST.identity, keys=keys)
-        self._line.ask(Call.LOOKUP, request)
 
     def _exists(self) -> None:
         keys, pool = self._keys()

@@ -17,7 +17,7 @@ RENEW_S = 5.0
 
 READ_S = 0.002
 HEALTH = "/grpc.health.v1.Health/Check"
-PATHS = (Call.HELLO.path, Call.GET.path, Call.PUT.path, Call.LOOKUP.path, HEALTH)
+PATHS = (Call.HELLO.path, Call.GET.path, Call.PUT.path, Call.EXISTS.path, HEALTH)
 MESSAGE_BYTES = 1 << 20
 """Length that a trickled message claims."""
 

@@ -83,10 +83,6 @@ class ServeCommand:
     config: ConfigOption = None
     assigned: SetOption = None
     print_config: Annotated[bool, typer.Option("--print-config", help="Print all settings as TOML and exit.")] = False
-    record: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Record look-ups in FILE.gz, as a trace in which no prompt can be read."),
-    ] = None
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Serve other machines without asking for client certificates.")
     ] = False
@@ -94,8 +90,7 @@ class ServeCommand:
     def run(self) -> None:
         """Serve until a signal or an administrator ends it."""
         os.environ.setdefault(GRPC_LOG, "NONE")
-        also = {"record.file": self.record, "insecure": self.insecure or None}
-        flags = given_flags(self, also)
+        flags = given_flags(self, {"insecure": self.insecure or None})
         settings = read_settings(ServiceSettings, self.config, flags, self.assigned or ()).settings
         if self.print_config:
             sys.stdout.write(as_toml(settings))

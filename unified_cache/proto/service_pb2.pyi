@@ -16,14 +16,12 @@ CACHED: Level
 DURABLE: Level
 
 class HelloRequest(_message.Message):
-    __slots__ = ("tenant", "manifest", "vocabulary")
+    __slots__ = ("tenant", "manifest")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
-    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     manifest: _manifest_pb2.Manifest
-    vocabulary: int
-    def __init__(self, tenant: _Optional[str] = ..., manifest: _Optional[_Union[_manifest_pb2.Manifest, _Mapping]] = ..., vocabulary: _Optional[int] = ...) -> None: ...
+    def __init__(self, tenant: _Optional[str] = ..., manifest: _Optional[_Union[_manifest_pb2.Manifest, _Mapping]] = ...) -> None: ...
 
 class HelloReply(_message.Message):
     __slots__ = ("format_version", "tenant", "durable", "part_bytes", "pages_max", "store")
@@ -52,70 +50,6 @@ class PageRun(_message.Message):
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     object_bytes: int
     def __init__(self, identity: _Optional[bytes] = ..., pool: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., object_bytes: _Optional[int] = ...) -> None: ...
-
-class Namespace(_message.Message):
-    __slots__ = ("extra_key", "cache_salt", "lora_id", "tenant", "bigrams")
-    EXTRA_KEY_FIELD_NUMBER: _ClassVar[int]
-    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
-    LORA_ID_FIELD_NUMBER: _ClassVar[int]
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    BIGRAMS_FIELD_NUMBER: _ClassVar[int]
-    extra_key: str
-    cache_salt: str
-    lora_id: str
-    tenant: str
-    bigrams: bool
-    def __init__(self, extra_key: _Optional[str] = ..., cache_salt: _Optional[str] = ..., lora_id: _Optional[str] = ..., tenant: _Optional[str] = ..., bigrams: _Optional[bool] = ...) -> None: ...
-
-class Tokens(_message.Message):
-    __slots__ = ("ids", "namespace")
-    IDS_FIELD_NUMBER: _ClassVar[int]
-    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    ids: _containers.RepeatedScalarFieldContainer[int]
-    namespace: Namespace
-    def __init__(self, ids: _Optional[_Iterable[int]] = ..., namespace: _Optional[_Union[Namespace, _Mapping]] = ...) -> None: ...
-
-class Keys(_message.Message):
-    __slots__ = ("keys",)
-    KEYS_FIELD_NUMBER: _ClassVar[int]
-    keys: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
-
-class LookupRequest(_message.Message):
-    __slots__ = ("tenant", "identity", "keys", "tokens", "pools", "every_end")
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    IDENTITY_FIELD_NUMBER: _ClassVar[int]
-    KEYS_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    POOLS_FIELD_NUMBER: _ClassVar[int]
-    EVERY_END_FIELD_NUMBER: _ClassVar[int]
-    tenant: str
-    identity: bytes
-    keys: Keys
-    tokens: Tokens
-    pools: _containers.RepeatedCompositeFieldContainer[RequiredPool]
-    every_end: bool
-    def __init__(self, tenant: _Optional[str] = ..., identity: _Optional[bytes] = ..., keys: _Optional[_Union[Keys, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., pools: _Optional[_Iterable[_Union[RequiredPool, _Mapping]]] = ..., every_end: _Optional[bool] = ...) -> None: ...
-
-class RequiredPool(_message.Message):
-    __slots__ = ("name", "span")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    SPAN_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    span: int
-    def __init__(self, name: _Optional[str] = ..., span: _Optional[int] = ...) -> None: ...
-
-class LookupReply(_message.Message):
-    __slots__ = ("end_max", "restorable", "bound_by", "pages_count")
-    END_MAX_FIELD_NUMBER: _ClassVar[int]
-    RESTORABLE_FIELD_NUMBER: _ClassVar[int]
-    BOUND_BY_FIELD_NUMBER: _ClassVar[int]
-    PAGES_COUNT_FIELD_NUMBER: _ClassVar[int]
-    end_max: int
-    restorable: bytes
-    bound_by: str
-    pages_count: int
-    def __init__(self, end_max: _Optional[int] = ..., restorable: _Optional[bytes] = ..., bound_by: _Optional[str] = ..., pages_count: _Optional[int] = ...) -> None: ...
 
 class ExistsRequest(_message.Message):
     __slots__ = ("tenant", "runs")

@@ -4,7 +4,6 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,8 +15,6 @@ import grpc
 from grpc_health.v1 import health  # type: ignore[import-untyped]
 from prometheus_client import CollectorRegistry
 
-from unified_cache.cache.recording.recorder import RecorderSettings, TraceRecorder
-from unified_cache.cache.recording.requests import RequestRecord
 from unified_cache.core.byte_sizes import size_text
 from unified_cache.core.drain import Drain
 from unified_cache.core.errors import ConfigError
@@ -115,8 +112,7 @@ class Service:
                 metrics.anomaly("cap_above_disk", f"{text}: the store is full when the disk is")
             usage = TenantUsage(settings.quota, COUNTED_PAGES_MAX, bytes_max, capability.taken_bytes)
             store = TenantStore(guarded.guard, usage, metrics, guarded.own)
-            record = _recorder(settings, opened)
-            cache = CacheService(store, gate, settings.limits, drain.ask, record)
+            cache = CacheService(store, gate, settings.limits, drain.ask)
             opened.callback(cache.close)
             stop = Event()
             counting = Thread(target=store.count_stored, args=(stop,), name="tenant-count", daemon=True)
@@ -244,15 +240,6 @@ def _status_of_reader(access: _Access, is_certified_enough: bool, connection: so
     if caller is not None and caller.role is Role.ADMIN:
         return 200
     return 403 if caller is not None or access.tokens is None else 401
-
-
-def _recorder(settings: ServiceSettings, opened: ExitStack) -> Callable[[RequestRecord], None] | None:
-    """Return what takes a note of each look-up; None where nothing is recorded."""
-    record = settings.record
-    if record.file is None:
-        return None
-    bounds = RecorderSettings(record.file_bytes_max, record.files_max)
-    return opened.enter_context(TraceRecorder.open(record.file, bounds)).record
 
 
 def _new_server(

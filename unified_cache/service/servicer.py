@@ -1,17 +1,13 @@
 """The calls of the contract over one store: each is checked, carried out and answered here."""
 
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import groupby
 
 import grpc
-import numpy as np
 from google.protobuf.message import Message
 
-from unified_cache.cache.recording.requests import KeyedPages, RequestRecord
 from unified_cache.core.errors import InputError
-from unified_cache.core.hits import Hits
-from unified_cache.core.seal import FORMAT_VERSION, Label
+from unified_cache.core.seal import FORMAT_VERSION
 from unified_cache.core.settings.access import Role
 from unified_cache.core.settings.limits import LimitSettings
 from unified_cache.proto import service_pb2 as pb
@@ -25,14 +21,11 @@ from unified_cache.service.requests.checks import (
     NamedRun,
     all_stored,
     announced,
-    check_asserted,
     check_sender,
     checked_cursor,
     checked_request,
     named,
-    prefix,
 )
-from unified_cache.service.requests.lookup import labels_of_spans, longest_prefix
 from unified_cache.service.store.tenants import TenantStore, named_page
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
@@ -50,8 +43,7 @@ PageAnswer = tuple[bytes, Sequence[memoryview]]
 class CacheService:
     """The request path of a server. Owns the store; closing it closes that. Thread-safe.
 
-    ``ask_drain`` is called when an administrator asks the server to end; ``record`` is given a note of every look-up,
-    without waiting; None where nobody asks for them.
+    ``ask_drain`` is called when an administrator asks the server to end.
     """
 
     def __init__(
@@ -60,14 +52,12 @@ class CacheService:
         gate: ServiceGate,
         limits: LimitSettings,
         ask_drain: Callable[[], object],
-        record: Callable[[RequestRecord], None] | None = None,
     ) -> None:
         self._limits = limits
         self._store = store
         self._registry = Registry(limits)
         self._gate = gate
         self._ask_drain = ask_drain
-        self._record = record
 
     def rpc_methods(self) -> grpc.GenericRpcHandler:
         """Return what a ``grpc.Server`` is given; its options are ``LimitSettings.channel_options``.
@@ -78,7 +68,6 @@ class CacheService:
         unary = self._unary
         single = {
             Call.HELLO.value: unary(Call.HELLO, Role.READER, pb.HelloRequest, self._hello),
-            Call.LOOKUP.value: unary(Call.LOOKUP, Role.READER, pb.LookupRequest, self._lookup),
             Call.EXISTS.value: unary(Call.EXISTS, Role.READER, pb.ExistsRequest, self._exists),
             Call.PUT.value: self._put,
             Call.TOUCH.value: unary(Call.TOUCH, Role.READER, pb.TouchRequest, self._touch),
@@ -115,7 +104,7 @@ class CacheService:
 
     def _hello(self, call: AdmittedCall, request: pb.HelloRequest) -> pb.HelloReply:
         if request.HasField("manifest"):
-            registered = self._registry.add(call.caller, request.manifest, request.vocabulary)
+            registered = self._registry.add(call.caller, request.manifest)
             call.about = _described(registered)
         capability = self._store.capability()
         return pb.HelloReply(
@@ -126,36 +115,6 @@ class CacheService:
             pages_max=self._limits.pages_max,
             store=capability.name,
         )
-
-    def _lookup(self, call: AdmittedCall, request: pb.LookupRequest) -> pb.LookupReply:
-        check_digests((request.identity,), "an identity")
-        if request.tokens.namespace.HasField("tenant"):
-            check_asserted(request.tokens.namespace.tenant, call.tenant)
-        registration = self._registry.find(call.tenant, request.identity)
-        keys, pools = prefix(request, registration, self._limits)
-        identity = registration.stored.identity
-        found = longest_prefix(
-            pools,
-            len(keys),
-            lambda asked: self._present(call, labels_of_spans(identity, keys, asked)),
-            every_end=request.every_end,
-        )
-        if self._record is not None:
-            pages = KeyedPages(keys, registration.layout.page_size, call.tenant.encode() + identity)
-            bound_by = (found.bound_by,) if found.bound_by else ()
-            self._record(RequestRecord(time.time(), pages, 0, Hits(storage=found.end), bound_by))
-        reply = pb.LookupReply(end_max=found.end, bound_by=found.bound_by, pages_count=len(keys))
-        if request.every_end:
-            reply.restorable = np.packbits(found.restorable, bitorder="little").tobytes()
-        return reply
-
-    def _present(self, call: AdmittedCall, labels: Sequence[Label]) -> list[Answer]:
-        """Ask the store, a request's worth of names at a time, for as long as the call may take."""
-        answers: list[Answer] = []
-        for start in range(0, len(labels), self._limits.pages_max):
-            call.moved()
-            answers += self._store.exists(call.tenant, labels[start : start + self._limits.pages_max])
-        return answers
 
     def _exists(self, call: AdmittedCall, request: pb.ExistsRequest) -> pb.ExistsReply:
         answers = self._store.exists(call.tenant, all_stored(self._named(call.tenant, request.runs)))

@@ -15,7 +15,7 @@ from unified_cache.cache.recording.recorder import (
     TraceNames,
     TraceRecorder,
 )
-from unified_cache.cache.recording.requests import KeyedPages, RequestRecord
+from unified_cache.cache.recording.requests import RequestRecord
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.hits import Hits
 from unified_cache.core.page import Namespace, Prompt
@@ -67,7 +67,7 @@ def test_names_are_equal_for_equal_pages_and_say_nothing_of_them_without_the_sal
     assert first == again
     assert not set(first) & set(other)
     assert not set(first) & set(ids["other"][0]), "two recordings cannot be held against each other"
-    keys = record_of(1, namespace="acme").pages.keys
+    keys = record_of(1, namespace="acme").prompt.keys
     guesses = [key[:8] for key in keys] + [blake2b(key, digest_size=8).digest() for key in keys]
     assert not {int.from_bytes(guess, "little") >> 1 for guess in guesses} & set(first), (
         "who guesses a prompt learns nothing"
@@ -77,7 +77,7 @@ def test_names_are_equal_for_equal_pages_and_say_nothing_of_them_without_the_sal
 
 def test_what_there_is_no_room_for_is_dropped_and_counted_and_nobody_waits(tmp_path: Path) -> None:
     record = record_of(1)
-    size = len(record.pages.tokens) if isinstance(record.pages, Prompt) else 0
+    size = len(record.prompt.tokens)
     recorder = TraceRecorder.open(tmp_path / "trace.gz", RecorderSettings(queue_bytes_max=5 * size))
     with recorder._guard:  # the writer cannot take anything meanwhile
         held = threading.Thread(target=lambda: None)
@@ -100,7 +100,7 @@ def test_files_are_rotated_and_the_oldest_goes(tmp_path: Path) -> None:
             recorder.record(record_of(number))
     assert sorted(each.name for each in tmp_path.iterdir()) == ["trace.1.jsonl.gz", "trace.2.jsonl.gz"]
     names = [lines_of(tmp_path / f"trace.{number}.jsonl.gz")[0]["hash_ids"] for number in (1, 2)]
-    assert names == [TraceNames(SALT).pages(record_of(number).pages.keys) for number in (5, 4)]
+    assert names == [TraceNames(SALT).pages(record_of(number).prompt.keys) for number in (5, 4)]
 
 
 def test_a_file_that_is_cut_short_keeps_what_was_whole(tmp_path: Path) -> None:
@@ -128,17 +128,6 @@ def test_only_its_owner_can_read_a_recording(tmp_path: Path) -> None:
         path.unlink()  # as a rotation does
         recorder.record(record_of(1))
     assert path.stat().st_mode & 0o777 == 0o600
-
-
-def test_pages_that_are_known_by_their_keys_alone_are_recorded_alike(tmp_path: Path) -> None:
-    record = record_of(1)
-    keyed = KeyedPages(record.pages.keys, PAGE_SIZE, b"")
-    path = tmp_path / "trace.gz"
-    with TraceRecorder.open(path) as recorder:
-        recorder.record(record)
-        recorder.record(RequestRecord(record.at_s, keyed, 2, record.found, record.bound_by))
-    first, second = lines_of(path)
-    assert first == second
 
 
 @pytest.mark.parametrize(

@@ -306,39 +306,13 @@ def serving(asked: AskedStorage, limits: LimitSettings) -> Iterator[Wire]:
 
 @pytest.fixture
 def wire(asked: AskedStorage) -> Iterator[Wire]:
-    limits = limits_with(pages_max=PAGES_MAX, lookup_pages_max=PAGES_MAX * 2, batch_bytes=1 << 18)
+    limits = limits_with(pages_max=PAGES_MAX, batch_bytes=1 << 18)
     yield from serving(asked, limits)
 
 
 @pytest.fixture
 def short(asked: AskedStorage) -> Iterator[Wire]:
-    yield from serving(asked, limits_with(call_s_max=0.3, pages_max=PAGES_MAX, lookup_pages_max=PAGES_MAX * 2))
-
-
-def lookup(pages_count: int, *pools: str, identity: bytes = WIDE_MANIFEST.identity) -> pb.LookupRequest:
-    keys = pb.Keys(keys=[key(number) for number in range(pages_count)])
-    return pb.LookupRequest(identity=identity, keys=keys, pools=[pb.RequiredPool(name=name) for name in pools])
-
-
-@pytest.mark.threat("costly requests")
-def test_a_lookup_names_each_pool_once(wire: Wire, asked: AskedStorage) -> None:
-    with refused(BAD, "names each pool once, found 1 pools named 20000 times"):
-        wire.ask(Call.LOOKUP, lookup(1, *["pool_0"] * 20_000))
-    assert asked.asked_counts == []
-
-
-@pytest.mark.threat("costly requests")
-def test_a_lookup_asks_for_a_bounded_number_of_pages_of_all_its_pools(wire: Wire, asked: AskedStorage) -> None:
-    most = 2 * PAGES_MAX // POOLS
-    with refused(BAD, f"at most {2 * PAGES_MAX} pages of all its pools, found {most + 1} of {POOLS} pools each"):
-        wire.ask(Call.LOOKUP, lookup(most + 1))
-    tokens = pb.Tokens(ids=[1] * (most + 1))
-    with refused(BAD, "pages of all its pools"):
-        wire.ask(Call.LOOKUP, pb.LookupRequest(identity=WIDE_MANIFEST.identity, tokens=tokens))
-    assert asked.asked_counts == []
-    wire.ask(Call.LOOKUP, lookup(most))
-    assert sum(asked.asked_counts) == 2 * PAGES_MAX
-    assert max(asked.asked_counts) <= PAGES_MAX
+    yield from serving(asked, limits_with(call_s_max=0.3, pages_max=PAGES_MAX))
 
 
 def test_a_run_of_too_many_pages_is_refused_before_they_are_named(wire: Wire, asked: AskedStorage) -> None:
@@ -348,33 +322,19 @@ def test_a_run_of_too_many_pages_is_refused_before_they_are_named(wire: Wire, as
 
 
 @pytest.mark.threat("costly requests")
-@pytest.mark.parametrize("call", [Call.EXISTS, Call.LOOKUP])
-def test_a_call_of_one_message_ends_in_time(short: Wire, asked: AskedStorage, call: Call) -> None:
-    asked.is_free.clear()
-    request = pb.ExistsRequest(runs=[run(key(0))]) if call is Call.EXISTS else lookup(1, identity=IDENTITY)
-    with refused(grpc.StatusCode.CANCELLED):
-        short.ask(call, request)
-    asked.is_free.set()
-    wait_for(lambda: short.running.scheduler.in_flight_count == 0)
-
-
-@pytest.mark.threat("costly requests")
-def test_a_lookup_that_was_cut_off_asks_for_nothing_more(short: Wire, asked: AskedStorage) -> None:
+def test_a_call_of_one_message_ends_in_time(short: Wire, asked: AskedStorage) -> None:
     asked.is_free.clear()
     with refused(grpc.StatusCode.CANCELLED):
-        short.ask(Call.LOOKUP, lookup(2 * PAGES_MAX // POOLS))
+        short.ask(Call.EXISTS, pb.ExistsRequest(runs=[run(key(0))]))
     asked.is_free.set()
     wait_for(lambda: short.running.scheduler.in_flight_count == 0)
-    assert asked.asked_counts == [PAGES_MAX]
-    assert ("Lookup", "default", "CANCELLED") in short.running.notes.codes
-    assert "cut_off" in short.running.notes.kinds
 
 
 @pytest.mark.threat("costly requests")
 def test_what_nobody_knows_of_a_manifest_is_not_kept() -> None:
     padded = Manifest.FromString(MANIFEST.SerializeToString() + b"\xfa\x7f\x80\x80\x40" + bytes(1 << 20))
     assert padded.ByteSize() > 1 << 20
-    registration = Registry(LimitSettings()).add(Caller("acme", Role.WRITER), padded, 0)
+    registration = Registry(LimitSettings()).add(Caller("acme", Role.WRITER), padded)
     assert registration.manifest == MANIFEST
     assert registration.manifest.ByteSize() == MANIFEST.ByteSize()
     assert registration.stored.ByteSize() < 2 * MANIFEST.ByteSize()

@@ -2,7 +2,6 @@
 
 import hashlib
 import socket
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -31,7 +30,7 @@ LAYOUT = ModelLayout(
 MODEL = Identity("model", "r1", "bf16")
 MANIFEST = manifest_of(MODEL, LAYOUT)
 IDENTITY = MANIFEST.identity
-LIMITS = limits_with(pages_max=100, tokens_max=1000)
+LIMITS = limits_with(pages_max=100)
 
 BAD = grpc.StatusCode.INVALID_ARGUMENT
 DENIED = grpc.StatusCode.PERMISSION_DENIED
@@ -79,7 +78,7 @@ class ServerOverMemory:
         self.backend = MemoryStorage()
         self.running = LoopbackServer.start(self.backend, LIMITS)
         self.wire = Wire(self.running)
-        self.wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST, vocabulary=32_000))
+        self.wire.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
         assert pb.PutReply.FromString(self.wire.put([start(0), part(page(0))])).stored == b"\x02"
 
     def state(self) -> object:
@@ -123,10 +122,6 @@ def put(*messages: pb.PutPart | bytes, token: str = "") -> Send:
     return lambda server: (Wire(server.running, token) if token else server.wire).put(messages)
 
 
-def look_up(**fields: object) -> Send:
-    return ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, **fields))  # type: ignore[arg-type]  # by name
-
-
 def hello(manifest: Manifest) -> Send:
     return ask(Call.HELLO, pb.HelloRequest(manifest=manifest))
 
@@ -163,7 +158,7 @@ def flipped(at: int) -> bytes:
     return bytes(spoilt)
 
 
-ONE_MESSAGE = (Call.HELLO, Call.LOOKUP, Call.EXISTS, Call.TOUCH, Call.REMOVE, Call.SCAN, Call.CLEAR)
+ONE_MESSAGE = (Call.HELLO, Call.EXISTS, Call.TOUCH, Call.REMOVE, Call.SCAN, Call.CLEAR)
 MALFORMED = (
     b"\xff",
     b"\x0a",
@@ -178,7 +173,6 @@ NAMES += ["\u202e\u200b".encode(), bytes(31), bytes(33), b"z" * 64]
 NAMES += [key(1).hex().encode(), key(1).hex().upper().encode()]
 TENANTS = ("", "x" * 65, "a\n", "a\0b", "../a", "A", "é", "-a")
 CURSORS = ("../x", "x", "memory", "memory:../x", "elsewhere:", "x" * 10_240, "a\0", "a b", "\u202e")
-TOKENS = (-1, 2**31, 2**63 - 1, -(2**63), 32_000)
 LENGTHS = (OBJECT_BYTES - 1, OBJECT_BYTES + 1, 0, HEADER_BYTES, 2 * OBJECT_BYTES)
 MANY = [key(number) for number in range(LIMITS.pages_max + 1)]
 CONTROLS = ("\x1b", "\x9b", "\n", "\u202e", "\u2066", "\u2028")
@@ -214,7 +208,6 @@ INVALID: dict[str, list[Send]] = {
     "the reserved tenant": [ask(Call.STATS, pb.StatsRequest(tenant="default"), "team:admin")],
     "a key that is no digest": [
         *(send for name in NAMES for runs in ([run(name)], [run(key(0), name)]) for send in in_every_call(*runs)),
-        *(look_up(keys=pb.Keys(keys=[name])) for name in NAMES),
     ],
     "an identity that is no digest": [
         *(send for name in NAMES for send in in_every_call(run(key(0), identity=name))),
@@ -224,10 +217,7 @@ INVALID: dict[str, list[Send]] = {
     "a cursor that no scan returned": [
         ask(Call.SCAN, pb.ScanRequest(identity=IDENTITY, cursor=cursor)) for cursor in CURSORS
     ],
-    "a token out of range": [look_up(tokens=pb.Tokens(ids=[1, token])) for token in TOKENS],
     "more than may be": [
-        look_up(tokens=pb.Tokens(ids=[1] * 1001)),
-        look_up(keys=pb.Keys(keys=MANY)),
         ask(Call.EXISTS, pb.ExistsRequest(runs=[run(*MANY[:60]), run(*MANY[60:])])),
         get(pb.GetRequest(runs=[run(*MANY)])),
     ],
@@ -238,12 +228,7 @@ INVALID: dict[str, list[Send]] = {
         put(start(1), part(PICKLE.ljust(OBJECT_BYTES))),
     ],
     "a pool that the layout does not have": [
-        send
-        for pool in ("other", "", "../kv", "KV")
-        for send in (
-            ask(Call.EXISTS, pb.ExistsRequest(runs=[run(key(0), pool=pool)])),
-            look_up(keys=pb.Keys(keys=[key(0)]), pools=[pb.RequiredPool(name=pool)]),
-        )
+        ask(Call.EXISTS, pb.ExistsRequest(runs=[run(key(0), pool=pool)])) for pool in ("other", "", "../kv", "KV")
     ],
     **{name: [put(*messages)] for name, messages in STREAMS.items()},
     "a manifest that makes no sense": [
@@ -254,14 +239,12 @@ INVALID: dict[str, list[Send]] = {
         *(hello(manifest_of(Identity(f"m{sign}"), LAYOUT)) for sign in CONTROLS),
     ],
 }
-OTHER_TENANT = pb.Namespace(tenant="other")
 REFUSED: dict[grpc.StatusCode, dict[str, list[Send]]] = {
     BAD: INVALID,
     DENIED: {
         "another tenant": [
             ask(Call.STATS, pb.StatsRequest(tenant="other")),
             put(pb.PutPart(start=pb.PutStart(tenant="other", runs=start(1).start.runs))),
-            look_up(tokens=pb.Tokens(ids=[1], namespace=OTHER_TENANT)),
         ],
         "a role that is too low": [
             put(start(1), part(page(1)), token="default:reader"),
@@ -318,12 +301,6 @@ def test_unknown_fields_are_ignored(server: ServerOverMemory) -> None:
         assert pb.ExistsReply.FromString(server.wire.ask(Call.EXISTS, known + b"\xfa\x3f\x03abc")).found == b"\x01"
 
 
-def test_no_tokens_at_all_hit_nothing(server: ServerOverMemory) -> None:
-    for request in (pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens()), pb.LookupRequest(identity=IDENTITY)):
-        with server.unchanged():
-            assert pb.LookupReply.FromString(server.wire.ask(Call.LOOKUP, request)) == pb.LookupReply()
-
-
 def test_the_same_put_many_times_over_is_stored_once(server: ServerOverMemory) -> None:
     with server.unchanged():
         futures = [server.wire.begin_put([start(0), part(page(0))]) for _ in range(100)]
@@ -346,13 +323,6 @@ def test_a_request_with_a_field_of_an_earlier_version_is_answered_in_the_stream(
     range_of_memory = b"\x1a\x04\x0a\x00\x18\x40"  # field 3: a name, and a length
     (reply,) = server.wire.get(request + range_of_memory)
     assert pb.GetPart.FromString(reply).content == page(0)
-
-
-def test_a_look_up_that_asks_for_a_lease_is_answered_without_one(server: ServerOverMemory) -> None:
-    request = pb.LookupRequest(identity=IDENTITY, keys=pb.Keys(keys=[key(0)]), pools=[pb.RequiredPool(name="kv")])
-    seconds = b"\x31" + struct.pack("<d", 5.0)  # field 6
-    reply = server.wire.ask(Call.LOOKUP, request.SerializeToString() + seconds)
-    assert pb.LookupReply.FromString(reply) == pb.LookupReply(end_max=1, pages_count=1)
 
 
 # Calls that end early

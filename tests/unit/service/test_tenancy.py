@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 
-import grpc
 import pytest
 
-from tests.support.service import LoopbackServer, Notes, Wire, limits_with, refused, wait_for
+from tests.support.service import LoopbackServer, Notes, Wire, limits_with, wait_for
 from tests.support.service_settings import service_settings
 from tests.support.store_kinds import StoreKind
 from tests.unit.service.test_requests import (
@@ -78,12 +77,9 @@ def put(wire: Wire, *numbers: int) -> bytes:
 def every_answer(wire: Wire, *numbers: int) -> list[object]:
     """Ask for pages in every way there is."""
     runs = [run(*map(key, numbers), object_bytes=OBJECT_BYTES)]
-    keys = pb.Keys(keys=map(key, numbers))
-    pools = [pb.RequiredPool(name="kv")]
     return [
         wire.ask(Call.EXISTS, pb.ExistsRequest(runs=runs)),
         wire.ask(Call.TOUCH, pb.TouchRequest(runs=runs)),
-        wire.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, keys=keys, pools=pools)),
         wire.get(pb.GetRequest(runs=runs)),
         wire.ask(Call.SCAN, pb.ScanRequest(identity=IDENTITY)),
         wire.ask(Call.IDENTITIES, pb.IdentitiesRequest()),
@@ -117,7 +113,7 @@ def test_a_tenant_whose_name_and_model_read_like_anothers_shares_nothing() -> No
     named = [("a", "model"), ("b", "model"), ("a", "@b/model"), ("b", "@a/model"), ("a", "a/model")]
     registry = Registry(LimitSettings())
     digests = {
-        registry.add(Caller(tenant, Role.WRITER), manifest_of(Identity(model), LAYOUT), 0).stored.identity
+        registry.add(Caller(tenant, Role.WRITER), manifest_of(Identity(model), LAYOUT)).stored.identity
         for tenant, model in named
     }
     assert len(digests) == len(named)
@@ -288,40 +284,28 @@ def test_one_tenant_stores_two_forms_of_one_model_side_by_side(running: Loopback
 
 
 @pytest.mark.threat("displacing identities")
-def test_a_reader_who_registers_an_identity_first_restricts_nobody(running: LoopbackServer) -> None:
-    reader, owner = Wire(running, "acme:reader"), Wire(running, "acme:writer")
-    reader.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST, vocabulary=1))
-    owner.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST, vocabulary=32_000))
-    reader.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
-    owner.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens(ids=[31_999] * 16)))
-    with refused(grpc.StatusCode.INVALID_ARGUMENT, "less than 32000"):
-        owner.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens(ids=[32_000] * 16)))
-    owner.ask(Call.HELLO, pb.HelloRequest(manifest=MANIFEST))
-    owner.ask(Call.LOOKUP, pb.LookupRequest(identity=IDENTITY, tokens=pb.Tokens(ids=[32_000] * 16)))
-
-
-@pytest.mark.threat("displacing identities")
 def test_readers_that_name_more_than_may_be_known_displace_nothing_that_a_writer_registered() -> None:
     registry = Registry(limits_with(identities_max=3))
     owned = [manifest_of(Identity("model", f"r{number}"), LAYOUT) for number in range(3)]
     for manifest in owned:
-        registry.add(WRITER, manifest, 100)
+        registry.add(WRITER, manifest)
     asked = [manifest_of(Identity("asked", f"r{number}"), LAYOUT) for number in range(10)]
     for manifest in (*asked, owned[0]):
-        registry.add(READER, manifest, 0)
-    for manifest in (*owned, *asked[-3:]):
-        assert registry.find("acme", manifest.identity).vocabulary == (100 if manifest in owned else 0)
+        registry.add(READER, manifest)
+    assert {each.manifest.identity for each in registry.registered("acme")} == {each.identity for each in owned}
+    for manifest in asked[-3:]:
+        assert registry.find("acme", manifest.identity).manifest == manifest
     for manifest in asked[:-3]:
         with pytest.raises(Refused, match="say Hello"):
             registry.find("acme", manifest.identity)
 
 
-def test_an_identity_that_a_reader_named_first_is_the_writers_with_what_that_says() -> None:
+def test_an_identity_that_a_reader_named_first_is_the_writers() -> None:
     registry = Registry(limits_with(identities_max=1))
-    registry.add(READER, MANIFEST, 0)
-    registry.add(WRITER, MANIFEST, 100)
-    registry.add(READER, manifest_of(Identity("asked"), LAYOUT), 0)
-    assert registry.find("acme", IDENTITY).vocabulary == 100
+    registry.add(READER, MANIFEST)
+    registry.add(WRITER, MANIFEST)
+    registry.add(READER, manifest_of(Identity("asked"), LAYOUT))
+    assert registry.registered("acme") == [registry.find("acme", IDENTITY)]
     assert len(registry.of("acme")) == 2
     registry.forget("acme", IDENTITY)
     with pytest.raises(Refused, match="say Hello"):
@@ -343,17 +327,17 @@ def test_a_full_registry_forgets_the_identity_that_nobody_used_for_longest() -> 
     registry = Registry(limits_with(identities_max=3))
     manifests = [manifest_of(Identity("model", f"r{number}"), LAYOUT) for number in range(5)]
     for manifest in manifests[:3]:
-        registry.add(WRITER, manifest, 0)
+        registry.add(WRITER, manifest)
     registry.find("acme", manifests[0].identity)
-    registry.add(WRITER, manifests[1], 0)
-    registry.add(OTHER_WRITER, manifests[4], 0)
-    registry.add(WRITER, manifests[3], 0)
+    registry.add(WRITER, manifests[1])
+    registry.add(OTHER_WRITER, manifests[4])
+    registry.add(WRITER, manifests[3])
     known = {registration.manifest.identity for registration in registry.of("acme")}
     assert known == {manifests[number].identity for number in (0, 1, 3)}
     with pytest.raises(Refused, match="say Hello") as forgotten:
         registry.find("acme", manifests[2].identity)
     assert forgotten.value.trailing == ((REASON, REASON_HELLO),)
-    assert registry.add(WRITER, manifests[2], 0).manifest == manifests[2]
+    assert registry.add(WRITER, manifests[2]).manifest == manifests[2]
 
 
 # Tenants share the store by quota: what one puts costs none of the others a page below its share

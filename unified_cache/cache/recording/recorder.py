@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from unified_cache.cache.recording.requests import KeyedPages, RequestRecord, RequestWatcher
+from unified_cache.cache.recording.requests import RequestRecord, RequestWatcher
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.page import PageKey, Prompt
+from unified_cache.core.page import PageKey
 from unified_cache.core.pool import ModelLayout
 
 __all__ = ["SALT_BYTES", "RecorderCounts", "RecorderSettings", "TraceNames", "TraceRecorder"]
@@ -260,15 +260,15 @@ class TraceRecorder:
 
     def _line(self, record: RequestRecord) -> bytes:
         """Return the line of one request; its times count from the beginning of the recording."""
-        pages = record.pages
-        names = self._names.pages(pages.keys)
+        prompt = record.prompt
+        names = self._names.pages(prompt.keys)
         entry = {
             "timestamp": round((record.at_s - self._began_s) * 1000, 3),
-            "input_length": len(names) * pages.page_size,
-            "output_length": record.output_pages * pages.page_size,
+            "input_length": len(names) * prompt.page_size,
+            "output_length": record.output_pages * prompt.page_size,
             "hash_ids": names,
-            "page_size": pages.page_size,
-            "namespace": self._names.namespace(pages.seed),
+            "page_size": prompt.page_size,
+            "namespace": self._names.namespace(prompt.seed),
             "hit_pages": record.found.by_tier(),
             "bound_by": list(record.bound_by),
         }
@@ -277,8 +277,4 @@ class TraceRecorder:
 
 def _bytes_of(record: RequestRecord) -> int:
     """Return the memory that a record keeps, about."""
-    pages = record.pages
-    if isinstance(pages, Prompt):
-        return len(pages.tokens)
-    assert isinstance(pages, KeyedPages)
-    return sum(map(len, pages.keys))
+    return len(record.prompt.tokens)

@@ -6,28 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from unified_cache.core.hits import Hits
-from unified_cache.core.page import PageKey, Prompt
+from unified_cache.core.page import Prompt
 from unified_cache.tree import Lock
 
-__all__ = ["KeyedPages", "RequestRecord", "RequestWatcher"]
+__all__ = ["RequestRecord", "RequestWatcher"]
 
 RUNNING_MAX = 1_024
 """Requests that run: of more, the oldest is taken for over."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeyedPages:
-    """Pages of a request by their keys alone, as a service knows them."""
-
-    keys: Sequence[PageKey]
-    page_size: int
-    seed: bytes
-    """Digest of their namespace, or of whatever keeps them apart from pages of the same tokens."""
-
-    @property
-    def pages_count(self) -> int:
-        """Number of pages."""
-        return len(self.keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +20,14 @@ class RequestRecord:
     """One request that is over."""
 
     at_s: float
-    """Time of its lock, or of its look-up by a service, in seconds since the epoch."""
-    pages: Prompt | KeyedPages
+    """Time of its lock, in seconds since the epoch."""
+    prompt: Prompt
     output_pages: int
     """Whole pages that were inserted after those of the prompt."""
     found: Hits
     """Pages that need not be computed."""
     bound_by: tuple[str, ...]
     """Components that kept more from being found; empty where everything was."""
-
-    @property
-    def pages_count(self) -> int:
-        """Whole pages of the prompt."""
-        return self.pages.pages_count
 
 
 class RequestWatcher:
@@ -82,4 +62,4 @@ class RequestWatcher:
             self._end(lock, record)
 
     def _end(self, lock: Lock, record: RequestRecord) -> None:
-        self._take(replace(record, output_pages=max(0, lock.end - record.pages_count)))
+        self._take(replace(record, output_pages=max(0, lock.end - record.prompt.pages_count)))

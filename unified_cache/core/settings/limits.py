@@ -38,10 +38,6 @@ class LimitSettings(Section):
     """One page of one pool, its header included."""
     pages_max: Count = 1 << 14
     """Pages named in one request."""
-    tokens_max: Count = 1 << 20
-    """Token ids in one request."""
-    lookup_pages_max: Count = 1 << 16
-    """Pages of all its pools that one lookup asks for."""
     calls_max: Count = 128
     """Calls of all tenants, waiting ones included; a tenant has at most as many in flight as it leaves to others."""
     connections_max: Count = 4_096

@@ -39,7 +39,6 @@ SHORT_FLAGS: Mapping[str, str] = {
     "eviction.host": "--evict-host",
     "prefetching.threshold_tokens": "--prefetch-min-tokens",
     "prefetching.host_share": "--prefetch-host-share",
-    "record.file": "--record",
 }
 """Flags of settings in tables."""
 

@@ -10,7 +10,7 @@ from unified_cache.core.config import GuardConfig
 from unified_cache.core.settings.access import AccessSettings, TlsSettings
 from unified_cache.core.settings.addresses import Address, ListenAddress
 from unified_cache.core.settings.limits import LimitSettings, QuotaSettings
-from unified_cache.core.settings.section import Bytes, Count, Guard, Seconds, Section, Settings, StoreUrl
+from unified_cache.core.settings.section import Bytes, Guard, Seconds, Section, Settings, StoreUrl
 
 __all__ = ["DrainSettings", "ServiceSettings"]
 
@@ -33,17 +33,6 @@ class AuditSettings(Section):
 
     file: Path | None = None
     """File of its own, opened again when it is moved away; without one the lines are among those of the log."""
-
-
-class RecordSettings(Section):
-    """Recording of look-ups, in which no prompt can be read."""
-
-    file: Path | None = None
-    """File to write, NAME.gz; None for no recording."""
-    file_bytes_max: Bytes = 64 << 20
-    """Size at which a file is rotated, compressed."""
-    files_max: Count = 8
-    """Files kept, the newest included."""
 
 
 class DrainSettings(Section):
@@ -78,7 +67,6 @@ class ServiceSettings(Settings):
     guard: Guard = GuardConfig()
     metrics: MetricsSettings = MetricsSettings()
     audit: AuditSettings = AuditSettings()
-    record: RecordSettings = RecordSettings()
     drain: DrainSettings = DrainSettings()
 
     @property

@@ -34,7 +34,6 @@ class Call(Enum):
     """A call of the contract."""
 
     HELLO = "Hello"
-    LOOKUP = "Lookup"
     EXISTS = "Exists"
     GET = "Get"
     PUT = "Put"

@@ -47,8 +47,6 @@ class Registration:
     """Length of a page by pool, header included; pools without bytes have no objects."""
     stored: Manifest
     """Manifest for the store: the model's name holds the tenant, so that no two tenants share a digest."""
-    vocabulary: int
-    """One more than the largest token id that a lookup may name; 0 for no bound."""
 
 
 _Recent = OrderedDict[bytes, Registration]
@@ -70,23 +68,19 @@ class Registry:
         self._limits = limits
         self._guard = Lock()
 
-    def add(self, caller: Caller, manifest: Manifest, vocabulary: int) -> Registration:
-        """Check a manifest and register it, or know it for readers; idempotent.
-
-        Of two writers that say different vocabularies the larger holds, and none is larger than any: no client can
-        narrow what another may look up.
-        """
+    def add(self, caller: Caller, manifest: Manifest) -> Registration:
+        """Check a manifest and register it, or know it for readers; idempotent."""
         tenant = caller.tenant
-        said = self._checked(tenant, manifest, vocabulary)
+        said = self._checked(tenant, manifest)
         with self._guard:
             registered, known = self._registered[tenant], self._known_to_readers[tenant]
             earlier = registered.get(manifest.identity)
             if caller.role.includes(Role.WRITER):
                 known.pop(manifest.identity, None)
-                return self._keep(registered, _merged(earlier, said))
+                return self._keep(registered, said)
             if earlier is not None:
                 return self._keep(registered, earlier)
-            return self._keep(known, _merged(known.get(manifest.identity), said))
+            return self._keep(known, said)
 
     def find(self, tenant: str, identity: bytes) -> Registration:
         """Return what a tenant's clients named by a digest; it is then the most recently used.
@@ -126,7 +120,7 @@ class Registry:
             kept.popitem(last=False)
         return registration
 
-    def _checked(self, tenant: str, manifest: Manifest, vocabulary: int) -> Registration:
+    def _checked(self, tenant: str, manifest: Manifest) -> Registration:
         if manifest.format_version != FORMAT_VERSION:
             raise Refused(
                 grpc.StatusCode.FAILED_PRECONDITION,
@@ -153,15 +147,7 @@ class Registry:
         # What is kept is made again from what was understood: a message keeps fields that nobody knows, however long.
         plain = manifest_of(described.identity, layout)
         scoped = replace(described.identity, model=model_of_tenant(tenant, described.identity.model))
-        return Registration(plain, layout, object_bytes, manifest_of(scoped, layout), vocabulary)
-
-
-def _merged(earlier: Registration | None, said: Registration) -> Registration:
-    """Return what was said last, with the larger vocabulary of both; 0 is larger than any."""
-    if earlier is None:
-        return said
-    bounds = (earlier.vocabulary, said.vocabulary)
-    return replace(said, vocabulary=max(bounds) if all(bounds) else 0)
+        return Registration(plain, layout, object_bytes, manifest_of(scoped, layout))
 
 
 def listed_after(

@@ -11,22 +11,18 @@ from itertools import chain
 from typing import cast
 
 import grpc
-import numpy as np
 from google.protobuf.message import Message
 
 from unified_cache.core.errors import InputError
-from unified_cache.core.page import Namespace, PageKey, Prompt
 from unified_cache.core.seal import Label
 from unified_cache.core.settings.limits import LimitSettings
-from unified_cache.core.window import SPAN_UNKNOWN
 from unified_cache.proto import service_pb2
 from unified_cache.proto.wire.calls import Parsed, parsed
-from unified_cache.proto.wire.names import check_digests, labels_in, labels_of
+from unified_cache.proto.wire.names import labels_in, labels_of
 from unified_cache.service.access.callers import Refused
 from unified_cache.service.access.registry import Registration, Registry
 from unified_cache.service.access.tokens import TENANT_NAME
 from unified_cache.service.requests.assembler import AnnouncedPage
-from unified_cache.service.requests.lookup import PoolSpan
 from unified_cache.storage_backends.common.names import check_label
 
 __all__ = [
@@ -38,7 +34,6 @@ __all__ = [
     "checked_cursor",
     "checked_request",
     "named",
-    "prefix",
 ]
 
 CURSOR_CHARS_MAX = 256
@@ -131,81 +126,11 @@ def announced(runs: Sequence[NamedRun]) -> list[AnnouncedPage]:
     return pages
 
 
-def prefix(
-    request: service_pb2.LookupRequest, registration: Registration, limits: LimitSettings
-) -> tuple[Sequence[PageKey], list[PoolSpan]]:
-    """Return the keys that a lookup asks about, root first, and the pools that must be there."""
-    pools = _pools_of(request, registration)
-    if request.WhichOneof("prefix") == "tokens":
-        registration.layout.check_page_sizes({pool.name for pool in pools})
-        pages_count = len(request.tokens.ids) // registration.layout.page_size
-        _check_pages(pages_count, pools, limits)
-        return _keys_of(request.tokens, registration, limits), pools
-    if len(request.keys.keys) > limits.pages_max:
-        raise InputError(f"a lookup names at most {limits.pages_max} pages, found {len(request.keys.keys)}")
-    _check_pages(len(request.keys.keys), pools, limits)
-    keys = list(request.keys.keys)
-    check_digests(keys, "a key")
-    return keys, pools
-
-
-def _pools_of(request: service_pb2.LookupRequest, registration: Registration) -> list[PoolSpan]:
-    spans = {
-        pool.name: component.span
-        for component in registration.layout.components
-        for pool in component.pools
-        if pool.page_bytes
-    }
-    if not request.pools:
-        return [_known(PoolSpan(name, span)) for name, span in spans.items()]
-    names = {pool.name for pool in request.pools}
-    unknown = names - spans.keys()
-    if unknown:
-        raise InputError(f"a pool is one of {', '.join(spans)}, found {min(unknown)!r}")
-    if len(names) < len(request.pools):
-        raise InputError(f"a lookup names each pool once, found {len(names)} pools named {len(request.pools)} times")
-    return [_known(PoolSpan(pool.name, pool.span or spans[pool.name])) for pool in request.pools]
-
-
-def _known(pool: PoolSpan) -> PoolSpan:
-    if pool.span == SPAN_UNKNOWN:
-        raise InputError(f"the span of pool {pool.name} is not in its manifest, and must be given")
-    return pool
-
-
-def _check_pages(pages_count: int, pools: Sequence[PoolSpan], limits: LimitSettings) -> None:
-    if pages_count * len(pools) > limits.lookup_pages_max:
-        raise InputError(
-            f"a lookup asks for at most {limits.lookup_pages_max} pages of all its pools, "
-            f"found {pages_count} of {len(pools)} pools each"
-        )
-
-
 def checked_cursor(cursor: str) -> str:
     """Return where a scan goes on."""
     if len(cursor) > CURSOR_CHARS_MAX or not _CURSOR.fullmatch(cursor):
         raise InputError("a cursor is what the last scan returned")
     return cursor
-
-
-def _keys_of(tokens: service_pb2.Tokens, registration: Registration, limits: LimitSettings) -> Sequence[PageKey]:
-    if len(tokens.ids) > limits.tokens_max:
-        raise InputError(f"a lookup has at most {limits.tokens_max} tokens, found {len(tokens.ids)}")
-    ids = np.array(tokens.ids, np.int64)
-    if registration.vocabulary and ids.size and ids.max() >= registration.vocabulary:
-        raise InputError(f"a token id is less than {registration.vocabulary}, found {ids.max()}")
-    said = tokens.namespace
-    fields = [
-        value if said.HasField(name) else None
-        for name, value in (
-            ("extra_key", said.extra_key),
-            ("cache_salt", said.cache_salt),
-            ("lora_id", said.lora_id),
-            ("tenant", said.tenant),
-        )
-    ]
-    namespace = Namespace(*fields, bigrams=said.bigrams)
-    return Prompt.of(ids, registration.layout.page_size, namespace).keys
 
 
 def all_stored(runs: Iterable[NamedRun]) -> list[Label]:
