@@ -13,7 +13,6 @@ from pathlib import Path
 from tests.support.file_history import StoreHistory, check_service, prepare
 from tests.support.files import FaultyDisk
 from tests.support.store_kinds import StoreKind
-from unified_cache.testing.storage_contract import PAGE_BYTES
 
 DEAD = 9
 """Exit status of a process that died where it was to."""
@@ -35,7 +34,7 @@ class DeadlyDisk(FaultyDisk):
 def main(kind: StoreKind, directory: Path, stride: int) -> None:
     """Let one writer after the other die, each one call later."""
     died_count = 0
-    for bytes_max in (None, 6 * PAGE_BYTES):
+    for bytes_max in (None, 6 * kind.taken_bytes()):
         number = 0
         while True:
             root = directory / f"{bytes_max}-{number}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from unified_cache.cli.text import console_on, printable
 from unified_cache.core.extras import import_with_extra
-from unified_cache.core.files import check_writable
+from unified_cache.core.files import check_writable, expanded
 from unified_cache.sizing.report.page import Page
 
 __all__ = ["page_writer", "print_page"]
@@ -31,10 +31,11 @@ def page_writer(directory: Path | None) -> Callable[[Page], None]:
     if directory is None:
         return lambda _page: None
     write_html = import_with_extra("unified_cache.sizing.report.html", "report", "--report").write_html
-    directory.mkdir(parents=True, exist_ok=True)
-    check_writable(directory)
+    place = expanded(directory)
+    place.mkdir(parents=True, exist_ok=True)
+    check_writable(place)
 
     def write(page: Page) -> None:
-        sys.stderr.write(f"report: {write_html(page, directory)}\n")
+        sys.stderr.write(f"report: {write_html(page, place)}\n")
 
     return write

@@ -205,7 +205,8 @@ class StorageTier:
         ``written`` names the pools that this rank stores.
 
         Raises:
-            ConfigError: the layout has nothing with bytes that all prefixes share, which a look-up could go by.
+            ConfigError: the layout has nothing with bytes that all prefixes share, which a look-up could go by, or the
+                store's cap is less than a page.
             StorageError: the store does not take the layout.
         """
         if isinstance(store, str):
@@ -217,6 +218,7 @@ class StorageTier:
             raise ConfigError(f"storage needs a pool with bytes in {first.name}, found none")
         store = CheckedStorage(store)
         capability = declared_capability(store)
+        capability.check_cap(layout)
         guard = None if config is None else StorageGuard(store, capability, config)
         backend = VerifiedStorage(store if guard is None else guard)
         for part in identity.parts(layout):

@@ -14,11 +14,11 @@ _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _BYTES = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
 
 
-def parse_bytes(option: str, text: str) -> int:
+def parse_bytes(option: str, size: str | int) -> int:
     """Read a size: 4096, 64KiB (1024), 500MB, 1.5GiB; a ConfigError that names ``option`` if it is none."""
-    found = _BYTES.fullmatch(text.strip())
+    found = _BYTES.fullmatch("" if isinstance(size, bool) else str(size).strip())
     if found is None:
-        raise ConfigError(f"{option} must be bytes as in 4096, 500MB or 4GiB, found {text!r}")
+        raise ConfigError(f"{option} must be bytes as in 4096, 500MB or 4GiB, found {size!r}")
     number, unit, binary = found.groups()
     scale = (1024 if binary else 1000) ** _UNITS[unit.upper()]
     return int(number) * scale if number.isdecimal() else int(float(number) * scale)

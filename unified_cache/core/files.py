@@ -9,10 +9,18 @@ from typing import BinaryIO
 
 from unified_cache.core.errors import ConfigError
 
-__all__ = ["check_writable", "read_kept", "read_up_to", "replace_whole", "write_whole"]
+__all__ = ["check_writable", "expanded", "read_kept", "read_up_to", "replace_whole", "write_whole"]
 
 _KEPT_BYTES_MAX = 16 << 20
 """A revocation list of some hundred thousand certificates, or as many tokens."""
+
+
+def expanded(path: str | Path) -> Path:
+    """Return a path with ``~`` and ``$NAME`` replaced as by a shell; ``ConfigError`` where nobody has such a home."""
+    try:
+        return Path(os.path.expandvars(path)).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{path} must begin with the home of a user, as ~/ where HOME is set: {error}") from error
 
 
 def read_kept(path: Path, forbidden: int = 0) -> bytes:

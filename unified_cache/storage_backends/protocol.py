@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from unified_cache.core.seal import Label, PageChecksum
+from unified_cache.core.errors import ConfigError
+from unified_cache.core.pool import ModelLayout
+from unified_cache.core.seal import HEADER_BYTES, Label, PageChecksum
 from unified_cache.proto.manifest_pb2 import Manifest
 
 __all__ = [
@@ -102,6 +104,16 @@ class Capability:
     """What an object of a length takes of the cap: its length, or more where a file system has it."""
     shares_cap: bool = False
     """Whether a cap that is not this store's own may evict what it is given: a service's, which others share."""
+
+    def check_cap(self, layout: ModelLayout) -> None:
+        """Raise ConfigError where the cap is less than a page of a layout's pool."""
+        for pool in layout.pools:
+            page_bytes = self.taken_bytes(HEADER_BYTES + pool.page_bytes) if pool.page_bytes else 0
+            if self.bytes_max and page_bytes > self.bytes_max:
+                raise ConfigError(
+                    f"the cap of the {self.name} store must hold a page of {pool.name}, {page_bytes} bytes, "
+                    f"found {self.bytes_max}; write it as in 400GB"
+                )
 
     @property
     def evicts(self) -> bool:

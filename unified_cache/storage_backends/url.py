@@ -26,6 +26,7 @@ from importlib import import_module
 from typing import cast
 
 from unified_cache import storage_backends
+from unified_cache.core.byte_sizes import parse_bytes
 from unified_cache.core.errors import ConfigError, StorageError, did_you_mean, without_secrets
 from unified_cache.core.extras import import_with_extra
 from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
@@ -56,19 +57,19 @@ logger = logging.getLogger(__name__)
 _Factory = Callable[[str, int | None], StorageBackend | StorageReader]
 
 
-def open_storage(url: str, *, bytes_max: int | None = None, must_write: bool = False) -> StorageBackend:
-    """Open the store that ``url`` names, see the module for its forms. The caller closes it.
+def open_storage(url: str, *, bytes_max: str | int | None = None, must_write: bool = False) -> StorageBackend:
+    """Open the store that ``url`` names, see the module, with a cap as in ``10TiB``. The caller closes it.
 
     A directory that may not be written is read, and what is put into it declined, unless ``must_write``. A URL imports
     the module that it names: take it from who runs the process, never from a client.
 
     Raises:
-        ConfigError: no such scheme, module or factory, or a package that it needs is not installed.
+        ConfigError: no such scheme, module or factory, a package that it needs is not installed, or no size.
         StorageError: the store itself cannot be opened.
     """
     bare, choice = split_choice(url)
     factory, rest = _factory_of(bare)
-    backend = factory(rest, bytes_max)
+    backend = factory(rest, None if bytes_max is None else parse_bytes("bytes_max", bytes_max))
     try:
         if isinstance(backend, StorageBackend):
             return coded(backend, choice)

@@ -260,7 +260,7 @@ def test_a_store_that_fails_is_unavailable_and_what_it_did_not_take_is_named_lat
 
 
 def test_what_the_store_has_no_room_for_is_named() -> None:
-    toy = remembering(MemoryStorage(bytes_max=100))
+    toy = remembering(MemoryStorage(bytes_max=0))
     serve(toy, 3)
     back_up(toy, 3)
     assert whys(explained(toy, 3), "storage") == {(0, 3): MissReason.STORE_DECLINED}

@@ -76,7 +76,7 @@ def test_a_size_is_said_in_its_largest_unit(count: int, text: str, literal: str)
     assert bytes_literal(count) == literal
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "1.2.3MB", "4 gigabytes"])
-def test_text_that_is_no_size_is_refused_by_the_option_s_name(text: str) -> None:
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1.2.3MB", "4 gigabytes", -1, True])
+def test_what_is_no_size_is_refused_by_the_option_s_name(text: str | int) -> None:
     with pytest.raises(ConfigError, match="--size must be bytes as in 4096"):
         parse_bytes("--size", text)

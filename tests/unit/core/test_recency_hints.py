@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -35,11 +36,11 @@ STORES: dict[str, Callable[[Path, int], StorageBackend]] = {
 }
 
 
-def bytes_of(pages: int) -> int:
-    """Return the bytes that a store needs for a prompt of so many pages."""
+def bytes_of(pages: int, taken_bytes: Callable[[int], int] = int) -> int:
+    """Return what a prompt of so many pages takes of a store, each object ``taken_bytes`` of its length."""
     store = MemoryStorage()
     filled(store, pages)
-    return store.bytes_used
+    return sum(taken_bytes(len(page)) for page in store._pages.values())
 
 
 def writing(write: WritePolicy, store: StorageBackend, *, host: int = 16) -> ToyEngine:
@@ -73,7 +74,9 @@ def needed_labels(toy: ToyEngine, prompt: Prompt) -> list[Label]:
 def test_what_memory_hands_out_at_each_turn_stays_in_a_store_that_evicts(
     write: WritePolicy, kind: str, tmp_path: Path
 ) -> None:
-    store = STORES[kind](tmp_path, 6 * bytes_of(4))
+    with closing(STORES[kind](tmp_path, 0)) as same:
+        taken_bytes = same.capability().taken_bytes
+    store = STORES[kind](tmp_path, 6 * bytes_of(4, taken_bytes))
     toy = writing(write, store)
     document = toy.cache.prompt(tokens(4))
     ask(toy, document)

@@ -96,6 +96,14 @@ def test_the_file_is_the_one_named_else_that_of_the_variable_else_that_of_the_di
     assert read_settings(ReplayChoices, environment=NONE).file == file
 
 
+def test_a_home_and_a_variable_in_a_path_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / "a.toml"
+    path.write_text("audit.file = '~/audit'\naccess.tokens = '$HOME/tokens'\n", encoding="utf-8")
+    settings = read_settings(ServiceSettings, path, environment=NONE).settings
+    assert (settings.audit.file, settings.access.tokens) == (tmp_path / "audit", tmp_path / "tokens")
+
+
 @pytest.mark.parametrize("text", ['"1GiB"', "1073741824", '"1073741824"', '"1024 MiB"'])
 @pytest.mark.parametrize("model", [EmbeddedSettings, ServiceSettings, ReplayChoices])
 def test_a_size_is_written_alike_everywhere(text: str, model: type[Settings], tmp_path: Path) -> None:

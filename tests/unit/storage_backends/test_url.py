@@ -5,15 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.operations import engine
 from tests.support.store_kinds import StoreKind
 from tests.support.wrappers import scripted
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import ConfigError
+from unified_cache.integrations.engine_store import EngineStore
 from unified_cache.storage_backends.memory import KeysOnlyStorage, MemoryStorage
+from unified_cache.storage_backends.offline.stores import open_to_read
 from unified_cache.storage_backends.protocol import StorageReader
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard
+from unified_cache.testing.storage_contract import LAYOUT, MODEL
 
 
 def test_a_scheme_names_a_module_of_ours(tmp_path: Path) -> None:
@@ -30,6 +34,49 @@ def test_a_directory_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     open_storage("file:some/store").close()
     assert (tmp_path / "some" / "store" / "store.json").exists()
+
+
+@pytest.mark.parametrize("kind", StoreKind)
+@pytest.mark.parametrize("directory", ["~/cache/kv", "$HOME/cache/kv", "${HOME}/cache/kv"])
+def test_a_home_and_a_variable_in_a_directory_are_replaced_as_by_a_shell(
+    directory: str, kind: StoreKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    url = f"{kind.value}:{directory}?free=0"
+    open_storage(url).close()
+    open_to_read(url).close()
+    assert (tmp_path / "cache" / "kv" / "store.json").exists()
+
+
+def test_the_home_of_nobody_is_refused() -> None:
+    with pytest.raises(ConfigError, match="~nobody-at-all"):
+        open_storage("file:~nobody-at-all/kv")
+
+
+@pytest.mark.parametrize(("size", "bytes_max"), [("10TiB", 10 << 40), ("400GB", 400 * 10**9), (1 << 20, 1 << 20)])
+@pytest.mark.parametrize("scheme", ["memory:", "keys_only:", "file:", "packed:"])
+def test_a_cap_is_a_size_as_text_or_a_number(size: str | int, bytes_max: int, scheme: str, tmp_path: Path) -> None:
+    url = f"{scheme}{tmp_path / 'store'}" if scheme in ("file:", "packed:") else scheme
+    with closing(open_storage(url, bytes_max=size)) as storage:
+        assert storage.capability().bytes_max == bytes_max
+
+
+@pytest.mark.parametrize("size", ["", "ten", "-1", -1, True, "10 tebibytes"])
+def test_a_cap_that_is_no_size_is_refused(size: str | int) -> None:
+    for opened in (open_storage, EngineStore.open):
+        with pytest.raises(ConfigError, match="bytes_max must be bytes as in 4096"):
+            opened("memory:", bytes_max=size)
+
+
+def test_a_cap_below_a_page_is_refused_once_the_layout_is_known(tmp_path: Path) -> None:
+    for url in ("memory:", f"file:{tmp_path / 'file'}", f"packed:{tmp_path / 'packed'}"):
+        with EngineStore.open(url, bytes_max=100) as store, pytest.raises(ConfigError, match="must hold a page of kv"):
+            store.register(MODEL, LAYOUT)
+
+
+def test_a_cache_refuses_a_store_whose_cap_is_below_a_page() -> None:
+    with pytest.raises(ConfigError, match="must hold a page"):
+        engine(MemoryStorage(bytes_max=100))
 
 
 def test_a_scheme_with_a_dot_names_a_third_partys_factory(tmp_path: Path) -> None:

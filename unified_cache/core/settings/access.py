@@ -1,12 +1,11 @@
 """Settings of who may call a service: certificates, tokens, and the roles that both give."""
 
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from unified_cache.core.settings.section import TENANT_PATTERN, Seconds, Section
+from unified_cache.core.settings.section import TENANT_PATTERN, FilePath, Seconds, Section
 
 __all__ = ["AccessSettings", "Role", "TlsSettings"]
 
@@ -30,13 +29,13 @@ class Role(Enum):
 class TlsSettings(Section):
     """Certificates in PEM files, which are read again when they change."""
 
-    certificate: Path
+    certificate: FilePath
     """The server's certificate and those between it and its authority."""
-    key: Path
+    key: FilePath
     """The private key of ``certificate``."""
-    client_ca: Path | None = None
+    client_ca: FilePath | None = None
     """Authorities that client certificates must come from; with it a client without one is refused."""
-    client_crl: Path | None = None
+    client_crl: FilePath | None = None
     """Lists of the certificates that those authorities have revoked; every call is held against them."""
     trust_domain: str | None = None
     """Domain of the SPIFFE IDs that name tenants; if unset, common names do."""
@@ -51,7 +50,7 @@ class TlsSettings(Section):
 class AccessSettings(Section):
     """Authentication of callers."""
 
-    tokens: Path | None = None
+    tokens: FilePath | None = None
     """File of hashed tokens, made by ``unified-cache token new``."""
     check_s: Seconds = 1.0
     """Time between two looks whether files of tokens and certificates have changed."""

@@ -1,6 +1,5 @@
 """Settings of a replay and of a plan; sizes, store and policies are named as those of a cache."""
 
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
@@ -11,6 +10,7 @@ from unified_cache.core.settings.section import (
     BytesOrNone,
     Count,
     Eviction,
+    FilePath,
     PageCounts,
     PageCountsOrNone,
     Prefetches,
@@ -60,7 +60,7 @@ class ReplayChoices(Settings):
     """The trace's first N requests only."""
     explain: bool | None = None
     """Break missed tokens down by reason and component; with a report if unset."""
-    report: Path | None = None
+    report: FilePath | None = None
     """Write a page with pictures into this directory."""
     bytes: bool = True
     """Move and verify payloads; without them the same hits at full speed, for sizing."""
@@ -92,7 +92,7 @@ class PlanChoices(Settings):
     eviction: Eviction = EvictionConfig()
     check: Annotated[int, Field(ge=0)] = 0
     """Combinations that are replayed in full, to say how far off the plan is."""
-    report: Path | None = None
+    report: FilePath | None = None
     """Write a page with pictures into this directory."""
     limit: Count | None = None
     """The trace's first N requests only."""

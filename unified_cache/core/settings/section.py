@@ -1,9 +1,11 @@
 """Tables of settings: frozen values of which each key is known and each number finite."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -18,6 +20,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from unified_cache.core.byte_sizes import parse_bytes
 from unified_cache.core.config import EvictionConfig, GuardConfig, Prefetching, Retention
 from unified_cache.core.errors import ConfigError, without_secrets
+from unified_cache.core.files import expanded
 from unified_cache.core.nesting import parse_json
 
 __all__ = [
@@ -29,6 +32,7 @@ __all__ = [
     "BytesOrNone",
     "Count",
     "Eviction",
+    "FilePath",
     "Guard",
     "PageCounts",
     "PageCountsOrNone",
@@ -123,6 +127,9 @@ PageCounts = Annotated[tuple[Annotated[int, _FINITE, Field(gt=0, le=PAGES_MAX)],
 """Pages of each component; one number is that of every component."""
 PageCountsOrNone = Annotated[tuple[Annotated[int, _FINITE, Field(ge=0, le=PAGES_MAX)], ...], *_PAGES]
 """Pages of each component, or 0: there are to be none."""
+
+FilePath = Annotated[Path, AfterValidator(expanded)]
+"""A path in which ``~`` and ``$NAME`` are replaced."""
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 """One text, or a list."""

@@ -10,7 +10,7 @@ from unified_cache.core.config import GuardConfig
 from unified_cache.core.settings.access import AccessSettings, TlsSettings
 from unified_cache.core.settings.addresses import Address, ListenAddress
 from unified_cache.core.settings.limits import LimitSettings, QuotaSettings
-from unified_cache.core.settings.section import Bytes, Guard, Seconds, Section, Settings, StoreUrl
+from unified_cache.core.settings.section import Bytes, FilePath, Guard, Seconds, Section, Settings, StoreUrl
 
 __all__ = ["DrainSettings", "ServiceSettings"]
 
@@ -24,14 +24,14 @@ class MetricsSettings(Section):
 
     listen: Address | None = "127.0.0.1:9464"
     """Address of /metrics and of a live page at /, None for neither; over TLS if the service itself is."""
-    client_ca: Path | None = None
+    client_ca: FilePath | None = None
     """Authorities whose certificates may read the metrics of all tenants, beside an admin's certificate or token."""
 
 
 class AuditSettings(Section):
     """Lines of JSON that say who asked for what, and the outcome."""
 
-    file: Path | None = None
+    file: FilePath | None = None
     """File of its own, opened again when it is moved away; without one the lines are among those of the log."""
 
 

@@ -21,6 +21,7 @@ from threading import Condition, Lock, get_ident
 from traceback import format_exception
 from types import TracebackType
 
+from unified_cache.core.byte_sizes import parse_bytes
 from unified_cache.core.errors import CacheError, CallInFlight, ConfigError, StorageTimeoutError, without_secrets
 from unified_cache.core.pool import Identity, ModelLayout
 from unified_cache.core.seal import HEADER_BYTES, Label
@@ -111,15 +112,19 @@ class EngineStore:
         self._closed = False
 
     @classmethod
-    def open(cls, url: str, config: EngineStoreConfig | None = None, *, bytes_max: int | None = None) -> "EngineStore":
-        """Open the store that ``url`` names, see ``storage_backends.url``, with a cap on its bytes if it needs one.
+    def open(
+        cls, url: str, config: EngineStoreConfig | None = None, *, bytes_max: str | int | None = None
+    ) -> "EngineStore":
+        """Open the store that ``url`` names, see ``storage_backends.url``, with a cap, as ``10TiB``, if it needs one.
 
         Waits for the store one deadline at most. One that is away is opened by later calls.
 
         Raises:
-            ConfigError: the URL names no store, or a package that it needs is not installed.
+            ConfigError: the URL names no store, a package that it needs is not installed, or ``bytes_max`` is no size.
         """
         check_storage_url(url)
+        if bytes_max is not None:
+            bytes_max = parse_bytes("bytes_max", bytes_max)
         return cls.opened_by(lambda: open_storage(url, bytes_max=bytes_max), config, name=without_secrets(url))
 
     @classmethod
@@ -157,8 +162,10 @@ class EngineStore:
 
         Raises:
             LayoutError: the layout's pools cannot be those of the identity's shard.
-            ConfigError: a page does not fit into the bounce buffers (``bounce_bytes``).
+            ConfigError: a page does not fit into the bounce buffers (``bounce_bytes``), or under the store's cap.
         """
+        if self._opening.store is not None:
+            self._opening.store.capability.check_cap(layout)
         for pool in layout.pools:
             page_bytes = HEADER_BYTES + pool.page_bytes
             if page_bytes > self._bounce.bytes_max:

@@ -5,8 +5,8 @@ The text of an address::
     DIR                  a directory, relative or absolute
     DIR?free=SIZE        the same, and the store leaves that much free on the file system: it evicts, or declines a put
 
-A size is written as options have it: ``free=1GiB``, ``free=0``. What stands after the last question mark are options; a
-directory with one in its name is written with another one behind it.
+``~`` and ``$NAME`` are replaced as by a shell. A size is written as in ``free=1GiB``, ``free=0``. What stands after the
+last question mark are options; a directory with one in its name is written with another one behind it.
 """
 
 import os
@@ -20,6 +20,7 @@ from typing import ClassVar, NamedTuple, Protocol, Self
 
 from unified_cache.core.byte_sizes import bytes_text, parse_bytes
 from unified_cache.core.errors import ConfigError, StorageError, StorageFullError
+from unified_cache.core.files import expanded
 from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.calls import CallsInFlight
@@ -89,7 +90,7 @@ def parse_address(rest: str, scheme: str = "file") -> DirectoryAddress:
             f"{scheme}: names no host: expected {scheme}:{bare} or, from the root, {scheme}:/{bare}, "
             f"found {scheme}:{directory}"
         )
-    return DirectoryAddress(Path(directory), _free_bytes_in(options, scheme) if options else FREE_BYTES_MIN)
+    return DirectoryAddress(expanded(directory), _free_bytes_in(options, scheme) if options else FREE_BYTES_MIN)
 
 
 def is_read_alone(path: Path) -> bool:

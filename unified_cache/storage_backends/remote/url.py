@@ -1,10 +1,10 @@
 """URL of a service, read: servers, credentials, timeouts."""
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from urllib.parse import parse_qsl
 
 from unified_cache.core.errors import ConfigError, without_secrets
+from unified_cache.core.files import expanded
 from unified_cache.storage_backends.remote.credentials import CredentialFiles
 
 __all__ = ["RemoteOptions", "parse_rest"]
@@ -79,7 +79,7 @@ def parse_rest(rest: str, *, secure: bool) -> RemoteOptions:
     options = RemoteOptions(
         tuple(place.split(",")),
         secure,
-        CredentialFiles(*(Path(given[name]) if name in given else None for name in names)),
+        CredentialFiles(*(expanded(given[name]) if name in given else None for name in names)),
         server_name=given.get("server_name", ""),
         tenant=given.get("tenant", ""),
     )

@@ -26,12 +26,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from threading import Lock, Thread
 
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.extras import needs_extra
-from unified_cache.core.files import read_kept
+from unified_cache.core.files import expanded, read_kept
 from unified_cache.storage_backends.manifest import EVERYBODY
 
 with needs_extra("encrypt", "keys="):
@@ -64,7 +63,7 @@ def _key_text_of(source: str) -> Callable[[], str]:
     scheme, _, rest = source.partition(":")
     if scheme == "file" and rest:
         forbidden = stat.S_IWGRP | stat.S_IRWXO
-        return lambda: read_kept(Path(rest).expanduser(), forbidden).decode("ascii")
+        return lambda: read_kept(expanded(rest), forbidden).decode("ascii")
     if scheme == "env" and _VARIABLE.fullmatch(rest):
         return lambda: os.environ[rest]
     if scheme == "command" and rest:
