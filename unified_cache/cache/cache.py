@@ -707,7 +707,6 @@ class UnifiedCache:
             recency_hints=HintCounts() if storage is None or storage.hints is None else storage.hints.counts(),
             store=None if storage is None else AttachedStore.of(storage),
             recomputed_tokens=self._speeds.recomputed_tokens,
-            slowest=self._controller.slowest.latest(),
             duplicates=self._duplicates.counts(),
         )
 

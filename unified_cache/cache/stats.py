@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from unified_cache.controller import HintCounts, OperationCounts, SlowOperation, StorageTier, TransferKind
+from unified_cache.controller import HintCounts, OperationCounts, StorageTier, TransferKind
 from unified_cache.controller.backup_scheduler import BackupCounts
 from unified_cache.controller.duplicates import DuplicateCounts
 from unified_cache.controller.ledger import Ledger
@@ -130,8 +130,6 @@ class Stats:
     """None where no store is attached."""
     recomputed_tokens: int
     """Tokens that storage had and that were computed, because that is faster."""
-    slowest: tuple[SlowOperation, ...]
-    """Slowest operations of the last five to ten minutes, the slowest first."""
     duplicates: DuplicateCounts
     """Pages that were computed again and compared with the held ones: equal, within the noise, diverged."""
 

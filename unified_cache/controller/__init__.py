@@ -21,7 +21,6 @@ from unified_cache.controller.operation import (
     OperationState,
     PageTally,
     RecomputeDecision,
-    SlowOperation,
     TransferKind,
 )
 from unified_cache.controller.storage_tier import HintCounts, StorageTier
@@ -38,7 +37,6 @@ __all__ = [
     "OperationState",
     "PageTally",
     "RecomputeDecision",
-    "SlowOperation",
     "StorageTier",
     "ThreadWorkers",
     "TransferKind",

@@ -19,7 +19,6 @@ from unified_cache.controller.operation import (
     Operation,
     OperationState,
     PageTally,
-    SlowOperation,
     Steps,
     TransferKind,
 )
@@ -39,7 +38,6 @@ from unified_cache.core.errors import (
     StorageTimeoutError,
     WaitTimeoutError,
 )
-from unified_cache.core.slowest import Slowest
 from unified_cache.storage_backends.common.bounded_call import AGAIN, Again, BoundedCall
 from unified_cache.storage_backends.common.call_threads import LOOK_S, CallThreads
 
@@ -271,7 +269,6 @@ class Controller:
         "_workers",
         "counts",
         "released_count",
-        "slowest",
     )
 
     def __init__(
@@ -297,8 +294,6 @@ class Controller:
         """Operations by kind and outcome: those that ``take_completed`` has returned, and those that never began."""
         self.released_count = 0
         """Operations so far that have given back what they held while a job of theirs ran."""
-        self.slowest: Slowest[SlowOperation] = Slowest(clock())
-        """Slowest of those that ``take_completed`` has returned."""
         self._is_loss_reported = False
         """Whether the caller knows that a rank is lost."""
 
@@ -381,13 +376,8 @@ class Controller:
     def take_completed(self) -> list[Operation]:
         """Return the operations whose outcome has become known and that no call has returned yet."""
         completed, self._completed = self._completed, []
-        now_s = self._clock() if completed else 0.0
         for operation in completed:
             self.counts[operation.kind].add(operation)
-            seconds = now_s - operation.started_s
-            if self.slowest.is_slow(seconds, now_s):
-                kind, state, pages_count = operation.kind, operation.state, operation.pages_count
-                self.slowest.record(seconds, SlowOperation(seconds, kind, state, pages_count, time.time()))
             if operation.state is OperationState.FAILED and not isinstance(operation.error, ClosedError):
                 unexpected = operation.error if isinstance(operation.error, InternalError) else None
                 logger.warning("the %s failed: %s", operation.kind.value, operation.error, exc_info=unexpected)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, NamedTuple, Protocol, final
+from typing import Literal, Protocol, final
 
 from unified_cache.core.errors import CacheError, ClosedError, InternalError
 from unified_cache.core.pool import ModelLayout, PageCopies
@@ -22,7 +22,6 @@ __all__ = [
     "OperationState",
     "PageTally",
     "RecomputeDecision",
-    "SlowOperation",
     "Steps",
     "Traffic",
     "TrafficCounts",
@@ -283,18 +282,6 @@ class NotStarted(Enum):
 
     def __bool__(self) -> Literal[False]:
         return False
-
-
-class SlowOperation(NamedTuple):
-    """An operation that is over, as one of the slowest."""
-
-    seconds: float
-    """From its start to the poll that returned it, what it waited for included."""
-    kind: TransferKind
-    state: OperationState
-    pages_count: int
-    ended_at_s: float
-    """In seconds since the epoch."""
 
 
 @final
