@@ -15,6 +15,20 @@ PUBLISHER_TESTS = ("tests/unit/events/test_publisher.py",)
 
 EVENTS_MUTANTS = [
     Mutant(
+        "the tree forgets whose pages hang below a root",
+        "tree/state.py",
+        "            root.namespace = prompt.namespace\n",
+        "            pass\n",
+        EVENT_TESTS,
+    ),
+    Mutant(
+        "pages of a namespace that is not known are told of as the bare model's",
+        "observe/events/slot_keys.py",
+        "        namespace = prompt.namespace\n        if namespace is None or not len(pages):\n",
+        "        namespace = prompt.namespace or Namespace()\n        if not len(pages):\n",
+        EVENT_TESTS,
+    ),
+    Mutant(
         "duplicates of an insert are told as held",
         "controller/page_changes.py",
         "taken &= ~np.isin(given, left)",

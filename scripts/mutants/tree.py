@@ -25,8 +25,8 @@ TREE_MUTANTS = [
     Mutant(
         "a page written back loses its media",
         "tree/evict.py",
-        'b"".join(part.key for part in path), tree.page_size, media)',
-        'b"".join(part.key for part in path), tree.page_size)',
+        'b"".join(part.key for part in path), tree.page_size, media, root.namespace)',
+        'b"".join(part.key for part in path), tree.page_size, namespace=root.namespace)',
         tests=("tests/unit/core/test_backups.py",),
     ),
     Mutant(

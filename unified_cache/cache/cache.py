@@ -189,8 +189,6 @@ class UnifiedCache:
         ``media`` are the pictures, sounds and films behind placeholder tokens: prompts share what lies before the first
         in which they differ. For ``whole`` and errors see ``Prompt.of``.
         """
-        if namespace is not DEFAULT_NAMESPACE and self.changes.names_namespaces:
-            self.changes.record_namespace(namespace)
         return Prompt.of(tokens, self.layout.page_size, namespace, media=media, whole=whole)
 
     def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:

@@ -25,9 +25,7 @@ import numpy.typing as npt
 from unified_cache.core.errors import ConfigError, OwnerThreadError, StateError
 from unified_cache.core.miss_reason import EvictionHistory, MissReason
 from unified_cache.core.page import (
-    DEFAULT_NAMESPACE,
     DIGEST_BYTES,
-    Namespace,
     PageKey,
     Prompt,
     digests_where,
@@ -52,9 +50,6 @@ __all__ = [
     "StorageCleared",
     "StoredRun",
 ]
-
-NAMESPACES_MAX = 4_096
-"""Namespaces remembered by their seed, so that events can name them; the oldest is forgotten first."""
 
 EVICTED_MAX = 1 << 18
 """Objects remembered that the store has evicted; with more, nothing is said of storage in ``held_runs``."""
@@ -128,7 +123,6 @@ class PageChanges:
         "_evictions_known",
         "_feed",
         "_has_host",
-        "_namespaces",
         "_owner",
         "_owners",
         "_pages_max",
@@ -159,7 +153,6 @@ class PageChanges:
         self._recorded_pages = 0
         self._pages_max = 0
         self._owner = 0
-        self._namespaces: dict[bytes, Namespace] = {}
         self._storage: StorageReader | None = None
         self._feed: RemovalFeed | None = None
         self._evicted: dict[tuple[str, PageKey], int] = {}
@@ -193,7 +186,6 @@ class PageChanges:
         self.is_watched = False
         self._recorded = None
         if self.eviction_history is None:
-            self._namespaces.clear()
             self._unsubscribe()
 
     def follow_storage(self, storage: StorageReader | None, owners: Mapping[str, bytes]) -> None:
@@ -231,19 +223,6 @@ class PageChanges:
             runs.append(StoredRun(run, tuple(stored)))
         return runs
 
-    def namespace(self, seed: bytes) -> Namespace | None:
-        """Return the namespace with that seed; None if no prompt of it was made under an observer."""
-        return self._namespaces.get(seed) if seed else DEFAULT_NAMESPACE
-
-    @property
-    def names_namespaces(self) -> bool:
-        """Whether namespaces are recorded: for an observer, or for the eviction history."""
-        return self.is_watched or self.eviction_history is not None
-
-    def seeds(self) -> list[bytes]:
-        """Return the seeds of all namespaces that were noted, and the empty one of no name."""
-        return [b"", *self._namespaces]
-
     def take_removals(self) -> None:
         """Add the store's evictions since the last call to the eviction history, if there is one."""
         if self.eviction_history is not None:
@@ -254,14 +233,6 @@ class PageChanges:
         return any((pool.name, key) in self._evicted for pool in self._tree.components[component].pools)
 
     # ---- noting: what calls these asks ``is_watched`` first ---------------------------------------------------
-
-    def record_namespace(self, namespace: Namespace) -> None:
-        """Remember the namespace of a prompt."""
-        seed = namespace.seed
-        if seed not in self._namespaces:
-            while len(self._namespaces) >= NAMESPACES_MAX:
-                del self._namespaces[next(iter(self._namespaces))]
-            self._namespaces[seed] = namespace
 
     def record_inserted(
         self, tier: Tier, prompt: Prompt, start: int, slots: Sequence[Slots], duplicates: Sequence[Slots]

@@ -103,6 +103,8 @@ class Namespace:
 DEFAULT_NAMESPACE = Namespace()
 """No extra key, no salt, no adapter, no tenant; pages of single tokens."""
 
+_BIGRAMS = Namespace(bigrams=True)
+
 
 def _tagged(*fields: str | None) -> bytes:
     """Join fields so that no two combinations collide: a tag and a length before each."""
@@ -233,6 +235,7 @@ class Prompt:
         "_keys",
         "first",
         "media",
+        "namespace",
         "page_size",
         "pages_count",
         "reusable_pages",
@@ -242,7 +245,13 @@ class Prompt:
     )
 
     def __init__(
-        self, tokens: bytes, page_size: int, seed: bytes, first: bytes = b"", media: PageMedia = NO_MEDIA
+        self,
+        tokens: bytes,
+        page_size: int,
+        seed: bytes,
+        first: bytes = b"",
+        media: PageMedia = NO_MEDIA,
+        namespace: Namespace | None = None,
     ) -> None:
         """Take whole pages of encoded tokens; ``Prompt.of`` takes what users have."""
         self.tokens = tokens
@@ -259,6 +268,8 @@ class Prompt:
         """Pages that a request can reuse: one less than all where these leave it no token to compute, see ``of``."""
         self.media = media
         """Media by page, of those that begin in whole pages."""
+        self.namespace = namespace if namespace is not None or seed else _BIGRAMS if first else DEFAULT_NAMESPACE
+        """Namespace that ``seed`` is the digest of; None where nothing but that is known of it."""
         self._keys: tuple[PageKey, ...] | None = None
 
     @classmethod
@@ -290,7 +301,7 @@ class Prompt:
         page_bytes = page_size * TOKEN_BYTES
         start = TOKEN_BYTES if namespace.bigrams else 0
         end = len(encoded) - (len(encoded) - start) % page_bytes
-        prompt = cls(encoded[start:end], page_size, namespace.seed, encoded[:start])
+        prompt = cls(encoded[start:end], page_size, namespace.seed, encoded[:start], namespace=namespace)
         prompt.tokens_count = len(encoded) // TOKEN_BYTES
         if media:
             placed = place_media(media, prompt.tokens_count, page_size, bigrams=namespace.bigrams)
@@ -300,12 +311,19 @@ class Prompt:
         return prompt
 
     @classmethod
-    def below(cls, root: bytes, tokens: bytes, page_size: int, media: PageMedia = NO_MEDIA) -> "Prompt":
+    def below(
+        cls,
+        root: bytes,
+        tokens: bytes,
+        page_size: int,
+        media: PageMedia = NO_MEDIA,
+        namespace: Namespace | None = None,
+    ) -> "Prompt":
         """Make the prompt of encoded whole pages below the root of that name."""
         seed_bytes = len(root) - len(root) % PAGE_KEY_BYTES
-        return cls(tokens, page_size, root[:seed_bytes], root[seed_bytes:], media=media)
+        return cls(tokens, page_size, root[:seed_bytes], root[seed_bytes:], media, namespace)
 
-    def below_root(self, root: bytes) -> "Prompt | None":
+    def below_root(self, root: bytes, namespace: Namespace | None = None) -> "Prompt | None":
         """Return the same tokens and media below the root of another name; None where that names another first one."""
         other = Prompt.below(root, b"", self.page_size)
         tokens = self.first + self.tokens
@@ -314,7 +332,8 @@ class Prompt:
         rest = tokens[len(other.first) :]
         whole = rest[: len(rest) - len(rest) % (self.page_size * TOKEN_BYTES)]
         items = [item for page in sorted(self.media) for item in self.media[page]]
-        return Prompt.below(root, whole, self.page_size, _by_page(items, self.page_size, bigrams=bool(other.first)))
+        media = _by_page(items, self.page_size, bigrams=bool(other.first))
+        return Prompt.below(root, whole, self.page_size, media, namespace)
 
     @property
     def root(self) -> bytes:
@@ -329,7 +348,8 @@ class Prompt:
         if pages_count >= self.pages_count:
             return self
         tokens = self.tokens[: pages_count * self.page_size * TOKEN_BYTES]
-        head = Prompt(tokens, self.page_size, self.seed, self.first, media_between(self.media, 0, pages_count))
+        media = media_between(self.media, 0, pages_count)
+        head = Prompt(tokens, self.page_size, self.seed, self.first, media, self.namespace)
         if self._keys is not None:
             head._keys = self._keys[:pages_count]
         return head

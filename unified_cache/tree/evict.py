@@ -99,7 +99,7 @@ def prompt_of(tree: TreeState, victim: Victim) -> Prompt:
     root = above.pop()
     path = (*above[::-1], *below)
     media = {page: items for part in path for page, items in part.media.items()}
-    return Prompt.below(root.key, b"".join(part.key for part in path), tree.page_size, media)
+    return Prompt.below(root.key, b"".join(part.key for part in path), tree.page_size, media, root.namespace)
 
 
 def _evict_tail(tree: TreeState, node: Node, tier_component: int, pages: int, freed: Freed) -> int:

@@ -332,7 +332,7 @@ def insert(
         SlotError: component 0 lacks a slot for a page. Nothing was changed.
     """
     total = prompt.pages_count
-    root = tree.root(prompt.root)
+    root = tree.root(prompt)
     path, tree_end = find(root, prompt, tree.page_key_bytes)
     _check_input(tree, (path, tree_end), total, start, slots, tier)
     if path and tree_end < path[-1].end:

@@ -7,7 +7,7 @@ What a reader of the device alone, or of device and host together, sees is index
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.core.page import NO_MEDIA, TOKEN_BYTES, PageDigests, PageMedia, media_mark
+from unified_cache.core.page import NO_MEDIA, TOKEN_BYTES, Namespace, PageDigests, PageMedia, media_mark
 from unified_cache.core.pool import Slots
 from unified_cache.core.window import last_end
 
@@ -76,6 +76,7 @@ class Node:
         "last_tombstone",
         "locks",
         "media",
+        "namespace",
         "parent",
         "partial_locks",
         "priorities",
@@ -104,6 +105,8 @@ class Node:
         self.end = end
         """Pages [start, end) of every prompt that passes here."""
         self.parent = parent
+        self.namespace: Namespace | None = None
+        """Of a root: the namespace of its prompts, as far as it is known."""
         self.children: dict[bytes, Node] = {}
         """Children, by their first page: its encoded tokens, and the media that begin in it."""
         self.last_child: Node | None = None

@@ -339,14 +339,12 @@ class RadixTree:
         return masks
 
     def prompts_alike(self, prompt: Prompt) -> list[tuple[Prompt, int]]:
-        """Return the same tokens below other roots, with the pages that the tree has of them: one page at least."""
+        """Return the same tokens below other roots, with the pages that the tree has of them, which may be none."""
         found: list[tuple[Prompt, int]] = []
         for name, root in self._state.roots.items():
-            alike = None if name == prompt.root else prompt.below_root(name)
+            alike = None if name == prompt.root else prompt.below_root(name, root.namespace)
             if alike is not None:
-                path, end = find(root, alike, self._state.page_key_bytes)
-                if path:
-                    found.append((alike, end))
+                found.append((alike, find(root, alike, self._state.page_key_bytes)[1]))
         return found
 
     def nodes_count(self) -> int:
@@ -364,7 +362,7 @@ class RadixTree:
         self._check_alive(found)
         if not 0 <= end <= found.tree_end:
             raise InputError(f"end must be in [0, {found.tree_end}], found {end}")
-        return node_at(found.path, end) if end else self._state.root(found.prompt.root)
+        return node_at(found.path, end) if end else self._state.root(found.prompt)
 
     def _check_alive(self, found: Match) -> None:
         if found.version != self._state.version or found.tree is not self._state:

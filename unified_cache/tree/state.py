@@ -12,7 +12,9 @@ from unified_cache.core.page import (
     DIGEST_BYTES,
     NO_MEDIA,
     TOKEN_BYTES,
+    Namespace,
     PageMedia,
+    Prompt,
     chained_digests,
     digests_where,
     media_between,
@@ -95,9 +97,14 @@ class TreeState:
         self.changes_count = 0
         """Counts changes of what nodes hold; beside an equal version it says that all is found where it was."""
 
-    def root(self, name: bytes) -> Node:
-        """Return the root of that name, see ``Prompt.root``; a new one counts as soon as it has a child."""
-        return self.roots.get(name) or Node(name, 0, 0, None, self.components_count)
+    def root(self, prompt: Prompt) -> Node:
+        """Return the root that a prompt hangs below; a new one counts as soon as it has a child."""
+        root = self.roots.get(prompt.root)
+        if root is None:
+            root = Node(prompt.root, 0, 0, None, self.components_count)
+        if root.namespace is None:
+            root.namespace = prompt.namespace
+        return root
 
     def nodes(self) -> Iterator[Node]:
         """Yield every node but the roots, parents before children."""
@@ -330,6 +337,8 @@ class HeldRun:
 
     root: bytes
     """Name of the root, see ``Prompt.root``."""
+    namespace: Namespace | None
+    """Namespace that the root is of, as far as it is known."""
     parent: int | None
     """Number of the run that it continues, in the same list; None for a run that begins at a root."""
     tokens: bytes
@@ -345,12 +354,12 @@ def held_runs(tree: TreeState) -> list[HeldRun]:
     """Return the tree's runs, each after the one that it continues."""
     runs: list[HeldRun] = []
     numbers: dict[Node, int] = {}
-    roots: dict[Node, bytes] = {}
+    roots: dict[Node, Node] = {}
     last_media: dict[Node, PageMedia] = {}
     for node in tree.nodes():
         parent = node.parent
         assert parent is not None
-        root = roots.get(parent, parent.key)
+        root = roots.get(parent, parent)
         roots[node] = root
         numbers[node] = len(runs)
         above = last_media.get(parent, NO_MEDIA)
@@ -358,5 +367,5 @@ def held_runs(tree: TreeState) -> list[HeldRun]:
         media = shift_media({**above, **node.media}, node.start, tree.page_size)
         slots = tuple(None if held is None else held.copy() for held in node.slots)
         assert len(node.key) == node.pages * tree.page_size * TOKEN_BYTES
-        runs.append(HeldRun(root, numbers.get(parent), node.key, media, node.pages, slots))
+        runs.append(HeldRun(root.key, root.namespace, numbers.get(parent), node.key, media, node.pages, slots))
     return runs

@@ -6,13 +6,15 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from tests.support.cache import IDENTITY, ToyEngine
-from tests.support.operations import Stepped, engine, filled, serve, started, tokens
+from tests.support.cache import IDENTITY, ToyEngine, toy_layout
+from tests.support.operations import Stepped, engine, filled, over, serve, started, tokens
+from unified_cache.controller import InlineWorkers
 from unified_cache.controller.page_changes import PagesStored
 from unified_cache.core.errors import ConfigError, OwnerThreadError, StateError
 from unified_cache.core.page import MediaItem, Namespace, PageKey, Prompt
 from unified_cache.core.pool import Tier
 from unified_cache.core.seal import HEADER_BYTES, Label
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.observe.events.slot_keys import EVENT_PAGES_MAX, SlotKeys
 from unified_cache.observe.events.values import ClearedEvent, KvEvent, Medium, RemovedEvent, StoredEvent
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -264,6 +266,49 @@ def test_media_are_reported_with_the_pages_they_reach_into_now_and_when_announce
     assert told.memory() == held(
         toy, [toy.cache.prompt([7] * (3 * page_size) + [n] * page_size, salted, media=media) for n in (8, 9)]
     )
+
+
+def salts_of(told: ToldPages) -> set[str | None]:
+    """Return the salts of the prompts whose first pages were told of, None for the bare model."""
+    firsts = [event for event in told.events if isinstance(event, StoredEvent) and event.parent is None]
+    return {None if event.extra_keys == () else str((event.extra_keys[0] or ("",))[-1]) for event in firsts}
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_pages_are_told_of_by_their_salt_however_many_there_are_and_whenever_the_watcher_came(is_early: bool) -> None:
+    toy = ToyEngine(toy_layout((SPAN_ALL,), 1), (6_000,), (6_000,), None, InlineWorkers())
+    told = watched(toy) if is_early else None
+    salts = [f"salt {number}" for number in range(5_000)]
+    for salt in salts:
+        toy.run(toy.cache.prompt([7], Namespace(cache_salt=salt)))
+    told = watched(toy) if told is None else told
+    if is_early:
+        told.take()
+    assert salts_of(told) == set(salts)
+    toy.cache.changes.forget()
+    assert salts_of(told.take()) == set(salts)
+
+
+def test_pages_of_a_namespace_that_nobody_knows_are_not_told_of_as_the_bare_models() -> None:
+    toy = engine()
+    told = watched(toy)
+    known = toy.cache.prompt(tokens(3), Namespace(cache_salt="pepper"))
+    unknown = toy.run(Prompt(known.tokens, known.page_size, known.seed))
+    toy.cache.attach(MemoryStorage())
+    assert over(toy.cache, toy.cache.backup(unknown)).pages_count
+    assert not any(isinstance(event, StoredEvent) for event in told.take().events)
+    toy.cache.changes.forget()
+    assert [type(event) for event in told.take().events] == [ClearedEvent]
+    toy.run(known)
+    toy.cache.changes.forget()
+    assert salts_of(told.take()) == {"pepper"}
+
+
+def test_a_namespace_is_forgotten_with_its_last_page() -> None:
+    toy = engine()
+    toy.run(toy.cache.prompt(tokens(3), Namespace(cache_salt="pepper")))
+    toy.forget(Tier.DEVICE)
+    assert not toy.cache._ledger.tree._state.roots
 
 
 def test_changes_have_one_watcher_on_the_owners_thread() -> None:

@@ -140,16 +140,17 @@ def _near(
     stored: StoredPages | StoreSilence | None,
 ) -> list[NearMatch]:
     """Return the same tokens in other namespaces of memory, and in a store that has nothing under this name."""
-    alike = [(other, count, _differences(ledger, prompt, other)) for other, count in ledger.tree.prompts_alike(prompt)]
-    near = [NearMatch("memory", count, differs) for _, count, differs in alike]
+    alike = ledger.tree.prompts_alike(prompt)
+    near = [
+        NearMatch("memory", count, namespace_differences(prompt.namespace, other.namespace))
+        for other, count in alike
+        if count
+    ]
     if storage is not None and isinstance(stored, StoredPages) and not stored.present[0].any():
-        here = ledger.changes.namespace(prompt.seed)
-        others = {prompt.seed: prompt} | {other.seed: other for other, _, _ in alike}
-        for seed in ledger.changes.seeds():
-            if seed not in others and not prompt.first:
-                others[seed] = Prompt(prompt.tokens, prompt.page_size, seed, media=prompt.media)
-        del others[prompt.seed]
-        under = [(other, namespace_differences(here, ledger.changes.namespace(seed))) for seed, other in others.items()]
+        others = {other.root: other for other, _ in alike}
+        if prompt.root and not prompt.first:
+            others[b""] = Prompt(prompt.tokens, prompt.page_size, b"", media=prompt.media)
+        under = [(other, namespace_differences(prompt.namespace, other.namespace)) for other in others.values()]
         near += near_in_store(storage.backend, prompt, Description(identity, ledger.layout), storage.owners, under)
     return near
 
@@ -161,15 +162,6 @@ def _remembers(ledger: Ledger) -> str:
     if eviction_history.is_complete:
         return "everything since the cache was opened"
     return f"the last {eviction_history.pages_max:,} pages that something happened to (CacheConfig.forgotten_pages_max)"
-
-
-def _differences(ledger: Ledger, prompt: Prompt, other: Prompt) -> tuple[str, ...]:
-    """Name what the namespaces of two prompts of the same tokens have otherwise."""
-    bigrams = ("bigrams",) if bool(prompt.first) != bool(other.first) else ()
-    if prompt.seed == other.seed:
-        return bigrams
-    here, there = (ledger.changes.namespace(each.seed) for each in (prompt, other))
-    return (*namespace_differences(here, there), *bigrams)
 
 
 def _asked(storage: StorageTier, prompt: Prompt) -> StoredPages | StoreSilence:

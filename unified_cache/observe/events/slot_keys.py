@@ -52,13 +52,13 @@ class SlotKeys:
         """Yield what consumers are to be sent of some changes."""
         for change in changes:
             match change:
-                case PagesHeld():
+                case PagesHeld() if change.prompt.namespace is not None:
                     self._hold(change)
-                    yield from self._stored(Medium(change.tier), change.component, change.prompt, change.pages)
+                    yield from self._runs(Medium(change.tier), change.component, change.prompt, change.pages)
                 case SlotsLeft():
                     yield from self._removed(change)
                 case PagesStored():
-                    yield from self._stored(Medium.STORAGE, change.component, change.prompt, change.pages)
+                    yield from self._runs(Medium.STORAGE, change.component, change.prompt, change.pages)
                 case ObjectsEvicted():
                     yield from self._evicted(change)
                 case MemoryCleared():
@@ -80,22 +80,24 @@ class SlotKeys:
             seed_bytes = len(run.root) - len(run.root) % PAGE_KEY_BYTES
             above = (run.root[:seed_bytes], run.root[seed_bytes:]) if run.parent is None else ends[run.parent]
             # A run in the middle is a prompt whose seed is the key before it, and whose first token is the one before.
-            prompt = Prompt(run.tokens, self._layout.page_size, *above, media=run.media)
+            prompt = Prompt(run.tokens, self._layout.page_size, *above, run.media, run.namespace)
             ends.append((prompt.keys[-1], run.tokens[-TOKEN_BYTES:] if above[1] else b""))
-            namespace = self._changes.namespace(run.root[:seed_bytes])
             assert number == len(ends) - 1
+            if run.namespace is None:
+                continue
+            is_at_root = run.parent is None
             for tier_component, slots in enumerate(run.slots):
                 if slots is None:
                     continue
                 pages = np.flatnonzero(slots >= 0)
                 tier, component = Tier(tier_component // components), tier_component % components
                 self._hold(PagesHeld(tier, component, prompt, pages, slots[pages]))
-                yield from self._runs(Medium(tier), component, prompt, pages, namespace, run.parent is None)
+                yield from self._runs(Medium(tier), component, prompt, pages, is_at_root=is_at_root)
             for component, mask in enumerate(held.stored):
                 marked = np.flatnonzero(mask)
                 there = [not self._changes.was_evicted(component, prompt.keys[page]) for page in marked.tolist()]
                 pages = marked[np.array(there, np.bool_)]
-                yield from self._runs(Medium.STORAGE, component, prompt, pages, namespace, run.parent is None)
+                yield from self._runs(Medium.STORAGE, component, prompt, pages, is_at_root=is_at_root)
 
     def _hold(self, held: PagesHeld) -> None:
         keys = held.prompt.keys
@@ -103,20 +105,15 @@ class SlotKeys:
         for page, slot in zip(held.pages.tolist(), held.slots.tolist(), strict=True):
             in_slots[slot] = keys[page]
 
-    def _stored(self, medium: Medium, component: int, prompt: Prompt, pages: Numbers) -> Iterator[KvEvent]:
-        yield from self._runs(medium, component, prompt, pages, self._changes.namespace(prompt.seed), True)
-
     def _runs(
-        self,
-        medium: Medium,
-        component: int,
-        prompt: Prompt,
-        pages: Numbers,
-        namespace: Namespace | None,
-        is_at_root: bool,
+        self, medium: Medium, component: int, prompt: Prompt, pages: Numbers, *, is_at_root: bool = True
     ) -> Iterator[KvEvent]:
-        """Yield an event for each run of neighbouring pages; ``is_at_root`` where page 0 is a prompt's first."""
-        if not len(pages):
+        """Yield an event for each run of neighbouring pages; ``is_at_root`` where page 0 is a prompt's first.
+
+        None where the namespace is unknown: without adapter and salt it would be of pages of the bare model.
+        """
+        namespace = prompt.namespace
+        if namespace is None or not len(pages):
             return
         breaks = np.flatnonzero(np.diff(pages) != 1) + 1
         cuts = {*range(0, len(pages), EVENT_PAGES_MAX), *breaks.tolist(), len(pages)}
@@ -131,8 +128,8 @@ class SlotKeys:
                 parent,
                 _tokens(prompt, start, end),
                 self._layout.page_size,
-                None if namespace is None else namespace.lora_id,
-                () if namespace is None else _extra_keys(prompt, namespace, start, end, begins=begins),
+                namespace.lora_id,
+                _extra_keys(prompt, namespace, start, end, begins=begins),
                 self._spans[component],
                 self._spans,
             )
