@@ -47,7 +47,7 @@ CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: api run replay quick test test-long libraries oldest check static release sim mutants soak soak-service e2e-events e2e-sglang e2e-vllm bench-vllm bench gpu fmt proto clean help
+.PHONY: api run replay quick test test-long libraries oldest newest check static release sim mutants soak soak-service e2e-events e2e-sglang e2e-vllm bench-vllm bench gpu fmt proto clean help
 
 run: $(DEMO_READY)  ## a real model reads a document, loses memory and process, and answers at once; make run ARGS="..." adds flags
 	@$(BIN)/unified-cache demo --report build/demo $(ARGS)
@@ -71,7 +71,10 @@ libraries: $(READY)  ## install the system libraries that Mooncake needs, where 
 	@$(BIN)/python scripts/system_libraries.py
 
 oldest: $(READY)  ## run the tests of the wire under the oldest protobuf and gRPC promised; needs the package index
-	@$(BIN)/python scripts/check_oldest.py
+	@$(BIN)/python scripts/check_versions.py oldest
+
+newest: $(READY)  ## install every extra at its newest into a fresh environment, and run what depends on it; needs the package index
+	@$(BIN)/python scripts/check_versions.py newest
 
 check: $(READY)  ## everything a change must pass: format, lint, types, generated code, wheel, tests
 	@$(MAKE) --no-print-directory static

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.check_oldest import ON_THE_WIRE, oldest_versions
+from scripts.check_versions import ON_THE_WIRE, newer_than_pinned, oldest_versions, pinned_versions
 from scripts.release import LEFT_OUT, left_out, readme_commands
 from tests.sources import ROOT
 
@@ -50,3 +50,10 @@ def test_a_package_that_is_promised_twice_with_different_versions_is_found() -> 
     project = (ROOT / "pyproject.toml").read_text().replace('"grpcio>=1.73"', '"grpcio>=1.74"', 1)
     with pytest.raises(SystemExit, match=r"grpcio must have one least version, found 1\.74 and 1\.73"):
         oldest_versions(project)
+
+
+def test_packages_in_other_versions_than_pinned_are_named_with_both() -> None:
+    pinned = pinned_versions("# a comment\ntransformers==5.23.0\ntyping_extensions==4.16.0\ntorch==2.13.0\n")
+    versions = {"transformers": "5.24.0", "typing-extensions": "4.16.0", "torch": "2.13.0+cpu", "pip": "26.3"}
+    installed = [{"name": name, "version": version} for name, version in versions.items()]
+    assert newer_than_pinned(installed, pinned) == ["transformers 5.24.0, pinned 5.23.0"]
