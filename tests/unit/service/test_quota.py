@@ -188,6 +188,7 @@ def test_spare_places_are_there_whatever_their_tenant_has_in_flight_and_few() ->
         assert slot is not None
         assert slot.hold(1_000)
         assert slot.wait(0)
+    assert scheduler.by_tenant()["acme"].running_count == 1 + SPARE_CALLS_MAX
     for slot in held:
         slot.leave()
     assert not scheduler.wait_idle(0)

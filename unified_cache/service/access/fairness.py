@@ -18,7 +18,7 @@ that run, so no other tenant waits for it.
 
 import itertools
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -151,11 +151,18 @@ class FairScheduler:
             self._start_waiting()
 
     def by_tenant(self) -> dict[str, TenantCalls]:
-        """Return the number of calls of every tenant that has any, those in spare places apart."""
+        """Return the number of calls of every tenant that has any, those in spare places included."""
         with self._guard:
+            spare = Counter((slot.tenant, slot.state) for slot in self._spare)
+            found = self._tenants | {name: self._tenants.get(name) or _Tenant() for name, _ in spare}
             return {
-                name: TenantCalls(each.half_open_count, len(each.running), len(each.waiting), each.bytes_count)
-                for name, each in self._tenants.items()
+                name: TenantCalls(
+                    each.half_open_count + spare[name, _State.HALF_OPEN],
+                    len(each.running) + spare[name, _State.RUNNING],
+                    len(each.waiting),
+                    each.bytes_count,
+                )
+                for name, each in found.items()
             }
 
     def wait_idle(self, timeout_s: float) -> bool:
