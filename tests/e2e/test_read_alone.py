@@ -47,6 +47,13 @@ def directory() -> Iterator[Path]:
     shutil.rmtree(place)
 
 
+def test_a_directory_without_a_store_that_may_not_be_written_is_refused_for_that(directory: Path) -> None:
+    (directory / "store").mkdir()
+    sealed_off(directory / "store")
+    with without_rights(), pytest.raises(StorageError, match="Permission denied"):
+        open_storage(f"file:{directory / 'store'}")
+
+
 def sealed_off(store: Path) -> dict[Path, tuple[int, int]]:
     """Take the rights to write from a store that belongs to nobody; return the times and sizes of all in it."""
     found = [store, *store.rglob("*")]

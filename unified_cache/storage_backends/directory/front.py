@@ -28,6 +28,7 @@ from unified_cache.storage_backends.common.lru import SizedPage
 from unified_cache.storage_backends.directory.disk import Directory, Disk, disk_bytes, missing_bytes, storage_error
 from unified_cache.storage_backends.directory.page_reads import CALL_BYTES
 from unified_cache.storage_backends.directory.root import (
+    MARKER_NAME,
     StoreFormat,
     StoreRoot,
     open_root_to_read,
@@ -94,10 +95,10 @@ def parse_address(rest: str, scheme: str = "file") -> DirectoryAddress:
 
 
 def is_read_alone(path: Path) -> bool:
-    """Return whether a directory is there and this process may not write it: by its rights, or those of the mount."""
-    may = partial(os.access, path, effective_ids=os.access in os.supports_effective_ids)
+    """Return whether a store is there and this process may read it, but not write it: by its rights or its mount's."""
+    may = partial(os.access, effective_ids=os.access in os.supports_effective_ids)
     try:
-        return may(os.R_OK | os.X_OK) and not may(os.W_OK)
+        return may(path / MARKER_NAME, os.R_OK) and not may(path, os.W_OK)
     except ValueError:  # no system has such a path
         return False
 
