@@ -254,6 +254,20 @@ TRANSFERS_MUTANTS = [
         tests=("tests/unit/core/test_read_times.py",),
     ),
     Mutant(
+        "a prefetch that finds no room is given up while others hold it",
+        "controller/prefetch.py",
+        "yield WaitFor(holder)",
+        "break",
+        tests=("tests/unit/core/test_prefetch.py",),
+    ),
+    Mutant(
+        "pages that a prefetch did not ask for count as lost",
+        "controller/prefetch.py",
+        "pages[tried & ~arrived]",
+        "pages[~arrived]",
+        tests=("tests/unit/core/test_prefetch.py",),
+    ),
+    Mutant(
         "a request counts whenever it is matched",
         "cache/cache.py",
         "        return self._ledger.tree.match(prompt, priority).within(prompt.reusable_pages)\n",

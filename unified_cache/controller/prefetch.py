@@ -132,6 +132,8 @@ class FetchUnderWay:
     plan: FetchPlan
     arrived: Sequence[Pages] = field(init=False)
     """By component: which pages of ``plan.reads`` have come, by the jobs that are over."""
+    tried: Sequence[Pages] = field(init=False)
+    """By component: which of them storage was asked for, by the jobs that are over."""
     chosen: Sequence[Pages] = field(init=False)
     """By component: which of them the job under way reads."""
     job: FetchJob | None = None
@@ -143,7 +145,8 @@ class FetchUnderWay:
     """Evictions before the last read."""
 
     def __post_init__(self) -> None:
-        self.arrived = self.chosen = [np.zeros(count, np.bool_) for count in self.plan.counts]
+        self.chosen = [np.zeros(count, np.bool_) for count in self.plan.counts]
+        self.arrived, self.tried = ([mask.copy() for mask in self.chosen] for _ in range(2))
 
     def parts(self, slots: Sequence[Slots]) -> list[PageCopies]:
         """Return by component the chosen pages, with host slots for them."""
@@ -151,8 +154,9 @@ class FetchUnderWay:
         return [PageCopies(component, pages[mask], given, given) for component, (pages, mask, given) in each]
 
     def missed(self) -> list[PageNumbers]:
-        """Return by component the pages that have not come."""
-        return [pages[~mask] for pages, mask in zip(self.plan.reads, self.arrived, strict=True)]
+        """Return by component the pages that storage was asked for, and that have not come."""
+        masks = zip(self.plan.reads, self.tried, self.arrived, strict=True)
+        return [pages[tried & ~arrived] for pages, tried, arrived in masks]
 
     def progress(self) -> PrefetchProgress:
         """Look at what has arrived by now."""
@@ -205,9 +209,9 @@ class Prefetches:
         """Read the pages that memory lacks for the longest resume with storage, and graft those that arrive.
 
         Ends that add fewer than ``worth_pages`` are not read for. Where a page that storage said it had did not come,
-        what is left is read for. Prefetches are single flight: while another one fetches any of these pages, this one
-        waits, and then looks again at what is still missing. Returns the pages by which the prompt can be resumed
-        further, whichever transfer has brought them.
+        what is left is read for. Prefetches are single flight: while another one fetches any of these pages, or holds
+        the room for them, this one waits, and then looks again at what is still missing. Returns the pages by which the
+        prompt can be resumed further, whichever transfer has brought them.
         """
         tree = self._ledger.tree
         first_end = tree.peek(prompt).host_end
@@ -235,24 +239,27 @@ class Prefetches:
             if other is not None:
                 yield WaitFor(other)
                 continue
-            if plan.end < missing.known_end + worth_pages:
-                break
-            reads_left -= 1
             operation.pages_count = max(known_pages, 0)
-            bring = self._bring_to_device if plan.tier is Tier.DEVICE else self._bring_to_host
-            missed = yield from bring(fetch)
-            reached = tree.match(prompt).host_end >= plan.end
-            if reached or operation.is_stopping or not any(map(len, missed)):
+            if plan.end >= missing.known_end + worth_pages:
+                bring = self._bring_to_device if plan.tier is Tier.DEVICE else self._bring_to_host
+                had_room = yield from bring(fetch)
+                missed = fetch.missed()
+                reads_left -= any(map(len, missed))
+                for mask, pages in zip(lost, missed, strict=True):
+                    mask[pages] = True
+                reached_end = tree.match(prompt).host_end
+                if reached_end >= plan.end or operation.is_stopping or (had_room and not any(map(len, missed))):
+                    break
+                lacks_room = 0 if had_room else stored_end - reached_end
+                if had_room:
+                    continue
+            holder = next((each for each in self._under_way if each.state is OperationState.RUNNING), None)
+            if holder is None or operation.is_stopping:
                 break
-            for mask, pages in zip(lost, missed, strict=True):
-                mask[pages] = True
+            yield WaitFor(holder)
         gained = max(tree.match(prompt).host_end - first_end, 0)
         if operation is not None and operation.state is OperationState.RUNNING:
-            tally = operation.tally
-            tally.gain(gained)
-            left_out = tally.asked - gained
-            tally.leave_out(LeftOut.HOST_FULL, min(left_out, lacks_room))
-            tally.leave_out(LeftOut.STOPPED if operation.is_stopping else LeftOut.FAILED, max(left_out - lacks_room, 0))
+            _explain_rest(operation, gained, lacks_room, is_lost=any(mask.any() for mask in lost))
         return gained
 
     def progress(self, operation: Operation) -> PrefetchProgress | None:
@@ -465,8 +472,8 @@ class Prefetches:
 
     # ---- read ------------------------------------------------------------------------------------------------
 
-    def _bring_to_host(self, fetch: FetchUnderWay) -> Generator[Job | WaitFor, Operation, list[PageNumbers]]:
-        """Fetch the pages of a plan and graft them; return by component those that did not arrive."""
+    def _bring_to_host(self, fetch: FetchUnderWay) -> Generator[Job | WaitFor, Operation, bool]:
+        """Fetch the pages of a plan and graft those that arrive; return whether there was room for them."""
         operation, prompt, missing, plan = fetch.operation, fetch.prompt, fetch.missing, fetch.plan
         anchor = min(plan.end, missing.full_end)
         gained_before = operation.pages_count
@@ -476,7 +483,7 @@ class Prefetches:
                 yield from self._copy_held(fetch, anchor, Tier.DEVICE, Tier.HOST)
             with self._reserving(plan.counts) as staging:
                 if staging is None:
-                    return []
+                    return False
                 slots = list(staging.slots)
                 fetch.staging = staging
                 self._under_way[operation] = fetch
@@ -494,10 +501,10 @@ class Prefetches:
                         operation.gain(gained_before + max(gained, 0))
                 finally:
                     del self._under_way[operation]
-        return fetch.missed()
+        return True
 
-    def _bring_to_device(self, fetch: FetchUnderWay) -> Generator[Job | WaitFor, Operation, list[PageNumbers]]:
-        """Bring what a plan says to the device piece by piece; return by component the pages that did not come."""
+    def _bring_to_device(self, fetch: FetchUnderWay) -> Generator[Job | WaitFor, Operation, bool]:
+        """Bring what a plan says to the device piece by piece; return whether there was room for it."""
         operation, prompt, missing, plan = fetch.operation, fetch.prompt, fetch.missing, fetch.plan
         tree = self._ledger.tree
         gained_before = operation.pages_count
@@ -509,9 +516,14 @@ class Prefetches:
             self._under_way[operation] = fetch
             pins.callback(self._under_way.pop, operation)
             start = min(int(pages[0]) for pages in plan.reads if len(pages))
-            while (end := self._piece_end(plan, start)) > start:
+            while start < plan.end:
+                end = self._piece_end(plan, start)
+                if end == start:
+                    return False
                 fetch.chosen = [(start <= pages) & (pages < end) for pages in plan.reads]
                 if not (yield from self._bring_piece(fetch)):
+                    return False
+                if any(map(len, fetch.missed())):
                     break
                 found = tree.match(prompt)
                 operation.gain(gained_before + max(found.host_end - missing.known_end, 0))
@@ -519,7 +531,7 @@ class Prefetches:
                     break
                 pins.enter_context(self._pinned(prompt, min(end, tree.full_end(found, Tier.DEVICE)), Tier.DEVICE))
                 start = end
-        return fetch.missed()
+        return True
 
     def _piece_end(self, plan: FetchPlan, start: int) -> int:
         """Return the end of the piece from page ``start`` on that the host has room for now; ``start`` if for none."""
@@ -533,7 +545,7 @@ class Prefetches:
         return end
 
     def _bring_piece(self, fetch: FetchUnderWay) -> Generator[Job, Operation, bool]:
-        """Read the chosen pages into host slots and copy them up; return whether all of them are on the device."""
+        """Read the chosen pages into host slots and copy up those that arrived; return whether there was room."""
         ledger = self._ledger
         with self._reserving([int(np.count_nonzero(mask)) for mask in fetch.chosen]) as staging:
             if staging is None:
@@ -555,7 +567,7 @@ class Prefetches:
                     self._traffic.add(TransferKind.LOAD, up)
             if failure is not None:
                 raise failure
-            return target is not None and all(mask.all() for mask in arrived)
+            return target is not None
 
     def _read(
         self, fetch: FetchUnderWay, parts: Sequence[PageCopies]
@@ -577,6 +589,8 @@ class Prefetches:
         arrived = true_for_all(self._ranks, job.whole)
         for mask, chosen, came in zip(fetch.arrived, fetch.chosen, arrived, strict=True):
             mask[chosen] = came
+        for mask, chosen in zip(fetch.tried, fetch.chosen, strict=True):
+            mask[chosen] = True
         for part, came, flawed in zip(parts, arrived, job.answered(Answer.FLAWED), strict=True):
             ledger.changes.remember_stored(part.component, fetch.prompt, part.pages[came], MissReason.STORE_LOST)
             ledger.changes.remember_stored(part.component, fetch.prompt, part.pages[flawed], MissReason.FLAWED)
@@ -612,6 +626,15 @@ class Prefetches:
             stored.add(part.component, part.target)
             if ledger.changes.is_watched:
                 ledger.changes.record_stored(part.component, prompt, part.pages, fetch.evictions_count)
+
+
+def _explain_rest(operation: Operation, gained: int, lacks_room: int, *, is_lost: bool) -> None:
+    """Count what a prefetch has gained, and why not the rest; ``is_lost`` says that storage did not bring some."""
+    tally = operation.tally
+    tally.gain(gained)
+    tally.leave_out(LeftOut.HOST_FULL, min(tally.asked - gained, lacks_room))
+    why = LeftOut.FAILED if is_lost else LeftOut.EVICTED
+    tally.close(LeftOut.STOPPED if operation.is_stopping else why)
 
 
 class Loads:

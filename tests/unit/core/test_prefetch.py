@@ -15,6 +15,8 @@ from tests.support.operations import (
     SPANS,
     Stepped,
     UnreturnedCall,
+    engine,
+    filled,
     out_pages,
     over,
     present,
@@ -26,7 +28,15 @@ from tests.support.operations import (
 from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads, ranked, same
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.components import Full, RecurrentState, SlidingWindow
-from unified_cache.controller import InlineWorkers, Operation, OperationState, ThreadWorkers, TransferKind, Workers
+from unified_cache.controller import (
+    InlineWorkers,
+    LeftOut,
+    Operation,
+    OperationState,
+    ThreadWorkers,
+    TransferKind,
+    Workers,
+)
 from unified_cache.core.config import Prefetching
 from unified_cache.core.errors import StorageError, StorageTimeoutError
 from unified_cache.core.page import Prompt
@@ -544,3 +554,33 @@ def test_ranks_wait_and_take_over_alike(failing_rank: int | None) -> None:
     first = ("done", 10) if failing_rank is None else ("failed", 0)
     assert ends == [("done", 10), ("done", 10), first]
     assert out == 0
+
+
+# ---- room that others hold ---------------------------------------------------------------------------------------
+
+
+def test_prefetches_that_find_no_room_wait_for_those_under_way() -> None:
+    store = MemoryStorage()
+    firsts = [1_000 * number for number in range(10)]
+    for first in firsts:
+        other = engine(store)
+        over(other.cache, other.cache.backup(serve(other, 4, first)))
+    workers = Stepped()
+    cache = engine(store, workers=workers).cache  # a host of 12 pages
+    operations = [started(cache.prefetch(cache.prompt(tokens(4, first)))) for first in firsts]
+    while workers.waiting:
+        workers.run(len(workers.waiting))
+        cache.poll()
+    assert [(operation.state, operation.pages_count) for operation in operations] == [(OperationState.DONE, 4)] * 10
+
+
+def test_pages_that_there_is_no_room_for_did_not_fail() -> None:
+    store = MemoryStorage()
+    filled(store, 4)
+    cache = engine(store).cache
+    prompt = cache.prompt(tokens(4))
+    with cache._ledger.reserving(Tier.HOST, [12, 8]):
+        operation = over(cache, cache.prefetch(prompt))
+        assert operation.tally.left_out == {LeftOut.HOST_FULL: 4}
+        assert cache.match(prompt).device_end == 0
+    assert over(cache, cache.prefetch(prompt)).pages_count == 4
