@@ -49,9 +49,9 @@ ENGINES_MUTANTS = [
     ),
     Mutant(
         "a store that somebody must mend is tried every few seconds",
-        "integrations/engine_store/away.py",
-        "self._pauses.pause_s(self._failures_count) if passes else MENDED_PAUSE_S",
-        "self._pauses.pause_s(self._failures_count)",
+        "storage_backends/common/opening.py",
+        "self._pauses.pause_s(count) if passes else MENDED_PAUSE_S",
+        "self._pauses.pause_s(count)",
         ENGINE_STORE_TESTS,
     ),
 ]

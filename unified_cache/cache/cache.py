@@ -7,8 +7,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Self
 
@@ -39,7 +39,8 @@ from unified_cache.controller.operation import Traffic, TrafficCounts
 from unified_cache.controller.prefetch import Loads, Prefetches, PrefetchProgress
 from unified_cache.controller.ranks import LocalRanks, RankGroup, check_configuration, pools_to_store, together
 from unified_cache.controller.storage_tier import storage_of
-from unified_cache.core.config import CacheConfig, TransferPolicy, WritePolicy
+from unified_cache.controller.store_arrival import StoreArrival
+from unified_cache.core.config import CacheConfig, GuardConfig, TransferPolicy, WritePolicy
 from unified_cache.core.errors import (
     ClosedError,
     InputError,
@@ -54,6 +55,7 @@ from unified_cache.core.page import DEFAULT_NAMESPACE, MediaItem, Namespace, Pro
 from unified_cache.core.pool import Identity, ModelLayout, Pages, Slots, Tier, identity_of
 from unified_cache.core.slots import PairedAllocator
 from unified_cache.storage_backends.protocol import Level, StorageBackend
+from unified_cache.storage_backends.url import check_storage_url
 from unified_cache.tree import UNNAMED, Lock, Match, binding_components
 
 __all__ = ["UnifiedCache"]
@@ -88,7 +90,8 @@ class UnifiedCache:
 
         ``device_pools`` holds one pool for each of the layout's, with a slot more than ``config.device_pages``.
         ``identity`` may be the name of a model, and ``storage`` a URL, see ``open_storage``. The cache takes the store
-        over, unless this raises: it verifies every page read and closes it in the end.
+        over, unless this raises: it verifies every page read and closes it in the end. A store that is away is logged
+        once, and attached by a ``poll`` once it is there; until then the cache is as one without a store.
 
         ``after`` returns the CUDA streams that the engine computes on, one at least, whenever a copy is to come after
         what they have been given; without it that is the owner's current stream.
@@ -96,15 +99,17 @@ class UnifiedCache:
         Raises:
             ConfigError: pools, layout, sizes and the identity's dtype do not fit each other, the pools are not on one
                 device that is the CPU or a GPU, or host memory does not suffice.
-            StorageError: the store cannot be opened, or does not take the layout.
+            StorageError: the store cannot be opened, or does not take the layout, until somebody mends that.
         """
         memory = TieredMemory.fitting(layout, config, device_pools, after)
-        with ExitStack() as undo, storage_of(storage) as store:
+        with ExitStack() as undo:
             undo.callback(memory.close)
             named = identity_of(identity)
             check_dtype(named, device_pools)
             layout = layout.with_tensors({pool.spec.name: pool.tensors for pool in device_pools})
-            cache = cls.assemble(layout, config, memory, workers, named, store, ranks)
+            with cls._started(layout, config, memory, workers, named, ranks, storage is not None) as cache:
+                if storage is not None:
+                    cache.await_store(storage)
             undo.pop_all()
         return cache
 
@@ -119,22 +124,38 @@ class UnifiedCache:
         storage: StorageBackend | None,
         ranks: RankGroup = LocalRanks(),
     ) -> "UnifiedCache":
-        """Put a cache over any memory, for simulation and for sizing without bytes; otherwise as ``open``.
+        """Put a cache over any memory, for simulation and for sizing without bytes; the store must be there.
 
         Without ``workers`` it starts threads; an error leaves none behind.
         """
-        check_configuration(ranks, layout, config, identity, has_storage=storage is not None)
+        with cls._started(layout, config, memory, workers, identity, ranks, storage is not None) as cache:
+            if storage is not None:
+                cache.attach(storage)
+        return cache
+
+    @classmethod
+    @contextmanager
+    def _started(
+        cls,
+        layout: ModelLayout,
+        config: CacheConfig,
+        memory: PageMemory,
+        workers: Workers | None,
+        identity: Identity,
+        ranks: RankGroup,
+        has_storage: bool,
+    ) -> Iterator["UnifiedCache"]:
+        """Yield a cache without its store, and end its workers if the block raises."""
+        check_configuration(ranks, layout, config, identity, has_storage=has_storage)
         if workers is None:
             workers = ThreadWorkers.start(storage=config.storage_workers)
         cache = cls(layout, config, memory, workers, identity, ranks)
-        if storage is not None:
-            try:
-                cache.attach(storage)
-            except BaseException:
-                workers.close(config.close_timeout_s)
-                raise
+        try:
+            yield cache
+        except BaseException:
+            workers.close(config.close_timeout_s)
+            raise
         logger.info("opened a cache of %s device and %s host pages", config.device_pages, config.host_pages)
-        return cache
 
     def __init__(
         self,
@@ -152,6 +173,8 @@ class UnifiedCache:
         self.identity = identity
         self._memory = memory
         self._storage: StorageTier | None = None
+        self._arrival: StoreArrival | None = None
+        """Of a store that was away when the cache opened."""
         eviction_history = EvictionHistory(config.forgotten_pages_max) if config.forgotten_pages_max else None
         capacity = (config.device_pages, config.host_pages)
         self._ledger = Ledger(layout, capacity, config.eviction, eviction_history, self._write_back)
@@ -483,6 +506,7 @@ class UnifiedCache:
             RankLostError: of several ranks, one no longer answers; raised once. From now on nothing is moved any more.
         """
         self._enter()
+        self._look_for_store()
         over = self._controller.poll()
         if self._storage is not None:
             self._scheduler.look_at_clock()
@@ -505,6 +529,7 @@ class UnifiedCache:
     def settle(self, timeout_s: float) -> list[Operation]:
         """Wait as ``wait_all`` does, and publish figures as seldom as ``poll``: for who waits at every request."""
         self._enter()
+        self._look_for_store()
         self._scheduler.wait_all(timeout_s, self._storage)
         self._published.publish_if_due()
         return self._controller.take_completed()
@@ -581,22 +606,72 @@ class UnifiedCache:
             StorageError: the store does not take the layout.
             RankError: of several ranks, another could not take its store over.
         """
-        self._enter()
-        if self._storage is not None:
-            raise StateError("a store is attached; detach it first")
-        self.config.check_host()
-        written = pools_to_store(self._ranks, self.identity, self.layout)
+        written = self._written_pools()
         with together(self._ranks, "taking a store over"), storage_of(storage) as store:
             assert store is not None
-            tier = StorageTier.open(store, self.config.guard, self.layout, self.identity, self._memory, written)
+            tier = self._tier_over(store, written)
+        self._take_over(tier)
+
+    def await_store(self, storage: StorageBackend | str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Attach a store as ``attach`` does; one that is away by the ``poll`` that finds it on every rank.
+
+        Waits for an attempt that goes on, but no longer than for a store to say what it can do. Pauses between two go
+        by ``clock``, in seconds.
+        """
+        written = self._written_pools()
+        if isinstance(storage, str):
+            check_storage_url(storage)
+
+        def opened() -> StorageTier:
+            with storage_of(storage) as store:
+                assert store is not None
+                return self._tier_over(store, written)
+
+        given = None if isinstance(storage, str) else storage
+        arrival = StoreArrival(opened, given, self.config.guard or GuardConfig(), self._ranks, clock)
+        try:
+            tier = arrival.begin()
+        except BaseException:
+            arrival.leave(self.config.close_timeout_s)
+            raise
+        self._arrival = arrival
+        if tier is not None:
+            self._take_over(tier)
+
+    def _written_pools(self) -> frozenset[str]:
+        """Check that a store can be taken over; return the pools that this rank stores."""
+        self._enter()
+        if self._storage is not None or self._arrival is not None:
+            raise StateError("a store is attached, or waited for; detach it first")
+        self.config.check_host()
+        return pools_to_store(self._ranks, self.identity, self.layout)
+
+    def _tier_over(self, store: StorageBackend, written: frozenset[str]) -> StorageTier:
+        return StorageTier.open(store, self.config.guard, self.layout, self.identity, self._memory, written)
+
+    def _take_over(self, tier: StorageTier) -> None:
         self._storage = tier
+        self._arrival = None
         self._ledger.follow_storage(tier.backend, tier.owners)
         self._scheduler.storage_attached()
-        logger.info("attached a store: %s", type(store).__name__)
+        logger.info("attached a store")
+
+    def _end_arrival(self) -> None:
+        """Wait no longer for a store; where it is there on this rank, and not on all, it is taken to be closed."""
+        if self._arrival is not None:
+            self._storage = self._arrival.end(self.config.close_timeout_s)
+            self._arrival = None
+
+    def _look_for_store(self) -> None:
+        if self._arrival is not None and not self._ranks.is_lost:
+            tier = self._arrival.poll()
+            if tier is not None:
+                self._take_over(tier)
 
     def detach(self) -> list[str]:
         """End what moves to or from the store and close it, in twice ``config.close_timeout_s``; name what hangs."""
         self._enter()
+        self._end_arrival()
         if self._storage is None:
             return []
         tier = self._storage
@@ -650,6 +725,7 @@ class UnifiedCache:
             return []
         self._enter()
         timeout_s = self.config.close_timeout_s
+        self._end_arrival()
         self._controller.leave_all()
         if self._storage is not None:
             self._scheduler.give_up_waiting()

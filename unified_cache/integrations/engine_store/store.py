@@ -22,11 +22,18 @@ from traceback import format_exception
 from types import TracebackType
 
 from unified_cache.core.byte_sizes import parse_bytes
-from unified_cache.core.errors import CacheError, CallInFlight, ConfigError, StorageTimeoutError, without_secrets
+from unified_cache.core.errors import (
+    CacheError,
+    CallInFlight,
+    ConfigError,
+    InputError,
+    StorageTimeoutError,
+    without_secrets,
+)
 from unified_cache.core.pool import Identity, ModelLayout
 from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.integrations.engine_store import tasks
-from unified_cache.integrations.engine_store.away import OpenedStore, Registrations, StoreOpening
+from unified_cache.integrations.engine_store.away import OpenedStore, Registrations
 from unified_cache.integrations.engine_store.buffers import BounceBuffer, BounceMemory
 from unified_cache.integrations.engine_store.interface import (
     PIECE_BYTES_MAX,
@@ -49,6 +56,7 @@ from unified_cache.storage_backends.catalog import Catalog, catalog_in
 from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallState
 from unified_cache.storage_backends.common.breaker import Backoff
 from unified_cache.storage_backends.common.call_threads import LOOK_S, CallThreads, call_within, run_here
+from unified_cache.storage_backends.common.opening import StoreOpening
 from unified_cache.storage_backends.memory_reads import MemoryReader
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.storage_backends.removals import RemovalFeed, Removals, removals_of
@@ -95,7 +103,9 @@ class EngineStore:
     that come meanwhile, and then given the registrations. Any thread may call, several at a time.
     """
 
-    def __init__(self, opening: StoreOpening, bounce: BounceMemory, config: EngineStoreConfig, clock: Clock) -> None:
+    def __init__(
+        self, opening: StoreOpening[OpenedStore], bounce: BounceMemory, config: EngineStoreConfig, clock: Clock
+    ) -> None:
         """Take the parts; ``open`` and ``opened_by`` make them."""
         guard = config.guard
         self._opening = opening
@@ -145,14 +155,17 @@ class EngineStore:
         """
         config = EngineStoreConfig() if config is None else config
         pauses = Backoff(config.guard.breaker_pause_s, config.guard.breaker_pause_s_max)
-        opening = StoreOpening(lambda: OpenedStore.around(make(), name, config.guard, clock), pauses, clock)
+        opening = StoreOpening(
+            lambda: OpenedStore.around(make(), name, config.guard, clock),
+            lambda opened: opened.guard.close(),
+            pauses,
+            clock,
+        )
         store = cls(opening, BounceMemory.allocate(config.bounce_bytes, clock), config, clock)
         opening.reach(config.guard.deadline_s)
-        try:
-            opening.raise_wrong_input()
-        except BaseException:
+        if isinstance(opening.failure, InputError):
             store.close()
-            raise
+            raise opening.failure
         return store
 
     def register(self, identity: Identity, layout: ModelLayout) -> None:

@@ -20,9 +20,9 @@ from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import HEADER_BYTES, seal
 from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig, Unavailable
-from unified_cache.integrations.engine_store.away import Retries
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.breaker import Backoff, BreakerState
+from unified_cache.storage_backends.common.opening import Retries
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.url import open_storage
