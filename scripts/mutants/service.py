@@ -26,15 +26,15 @@ SERVICE_MUTANTS = [
     Mutant(
         "a service that starts again does not count what its store holds",
         "service/store/tenants.py",
-        "self._remove_outgrown(self.usage.find(tenant, [each for _, each in found]))",
+        "self._remove_outgrown(self.usage.find(tenant, [each for _, each in reversed(some)]))",
         "self._remove_outgrown([])",
         TENANCY,
     ),
     Mutant(
         "a service that starts again takes the newest pages for the oldest",
         "service/store/tenants.py",
-        "found.sort(key=itemgetter(0))",
-        "found.sort(key=itemgetter(0), reverse=True)",
+        "used = listed.used or",
+        "used = [-each for each in listed.used] or",
         TENANCY,
     ),
 ]

@@ -2,7 +2,8 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import compress, repeat
+from heapq import merge
+from itertools import compress, islice
 from operator import itemgetter
 from threading import Event, Lock
 
@@ -35,6 +36,9 @@ ANNOUNCED_MAX = 4096
 
 COUNTS_MAX = 3
 """Times that a store which fails is listed; fewer than the failures in a row that open a breaker by default."""
+
+FOUND_PAGES = 4096
+"""Pages from before that are counted together."""
 
 REMOVED_PAGES_MAX = 4096
 """Pages removed by one call, within the store's deadline; after a restart with a smaller quota there are many."""
@@ -291,25 +295,30 @@ class TenantStore:
             elif tenant := tenant_of(manifest):
                 identities[tenant].append(manifest)
         for tenant, manifests in identities.items():
-            found = [each for manifest in manifests for each in self._listed(manifest, stop)]
-            found.sort(key=itemgetter(0))
-            with self._room:
-                self._remove_outgrown(self.usage.find(tenant, [each for _, each in found]))
+            parts = [part for manifest in manifests for part in self._listed(manifest, stop)]
+            newest_first = merge(*parts, key=itemgetter(0), reverse=True)
+            # A few thousand at a time: calls go on between them.
+            while some := list(islice(newest_first, FOUND_PAGES)):
+                with self._room:
+                    self._remove_outgrown(self.usage.find(tenant, [each for _, each in reversed(some)]))
         if unread_count:
             text = f"{unread_count} identities have no manifest that can be read, and are nobody's: scrub the store"
             self._observer.anomaly("not_counted", text)
         return not unread_count and not stop.is_set()
 
-    def _listed(self, manifest: Manifest, stop: Event) -> Iterator[tuple[int, StoredObject]]:
-        """Yield last use and object of an identity's pages, at the lengths that clients put, not as they are coded."""
+    def _listed(self, manifest: Manifest, stop: Event) -> Iterator[list[tuple[int, StoredObject]]]:
+        """Yield some pages of an identity at a time, each with its last use, the newest of them first.
+
+        Lengths are those that clients put, not as pages are coded.
+        """
         layout = described_by(manifest).layout
         sizes = {pool.name: HEADER_BYTES + pool.page_bytes for pool in layout.pools}
         cursor = ""
         while not stop.is_set():
             listed = self._store.scan(manifest.identity, cursor)
-            used = listed.used or repeat(0)
-            for (label, object_bytes), last_use in zip(listed.objects, used):  # noqa: B905  # repeat has no end
-                yield last_use, StoredObject(label, sizes.get(label.pool, object_bytes))
+            used = listed.used or [0] * len(listed.objects)
+            found = [StoredObject(label, sizes.get(label.pool, length)) for label, length in listed.objects]
+            yield sorted(zip(used, found, strict=True), key=itemgetter(0), reverse=True)
             cursor = listed.cursor
             if not cursor:
                 return
