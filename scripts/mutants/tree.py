@@ -11,8 +11,8 @@ TREE_MUTANTS = [
     Mutant(
         "media are left out of the page key",
         "core/page.py",
-        '            name += marks.get(start // page_bytes, b"")\n',
-        "            pass\n",
+        'page + marks.get(len(keys), b"") if marks else page',
+        "page",
         tests=MEDIA_TESTS,
     ),
     Mutant(

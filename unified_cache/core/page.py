@@ -301,7 +301,7 @@ class Prompt:
         page_bytes = page_size * TOKEN_BYTES
         start = TOKEN_BYTES if namespace.bigrams else 0
         end = len(encoded) - (len(encoded) - start) % page_bytes
-        prompt = cls(encoded[start:end], page_size, namespace.seed, encoded[:start], namespace=namespace)
+        prompt = cls(encoded[start:end], page_size, namespace.seed, encoded[:start], NO_MEDIA, namespace)
         prompt.tokens_count = len(encoded) // TOKEN_BYTES
         if media:
             placed = place_media(media, prompt.tokens_count, page_size, bigrams=namespace.bigrams)
@@ -389,11 +389,9 @@ def key_chain(seed: bytes, tokens: bytes, page_size: int, marks: Mapping[int, by
     sha256 = hashlib.sha256
     key = seed
     keys: list[PageKey] = []
-    for start in range(0, len(tokens), page_bytes):
-        name = key + tokens[start : start + page_bytes]
-        if marks:
-            name += marks.get(start // page_bytes, b"")
-        key = sha256(name).digest()
+    for (page,) in struct.iter_unpack(f"{page_bytes}s", tokens):
+        name = page + marks.get(len(keys), b"") if marks else page
+        key = sha256(key + name).digest()
         keys.append(key)
     return tuple(keys)
 
