@@ -45,11 +45,9 @@ FILES: Mapping[str, str] = {
     "longer.json": json.dumps([*TOKENS["one"], *range(9000, 9000 + 2 * PAGE_SIZE)]),
     "words.txt": "four furlongs",
     "bad.jsonl": f"{REQUEST}\n{REQUEST.replace('[1, 2]', '[1]')}\n",
-    "explained.toml": 'model = "gpt-oss-120b"\nhost_bytes = "64GiB"\ndevice_bytes = "8GiB"\n\n[eviction]\n'
-    "device = 'priority'\n\n[quota.tenants.acme]\ncalls_max = 4\n\n[quota.tenants.beta]\n\n[replay]\nengines = 2\n",
-    "misspelt.toml": "\nengins = 3\n[guard]\ndeadline_s = 'x'\n",
-    "bytes.toml": 'device_bytes = "1GiB"\n',
-    "several.toml": "[eviction]\ndevice = ['lru', 'priority']\n",
+    "explained.toml": 'host_bytes = "64GiB"\ndevice_bytes = "8GiB"\n\n[eviction]\n'
+    "device = 'priority'\n\n[quota.tenants.acme]\ncalls_max = 4\n\n[quota.tenants.beta]\n\n[serve]\ninsecure = true\n",
+    "misspelt.toml": "\nlistn = 3\n[guard]\ndeadline_s = 'x'\n",
     "sound.toml": 'device_bytes = "1GiB"\nhost_bytes = "2GiB"\nstorage = "memory:"\nstorage_bytes = "4GiB"\n',
     "no-host.toml": 'storage = "file:kv"\ndevice_pages = 9\n',
     "device-twice.toml": "[cache]\ndevice_pages = 9\ndevice_bytes = 9\n",
@@ -63,7 +61,6 @@ FILES: Mapping[str, str] = {
     "no-key.toml": '[tls]\ncertificate = "none.crt"\nkey = "none.key"\n',
     "insecure.toml": "insecure = true\n",
     "tenants.toml": "[quota.tenants.a]\n",
-    "dtype.toml": '[replay]\ndtype = "fp8"\n',
 }
 """Files that the commands read."""
 

@@ -10,23 +10,17 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.cli.layout import size_named
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.text import console_on, example
-from unified_cache.components.layouts import SizedLayout
-from unified_cache.core.byte_sizes import bytes_literal, size_text
-from unified_cache.core.errors import CacheError, ConfigError
+from unified_cache.core.byte_sizes import bytes_literal
+from unified_cache.core.errors import ConfigError
 from unified_cache.core.settings.advice import warnings_about
-from unified_cache.core.settings.cache import EmbeddedSettings
 from unified_cache.core.settings.describe import ANY_NAME, Setting, settings_of
 from unified_cache.core.settings.loading import FILE_NAME, LoadedSettings, SettingSource, read_settings
 from unified_cache.core.settings.names import SECTIONS
-from unified_cache.core.settings.programs import PlanChoices, ReplayChoices
 from unified_cache.core.settings.section import Settings
 from unified_cache.core.settings.service import ServiceSettings
 from unified_cache.core.settings.toml import SettingPath, toml_literal
-from unified_cache.core.tier_sizes import SizedTiers, component_bytes
-from unified_cache.sizing.replay.settings import DEVICE_BYTES, HOST_BYTES
 
 __all__ = ["ConfigCheckCommand", "ConfigInitCommand", "SectionName", "config_app", "file_to_begin_with"]
 
@@ -58,8 +52,6 @@ class SectionName(Enum):
 
     CACHE = "cache"
     SERVE = "serve"
-    REPLAY = "replay"
-    PLAN = "plan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,44 +227,11 @@ def _text(explained: ExplainedSetting) -> str:
 
 def _derived(loaded: _Loaded) -> Iterator[tuple[str, str]]:
     """Yield what follows from the settings: a name, and a sentence."""
-    models = [each.settings.model for each in loaded.values() if isinstance(each.settings, ReplayChoices | PlanChoices)]
-    sized: dict[str, SizedLayout] = {}
-    for model in dict.fromkeys(filter(None, models)):
-        sized[model] = size_named(model)
-        pages = ", ".join(f"{each.name} {component_bytes(each):,} bytes" for each in sized[model].layout.components)
-        yield f"page of {model}", f"{sized[model].layout.page_size} tokens: {pages}"
-    for section, each in loaded.items():
+    for each in loaded.values():
         settings = each.settings
         if isinstance(settings, ServiceSettings):
             yield "serve is reached", "by this machine alone" if settings.address.is_local else "by other machines"
             yield "serve is called by", _callers(settings)
-        if isinstance(settings, ReplayChoices) and settings.model is not None:
-            layout = size_named(settings.model, page_size=settings.page_size, dtype=settings.dtype)
-            sizes = SizedTiers.of(layout.layout, settings.retention, layout.window_tokens, settings.model)
-            yield from _fit(section, sizes, settings.device_bytes or DEVICE_BYTES, settings.host_bytes, HOST_BYTES)
-        if isinstance(settings, EmbeddedSettings) and sized:
-            for model, layout in sized.items():
-                sizes = SizedTiers.of(layout.layout, settings.retention, layout.window_tokens, model)
-                yield from _fit(section, sizes, settings.device_bytes, settings.host_bytes, 0)
-
-
-def _fit(
-    section: str, sizes: SizedTiers, device_bytes: int | None, host_bytes: int | None, host_default: int
-) -> Iterator[tuple[str, str]]:
-    """Yield the pages and the prompts that fit into device and host memory."""
-    host = host_default if host_bytes is None else host_bytes
-    names = [component.name for component in sizes.layout.components]
-    for tier, tier_bytes, is_sealed in (("device", device_bytes, False), ("host", host, True)):
-        if not tier_bytes:
-            continue
-        try:
-            prompts = sizes.prompts(tier, tier_bytes, sealed=is_sealed)
-            counts = sizes.host_pages(tier_bytes) if is_sealed else sizes.device_pages(tier_bytes)
-        except CacheError as error:
-            yield f"{section} {tier} of {sizes.name}", f"too small: {error}"
-            continue
-        pages = ", ".join(f"{count:,} of {name}" for name, count in zip(names, counts, strict=True))
-        yield f"{section} {tier} of {sizes.name}", f"{size_text(tier_bytes)} are pages {pages}: {prompts:,.0f} prompts"
 
 
 def _callers(settings: ServiceSettings) -> str:

@@ -11,12 +11,12 @@ from unified_cache.cli.layout import size_named
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import read_watched, watched
 from unified_cache.cli.report_page import page_writer, print_page
-from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOption, given_flags
+from unified_cache.cli.setting_options import SettingOption, given_flags
 from unified_cache.core.config import EvictionPolicy
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.extras import import_with_extra
 from unified_cache.core.hits import Hits
-from unified_cache.core.settings.loading import read_settings
+from unified_cache.core.settings.loading import read_flags
 from unified_cache.core.settings.programs import PlanChoices
 from unified_cache.sizing.plan.hardware import Hardware, hardware_named, read_hardware
 from unified_cache.sizing.plan.planner import Planner
@@ -73,14 +73,12 @@ class PlanCommand(JsonOptions):
     evict_host: Annotated[EvictionPolicy | None, SettingOption(PlanChoices, "eviction.host")] = None
     check: Annotated[int | None, SettingOption(PlanChoices, "check", "N")] = None
     limit: Annotated[int | None, SettingOption(PlanChoices, "limit", "N")] = None
-    config: ConfigOption = None
-    assigned: SetOption = None
     report: Annotated[Path | None, SettingOption(PlanChoices, "report", "DIR")] = None
 
     def run(self) -> None:
         """Plan, and show the result."""
         flags = given_flags(self, {"eviction.device": self.policy, "eviction.host": self.policy})
-        choices = read_settings(PlanChoices, self.config, flags, self.assigned or ()).settings
+        choices = read_flags(PlanChoices, flags)
         if choices.model is None:
             raise ConfigError("model must be set, found none; name a preset or config.json: --model gpt-oss-120b")
         model = PlannedModel(

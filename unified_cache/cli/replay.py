@@ -4,6 +4,7 @@ The runner is imported when a run begins: it brings torch, and neither help nor 
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -14,14 +15,15 @@ from unified_cache.cli.layout import size_named
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import read_watched, watched
 from unified_cache.cli.report_page import page_writer, print_page
-from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOption, given_flags
-from unified_cache.core.config import EvictionPolicy, Prefetching, WritePolicy
+from unified_cache.cli.setting_options import SettingOption, given_flags
+from unified_cache.core.config import EvictionPolicy, WritePolicy
 from unified_cache.core.errors import CacheError, ConfigError
 from unified_cache.core.extras import import_with_extra
-from unified_cache.core.settings.loading import LoadedSettings, SettingSource, read_settings
+from unified_cache.core.settings.loading import read_flags
 from unified_cache.core.settings.names import flag_name
 from unified_cache.core.settings.programs import ReplayChoices
 from unified_cache.core.settings.section import NONE
+from unified_cache.core.settings.toml import flattened
 from unified_cache.sizing.replay.plan import ReplayPolicies
 from unified_cache.sizing.replay.report import page_of
 from unified_cache.sizing.replay.settings import (
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["ReplayCommand", "replay_app"]
 
 _T = TypeVar("_T")
-_Loaded = LoadedSettings[ReplayChoices]
 
 REPLAY_EPILOG = """**Examples**
 
@@ -105,19 +106,18 @@ class ReplayCommand(JsonOptions):
     engines: Annotated[int | None, SettingOption(ReplayChoices, "engines", "N")] = None
     limit: Annotated[int | None, SettingOption(ReplayChoices, "limit", "N")] = None
     moves_bytes: Annotated[bool | None, SettingOption(ReplayChoices, "bytes")] = None
-    config: ConfigOption = None
-    assigned: SetOption = None
     explain: Annotated[bool | None, SettingOption(ReplayChoices, "explain")] = None
     report: Annotated[Path | None, SettingOption(ReplayChoices, "report", "DIR")] = None
 
     def run(self) -> None:
         """Replay and show the result."""
         flags = given_flags(self, {"eviction.device": self.policy, "eviction.host": self.policy})
-        loaded = read_settings(ReplayChoices, self.config, flags, self.assigned or ())
-        explain, directory = loaded.settings.explain, loaded.settings.report
-        settings = replace(replay_settings(loaded), explains=directory is not None if explain is None else explain)
-        requests = read_watched(self.trace, loaded.settings.limit)
-        if isinstance(settings, ReplaySettings) and loaded.settings.page_size is None:
+        choices = read_flags(ReplayChoices, flags)
+        explain, directory = choices.explain, choices.report
+        settings = _plain(choices, flags) if choices.model is None else _of_model(choices, choices.model, flags)
+        settings = replace(settings, explains=directory is not None if explain is None else explain)
+        requests = read_watched(self.trace, choices.limit)
+        if isinstance(settings, ReplaySettings) and choices.page_size is None:
             settings = replace(settings, page_size=requests[0].block_tokens)
         runner = import_with_extra("unified_cache.sizing.replay.runner", "engine", "replay")
         write_page = page_writer(directory)
@@ -136,15 +136,9 @@ class ReplayCommand(JsonOptions):
             )
 
 
-def replay_settings(loaded: _Loaded) -> ReplaySettings | ModelSettings:
-    """Return the settings of a run."""
-    model = loaded.settings.model
-    return _plain(loaded) if model is None else _of_model(loaded, model)
-
-
-def _plain(loaded: _Loaded) -> ReplaySettings:
-    _refuse(loaded, "need --model", "device_bytes", "host_bytes", "scale_bytes", "retention.tail_tokens", "dtype")
-    found, defaults = loaded.settings, ReplaySettings()
+def _plain(found: ReplayChoices, flags: Mapping[str, object]) -> ReplaySettings:
+    _refuse(flags, "need --model", "device_bytes", "host_bytes", "scale_bytes", "retention.tail_tokens", "dtype")
+    defaults = ReplaySettings()
     return ReplaySettings(
         page_size=_given(found.page_size, defaults.page_size),
         device_pages=_of_one_pool("device_pages", found.device_pages, defaults.device_pages),
@@ -158,10 +152,9 @@ def _plain(loaded: _Loaded) -> ReplaySettings:
     )
 
 
-def _of_model(loaded: _Loaded, model: str) -> ModelSettings:
+def _of_model(found: ReplayChoices, model: str, flags: Mapping[str, object]) -> ModelSettings:
     reason = "do not go with --model, whose tiers are sized in bytes"
-    _refuse(loaded, reason, "device_pages", "host_pages", "page_bytes")
-    found = loaded.settings
+    _refuse(flags, reason, "device_pages", "host_pages", "page_bytes")
     host_bytes = _given(found.host_bytes, HOST_BYTES)
     storage = found.storage or ("memory:" if host_bytes else NONE)
     return ModelSettings(
@@ -180,12 +173,6 @@ def _of_model(loaded: _Loaded, model: str) -> ModelSettings:
 
 
 def _policies(found: ReplayChoices) -> ReplayPolicies:
-    """Return the policies of a run, which must not depend on time."""
-    timed = Prefetching(found.prefetching.threshold_tokens, host_share=found.prefetching.host_share)
-    if found.prefetching != timed:
-        raise ConfigError(
-            "prefetching.patience_s must be unset in a replay, whose hits must not depend on time; put it into [cache]"
-        )
     return replace(ReplayPolicies.evicting(found.eviction), write=found.write, prefetching=found.prefetching)
 
 
@@ -197,18 +184,12 @@ def _of_one_pool(name: str, counts: tuple[int, ...] | None, default: int) -> int
     return counts[0]
 
 
-def _refuse(loaded: _Loaded, reason: str, *names: str) -> None:
-    """Refuse settings that were given and mean nothing here; the message says where."""
-    places: list[str] = []
-    for name in names:
-        path = tuple(name.split("."))
-        origin = loaded.origin(path)
-        if origin.source is SettingSource.FLAG:
-            places.append(flag_name(path))
-        elif origin.source is not SettingSource.DEFAULT:
-            places.append(f"{name} ({origin.place})")
-    if places:
-        raise ConfigError(f"{', '.join(places)} {reason}")
+def _refuse(flags: Mapping[str, object], reason: str, *names: str) -> None:
+    """Refuse settings that were given and mean nothing here."""
+    given = {".".join(path) for path, _ in flattened(flags)}
+    found = [flag_name(tuple(name.split("."))) for name in names if name in given]
+    if found:
+        raise ConfigError(f"{', '.join(found)} {reason}")
 
 
 def _given(value: _T | None, default: _T) -> _T:

@@ -19,6 +19,9 @@ from unified_cache.core.settings.cache import EmbeddedSettings
 from unified_cache.core.settings.describe import settings_of
 from unified_cache.core.settings.loading import read_settings
 from unified_cache.core.settings.names import SECTIONS, flag_name
+from unified_cache.core.settings.programs import PlanChoices, ReplayChoices
+from unified_cache.core.settings.section import Settings
+from unified_cache.core.settings.service import ServiceSettings
 from unified_cache.core.tier_sizes import SizedTiers, prompt_bytes
 
 TWO_COMPONENTS = ModelLayout(16, (Full((PoolSpec("kv", 4096),)), SlidingWindow(64, 16, (PoolSpec("swa", 1024),))))
@@ -50,10 +53,12 @@ def test_every_name_is_of_one_kind_wherever_it_is() -> None:
     assert {name: found for name, found in kinds.items() if len(found) > 1} == {}
 
 
-@pytest.mark.parametrize("section", ["serve", "replay", "plan"])
-def test_the_flags_of_a_command_are_called_as_its_settings(section: str) -> None:
-    (command,) = (each.load() for each in deferred_commands() if each.name == section)
-    flags = {flag_name(each.path) for each in settings_of(SECTIONS[section])}
+@pytest.mark.parametrize(
+    ("name", "model"), [("serve", ServiceSettings), ("replay", ReplayChoices), ("plan", PlanChoices)]
+)
+def test_the_flags_of_a_command_are_called_as_its_settings(name: str, model: type[Settings]) -> None:
+    (command,) = (each.load() for each in deferred_commands() if each.name == name)
+    flags = {flag_name(each.path) for each in settings_of(model)}
     own = {
         "--help",
         "--config",

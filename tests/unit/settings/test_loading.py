@@ -11,7 +11,6 @@ from unified_cache.core.settings import toml
 from unified_cache.core.settings.cache import EmbeddedSettings
 from unified_cache.core.settings.loading import FILE_NAME, SettingSource, cache_settings, read_settings
 from unified_cache.core.settings.names import FILE_VARIABLE, SECTIONS, variable_name
-from unified_cache.core.settings.programs import PlanChoices, ReplayChoices
 from unified_cache.core.settings.section import Settings
 from unified_cache.core.settings.service import ServiceSettings
 
@@ -19,14 +18,14 @@ NONE: dict[str, str] = {}
 """An environment."""
 
 FILE = """\
-host_bytes = "64GiB"
+storage_bytes = "64GiB"
 storage = "file:kv"
 
 [guard]
 deadline_s = 2
 
-[replay]
-host_bytes = "1GiB"
+[serve]
+storage_bytes = "1GiB"
 sizes = [
 ]
 """
@@ -40,7 +39,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def refusal(tmp_path: Path, text: str, model: type[Settings] = ReplayChoices, **environment: str) -> str:
+def refusal(tmp_path: Path, text: str, model: type[Settings] = ServiceSettings, **environment: str) -> str:
     path = tmp_path / "a.toml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as refused:
@@ -51,9 +50,9 @@ def refusal(tmp_path: Path, text: str, model: type[Settings] = ReplayChoices, **
 
 @pytest.mark.usefixtures("file")
 def test_one_file_is_for_all_and_a_section_for_one_alone() -> None:
-    assert read_settings(EmbeddedSettings, environment=NONE).settings.host_bytes == 64 << 30
-    assert read_settings(ReplayChoices, environment=NONE).settings.host_bytes == 1 << 30
-    for model in (EmbeddedSettings, ServiceSettings, ReplayChoices):
+    assert read_settings(EmbeddedSettings, environment=NONE).settings.storage_bytes == 64 << 30
+    assert read_settings(ServiceSettings, environment=NONE).settings.storage_bytes == 1 << 30
+    for model in (EmbeddedSettings, ServiceSettings):
         settings = read_settings(model, environment=NONE).settings
         assert dict(settings)["storage"] == "file:kv"
     assert read_settings(EmbeddedSettings, environment=NONE).settings.guard.deadline_s == 2.0
@@ -61,39 +60,46 @@ def test_one_file_is_for_all_and_a_section_for_one_alone() -> None:
 
 @pytest.mark.usefixtures("file")
 def test_flags_win_over_variables_and_those_over_the_file_and_each_is_named() -> None:
-    variables = {"UNIFIED_CACHE_HOST_BYTES": "2GiB", "UNIFIED_CACHE_REPLAY_ENGINES": "3", "UNIFIED_CACHE_LIMIT": "9"}
-    loaded = read_settings(ReplayChoices, flags={"limit": 7}, assignments=("write=back",), environment=variables)
+    variables = {
+        "UNIFIED_CACHE_HOST_BYTES": "2GiB",
+        "UNIFIED_CACHE_CACHE_OPERATIONS_MAX": "3",
+        "UNIFIED_CACHE_STORAGE_WORKERS": "9",
+    }
+    flags, assigned = {"storage_workers": 7}, ("write=back",)
+    loaded = read_settings(EmbeddedSettings, flags=flags, assignments=assigned, environment=variables)
     found = loaded.settings
-    assert (found.host_bytes, found.engines, found.limit, found.write) == (2 << 30, 3, 7, WritePolicy.BACK)
-    origins = {name: loaded.origin((name,)) for name in ("host_bytes", "engines", "limit", "write", "storage", "model")}
+    assert (found.host_bytes, found.operations_max, found.storage_workers) == (2 << 30, 3, 7)
+    assert found.write is WritePolicy.BACK
+    names = ("host_bytes", "operations_max", "storage_workers", "write", "storage", "device_pages")
+    origins = {name: loaded.origin((name,)) for name in names}
     assert {name: origin.place for name, origin in origins.items()} == {
         "host_bytes": "UNIFIED_CACHE_HOST_BYTES",
-        "engines": "UNIFIED_CACHE_REPLAY_ENGINES",
-        "limit": "--limit",
+        "operations_max": "UNIFIED_CACHE_CACHE_OPERATIONS_MAX",
+        "storage_workers": "--storage-workers",
         "write": "--set write",
         "storage": "unified-cache.toml:2",
-        "model": "default",
+        "device_pages": "default",
     }
-    assert origins["model"].source is SettingSource.DEFAULT
+    assert origins["device_pages"].source is SettingSource.DEFAULT
     assert loaded.origin(("host_bytes",)).source is SettingSource.VARIABLE
 
 
 def test_a_variable_of_a_section_wins_over_one_of_all() -> None:
-    variables = {"UNIFIED_CACHE_REPLAY_HOST_BYTES": "1GiB", "UNIFIED_CACHE_HOST_BYTES": "2GiB"}
-    assert read_settings(ReplayChoices, environment=variables).settings.host_bytes == 1 << 30
-    assert read_settings(EmbeddedSettings, environment=variables).settings.host_bytes == 2 << 30
+    variables = {"UNIFIED_CACHE_SERVE_STORAGE_BYTES": "1GiB", "UNIFIED_CACHE_STORAGE_BYTES": "2GiB"}
+    assert read_settings(ServiceSettings, environment=variables).settings.storage_bytes == 1 << 30
+    assert read_settings(EmbeddedSettings, environment=variables).settings.storage_bytes == 2 << 30
 
 
 def test_the_file_is_the_one_named_else_that_of_the_variable_else_that_of_the_directory(
     tmp_path: Path, file: Path
 ) -> None:
     other, named = tmp_path / "other.toml", tmp_path / "named.toml"
-    other.write_text("limit = 1\n", encoding="utf-8")
-    named.write_text("limit = 2\n", encoding="utf-8")
+    other.write_text("operations_max = 1\n", encoding="utf-8")
+    named.write_text("operations_max = 2\n", encoding="utf-8")
     variable = {FILE_VARIABLE: str(other)}
-    assert read_settings(ReplayChoices, named, environment=variable).settings.limit == 2
-    assert read_settings(ReplayChoices, environment=variable).settings.limit == 1
-    assert read_settings(ReplayChoices, environment=NONE).file == file
+    assert read_settings(EmbeddedSettings, named, environment=variable).settings.operations_max == 2
+    assert read_settings(EmbeddedSettings, environment=variable).settings.operations_max == 1
+    assert read_settings(EmbeddedSettings, environment=NONE).file == file
 
 
 def test_a_home_and_a_variable_in_a_path_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +111,7 @@ def test_a_home_and_a_variable_in_a_path_are_replaced(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("text", ['"1GiB"', "1073741824", '"1073741824"', '"1024 MiB"'])
-@pytest.mark.parametrize("model", [EmbeddedSettings, ServiceSettings, ReplayChoices])
+@pytest.mark.parametrize("model", [EmbeddedSettings, ServiceSettings])
 def test_a_size_is_written_alike_everywhere(text: str, model: type[Settings], tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text(f"storage_bytes = {text}\n", encoding="utf-8")
@@ -122,24 +128,24 @@ def test_a_size_is_written_alike_everywhere(text: str, model: type[Settings], tm
     ("text", "said"),
     [
         ("\nhsot_bytes = 1\n", "a.toml:2: there is no setting hsot_bytes; did you mean host_bytes"),
-        ("[replay]\nengins = 1\n", "a.toml:2: there is no setting replay.engins; did you mean replay.engines"),
+        ("[serve]\nlistn = 1\n", "a.toml:2: there is no setting serve.listn; did you mean serve.listen"),
         ("[serv]\nlisten = 'x'\n", "a.toml:2: there is no setting serv.listen; did you mean serve.listen"),
         ("[sevre]\n", "a.toml:1: there is no setting sevre; did you mean serve"),
-        ("[replay]\nlisten = 'x'\n", "a.toml:2: there is no setting replay.listen"),
+        ("[cache]\nlisten = 'x'\n", "a.toml:2: there is no setting cache.listen"),
         ("[guard]\n\ndeadlines = 1\n", "a.toml:3: there is no setting guard.deadlines; did you mean guard.deadline_s"),
-        ("replay = 3\n", "a.toml:1: replay must be a table, such as [replay], found 3"),
-        ("[[replay]]\nengines = 1\n", "a.toml:1: replay must be a table"),
-        ("[replay]\nguard = 3\n", "a.toml:2: there is no setting replay.guard"),
-        ("[replay]\nengines = 'two'\n", "a.toml:2: engines must be a valid integer, found 'two'"),
-        ("\n\nengines = 0\n", "a.toml:3: engines must be at least 1, found 0"),
-        ("engines = true\n", "a.toml:1: engines must be a number, found True"),
-        ("scale_bytes = 2\n", "a.toml:1: scale_bytes must be at most 1"),
-        ("host_bytes = 'much'\n", "a.toml:1: host_bytes must be bytes as in 4096, 500MB or 4GiB, found 'much'"),
-        ("host_bytes = [1]\n", "a.toml:1: host_bytes must be a valid integer, found [1]"),
+        ("serve = 3\n", "a.toml:1: serve must be a table, such as [serve], found 3"),
+        ("[[serve]]\nreflection = true\n", "a.toml:1: serve must be a table"),
+        ("[cache]\nquota = 3\n", "a.toml:2: there is no setting cache.quota"),
+        ("[serve.limits]\ncalls_max = 'two'\n", "a.toml:2: limits.calls_max must be a valid integer, found 'two'"),
+        ("\n\nlimits.calls_max = 0\n", "a.toml:3: limits.calls_max must be at least 1, found 0"),
+        ("limits.calls_max = true\n", "a.toml:1: limits.calls_max must be a number, found True"),
+        ("guard.deadline_s = -1\n", "a.toml:1: "),
+        ("storage_bytes = 'much'\n", "a.toml:1: storage_bytes must be bytes as in 4096, 500MB or 4GiB, found 'much'"),
+        ("storage_bytes = [1]\n", "a.toml:1: storage_bytes must be a valid integer, found [1]"),
         ("storage = 3\n", "a.toml:1: storage must be a valid string, found 3"),
         ("storage.url = 'x'\n", "a.toml:1: storage must be a valid string"),
-        ("eviction = 'lru'\n", "a.toml:1: eviction must be a table, found 'lru'"),
-        ("[eviction]\ndevice = 'best'\n", "a.toml:2: eviction.device must be 'lru'"),
+        ("guard = 'x'\n", "a.toml:1: guard must be a table, found 'x'"),
+        ("[serve.access]\nlocal_role = 'best'\n", "a.toml:2: access.local_role must be "),
         ("a = [1,\n 2,\n", "a.toml:3: expected TOML"),
         ("limit = 1\nlimit = 2\n", "a.toml:2: expected TOML"),
         ('limit = """\n', "a.toml:2: expected TOML"),
@@ -152,14 +158,16 @@ def test_what_makes_no_sense_is_named_with_its_line(text: str, said: str, tmp_pa
 
 
 def test_a_variable_of_lists_within_lists_without_end_is_text_that_is_no_value(tmp_path: Path) -> None:
-    said = refusal(tmp_path, "", UNIFIED_CACHE_HOST_BYTES="[" * 5_000)
-    assert said.startswith("UNIFIED_CACHE_HOST_BYTES: host_bytes must be bytes as in 4096, 500MB or 4GiB, found '[[[[")
+    said = refusal(tmp_path, "", UNIFIED_CACHE_STORAGE_BYTES="[" * 5_000)
+    assert said.startswith(
+        "UNIFIED_CACHE_STORAGE_BYTES: storage_bytes must be bytes as in 4096, 500MB or 4GiB, found '[[[["
+    )
     assert len(said) < 300
 
 
 def test_the_line_is_right_after_values_of_several_lines(tmp_path: Path) -> None:
-    text = 'sweep = [\n  "host=0",  # [replay]\n]\nmodel = """\nlimit = 3\n"""\n\n[replay]\n# limit = 1\n'
-    assert "a.toml:10: engines must be at least 1" in refusal(tmp_path, f"{text}engines = 0\n")
+    text = 'device_pages = [\n  1,  # [serve]\n]\nlisten = """\nlimit = 3\n"""\n\n[serve.limits]\n# calls_max = 1\n'
+    assert "a.toml:10: limits.calls_max must be at least 1" in refusal(tmp_path, f"{text}calls_max = 0\n")
 
 
 def test_a_list_of_many_lines_is_parsed_once_for_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +178,7 @@ def test_a_list_of_many_lines_is_parsed_once_for_its_place(tmp_path: Path, monke
         return tomllib.loads(text)
 
     monkeypatch.setattr(toml, "loads", loads)
-    assert "a.toml:2003: " in refusal(tmp_path, "sweep = [\n" + "1,\n" * 2000 + "]\nengins = 2\n")
+    assert "a.toml:2003: " in refusal(tmp_path, "device_pages = [\n" + "1,\n" * 2000 + "]\nengins = 2\n")
     assert len(parsed) < 5
 
 
@@ -192,7 +200,7 @@ def test_several_flaws_are_all_named(tmp_path: Path) -> None:
 def test_what_is_no_file_of_toml_is_refused(place: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b"# caf\xe9\n")
     with pytest.raises(ConfigError, match=said):
-        read_settings(ReplayChoices, tmp_path / place, environment=NONE)
+        read_settings(ServiceSettings, tmp_path / place, environment=NONE)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +212,7 @@ def test_what_is_no_file_of_toml_is_refused(place: str, said: str, tmp_path: Pat
     ],
 )
 def test_a_variable_that_names_nothing_is_refused_whoever_reads(variable: str, meant: str, tmp_path: Path) -> None:
-    said = refusal(tmp_path, "", PlanChoices, **{variable: "1"})
+    said = refusal(tmp_path, "", EmbeddedSettings, **{variable: "1"})
     assert said.startswith(f"{variable}: there is no setting of this name; did you mean ")
     assert meant in said
 
@@ -216,14 +224,14 @@ def test_variables_of_others_are_no_settings() -> None:
         "UNIFIED_CACHE_SERVICE_PORT_GRPC UNIFIED_CACHE_PORT UNIFIED_CACHE_PORT_50051_TCP "
         "UNIFIED_CACHE_PORT_50051_TCP_ADDR UNIFIED_CACHE_PORT_50051_TCP_PROTO"
     )
-    settings = read_settings(ReplayChoices, environment=dict.fromkeys(others.split(), "")).settings
-    assert settings == ReplayChoices()
+    settings = read_settings(ServiceSettings, environment=dict.fromkeys(others.split(), "")).settings
+    assert settings == ServiceSettings()
 
 
 def test_a_variable_may_hold_a_list_or_a_table_as_json() -> None:
-    variables = {"UNIFIED_CACHE_SWEEP": '["host=0", "device=1GiB"]', "UNIFIED_CACHE_RETENTION": '{"tail_tokens": 3}'}
-    found = read_settings(PlanChoices, environment=variables).settings
-    assert (found.sweep, found.retention) == (("host=0", "device=1GiB"), Retention(3))
+    variables = {"UNIFIED_CACHE_DEVICE_PAGES": "[1, 2]", "UNIFIED_CACHE_RETENTION": '{"tail_tokens": 3}'}
+    found = read_settings(EmbeddedSettings, environment=variables).settings
+    assert (found.device_pages, found.retention) == ((1, 2), Retention(3))
     ipv6 = read_settings(ServiceSettings, environment={"UNIFIED_CACHE_LISTEN": "[::1]:5"}).settings
     assert ipv6.listen == "[::1]:5"
 
@@ -231,14 +239,14 @@ def test_a_variable_may_hold_a_list_or_a_table_as_json() -> None:
 @pytest.mark.parametrize(
     ("assignment", "said"),
     [
-        ("engines", "--set engines: must be NAME=VALUE"),
-        ("engins=1", "--set engins=1: there is no setting engins; did you mean replay.engines"),
-        ("engines=0", "--set engines must be at least 1, found '0'"),
+        ("listen", "--set listen: must be NAME=VALUE"),
+        ("listn=1", "--set listn=1: there is no setting listn; did you mean serve.listen"),
+        ("limits.calls_max=0", "--set limits.calls_max must be at least 1, found '0'"),
     ],
 )
 def test_an_assignment_that_makes_no_sense_is_refused(assignment: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        read_settings(ReplayChoices, assignments=(assignment,), environment=NONE)
+        read_settings(ServiceSettings, assignments=(assignment,), environment=NONE)
     assert said in str(refused.value)
 
 

@@ -1,14 +1,12 @@
 """Settings that are allowed each by itself, and together are hardly meant: one warning for each, with what to do."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from unified_cache.core.config import WritePolicy
 from unified_cache.core.settings.cache import EmbeddedSettings
 from unified_cache.core.settings.loading import LoadedSettings, SettingSource
-from unified_cache.core.settings.programs import PlanChoices, ReplayChoices
-from unified_cache.core.settings.section import NONE, Settings
+from unified_cache.core.settings.section import Settings
 from unified_cache.core.settings.service import ServiceSettings
 
 __all__ = ["warnings_about"]
@@ -20,13 +18,8 @@ def warnings_about(loaded: LoadedSettings[Settings]) -> Iterator[str]:
     match settings:
         case EmbeddedSettings():
             yield from _of_cache(settings, loaded)
-        case ReplayChoices():
-            yield from _of_replay(settings)
         case ServiceSettings():
             yield from _of_service(settings)
-        case PlanChoices():
-            if settings.hardware != "h100" and settings.active_parameters and Path(settings.hardware).is_file():
-                yield "active_parameters does not change speeds that the hardware file has measured"
 
 
 def _of_cache(settings: EmbeddedSettings, loaded: LoadedSettings[Settings]) -> Iterator[str]:
@@ -49,16 +42,6 @@ def _of_cache(settings: EmbeddedSettings, loaded: LoadedSettings[Settings]) -> I
         yield f'dirty_share has an effect with write = "back" alone, found "{settings.write.value}"'
     if settings.guard.deadline_s > settings.operation_timeout_s:
         yield "guard.deadline_s is more than operation_timeout_s: transfers end before their calls are late"
-
-
-def _of_replay(settings: ReplayChoices) -> Iterator[str]:
-    store = None if settings.storage == NONE else settings.storage
-    if settings.storage_bytes is not None and store is None and settings.model is None:
-        yield "storage_bytes caps a store, and storage is unset"
-    if store is not None and (settings.host_bytes == 0 or settings.host_pages == (0,)):
-        yield "storage is reached through host memory, and there is none: nothing will be stored"
-    if settings.model is None and settings.dtype is not None:
-        yield "dtype is that of a model, and model is unset"
 
 
 def _of_service(settings: ServiceSettings) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """Settings from where they are given: flags win over the environment, that over the file, and that over the defaults.
 
-A setting at the top of the file is that of every command that has it; in the table of a command, such as ``[replay]``,
-it is that of this command alone, and wins. Variables are named alike: ``UNIFIED_CACHE_HOST_BYTES`` is ``host_bytes``,
-``UNIFIED_CACHE_REPLAY_HOST_BYTES`` the same of a replay alone, ``UNIFIED_CACHE_GUARD__DEADLINE_S`` is ``deadline_s`` of
+A setting at the top of the file is that of a service and of a cache that an engine embeds; in ``[serve]`` or
+``[cache]`` it is that of one alone, and wins. Variables are named alike: ``UNIFIED_CACHE_STORAGE`` is ``storage``,
+``UNIFIED_CACHE_SERVE_STORAGE`` the same of a service alone, ``UNIFIED_CACHE_GUARD__DEADLINE_S`` is ``deadline_s`` of
 ``[guard]``.
 """
 
@@ -43,6 +43,7 @@ __all__ = [
     "SettingSource",
     "cache_settings",
     "merged",
+    "read_flags",
     "read_settings",
     "read_table",
     "table_of",
@@ -161,6 +162,15 @@ def read_settings(
     except ValidationError as error:
         raise ConfigError("; ".join(_sentences(error, given))) from error
     return LoadedSettings(settings, path, given)
+
+
+def read_flags(model: type[_S], flags: Mapping[str, object]) -> _S:
+    """Return the settings of a command that only its flags set, tables as mappings; errors as ``read_settings``."""
+    try:
+        return model.model_validate(flags)
+    except ValidationError as error:
+        given = [GivenValues(SettingSource.FLAG, flags, flag_name)]
+        raise ConfigError("; ".join(_sentences(error, given))) from error
 
 
 def read_table(model: type[_T], values: Mapping[str, object], place: str) -> _T:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from unified_cache.core.errors import did_you_mean
 from unified_cache.core.settings.cache import EmbeddedSettings
 from unified_cache.core.settings.describe import is_known, settings_of
-from unified_cache.core.settings.programs import PlanChoices, ReplayChoices
 from unified_cache.core.settings.section import NESTED, PREFIX, Settings
 from unified_cache.core.settings.service import ServiceSettings
 from unified_cache.core.settings.toml import SettingPath
@@ -27,10 +26,8 @@ __all__ = [
 SECTIONS: Mapping[str, type[Settings]] = {
     "cache": EmbeddedSettings,
     "serve": ServiceSettings,
-    "replay": ReplayChoices,
-    "plan": PlanChoices,
 }
-"""Sections of the file: each has the settings of one command, or of a cache that an engine embeds."""
+"""Sections of the file: the settings of a service, and of a cache that an engine embeds."""
 
 SHORT_FLAGS: Mapping[str, str] = {
     "retention.tail_tokens": "--keep-tail",
