@@ -601,8 +601,7 @@ class UnifiedCache:
 
         Raises:
             StateError: there is one already.
-            ConfigError: there is no host tier, or nothing with bytes that all prefixes share, or two ranks that hold
-                different parts of the model name them alike.
+            ConfigError: there is no host tier, or two ranks that hold different parts of the model name them alike.
             StorageError: the store does not take the layout.
             RankError: of several ranks, another could not take its store over.
         """

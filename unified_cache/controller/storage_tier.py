@@ -205,17 +205,13 @@ class StorageTier:
         ``written`` names the pools that this rank stores.
 
         Raises:
-            ConfigError: the layout has nothing with bytes that all prefixes share, which a look-up could go by, or the
-                store's cap is less than a page.
+            ConfigError: the store's cap is less than a page.
             StorageError: the store does not take the layout.
         """
         if isinstance(store, str):
             raise ConfigError(
                 f"a store is an object, such as open_storage({without_secrets(store)!r}) returns, found its URL"
             )
-        first = layout.components[0]
-        if not any(pool.page_bytes for pool in first.pools):
-            raise ConfigError(f"storage needs a pool with bytes in {first.name}, found none")
         store = CheckedStorage(store)
         capability = declared_capability(store)
         capability.check_cap(layout)

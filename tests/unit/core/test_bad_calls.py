@@ -227,9 +227,6 @@ PARTS: dict[str, Callable[[], object]] = {
     "a window counted in other pages": lambda: ModelLayout(64, (FULL, WINDOW)).check_resumable(),
     "host pages for some components": lambda: CacheConfig((4, 4), (4, 0)),
     "storage without host pages": lambda: assemble(LAYOUT, 0),
-    "storage of a model whose every layer slides": lambda: assemble(
-        ModelLayout(PAGE, (Full((PoolSpec("kv", 0),)), WINDOW)), 8
-    ),
     "no device pages": lambda: CacheConfig((0,), (1,)),
     "fewer host pages than none": lambda: CacheConfig((1,), (-1,)),
     "no operations": lambda: CacheConfig((1,), (1,), operations_max=0),

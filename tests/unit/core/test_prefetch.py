@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.clock import ManualClock
-from tests.support.components import LAYOUTS, every_hybrid, every_layout
+from tests.support.components import LAYOUTS, every_hybrid, every_layout, recurrent_state, sliding_window
 from tests.support.conversations import HostModel, VanishingStorage, pages_on, remembered, store_turns
 from tests.support.operations import (
     PAGE,
@@ -584,3 +584,24 @@ def test_pages_that_there_is_no_room_for_did_not_fail() -> None:
         assert operation.tally.left_out == {LeftOut.HOST_FULL: 4}
         assert cache.match(prompt).device_end == 0
     assert over(cache, cache.prefetch(prompt)).pages_count == 4
+
+
+# ---- models without full attention -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("component", [sliding_window(9, 4), recurrent_state()], ids=["windows", "states"])
+def test_a_model_without_full_attention_is_resumed_from_storage(component: Component) -> None:
+    layout = ModelLayout(4, (Full((PoolSpec("kv", 0),)), component))
+    store = stored(layout, (4, 8))
+    for lacks, end in ((0, 8), (1, 4)):  # then without the page before the last end
+        toy = remembered(layout, store)
+        prompt = prompt_of_pages(toy.cache, 8)
+        store.vanishing = set(labels_of(toy.cache, 7, 1)) if lacks else set()
+        over(toy.cache, toy.cache.prefetch(prompt))
+        over(toy.cache, toy.cache.load(prompt))
+        lock = toy.cache.lock(toy.cache.match(prompt))
+        assert (lock.end, lock.hits.storage) == (end, end)
+        toy.verify(prompt, lock)
+        assert toy.cache.explain(prompt).end == 8
+        toy.cache.release(lock)
+        toy.cache.check()

@@ -30,11 +30,7 @@ from unified_cache.storage_backends.url import open_storage
 
 IDENTITY = Identity("chat")
 CONVERSATIONS, TURNS = 20, 8
-HYBRIDS = sorted(
-    name
-    for name in PRESETS
-    if len(layout(name).components) > 1 and any(p.page_bytes for p in layout(name).components[0].pools)
-)
+HYBRIDS = sorted(name for name in PRESETS if len(layout(name).components) > 1)
 STORE_CAPS = (2.0, 1.3, 1.05)
 """Bytes that a store may hold, by what is needed of it."""
 MEMORY_CAP = 1.05

@@ -102,7 +102,12 @@ def test_tokens_are_counted_as_a_replay_counts_them() -> None:
 
 @pytest.mark.parametrize(
     ("model", "device_gib", "host_gib", "storage_gib"),
-    [("deepseek-v4-flash", 2, 0, 0), ("deepseek-v4-flash", 1, 4, 16), ("gpt-oss-120b", 4, 8, 64)],
+    [
+        ("deepseek-v4-flash", 2, 0, 0),
+        ("deepseek-v4-flash", 1, 4, 16),
+        ("gpt-oss-120b", 4, 8, 64),
+        ("mistral-7b-v0.1", 4, 8, 64),
+    ],
 )
 def test_windows_are_within_half_a_point_of_a_replay(
     model: str, device_gib: int, host_gib: int, storage_gib: int

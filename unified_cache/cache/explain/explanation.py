@@ -11,7 +11,7 @@ import numpy.typing as npt
 from unified_cache.cache.explain.near import NearMatch
 from unified_cache.core.config import CacheConfig, EvictionPolicy, WritePolicy
 from unified_cache.core.miss_reason import MissReason
-from unified_cache.core.pool import Component, Pages, Tier
+from unified_cache.core.pool import Component, Pages, Tier, all_pages
 from unified_cache.core.window import SPAN_UNKNOWN, last_end, restorable_ends, window
 from unified_cache.storage_backends.protocol import Answer
 
@@ -85,7 +85,9 @@ def present_pages(answers: Sequence[Answer], pools: Sequence[int], pages: int) -
     start = 0
     for count in pools:
         end = start + count * pages
-        whole: Pages = np.logical_and.reduce(hits[start:end].reshape(count, pages)) if count else present[0].copy()
+        whole: Pages = all_pages(pages) if count or not present else present[0].copy()
+        if count:
+            whole &= np.logical_and.reduce(hits[start:end].reshape(count, pages))
         present.append(whole)
         start = end
     return StoredPages(present)

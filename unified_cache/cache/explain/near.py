@@ -96,7 +96,9 @@ def near_in_store(
     ``owners`` names by pool whose pages the prompt's own are; ``namespaces`` are the same tokens under other
     namespaces, and what these have otherwise.
     """
-    pool = next(pool.name for pool in here.layout.components[0].pools if pool.page_bytes)
+    pool = next((pool.name for pool in here.layout.components[0].pools if pool.page_bytes), None)
+    if pool is None:
+        return ()  # a store has no first page of a prompt that only windows are kept of
     others = [StoredUnder(alike, owners[pool], pool, differs) for alike, differs in namespaces]
     try:
         others += _under_identities(storage, prompt, here, set(owners.values()))

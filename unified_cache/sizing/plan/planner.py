@@ -197,9 +197,10 @@ class Evaluator:
     def bound_ratio(self, total_bytes: int) -> float:
         """Return the largest share of the tokens that any policy could have handed back with so many bytes.
 
-        Of full attention alone: windows and states take room and add no hit.
+        Of full attention alone: windows and states take room and add no hit. A model without any has no such bound.
         """
-        pages = total_bytes // component_bytes(self._model.sized.layout.components[0])
+        page_bytes = component_bytes(self._model.sized.layout.components[0])
+        pages = total_bytes // page_bytes if page_bytes else NEVER
         size = next((size for size in self._bound_sizes if size >= pages), self._bound_sizes[-1])
         if size not in self._bounds:
             self._bounds[size] = self._hits.trace.token_ratio(self._future.ends(size))

@@ -205,7 +205,7 @@ class LruHits:
         fetched, fetched_objects = (
             missing(each, total_ends, memory_full, memory_ends) for each in (page_bytes, page_objects)
         )
-        store_pages = self._store_bytes(plan) // plan.stored_bytes()[0]
+        store_pages = self._store_bytes(plan) // max(plan.stored_bytes()[0], 1)
         cut = plan.device_pages[0]
         stored_before = self._pass(plan, cut).stack.hit_pages(min(store_pages, NEVER))
         pages_counts = np.minimum(self.trace.pages_counts, cut)
@@ -279,7 +279,8 @@ def _memory_pages(plan: ReplayPlan) -> tuple[int, ...]:
 
 def _batch_pages(plan: ReplayPlan) -> int:
     """Return the pages of Full that one call to a store takes."""
-    pages = max(1, BATCH_OBJECTS // sum(pool.page_bytes > 0 for pool in plan.layout.components[0].pools))
+    objects = sum(pool.page_bytes > 0 for pool in plan.layout.components[0].pools)
+    pages = max(1, BATCH_OBJECTS // max(objects, 1))  # no object of a page that only windows are kept of
     return min(pages, plan.host_pages[0] or pages)
 
 
