@@ -152,6 +152,13 @@ STORAGE_MUTANTS = [
         tests=("tests/unit/storage_backends/directory/test_full_disk.py",),
     ),
     Mutant(
+        "a store whose cap shrank keeps what is oldest",
+        "storage_backends/common/lru.py",
+        "                victims, short_bytes = self.victims(taken_bytes, keep)\n",
+        "                victims, short_bytes = [], taken_bytes\n",
+        tests=("tests/contract/test_storage_contract.py", "tests/sim/test_simulation.py"),
+    ),
+    Mutant(
         "a packed store below its reserve refuses what needs no new byte",
         "storage_backends/packed/store.py",
         "new_bytes + self._free_bytes_min) if new_bytes else 0",

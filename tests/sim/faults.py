@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tests.support.faulty_storage import SeededFaults, StorageFault
+from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.wrappers.layer import Method
@@ -22,6 +23,10 @@ RATES: Mapping[StorageFault, float] = {
 """Per call to the store."""
 DECLINE_RATE = 0.05
 """Per batch: its tail is not stored, as by a store without room."""
+SPACE_RATE = 0.05
+"""Per batch: others take space from the store, or give it back."""
+SPACE_LEFT = (0.0, 0.6, 0.8, 0.9)
+"""Share that they leave, one of these."""
 COPY_FAIL_RATE = 0.01
 """Per pool copied."""
 
@@ -48,15 +53,40 @@ class Faults:
 
 
 class DecliningStorage(MemoryStorage):
-    """Now and then has no room for the last pages of a batch."""
+    """Now and then has no room for the last pages of a batch, and shares its space with others who take it."""
 
     def __init__(self, bytes_max: int, faults: Faults, rng: random.Random) -> None:
         super().__init__(bytes_max)
+        self._space_bytes = bytes_max
         self._faults = faults
         self._rng = rng
+        self._others = random.Random(bytes_max)
+        """Draws what others do, so that the rest of a seed does not depend on it."""
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        self._let_others_act()
         if not self._faults.strikes("decline", DECLINE_RATE):
-            return super().put(pages, level)
+            return self._put(pages, level)
         taken = self._rng.randrange(len(pages) + 1)
-        return super().put(pages[:taken], level) + [Answer.DECLINED] * (len(pages) - taken)
+        return self._put(pages[:taken], level) + [Answer.DECLINED] * (len(pages) - taken)
+
+    def _let_others_act(self) -> None:
+        """Have the cap shrink below what is stored, or grow back; where there are no faults it is whole."""
+        space_bytes = self._space_bytes
+        if self._faults.on and self._others.random() >= SPACE_RATE:
+            return
+        if self._faults.on and self._lru.bytes_max == space_bytes:
+            self._faults.fired["space taken"] += 1
+            space_bytes = int(space_bytes * self._others.choice(SPACE_LEFT))
+        self._lru.bytes_max = space_bytes
+
+    def _put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        """Put pages; whatever others did, the newest are stored where they fit at all."""
+        known = set(self._pages)
+        answers = super().put(pages, level)
+        sizes = {page.label: page_bytes(page) for page in pages}
+        assert self._lru.bytes_max is not None
+        assert all(answers) or sum(sizes.values()) > self._lru.bytes_max, "the newest pages fit and are declined"
+        is_fresh = any(answer and page.label not in known for page, answer in zip(pages, answers, strict=True))
+        assert not is_fresh or self._lru.bytes_used <= self._lru.bytes_max, "a page was stored above the cap"
+        return answers
