@@ -10,20 +10,13 @@ import typer
 
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import watched
-from unified_cache.cli.text import console_on
+from unified_cache.cli.text import console_on, example
 from unified_cache.core.errors import CacheError, InputError
 from unified_cache.core.extras import import_with_extra
 
 __all__ = ["FaithfulCommand", "faithful_app"]
 
-FAITHFUL_EPILOG = """**Examples**
-
-    unified-cache faithful http://localhost:8000
-
-    unified-cache faithful http://localhost:8000 --json-file bug.json --restart-command "systemctl restart vllm"
-
-    unified-cache faithful http://localhost:30000 --skip host --skip branches --json
-"""
+EXAMPLE = 'unified-cache faithful http://localhost:8000 --json-file bug.json --restart-command "systemctl restart vllm"'
 
 faithful_app = typer.Typer(rich_markup_mode="markdown")
 
@@ -43,28 +36,26 @@ class FaithfulCommand(JsonOptions):
     documents: Annotated[int, typer.Option(min=1, help="Documents to ask about in each phase.")] = 4
     facts: Annotated[int, typer.Option(min=3, help="Facts in a document, of some 15 tokens.")] = 40
     answer_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 16
-    device_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens the device holds, if not in /metrics.")] = (
-        None
-    )
+    device_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens on the device, if not in /metrics.")] = None
     host_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens host memory holds, to get to storage.")] = None
     restart_command: Annotated[str | None, typer.Option(metavar="COMMAND", help="Restart the server by this.")] = None
     tolerance: Annotated[float, typer.Option(metavar="NATS", help="Distance of answers that rounding explains.")] = 0.2
     skip: Annotated[list[str] | None, typer.Option(metavar="PHASE", help="Leave a phase out; several times.")] = None
 
     def run(self) -> None:
-        """Run the phases, show the verdicts, and exit with that of all.
-
-        Raises:
-            InputError: an option cannot be used, or nobody can tell.
-            CacheError: an answer is unfaithful.
-        """
+        """Run the phases and show the verdicts; a CacheError if unfaithful, an InputError if nobody can tell."""
         trial = import_with_extra("unified_cache.sizing.faithful.trial", "faithful", "faithful")
         server = import_with_extra("unified_cache.sizing.faithful.server", "faithful", "faithful")
         if unknown := {*(self.skip or ())} - set(trial.PHASES):
             raise InputError(f"--skip takes one of {', '.join(trial.PHASES)}, found {', '.join(sorted(unknown))}")
         if not 0.0 <= self.tolerance < math.inf:
             raise InputError(f"--tolerance must be a number of nats from 0 on, found {self.tolerance:g}")
-        restart = self._restart_words()
+        try:
+            restart = shlex.split(self.restart_command or "")
+        except ValueError as error:
+            raise InputError(f"--restart-command: {error}") from error
+        if self.restart_command is not None and not restart:
+            raise InputError("--restart-command must name a program, found none")
         left_out = {*(self.skip or ()), *(() if self.host_tokens else ["storage"]), *(() if restart else ["restart"])}
         phases = [name for name in trial.PHASES if name not in left_out]
         sizes = (self.documents, self.facts, self.device_tokens, self.host_tokens)
@@ -85,14 +76,5 @@ class FaithfulCommand(JsonOptions):
         if found.verdict != "faithful":
             raise (CacheError if found.verdict == "unfaithful" else InputError)(found.headline)
 
-    def _restart_words(self) -> list[str]:
-        try:
-            words = shlex.split(self.restart_command or "")
-        except ValueError as error:
-            raise InputError(f"--restart-command: {error}") from error
-        if self.restart_command is not None and not words:
-            raise InputError("--restart-command must name a program, found none")
-        return words
 
-
-faithful_app.command("faithful", epilog=FAITHFUL_EPILOG)(FaithfulCommand)
+faithful_app.command("faithful", epilog=example(EXAMPLE))(FaithfulCommand)

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from unified_cache.sizing.faithful.server import ServedAnswer
 
-__all__ = ["AnswerPair", "FaithfulResult", "FaithfulVerdict", "PhaseResult", "distance_of", "noise_floor"]
+__all__ = ["FaithfulResult", "FaithfulVerdict", "PhaseResult", "distance_of", "furthest"]
 
 NOISE_TIMES = 4
 """Distance from which on an answer is another one, in noise floors."""
@@ -15,6 +15,10 @@ NOISE_MAX = 1.0
 """Nats: cold answers that differ by more among themselves tell nothing."""
 ANSWER_TOKENS_MIN = 4
 COUNTING_OPTIONS = "vLLM needs --enable-prompt-tokens-details, SGLang --enable-cache-report"
+
+
+Asked = tuple[str, str, ServedAnswer, ServedAnswer]
+"""A prompt, what its right answer begins with, the cold answer, and one that may have come from the cache."""
 
 
 class FaithfulVerdict(StrEnum):
@@ -46,34 +50,23 @@ def distance_of(cold: ServedAnswer, other: ServedAnswer) -> float:
         distances += [abs(left[each] - right[each]) for each in left.keys() & right] or [math.nan]
     else:
         distances += [] if is_same and len(cold.tokens) == len(other.tokens) else [math.inf]
-    return math.inf if math.isnan(_furthest(distances)) and not is_same else _furthest(distances)
+    return math.inf if math.isnan(furthest(distances)) and not is_same else furthest(distances)
 
 
-def noise_floor(pairs: Iterable[tuple[ServedAnswer, ServedAnswer]]) -> float:
-    """Return the largest distance of cold answers to the same prompts."""
-    return _furthest(distance_of(left, right) for left, right in pairs)
-
-
-def _furthest(distances: Iterable[float]) -> float:
+def furthest(distances: Iterable[float]) -> float:
     """Return the largest distance; NaN if one is."""
     return max(distances, key=lambda each: (math.isnan(each), each), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPair:
-    """An answer that may have come from the cache, beside the cold one to the same prompt."""
+    """An answer that may have come from the cache, beside the cold one, and their distance in nats."""
 
     prompt: str
     fact: str
-    """What the right answer begins with."""
     cold: ServedAnswer
     other: ServedAnswer
     distance: float
-
-    @classmethod
-    def of(cls, prompt: str, fact: str, cold: ServedAnswer, other: ServedAnswer) -> "AnswerPair":
-        """Return a pair with its distance."""
-        return cls(prompt, fact, cold, other, distance_of(cold, other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +83,9 @@ class PhaseResult:
     wrong: int = 0
 
     @classmethod
-    def of(cls, name: str, pairs: Sequence[AnswerPair], tolerance: float, floor: float | None) -> "PhaseResult":
-        """Judge pairs.
-
-        ``floor`` is the largest distance of cold answers among themselves; None where none could be asked cold again.
-        """
+    def of(cls, name: str, asked: Iterable[Asked], tolerance: float, floor: float | None) -> "PhaseResult":
+        """Judge answers; ``floor`` is the noise floor, None where nothing could be asked cold again."""
+        pairs = [AnswerPair(*each, distance_of(each[2], each[3])) for each in asked]
         hits = [pair for pair in pairs if pair.other.cached_tokens]
         distances = [pair.distance for pair in hits]
         limit = max(tolerance, NOISE_TIMES * (floor or 0.0))
@@ -106,8 +97,8 @@ class PhaseResult:
             reason = f"too noisy: cold answers differ by {floor:.2f} nats among themselves"
         elif wrong:
             verdict = FaithfulVerdict.UNFAITHFUL
-            reason = f"{wrong} of {len(hits)} answers differ, by {_furthest(distances):.2f} nats"
-        elif math.isnan(_furthest(distances)):
+            reason = f"{wrong} of {len(hits)} answers differ, by {furthest(distances):.2f} nats"
+        elif math.isnan(furthest(distances)):
             reason = "logprobs that are not numbers"
         elif min(len(pair.cold.tokens) or len(pair.cold.text) for pair in hits) < ANSWER_TOKENS_MIN:
             reason = f"too few tokens: an answer has fewer than {ANSWER_TOKENS_MIN}"

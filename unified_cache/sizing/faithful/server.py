@@ -43,7 +43,7 @@ FLAGS = frozenset(
     )
 )
 """What bears on a cache, as vLLM 0.32 and SGLang 0.5 name it. Any other flag may be a key, a path or an address."""
-_FLAG_VALUE = re.compile(r"[\w.+-]{1,64}")
+_WORD = re.compile(r"[\w.+-]{1,64}")
 _SAMPLE = re.compile(r"^([a-zA-Z_:]+)(?:\{(.*)\})? (\d+(?:\.\d+)?(?:e\+?\d\d)?)$", re.MULTILINE | re.ASCII)
 """Metrics that count; one that is no number is none."""
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -98,10 +98,7 @@ class CompletionServer:
         return [str(each.get("id")) for each in self._parsed(_Models, "/v1/models", self._get("/v1/models")).data]
 
     def ask(self, *prompts: str, salt: str = "", tokens: int | None = None) -> list[ServedAnswer]:
-        """Complete prompts greedily and at once, ``tokens`` long or as long as answers are.
-
-        Raises an InputError, which is a CacheError, where the server refuses a request.
-        """
+        """Complete prompts greedily and at once; an InputError, which is a CacheError, if the server refuses one."""
         path, body = "/v1/completions", {"model": self.model, "temperature": 0.0, "logprobs": TOP_LOGPROBS}
         body |= {"max_tokens": tokens or self._answer_tokens, **({"cache_salt": salt} if salt else {})}
 
@@ -130,9 +127,7 @@ class CompletionServer:
         for path in ("/version", "/get_server_info"):
             with suppress(CacheError):
                 said |= self._parsed(dict[str, object], path, self._get(path))
-        flags = {
-            name: str(value) for name, value in said.items() if name in FLAGS and _FLAG_VALUE.fullmatch(str(value))
-        }
+        flags = {name: str(value) for name, value in said.items() if name in FLAGS and _WORD.fullmatch(str(value))}
         numbers = {name: int(value) for name, value in flags.items() if value.isdecimal()}
         blocks_tokens = numbers.get("num_gpu_blocks", 0) * numbers.get("block_size", 0)
         return flags, numbers.get("max_total_num_tokens") or blocks_tokens or None
@@ -186,12 +181,7 @@ class CompletionServer:
 
 @contextmanager
 def connected(url: str, model: str | None, answer_tokens: int) -> Iterator[CompletionServer]:
-    """Open a server by its URL, with or without /v1, until the block ends. ``OPENAI_API_KEY`` is its key.
-
-    Raises:
-        InputError: the URL, the key or the model cannot be used.
-        CacheError: the server does not answer.
-    """
+    """Open a server by its URL until the block ends, ``OPENAI_API_KEY`` its key; an InputError if one is of no use."""
     key = os.environ.get("OPENAI_API_KEY", "").strip()
     if not (key.isascii() and key.isprintable()):
         raise InputError("OPENAI_API_KEY must be printable ASCII")

@@ -10,7 +10,7 @@ from itertools import combinations, count
 import numpy as np
 
 from unified_cache.core.errors import CacheError, InputError
-from unified_cache.sizing.faithful.result import AnswerPair, FaithfulResult, FaithfulVerdict, PhaseResult, noise_floor
+from unified_cache.sizing.faithful.result import FaithfulResult, FaithfulVerdict, PhaseResult, distance_of, furthest
 from unified_cache.sizing.faithful.server import AT_ONCE, CompletionServer, ServedAnswer
 from unified_cache.sizing.replay.trace import OnProgress
 
@@ -23,14 +23,11 @@ CHURN_TIMEOUT_S = 1800.0
 """For 36 million tokens at 20,000 per second: more than most hosts hold."""
 RESTART_TIMEOUT_S = 900.0
 STANDARD_ERROR = 2
-"""Takes what a command prints: standard output is for JSON."""
-Document = Sequence[tuple[str, str]]
-"""Prompts about one text, each with the code that it asks for."""
 NO_SALT = "no cache_salt: no prompt is cold twice"
 
 
-def document_of(number: int, facts_count: int) -> Document:
-    """Return prompts about the beginning, the middle and the end of a text.
+def document_of(number: int, facts_count: int) -> Sequence[tuple[str, str]]:
+    """Return prompts about the beginning, the middle and the end of a text, each with the code that it asks for.
 
     The text shares no page with that of another number; a model that reads another page, or none, answers otherwise.
     """
@@ -58,7 +55,7 @@ class FaithfulTrial:
     """Nats allowed where cold answers are all equal: kernels that compute a prefix in other pieces round otherwise."""
     numbers: Iterator[int] = field(default_factory=lambda: count(secrets.randbelow(10**9) * 1000))
     """Of documents and salts; one that a server has seen before is not cold."""
-    documents: Sequence[Document] = ()
+    documents: Sequence[Sequence[tuple[str, str]]] = ()
     floor: float | None = None
     """Largest distance of cold answers among themselves; None where none could be asked cold again."""
     stray: int = 0
@@ -67,11 +64,7 @@ class FaithfulTrial:
     """By prompt."""
 
     def run(self, phases: Sequence[str], on_progress: OnProgress) -> FaithfulResult:
-        """Run phases; one that fails cannot tell, and is the last.
-
-        Raises:
-            CacheError: the server refuses, or does not answer, before anything could be compared.
-        """
+        """Run phases; one that fails cannot tell, and is the last. A CacheError if nothing could be asked cold."""
         on_progress(0, "cold")
         self.ask_all_cold()
         flags, _ = self.server.facts()
@@ -109,7 +102,7 @@ class FaithfulTrial:
             return
         if not self.stray:
             rounds = zip(self.cold.values(), again, self.ask_cold(*prompts), strict=True)
-            self.floor = noise_floor(pair for answers in rounds for pair in combinations(answers, 2))
+            self.floor = furthest(distance_of(*pair) for answers in rounds for pair in combinations(answers, 2))
             for prompt in (prompt for document in self.documents for prompt, _ in document[1:]):
                 [self.cold[prompt]] = self.ask_cold(prompt)
 
@@ -121,9 +114,8 @@ class FaithfulTrial:
             return PhaseResult(name, NO_SALT)
         batches = [tuple(facts)] if at_once else [(prompt,) for prompt in facts]
         answers = [answer for batch in batches for answer in self.server.ask(*batch)]
-        both = zip(facts.items(), answers, strict=True)
-        pairs = [AnswerPair.of(prompt, fact, self.cold[prompt], answer) for (prompt, fact), answer in both]
-        return PhaseResult.of(name, pairs, self.tolerance, self.floor)
+        asked_again = [(*each, self.cold[each[0]], answer) for each, answer in zip(facts.items(), answers, strict=True)]
+        return PhaseResult.of(name, asked_again, self.tolerance, self.floor)
 
     def concurrent(self) -> PhaseResult:
         """Ask everything again at once, twice: the first time may be the first hit."""
