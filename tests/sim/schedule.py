@@ -23,6 +23,8 @@ SHARES: dict[str, float] = {
     "drain": 0.05,
     "detach": 0.03,
     "attach": 1,
+    "await": 1,
+    "arrive": 0.5,
 }
 """How often each operation is drawn. ``work`` is one slice of one job: its beginning, a pool's copy, its end."""
 HASTE = {"begin": 4, "insert": 4, "end": 4, "backup": 6, "work": 4, "poll": 4}
@@ -42,6 +44,7 @@ def weights_of(*, is_filling: bool, is_writing: bool) -> tuple[float, ...]:
 
 TRANSFERS = frozenset(
     {"backup", "load", "prefetch", "work", "poll", "cancel", "finish", "follow", "leave", "clear", "detach", "attach"}
+    | {"await", "arrive"}
 )
 EVICTING = frozenset({"begin", "squeeze", "backup", "load", "prefetch", "poll", "reset", "detach"})
 """What may make a page go: whatever allocates."""

@@ -12,7 +12,7 @@ from tests.sim.audit import Audit, Claim, Picture
 from tests.sim.cells import CELLS, Cell
 from tests.sim.claims import JobClaims
 from tests.sim.engine import SETTLE_S, SimEngine
-from tests.sim.faults import DecliningStorage, Faults
+from tests.sim.faults import AwayStorage, DecliningStorage, Faults
 from tests.sim.job_audit import JobAudit
 from tests.sim.liveness import Liveness
 from tests.sim.memory import ContentMemory, Contents, KeyNumbers
@@ -24,6 +24,7 @@ from tests.support.clock import ManualClock
 from tests.support.faulty_storage import FaultyStorage
 from tests.support.store_calls import WatchedStorage
 from tests.support.tables import check_tables
+from tests.support.waiting import wait_until
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import Controller, LayerwiseLoad, NotStarted, Operation, OperationState
 from unified_cache.controller.backup_scheduler import RETRY_PAUSE_S_MAX
@@ -33,6 +34,7 @@ from unified_cache.core.config import WritePolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, Pages, Tier
 from unified_cache.core.seal import Label, verify
+from unified_cache.storage_backends.common.opening import MENDED_PAUSE_S
 
 OPERATION_S_MAX = 0.002
 """Time that an operation of the owner takes, at most."""
@@ -67,6 +69,10 @@ class SimTally:
     """After each operation: how full the tier is that has most room, of device, host and storage."""
 
 
+AWAY_RATE = 0.4
+"""Of caches whose store is away when they open."""
+
+
 class Simulation:
     """One simulation: the operations of a seed, one by one. Raises AssertionError at the first broken promise."""
 
@@ -87,7 +93,13 @@ class Simulation:
         self.cache = UnifiedCache.assemble(layout, config, self.memory, self.workers, IDENTITY, None)
         self.cache._scheduler._clock = self.clock
         self.liveness = Liveness(self.cache, self.owners)
-        self.attach()
+        self.away: AwayStorage | None = None
+        """The store that the cache waits for."""
+        self.tally = SimTally()
+        if self.rng.random() < AWAY_RATE:
+            self.await_store()
+        else:
+            self.attach()
         self.faults.on = faulty
         self.cache._controller = self.cache._scheduler._controller = Controller(
             self.workers, config.operations_max, config.operation_timeout_s, clock=self.clock
@@ -108,7 +120,7 @@ class Simulation:
         self.brought: list[tuple[Flow, Contents]] = []
         """What the last poll had to publish: what jobs brought, of which pages."""
         self.is_ending = False
-        self.tally = SimTally(happened=self.engine.happened)
+        self.tally.happened = self.engine.happened
         self.audit.look([])
         self.trace = hashlib.sha256()
         self.acts = self.acts_by_kind()
@@ -137,6 +149,8 @@ class Simulation:
             "finish": self.finish_early,
             "detach": self.detach,
             "attach": self.attach,
+            "await": self.await_store,
+            "arrive": self.arrive,
         }
 
     # ---- the run ---------------------------------------------------------------------------------------------
@@ -227,8 +241,10 @@ class Simulation:
             "follow": lambda: len(self.arrivals) < ARRIVALS_MAX and bool(self.loads()),
             "leave": lambda: bool(self.arrivals),
             "clear": lambda: self.has_store,
-            "detach": lambda: self.has_store and not self.arrivals,
-            "attach": lambda: not self.has_store,
+            "detach": lambda: (self.has_store or self.away is not None) and not self.arrivals,
+            "attach": lambda: not self.has_store and self.away is None,
+            "await": lambda: not self.has_store and self.away is None,
+            "arrive": lambda: self.away is not None and self.away.is_away,
         }
 
     def is_computing(self) -> bool:
@@ -255,6 +271,34 @@ class Simulation:
         self.faults.on = was_faulty
         return self.clock.now_s
 
+    def await_store(self) -> object:
+        """Give the cache a store that is away."""
+        self.away = AwayStorage(WatchedStorage(self.store))
+        self.cache.await_store(self.away, self.clock)
+        return self.clock.now_s
+
+    def arrive(self) -> object:
+        """Have the store be there when it is next tried, which is before the next poll."""
+        assert self.away is not None
+        arrival = self.cache._arrival
+        assert arrival is not None, "the store was attached while it was away"
+        assert wait_until(lambda: not arrival._opening._is_trying, SETTLE_S)
+        self.away.is_away = False
+        self.clock.sleep(MENDED_PAUSE_S)
+        was_faulty, self.faults.on = self.faults.on, False
+        assert arrival._opening.reach(SETTLE_S) is not None, "a store that is there is not attached"
+        self.faults.on = was_faulty
+        return self.clock.now_s
+
+    def look_for_store(self) -> None:
+        """Note that a poll has attached the store that was away, which it does once that is there."""
+        if self.away is not None and not self.away.is_away:
+            assert self.cache._storage is not None, "a poll did not attach a store that is there"
+            self.workers.store = self.away.store
+            self.liveness.stores.append(self.workers.store)
+            self.away = None
+            self.tally.happened["attached late"] += 1
+
     def detach(self) -> object:
         """Let go of the store; what was under way ends, and keeps what has come."""
         numbers = [numbers for _, numbers in self.operations.values()]
@@ -262,6 +306,8 @@ class Simulation:
         self.tally.happened["detached under way"] += bool(self.operations)
         assert self.cache.detach() == [], "a store hangs"
         self.workers.store = None
+        self.tally.happened["detached while away"] += self.away is not None
+        self.away = None
         self.operations.clear()
         self.held.clear()
         return self.clock.now_s
@@ -325,6 +371,7 @@ class Simulation:
         mark = self.audit.mark()
         awaited = {operation: operation.awaited for operation in self.operations if operation.awaited is not None}
         over = self.cache.poll()
+        self.look_for_store()
         is_any_woken = any(operation.awaited is not other for operation, other in awaited.items())
         moved = [task for task in queued if task not in self.workers.tasks]
         assert len(moved) <= 1, "one completion moved two operations"
@@ -501,6 +548,8 @@ class Simulation:
         """Stop all faults: everything ends, nothing stays out, the cache serves as ever, and all of it can go."""
         self.is_ending = True
         self.faults.on = False
+        if self.away is not None:
+            self.do("detach")
         if not self.has_store:
             self.do("attach")
         self.drain()
