@@ -97,7 +97,7 @@ class DecliningStorage(MemoryStorage):
         return answers
 
 
-class AwayStorage(StorageLayer):
+class ArrivingStorage(StorageLayer):
     """A store that nobody can ask for anything until it is there."""
 
     def __init__(self, store: WatchedStorage) -> None:

@@ -12,7 +12,7 @@ from tests.sim.audit import Audit, Claim, Picture
 from tests.sim.cells import CELLS, Cell
 from tests.sim.claims import JobClaims
 from tests.sim.engine import SETTLE_S, SimEngine
-from tests.sim.faults import AwayStorage, DecliningStorage, Faults
+from tests.sim.faults import ArrivingStorage, DecliningStorage, Faults
 from tests.sim.job_audit import JobAudit
 from tests.sim.liveness import Liveness
 from tests.sim.memory import ContentMemory, Contents, KeyNumbers
@@ -93,7 +93,7 @@ class Simulation:
         self.cache = UnifiedCache.assemble(layout, config, self.memory, self.workers, IDENTITY, None)
         self.cache._scheduler._clock = self.clock
         self.liveness = Liveness(self.cache, self.owners)
-        self.away: AwayStorage | None = None
+        self.away: ArrivingStorage | None = None
         """The store that the cache waits for."""
         self.tally = SimTally()
         if self.rng.random() < AWAY_RATE:
@@ -273,7 +273,7 @@ class Simulation:
 
     def await_store(self) -> object:
         """Give the cache a store that is away."""
-        self.away = AwayStorage(WatchedStorage(self.store))
+        self.away = ArrivingStorage(WatchedStorage(self.store))
         self.cache.await_store(self.away, self.clock)
         return self.clock.now_s
 
