@@ -141,7 +141,7 @@ class SoakClient:
         while self._line.ask(Call.HELLO, hello) is None and not stopped.wait(PAUSE_S):
             pass
         moves = (self._get, self._put, self._exists, self._remove, self._stats)
-        weights = (40, 25, 15, 8, 2, 4)
+        weights = (40, 25, 23, 2, 4)
         while not stopped.wait(self._rng.expovariate(1 / PAUSE_S)):
             self._rng.choices(moves, weights)[0]()
             if self._rng.random() < RECONNECT_SHARE:

@@ -223,7 +223,8 @@ def _ports(child: "subprocess.Popen[str]", log: Path) -> list[int]:
     """Wait for the line in which the server says where it listens."""
     pause = Event()
     while child.poll() is None:
-        found = re.findall(r"port (\d+)", log.read_text(encoding="utf-8"))
+        said = [line for line in log.read_text(encoding="utf-8").splitlines() if '"serving"' in line]
+        found = re.findall(r"127\.0\.0\.1:(\d+)", "".join(said))
         if len(found) == PORTS:
             return [int(port) for port in found]
         pause.wait(0.05)
