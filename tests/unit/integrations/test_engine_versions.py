@@ -28,7 +28,7 @@ def test_another_vllm_is_refused_with_our_versions_and_its_own(monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("name", "supported"),
-    [("UnifiedCacheHiCache", r"0\.5\.19 to 0\.5\.23"), ("UnifiedCacheExternalLinker", r"0\.5\.22 or 0\.5\.23")],
+    [("UnifiedCacheHiCache", r"0\.5\.19 to 0\.5\.23"), ("UnifiedCacheExternalLinker", r"0\.5\.23")],
 )
 def test_another_sglang_is_refused_with_our_versions_and_its_own(
     monkeypatch: pytest.MonkeyPatch, name: str, supported: str

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 __all__ = ["SUPPORTED", "decode_context_size", "shares_memory"]
 
 SUPPORTED: Mapping[str, str] = {
-    "UnifiedCacheExternalLinker": "0.5.22 or 0.5.23",
+    "UnifiedCacheExternalLinker": "0.5.23",
     "UnifiedCacheHiCache": "0.5.19 to 0.5.23",
 }
-"""Versions that the class of either way in ran under."""
+"""Versions that the class of either way in ran under; before 0.5.23 SGLang loads no linker but its own."""
 
 
 def decode_context_size(config: "HiCacheStorageConfig") -> int:
