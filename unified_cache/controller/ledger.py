@@ -45,6 +45,7 @@ class Ledger:
         "_allocators",
         "_brought",
         "_evicted_pages",
+        "_has_brought",
         "_write_back",
         "changes",
         "layout",
@@ -77,6 +78,8 @@ class Ledger:
         self._allocators = [[SlotAllocator(pages) for pages in tier] for tier in capacity]
         self._brought = [[np.zeros(pages + 1, np.int8) for pages in tier] for tier in capacity]
         """By tier, component and slot: ``FROM_HOST``, ``FROM_STORAGE``, or 0."""
+        self._has_brought = False
+        """Whether any slot was ever marked."""
         self.stored = StoredSlots(capacity[Tier.HOST])
         self.stored_device = StoredSlots(capacity[Tier.DEVICE])
         """Device slots whose page went to storage without staying on the host, or came from there so."""
@@ -287,6 +290,7 @@ class Ledger:
     def graft(self, prompt: Prompt, start: int, slots: Sequence[Slots], tier: Tier) -> None:
         """Hand pages to the tree whose slots were reserved: mapped ones are reached through the tree's Full slots."""
         given = self._check_out(slots, tier)
+        self._has_brought = True
         for brought, come in zip(self._brought[tier], given, strict=True):
             brought[come] = FROM_STORAGE
         self._take_in(self.tree.insert(prompt, start, slots, tier, UNNAMED), given, prompt, start, slots, tier)
@@ -349,6 +353,7 @@ class Ledger:
         for part in published.taken:
             self._allocators[tier][part.component].keep(part.target)
             if tier is Tier.DEVICE:
+                self._has_brought = True
                 on_host = self._brought[Tier.HOST][part.component]
                 self._brought[tier][part.component][part.target] = np.maximum(on_host[part.source], FROM_HOST)
                 on_host[part.source] = 0
@@ -390,6 +395,8 @@ class Ledger:
         They count for the slowest tier without which it could not resume there; for the next request, as the device's.
         """
         end, components = found.device_end, range(len(self.layout.components))
+        if not self._has_brought:
+            return Hits(device=end)
         slots = [np.maximum(self.tree.slots(found, Tier.DEVICE, number, 0, end), 0) for number in components]
         brought = [marks[held] for marks, held in zip(self._brought[Tier.DEVICE], slots, strict=True)]
         if not any(marks.any() for marks in brought):
