@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,14 +17,16 @@ from threading import Event, Thread
 
 import pytest
 
+from tests.support import held_store
 from tests.support.bucket import LocalBucket
 from tests.support.cache import ToyEngine, WholePromptCache, toy_layout
-from tests.support.cluster import ServeProcess
+from tests.support.cluster import ServeProcess, ask
 from tests.support.engine_rows import EngineRows, label_of, opened_store
 from tests.support.mooncake import LocalCluster, open_mooncake
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.operations import PAGE, SPANS, serve
 from tests.support.waiting import wait_until
+from unified_cache.cli import tool_calls
 from unified_cache.controller import NotStarted, Operation, OperationState
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.pool import Tier
@@ -225,3 +228,33 @@ def test_every_call_ends_within_its_deadline_over_a_far_end_that_freezes_in_the_
         timed("exists", calls.exists, 5)
         assert not calls.is_sound
     assert all(seconds < GUARD.deadline_s + LATE_S for seconds in took_s.values()), took_s
+
+
+@pytest.mark.parametrize(
+    ("held", "command"),
+    [
+        ("scan,1", ("storage", "stat", "HELD")),
+        ("get,1", ("storage", "verify", "HELD")),
+        ("scan,1", ("storage", "gc", "HELD")),
+        ("get,1", ("backup", "HELD", "TARGET")),
+        ("exists,1", ("backup", "SOURCE", "HELD")),
+        ("put,1", ("backup", "SOURCE", "HELD")),
+    ],
+)
+def test_a_command_whose_store_hangs_ends_with_one_line(
+    held: str, command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = FileStorage.open(tmp_path / "source")
+    with opened_store(source) as store:
+        store.put(EngineRows.holding(range(4)).pages(range(4)))
+    monkeypatch.setattr(tool_calls, "CALL_S", 0.3)
+    monkeypatch.setattr(held_store, "_calls_count", Counter[str]())
+    directory = "target" if command[:2] == ("backup", "SOURCE") else "source"
+    urls = {
+        "HELD": f"tests.support.held_store:held:{held}:{tmp_path / directory}",
+        "SOURCE": f"file:{tmp_path / 'source'}",
+        "TARGET": f"file:{tmp_path / 'target'}",
+    }
+    ended = ask(*(urls.get(word, word) for word in command))
+    assert ended.status == 1
+    assert f"did not return from {held.partition(',')[0]} within 0.3 s" in ended.error

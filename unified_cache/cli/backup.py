@@ -23,6 +23,7 @@ from unified_cache.cli.options import (
 from unified_cache.cli.progress import objects_watched
 from unified_cache.cli.storage import finding_as_json, print_findings
 from unified_cache.cli.text import console_on
+from unified_cache.cli.tool_calls import open_in_time_to_write, open_pages_in_time
 from unified_cache.core.byte_sizes import size_text
 from unified_cache.core.errors import CacheError, ConfigError, without_secrets
 from unified_cache.core.page import Namespace
@@ -40,8 +41,6 @@ from unified_cache.storage_backends.offline.prompts import read_prompts
 from unified_cache.storage_backends.offline.stores import (
     StoredIdentity,
     choose,
-    open_pages_to_read,
-    open_to_write,
     selected,
 )
 from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
@@ -98,13 +97,13 @@ class BackupCommand(JsonOptions, NamespaceOptions):
                 found = selected(source, self.source, self.identity)
                 for kept in found:
                     kept.described()
-                with closing(open_to_write(self.target)) as target:
+                with closing(open_in_time_to_write(self.target)) as target:
                     results = [_copy(kept, source, target) for kept in found]
             else:
                 found = [choose(source, self.source, self.identity)]
                 description = found[0].described()
                 prompts = read_prompts(self.prefix, description.layout.page_size, namespace)
-                with closing(open_to_write(self.target)) as target:
+                with closing(open_in_time_to_write(self.target)) as target:
                     plan = plan_backup(source, target, description, prompts)
                     with objects_watched(sys.stderr, "backup", plan.objects_count) as watch:
                         results = [backup_prefixes(plan, watch)]
@@ -142,7 +141,7 @@ class PrefetchCommand(JsonOptions, NamespaceOptions):
             description = kept.described()
             page_size = description.layout.page_size
             prompts = read_prompts(self.tokens, page_size, namespace)
-            with closing(open_to_write(self.target)) as target:
+            with closing(open_in_time_to_write(self.target)) as target:
                 plan = plan_prefetch(source, target, description, prompts)
                 with objects_watched(sys.stderr, "prefetch", plan.objects_count) as watch:
                     found, result = prefetch_prefixes(plan, watch)
@@ -167,7 +166,7 @@ def _opened(source_url: str, target_url: str) -> StorageReader:
     """Open the source. The target is opened when everything else is known to be right: until then nothing is made."""
     if source_url == target_url:
         raise ConfigError(f"SRC and DST must differ, found {without_secrets(source_url)} twice")
-    return open_pages_to_read(source_url)
+    return open_pages_in_time(source_url)
 
 
 def _copy(kept: StoredIdentity, source: StorageReader, target: StorageBackend) -> CopyResult:

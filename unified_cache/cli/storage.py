@@ -16,6 +16,7 @@ import typer
 from unified_cache.cli.options import IdentityOption, JsonOptions, StoreArgument
 from unified_cache.cli.progress import objects_watched
 from unified_cache.cli.text import LineConsole, console_on, example
+from unified_cache.cli.tool_calls import open_in_time_to_change, open_in_time_to_read
 from unified_cache.core.byte_sizes import parse_bytes, size_text
 from unified_cache.core.errors import CacheError, ConfigError, without_secrets
 from unified_cache.core.pool import Component, ModelLayout
@@ -35,7 +36,6 @@ from unified_cache.storage_backends.offline.stores import (
     has_cap_of_its_own,
     identities_of,
     open_existing,
-    open_to_read,
     selected,
 )
 from unified_cache.storage_backends.offline.upkeep import (
@@ -100,7 +100,7 @@ class StatCommand(_StoreOptions):
 
     def run(self) -> None:
         """List and show."""
-        with closing(open_to_read(self.url)) as storage:
+        with closing(open_in_time_to_read(self.url)) as storage:
             capability = storage.capability()
             found = selected(storage, self.url, self.identity)
             with objects_watched(sys.stderr, "stat", None) as watch:
@@ -137,7 +137,7 @@ class VerifyCommand(_StoreOptions):
 
     def run(self) -> None:
         """Read everything and show what is wrong."""
-        found, results = _examined(open_to_read, "verify", verify, self)
+        found, results = _examined(open_in_time_to_read, "verify", verify, self)
         flawed = sum(result.count(ReadOutcome.FLAWED) for result in results)
         unreadable = sum(result.count(ReadOutcome.UNREADABLE) for result in results)
         if flawed or unreadable:
@@ -159,7 +159,7 @@ class ScrubCommand(_StoreOptions):
 
     def run(self) -> None:
         """Read everything, remove what is flawed, show both."""
-        found, results = _examined(open_existing, "scrub", scrub, self)
+        found, results = _examined(open_in_time_to_change, "scrub", scrub, self)
         unreadable = sum(result.count(ReadOutcome.UNREADABLE) for result in results)
         if unreadable:
             raise CacheError(
@@ -190,7 +190,7 @@ class GcCommand(_StoreOptions):
     def run(self) -> None:
         """Remove and show."""
         cap = None if self.bytes_max is None else parse_bytes("--bytes-max", self.bytes_max)
-        with closing(open_existing(self.url)) as storage:
+        with closing(open_in_time_to_change(self.url)) as storage:
             found = selected(storage, self.url, self.identity)
             with objects_watched(sys.stderr, "gc", None) as watch:
                 collected = [(kept, _collected(storage, kept, watch)) for kept in found]
@@ -201,7 +201,7 @@ class GcCommand(_StoreOptions):
             open_existing(self.url, cap).close()
         after = before
         if cap is not None:
-            with closing(open_to_read(self.url)) as opened:
+            with closing(open_in_time_to_read(self.url)) as opened:
                 after = _everything(opened)
         evicted = ObjectCount(before.objects_count - after.objects_count, before.object_bytes - after.object_bytes)
         value = gc_as_json(self.url, collected, evicted, after)
@@ -233,7 +233,7 @@ class ClearCommand(_StoreOptions):
             raise ConfigError(
                 "clear needs either --identity DIGEST or --all; unified-cache storage stat lists identities"
             )
-        with closing(open_existing(self.url)) as storage:
+        with closing(open_in_time_to_change(self.url)) as storage:
             found = selected(storage, self.url, self.identity)
             total = _counted(storage, found)
             going = f"{total.objects_count:,} objects, {size_text(total.object_bytes)}, of {len(found)} identities"
