@@ -8,6 +8,9 @@ Copies, fences, groups, recency in host memory and metrics stay vLLM's: this add
 the facts about the engine that a tier by itself is not given.
 """
 
+# Where vLLM is not installed pyright knows no name that comes from it through another module.
+# pyright: reportAttributeAccessIssue=false
+
 from collections.abc import Mapping
 
 from unified_cache.core.errors import ConfigError

@@ -9,6 +9,9 @@ waits but ``drain_jobs`` and ``shutdown``, which vLLM wants to. Beside other tie
 and alone by ``UnifiedCacheConnector``, which finds out the revision, and everything else that KV depends on.
 """
 
+# Where vLLM is not installed pyright knows no name that comes from it through another module.
+# pyright: reportAttributeAccessIssue=false
+
 import logging
 from collections.abc import Collection, Iterable
 from typing import ClassVar
