@@ -73,8 +73,10 @@ def replay(
     apart = None
     if plan.compares_private_stores:
         # Hits without bytes are the same as with bytes.
-        part = None if store_bytes is None else store_bytes // plan.engines
-        stores = [KeysOnlyStorage(part, plan.objects()) for _ in range(plan.engines)]
+        part, objects = None if store_bytes is None else store_bytes // plan.engines, plan.objects()
+        if part is not None and part < max(objects.values(), default=0):
+            part = 0  # a share that has no room for a page is no store
+        stores = [KeysOnlyStorage(part, objects) for _ in range(plan.engines)]
         alone = plan.without_bytes()
         with _opened(alone, stores) as rivals:
             apart = _summed(_serve(rivals, alone, requests, lambda done, note: on_progress(len(requests) + done, note)))
