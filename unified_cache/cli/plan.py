@@ -51,7 +51,7 @@ class PlanCommand(JsonOptions):
     keeps up with the trace.
     """
 
-    trace: Annotated[Path, typer.Argument(help="Request trace in the Mooncake format, plain or .gz.")]
+    trace: Annotated[Path, typer.Argument(help="Request trace of Mooncake or Bailian, or a recording, plain or .gz.")]
     model: Annotated[str | None, SettingOption(PlanChoices, "model", "MODEL")] = None
     devices: Annotated[int | None, SettingOption(PlanChoices, "devices")] = None
     engines: Annotated[int | None, SettingOption(PlanChoices, "engines", "N")] = None

@@ -78,7 +78,7 @@ class ReplayCommand(JsonOptions):
     scaled down. Without, there is one pool of full attention, and tiers are sized in pages.
     """
 
-    trace: Annotated[Path, typer.Argument(help="Request trace in the Mooncake format, plain or .gz.")]
+    trace: Annotated[Path, typer.Argument(help="Request trace of Mooncake or Bailian, or a recording, plain or .gz.")]
     page_size: Annotated[int | None, SettingOption(ReplayChoices, "page_size")] = None
     device_pages: Annotated[int | None, SettingOption(ReplayChoices, "device_pages")] = None
     host_pages: Annotated[int | None, SettingOption(ReplayChoices, "host_pages")] = None

@@ -23,7 +23,7 @@ trace_app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-TraceArgument = Annotated[Path, typer.Argument(help="Trace in the Mooncake format or recording, plain or .gz.")]
+TraceArgument = Annotated[Path, typer.Argument(help="Trace of Mooncake or Bailian, or a recording, plain or .gz.")]
 
 
 @dataclass(frozen=True, slots=True)
