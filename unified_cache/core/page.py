@@ -135,6 +135,7 @@ class MediaItem:
     def __post_init__(self) -> None:
         for name, value in (("start", self.start), ("length", self.length)):
             check_kind(value, Integral, f"the {name} of a media item as a whole number of tokens")
+            object.__setattr__(self, name, int(value))  # sums of NumPy's numbers wrap around
         check_text("the digest of a media item", self.digest)
         if not self.digest:
             raise InputError("a media item needs the digest of what stands behind its tokens, found none")
@@ -303,7 +304,7 @@ class Prompt:
         end = len(encoded) - (len(encoded) - start) % page_bytes
         prompt = cls(encoded[start:end], page_size, namespace.seed, encoded[:start], NO_MEDIA, namespace)
         prompt.tokens_count = len(encoded) // TOKEN_BYTES
-        if media:
+        if not isinstance(media, tuple) or media:
             placed = place_media(media, prompt.tokens_count, page_size, bigrams=namespace.bigrams)
             prompt.media = media_between(placed, 0, prompt.pages_count)
         if not whole:

@@ -3,6 +3,7 @@
 import hashlib
 import struct
 from array import array
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -226,12 +227,28 @@ def test_no_tokens_name_a_page_as_media_do() -> None:
         [MediaItem(4, 4, "cat"), MediaItem(0, 5, "dog")],
         [(0, 4, "cat")],
         "cat",
+        np.array([]),
     ],
     ids=str,
 )
 def test_media_outside_the_tokens_or_over_each_other_are_an_error(media: list[MediaItem]) -> None:
     with pytest.raises(InputError):
         Prompt.of([7] * 64, 16, media=media)
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32, np.uint64])
+@pytest.mark.parametrize("bigrams", [False, True])
+def test_media_placed_by_numbers_of_numpy_are_those_of_int_and_never_wrap(
+    kind: Callable[[int], int], bigrams: bool
+) -> None:
+    def placed(number: Callable[[int], int], start: int, length: int, tokens_count: int) -> Prompt:
+        item = MediaItem(number(start), number(length), "cat")
+        return Prompt.of([7] * tokens_count, 16, Namespace(bigrams=bigrams), media=[item])
+
+    for start in (0, 16, 60):
+        assert placed(kind, start, 4, 64).keys == placed(int, start, 4, 64).keys
+    with pytest.raises(InputError):
+        placed(kind, 100, 100, 120)
 
 
 def test_a_medium_without_a_digest_is_an_error() -> None:
