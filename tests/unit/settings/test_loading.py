@@ -284,3 +284,18 @@ def test_no_section_has_a_setting_whose_variable_would_be_that_of_another() -> N
     of_all = {variable_name((name,)) for model in SECTIONS.values() for name in model.model_fields}
     of_one = [variable_name((name,), section) for section, model in SECTIONS.items() for name in model.model_fields]
     assert len({*of_all, *of_one}) == len(of_all) + len(of_one)
+
+
+@pytest.mark.threat("leaked credentials")
+@pytest.mark.parametrize(
+    "line", ['storage = ["{url}"]', 'storage_bytes = "{url}"', 'guard = "{url}"', 'tls = ["{url}"]']
+)
+@pytest.mark.parametrize("url", ["s3a://AKIA:hunter2@bucket", "grpc://host:1?token=hunter2", "file:kv#keys=hunter2"])
+def test_no_error_has_what_is_secret_in_the_url_of_a_store_where_another_kind_is_expected(
+    line: str, url: str, tmp_path: Path
+) -> None:
+    path = tmp_path / FILE_NAME
+    path.write_text(line.format(url=url), encoding="utf-8")
+    with pytest.raises(ConfigError) as refused:
+        read_settings(ServiceSettings, path, NONE)
+    assert "hunter2" not in str(refused.value)

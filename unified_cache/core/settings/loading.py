@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource
 
-from unified_cache.core.errors import ConfigError
+from unified_cache.core.errors import ConfigError, without_secrets
 from unified_cache.core.settings.cache import EmbeddedSettings
 from unified_cache.core.settings.describe import is_known
 from unified_cache.core.settings.names import (
@@ -258,7 +258,7 @@ def _unknown_in(file: TomlFile) -> Iterator[str]:
         inner = path[1:] if path[0] in SECTIONS else path
         name = ".".join(path)
         if not inner and value != {}:
-            yield f"{file.place(path)}: {name} must be a table, such as [{name}], found {value!r}"
+            yield f"{file.place(path)}: {name} must be a table, such as [{name}], found {_shown(value)}"
         elif inner and not any(is_known(model, inner) for model in models):
             yield f"{file.place(path)}: there is no setting {name}{nearest_names(path)}"
 
@@ -324,5 +324,5 @@ def _reason(flaw: ErrorDetails) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    text = without_secrets(repr(value))
     return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}.."

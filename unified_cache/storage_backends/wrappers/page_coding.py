@@ -98,7 +98,10 @@ class CodingChoice:
             elif name == "keys" and value:
                 keys = value
             else:
-                raise ConfigError(f"after # stand compress=lossless and keys=SOURCE with & between, found {name!r}")
+                # What stands there may be a part of a command, and so a key.
+                raise ConfigError(
+                    "after # stand compress=lossless and keys=SOURCE with & between, found something else"
+                )
         return cls(compress, keys)
 
 

@@ -25,7 +25,6 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from threading import Lock, Thread
 
 from unified_cache.core.errors import ConfigError
@@ -67,7 +66,7 @@ def _key_text_of(source: str) -> Callable[[], str]:
     if scheme == "env" and _VARIABLE.fullmatch(rest):
         return lambda: os.environ[rest]
     if scheme == "command" and rest:
-        return partial(_printed_by, shlex.split(rest))
+        return lambda: _printed_by(shlex.split(rest))
     # What stands there may be a key.
     raise ConfigError("keys come from file:PATH, env:NAME or command:ARGS, found something else")
 

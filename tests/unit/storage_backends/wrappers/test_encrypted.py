@@ -487,6 +487,7 @@ def test_no_key_is_in_an_error_a_log_or_a_repr(
         "command:false",
         "command:true",
         "command:/no/such/program",
+        'command:printf "%s',
         "vault:x",
         "env:",
     ],
