@@ -55,6 +55,31 @@ def test_a_tenant_at_its_cap_loses_its_least_recent_pages() -> None:
     assert usage.by_tenant() == {"acme": 10, "large": 100}
 
 
+class CountedLabel(Label):
+    """A label that counts how often any is looked up."""
+
+    looked_up_count = 0
+
+    def __hash__(self) -> int:
+        CountedLabel.looked_up_count += 1
+        return super().__hash__()
+
+
+@pytest.mark.threat("filling the store")
+@pytest.mark.parametrize("held_count", [0, 400])
+def test_a_call_that_exceeds_its_quota_by_far_looks_at_each_page_a_few_times(held_count: int) -> None:
+    counts = []
+    for size in (400, 800):
+        usage = TenantUsage(quota(stored_bytes_max=size), 10_000, None)
+        chain = [PageIO(CountedLabel(*each.label), each.buffers) for each in pages(2 * size)]
+        usage.take("acme", chain[:held_count])
+        CountedLabel.looked_up_count = 0
+        assert usage.take("acme", chain, dict.fromkeys(each.label for each in chain)) == []
+        assert usage.uncounted("acme", [each.label for each in chain]) == [each.label for each in chain[size:]]
+        counts.append(CountedLabel.looked_up_count)
+    assert counts[1] <= 2.5 * counts[0]
+
+
 def test_a_tenant_with_a_quota_of_its_own_has_the_rest_as_every_tenant() -> None:
     settings = quota(stored_bytes_max=10, calls_max=2, tenants={"acme": {"calls_max": 4}, "beta": {}})
     assert [settings.of(name).stored_bytes_max for name in ("acme", "beta", "other")] == [10, 10, 10]

@@ -1,8 +1,9 @@
 """LRU order and byte count of stored objects, and the choice of those to evict."""
 
 import itertools
+import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from operator import attrgetter
 from typing import Protocol
 
@@ -149,7 +150,7 @@ class StoreLru:
         return hits
 
     def store(
-        self, labels: Sequence[Label], sizes: Sequence[int], also: Iterable[Label] = ()
+        self, labels: Sequence[Label], sizes: Sequence[int], also: Collection[Label] = ()
     ) -> tuple[list[bool], list[Label]]:
         """Add a batch under the cap; return for each whether it is known now, and all that were evicted for it.
 
@@ -161,7 +162,8 @@ class StoreLru:
         bytes_max = self.bytes_max
         stored: list[bool] = []
         evicted: list[Label] = []
-        keep: set[Label] | None = None
+        keep: set[Label] = set()
+        unfit_bytes = math.inf  # so large a page found no room: none is sought for it again in all that is kept
         for label, object_bytes in zip(labels, sizes, strict=True):
             known = size_of(label)
             if known == object_bytes:
@@ -169,11 +171,15 @@ class StoreLru:
                 continue
             if known is not None:
                 self.forget(label)
+                unfit_bytes = math.inf
             taken_bytes = self.taken_bytes(object_bytes)
             if bytes_max is not None and self.bytes_used + taken_bytes > bytes_max:
-                keep = keep or {*labels, *also}
-                victims, short_bytes = self.victims(taken_bytes, keep)
+                if not keep:
+                    keep = {*labels, *also}
+                    self.touch(reversed((*also, *labels)))  # so that those which may go are found first
+                victims, short_bytes = self.victims(taken_bytes, keep) if taken_bytes < unfit_bytes else ([], 1)
                 if short_bytes:
+                    unfit_bytes = min(unfit_bytes, taken_bytes)
                     stored.append(False)
                     continue
                 for victim, _ in victims:
