@@ -104,6 +104,18 @@ def test_a_plan_for_another_policy_replays_each_size_of_memory() -> None:
         assert each["planned"] == pytest.approx(each["replayed"], abs=0.005)
 
 
+def test_sizes_that_nobody_named_and_that_a_model_does_not_fit_into_are_left_out() -> None:
+    said = ask("plan", BUNDLED, "--limit", "20", "--model", "qwen3-8b", "--sweep", "storage=0", "--json")
+    assert said.status == 0, said.err
+    hosts = {point["host_bytes"] for point in json.loads(said.out)["combinations"]}
+    assert 0 in hosts
+    assert min(hosts - {0}) > 4 << 30, "4 GiB hold no four prompts of this model"
+    sizes = ("--sweep", "device=16GiB", "--sweep", "host=4GiB", "--sweep", "storage=0")
+    refused = ask("plan", BUNDLED, "--limit", "20", "--model", "qwen3-8b", *sizes)
+    assert refused.status == 2
+    assert "host_bytes must be at least" in refused.err
+
+
 def test_an_interrupted_plan_shows_what_it_had() -> None:
     def interrupt(done: int, _note: str) -> None:
         if done == 2:

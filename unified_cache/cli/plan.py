@@ -21,7 +21,7 @@ from unified_cache.core.settings.programs import PlanChoices
 from unified_cache.sizing.plan.hardware import Hardware, hardware_named, read_hardware
 from unified_cache.sizing.plan.planner import Planner
 from unified_cache.sizing.plan.report import page_of
-from unified_cache.sizing.plan.sweep import PlannedModel, combinations, parse_sweeps
+from unified_cache.sizing.plan.sweep import TIERS, PlannedModel, combinations, parse_sweeps
 from unified_cache.sizing.plan.tier_hits import ServePlan
 from unified_cache.sizing.replay.plan import ReplayPlan, ReplayPolicies
 
@@ -91,9 +91,8 @@ class PlanCommand(JsonOptions):
             choices.storage_ratio,
         )
         hardware = _hardware(choices)
-        sweep = combinations(parse_sweeps(choices.sweep))
-        for sizes in sweep:
-            _ = model.settings(sizes)  # what does not fit is refused before the trace is read
+        # What does not fit is refused before the trace is read; of sizes that nobody named it is left out.
+        sweep = model.fitting(combinations(parse_sweeps(choices.sweep)), named=len(choices.sweep) == len(TIERS))
         write_page = page_writer(choices.report)
         self.check_json_file()
         serve = self._served(choices) if choices.check or not model.has_stack else None

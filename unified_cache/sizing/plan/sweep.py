@@ -100,6 +100,23 @@ class PlannedModel:
             engines=self.engines,
         )
 
+    def fitting(self, sweep: Sequence[TierBytes], *, named: bool) -> list[TierBytes]:
+        """Return the combinations in which the model's prompts fit; where all sizes are ``named``, all of them.
+
+        Raises:
+            ConfigError: a named combination does not fit, or none does.
+        """
+        found: list[TierBytes] = []
+        for number, sizes in enumerate(sweep, 1):
+            try:
+                _ = self.settings(sizes)
+            except ConfigError:
+                if named or (number == len(sweep) and not found):
+                    raise
+            else:
+                found.append(sizes)
+        return found
+
 
 def parse_sweeps(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Return the sizes of each tier, ascending, from ``TIER=FROM..TO[:STEPS]`` or ``TIER=SIZE,..``; others default."""
