@@ -47,7 +47,6 @@ LEFT_OUT: Mapping[str, str] = {
     "mooncake://127.0.0.1:50061": "serves a cluster, which needs libraries of the system",
     "my_stores.redis:connect": "the reader's own store",
     "--identity 3f2a": "a digest of the reader's store",
-    "before.json": "two results of the reader's",
     "prompts.jsonl": "prompts of the reader's tenants",
 }
 """Words of commands of README.md that are not run here, with the reason."""

@@ -201,7 +201,9 @@ class DeepSeekV4:
             if list(layers) != sorted({layer for layer in layers if 0 <= layer < len(self.compress_ratios)}):
                 raise LayoutError(f"{name} must be ascending layers of {len(self.compress_ratios)}, found {layers}")
         if not set(self.source_layers) <= set(self.index_layers):
-            raise LayoutError(f"index_layers must contain the source_layers {self.source_layers}")
+            raise LayoutError(
+                f"index_layers must contain the source_layers {self.source_layers}, found {self.index_layers}"
+            )
         for layer, ratio in enumerate(self.compress_ratios):
             source = self._source_of(layer)
             if ratio and (source is None or self.compress_ratios[source] != ratio):
