@@ -217,7 +217,7 @@ def test_a_store_that_fails_to_take_a_hint_is_given_no_other_before_the_put_and_
     prompts = [toy.cache.prompt(tokens(1, 1_000 * number)) for number in range(6)]
     for prompt in prompts:
         ask(toy, prompt)
-    toy.cache._ledger.stored.record_given(1_000)
+    toy.cache._ledger.stored.record_given(1_000 * bytes_of(4))
     storage = present(toy.cache._storage)
     for prompt in prompts:
         toy.cache._backups.record_use(toy.cache.match(prompt), storage)
