@@ -50,7 +50,6 @@ from unified_cache.core.errors import (
     WaitTimeoutError,
     check_kind,
 )
-from unified_cache.core.miss_reason import EvictionHistory
 from unified_cache.core.page import DEFAULT_NAMESPACE, MediaItem, Namespace, Prompt, TokensLike
 from unified_cache.core.pool import Identity, ModelLayout, Pages, Slots, Tier, identity_of
 from unified_cache.core.slots import PairedAllocator
@@ -175,9 +174,8 @@ class UnifiedCache:
         self._storage: StorageTier | None = None
         self._arrival: StoreArrival | None = None
         """Of a store that was away when the cache opened."""
-        eviction_history = EvictionHistory(config.forgotten_pages_max) if config.forgotten_pages_max else None
         capacity = (config.device_pages, config.host_pages)
-        self._ledger = Ledger(layout, capacity, config.eviction, eviction_history, self._write_back)
+        self._ledger = Ledger(layout, capacity, config.eviction, self._write_back)
         self.changes = self._ledger.changes
         """Pages that enter and leave the tiers, for one watcher: a publisher of KV events."""
         self._ranks = ranks
@@ -435,10 +433,7 @@ class UnifiedCache:
         self.config.check_host()
         tally = PageTally()
         steps = self._backups.backup(prompt, self._storage, level, tally)
-        operation = self._controller.start(TransferKind.BACKUP, steps, tally=tally)
-        if not operation:
-            self._backups.record_declined(prompt)
-        return operation
+        return self._controller.start(TransferKind.BACKUP, steps, tally=tally)
 
     def prefetch(self, prompt: Prompt, deadline_s: float = math.inf) -> Operation | NotStarted:
         """Start reading what storage can add to a prompt, as far as ``match`` goes.
@@ -511,7 +506,6 @@ class UnifiedCache:
         if self._storage is not None:
             self._scheduler.look_at_clock()
         self._scheduler.start_due(self._storage)
-        self.changes.take_removals()
         self._published.publish_if_due()
         return over
 
@@ -552,15 +546,15 @@ class UnifiedCache:
     def explain(self, prompt: Prompt, *, seeks_near: bool = True) -> Explanation:
         """Explain by tier and component how far a prompt's hit goes, and why pages are missing; ``str()`` draws it.
 
-        Its pages are those that ``match`` could find, and so not the last one where its tokens fill it. What has gone
-        is remembered where ``config.forgotten_pages_max`` is not 0. It changes nothing, not even recency, and asks the
-        store once for all pages: as long as the store's guard lets it, this waits. With ``seeks_near`` it looks for the
-        same tokens under other namespaces and identities, too.
+        Its pages are those that ``match`` could find, and so not the last one where its tokens fill it. It says what
+        is, not what was: the counters of ``stats`` do. It changes nothing, not even recency, and asks the store once
+        for all pages: as long as the store's guard lets it, this waits. With ``seeks_near`` it looks for the same
+        tokens under other namespaces and identities, too.
         """
         self._enter()
         self._ledger.tree.check_prompt(prompt)
         storage, prompt = self._storage, prompt.reusable
-        explanation = explain(self._ledger, self.config, storage, self.identity, prompt, seeks_near=seeks_near)
+        explanation = explain(self._ledger, self.config.write, storage, self.identity, prompt, seeks_near=seeks_near)
         if storage is None:
             return explanation
         return replace(explanation, recompute=self._prefetches.recompute_decision(prompt, storage, explanation.end))
@@ -651,7 +645,7 @@ class UnifiedCache:
     def _take_over(self, tier: StorageTier) -> None:
         self._storage = tier
         self._arrival = None
-        self._ledger.follow_storage(tier.backend, tier.owners)
+        self._ledger.follow_storage(tier.backend)
         self._scheduler.storage_attached()
         logger.info("attached a store")
 
@@ -677,7 +671,7 @@ class UnifiedCache:
         self._storage = None
         self._controller.stop_all()
         self._controller.try_wait_all(self.config.close_timeout_s)  # the store is closed once it has returned
-        self._ledger.follow_storage(None, {})
+        self._ledger.follow_storage(None)
         hanging = tier.close(self.config.close_timeout_s)
         logger.info("detached the store%s", _hanging(hanging))
         return hanging

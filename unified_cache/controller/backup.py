@@ -34,7 +34,6 @@ from unified_cache.controller.operation import Job, TrafficCounts
 from unified_cache.controller.ranks import RankGroup, held_by_all, true_for_all
 from unified_cache.controller.storage_tier import UsedPages
 from unified_cache.core.errors import RankLostError
-from unified_cache.core.miss_reason import MissReason
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import PageCopies, PageNumbers, Pages, Slots, Tier, all_pages, numbers_of
 from unified_cache.core.tier_sizes import prompt_bytes
@@ -193,10 +192,6 @@ class Backups:
         """Return a request for what memory has of a prompt."""
         return self._request(self._ledger.tree.peek(prompt))
 
-    def record_declined(self, prompt: Prompt) -> None:
-        """Record that a backup of a prompt was not started."""
-        self._ledger.changes.remember_unbacked(prompt, MissReason.BACKUP_DECLINED)
-
     def _request(self, found: Match) -> BackupRequest:
         """Return a request for all of a matched prompt: Full, and the windows that memory keeps at any end.
 
@@ -250,8 +245,6 @@ class Backups:
         run.tally.asked = request.pages_count
         self._take_off_known(run, found)
         longest = max(ledger.fitting_end(found, Tier.DEVICE, Tier.HOST), tree.full_end(found, Tier.HOST))
-        if longest < found.device_end:
-            ledger.changes.remember_unbacked(prompt.head(found.device_end), MissReason.HOST_FULL)
         for end in [longest, *self._other_ends(found, longest, run)] if longest else ():
             if end != longest:
                 found = look(prompt.head(end))
@@ -260,7 +253,6 @@ class Backups:
             with begin(found, end) as held:
                 moving = held_by_all(self._ranks, held)
                 if moving is None:
-                    ledger.changes.remember_unbacked(prompt.head(end), MissReason.HOST_FULL)
                     continue
                 yield from self._copy(run, moving)
                 if run.storage is not None:
@@ -349,14 +341,8 @@ class Backups:
     def _copy(self, run: BackupRun, moving: TierTransfer) -> Generator[Job, Operation, None]:
         """Copy and publish what moves; without storage it has arrived."""
         prompt, ledger = run.request.prompt, self._ledger
-        is_copied = False
-        try:
-            if moving.parts:
-                run.operation = yield BackupJob(self._memory, ledger.layout, self._owners, prompt, moving.parts)
-            is_copied = True
-        finally:
-            if not is_copied:
-                ledger.changes.remember_unbacked(prompt, MissReason.BACKUP_FAILED)
+        if moving.parts:
+            run.operation = yield BackupJob(self._memory, ledger.layout, self._owners, prompt, moving.parts)
         published = moving.publish()
         for part in published:
             if run.storage is None:
@@ -403,8 +389,6 @@ class Backups:
             run.operation = yield job
             whole = true_for_all(self._ranks, job.whole)
         finally:
-            if ledger.changes.eviction_history is not None:
-                self._record_puts(prompt, parts, whole, job)
             if ledger.changes.is_watched:
                 for part, mask in zip(parts, whole, strict=True):
                     ledger.changes.record_stored(part.component, prompt, part.pages[mask], since)
@@ -493,16 +477,6 @@ class Backups:
             there = slots[part.pages[mask & (part.pages < found.tree_end)]]
             ledger.stored_device.add(part.component, there[there >= 0])
 
-    def _record_puts(self, prompt: Prompt, parts: Sequence[PageCopies], whole: Sequence[Pages], job: StoreJob) -> None:
-        record = self._ledger.changes.remember_stored
-        for number, (part, stored) in enumerate(zip(parts, whole, strict=True)):
-            taken = part.where(stored)
-            record(part.component, prompt, taken.pages, MissReason.STORE_LOST)
-            if len(taken) < len(part):
-                declined = job.answered(Answer.DECLINED)[number]
-                record(part.component, prompt, part.pages[declined & ~stored], MissReason.STORE_DECLINED)
-                record(part.component, prompt, part.pages[~declined & ~stored], MissReason.STORE_FAILED)
-
     # ---- beside backups ---------------------------------------------------------------------------------------
 
     def record_use(self, found: Match, storage: StorageTier) -> None:
@@ -534,7 +508,6 @@ class Backups:
             with storage.epoch.clear():
                 yield job
         finally:
-            self._ledger.changes.remember_storage_cleared()
             self._ledger.forget_stored()
         return job.removed_count
 

@@ -249,7 +249,6 @@ class BackupScheduler:
         if operation:
             self._running[operation] = request
         else:
-            self._backups.record_declined(request.prompt)
             self._lose(request, LeftOut.FAILED)
 
     def drop_all(self, reason: LeftOut) -> None:

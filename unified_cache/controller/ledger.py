@@ -4,7 +4,7 @@ The tree decides what is evicted and the allocators count; the ledger keeps them
 allocates a slot.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol
 
@@ -15,7 +15,6 @@ from unified_cache.controller.page_changes import PageChanges
 from unified_cache.core.config import EvictionConfig
 from unified_cache.core.errors import ConfigError, InputError, SlotError
 from unified_cache.core.hits import Hits
-from unified_cache.core.miss_reason import EvictionHistory
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, PageCopies, Pages, Slots, Tier, no_slots, numbers_of
 from unified_cache.core.slots import MapChange, PairedAllocator, SlotAllocator, StoredSlots
@@ -60,10 +59,9 @@ class Ledger:
         layout: ModelLayout,
         capacity: Sequence[Sequence[int]],
         eviction: EvictionConfig = EvictionConfig(),
-        eviction_history: EvictionHistory | None = None,
         write_back: Callable[[], WriteBack | None] = lambda: None,
     ) -> None:
-        """Take ``capacity[tier][component]`` pages; ``eviction_history`` records why pages are not kept.
+        """Take ``capacity[tier][component]`` pages.
 
         ``write_back`` copies pages that the device evicts and the host lacks to the host; None drops them.
 
@@ -74,7 +72,7 @@ class Ledger:
             if len(pages) != len(layout.components):
                 raise ConfigError(f"expected pages for {len(layout.components)} components, found {len(pages)}")
         self.layout = layout
-        self.tree = RadixTree(layout.components, layout.page_size, eviction, eviction_history)
+        self.tree = RadixTree(layout.components, layout.page_size, eviction)
         self._allocators = [[SlotAllocator(pages) for pages in tier] for tier in capacity]
         self._brought = [[np.zeros(pages + 1, np.int8) for pages in tier] for tier in capacity]
         """By tier, component and slot: ``FROM_HOST``, ``FROM_STORAGE``, or 0."""
@@ -83,7 +81,7 @@ class Ledger:
         self.stored = StoredSlots(capacity[Tier.HOST])
         self.stored_device = StoredSlots(capacity[Tier.DEVICE])
         """Device slots whose page went to storage without staying on the host, or came from there so."""
-        self.changes = PageChanges(self.tree, self.stored, eviction_history, has_host=bool(capacity[Tier.HOST][0]))
+        self.changes = PageChanges(self.tree, self.stored)
         self._write_back = write_back
         self._evicted_pages = [[0 for _ in tier] for tier in capacity]
         device = self._allocators[Tier.DEVICE]
@@ -309,7 +307,6 @@ class Ledger:
         for allocator, kept, duplicates in zip(self._allocators[tier], given, inserted.duplicates, strict=True):
             allocator.keep(kept)
             allocator.drop(duplicates)
-        self.changes.remember_duplicates(tier, prompt, start, slots, inserted.duplicates)
         if self.changes.is_watched:
             self.changes.record_inserted(tier, prompt, start, slots, inserted.duplicates)
 
@@ -414,9 +411,9 @@ class Ledger:
         """Return by component the first page needed to resume at ``end``."""
         return [window(end, component.span) for component in self.layout.components]
 
-    def follow_storage(self, storage: StorageReader | None, owners: Mapping[str, bytes]) -> None:
+    def follow_storage(self, storage: StorageReader | None) -> None:
         """Record that another store, or none, lies below the host; see ``PageChanges.follow_storage``."""
-        self.changes.follow_storage(storage, owners)
+        self.changes.follow_storage(storage)
         self.forget_stored()
 
     def forget_stored(self) -> None:

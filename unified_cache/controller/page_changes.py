@@ -10,12 +10,11 @@ later, on the owner's thread, between two calls to the cache:
     reset; clear_storage, detach       MemoryCleared, StorageCleared
 
 The log is bounded by pages. When it is full, all of it is dropped and the next ``take`` returns None: the observer
-starts again from ``held_runs``, the pages that memory holds now. The eviction history for ``explain`` is recorded with
-or without an observer: evictions by the tree where it drops pages, everything else here.
+starts again from ``held_runs``, the pages that memory holds now.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -23,15 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.core.errors import ConfigError, OwnerThreadError, StateError
-from unified_cache.core.miss_reason import EvictionHistory, MissReason
-from unified_cache.core.page import (
-    DIGEST_BYTES,
-    PageKey,
-    Prompt,
-    digests_where,
-    key_digests,
-    prompt_digests,
-)
+from unified_cache.core.page import PageKey, Prompt
 from unified_cache.core.pool import PageCopies, PageNumbers, Slots, Tier
 from unified_cache.core.seal import Label
 from unified_cache.core.slots import StoredSlots
@@ -122,31 +113,20 @@ class PageChanges:
         "_evicted",
         "_evictions_known",
         "_feed",
-        "_has_host",
         "_owner",
-        "_owners",
         "_pages_max",
         "_recorded",
         "_recorded_pages",
         "_storage",
         "_stored",
         "_tree",
-        "eviction_history",
         "evictions_count",
         "is_watched",
         "lost_count",
     )
 
-    def __init__(
-        self, tree: RadixTree, stored: StoredSlots, history: EvictionHistory | None = None, *, has_host: bool = True
-    ) -> None:
-        """Record changes of a tree; ``history`` records lost pages, whether or not anybody watches."""
+    def __init__(self, tree: RadixTree, stored: StoredSlots) -> None:
         self._tree = tree
-        self._has_host = has_host
-        self.eviction_history = history
-        """Why pages were not kept; None if nothing is recorded."""
-        self._owners: Mapping[str, bytes] = {}
-        """Identity that each pool's pages are stored under."""
         self._stored = stored
         self._recorded: list[PageChange] | None = None
         """None where notes were lost, and at the beginning."""
@@ -185,15 +165,13 @@ class PageChanges:
         """Stop recording; a second call does nothing."""
         self.is_watched = False
         self._recorded = None
-        if self.eviction_history is None:
-            self._unsubscribe()
+        self._unsubscribe()
 
-    def follow_storage(self, storage: StorageReader | None, owners: Mapping[str, bytes]) -> None:
-        """Ask this store from now on for its evictions; ``owners`` names by pool the identity of stored pages."""
+    def follow_storage(self, storage: StorageReader | None) -> None:
+        """Ask this store from now on for its evictions."""
         self._unsubscribe()
         self._storage = storage
-        self._owners = owners
-        if self.is_watched or self.eviction_history is not None:
+        if self.is_watched:
             self._subscribe()
 
     def take(self) -> list[PageChange] | None:
@@ -222,11 +200,6 @@ class PageChanges:
             ]
             runs.append(StoredRun(run, tuple(stored)))
         return runs
-
-    def take_removals(self) -> None:
-        """Add the store's evictions since the last call to the eviction history, if there is one."""
-        if self.eviction_history is not None:
-            self._take_removals()
 
     def was_evicted(self, component: int, key: PageKey) -> bool:
         """Return whether the store has evicted any object of a page since it was last known to have it."""
@@ -327,70 +300,11 @@ class PageChanges:
         if self._feed is None:
             return
         removals = self._feed.take()
-        if self.eviction_history is not None:
-            self._remember(self.eviction_history, removals.labels)
-        if not self.is_watched:
-            return
         if removals.lost_count:
             self.evictions_count += removals.lost_count
             self._evictions_known = False
             self._record(StorageCleared(), 1)
         self.record_evicted(removals.labels)
-
-    def _remember(self, eviction_history: EvictionHistory, labels: Sequence[Label]) -> None:
-        """Remember objects that the store has evicted; not those that are remembered as flawed or cleared."""
-        components = self._tree.components
-        for number, component in enumerate(components):
-            names = {pool.name for pool in component.pools}
-            gone = {
-                label.key: None
-                for label in labels
-                if label.pool in names and self._owners.get(label.pool) == label.identity
-            }
-            if not gone:
-                continue
-            tier_component, digests = (len(Tier) * len(components)) + number, key_digests(list(gone))
-            reasons = eviction_history.find(tier_component, digests).reasons
-            evicted = (reasons != MissReason.FLAWED) & (reasons != MissReason.STORE_CLEARED)
-            eviction_history.record(tier_component, digests_where(digests, evicted), MissReason.STORE_EVICTED)
-
-    # ---- what becomes of pages, for explain -----------------------------------------------------------------
-
-    def remember_duplicates(
-        self, tier: Tier, prompt: Prompt, start: int, slots: Sequence[Slots], duplicates: Sequence[Slots]
-    ) -> None:
-        """Remember which of the pages [start, pages_count), given in ``slots``, the tree had already."""
-        if self.eviction_history is None or not any(map(len, duplicates)):
-            return
-        digests = prompt_digests(prompt)[start * DIGEST_BYTES :]
-        for component, (given, left) in enumerate(zip(slots, duplicates, strict=True)):
-            tier_component = int(tier) * len(self._tree.components) + component
-            self.eviction_history.record(
-                tier_component, digests_where(digests, np.isin(given, left)), MissReason.DUPLICATE
-            )
-
-    def remember_unbacked(self, prompt: Prompt, reason: MissReason) -> None:
-        """Remember why pages of a prompt that the device holds and the host lacks were not copied to it."""
-        if self.eviction_history is None or not self._has_host:
-            return
-        found = self._tree.peek(prompt)
-        digests = prompt_digests(prompt.head(found.tree_end))
-        for component in range(len(self._tree.components)):
-            device, host = (self._tree.slots(found, tier, component, 0, found.tree_end) for tier in Tier)
-            tier_component = len(self._tree.components) + component
-            self.eviction_history.record(tier_component, digests_where(digests, (device >= 0) & (host < 0)), reason)
-
-    def remember_stored(self, component: int, prompt: Prompt, pages: PageNumbers, reason: MissReason) -> None:
-        """Remember what became of pages in storage; of those that it took STORE_LOST, should it lack them later."""
-        if self.eviction_history is not None and len(pages):
-            keys = prompt.keys
-            tier_component = len(Tier) * len(self._tree.components) + component
-            self.eviction_history.record(tier_component, key_digests([keys[page] for page in pages.tolist()]), reason)
-
-    def remember_storage_cleared(self) -> None:
-        """Remember that what was stored has been cleared since."""
-        if self.eviction_history is not None:
-            self.eviction_history.rename(MissReason.STORE_LOST, MissReason.STORE_CLEARED)
 
     def _check_owner(self) -> None:
         if threading.get_ident() != self._owner:

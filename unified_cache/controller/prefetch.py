@@ -39,11 +39,9 @@ from unified_cache.controller.memory import PageMemory
 from unified_cache.controller.operation import Job, Operation, OperationState, Steps, TrafficCounts, WaitFor
 from unified_cache.controller.ranks import RankGroup, held_by_all, true_for_all
 from unified_cache.core.errors import CacheError, RankError, StorageError
-from unified_cache.core.miss_reason import MissReason
 from unified_cache.core.page import PageKey, Prompt
 from unified_cache.core.pool import PageCopies, PageNumbers, Pages, Slots, Tier, all_pages, no_slots, numbers_of
 from unified_cache.core.window import last_end, needed_pages, restorable_ends, window, window_counts
-from unified_cache.storage_backends.protocol import Answer
 from unified_cache.tree import Lock, Match
 
 __all__ = ["Loads", "PrefetchProgress", "Prefetches"]
@@ -591,9 +589,6 @@ class Prefetches:
             mask[chosen] = came
         for mask, chosen in zip(fetch.tried, fetch.chosen, strict=True):
             mask[chosen] = True
-        for part, came, flawed in zip(parts, arrived, job.answered(Answer.FLAWED), strict=True):
-            ledger.changes.remember_stored(part.component, fetch.prompt, part.pages[came], MissReason.STORE_LOST)
-            ledger.changes.remember_stored(part.component, fetch.prompt, part.pages[flawed], MissReason.FLAWED)
         return arrived, failure
 
     # ---- graft -----------------------------------------------------------------------------------------------

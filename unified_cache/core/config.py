@@ -31,9 +31,6 @@ class TransferPolicy(Enum):
     """Nothing: ``prefetch`` and ``load`` start nothing. Pages are still backed up, for others."""
 
 
-FORGOTTEN_PAGES_MAX = 2**31 - 1
-"""Places in the memory of pages that have gone are int32."""
-
 RETRY_ROUNDS_MAX = 10
 """Rounds of one call: each may double the number of calls to the store."""
 
@@ -196,11 +193,6 @@ class CacheConfig:
     """How long a transfer may run."""
     close_timeout_s: float = 10.0
     """How long ``close`` waits for transfers under way."""
-    forgotten_pages_max: int = 0
-    """Pages remembered that were evicted, declined or removed, for ``explain``, 30 bytes each; 0 for none.
-
-    With any, every page in the tree takes 8 bytes more.
-    """
     duplicates_every: int = 4
     """Of so many requests that compute pages the device holds, one has some compared; 0 for none."""
 
@@ -240,10 +232,6 @@ class CacheConfig:
             raise ConfigError(f"dirty_share must be in (0, 1], found {self.dirty_share}")
         if self.duplicates_every < 0:
             raise ConfigError(f"duplicates_every must not be negative, found {self.duplicates_every}")
-        if not 0 <= self.forgotten_pages_max <= FORGOTTEN_PAGES_MAX:
-            raise ConfigError(
-                f"forgotten_pages_max must be in [0, {FORGOTTEN_PAGES_MAX}], found {self.forgotten_pages_max}"
-            )
 
     def check_host(self) -> None:
         """Raise ConfigError where there is no host tier to move pages to."""

@@ -6,41 +6,31 @@ slice of ``page_size * TOKEN_BYTES`` bytes: hashing, comparing and splitting are
 
 import hashlib
 import struct
-import sys
-from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from numbers import Integral
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from unified_cache.core.errors import ConfigError, InputError, TokenError, check_each, check_kind, check_text
 
 __all__ = [
     "DEFAULT_NAMESPACE",
-    "DIGEST_BYTES",
     "NO_MEDIA",
     "PAGE_KEY_BYTES",
     "TOKEN_BYTES",
     "MediaItem",
     "Namespace",
-    "PageDigests",
     "PageKey",
     "PageMedia",
     "Prompt",
     "TokensLike",
-    "chained_digests",
-    "digests_where",
     "encode_tokens",
-    "key_digests",
     "media_between",
     "media_mark",
-    "prompt_digests",
-    "root_digest",
     "shift_media",
 ]
 
@@ -336,6 +326,13 @@ class Prompt:
         media = _by_page(items, self.page_size, bigrams=bool(other.first))
         return Prompt.below(root, whole, self.page_size, media, namespace)
 
+    def differences(self, other: "Prompt") -> tuple[str, ...]:
+        """Name the fields of two prompts' namespaces that differ, without their values, which may be secret."""
+        if self.namespace is None or other.namespace is None:
+            return ("namespace",)
+        theirs = asdict(other.namespace)
+        return tuple(name for name, value in asdict(self.namespace).items() if theirs[name] != value) or ("namespace",)
+
     @property
     def root(self) -> bytes:
         """Name of the root that the prompt hangs below in a tree; prompts of two roots share no page."""
@@ -395,37 +392,3 @@ def key_chain(seed: bytes, tokens: bytes, page_size: int, marks: Mapping[int, by
         key = sha256(key + name).digest()
         keys.append(key)
     return tuple(keys)
-
-
-DIGEST_BYTES = 8
-"""Digest of one page and all before it."""
-
-PageDigests = bytes
-"""Digests of pages, one after the other, ``DIGEST_BYTES`` each; as numbers in the byte order of this machine."""
-
-
-def root_digest(root: bytes) -> PageDigests:
-    """Return the digest before the first page below the root of that name, see ``Prompt.root``."""
-    return xxh3_64_digest(root)
-
-
-def chained_digests(before: PageDigests, tokens: bytes, page_bytes: int) -> PageDigests:
-    """Digest each page of encoded tokens together with all before it; the last of ``before`` is the digest of those."""
-    digest = int.from_bytes(before[-DIGEST_BYTES:], sys.byteorder)
-    pages = struct.iter_unpack(f"{page_bytes}s", tokens)
-    return array("Q", [digest := xxh3_64_intdigest(page, digest) for (page,) in pages]).tobytes()
-
-
-def prompt_digests(prompt: Prompt) -> PageDigests:
-    """Digest the pages of a prompt as the tree digests them."""
-    return chained_digests(root_digest(prompt.root), prompt.tokens, prompt.page_size * TOKEN_BYTES)
-
-
-def key_digests(keys: Sequence[PageKey]) -> PageDigests:
-    """Return the first bytes of page keys: what pages in storage are remembered by."""
-    return b"".join([key[:DIGEST_BYTES] for key in keys])
-
-
-def digests_where(digests: PageDigests, mask: npt.NDArray[np.bool_]) -> PageDigests:
-    """Return the digests of the pages for which ``mask`` is True."""
-    return np.frombuffer(digests, np.uint64)[mask].tobytes()

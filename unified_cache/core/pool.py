@@ -462,6 +462,19 @@ class Identity:
             raise InputError(f"a generation is 0 or more, found {self.generation}")
         check_facts(self.facts)
 
+    def differences(self, other: "Identity") -> list[str]:
+        """Name what another identity has otherwise, with both values."""
+        here, there = (
+            {"model": each.model, "revision": each.revision, "dtype": each.dtype, "shard": each.shard.text}
+            | {"generation": str(each.generation), **dict(each.facts)}
+            for each in (self, other)
+        )
+        return [
+            f"{name} ({there.get(name) or 'none'} there, {here.get(name) or 'none'} here)"
+            for name in here | there
+            if here.get(name) != there.get(name)
+        ]
+
     def parts(self, layout: ModelLayout) -> tuple[OwnedPools, ...]:
         """Return the identities that the layout's pools are stored under, each with its pools.
 

@@ -129,7 +129,7 @@ class RemovalBuffer:
             if len(others) >= SUBSCRIBERS_MAX:
                 raise StateError(
                     f"a store reports its removals to {SUBSCRIBERS_MAX} subscribers, and has as many: "
-                    "close a cache that remembers what has gone, or publishes events, over this store"
+                    "close a cache that publishes events over this store"
                 )
             feed = RemovalFeed()
             self._feeds = (*others, feed)

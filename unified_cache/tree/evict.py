@@ -25,7 +25,7 @@ def evict(tree: TreeState, tier: Tier, component: int, pages: int) -> Freed:
     other tier holds as well is thereby demoted; a node that holds nothing any more leaves the tree.
     O(log n) per victim. Frees fewer pages only when locks pin everything else.
     """
-    freed = Freed([[] for _ in range(2 * tree.components_count)], [], component)
+    freed = Freed([[] for _ in range(2 * tree.components_count)], [])
     tier_component = int(tier) * tree.components_count + component
     got = 0
     while got < pages:

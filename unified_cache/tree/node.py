@@ -7,7 +7,7 @@ What a reader of the device alone, or of device and host together, sees is index
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.core.page import NO_MEDIA, TOKEN_BYTES, Namespace, PageDigests, PageMedia, media_mark
+from unified_cache.core.page import NO_MEDIA, TOKEN_BYTES, Namespace, PageMedia, media_mark
 from unified_cache.core.pool import Slots
 from unified_cache.core.window import last_end
 
@@ -65,7 +65,6 @@ class Node:
     __slots__ = (
         "children",
         "dead",
-        "digests",
         "end",
         "full_children",
         "held_count",
@@ -137,8 +136,6 @@ class Node:
         """Whether the prompt that was resumed where the node ends has gone on, and so later ones resume below."""
         self.dead = False
         """Pruned: out of the tree for good."""
-        self.digests: PageDigests = b""
-        """Digests of the pages; empty where nothing is to be remembered of them."""
 
     @property
     def pages(self) -> int:

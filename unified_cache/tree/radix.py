@@ -11,8 +11,7 @@ import numpy as np
 
 from unified_cache.core.config import EvictionConfig
 from unified_cache.core.errors import ConfigError, InputError, LockError, StaleMatchError, check_kind
-from unified_cache.core.miss_reason import EvictionHistory, MissReason
-from unified_cache.core.page import Prompt, digests_where
+from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Component, Pages, Slots, Tier
 from unified_cache.core.window import window
 from unified_cache.tree import evict as eviction
@@ -45,7 +44,6 @@ class RadixTree:
 
     __slots__ = (
         "_eviction",
-        "_eviction_history",
         "_latest",
         "_lineage",
         "_locks",
@@ -60,9 +58,8 @@ class RadixTree:
         components: Sequence[Component],
         page_size: int,
         eviction: EvictionConfig = EvictionConfig(),
-        eviction_history: EvictionHistory | None = None,
     ) -> None:
-        """Make an empty tree. ``eviction_history`` remembers what is evicted and cleared.
+        """Make an empty tree.
 
         Raises:
             ConfigError: ``eviction`` names policies for more components than there are.
@@ -73,7 +70,6 @@ class RadixTree:
         self.page_size = page_size
         self._eviction = eviction
         self._lineage = object()
-        self._eviction_history = eviction_history
         self._state = self._empty()
         self._latest: Match | None = None
         """Latest match, for a second look-up of the same prompt."""
@@ -85,7 +81,7 @@ class RadixTree:
         spans = tuple(component.span for component in self.components)
         mapped = next((number for number, component in enumerate(self.components) if component.mapped), None)
         queues = EvictionQueues(spans, self._eviction)
-        return TreeState(spans, self.page_size, mapped, self._lineage, queues, self._eviction_history)
+        return TreeState(spans, self.page_size, mapped, self._lineage, queues)
 
     def match(self, prompt: Prompt, priority: int = UNNAMED) -> Match:
         """Find the longest restorable prefix; make it recent. Structure stays as it is.
@@ -226,7 +222,7 @@ class RadixTree:
 
     def evict_from(self, victim: eviction.Victim, pages: int) -> Freed:
         """Free up to ``pages`` slots of the next victim."""
-        freed = Freed([[] for _ in range(2 * len(self.components))], [], victim.tier_component % len(self.components))
+        freed = Freed([[] for _ in range(2 * len(self.components))], [])
         eviction.evict_from(self._state, *victim, pages, freed)
         return freed
 
@@ -311,10 +307,6 @@ class RadixTree:
             for tier_component, held in enumerate(node.slots):
                 if held is not None:
                     freed.slots[tier_component].append(held[held >= 0])
-                    if self._eviction_history is not None:
-                        self._eviction_history.record(
-                            tier_component, digests_where(node.digests, held >= 0), MissReason.RESET
-                        )
         if self._state.mapped is not None:
             freed.unmapped.extend(freed.slots[0])
         self._state = self._empty()

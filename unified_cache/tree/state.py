@@ -7,18 +7,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.core.miss_reason import EvictionHistory, MissReason
 from unified_cache.core.page import (
-    DIGEST_BYTES,
     NO_MEDIA,
     TOKEN_BYTES,
     Namespace,
     PageMedia,
     Prompt,
-    chained_digests,
-    digests_where,
     media_between,
-    root_digest,
     shift_media,
 )
 from unified_cache.core.pool import Slots, no_slots
@@ -36,8 +31,6 @@ class Freed(NamedTuple):
     """Arrays of slots, by tier and component."""
     unmapped: list[Slots]
     """Full slots to be left without a peer in the page map, before the slots are free."""
-    component: int = 0
-    """Component that room is made for."""
 
 
 class TreeState:
@@ -56,7 +49,6 @@ class TreeState:
         "changes_count",
         "components_count",
         "counts",
-        "eviction_history",
         "lineage",
         "mapped",
         "page_key_bytes",
@@ -74,7 +66,6 @@ class TreeState:
         mapped: int | None,
         lineage: object,
         queues: EvictionQueues,
-        eviction_history: EvictionHistory | None,
     ) -> None:
         self.mapped = mapped
         """The component whose device slots are reached through Full's; None if there is none."""
@@ -90,8 +81,6 @@ class TreeState:
         self.roots: dict[bytes, Node] = {}
         """Roots by name, which is also their key; see ``Prompt.root``. A root has no pages and is never locked."""
         self.queues = queues
-        self.eviction_history = eviction_history
-        """Remembers what is evicted; None where nothing does."""
         self.version = 0
         """Counts changes of structure; a match made under another version is dead."""
         self.changes_count = 0
@@ -121,8 +110,6 @@ class TreeState:
             self.roots[parent.key] = parent
         child = Node(key, start, start + len(key) // self.page_key_bytes, parent, self.components_count, media)
         parent.children[child.first_page(self.page_size)] = child
-        if self.eviction_history is not None:  # now, while the processor's caches hold the tokens
-            child.digests = chained_digests(parent.digests or root_digest(parent.key), key, self.page_key_bytes)
         return child
 
     def split(self, node: Node, offset: int) -> Node:
@@ -143,7 +130,6 @@ class TreeState:
         node.start = cut
         node.parent = upper
         upper.children[node.first_page(self.page_size)] = node
-        upper.digests, node.digests = node.digests[: offset * DIGEST_BYTES], node.digests[offset * DIGEST_BYTES :]
         upper.locks = node.locks.copy()
         upper.stamps = node.stamps.copy()
         upper.priorities = None if node.priorities is None else node.priorities.copy()
@@ -222,10 +208,6 @@ class TreeState:
         if not count:
             return 0
         self.changes_count += 1
-        if self.eviction_history is not None:
-            digests = node.digests[start * DIGEST_BYTES : (start + len(segment)) * DIGEST_BYTES]
-            evicted = digests if whole else digests_where(digests, segment >= 0)
-            self.eviction_history.record(tier_component, evicted, MissReason.EVICTED, freed.component)
         if tier_component == self.mapped:
             full = node.slots[0]
             assert full is not None
@@ -269,11 +251,7 @@ class TreeState:
             if parent.last_child is node:
                 parent.last_child = None
             node.dead = True
-            node.key, node.digests, node.media = (
-                b"",
-                b"",
-                NO_MEDIA,
-            )  # who still knows the node should not keep its tokens in memory
+            node.key, node.media = b"", NO_MEDIA  # who still knows the node should not keep its tokens in memory
             self.queues.forget(node)
             node = parent
         if node.parent is None and not node.children and self.roots.get(node.key) is node:
@@ -284,7 +262,6 @@ class TreeState:
         pages = end - node.start
         node.key = node.key[: pages * self.page_key_bytes]
         node.media = media_between(node.media, node.start, end)
-        node.digests = node.digests[: pages * DIGEST_BYTES]
         node.end = end
         for tier_component, held in enumerate(node.slots):
             if held is not None:

@@ -237,7 +237,6 @@ PARTS: dict[str, Callable[[], object]] = {
     "more than all of the host": lambda: Prefetching(host_share=1.5),
     "more policies than components": lambda: CacheConfig((1,), (1,), eviction=TWO_POLICIES),
     "more policies than components of a tree": lambda: RadixTree((FULL,), 1, TWO_POLICIES),
-    "a memory below none": lambda: CacheConfig((1,), (1,), forgotten_pages_max=-1),
     "a tail below none": lambda: Retention(tail_tokens=-1),
     "a generation below none": lambda: Identity("m", generation=-1),
     "a host in a store's path": lambda: open_storage("file://tmp/x"),

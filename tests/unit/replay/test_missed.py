@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from tests.support.operations import present
+from unified_cache.cache.explain.miss_reason import MissReason
 from unified_cache.core.config import WritePolicy
-from unified_cache.core.miss_reason import MissReason
 from unified_cache.sizing.replay.missed import ComponentMiss
-from unified_cache.sizing.replay.plan import ReplayPlan, ReplayPolicies
+from unified_cache.sizing.replay.plan import ReplayPolicies
 from unified_cache.sizing.replay.report import miss_table, page_of
 from unified_cache.sizing.replay.result import ReplayResult
 from unified_cache.sizing.replay.runner import replay
@@ -73,30 +73,21 @@ def test_every_missed_token_is_counted_once_and_hits_stay_as_they_are(settings: 
     assert run(requests, dataclasses.replace(settings, explains=False)).hits == result.hits
 
 
-def test_a_prompt_that_comes_first_was_never_computed() -> None:
+def test_a_prompt_that_comes_first_is_in_no_tier() -> None:
     result = run([asking(1, 2, 3, tokens=1_300), asking(4, 5)], ROOMY)
-    assert by_why(result) == {MissReason.NEVER_COMPUTED: 1_300 + 2 * BLOCK_TOKENS}
+    assert by_why(result) == {MissReason.IN_NO_TIER: 1_300 + 2 * BLOCK_TOKENS}
 
 
-def test_a_prefix_that_the_device_evicts_again_and_again_is_missed_for_that() -> None:
-    shared = tuple(range(20))
-    others = [asking(*range(100 * number, 100 * number + 55)) for number in range(1, 4)]
-    requests = [asking(*shared)]
-    for number, other in enumerate(others):
-        requests += [other, asking(*shared, 9_000 + number)]
-    assert by_why(run(requests, ROOMY))[MissReason.EVICTED] >= 3 * 20 * BLOCK_TOKENS // 2
-
-
-def test_what_the_store_evicts_is_blamed_on_the_store() -> None:
+def test_what_no_tier_could_keep_is_in_no_tier() -> None:
     settings = dataclasses.replace(ROOMY, device_pages=20, host_pages=20, storage="memory:", storage_bytes=30 * 128)
     requests = [asking(*range(100 * number, 100 * number + 18)) for number in range(4)]
-    assert by_why(run([*requests, requests[0]], settings))[MissReason.STORE_EVICTED] == 18 * BLOCK_TOKENS
+    assert by_why(run([*requests, requests[0]], settings)) == {MissReason.IN_NO_TIER: 5 * 18 * BLOCK_TOKENS}
 
 
 def test_a_prompt_longer_than_the_device_is_missed_for_that() -> None:
     settings = dataclasses.replace(ROOMY, device_pages=4)
     assert by_why(run([asking(*range(6))] * 2, settings)) == {
-        MissReason.NEVER_COMPUTED: 4 * BLOCK_TOKENS,
+        MissReason.IN_NO_TIER: 4 * BLOCK_TOKENS,
         MissReason.TOO_LONG: 4 * BLOCK_TOKENS,
     }
 
@@ -104,7 +95,7 @@ def test_a_prompt_longer_than_the_device_is_missed_for_that() -> None:
 def test_what_fills_no_page_is_missed_for_that() -> None:
     settings = dataclasses.replace(ROOMY, page_size=2 * BLOCK_TOKENS)
     assert by_why(run([asking(*range(5))] * 2, settings)) == {
-        MissReason.NEVER_COMPUTED: 4 * BLOCK_TOKENS,
+        MissReason.IN_NO_TIER: 4 * BLOCK_TOKENS,
         MissReason.PART_OF_PAGE: 2 * BLOCK_TOKENS,
     }
 
@@ -119,8 +110,6 @@ def test_table_page_and_json_say_the_same_tokens() -> None:
     assert reasons in page_of(result).tables
 
 
-def test_a_replay_that_nobody_asks_for_reasons_remembers_nothing() -> None:
-    plan: ReplayPlan = dataclasses.replace(ROOMY, explains=False).plan
-    assert plan.config.forgotten_pages_max == 0
+def test_a_replay_that_nobody_asks_for_reasons_counts_none() -> None:
     result = run(sessions(2, 2), dataclasses.replace(ROOMY, explains=False))
     assert (result.missed, miss_table(result)) == (None, None)

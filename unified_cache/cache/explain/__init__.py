@@ -1,6 +1,7 @@
-"""Explanations of a prompt's hit: how far each tier and component goes, and what became of what is missing.
+"""Explanations of a prompt's hit: how far each tier and component goes, and why what is missing is missing.
 
 cached       explains a prompt to the engine of a cache; a store alone is explained by the command line
-near         the same tokens under another namespace, or in storage under another identity
-explanation  the value that ``UnifiedCache.explain`` returns, made of histories of pages; as text and JSON
+stored       which pages a store has, under the prompt's own name and under others that are near
+explanation  the value that ``UnifiedCache.explain`` returns, made of what the tiers hold now; as text and JSON
+miss_reason  reasons why pages are missing
 """

@@ -64,7 +64,6 @@ class EmbeddedSettings(Settings):
     storage_workers: Count = _USUAL.storage_workers
     operation_timeout_s: Seconds = _USUAL.operation_timeout_s
     close_timeout_s: Seconds = _USUAL.close_timeout_s
-    forgotten_pages_max: Annotated[int, Field(ge=0, lt=1 << 31)] = _USUAL.forgotten_pages_max
     duplicates_every: Annotated[int, Field(ge=0)] = _USUAL.duplicates_every
 
     @property
@@ -97,7 +96,6 @@ class EmbeddedSettings(Settings):
             guard=self.guard,
             operation_timeout_s=self.operation_timeout_s,
             close_timeout_s=self.close_timeout_s,
-            forgotten_pages_max=self.forgotten_pages_max,
             duplicates_every=self.duplicates_every,
         )
 

@@ -142,14 +142,5 @@ def _nearest(mine: Collection[Identity], others: Collection[Identity]) -> str:
     pairs = [
         (here, there) for here in mine for there in others if (here.model, here.shard) == (there.model, there.shard)
     ]
-    differences = [_differences(here, there) for here, there in pairs if here.generation == there.generation]
+    differences = [here.differences(there) for here, there in pairs if here.generation == there.generation]
     return ", ".join(min(filter(None, differences), key=len, default=[])[:DIFFERENCES_MAX])
-
-
-def _differences(here: Identity, there: Identity) -> list[str]:
-    ours, theirs = ({"revision": each.revision, "dtype": each.dtype, **dict(each.facts)} for each in (here, there))
-    return [
-        f"{name} ({theirs.get(name) or 'none'} there, {ours.get(name) or 'none'} here)"
-        for name in ours | theirs
-        if ours.get(name) != theirs.get(name)
-    ]

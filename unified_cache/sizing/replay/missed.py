@@ -8,7 +8,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from unified_cache.cache.explain.explanation import Explanation
-from unified_cache.core.miss_reason import MissReason
+from unified_cache.cache.explain.miss_reason import MissReason
 from unified_cache.core.page import Prompt
 
 __all__ = ["ComponentMiss", "MissedTokens", "missed_tokens"]
@@ -39,7 +39,7 @@ def missed_tokens(
         # Could have been resumed, and was not brought: there was no room above.
         runs.append((hit_end, explanation.end, ComponentMiss(full, MissReason.NOT_FETCHED)))
     runs += [
-        (max(loss.start, hit_end), loss.end, ComponentMiss(loss.component, loss.reason.why))
+        (max(loss.start, hit_end), loss.end, ComponentMiss(loss.component, loss.why))
         for loss in explanation.losses
         if loss.end > hit_end
     ]

@@ -7,7 +7,6 @@ from unified_cache.core.byte_sizes import bytes_text
 from unified_cache.core.config import CacheConfig, EvictionConfig, EvictionPolicy, Prefetching, Retention, WritePolicy
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.host_memory import available_bytes
-from unified_cache.core.miss_reason import HISTORY_PAGE_BYTES
 from unified_cache.core.pool import ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.core.tier_sizes import component_bytes
@@ -20,9 +19,6 @@ SLOT_BYTES = 9
 
 SEAL_BYTES = 192
 """Most that a page in host memory takes beyond its payload: header, and padding to a cache line."""
-
-REMEMBERED_PAGES = 1 << 22
-"""Pages that something happened to, which a replay remembers to explain misses: 126 MB where they are filled."""
 
 PAGES_MAX = 2**31 - 2
 """Slots are int32, and slot 0 is the padding sink."""
@@ -89,7 +85,7 @@ class ReplayPlan:
     engines: int = 1
     """Engines that are dealt the requests in turn, each with tiers of its own of these sizes, over one store."""
     explains: bool = False
-    """Whether every missed token is counted by reason, which takes a memory of what has gone."""
+    """Whether every missed token is counted by reason."""
 
     def __post_init__(self) -> None:
         if self.policies.write is not WritePolicy.ON_CALL and not self.has_host:
@@ -118,7 +114,6 @@ class ReplayPlan:
             write=self.policies.write,
             prefetching=self.policies.prefetching,
             guard=None,
-            forgotten_pages_max=REMEMBERED_PAGES if self.explains else 0,
         )
 
     @property
@@ -160,7 +155,6 @@ class ReplayPlan:
 
     def _check_memory(self) -> None:
         engine = (sum(self.device_pages) + sum(self.host_pages)) * SLOT_BYTES
-        engine += HISTORY_PAGE_BYTES * REMEMBERED_PAGES if self.explains else 0
         store = 0
         if self.with_bytes:
             sizes = zip(self.layout.components, self.device_pages, self.host_pages, strict=True)
