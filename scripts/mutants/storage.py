@@ -154,8 +154,8 @@ STORAGE_MUTANTS = [
     Mutant(
         "a store whose cap shrank keeps what is oldest",
         "storage_backends/common/lru.py",
-        "                victims, short_bytes = self.victims(taken_bytes, keep)\n",
-        "                victims, short_bytes = [], taken_bytes\n",
+        "self.victims(taken_bytes, keep) if taken_bytes < unfit_bytes else ([], 1)",
+        "([], taken_bytes)",
         tests=("tests/contract/test_storage_contract.py", "tests/sim/test_simulation.py"),
     ),
     Mutant(
