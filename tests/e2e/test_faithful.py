@@ -14,7 +14,7 @@ from tests.support.exactness import FAMILIES, page_size_of
 from tests.support.model_completions import ModelFault, model_server
 from tests.support.toy_completions import ToyFault, toy_server
 from unified_cache.cli.main import run
-from unified_cache.sizing.faithful.result import distance_of
+from unified_cache.sizing.faithful.result import FaithfulVerdict, PhaseResult, distance_of
 from unified_cache.sizing.faithful.server import ServedAnswer
 
 FACT_TOKENS = 8
@@ -59,10 +59,21 @@ def test_a_sound_cache_is_faithful_in_every_phase_and_across_a_restart(tmp_path:
     assert set(found) == PHASES | {"storage", "restart"}
 
 
-def test_a_server_whose_counters_go_on_was_not_restarted(tmp_path: Path) -> None:
-    with toy_server() as url:
-        status, found = verdicts(url, tmp_path, "--restart-command", f"{sys.executable} -c pass")
-    assert (status, found["restart"]) == (2, "cannot tell")
+@pytest.mark.parametrize("fault", [ToyFault.NOTHING, ToyFault.NO_METRICS])
+def test_a_server_whose_counters_go_on_or_say_nothing_was_not_restarted(fault: ToyFault, tmp_path: Path) -> None:
+    with toy_server(fault) as url:
+        options = ("--device-tokens", "1600", "--restart-command", f"{sys.executable} -c pass")
+        status, found = verdicts(url, tmp_path, *options)
+    assert (status, found) == (2, dict.fromkeys(PHASES, "faithful") | {"restart": "cannot tell"})
+
+
+def test_the_first_tokens_that_documents_share_are_no_hit() -> None:
+    words = ("one", "two", "three", "four")
+    verdict_of: dict[int, FaithfulVerdict] = {}
+    for tokens in (13, 16):
+        hit = ServedAnswer("one two three four", words, tuple({word: -0.1} for word in words), 500, tokens)
+        verdict_of[tokens] = PhaseResult.of("host", [("prompt", "one", hit, hit)], 0.2, 0.0).verdict
+    assert verdict_of == {13: FaithfulVerdict.CANNOT_TELL, 16: FaithfulVerdict.FAITHFUL}
 
 
 def skipping(phases: Iterable[str]) -> list[str]:

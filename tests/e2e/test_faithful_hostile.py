@@ -298,6 +298,18 @@ def test_pages_are_pushed_out_by_no_more_prompts_than_fill_a_tier_by_their_words
     assert next(asked) < 60
 
 
+def test_a_prompt_fills_a_tier_with_no_more_tokens_than_it_has_characters(tmp_path: Path) -> None:
+    asked = count()
+    body = b'{"choices": [{"text": " one two three four"}], "usage": {"prompt_tokens": 1000000000000}}'
+    completed = answering("/v1/completions", body)
+
+    def answered(handler: BaseHTTPRequestHandler) -> bool:
+        return handler.path == "/v1/completions" and next(asked) >= 0 and completed(handler)
+
+    assert measured(answered, tmp_path, "--device-tokens", "100000")[0] == 2
+    assert next(asked) > 100
+
+
 def test_a_tier_that_takes_too_long_to_fill_ends_its_phase_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

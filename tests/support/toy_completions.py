@@ -37,6 +37,7 @@ class ToyFault(Enum):
     """The first page of every hit is missing."""
     NO_CACHE = auto()
     NO_COUNTERS = auto()
+    NO_METRICS = auto()
     NOISE = auto()
     NO_SALT = auto()
     """A request with a salt is refused."""
@@ -153,7 +154,7 @@ def serving(
                 self._send(200, "{}")
             elif self.path == "/version":
                 self._send(200, json.dumps({"version": "1.2.3"}))
-            elif self.path == "/metrics" and fault is not ToyFault.NO_COUNTERS:
+            elif self.path == "/metrics" and fault not in {ToyFault.NO_COUNTERS, ToyFault.NO_METRICS}:
                 sizes = f'block_size="{model.page_tokens}",num_gpu_blocks="{model.device_pages}"'
                 info = f"vllm:cache_config_info{{{sizes}}} 1.0"
                 self._send(200, f"{info}\nvllm:prefix_cache_hits_total {model.hit_tokens}\n")

@@ -14,6 +14,8 @@ NOISE_TIMES = 4
 NOISE_MAX = 1.0
 """Nats: cold answers that differ by more among themselves tell nothing."""
 ANSWER_TOKENS_MIN = 4
+HIT_TOKENS_MIN = 16
+"""Where pages are single tokens, prompts of other documents share the first digits of their numbers: that is no hit."""
 COUNTING_OPTIONS = "vLLM needs --enable-prompt-tokens-details, SGLang --enable-cache-report"
 
 
@@ -86,7 +88,7 @@ class PhaseResult:
     def of(cls, name: str, asked: Iterable[Asked], tolerance: float, floor: float | None) -> "PhaseResult":
         """Judge answers; ``floor`` is the noise floor, None where nothing could be asked cold again."""
         pairs = [AnswerPair(*each, distance_of(each[2], each[3])) for each in asked]
-        hits = [pair for pair in pairs if pair.other.cached_tokens]
+        hits = [pair for pair in pairs if (pair.other.cached_tokens or 0) >= HIT_TOKENS_MIN]
         distances = [pair.distance for pair in hits]
         limit = max(tolerance, NOISE_TIMES * (floor or 0.0))
         wrong = sum(distance > limit for distance in distances)

@@ -23,6 +23,7 @@ CHURN_TIMEOUT_S = 1800.0
 """For 36 million tokens at 20,000 per second: more than most hosts hold."""
 RESTART_TIMEOUT_S = 900.0
 STANDARD_ERROR = 2
+METRICS_OPTION = "SGLang needs --enable-metrics"
 NO_SALT = "no cache_salt: no prompt is cold twice"
 
 
@@ -86,10 +87,10 @@ class FaithfulTrial:
         return answers
 
     def ask_others(self, prompts_count: int) -> int:
-        """Ask about new documents; return the tokens of their prompts, or the words where the server says fewer."""
+        """Ask about new documents; return the tokens of their prompts as the server says, from words to characters."""
         prompts = [document_of(next(self.numbers), self.facts_count)[0][0] for _ in range(prompts_count)]
         answers = zip(prompts, self.server.ask(*prompts, tokens=1), strict=True)
-        return sum(max(len(prompt.split()), answer.prompt_tokens or 0) for prompt, answer in answers)
+        return sum(min(max(len(prompt.split()), answer.prompt_tokens or 0), len(prompt)) for prompt, answer in answers)
 
     def ask_all_cold(self) -> None:
         """Ask everything cold: first as it is, then under new salts, alone and at once, which is the noise floor."""
@@ -145,6 +146,7 @@ class FaithfulTrial:
 
     def restart(self) -> PhaseResult:
         """Ask again when a command has restarted the server."""
+        self.again("restart", 0)  # hits, so that a counter of them that starts again shows it
         before, command = self.server.hits(), self.restart_command
         try:
             subprocess.run(  # noqa: S603  # the user's own
@@ -154,7 +156,9 @@ class FaithfulTrial:
             return PhaseResult("restart", f"--restart-command: {error}")
         self.server.wait(RESTART_TIMEOUT_S)
         after = self.server.hits()
-        if before and after is not None and after >= before:
+        if not before or after is None:
+            return PhaseResult("restart", f"the server's metrics count no hits to tell a restart by: {METRICS_OPTION}")
+        if after >= before:
             return PhaseResult("restart", "the server's counters did not start at zero: it was not restarted")
         return self.again("restart", 0)
 
