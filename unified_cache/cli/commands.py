@@ -83,8 +83,7 @@ DEFERRED: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "token": ("serve:token_app", "Make and revoke the tokens that tenants of a service show."),
         "ping": (
             "remote:remote_app",
-            "Ask every server of a service whether it answers, your tenant and role, what it holds for you, and how "
-            "fast.",
+            "Ask every server of a service whether it answers, your tenant, what it holds for you, and how fast.",
         ),
         "drain": (
             "remote:remote_app",

@@ -31,7 +31,7 @@ ServiceArgument = Annotated[str, typer.Argument(metavar="URL", help="Service: gr
 
 @dataclass(frozen=True, slots=True)
 class PingCommand(JsonOptions):
-    """Ask every server of a service whether it answers, your tenant and role, what it holds for you, and how fast."""
+    """Ask every server of a service whether it answers, your tenant, what it holds for you, and how fast."""
 
     url: ServiceArgument
 
