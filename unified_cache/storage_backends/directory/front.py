@@ -9,14 +9,16 @@ The text of an address::
 last question mark are options; a directory with one in its name is written with another one behind it.
 """
 
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import ClassVar, NamedTuple, Protocol, Self
+from typing import ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 from unified_cache.core.byte_sizes import bytes_text, parse_bytes
 from unified_cache.core.errors import ConfigError, StorageError, StorageFullError
@@ -40,6 +42,7 @@ from unified_cache.storage_backends.protocol import Answer, Capability, PageIO
 from unified_cache.storage_backends.removals import RemovalBuffer, RemovalFeed
 
 __all__ = [
+    "ENTRY_FILES",
     "FREE_BYTES_MIN",
     "PAGES_WAITING_MAX",
     "SPARE_BYTES",
@@ -51,17 +54,23 @@ __all__ = [
     "StoreCounts",
     "check_limits",
     "check_reserve",
+    "entered",
     "is_read_alone",
     "parse_address",
     "space_text",
 ]
+
+logger = logging.getLogger(__name__)
 
 FREE_BYTES_MIN = 64 << 20
 """Free space that a store leaves on the file system, unless the caller says otherwise."""
 
 
 SPARE_BYTES = 64 << 10
-"""Room that an eviction after a fault makes beyond the pages: for directories, tables, a manifest."""
+"""Room that an eviction after a fault makes beyond the pages: directories, tables, a manifest, one who enters."""
+
+ENTRY_FILES = 8
+"""Files that a process may have to make before it can evict: directories, a lock, the counter of openings."""
 
 
 class DirectoryAddress(NamedTuple):
@@ -119,6 +128,22 @@ def check_reserve(root: StoreRoot, free_bytes_min: int) -> None:
             f"free= of {root.format.scheme}:{root.path} must be less than its file system, {bytes_text(total_bytes)}, "
             f"found {bytes_text(free_bytes_min)}; name less, as in {root.format.scheme}:{root.path}?free=0"
         )
+
+
+_Entered = TypeVar("_Entered")
+
+
+def entered(enter: Callable[[], _Entered], remove_oldest: Callable[[], int], path: Path) -> _Entered:
+    """Enter a store; where its file system has no room even for that, its least recent pages go first."""
+    try:
+        return enter()
+    except StorageFullError:
+        removed_count = 0
+        with suppress(OSError, StorageError):  # the second try says what is wrong
+            removed_count = remove_oldest()
+    if removed_count:
+        logger.warning("%s had no room to be opened: its %d least recent pages were removed", path, removed_count)
+    return enter()
 
 
 def space_text(root: StoreRoot, free_bytes_min: int) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from unified_cache.core.errors import StorageError
@@ -37,7 +38,9 @@ from unified_cache.storage_backends.directory.disk import (
     write_at,
 )
 from unified_cache.storage_backends.directory.front import (
+    ENTRY_FILES,
     FREE_BYTES_MIN,
+    SPARE_BYTES,
     Clock,
     DirectoryStorage,
     ReadOnlyStore,
@@ -45,6 +48,7 @@ from unified_cache.storage_backends.directory.front import (
     StoreCounts,
     check_limits,
     check_reserve,
+    entered,
     is_read_alone,
     parse_address,
 )
@@ -61,10 +65,18 @@ from unified_cache.storage_backends.directory.root import (
     ForeignFiles,
     StoreFormat,
     StoreRoot,
+    identities_in,
     is_whole,
     open_root,
+    open_root_to_read,
 )
-from unified_cache.storage_backends.file.page_reader import FILES_OPEN_MAX, OpenDirectories, PageReader, place_of
+from unified_cache.storage_backends.file.page_reader import (
+    FILES_OPEN_MAX,
+    OpenDirectories,
+    PageReader,
+    objects_in,
+    place_of,
+)
 from unified_cache.storage_backends.file.quota import FileQuota, OpenCounter
 from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
@@ -116,20 +128,18 @@ class FileStorage(DirectoryStorage):
         With a cap it lists every object, and keeps some 400 bytes of memory for each; without one only once the file
         system is short. A put leaves ``free_bytes_min`` free on the file system, or evicts for it, or is declined.
         ``clock`` gives nanoseconds; without ``records_reads`` a page that is read is none that is used. ``new_writer``
-        gives a name that no other process uses.        uses.
+        gives a name that no other process uses. Where there is no room to enter, the least recent objects go first.
 
         Raises:
             ConfigError: bytes_max or free_bytes_min is negative or more than there can be, or no system takes the path.
             StorageError: the directory cannot be used or is not ours, see its message. It was not changed.
         """
         check_limits(bytes_max, free_bytes_min)
-        root = open_root(disk or Disk(), Path(path), FORMAT, new_writer, is_remade=True)
+        disk, place = disk or Disk(), Path(path)
+        root, open_counter = entered(
+            partial(_enter, disk, place, new_writer), partial(_remove_oldest, disk, place), place
+        )
         check_reserve(root, free_bytes_min)
-        try:
-            open_counter = OpenCounter.enter(root)
-        except OSError as error:
-            root.close()
-            raise storage_error(error, f"cannot enter the file store in {path}") from error
         directories = OpenDirectories(root.disk, root.fd, DIRECTORIES_OPEN_MAX)
         stamps = Stamps(clock, records_reads=records_reads)
         quota = FileQuota(root, bytes_max, directories, stamps, open_counter, free_bytes_min)
@@ -266,6 +276,34 @@ class FileStorage(DirectoryStorage):
                 status = self._disk.stat(name, dir_fd=directory.fd, follow_symlinks=False)
                 if status.st_mtime_ns < stamp:
                     self._disk.utime(name, ns=(stamp, stamp), dir_fd=directory.fd, follow_symlinks=False)
+
+
+def _enter(disk: Disk, path: Path, new_writer: Callable[[], str]) -> tuple[StoreRoot, OpenCounter]:
+    root = open_root(disk, path, FORMAT, new_writer, is_remade=True)
+    try:
+        return root, OpenCounter.enter(root)
+    except OSError as error:
+        root.close()
+        raise storage_error(error, f"cannot enter the file store in {path}") from error
+
+
+def _remove_oldest(disk: Disk, path: Path) -> int:
+    """Remove the least recent objects of a store that nobody finds room to enter; return how many."""
+    root = open_root_to_read(disk, path, FORMAT)
+    directories = OpenDirectories(disk, root.fd, DIRECTORIES_OPEN_MAX)
+    try:
+        found = [known for each in identities_in(disk, root.fd) for known in objects_in(disk, root.fd, each)]
+        found.sort(key=attrgetter("mtime_ns"))
+        removed_count, left_bytes = 0, SPARE_BYTES
+        for known in found:
+            if left_bytes <= 0 and removed_count >= ENTRY_FILES:
+                break
+            removed_count += directories.unlink(known.label)
+            left_bytes -= in_blocks(block_bytes(disk, root.fd), known.object_bytes)
+        return removed_count
+    finally:
+        directories.close()
+        root.close()
 
 
 def open_url(rest: str, bytes_max: int | None) -> "FileStorage | FileReader":

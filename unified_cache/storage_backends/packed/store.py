@@ -33,9 +33,11 @@ from unified_cache.storage_backends.directory.disk import (
     Disk,
     StorageFaults,
     missing_bytes,
+    missing_inodes,
     storage_error,
 )
 from unified_cache.storage_backends.directory.front import (
+    ENTRY_FILES,
     FREE_BYTES_MIN,
     SPARE_BYTES,
     Clock,
@@ -45,6 +47,7 @@ from unified_cache.storage_backends.directory.front import (
     StoreCounts,
     check_limits,
     check_reserve,
+    entered,
     is_read_alone,
     parse_address,
     space_text,
@@ -60,7 +63,9 @@ from unified_cache.storage_backends.directory.root import (
     UNREADABLE,
     StoreFormat,
     StoreRoot,
+    identities_in,
     open_root,
+    open_root_to_read,
 )
 from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.packed.index import PageIndex, PutBatch
@@ -70,6 +75,7 @@ from unified_cache.storage_backends.packed.segment import (
     SegmentKey,
     SegmentSlot,
     TableEntry,
+    by_segment,
     parse_file_name,
     taken_bytes,
 )
@@ -121,7 +127,9 @@ class PackedStorage(DirectoryStorage):
         """
         check_limits(bytes_max, free_bytes_min)
         index = PageIndex(StoreLru(bytes_max, taken_bytes))
-        root = open_root(disk or Disk(), Path(path), FORMAT, new_writer)
+        disk, place = disk or Disk(), Path(path)
+        enter = partial(open_root, disk, place, FORMAT, new_writer)
+        root = entered(enter, partial(_remove_oldest, disk, place), place)
         check_reserve(root, free_bytes_min)
         segments = SegmentFiles(root)
         try:
@@ -592,7 +600,34 @@ def _listing_of(disk: Disk, root_fd: int, identity: bytes) -> _Listing:
     return _Listing(slots, sorted(slots, key=_page_name), used)
 
 
-def _segments_of(disk: Disk, root_fd: int, identity: bytes) -> list[Segment]:
+def _remove_oldest(disk: Disk, path: Path) -> int:
+    """Remove the least recent pages of a store that nobody finds room to enter; return how many."""
+    root = open_root_to_read(disk, path, FORMAT)
+    try:
+        if missing_inodes(disk, root.fd, ENTRY_FILES) > 0:
+            return 0  # no page that goes brings one back
+        disk.flock(root.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        stamps: dict[SegmentSlot, int] = {}
+        for identity in identities_in(disk, root.fd):
+            for segment in _segments_of(disk, root.fd, identity, READ_FLAGS | os.O_RDWR):
+                stamps.update({SegmentSlot(segment, entry.slot): entry.stamp for entry in segment.entries()})
+        oldest: list[SegmentSlot] = []
+        left_bytes = SPARE_BYTES
+        for slot in sorted(stamps, key=stamps.__getitem__):
+            if left_bytes <= 0:
+                break
+            oldest.append(slot)
+            left_bytes -= slot.segment.slot_bytes
+        for segment, inside in by_segment(oldest).items():
+            numbers = [slot.number for slot in inside]
+            segment.clear(numbers)
+            segment.punch(numbers)
+        return len(oldest)
+    finally:
+        root.close()
+
+
+def _segments_of(disk: Disk, root_fd: int, identity: bytes, flags: int = READ_FLAGS) -> list[Segment]:
     """Open the files of an identity; names that are no files of a packed store are passed over."""
     try:
         directory = Directory(disk, disk.open(identity.hex(), DIRECTORY_FLAGS, dir_fd=root_fd))
@@ -605,7 +640,7 @@ def _segments_of(disk: Disk, root_fd: int, identity: bytes) -> list[Segment]:
             continue
         with suppress(FileNotFoundError):  # its last page may have left it meanwhile
             try:
-                fd = disk.open(name, READ_FLAGS, dir_fd=directory.fd)
+                fd = disk.open(name, flags, dir_fd=directory.fd)
             except OSError as error:
                 if error.errno in NOT_A_FILE:
                     continue

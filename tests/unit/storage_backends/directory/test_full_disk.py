@@ -242,18 +242,27 @@ def test_what_failed_on_a_full_disk_is_tried_again_after_the_shortest_pause_each
 
 
 class QuotaDisk(Disk):
-    """A file system with a quota of which it says nothing until a write exceeds it."""
+    """A file system with a quota of which it says nothing until a write exceeds it. A directory takes a block of it."""
 
     def __init__(self, root: Path, bytes_max: int) -> None:
         self._root = root
         self._bytes_max = bytes_max
 
+    def mkdir(
+        self, path: str | bytes | os.PathLike[str] | os.PathLike[bytes], mode: int = 0o777, *, dir_fd: int | None = None
+    ) -> None:
+        self._take(FILE_BYTES)
+        os.mkdir(path, mode, dir_fd=dir_fd)
+
     def pwritev(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-        used_bytes = sum(path.stat().st_blocks * 512 for path in self._root.rglob("*") if path.is_file())
-        is_new = offset >= os.fstat(fd).st_size or not self.has_data(fd, offset, offset + 1)
-        if is_new and used_bytes + sum(buffer.nbytes for buffer in buffers) > self._bytes_max:
-            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        if offset >= os.fstat(fd).st_size or not self.has_data(fd, offset, offset + 1):
+            self._take(sum(buffer.nbytes for buffer in buffers))
         return os.pwritev(fd, buffers, offset)
+
+    def _take(self, new_bytes: int) -> None:
+        used_bytes = sum(path.stat().st_blocks * 512 for path in self._root.rglob("*") if path.is_file())
+        if used_bytes + new_bytes > self._bytes_max:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
 
 def test_a_put_in_which_any_one_call_finds_no_room_stores_all_the_same_and_loses_no_slot(
@@ -286,6 +295,22 @@ def test_a_quota_of_the_file_system_evicts_as_a_full_disk_does(kind: StoreKind, 
         assert set(put_prompts(storage, range(20))) == {Answer.STORED}
         assert whole_prompts(storage, range(18, 20)) == [18, 19]
         assert held(storage, 1) == []
+
+
+@pytest.mark.parametrize("object_bytes", [PAGE_BYTES, LARGE_BYTES])
+def test_a_store_without_room_for_a_process_to_enter_it_makes_some_and_is_opened(
+    object_bytes: int, kind: StoreKind, memory_path: Path
+) -> None:
+    root = memory_path / "store"
+    with closing(kind.open(root, free_bytes_min=0)) as storage:
+        for number in range(120):
+            assert all(storage.put([sealed_page(label(number), object_bytes)], Level.CACHED))
+    used_bytes = sum(path.stat().st_blocks * 512 for path in root.rglob("*") if path.is_file())
+    with closing(kind.open(root, free_bytes_min=0, disk=QuotaDisk(root, used_bytes))) as storage:
+        there = held(storage, 120)
+        assert there == list(range(120 - len(there), 120)), "the least recent have gone"
+        assert len(there) >= 40
+        assert all(storage.put([sealed_page(label(number), object_bytes) for number in range(120, 130)], Level.DURABLE))
 
 
 def test_a_reserve_beyond_the_file_system_is_an_error_that_names_its_size(kind: StoreKind, disk: Path) -> None:
