@@ -16,9 +16,12 @@ _KEPT_BYTES_MAX = 16 << 20
 
 
 def expanded(path: str | Path) -> Path:
-    """Return a path with ``~`` and ``$NAME`` replaced as by a shell; ``ConfigError`` where nobody has such a home."""
+    """Return a path with ``~`` and ``$NAME`` replaced; ``ConfigError`` where there is no such home or variable."""
+    found = Path(os.path.expandvars(path))
+    if "$" in str(found):
+        raise ConfigError(f"{path} must name variables that are set, found {found}")
     try:
-        return Path(os.path.expandvars(path)).expanduser()
+        return found.expanduser()
     except RuntimeError as error:
         raise ConfigError(f"{path} must begin with the home of a user, as ~/ where HOME is set: {error}") from error
 

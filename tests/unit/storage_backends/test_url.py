@@ -37,6 +37,22 @@ def test_a_directory_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("kind", StoreKind)
+@pytest.mark.parametrize("url", ["file:$NO_SUCH_VARIABLE/kv", "packed:/tmp/${NO_SUCH_VARIABLE}"])
+def test_a_path_that_names_a_variable_that_is_not_set_is_refused_and_made_nowhere(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="must name variables that are set"):
+        open_storage(url)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("server", ["127.0.0.1:99999", "127.0.0.1:0", "127.0.0.1:http", ":50051", "127.0.0.1"])
+def test_a_service_whose_port_is_none_is_refused_and_not_away_for_ever(server: str) -> None:
+    with pytest.raises(ConfigError, match="a service is named as"):
+        open_storage(f"grpc://{server}")
+
+
 @pytest.mark.parametrize("directory", ["~/cache/kv", "$HOME/cache/kv", "${HOME}/cache/kv"])
 def test_a_home_and_a_variable_in_a_directory_are_replaced_as_by_a_shell(
     directory: str, kind: StoreKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

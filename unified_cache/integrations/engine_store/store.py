@@ -134,7 +134,9 @@ class EngineStore:
         """
         check_storage_url(url)
         if bytes_max is not None:
-            bytes_max = parse_bytes("bytes_max", bytes_max)
+            parse_bytes(
+                "bytes_max", bytes_max
+            )  # a text that is no size is refused now, and not when the store is there
         return cls.opened_by(lambda: open_storage(url, bytes_max=bytes_max), config, name=without_secrets(url))
 
     @classmethod

@@ -38,7 +38,7 @@ class RemoteOptions:
 
     def __post_init__(self) -> None:
         named = f"grpc://{','.join(self.servers)}"
-        if not self.servers or not all(":" in server and "@" not in server for server in self.servers):
+        if not self.servers or not all(map(_is_address, self.servers)):
             raise ConfigError(
                 f"a service is named as grpc://HOST:PORT[,HOST:PORT...], found {without_secrets(named)!r}"
             )
@@ -49,6 +49,13 @@ class RemoteOptions:
                 "a service needs timeout_s > 0, channels >= 1 and retries >= 0, "
                 f"found {self.timeout_s}, {self.channels} and {self.retries}"
             )
+
+
+def _is_address(server: str) -> bool:
+    """Return whether a text is HOST:PORT or unix:PATH; nobody's password stands in one."""
+    host, _, port = server.rpartition(":")
+    is_port = port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16
+    return "@" not in server and (server.startswith("unix:") or bool(host and is_port))
 
 
 def parse_rest(rest: str, *, secure: bool) -> RemoteOptions:
