@@ -36,7 +36,6 @@ def test_a_directory_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (tmp_path / "some" / "store" / "store.json").exists()
 
 
-@pytest.mark.parametrize("kind", StoreKind)
 @pytest.mark.parametrize("url", ["file:$NO_SUCH_VARIABLE/kv", "packed:/tmp/${NO_SUCH_VARIABLE}"])
 def test_a_path_that_names_a_variable_that_is_not_set_is_refused_and_made_nowhere(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -53,6 +52,7 @@ def test_a_service_whose_port_is_none_is_refused_and_not_away_for_ever(server: s
         open_storage(f"grpc://{server}")
 
 
+@pytest.mark.parametrize("kind", StoreKind)
 @pytest.mark.parametrize("directory", ["~/cache/kv", "$HOME/cache/kv", "${HOME}/cache/kv"])
 def test_a_home_and_a_variable_in_a_directory_are_replaced_as_by_a_shell(
     directory: str, kind: StoreKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
