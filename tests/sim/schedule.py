@@ -23,7 +23,7 @@ SHARES: dict[str, float] = {
     "drain": 0.05,
     "detach": 0.03,
     "attach": 1,
-    "await": 1,
+    "await": 0.2,
     "arrive": 0.5,
 }
 """How often each operation is drawn. ``work`` is one slice of one job: its beginning, a pool's copy, its end."""

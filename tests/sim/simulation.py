@@ -69,7 +69,7 @@ class SimTally:
     """After each operation: how full the tier is that has most room, of device, host and storage."""
 
 
-AWAY_RATE = 0.4
+AWAY_RATE = 0.15
 """Of caches whose store is away when they open."""
 
 
