@@ -92,7 +92,8 @@ class PlanCommand(JsonOptions):
         )
         hardware = _hardware(choices)
         # What does not fit is refused before the trace is read; of sizes that nobody named it is left out.
-        sweep = model.fitting(combinations(parse_sweeps(choices.sweep)), named=len(choices.sweep) == len(TIERS))
+        named = [tier for tier in TIERS if any(text.strip().startswith(f"{tier}=") for text in choices.sweep)]
+        sweep = model.fitting(combinations(parse_sweeps(choices.sweep)), named)
         write_page = page_writer(choices.report)
         self.check_json_file()
         serve = self._served(choices) if choices.check or not model.has_stack else None

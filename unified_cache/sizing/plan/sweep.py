@@ -1,7 +1,7 @@
 """Sizes to try: what each tier is given at least and at most, and the combinations of them that make sense."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 
@@ -100,21 +100,24 @@ class PlannedModel:
             engines=self.engines,
         )
 
-    def fitting(self, sweep: Sequence[TierBytes], *, named: bool) -> list[TierBytes]:
-        """Return the combinations in which the model's prompts fit; where all sizes are ``named``, all of them.
+    def fitting(self, sweep: Sequence[TierBytes], named: Collection[str]) -> list[TierBytes]:
+        """Return the combinations in which the model's prompts fit; ``named`` tiers have sizes that a user gave.
 
         Raises:
-            ConfigError: a named combination does not fit, or none does.
+            ConfigError: a named size fits into no combination.
         """
         found: list[TierBytes] = []
-        for number, sizes in enumerate(sweep, 1):
+        refused: list[tuple[TierBytes, ConfigError]] = []
+        for sizes in sweep:
             try:
                 _ = self.settings(sizes)
-            except ConfigError:
-                if named or (number == len(sweep) and not found):
-                    raise
-            else:
                 found.append(sizes)
+            except ConfigError as error:
+                refused.append((sizes, error))
+        fitted = {tuple(sizes.by_tier()[tier] for tier in named) for sizes in found}
+        for sizes, refusal in refused:
+            if tuple(sizes.by_tier()[tier] for tier in named) not in fitted:
+                raise refusal
         return found
 
 
