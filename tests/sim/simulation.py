@@ -303,13 +303,14 @@ class Simulation:
         """Let go of the store; what was under way ends, and keeps what has come."""
         numbers = [numbers for _, numbers in self.operations.values()]
         self.engine.subject = np.concatenate(numbers) if numbers else _NO_NUMBERS
+        had_store = self.has_store
         self.tally.happened["detached under way"] += bool(self.operations)
-        assert self.cache.detach() == [], "a store hangs"
-        self.workers.store = None
         self.tally.happened["detached while away"] += self.away is not None
-        self.away = None
-        self.operations.clear()
-        self.held.clear()
+        assert self.cache.detach() == [], "a store hangs"
+        self.workers.store = self.away = None
+        if had_store:  # of one that never came nothing was under way: what moves within memory goes on
+            self.operations.clear()
+            self.held.clear()
         return self.clock.now_s
 
     # ---- transfers -------------------------------------------------------------------------------------------
