@@ -239,6 +239,12 @@ def test_every_call_ends_within_its_deadline_over_a_far_end_that_freezes_in_the_
         ("get,1", ("backup", "HELD", "TARGET")),
         ("exists,1", ("backup", "SOURCE", "HELD")),
         ("put,1", ("backup", "SOURCE", "HELD")),
+        ("open,2", ("storage", "gc", "HELD", "--bytes-max", "1KiB")),
+        ("remove,1", ("storage", "clear", "HELD", "--all", "--yes")),
+        ("clear,1", ("storage", "clear", "HELD", "--all", "--yes")),
+        ("exists,1", ("explain", "--storage", "HELD", "--tokens", "TOKENS")),
+        ("manifests,1", ("conformance", "HELD")),
+        ("open,1", ("conformance", "HELD", "--not-empty")),
     ],
 )
 def test_a_command_whose_store_hangs_ends_with_one_line(
@@ -248,13 +254,17 @@ def test_a_command_whose_store_hangs_ends_with_one_line(
     with opened_store(source) as store:
         store.put(EngineRows.holding(range(4)).pages(range(4)))
     monkeypatch.setattr(tool_calls, "CALL_S", 0.3)
+    monkeypatch.setattr(tool_calls, "SHRINK_S", 0.3)
+    (tmp_path / "tokens").write_text(str(list(range(256))), encoding="utf-8")
     monkeypatch.setattr(held_store, "_calls_count", Counter[str]())
     directory = "target" if command[:2] == ("backup", "SOURCE") else "source"
     urls = {
         "HELD": f"tests.support.held_store:held:{held}:{tmp_path / directory}",
         "SOURCE": f"file:{tmp_path / 'source'}",
         "TARGET": f"file:{tmp_path / 'target'}",
+        "TOKENS": str(tmp_path / "tokens"),
     }
     ended = ask(*(urls.get(word, word) for word in command))
     assert ended.status == 1
-    assert f"did not return from {held.partition(',')[0]} within 0.3 s" in ended.error
+    method = held.partition(",")[0].replace("open", "its opening")
+    assert f"did not return from {method} within 0.3 s" in ended.error

@@ -86,18 +86,19 @@ def test_a_packed_store_that_is_open_elsewhere_is_read_and_fails_what_would_chan
 @pytest.mark.threat("escapes on a terminal")
 def test_names_in_a_manifest_do_not_reach_the_terminal_as_commands(tmp_path: Path) -> None:
     layout = LAYOUTS["full"]
-    hostile = Identity(
-        "model\x1b[2J\x9b31m\u202eledom\nroot: all is well", "rev\x07", "dt\rype", NamedShard("sh\u2066ard")
-    )
-    storage = FileStorage.open(tmp_path / "store")
-    storage.register(manifest_of(hostile, layout), {})
-    storage.close()
+    hostile = Identity("model\x1b[2J\x9b31m\u202eledom\nroot: all is well", "rev\x07", shard=NamedShard("sh\u2066ard"))
+    odd = manifest_of(Identity("odd"), layout)
+    odd.dtype = "dt\rype\nroot"
+    for name, manifest in (("store", manifest_of(hostile, layout)), ("odd", odd)):
+        storage = FileStorage.open(tmp_path / name)
+        storage.register(manifest, {})
+        storage.close()
+        for verb in ("stat", "verify", "scrub", "gc"):
+            said = ask("storage", verb, url_of("file", tmp_path / name))
+            assert said.status == (name == "odd" and verb in {"verify", "scrub"})
+            assert all(line.isprintable() for line in (said.out + said.err).split("\n"))
+            assert "\nroot" not in said.out + said.err
     url = url_of("file", tmp_path / "store")
-    for verb in ("stat", "verify", "scrub", "gc"):
-        said = ask("storage", verb, url)
-        assert said.status == 0
-        assert all(line.isprintable() for line in said.out.splitlines())
-        assert "\nroot" not in said.out
     assert r"model\x1b[2J\x9b31m\u202eledom\nroot: all is well" in ask("storage", "stat", url).out
     assert json.loads(ask("storage", "stat", url, "--json").out)["identities"][0]["model"] == hostile.model
     refused = ask("storage", "verify", url, "--identity", "ff\x1b[2J")

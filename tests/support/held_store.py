@@ -1,6 +1,7 @@
 """Stores that stop in the middle of a command, so that it can be interrupted there however fast the machine is.
 
-``tests.support.held_store:held:METHOD,N:DIR`` is the file store in DIR, whose N-th call of METHOD never returns;
+``tests.support.held_store:held:METHOD,N:DIR`` is the file store in DIR, whose N-th call of METHOD never returns, or
+its N-th opening where that is ``open``;
 ``tests.support.held_store:third_open`` is a memory store that lets nobody open it a third time.
 """
 
@@ -52,6 +53,9 @@ def held(rest: str, bytes_max: int | None) -> HeldStorage:
     """Open a file store that stops at a call."""
     call, _, path = rest.partition(":")
     method, _, number = call.partition(",")
+    _calls_count["open"] += 1
+    if (method, int(number)) == ("open", _calls_count["open"]):
+        hold()
     return HeldStorage(FileStorage.open(Path(path), bytes_max=bytes_max), method, int(number))
 
 

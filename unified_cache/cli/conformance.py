@@ -17,6 +17,7 @@ import typer
 from unified_cache.cli.options import JsonOptions
 from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on
+from unified_cache.cli.tool_calls import open_in_time_to_write
 from unified_cache.core.byte_sizes import parse_bytes
 from unified_cache.core.errors import CacheError, ConfigError, without_secrets
 from unified_cache.storage_backends.catalog import catalog_in
@@ -101,7 +102,7 @@ class ConformanceCommand(JsonOptions):
             raise ConfigError(f"--timeout-s must be positive, found {self.timeout_s}")
         if not self.not_empty:
             _check_empty(self.store)
-        open_to_write(self.store, cap).close()
+        open_in_time_to_write(self.store, cap).close()
         contract = storage_contract.KeysOnlyContract if self.keys_only else storage_contract.StorageContract
         tests = promises_of(contract)
         tried: list[ContractTrial] = []
@@ -134,7 +135,7 @@ class ConformanceCommand(JsonOptions):
 
 def _check_empty(url: str) -> None:
     """Refuse a store that holds pages of others. It is opened without a cap, so that nothing goes."""
-    with closing(open_to_write(url)) as storage:
+    with closing(open_in_time_to_write(url)) as storage:
         catalog = catalog_in(storage)
         if catalog is None:
             return

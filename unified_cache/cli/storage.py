@@ -35,7 +35,6 @@ from unified_cache.storage_backends.offline.stores import (
     Undescribed,
     has_cap_of_its_own,
     identities_of,
-    open_existing,
     selected,
 )
 from unified_cache.storage_backends.offline.upkeep import (
@@ -198,7 +197,7 @@ class GcCommand(_StoreOptions):
             if cap is not None and has_cap_of_its_own(self.url):
                 shrink(storage, identities_of(storage), cap)
         if cap is not None and not has_cap_of_its_own(self.url):
-            open_existing(self.url, cap).close()
+            open_in_time_to_change(self.url, cap).close()
         after = before
         if cap is not None:
             with closing(open_in_time_to_read(self.url)) as opened:

@@ -1,7 +1,6 @@
 """Calls of a tool to a store: one that hangs ends the tool with an error, and not never."""
 
 from collections.abc import Callable
-from threading import TIMEOUT_MAX
 from typing import TypeVar
 
 from unified_cache.core.errors import StorageTimeoutError
@@ -18,7 +17,10 @@ from unified_cache.storage_backends.wrappers.layer import Method, ReaderLayer, S
 __all__ = ["open_in_time_to_change", "open_in_time_to_read", "open_in_time_to_write", "open_pages_in_time"]
 
 CALL_S = 60.0
-"""Longest call: 64 MiB at the least, or 4,096 look-ups, of a store far away. A clear takes as long as it takes."""
+"""Longest call: 64 MiB at the least, or 4,096 look-ups, of a store far away."""
+
+SHRINK_S = 3600.0
+"""Longest opening under a cap: it lists all that there is, and evicts what is too much."""
 
 Result = TypeVar("Result")
 
@@ -34,7 +36,7 @@ class _ToolCalls:
     def make(self, method: Method, work: Callable[[], Result]) -> Result:
         call = self._threads.submit(work, name=method.value)
         try:
-            if call.settle(TIMEOUT_MAX if method is Method.CLEAR else CALL_S):
+            if call.settle(CALL_S):
                 return call.result()
             self.is_left = True
             raise StorageTimeoutError(f"the store did not return from {method.value} within {CALL_S:g} s", call)
@@ -86,15 +88,16 @@ def open_pages_in_time(url: str) -> StorageReader:
     return _BoundedReader(_within(lambda: open_pages_to_read(url)))
 
 
-def open_in_time_to_write(url: str) -> StorageBackend:
+def open_in_time_to_write(url: str, bytes_max: int | None = None) -> StorageBackend:
     """Open a store as ``open_to_write``, bounded as ``open_in_time_to_read``."""
-    return _BoundedStore(_within(lambda: open_to_write(url)))
+    return _BoundedStore(_within(lambda: open_to_write(url, bytes_max)))
 
 
-def open_in_time_to_change(url: str) -> StorageBackend:
-    """Open a store as ``open_existing``, bounded as ``open_in_time_to_read``."""
-    return _BoundedStore(_within(lambda: open_existing(url)))
+def open_in_time_to_change(url: str, bytes_max: int | None = None) -> StorageBackend:
+    """Open a store as ``open_existing``, bounded as ``open_in_time_to_read``; under a cap within ``SHRINK_S``."""
+    opening_s = CALL_S if bytes_max is None else SHRINK_S
+    return _BoundedStore(_within(lambda: open_existing(url, bytes_max), opening_s))
 
 
-def _within(opened: Callable[[], Result]) -> Result:
-    return call_within(CALL_S, "its opening", opened)
+def _within(opened: Callable[[], Result], timeout_s: float | None = None) -> Result:
+    return call_within(CALL_S if timeout_s is None else timeout_s, "its opening", opened)

@@ -40,6 +40,7 @@ __all__ = [
     "PrefixPlan",
     "backup_prefixes",
     "copy_identity",
+    "exist",
     "plan_backup",
     "plan_identity",
     "plan_prefetch",

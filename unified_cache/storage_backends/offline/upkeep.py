@@ -153,10 +153,16 @@ def _last_generations(found: Sequence[StoredIdentity]) -> Iterator[bytes]:
 
 
 def clear(storage: StorageBackend, identity: bytes, watch: Watch) -> int:
-    """Remove every object of an identity, not its manifest; return how many. If that fails, another call goes on."""
-    removed_count = storage.clear(identity)
-    watch(removed_count, 0)
-    return removed_count
+    """Remove every object of an identity, not its manifest; return how many. If that fails, another call goes on.
+
+    What is listed goes a part at a time, so that no call takes long; then the store clears what it does not list.
+    """
+    removed_count = 0
+    for objects in listed(storage, identity):
+        part_count = _remove(storage, [found.label for found in objects])
+        removed_count += part_count
+        watch(part_count, 0)
+    return removed_count + storage.clear(identity)
 
 
 def _remove(storage: StorageBackend, labels: list[Label]) -> int:
