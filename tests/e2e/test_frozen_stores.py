@@ -4,6 +4,7 @@ A process is frozen by SIGSTOP, a file system by calls of the system that do not
 """
 
 import errno
+import itertools
 import os
 import signal
 import time
@@ -25,12 +26,16 @@ from tests.support.engine_rows import EngineRows, label_of, opened_store
 from tests.support.mooncake import LocalCluster, open_mooncake
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.operations import PAGE, SPANS, serve
+from tests.support.vllm_tier import FACTS, ROW, HostMemory, offload_key
 from tests.support.waiting import wait_until
 from unified_cache.cli import tool_calls
 from unified_cache.controller import NotStarted, Operation, OperationState
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.pool import Tier
 from unified_cache.integrations.engine_store import EngineStoreConfig
+from unified_cache.integrations.vllm.chunks import ChunkTier
+from unified_cache.integrations.vllm.lookups import ChunkAnswer
+from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Answer, StorageBackend
@@ -268,3 +273,50 @@ def test_a_command_whose_store_hangs_ends_with_one_line(
     assert ended.status == 1
     method = held.partition(",")[0].replace("open", "its opening")
     assert f"did not return from {method} within 0.3 s" in ended.error
+
+
+def test_a_tier_of_vllm_answers_its_scheduler_at_once_and_ends_its_jobs_in_time_over_a_frozen_service() -> None:
+    keys, ends = [offload_key(number) for number in range(4)], range(16, 80, 16)
+    with ServeProcess(variables={"STORAGE": "memory:", "STORAGE_BYTES": "64MiB"}) as server, ExitStack() as undo:
+        memory = HostMemory(16)
+        undo.callback(memory.close)
+        settings = TierSettings(
+            url=f"grpc://{server.address}?{CLIENT}", deadline_s=GUARD.deadline_s, close_timeout_s=1.0
+        )
+        tier = ChunkTier.open(settings, FACTS, memory.view, ROW)
+        undo.callback(tier.close)
+        undo.callback(server.child.send_signal, signal.SIGCONT)
+        took_s: dict[str, float] = {}
+
+        def timed(name: str, call: Callable[[], object]) -> None:
+            started_s = time.monotonic()
+            call()
+            took_s[name] = time.monotonic() - started_s
+
+        def looked_up(request: str) -> set[ChunkAnswer]:
+            for key in keys:
+                tier.look_up(key, request)
+            tier.step_ended()
+            assert tier.wait(GUARD.deadline_s + LATE_S), "a look-up has no end"
+            answers = {tier.look_up(key, request) for key in keys}
+            tier.request_ended(request)
+            return answers
+
+        def ended() -> list[bool]:
+            assert tier.wait(GUARD.deadline_s + LATE_S), "a job has no end"
+            return [bool(end.failed) for end in tier.ended()]
+
+        tier.store(0, keys, range(4), dict(zip(keys, ends, strict=True)).get)
+        assert ended() == [False]
+        assert looked_up("before") == {ChunkAnswer.HIT}
+        server.child.send_signal(signal.SIGSTOP)
+        timed("load", lambda: tier.load(1, keys, range(4, 8)))
+        assert ended() == [True]
+        timed("store", lambda: tier.store(2, [offload_key(9)], [9], {offload_key(9): 16}.get))
+        assert ended() == [True]
+        timed("look-up", lambda: tier.look_up(keys[0], "frozen"))
+        assert ChunkAnswer.HIT not in looked_up("frozen")
+        assert all(seconds < LATE_S / 2 for seconds in took_s.values()), took_s
+        server.child.send_signal(signal.SIGCONT)
+        requests = (f"after {number}" for number in itertools.count())
+        assert wait_until(lambda: looked_up(next(requests)) == {ChunkAnswer.HIT}, OVER_S), "the engine goes on"

@@ -158,6 +158,8 @@ def explanation_of(
     full = np.logical_or.reduce([each[0] for each in held])
     down: list[Pages] = [nothing for _ in components]
     explained: list[TierExplanation] = []
+    whys: list[Reasons] = []
+    end = 0
     for number, tier in enumerate(tiers):
         whys = [np.where(full, kept, absent).astype(np.uint8) for _ in down]
         for component, why in enumerate(whys):
