@@ -4,6 +4,7 @@ A process is frozen by SIGSTOP, a file system by calls of the system that do not
 """
 
 import errno
+import hashlib
 import itertools
 import os
 import signal
@@ -16,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 
+import numpy as np
 import pytest
 
 from tests.support import held_store
@@ -31,8 +33,11 @@ from tests.support.waiting import wait_until
 from unified_cache.cli import tool_calls
 from unified_cache.controller import NotStarted, Operation, OperationState
 from unified_cache.core.config import GuardConfig
-from unified_cache.core.pool import Tier
-from unified_cache.integrations.engine_store import EngineStoreConfig
+from unified_cache.core.page import PageKey
+from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, Tier
+from unified_cache.core.window import SPAN_ALL
+from unified_cache.integrations.engine_store import EngineStore, EngineStoreConfig
+from unified_cache.integrations.engine_store.pools import AffineRows, BundleName, BundlePages, EnginePools, PoolNeed
 from unified_cache.integrations.vllm.chunks import ChunkTier
 from unified_cache.integrations.vllm.lookups import ChunkAnswer
 from unified_cache.integrations.vllm.settings import TierSettings
@@ -46,6 +51,8 @@ LATE_S = 1.0
 """For copies, and a machine that wakes a thread late. Three rounds of a guard without an end took seven deadlines."""
 CLIENT = "timeout_s=0.2&retries=1"
 """A client of the service that is done with all its tries a little before the guard is."""
+POOLS = ("kv", "swa", "state")
+"""Pools of an engine; SGLang's storage has each apart."""
 OVER_S = 60.0
 """For a transfer to end at all; reached only by a bug."""
 
@@ -198,9 +205,56 @@ class CacheCalls:
         self.is_sound = self.toy.cache.explain(self.prompt).end == 8
 
 
-@pytest.mark.parametrize("kind", [EngineCalls, CacheCalls])
+@dataclass
+class PoolCalls:
+    """Calls of SGLang's storage: each is for the pages of several pools, which a store has apart."""
+
+    end: FarEnd
+    undo: ExitStack = field(default_factory=ExitStack)
+    is_sound: bool = False
+
+    def __post_init__(self) -> None:
+        config = EngineStoreConfig(guard=GUARD, bounce_bytes=1 << 20)
+        store = EngineStore.opened_by(self.end.make, config)
+        self.undo.callback(store.close, 10.0)
+        self.pools = EnginePools(store, self.name_of)
+        self.undo.callback(self.pools.close)
+        self.memory = {pool: np.zeros((8, 64), np.uint8) for pool in POOLS}
+        for pool, rows in self.memory.items():
+            self.pools.add(pool, AffineRows.learn(partial(self.places, rows.ctypes.data), 8))
+        self.put(0)
+        assert self.is_sound
+
+    @staticmethod
+    def places(base: int, slots: Sequence[int]) -> tuple[list[int], list[int]]:
+        return [base + 64 * slot for slot in slots], [64] * len(slots)
+
+    @staticmethod
+    def name_of(pools: tuple[str, ...], pages_bytes: Sequence[int]) -> BundleName:
+        (pool,) = pools
+        component = Component(pool, SPAN_ALL, (PoolSpec(pool, sum(pages_bytes)),))
+        return BundleName(Identity("model"), ModelLayout(16, (component,)))
+
+    def batch(self, number: int) -> list[BundlePages]:
+        return [BundlePages((pool,), self.keys(number), range(8)) for pool in POOLS]
+
+    def keys(self, number: int) -> list[PageKey]:
+        return [hashlib.sha256(b"%d" % each).digest() for each in range(8 * number, 8 * number + 8)]
+
+    def get(self, number: int) -> None:
+        self.is_sound = all(map(all, self.pools.get(self.batch(0))))
+
+    def put(self, number: int) -> None:
+        self.is_sound = all(map(all, self.pools.put(self.batch(number))))
+
+    def exists(self, number: int) -> None:
+        needs = [PoolNeed((pool,), span) for pool, span in zip(POOLS, (SPAN_ALL, 4, 1), strict=True)]
+        self.is_sound = self.pools.restorable(self.keys(0), needs).ends == list(range(1, 9))
+
+
+@pytest.mark.parametrize("kind", [EngineCalls, CacheCalls, PoolCalls])
 def test_every_call_ends_within_its_deadline_over_a_far_end_that_freezes_in_the_middle_of_one(
-    far_end: FarEnd, kind: type[EngineCalls | CacheCalls]
+    far_end: FarEnd, kind: type[EngineCalls | CacheCalls | PoolCalls]
 ) -> None:
     calls = kind(far_end)
     took_s: dict[str, float] = {}
