@@ -64,6 +64,8 @@ class FarEnd:
     make: Callable[[], StorageBackend]
     freeze: Callable[[], None]
     thaw: Callable[[], None]
+    answers_lookups: bool = True
+    """Whether look-ups go to it; of pages on a node the master answers, until it is known that the node does not."""
 
 
 @contextmanager
@@ -85,7 +87,7 @@ def bucket(request: pytest.FixtureRequest) -> Iterator[FarEnd]:
 def mooncake_node(_: pytest.FixtureRequest) -> Iterator[FarEnd]:
     with LocalCluster.running() as cluster:
         (node,) = cluster.nodes
-        yield FarEnd(lambda: open_mooncake(cluster), node.stop, node.cont)
+        yield FarEnd(lambda: open_mooncake(cluster), node.stop, node.cont, answers_lookups=False)
 
 
 @contextmanager
@@ -206,7 +208,7 @@ class CacheCalls:
 
 
 @dataclass
-class PoolCalls:
+class BundleCalls:
     """Calls of SGLang's storage: each is for the pages of several pools, which a store has apart."""
 
     end: FarEnd
@@ -252,9 +254,9 @@ class PoolCalls:
         self.is_sound = self.pools.restorable(self.keys(0), needs).ends == list(range(1, 9))
 
 
-@pytest.mark.parametrize("kind", [EngineCalls, CacheCalls, PoolCalls])
+@pytest.mark.parametrize("kind", [EngineCalls, CacheCalls, BundleCalls])
 def test_every_call_ends_within_its_deadline_over_a_far_end_that_freezes_in_the_middle_of_one(
-    far_end: FarEnd, kind: type[EngineCalls | CacheCalls | PoolCalls]
+    far_end: FarEnd, kind: type[EngineCalls | CacheCalls | BundleCalls]
 ) -> None:
     calls = kind(far_end)
     took_s: dict[str, float] = {}
@@ -285,7 +287,7 @@ def test_every_call_ends_within_its_deadline_over_a_far_end_that_freezes_in_the_
         timed("put", calls.put, 4)
         assert not calls.is_sound
         timed("exists", calls.exists, 5)
-        assert not calls.is_sound
+        assert not (calls.is_sound and far_end.answers_lookups)
     assert all(seconds < GUARD.deadline_s + LATE_S for seconds in took_s.values()), took_s
 
 
