@@ -61,6 +61,6 @@ def test_the_programs_of_the_page_on_whether_it_works_say_what_it_promises(capsy
         if block.language == "python":
             exec(compile(block.text, "docs/is-it-working.md", "exec"), names)
             said.append(capsys.readouterr().out)
-    assert re.search(r"\[3, 6\) evicted .* by lru, to make room for full; \[6, 8\) never computed here", said[0])
-    assert "the write policy on_call backs up what the engine asks for alone" in said[0]
+    assert "3 pages of 8 can be resumed (16 tokens each; write policy on_call)" in said[0]
+    assert "[0, 3) held by a faster tier, and not here; [3, 8) in no tier" in said[0]
     assert "memory has 3 pages of the same tokens under another cache_salt" in said[1]

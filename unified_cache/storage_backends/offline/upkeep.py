@@ -3,10 +3,12 @@
 All of them work on a store that engines use at the same time. A removed object is a miss from then on.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from unified_cache.core.errors import StorageError, StorageTimeoutError
 from unified_cache.core.page import PageKey
 from unified_cache.core.pool import ModelLayout
 from unified_cache.core.seal import Label
@@ -29,6 +31,8 @@ from unified_cache.storage_backends.offline.stores import StoredIdentity, Undesc
 from unified_cache.storage_backends.protocol import PageIO, StorageBackend, StorageReader, StoredObject
 
 __all__ = ["Garbage", "Verification", "Watch", "clear", "collect", "find_garbage", "scrub", "shrink", "verify"]
+
+logger = logging.getLogger(__name__)
 
 REMOVE_LABELS_MAX = 1000
 
@@ -155,13 +159,19 @@ def _last_generations(found: Sequence[StoredIdentity]) -> Iterator[bytes]:
 def clear(storage: StorageBackend, identity: bytes, watch: Watch) -> int:
     """Remove every object of an identity, not its manifest; return how many. If that fails, another call goes on.
 
-    What is listed goes a part at a time, so that no call takes long; then the store clears what it does not list.
+    What is listed goes a part at a time, so that no call takes long; then the store clears what it does not list, and
+    what it would not remove: a service whose places are all taken has one for its administrator's clear.
     """
     removed_count = 0
-    for objects in listed(storage, identity):
-        part_count = _remove(storage, [found.label for found in objects])
-        removed_count += part_count
-        watch(part_count, 0)
+    try:
+        for objects in listed(storage, identity):
+            part_count = _remove(storage, [found.label for found in objects])
+            removed_count += part_count
+            watch(part_count, 0)
+    except StorageTimeoutError:
+        raise
+    except StorageError as error:
+        logger.debug("pages could not be removed one by one: %s", error)
     return removed_count + storage.clear(identity)
 
 
