@@ -23,8 +23,9 @@ from unified_cache.storage_backends.protocol import PageIO, StoredObject
 
 __all__ = ["COUNTED_PAGES_MAX", "Bound", "TenantUsage"]
 
-COUNTED_PAGES_MAX = 1 << 22
-"""Pages of all tenants, counted one by one: 1 GiB of names. Beyond, the tenant with the most loses its oldest."""
+COUNTED_PAGES_MAX = 1 << 24
+"""Pages of all tenants, counted one by one: 1 TiB of 64 KiB pages, whose names take some 4 GiB. Beyond, the tenant with
+the most loses its oldest."""
 
 
 class Bound(Enum):
