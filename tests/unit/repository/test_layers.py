@@ -33,20 +33,20 @@ ARROWS_MAX = 60
 """Pairs of rooms of which one imports the other, the facade not counted."""
 
 LINES_MAX: Mapping[str, int] = {
-    "cache": 1_750,
-    "cli": 3_350,
-    "components": 2_080,
-    "controller": 6_240,
-    "core": 4_390,
-    "forward": 740,
-    "integrations": 7_420,
-    "observe": 1_430,
-    "proto": 310,
-    "service": 3_690,
-    "sizing": 5_770,
-    "storage_backends": 14_180,
-    "testing": 470,
-    "tree": 2_490,
+    "cache": 2_000,
+    "cli": 3_600,
+    "components": 2_330,
+    "controller": 6_490,
+    "core": 4_640,
+    "forward": 990,
+    "integrations": 7_670,
+    "observe": 1_680,
+    "proto": 560,
+    "service": 3_940,
+    "sizing": 6_020,
+    "storage_backends": 14_430,
+    "testing": 720,
+    "tree": 2_740,
 }
 """Lines of Python of each room, at most: what grows in a room makes something else in it smaller."""
 
