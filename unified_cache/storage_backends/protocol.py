@@ -109,7 +109,7 @@ class Capability:
         """Raise ConfigError where the cap is less than a page of a layout's pool."""
         for pool in layout.pools:
             page_bytes = self.taken_bytes(HEADER_BYTES + pool.page_bytes) if pool.page_bytes else 0
-            if self.bytes_max and page_bytes > self.bytes_max:
+            if self.bytes_max is not None and page_bytes > self.bytes_max:
                 raise ConfigError(
                     f"the cap of the {self.name} store must hold a page of {pool.name}, {page_bytes} bytes, "
                     f"found {self.bytes_max}; write it as in 400GB"

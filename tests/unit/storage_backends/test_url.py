@@ -84,15 +84,17 @@ def test_a_cap_that_is_no_size_is_refused(size: str | int) -> None:
             opened("memory:", bytes_max=size)
 
 
-def test_a_cap_below_a_page_is_refused_once_the_layout_is_known(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cap", [0, 100])
+def test_a_cap_below_a_page_is_refused_once_the_layout_is_known(cap: int, tmp_path: Path) -> None:
     for url in ("memory:", f"file:{tmp_path / 'file'}", f"packed:{tmp_path / 'packed'}"):
-        with EngineStore.open(url, bytes_max=100) as store, pytest.raises(ConfigError, match="must hold a page of kv"):
+        with EngineStore.open(url, bytes_max=cap) as store, pytest.raises(ConfigError, match="must hold a page of kv"):
             store.register(MODEL, LAYOUT)
 
 
-def test_a_cache_refuses_a_store_whose_cap_is_below_a_page() -> None:
+@pytest.mark.parametrize("cap", [0, 100])
+def test_a_cache_refuses_a_store_whose_cap_is_below_a_page(cap: int) -> None:
     with pytest.raises(ConfigError, match="must hold a page"):
-        engine(MemoryStorage(bytes_max=100))
+        engine(MemoryStorage(bytes_max=cap))
 
 
 def test_a_scheme_with_a_dot_names_a_third_partys_factory(tmp_path: Path) -> None:

@@ -381,13 +381,13 @@ class MasterAdmin:
             return frozenset()
 
     def capacity_bytes(self) -> int | None:
-        """Return how much memory all nodes give together; None where the master does not say so."""
+        """Return how much memory all nodes give together; None where the master does not say so, or knows no node."""
         try:
             lines = self._ask("/metrics", PROBE_TIMEOUT_S, lambda answer: answer.read().splitlines())
         except StorageError:
             return None
         said = next((line.removeprefix(CAPACITY) for line in lines if line.startswith(CAPACITY)), b"")
-        return int(said) if said.isdigit() else None
+        return int(said) or None if said.isdigit() else None
 
     def keys(self, wanted: Callable[[str], bool]) -> list[str]:
         """List the keys of the whole cluster that are ``wanted``, in no order. Linear in all keys there are."""

@@ -2,13 +2,21 @@
 
 import re
 from collections import Counter
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 
 import pytest
 
 from tests.support.clock import ManualClock
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.storage_backends.mooncake.address import MooncakeAddress, address_of_url, check_resolves, source_host
-from unified_cache.storage_backends.mooncake.client import BATCH_BYTES, BATCH_OBJECTS, ObjectBuffers, batches
+from unified_cache.storage_backends.mooncake.client import (
+    BATCH_BYTES,
+    BATCH_OBJECTS,
+    MasterAdmin,
+    ObjectBuffers,
+    batches,
+)
 from unified_cache.storage_backends.mooncake.endpoints import (
     ABSENT_S,
     AVOIDED_S,
@@ -86,6 +94,21 @@ def test_a_url_without_a_master_behind_it_and_a_cap_of_our_own_are_refused() -> 
         open_storage(f"mooncake://127.0.0.1:{PORT_OF_NOBODY}")
     with pytest.raises(ConfigError, match="cap"):
         open_storage("mooncake://127.0.0.1:50051", bytes_max=1)
+
+
+@pytest.mark.parametrize(("said", "capacity_bytes"), [("0", None), ("4096", 4096), ("none", None)])
+def test_the_cap_of_a_cluster_whose_nodes_are_not_there_yet_is_not_known(said: str, capacity_bytes: int | None) -> None:
+    class Metrics(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(f"master_total_capacity_bytes {said}\n".encode())
+
+    with HTTPServer(("127.0.0.1", 0), Metrics) as server:
+        answering = Thread(target=server.handle_request)
+        answering.start()
+        assert MasterAdmin("127.0.0.1", server.server_port).capacity_bytes() == capacity_bytes
+        answering.join()
 
 
 # ---- batches -------------------------------------------------------------------------------------------------------
