@@ -122,7 +122,7 @@ def readme_commands(text: str) -> Iterator[list[str]]:
     is_inside = False
     for line in text.splitlines():
         if line.startswith("```"):
-            is_inside = line == "```console"
+            is_inside = line.startswith("```console")
         elif is_inside and line.startswith(f"{COMMAND} "):
             words = [_here(word) for word in shlex.split(line, comments=True)]
             yield words[1 : words.index("&") if "&" in words else None]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.sources import ROOT
+from tests.support.documents import program_of
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, fill, open_store
-from tests.unit.repository.test_documents import example_program
 from unified_cache.core.page import Prompt
 
 TRACE = ROOT / "traces" / "mooncake_conversation.jsonl.gz"
@@ -154,7 +154,7 @@ def test_an_example_names_the_extra_that_is_missing(name: str, tmp_path: Path) -
 
 
 def test_every_public_name_and_the_readmes_example_work_with_torch_alone(tmp_path: Path) -> None:
-    example = example_program((ROOT / "README.md").read_text(encoding="utf-8"))
+    example = program_of((ROOT / "README.md").read_text(encoding="utf-8"))
     program = (
         f"{REFUSED.format(repr('engine'))}\n"
         f"import unified_cache\n[getattr(unified_cache, name) for name in unified_cache.__all__]\n{example}"

@@ -9,10 +9,9 @@ from pathlib import Path
 import obstore
 import pytest
 
-from tests.sources import ROOT
 from tests.support.bucket import LocalBucket
 from tests.support.cluster import ask
-from tests.support.documents import code_blocks
+from tests.support.documents import blocks_run_by
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, fill, objects_of, open_store, restored_pages
 from unified_cache.core.page import Prompt
 from unified_cache.core.seal import verify
@@ -65,8 +64,7 @@ def test_what_lies_in_a_bucket_is_what_the_document_says(bucket: LocalBucket, ur
 
 
 def test_the_commands_of_the_document_on_a_bucket_work(url: str) -> None:
-    section = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8").partition("## A bucket\n")[2]
-    conformance, rule, collect = (shlex.split(block.text) for block in list(code_blocks(section))[:3])
+    conformance, rule, collect = (shlex.split(block.text) for block in blocks_run_by("bucket"))
     for command in (conformance, collect):
         done(
             *(url if word == DOCUMENT_URL else word for word in command[1:]),

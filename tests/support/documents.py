@@ -1,13 +1,19 @@
-"""Blocks of code, and the commands among them, that documents show."""
+"""Blocks of code that documents show, the commands among them, and what each block says of how it is run.
+
+Behind its language a block says ``run=NAME``, a runner's, or ``skip="REASON"``. One that says nothing is run as it
+stands by ``tests/e2e/test_documents.py``.
+"""
 
 import re
 import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["CodeBlock", "code_blocks", "command_lines", "shell_commands"]
+from tests.sources import ROOT, repository_files
 
-BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+__all__ = ["CodeBlock", "blocks_run_by", "code_blocks", "command_lines", "documents", "program_of", "shell_commands"]
+
+BLOCK = re.compile(r"^( *)```(\w+)(?: +(run|skip)=(?:\"([^\"]+)\"|(\S+)))?\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 SHELLS = frozenset({"console", "bash", "sh", "shell"})
 PROMPT = "$ "
 
@@ -17,18 +23,51 @@ class CodeBlock(NamedTuple):
 
     language: str
     text: str
+    runner: str = ""
+    skipped_because: str = ""
+
+    @property
+    def is_shell(self) -> bool:
+        """Whether its text is commands."""
+        return self.language in SHELLS
+
+
+def documents() -> list[str]:
+    """Return the paths of the documents that are for users."""
+    return [path for path in repository_files() if re.fullmatch(r"(docs/)?[^/]+\.md", path)]
 
 
 def code_blocks(text: str) -> Iterator[CodeBlock]:
     """Yield the blocks that name their language, in order."""
-    for indentation, language, body in BLOCK.findall(text):
-        yield CodeBlock(language, re.sub(f"^{indentation}", "", body, flags=re.MULTILINE))
+    for indentation, language, attribute, quoted, bare, body in BLOCK.findall(text):
+        said = {"run": ("", ""), "skip": ("", "")} | {attribute: (quoted or bare,)}
+        yield CodeBlock(
+            language, re.sub(f"^{indentation}", "", body, flags=re.MULTILINE), said["run"][0], said["skip"][0]
+        )
+
+
+def blocks_run_by(runner: str, languages: frozenset[str] = SHELLS) -> list[CodeBlock]:
+    """Return the blocks of all documents that name a runner, in one of some languages."""
+    texts = ((ROOT / path).read_text(encoding="utf-8") for path in documents())
+    return [
+        block for text in texts for block in code_blocks(text) if block.runner == runner and block.language in languages
+    ]
+
+
+def program_of(text: str) -> str:
+    """Join the python blocks that say nothing, each line where it stands, so that tracebacks name its lines."""
+    program = ""
+    for found in BLOCK.finditer(text):
+        if found[2] == "python" and not found[3]:
+            lines_before = text.count("\n", 0, found.start(6))
+            program += "\n" * (lines_before - program.count("\n")) + found[6]
+    return program
 
 
 def shell_commands(text: str) -> Iterator[list[str]]:
     """Yield the words of every command in the shell blocks of Markdown."""
     for block in code_blocks(text):
-        if block.language in SHELLS:
+        if block.is_shell:
             yield from command_lines(block)
 
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 from tests.engines.sglang.document import DOCUMENT, commands
-from tests.support.documents import shell_commands
 from unified_cache.components.layouts import layout
 from unified_cache.integrations.sglang.settings import HiCacheSettings, LinkerSettings, StoreSettings
 
@@ -47,9 +46,3 @@ def test_the_document_shows_commands_of_every_kind() -> None:
     assert {words[0] for words in SHOWN} == {"pip", "python", "curl", "unified-cache", "make"}
     assert len(configurations()) == 3
     assert sum(EXTRA in words for words in SHOWN) == 2
-
-
-def test_a_command_goes_on_over_lines_and_inside_quotes() -> None:
-    shown = "$ one --two \\\n    three '{\n  \"four\": 5}'\n$ six  # seven\n"
-    text = f"text\n\n```console\n{shown}```\n\n```python\n$ eight\n```\n"
-    assert list(shell_commands(text)) == [["one", "--two", "three", '{\n  "four": 5}'], ["six"]]

@@ -1,29 +1,39 @@
-"""The documents hold: their examples run, their commands parse, their links lead somewhere."""
+"""The documents hold: every block is run, their commands parse, their links lead somewhere."""
 
 import itertools
 import re
 import shlex
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
 from tests.sources import ROOT, repository_files
-from tests.support.documents import SHELLS, code_blocks
+from tests.support.documents import BLOCK, code_blocks, command_lines, documents, program_of, shell_commands
 
-README = "README.md"
 COMMAND = "unified-cache"
-EXAMPLE_TIMEOUT_S = 240
-"""For all examples of the README together, on a slow machine."""
+HERE = "tests/e2e/test_documents.py"
+RUNNERS: Mapping[str, str] = {
+    **dict.fromkeys(("certificates", "cluster", "demo", "embedding", "events", "first-service"), HERE),
+    **dict.fromkeys(("live", "operate", "service", "traces", "two-engines"), HERE),
+    "bucket": "tests/e2e/test_object_commands.py",
+    "example": "tests/e2e/test_examples.py",
+    "faithful": "tests/e2e/test_faithful.py",
+    "policies": "tests/unit/core/test_transfer_policy.py",
+    "release": "scripts/release.py",
+    "settings": "tests/unit/settings/test_description.py",
+    "sglang": "tests/engines/sglang/document.py",
+    "vllm": "tests/engines/vllm/check_serve.py",
+}
+"""By the name that a block gives: the file that runs it."""
 
 SHELL_SEPARATORS = frozenset({"|", "||", "&&", ";", ";;", "&", ">", ">>", "<", "2>", "2>&1"})
 
-FENCE = re.compile(r"^ {0,3}(```+|~~~+)\s*([\w+-]*)")
+FENCED = re.compile(r"^ *(```+|~~~+).*?^ *\1$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)|^ {0,3}\[[^\]]+\]:\s+<?(\S+?)>?(?:\s|$)")
-HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*\s*$")
+HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*\s*$", re.MULTILINE)
 ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:")
 
 FOREIGN_WORDS = re.compile(
@@ -36,43 +46,21 @@ TEXT_SUFFIXES = frozenset(
 )
 
 
-def fenced_lines(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield line number, language and text of every line in a fenced block; language "" outside, "text" for none."""
-    closing, language = "", ""
-    for number, line in enumerate(text.splitlines(), 1):
-        fence = FENCE.match(line)
-        if not closing and fence:
-            closing, language = fence[1], fence[2] or "text"
-        elif closing and line.strip().startswith(closing):
-            closing, language = "", ""
-        else:
-            yield number, language, line
-
-
-def example_program(text: str) -> str:
-    """Join the python blocks, each line where it stands in the document, so that tracebacks name its lines."""
-    lines = [""] * len(text.splitlines())
-    for number, language, line in fenced_lines(text):
-        if language == "python":
-            lines[number - 1] = line
-    return "\n".join(lines)
-
-
 def shown_commands(text: str) -> Iterator[list[str]]:
     """Yield the arguments of every ``unified-cache`` command in a shell block, cut where a pipe begins."""
-    for block in code_blocks(text):
-        for line in block.text.replace("\\\n", " ").splitlines() if block.language in SHELLS else ():
-            command = line.strip().removeprefix("$ ")
-            if command.startswith(f"{COMMAND} "):
-                words = shlex.split(command, comments=True)[1:]
-                yield list(itertools.takewhile(lambda word: word not in SHELL_SEPARATORS, words))
+    for program, *words in shell_commands(text):
+        if program == COMMAND:
+            yield list(itertools.takewhile(lambda word: word not in SHELL_SEPARATORS, words))
+
+
+def prose(text: str) -> str:
+    """Return a document with empty lines for its fenced blocks."""
+    return FENCED.sub(lambda block: "\n" * block[0].count("\n"), text)
 
 
 def links(text: str) -> Iterator[tuple[int, str]]:
     """Yield line number and target of every link that stays in the repository."""
-    for number, language, line in fenced_lines(text):
-        if language:
-            continue
+    for number, line in enumerate(prose(text).splitlines(), 1):
         for inline, reference in LINK.findall(re.sub(r"`[^`]*`", "", line)):
             target = inline or reference
             if not ELSEWHERE.match(target):
@@ -81,46 +69,44 @@ def links(text: str) -> Iterator[tuple[int, str]]:
 
 def anchors(text: str) -> set[str]:
     """Name the places that a ``#fragment`` may lead to, as GitHub names headings."""
-    names: list[str] = []
-    for _, language, line in fenced_lines(text):
-        heading = HEADING.match(line)
-        if heading and not language:
-            title = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading[1]).lower()
-            names.append(re.sub(r"[^\w\- ]", "", title).replace(" ", "-"))
+    titles = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", found).lower() for found in HEADING.findall(prose(text))]
+    names = [re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles]
     return {*names, *(f"{name}-{count}" for name in names for count in range(1, names.count(name)))}
 
 
-def dead_links(document: Path, text: str) -> Iterator[str]:
+def dead_links(document: Path, text: str) -> Iterator[tuple[int, str]]:
+    """Yield line number and target of every link that leads to no file, or to no heading of one."""
     for number, target in links(text):
         path, _, fragment = target.partition("#")
         place = document.parent / path if path else document
-        if not place.exists():
-            yield f"{document}:{number}: found a link to {target}; expected a file there"
-        elif fragment and place.suffix == ".md" and fragment not in anchors(place.read_text(encoding="utf-8")):
-            yield f"{document}:{number}: found a link to {target}; expected a heading of that name"
+        is_in_document = place.exists() and fragment and place.suffix == ".md"
+        if not place.exists() or (is_in_document and fragment not in anchors(read(place))):
+            yield number, target
 
 
-def read(path: str) -> str:
+def read(path: str | Path) -> str:
     return (ROOT / path).read_text(encoding="utf-8", errors="replace")
 
 
-def documents(*, under: tuple[str, ...] = ("",)) -> list[str]:
-    return [path for path in repository_files() if path.endswith(".md") and path.startswith(under)]
+@pytest.mark.parametrize("path", documents())
+def test_every_block_is_run_by_somebody_or_says_why_not(path: str) -> None:
+    text = read(path)
+    fences = re.findall(r"^ *```(?!mermaid)\w.*$", text, re.MULTILINE)
+    blocks = [block for block in code_blocks(text) if block.language != "mermaid"]
+    assert len(blocks) == len(fences), f'expected run=NAME or skip="REASON" behind a language, found {fences}'
+    for block in blocks:
+        assert block.runner in {*RUNNERS, ""}, block
+        assert block.runner or block.skipped_because or block.is_shell or block.language == "python", block
 
 
-def test_the_examples_of_the_readme_run_in_order_in_one_namespace(tmp_path: Path) -> None:
-    program = tmp_path / "readme.py"
-    program.write_text(example_program(read(README)), encoding="utf-8")
-    scratch = tmp_path / "cwd"
-    scratch.mkdir()
-    command = [sys.executable, str(program)]
-    result = subprocess.run(
-        command, check=False, cwd=scratch, capture_output=True, text=True, timeout=EXAMPLE_TIMEOUT_S
-    )
-    assert result.returncode == 0, f"{README}, same line numbers:\n{result.stdout}{result.stderr}"
+@pytest.mark.parametrize(("runner", "path"), RUNNERS.items())
+def test_who_runs_a_block_is_there_and_has_one_to_run(runner: str, path: str) -> None:
+    assert (ROOT / path).exists()
+    assert path != HERE or f'blocks_run_by("{runner}"' in read(path)
+    assert any(block.runner == runner for each in documents() for block in code_blocks(read(each)))
 
 
-@pytest.mark.parametrize("path", documents(under=(README, "docs/")))
+@pytest.mark.parametrize("path", documents())
 def test_the_commands_in_a_document_parse(
     path: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,8 +127,9 @@ def run_command(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> object
 
 
 def test_links_inside_the_repository_lead_somewhere() -> None:
-    findings = [finding for path in documents() for finding in dead_links(ROOT / path, read(path))]
-    assert not findings, "\n" + "\n".join(findings)
+    paths = [path for path in repository_files() if path.endswith(".md")]
+    dead = {path: found for path in paths if (found := list(dead_links(ROOT / path, read(path))))}
+    assert not dead, f"expected files and headings, found links to none, by line: {dead}"
 
 
 def test_the_project_speaks_of_itself_alone() -> None:
@@ -183,18 +170,26 @@ See [that](#title-one-two), [this](gone.md), `[not this](no.md)`, [there](https:
 
 
 def test_python_blocks_keep_their_line_numbers() -> None:
-    assert example_program(DOCUMENT).splitlines()[:4] == ["", "", "", "x = 1"]
-    assert "assert x == 1" in example_program(DOCUMENT)
+    assert program_of(DOCUMENT).splitlines()[:4] == ["", "", "", "x = 1"]
+    assert program_of(DOCUMENT).splitlines()[13] == "assert x == 1"
 
 
 def test_a_command_is_joined_over_lines_and_cut_at_a_pipe() -> None:
     assert list(shown_commands(DOCUMENT)) == [["replay", "trace.jsonl", "--host-pages", "2", "--json"]]
 
 
+def test_a_command_goes_on_inside_quotes_and_what_a_command_prints_is_none() -> None:
+    (block,) = code_blocks("```console run=a\n$ two \\\n    three '{\n  \"four\": 5}'\nfive\n$ six  # seven\n```\n")
+    assert list(command_lines(block)) == [["two", "three", '{\n  "four": 5}'], ["six"]]
+    assert block.runner == "a"
+
+
+def test_a_block_says_why_it_is_not_run() -> None:
+    assert [block.skipped_because for block in code_blocks('```sh skip="needs a GPU"\nls\n```\n')] == ["needs a GPU"]
+    assert not BLOCK.search("```sh ran=a\nls\n```\n")
+
+
 def test_a_dead_link_and_a_dead_anchor_are_found(tmp_path: Path) -> None:
     document = tmp_path / "a.md"
     document.write_text(DOCUMENT, encoding="utf-8")
-    assert [finding.split("found ")[1] for finding in dead_links(document, DOCUMENT)] == [
-        "a link to gone.md; expected a file there",
-        "a link to #no-such; expected a heading of that name",
-    ]
+    assert list(dead_links(document, DOCUMENT)) == [(17, "gone.md"), (17, "#no-such")]

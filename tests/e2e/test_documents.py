@@ -1,4 +1,4 @@
-"""The blocks of service.md, operate.md, deploy.md, cluster.md, events.md and embedding.md, run as they stand.
+"""The blocks of the documents, run as they stand: each by what it names, and one that names nothing in a workshop.
 
 What is replaced are places: directories, ports, amounts of memory, and names that are the reader's to fill in.
 """
@@ -7,8 +7,10 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -17,17 +19,23 @@ from types import MappingProxyType
 import pytest
 from prometheus_client import REGISTRY
 
+from tests.e2e.test_serve_command import serving
 from tests.sources import ROOT
 from tests.support.certificates import Authority
+from tests.support.cluster import ask
 from tests.support.document_shell import ENDPOINT, DocumentShell
-from tests.support.documents import CodeBlock, code_blocks, command_lines
+from tests.support.documents import CodeBlock, blocks_run_by, code_blocks, command_lines, documents, program_of
+from tests.support.live import settings_of_a_small_replay, trace_of
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.offline import LAYOUTS, PAGE_SIZE, PAGES, TOY, engine_on, fill, prompt_of
 from tests.support.ports import free_ports
+from unified_cache.cli.main import run
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity
 from unified_cache.observe.events.publisher import EventPublisher
-from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.observe.live.page import LivePage
+from unified_cache.sizing.replay.player import Player
+from unified_cache.storage_backends.memory import KeysOnlyStorage, MemoryStorage
 from unified_cache.storage_backends.offline.stores import identities_of
 from unified_cache.storage_backends.url import open_storage
 
@@ -37,12 +45,142 @@ LAYOUT = LAYOUTS["full"]
 MASTER = "10.0.0.1:50051"
 """Address of the documents' Mooncake master."""
 
+ETC = "/etc/unified-cache"
+TRACE = "traces/mooncake_conversation.jsonl.gz --limit 40"
+"""What is the reader's to fill in, and how much of it is read."""
 
-def blocks_of(document: str, language: str) -> list[CodeBlock]:
-    text = (ROOT / "docs" / f"{document}.md").read_text(encoding="utf-8")
-    found = [block for block in code_blocks(text) if block.language == language]
+REQUESTS = 100
+PYTHON = frozenset({"python"})
+
+
+def text_of(document: str) -> str:
+    return (ROOT / document).read_text(encoding="utf-8")
+
+
+def plain_scripts(document: str) -> list[str]:
+    """Return the shell blocks of a document that say nothing, as a reader types them."""
+    plain = (block for block in code_blocks(text_of(document)) if not (block.runner or block.skipped_because))
+    typed = [re.sub(r"^\$ ", "", block.text, flags=re.MULTILINE) for block in plain if block.is_shell]
+    return [re.sub(r"--limit \d+", "--limit 40", text).replace("TRACE", TRACE) for text in typed]
+
+
+# Blocks that say nothing
+
+PROMISED: Mapping[str, tuple[str, ...]] = {
+    "docs/is-it-working.md": (
+        "3 pages of 8 can be resumed (16 tokens each; write policy on_call)",
+        "[0, 3) held by a faster tier, and not here; [3, 8) in no tier",
+        "memory has 3 pages of the same tokens under another cache_salt",
+    ),
+}
+"""What a program prints, as its document says."""
+
+
+@pytest.fixture(scope="module")
+def filled_workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the traces and a store that a replay has filled; each guide has a copy."""
+    directory = tmp_path_factory.mktemp("workshop")
+    (directory / "traces").symlink_to(ROOT / "traces")
+    filled = (
+        "unified-cache replay traces/mooncake_conversation.jsonl.gz --limit 20 --page-bytes 512 --storage file:kv-store"
+    )
+    ran(directory, filled)
+    return directory
+
+
+@pytest.fixture
+def workshop(filled_workshop: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(filled_workshop, tmp_path, symlinks=True, dirs_exist_ok=True)
+
+
+@pytest.mark.parametrize("document", [document for document in documents() if plain_scripts(document)])
+def test_the_commands_of_a_document_run(document: str, workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workshop)
+    for typed in plain_scripts(document):
+        commands = list(command_lines(CodeBlock("console", typed)))
+        if all(words[0] == "unified-cache" for words in commands) and not re.search(r"[|<>;&]", typed):
+            for _, *arguments in commands:
+                result = ask(*arguments)
+                assert result.status == 0, f"{arguments}\n{result.out}{result.err}"
+        else:
+            ran(workshop, f"set -eu\n{typed}")
+
+
+@pytest.mark.parametrize("document", [document for document in documents() if program_of(text_of(document))])
+def test_the_program_of_a_document_runs_in_one_namespace(
+    document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program_of(text_of(document)), document, "exec"), {})
+    said = capsys.readouterr().out
+    assert [words for words in PROMISED.get(document, ()) if words not in said] == []
+
+
+# Programs that need an engine, or its user
+
+
+def test_the_blocks_on_embedding_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    collectors: list[object] = []
+    monkeypatch.setattr(REGISTRY, "register", collectors.append)
+    toy = engine_on(MemoryStorage(), LAYOUT)
+    names: dict[str, object] = {"cache": toy.cache}
+    for block in blocks_run_by("embedding", PYTHON):
+        exec(compile(block.text, "docs/embedding.md", "exec"), names)
+    assert len(collectors) == 1
+    assert names["identity"] == Identity("model", revision="r2", generation=1)
+    toy.cache.close()
+
+
+def test_the_engine_of_the_document_on_events_publishes() -> None:
+    toy = engine_on(MemoryStorage(), LAYOUT)
+    (block,) = blocks_run_by("events", PYTHON)
+    ports = iter(free_ports(2))
+    program = re.sub(r"10\.0\.0\.1:\d+", lambda _: f"127.0.0.1:{next(ports)}", block.text)
+    assert "\n...\n" in program
+    names: dict[str, object] = {"cache": toy.cache, "serve": lambda: toy.serve(prompt_of(3, 7))}
+    exec(compile(program.replace("\n...\n", "\nserve()\n"), "docs/events.md", "exec"), names)
+    publisher = names["publisher"]
+    assert isinstance(publisher, EventPublisher)
+    assert publisher.counts().pages > 0
+    toy.cache.close()
+
+
+def test_the_program_on_the_live_page_serves_one(capsys: pytest.CaptureFixture[str]) -> None:
+    (program,) = blocks_run_by("live", PYTHON)
+    names: dict[str, object] = {}
+    exec(compile(program.text, "docs/live.md", "exec"), names)
+    page = names["page"]
+    assert isinstance(page, LivePage)
+    with page:
+        assert page.url in capsys.readouterr().out
+        with urllib.request.urlopen(f"{page.url}metrics", timeout=TIMEOUT_S) as answer:
+            assert 'tier="device"} 64.0' in answer.read().decode()
+
+
+def test_the_program_on_traces_records_what_its_commands_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (program,) = blocks_run_by("traces", PYTHON)
+    before, found, after = program.text.partition("# ... the engine serves requests ...")
     assert found
-    return found
+    plan = settings_of_a_small_replay().plan
+    with Player.open(plan, KeysOnlyStorage(plan.storage_bytes, plan.objects())) as player:
+        names: dict[str, object] = {"cache": player.cache}
+        exec(compile(before, "docs/traces.md", "exec"), names)
+        for request in trace_of(REQUESTS):
+            player.serve(request)
+        player.wait_all()
+        exec(compile(after, "docs/traces.md", "exec"), names)
+    assert f"{REQUESTS} requests written, 0 dropped, 0 not written" in capsys.readouterr().out
+    for block in blocks_run_by("traces"):
+        for _, *arguments in command_lines(block):
+            said = ask(*arguments)
+            assert said.status == 0, (arguments, said.err)
+    assert {each.name for each in tmp_path.iterdir()} == {"trace.jsonl.gz", "out"}
+
+
+# A service
 
 
 @pytest.fixture
@@ -53,7 +191,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DocumentS
     places = {
         "/var/cache/kv": str(tmp_path / "kv"),
         "/mnt/backup": str(tmp_path / "backup"),
-        "/etc/unified-cache": str(tmp_path),
+        ETC: str(tmp_path),
         "NAME": TOY.model,
         **dict.fromkeys(("1GiB", "16GiB", "64GiB"), "64MiB"),
     }
@@ -89,8 +227,8 @@ def revoke_what_was_made(shell: DocumentShell, block: CodeBlock) -> None:
     assert not shell.call(listing_words)
 
 
-def test_the_commands_and_settings_of_the_document_on_the_service_work(shell: DocumentShell, tmp_path: Path) -> None:
-    start, configured, tokens, asked = blocks_of("service", "console")
+def test_the_commands_and_settings_of_a_service_work(shell: DocumentShell, tmp_path: Path) -> None:
+    start, configured, tokens, asked = blocks_run_by("service")
     shell.run(start)
     fill_service(shell)
     said = shell.run(asked)
@@ -98,7 +236,7 @@ def test_the_commands_and_settings_of_the_document_on_the_service_work(shell: Do
     shell.wait_stopped()  # the last command has told it to end
 
     write_certificates(tmp_path)
-    (settings,) = blocks_of("service", "toml")
+    (settings,) = blocks_run_by("service", frozenset({"toml"}))
     (tmp_path / "service.toml").write_text(shell.placed(settings.text), encoding="utf-8")
     shown, _ = shell.run(configured)
     assert 'trust_domain = "cluster.example"' in shown
@@ -111,11 +249,11 @@ def test_an_operator_can_do_what_the_guide_says(shell: DocumentShell, tmp_path: 
     (tmp_path / "tokens").touch(mode=0o600)
     shell.call(["unified-cache", "serve", "--config", "service.toml"])
     shell.places["3f2a"] = fill_service(shell)
-    for block in blocks_of("operate", "console"):
+    for block in blocks_run_by("operate"):
         if "token revoke" in block.text:
             list_, new, revoke = block.text.splitlines()
             revoke_what_was_made(shell, CodeBlock("console", f"{new}\n{list_}\n{revoke}"))
-        elif "mooncake://" not in block.text:
+        else:
             shell.run(block)
             if "drain" in block.text:
                 shell.wait_stopped()
@@ -125,41 +263,44 @@ def test_an_operator_can_do_what_the_guide_says(shell: DocumentShell, tmp_path: 
     assert said["servers"][0]["stored_bytes"] == 0, "the last command has cleared everything"
 
 
-def test_the_first_service_of_the_document_on_deployment_answers(shell: DocumentShell) -> None:
-    first, *_ = blocks_of("deploy", "console")
+def test_the_first_service_answers(shell: DocumentShell) -> None:
+    (first,) = blocks_run_by("first-service")
     assert "default" in shell.run(first)[1]
 
 
-def test_the_blocks_of_the_document_on_embedding_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    collectors: list[object] = []
-    monkeypatch.setattr(REGISTRY, "register", collectors.append)
-    toy = engine_on(MemoryStorage(), LAYOUT)
-    names: dict[str, object] = {"cache": toy.cache}
-    for block in blocks_of("embedding", "python"):
-        exec(compile(block.text, "docs/embedding.md", "exec"), names)
-    assert len(collectors) == 1
-    assert names["identity"] == Identity("model", revision="r2", generation=1)
-    toy.cache.close()
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_the_certificates_of_the_recipe_let_its_tenant_in_and_nobody_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, pinged = blocks_run_by("certificates")
+    tls = tmp_path / "tls"
+    tls.mkdir()
+    subprocess.run(["bash", "-euc", recipe.text], check=True, cwd=tls, capture_output=True, timeout=60)
+    settings = text_of("deploy/service.toml").replace(ETC, str(tmp_path))
+    (tmp_path / "service.toml").write_text(settings, encoding="utf-8")
+    with serving(tmp_path, "--config", str(tmp_path / "service.toml")) as server:
+        port = server.address.rpartition(":")[2]
+        monkeypatch.chdir(tls)
+        (ping,) = command_lines(pinged)
+        assert run([*ping[1:-1], ping[-1].replace("kv.example:50051", f"localhost:{port}")]) == 0
+        assert "acme" in capsys.readouterr().out
+        assert run(["ping", f"grpcs://localhost:{port}?ca_file=ca.crt"]) == 1
+        assert (tls / "server.key").stat().st_mode & 0o077 == 0
 
 
-def test_the_engine_of_the_document_on_events_publishes() -> None:
-    toy = engine_on(MemoryStorage(), LAYOUT)
-    (block,) = blocks_of("events", "python")
-    ports = iter(free_ports(2))
-    program = re.sub(r"10\.0\.0\.1:\d+", lambda _: f"127.0.0.1:{next(ports)}", block.text)
-    assert "\n...\n" in program
-    names: dict[str, object] = {"cache": toy.cache, "serve": lambda: toy.serve(prompt_of(3, 7))}
-    exec(compile(program.replace("\n...\n", "\nserve()\n"), "docs/events.md", "exec"), names)
-    publisher = names["publisher"]
-    assert isinstance(publisher, EventPublisher)
-    assert publisher.counts().pages > 0
-    toy.cache.close()
+@pytest.mark.long
+@pytest.mark.parametrize("words", list(command_lines(*blocks_run_by("demo"))), ids=" ".join)
+def test_the_demos_of_the_documents_run(words: list[str], shell: DocumentShell) -> None:
+    assert "0 words differ" in shell.call(words)
+
+
+# Mooncake
 
 
 @needs_mooncake
 @pytest.mark.long
-def test_the_commands_of_the_document_on_clusters_work(shell: DocumentShell, tmp_path: Path) -> None:
-    _, local, replayed, _ = blocks_of("cluster", "console")
+def test_the_commands_on_clusters_work(shell: DocumentShell, tmp_path: Path) -> None:
+    local, replayed, served, stat = blocks_run_by("cluster")
     rpc, admin = free_ports(2)
     url = f"mooncake://127.0.0.1:{rpc}?admin=127.0.0.1:{admin}"
     *programs, last = (line.removeprefix("$ ") for line in local.text.splitlines())
@@ -169,31 +310,16 @@ def test_the_commands_of_the_document_on_clusters_work(shell: DocumentShell, tmp
         shell.call(shlex.split(last))
         (replay,) = command_lines(replayed)
         shell.call([*replay, "--limit", "20", "--page-bytes", "512"])
-        (stat,) = (block for block in blocks_of("operate", "console") if "mooncake://" in block.text)
         shell.run(stat)
-        *_, served = blocks_of("deploy", "console")
         Path("service.toml").touch()
         shell.run(served)
         shell.stop()
 
 
-def demos() -> list[list[str]]:
-    text = (ROOT / "docs/embedding.md").read_text(encoding="utf-8")
-    blocks = (block for block in code_blocks(text) if block.text.startswith("unified-cache demo"))
-    return [words for block in blocks for words in command_lines(block)]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("words", demos(), ids=" ".join)
-def test_the_demos_of_the_documents_run(words: list[str], shell: DocumentShell) -> None:
-    assert "0 words differ" in shell.call(words)
-
-
 @needs_mooncake
 @pytest.mark.long
-def test_two_engines_share_a_cluster_through_a_service_as_the_readme_says(tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (block,) = (block for block in code_blocks(text) if "two_engines.py" in block.text)
+def test_two_engines_share_a_cluster_through_a_service(tmp_path: Path) -> None:
+    (block,) = blocks_run_by("two-engines")
     port, metrics, rpc, admin, node = free_ports(5)
     script = (
         block.text.replace(":50051", f":{port}")
