@@ -62,8 +62,7 @@ class VllmDocument:
     def read(cls) -> "VllmDocument":
         """Read it."""
         text = PATH.read_text(encoding="utf-8")
-        blocks = list(code_blocks(text))
-        (tier,) = (json.loads(block) for language, block in blocks if language == "json")
+        (tier,) = (json.loads(block.text) for block in code_blocks(text) if block.language == "json")
         first = [QUOTED.findall(row[1]) for row in ROW.finditer(text)]
         named = [name for names in first for name in names]
         return cls(
