@@ -33,7 +33,6 @@ from benchmarks.plan import FULL, QUICK, BenchmarkPlan, Effort
 from benchmarks.remote import remote_figures
 from benchmarks.report import FULL_RUN, BenchmarkRun, print_run, record, write_json
 from benchmarks.rows import rows_figures
-from benchmarks.transfer import transfer_figures
 from benchmarks.trees import evict_figures, insert_figures, lock_figures, match_figures
 from benchmarks.ttft import ttft_figures
 
@@ -53,7 +52,6 @@ SECTIONS: dict[str, Section] = {
     "guard": guard_figures,
     "coded": coded_figures,
     "ttft": ttft_figures,
-    "transfer": transfer_figures,
     "remote": remote_figures,
     "mooncake": mooncake_figures,
     "bucket": bucket_figures,

@@ -23,7 +23,6 @@ class Effort:
     file_rounds: int
     durable_rounds: int
     ttft_rounds: int
-    transfer_rounds: int
     mooncake_rounds: int
     bucket_rounds: int
     depth_rounds: int
@@ -40,7 +39,6 @@ FULL = Effort(
     file_rounds=41,
     durable_rounds=5,
     ttft_rounds=5,
-    transfer_rounds=9,
     mooncake_rounds=25,
     bucket_rounds=9,
     depth_rounds=7,
@@ -57,7 +55,6 @@ QUICK = Effort(
     file_rounds=5,
     durable_rounds=1,
     ttft_rounds=3,
-    transfer_rounds=3,
     mooncake_rounds=5,
     bucket_rounds=2,
     depth_rounds=2,

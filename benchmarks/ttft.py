@@ -21,7 +21,7 @@ from unified_cache import CacheConfig, Identity, UnifiedCache, open_storage
 from unified_cache.core.config import WritePolicy
 from unified_cache.integrations.transformers import KeptState, PrefixCachedModel, Reused
 
-__all__ = ["prompts_sharing", "small_model", "ttft_figures"]
+__all__ = ["ttft_figures"]
 
 PREFIX_TOKENS = 4096
 QUESTION_TOKENS = 32

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         GuardConfig,
         Prefetching,
         Retention,
-        TransferPolicy,
         WritePolicy,
     )
     from unified_cache.core.errors import CacheError, ConfigError, InputError, LayoutError, StorageError
@@ -69,7 +68,6 @@ __all__ = [
     "StorageBackend",
     "StorageError",
     "Tier",
-    "TransferPolicy",
     "UnifiedCache",
     "WritePolicy",
     "cache_settings",
@@ -113,7 +111,6 @@ _HOMES = {
     "StorageBackend": "storage_backends.protocol",
     "StorageError": "core.errors",
     "Tier": "core.pool",
-    "TransferPolicy": "core.config",
     "UnifiedCache": "cache.cache",
     "WritePolicy": "core.config",
     "cache_settings": "core.settings.loading",

@@ -16,7 +16,6 @@ def check_tables(cache: UnifiedCache, locks: Sequence[Lock]) -> None:
         "fetched pages": [pages for pages in prefetches._fetched if pages],
         "fetches": prefetches._under_way,
         "transfers": tree._transfers,
-        "prefills": cache._speeds.prefill.requests() - {lock for lock in locks if not lock.released},
     }
     if cache._storage is not None:
         epoch = cache._storage.epoch

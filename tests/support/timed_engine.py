@@ -1,20 +1,17 @@
-"""An engine whose store, copies and forward passes take simulated time, so that a first token's time can be told."""
+"""An engine whose store takes simulated time."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
-
-import numpy as np
 
 from tests.support.cache import IDENTITY, ToyEngine, WholePromptCache
 from tests.support.clock import ManualClock
 from tests.support.ranks import head_of
 from unified_cache.controller import InlineWorkers, NotStarted, Operation, OperationState, Workers
-from unified_cache.controller.memory import Copied, TieredMemory
+from unified_cache.controller.memory import TieredMemory
 from unified_cache.controller.ranks import LocalRanks, RankGroup
 from unified_cache.core.config import CacheConfig
 from unified_cache.core.page import Prompt
-from unified_cache.core.pool import ModelLayout, PoolSpec, Slots
+from unified_cache.core.pool import ModelLayout
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, PageIO
 
@@ -22,9 +19,6 @@ Waited = TypeVar("Waited", bound=Operation | NotStarted)
 
 POLL_S = 1e-4
 """Between two polls of a transfer that somebody waits for."""
-
-COPY_S = 1e-6
-"""For one layer of a page, host to device."""
 
 
 class PacedStorage(MemoryStorage):
@@ -50,40 +44,14 @@ class PacedStorage(MemoryStorage):
         return super().get(pages)
 
 
-class PacedMemory(TieredMemory):
-    """Memory whose copies to the device take some time, by a clock that they move."""
-
-    clock: ManualClock
-
-    def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> Copied:
-        self.clock.now_s += COPY_S * len(source)
-        return super().load_layer(pool, layer, source, target)
-
-
-@dataclass(frozen=True)
-class PrefillSpeed:
-    """Seconds that a forward pass takes: at all, for each token, for each pair of them."""
-
-    pass_s: float = 0.0
-    token_s: float = 1e-3
-    pair_s: float = 0.0
-
-    def seconds(self, start: int, end: int) -> float:
-        """Return the time to compute tokens [start, end)."""
-        if end == start:
-            return 0.0
-        return self.pass_s + self.token_s * (end - start) + self.pair_s * (end**2 - start**2)
-
-
 class TimedEngine:
-    """Serves prompts by one cache, and tells when the first token of each would have been known."""
+    """Serves prompts by one cache, on the clock of its store."""
 
     def __init__(
         self,
         layout: ModelLayout,
         config: CacheConfig,
         store: PacedStorage,
-        prefill: PrefillSpeed = PrefillSpeed(),
         *,
         workers: Workers | None = None,
         ranks: RankGroup = LocalRanks(),
@@ -91,11 +59,8 @@ class TimedEngine:
         self.clock = clock = store.clock
         identity = IDENTITY if ranks.size == 1 else head_of(ranks)
         self.store = store
-        self.prefill = prefill
         self.toy = ToyEngine(layout, config.device_pages, config.host_pages, None, InlineWorkers())
-        memory = PacedMemory.fitting(layout, config, list(self.toy.pools.values()))
-        assert isinstance(memory, PacedMemory)
-        memory.clock = clock
+        memory = TieredMemory.fitting(layout, config, list(self.toy.pools.values()))
         ours = InlineWorkers() if workers is None else workers
         self.cache = WholePromptCache(self.toy.layout, config, memory, ours, identity, ranks, clock)
         self.toy.cache = self.cache
@@ -111,8 +76,6 @@ class TimedEngine:
         assert fresh is not None, "the device is too small for the test"
         for component, slots in enumerate(fresh):
             self.toy.write_pages(component, slots, prompt, lock.end)
-        size = prompt.page_size
-        self.clock.now_s += self.prefill.seconds(lock.end * size, prompt.pages_count * size)
         cache.release(cache.insert(prompt, fresh, lock))
 
     def wait(self, operation: Waited) -> Waited:
@@ -122,15 +85,7 @@ class TimedEngine:
             self.cache.poll()
         return operation
 
-    def first_token_s(self, prompt: Prompt, deadline_s: float = np.inf) -> float:
-        """Serve a prompt; return the seconds until its first token."""
-        began_s = self.clock.now_s
-        self.wait(self.cache.prefetch(prompt, deadline_s))
-        self.wait(self.cache.load(prompt))
-        self.compute(prompt)
-        return self.clock.now_s - began_s
-
     def forget(self) -> None:
-        """End what is under way and empty device and host; what was measured stays."""
+        """End what is under way and empty device and host."""
         self.cache.wait_all(60)
         self.cache.reset()

@@ -40,7 +40,7 @@ from unified_cache.controller.prefetch import Loads, Prefetches, PrefetchProgres
 from unified_cache.controller.ranks import LocalRanks, RankGroup, check_configuration, pools_to_store, together
 from unified_cache.controller.storage_tier import storage_of
 from unified_cache.controller.store_arrival import StoreArrival
-from unified_cache.core.config import CacheConfig, GuardConfig, TransferPolicy, WritePolicy
+from unified_cache.core.config import CacheConfig, GuardConfig, WritePolicy
 from unified_cache.core.errors import (
     ClosedError,
     InputError,
@@ -181,7 +181,7 @@ class UnifiedCache:
         self._ranks = ranks
         self._controller = Controller(workers, config.operations_max, config.operation_timeout_s, clock, ranks)
         prefetch_max = int(config.host_pages[0] * config.prefetching.host_share)
-        self._speeds = TransferSpeeds(layout, config, ranks, clock)
+        self._speeds = TransferSpeeds(layout, ranks, clock)
         self._traffic = TrafficCounts(layout)
         self._loads = Loads(self._ledger, memory, ranks, self._traffic)
         self._prefetches = Prefetches(self._ledger, memory, prefetch_max, ranks, self._traffic, self._speeds)
@@ -241,8 +241,6 @@ class UnifiedCache:
         lock.hits = hits
         self._lookups.record(found.prompt.reusable_pages, hits)
         self._locks.add(lock)
-        if self._speeds.is_choosing:
-            self._speeds.prefill.begin(lock)
         if self._recorder is not None:
             self._recorder.locked(found.prompt, lock, bound_by)
         if used.pages_count:
@@ -268,8 +266,6 @@ class UnifiedCache:
         self._enter()
         self._ledger.tree.unlock(lock)
         self._locks.discard(lock)
-        if self._speeds.is_choosing:
-            self._speeds.prefill.leave(lock)
         if self._recorder is not None:
             self._recorder.released(lock)
 
@@ -382,8 +378,6 @@ class UnifiedCache:
         renewed = tree.lock_inserted(inserted, prompt, Tier.DEVICE)
         self._locks.add(renewed)
         new_pages = prompt.pages_count - lock.end
-        if self._speeds.is_choosing:
-            self._speeds.prefill.end(lock, new_pages * prompt.page_size)
         if self._recorder is not None:
             self._recorder.inserted(lock, renewed)
         self.release(lock)
@@ -403,7 +397,7 @@ class UnifiedCache:
     def load(self, prompt: Prompt) -> Operation | NotStarted:
         """Start bringing what the host holds of a prompt to the device, as far as ``match`` goes.
 
-        Not started if too much is under way, and where the transfer policy says never.
+        Not started if too much is under way.
 
         Raises:
             ConfigError: there is no host tier.
@@ -412,8 +406,6 @@ class UnifiedCache:
         self._ledger.tree.check_prompt(prompt)
         self.config.check_host()
         prompt = prompt.reusable
-        if self.config.transfer is TransferPolicy.NEVER:
-            return NotStarted.POLICY
         tally = PageTally()
         return self._controller.start(TransferKind.LOAD, self._loads.load(prompt, tally), tally=tally)
 
@@ -439,10 +431,8 @@ class UnifiedCache:
         """Start reading what storage can add to a prompt, as far as ``match`` goes.
 
         Not started without storage, or if it is not worth it now: fewer than ``config.prefetching.threshold_tokens``
-        are missing, or too much is under way, or the transfer policy says never. Nothing is read if storage adds fewer.
-        Where the policy asks for what is fastest, what is better computed is not read, and the operation says so
-        (``recompute``). What has arrived is kept however the reading ends: as far as the prompt can be resumed from
-        then, and Full pages also for a later prefetch.
+        are missing, or too much is under way. Nothing is read if storage adds fewer. What has arrived is kept however
+        the reading ends: as far as the prompt can be resumed from then, and Full pages also for a later prefetch.
 
         After ``deadline_s`` seconds, or ``config.prefetching.patience`` if that is sooner, the next ``poll`` returns it
         as done, whatever the store still does, with what has arrived by then; the rest is for other requests.
@@ -458,8 +448,6 @@ class UnifiedCache:
         prompt = prompt.reusable
         if self._storage is None:
             return NotStarted.NO_STORAGE
-        if self.config.transfer is TransferPolicy.NEVER:
-            return NotStarted.POLICY
         prefetching, page_size = self.config.prefetching, self.layout.page_size
         missing_tokens = (prompt.pages_count - self._ledger.tree.match(prompt).host_end) * page_size
         if missing_tokens < prefetching.threshold_tokens:
@@ -554,10 +542,7 @@ class UnifiedCache:
         self._enter()
         self._ledger.tree.check_prompt(prompt)
         storage, prompt = self._storage, prompt.reusable
-        explanation = explain(self._ledger, self.config.write, storage, self.identity, prompt, seeks_near=seeks_near)
-        if storage is None:
-            return explanation
-        return replace(explanation, recompute=self._prefetches.recompute_decision(prompt, storage, explanation.end))
+        return explain(self._ledger, self.config.write, storage, self.identity, prompt, seeks_near=seeks_near)
 
     def stats(self) -> Stats:
         """Count what is where and what has moved."""
@@ -702,7 +687,6 @@ class UnifiedCache:
         self._controller.wait_all(self.config.close_timeout_s)
         self._ledger.clear()
         self._scheduler.drop_all(LeftOut.EVICTED)
-        self._speeds.prefill.leave_all()
 
     def check(self) -> None:
         """Assert every invariant of tree, locks and slots from scratch. For tests; slow."""
@@ -773,7 +757,6 @@ class UnifiedCache:
             storage_answers={} if storage is None else storage.answers.copy(),
             recency_hints=HintCounts() if storage is None or storage.hints is None else storage.hints.counts(),
             store=None if storage is None else AttachedStore.of(storage),
-            recomputed_tokens=self._speeds.recomputed_tokens,
             duplicates=self._duplicates.counts(),
         )
 

@@ -128,8 +128,6 @@ class Stats:
     """Pages in use in memory that were hinted to the attached store, because it evicts, or were not."""
     store: AttachedStore | None
     """None where no store is attached."""
-    recomputed_tokens: int
-    """Tokens that storage had and that were computed, because that is faster."""
     duplicates: DuplicateCounts
     """Pages that were computed again and compared with the held ones: equal, within the noise, diverged."""
 

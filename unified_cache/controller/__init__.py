@@ -5,7 +5,7 @@
     operation, jobs    transfers under way and the work of their threads
     controller         runs operations; never sees the tree
     prefetch, backup   the transfers, each one file from top to bottom; ``backup_scheduler``: when backups begin
-    cost_model         what reading costs beside computing
+    cost_model         what a read takes, for those with a deadline
     page_changes       log of changes for observers
     ranks              agreement of a group
 
@@ -20,7 +20,6 @@ from unified_cache.controller.operation import (
     Operation,
     OperationState,
     PageTally,
-    RecomputeDecision,
     TransferKind,
 )
 from unified_cache.controller.storage_tier import HintCounts, StorageTier
@@ -36,7 +35,6 @@ __all__ = [
     "OperationCounts",
     "OperationState",
     "PageTally",
-    "RecomputeDecision",
     "StorageTier",
     "ThreadWorkers",
     "TransferKind",

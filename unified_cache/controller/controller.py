@@ -206,8 +206,6 @@ class Readiness(NamedTuple):
     free: bool
     """Nobody uses its pages: no store that is still in its call (quarantine), no engine that reads layer by layer."""
     in_time: bool
-    patient: bool
-    """It may still wait for more; once this is False, it keeps what has arrived and ends."""
     unanswered: bool
     """Its request may still wait; once this is False, it is done, and what arrives later is for others."""
 
@@ -316,22 +314,18 @@ class Controller:
         self,
         kind: TransferKind,
         steps: Steps,
-        patience_s: float = math.inf,
         deadline_s: float = math.inf,
         tally: PageTally | None = None,
     ) -> Operation | NotStarted:
         """Start an operation, unless too many are under way or a rank is lost.
 
-        After ``patience_s`` it makes do with what has arrived once its job has ended; after ``deadline_s`` it is done,
-        whether its job has ended or not.
+        After ``deadline_s`` it is done, whether its job has ended or not.
         """
         if self.room <= 0 or self._ranks.is_lost:
             self.counts[kind].declined += 1
             return NotStarted.RANK_LOST if self._ranks.is_lost else NotStarted.TOO_MANY
         now_s = self._clock()
-        operation = Operation(
-            kind, steps, now_s, now_s + self._timeout_s, now_s + patience_s, now_s + deadline_s, tally
-        )
+        operation = Operation(kind, steps, now_s, now_s + self._timeout_s, now_s + deadline_s, tally)
         operation.advance(None)
         if operation.state is not OperationState.RUNNING:
             self._completed.append(operation)
@@ -440,7 +434,7 @@ class Controller:
             left_s = min(left_s, QUARANTINE_LOOK_S)
         now_s = self._clock()
         for operation in self._live:
-            for moment in (operation.fail_at_s, operation.stop_reading_at_s, operation.respond_by_s):
+            for moment in (operation.fail_at_s, operation.respond_by_s):
                 if now_s < moment < now_s + left_s:
                     left_s = moment - now_s
         return max(0, left_s)
@@ -477,7 +471,6 @@ class Controller:
             succeeded=error is None,
             free=not in_use(operation, error),
             in_time=now_s < operation.fail_at_s,
-            patient=now_s < operation.stop_reading_at_s,
             unanswered=now_s < operation.respond_by_s,
         )
 
@@ -505,10 +498,10 @@ class Controller:
             if not readiness.in_time:
                 reason = OperationTimeoutError(f"the {operation.kind.value} took longer than {self._timeout_s} s")
                 self._end_early(operation, OperationState.FAILED, reason)
-            elif not (readiness.patient and readiness.unanswered):
+            elif not readiness.unanswered:
                 operation.stop()
-                if not readiness.unanswered and not readiness.ended:
-                    operation.report_done(operation.pages_count)
+                if not readiness.ended:
+                    operation.report_done()
                     self._completed.append(operation)
         if not readiness.ended:
             return

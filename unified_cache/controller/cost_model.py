@@ -1,10 +1,7 @@
-"""Choice between reading what storage has of a prompt and computing it, by how long both took lately.
+"""Pages that a read with a deadline takes next, by how long reads took lately: calls * call_s + bytes * byte_s.
 
-    reading    calls * call_s + bytes * byte_s   (``ReadTimes``)
-    computing  tokens * token_s                  (``PrefillTime``)
-
-What takes less is done. Ranks of a group have measured each their own; a read is over when the slowest rank has its
-pages, and so they agree on the largest of each time before they compare (``ranks.largest_of_all``).
+Ranks of a group have measured each their own; a read is over when the slowest rank has its pages, and so they agree on
+the largest of each time (``ranks.largest_of_all``).
 """
 
 import math
@@ -14,13 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from unified_cache.controller import Operation, RecomputeDecision, StorageTier
+from unified_cache.controller import Operation, StorageTier
 from unified_cache.controller.jobs import calls_of
 from unified_cache.controller.ranks import LocalRanks, RankGroup, largest_of_all
-from unified_cache.core.config import CacheConfig, TransferPolicy
 from unified_cache.core.pool import ModelLayout, PageNumbers, Pages, all_pages
 
-__all__ = ["PrefillTime", "ReadTimes", "TransferSpeeds", "pages_to_read"]
+__all__ = ["ReadTimes", "TransferSpeeds", "pages_to_read"]
 
 DRIFT = 0.3
 """Share by which ``call_s`` and ``byte_s`` may have changed since the last read."""
@@ -103,129 +99,26 @@ def pages_to_read(pages_count: int, call_pages: int, call_s: float, page_s: floa
     return max(part - part % call_pages, min(part, call_pages)) or one_call
 
 
-KEPT_SHARE = 0.8
-"""Part of what is known that stays when a request is counted: the last five weigh two thirds."""
-
-KNOWN_MIN = 4
-"""Requests counted before anything is said of the next one."""
-
-
-class PrefillTime:
-    """Moving average of what a token takes to compute, over requests, each from its lock to its insert.
-
-    What a request waits for others while it holds its lock counts as computing.
-    """
-
-    __slots__ = ("_began_s", "_clock", "_count", "_seconds", "_tokens")
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._count = 0
-        self._seconds = self._tokens = 0.0
-        self._began_s: dict[object, float] = {}
-
-    def begin(self, request: object) -> None:
-        """Record that a request computes from now on, until ``end`` or ``leave``."""
-        self._began_s[request] = self._clock()
-
-    def end(self, request: object, tokens: int) -> None:
-        """Count the tokens that a request has computed since it began."""
-        seconds = self._clock() - self._began_s.pop(request, math.inf)
-        if tokens > 0 and 0 < seconds < math.inf:
-            self._count += 1
-            self._seconds = KEPT_SHARE * self._seconds + seconds
-            self._tokens = KEPT_SHARE * self._tokens + tokens
-
-    def leave(self, request: object) -> None:
-        """Forget a request that has computed nothing."""
-        self._began_s.pop(request, None)
-
-    def leave_all(self) -> None:
-        """Forget all requests under way."""
-        self._began_s.clear()
-
-    def requests(self) -> set[object]:
-        """Return the requests under way."""
-        return set(self._began_s)
-
-    @property
-    def token_s(self) -> float:
-        """Seconds of a token; NaN while too little is known."""
-        return self._seconds / self._tokens if self._count >= KNOWN_MIN else math.nan
-
-
-TRIAL_EVERY = 8
-"""Times in a row that computing is faster, until a little is read to see whether it has become faster."""
-
-TRIAL_S = 0.1
-"""Time that this little may take, as expected."""
-
-
 class TransferSpeeds:
-    """Measured speeds of one cache's reads and of its engine. Belongs to the owner's thread."""
+    """Measured speeds of one cache's reads. Belongs to the owner's thread."""
 
-    __slots__ = (
-        "_page_bytes",
-        "_page_size",
-        "_ranks",
-        "_recomputed_run",
-        "clock",
-        "is_choosing",
-        "prefill",
-        "reads",
-        "recomputed_tokens",
-    )
+    __slots__ = ("_page_bytes", "_ranks", "clock", "reads")
 
     def __init__(
         self,
         layout: ModelLayout,
-        config: CacheConfig,
         ranks: RankGroup = LocalRanks(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take the ``clock`` of reads, which is read on workers' threads, too."""
-        self._page_size = layout.page_size
         self._page_bytes = [sum(pool.page_bytes for pool in component.pools) for component in layout.components]
         self._ranks = ranks
-        self._recomputed_run = 0
-        """Times in a row that computing was faster."""
         self.clock = clock
-        self.is_choosing = config.transfer is TransferPolicy.FASTEST
-        """Whether pages may be computed that storage has."""
-        self.recomputed_tokens = 0
-        """Tokens that storage had and that were computed, because that is faster."""
-        self.prefill = PrefillTime(clock)
-        """Measured while ``is_choosing``."""
         self.reads = ReadTimes()
-        """Of prefetches under every policy, for those with a deadline, too."""
 
     def payload_bytes(self, pages: Sequence[int]) -> int:
         """Return the bytes of so many pages of each component."""
         return sum(count * size for count, size in zip(pages, self._page_bytes, strict=True))
-
-    def choose(self, storage: StorageTier, start: int, end: int, pages: Sequence[int]) -> RecomputeDecision | None:
-        """Return pages [start, end) of a prompt if computing them takes less time than reading; None to read them.
-
-        ``pages`` are to be read of each component. On every rank the same; None where one of them knows too little.
-        """
-        recompute = self._compare(storage, start, end, pages, self._ranks)
-        if recompute is None:
-            self._recomputed_run = 0
-        return recompute
-
-    def look(self, storage: StorageTier, start: int, end: int, pages: Sequence[int]) -> RecomputeDecision | None:
-        """Return what ``choose`` would by this rank's times alone; counts nothing."""
-        return self._compare(storage, start, end, pages, LocalRanks())
-
-    def is_trial_due(self) -> bool:
-        """Count that computing is faster once more; return whether to read a little of it, for its speed."""
-        self._recomputed_run += 1
-        return self._recomputed_run % TRIAL_EVERY == 0
-
-    def trial_pages(self, recompute: RecomputeDecision) -> int:
-        """Return how many pages to read for that, one at least."""
-        pages = recompute.end - recompute.start
-        return max(1, min(pages, int(pages * TRIAL_S / recompute.load_s)))
 
     def slices(self, storage: StorageTier, reads: Sequence[PageNumbers], operation: Operation) -> Iterator[list[Pages]]:
         """Yield by component the pages of ``reads`` to read next: all, or before a deadline some after the other.
@@ -250,17 +143,3 @@ class TransferSpeeds:
             count = pages_to_read(len(left), int(-call_pages_min), call_s, page_s, -left_s_min, wait_s)
             of_slice, left = left[:count], left[count:]
             yield [(of_slice[0] <= pages) & (pages <= of_slice[-1]) for pages in reads]
-
-    def _compare(
-        self, storage: StorageTier, start: int, end: int, pages: Sequence[int], ranks: RankGroup
-    ) -> RecomputeDecision | None:
-        if not self.is_choosing or end <= start:
-            return None
-        payload_bytes = self.payload_bytes(pages)
-        calls_count = math.ceil(calls_of(storage.objects_count(pages), payload_bytes))
-        read_s = calls_count * self.reads.call_s + payload_bytes * self.reads.byte_s
-        own = [read_s, (end - start) * self._page_size * self.prefill.token_s]
-        load_s, compute_s = largest_of_all(ranks, own)
-        if not compute_s < load_s:  # one that is not a number, too
-            return None
-        return RecomputeDecision(start, end, self._page_size, load_s, compute_s)

@@ -21,7 +21,6 @@ __all__ = [
     "Operation",
     "OperationState",
     "PageTally",
-    "RecomputeDecision",
     "Steps",
     "Traffic",
     "TrafficCounts",
@@ -63,7 +62,7 @@ class LeftOut(Enum):
     """The store or the copy failed, or did not return in time; or the store did not have what it had announced."""
     CANCELLED = "cancelled"
     STOPPED = "stopped"
-    """Somebody had the operation make do with what had come: ``finish_early``, a deadline, patience, ``detach``."""
+    """Somebody had the operation make do with what had come: ``finish_early``, a deadline, ``detach``."""
     CLOSED = "closed"
     """The cache was closed before."""
     EVICTED = "evicted"
@@ -164,44 +163,6 @@ class TrafficCounts:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class RecomputeDecision:
-    """Pages [start, end) of a prompt that storage has and that are not read, because computing them is faster."""
-
-    start: int
-    end: int
-    page_size: int
-    load_s: float
-    """Seconds that reading them was expected to take."""
-    compute_s: float
-    """Seconds that computing them was expected to take."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of these pages."""
-        return (self.end - self.start) * self.page_size
-
-    @property
-    def text(self) -> str:
-        """The answer in words."""
-        times = f"that takes {_seconds(self.load_s)}, computing them {_seconds(self.compute_s)}"
-        return f"storage has {self.tokens:,} tokens, not worth loading: {times}"
-
-    def as_json(self) -> dict[str, object]:
-        """Return it under stable names, for ``json.dump``."""
-        return {
-            "start": self.start,
-            "end": self.end,
-            "load_s": self.load_s,
-            "compute_s": self.compute_s,
-            "text": self.text,
-        }
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-
-
 class JobQueue(Enum):
     """Kind of workers that run a job: a store that hangs must not hold up copies."""
 
@@ -271,8 +232,6 @@ class NotStarted(Enum):
 
     NO_STORAGE = "no storage"
     """The cache has no store: compute what memory lacks, or ``attach`` a store."""
-    POLICY = "transfer policy"
-    """The policy is ``TransferPolicy.NEVER``: compute what the device lacks."""
     BELOW_THRESHOLD = "below threshold"
     """Memory lacks fewer tokens than ``config.prefetching.threshold_tokens``: load and compute at once."""
     TOO_MANY = "too many under way"
@@ -302,11 +261,9 @@ class Operation:
         "job",
         "kind",
         "pages_count",
-        "recompute",
         "respond_by_s",
         "started_s",
         "state",
-        "stop_reading_at_s",
         "tally",
     )
 
@@ -316,7 +273,6 @@ class Operation:
         steps: Steps,
         started_s: float,
         fail_at_s: float,
-        stop_reading_at_s: float = math.inf,
         respond_by_s: float = math.inf,
         tally: PageTally | None = None,
     ) -> None:
@@ -329,8 +285,6 @@ class Operation:
         """
         self.tally = PageTally() if tally is None else tally
         """Pages that it was asked for, and the outcome of each; complete once it is over."""
-        self.recompute: RecomputeDecision | None = None
-        """What could have been brought and was not, because computing it is faster; None if nothing."""
         self.error: CacheError | None = None
         """Why it failed or was cancelled, if it did."""
         self.is_released = False
@@ -339,8 +293,6 @@ class Operation:
         """When it fails if it still runs; by the controller's clock."""
         self.started_s = started_s
         """When it was started, by the controller's clock."""
-        self.stop_reading_at_s = stop_reading_at_s
-        """When it makes do with what has arrived by then."""
         self.respond_by_s = respond_by_s
         """When it is done, whatever its job still does: the request that waits for it goes on with what has arrived."""
         self.job: Job | None = None
@@ -399,9 +351,9 @@ class Operation:
             self.pages_count = pages_count
             self.tally.gain(pages_count)
 
-    def report_done(self, pages_count: int) -> None:
-        """Mark it as done for its caller: the rest of its work is for later requests."""
-        self.gain(pages_count)
+    def report_done(self) -> None:
+        """Mark it as done for its caller, with what has arrived: the rest of its work is for later requests."""
+        self.gain(self.pages_count)
         self.set_outcome(OperationState.DONE, None)
 
     def stop(self) -> None:

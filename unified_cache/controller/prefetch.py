@@ -9,7 +9,7 @@ A prefetch keeps the pages that arrived, however it ends:
                      (pinned)                            full_end   in between    longest end
 
     probe      find what memory lacks, and ask storage which of it it has; each rank says at which ends it could resume
-    choose     the longest end that memory has room for; none where computing is faster, or another prefetch reads it
+    choose     the longest end that memory has room for; none where another prefetch reads it
     allocate   pin what memory has, copy to the host what the device alone has, reserve host slots for the rest
     read       in the order of the prompt, all pools of a page together; storage verifies each page
     graft      put the pages that arrived into the tree
@@ -27,11 +27,11 @@ before they are in the tree: see ``LayerwiseLoad``.
 import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from unified_cache.controller import LayerwiseLoad, LeftOut, PageTally, RecomputeDecision, StorageTier, TransferKind
+from unified_cache.controller import LayerwiseLoad, LeftOut, PageTally, StorageTier, TransferKind
 from unified_cache.controller.cost_model import TransferSpeeds
 from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, ProbeJob, batch_pages
 from unified_cache.controller.ledger import Ledger, Reservation, TierTransfer
@@ -226,11 +226,6 @@ class Prefetches:
             stored_end = missing.known_end + last_end(ends)
             plan = self._choose(missing, ends)
             fetch = FetchUnderWay(operation, prompt, storage, missing, plan)
-            operation.recompute = self._speeds.choose(storage, missing.known_end, plan.end, plan.counts)
-            if operation.recompute is not None:
-                operation.tally.asked = max(operation.tally.asked, known_pages)
-                yield from self._recompute(fetch, operation.recompute, max(known_pages, 0))
-                break
             operation.tally.asked = max(operation.tally.asked, stored_end - first_end)
             lacks_room = stored_end - plan.end
             other = self._fetching(prompt, missing.reads([stored_end])) or self._fetching(prompt, plan.reads)
@@ -265,12 +260,6 @@ class Prefetches:
         fetch = self._under_way.get(operation)
         return None if fetch is None or operation.state is not OperationState.RUNNING else fetch.progress()
 
-    def recompute_decision(self, prompt: Prompt, storage: StorageTier, stored_end: int) -> RecomputeDecision | None:
-        """Return what this rank would compute of a prompt that storage has up to an end. Changes nothing."""
-        missing = self._missing(prompt, None)
-        counts = [len(pages) for pages in missing.reads([stored_end])]
-        return self._speeds.look(storage, missing.known_end, stored_end, counts)
-
     # ---- probe -----------------------------------------------------------------------------------------------
 
     def _probe(
@@ -295,13 +284,13 @@ class Prefetches:
         ends = self._ranks.agree(missing.stored_ends(stored))
         return (operation, missing, ends) if last_end(ends) >= worth_pages else None
 
-    def _missing(self, prompt: Prompt, lost: Sequence[Pages] | None) -> MissingPages:
+    def _missing(self, prompt: Prompt, lost: Sequence[Pages]) -> MissingPages:
         """Return what memory lacks of a prompt for any longer resume, but for what storage was found to have ``lost``.
 
-        Makes the prompt recent, unless ``lost`` is None.
+        Makes the prompt recent.
         """
         tree = self._ledger.tree
-        found = tree.peek(prompt) if lost is None else tree.match(prompt)
+        found = tree.match(prompt)
         spans = [component.span for component in self._ledger.layout.components]
         held, to_copy, to_read = [], [], []
         for component, span in enumerate(spans):
@@ -309,7 +298,7 @@ class Prefetches:
             either = on_host | tree.held_pages(found, Tier.DEVICE, component)
             held.append(either)
             to_copy.append(either ^ on_host)
-            to_read.append(~either if lost is None else ~(either | lost[component]))
+            to_read.append(~(either | lost[component]))
             to_read[component][: window(found.host_end + 1, span)] = False
         full_end = int(np.count_nonzero(held[0]))
         return MissingPages(found, spans, found.host_end, full_end, held, to_copy, to_read)
@@ -395,20 +384,6 @@ class Prefetches:
             fits &= window_counts(takes, span)[numbers] <= room
         end = missing.known_end + last_end(fits)
         return FetchPlan(end, copies=False, reads=missing.reads([end]), tier=Tier.DEVICE) if end > plan.end else plan
-
-    def _recompute(
-        self, fetch: FetchUnderWay, recompute: RecomputeDecision, known_pages: int
-    ) -> Generator[Job | WaitFor, Operation, None]:
-        """Read nothing, since computing is faster; now and then the first pages, to measure how fast storage is now."""
-        speeds = self._speeds
-        speeds.recomputed_tokens += recompute.tokens
-        if speeds.is_trial_due():
-            fetch.operation.report_done(known_pages)
-            first, *others = fetch.plan.reads
-            count = min(speeds.trial_pages(recompute), self.host_pages_left)
-            reads = [first[:count], *(pages[:0] for pages in others)]
-            trial = FetchPlan(fetch.missing.known_end, copies=False, reads=reads)
-            yield from self._bring_to_host(replace(fetch, plan=trial))
 
     # ---- single flight ---------------------------------------------------------------------------------------
 

@@ -15,20 +15,8 @@ __all__ = [
     "GuardConfig",
     "Prefetching",
     "Retention",
-    "TransferPolicy",
     "WritePolicy",
 ]
-
-
-class TransferPolicy(Enum):
-    """Rule of what is brought up to a request from host memory and storage."""
-
-    ALWAYS = "always"
-    """All that lower tiers add to its prefix and that there is room for."""
-    FASTEST = "fastest"
-    """As ``ALWAYS``, but for what storage has that takes longer to read than to compute, by what both took lately."""
-    NEVER = "never"
-    """Nothing: ``prefetch`` and ``load`` start nothing. Pages are still backed up, for others."""
 
 
 RETRY_ROUNDS_MAX = 10
@@ -185,8 +173,6 @@ class CacheConfig:
     """Largest share of the device's pages that waits for its backup (``WritePolicy.BACK``)."""
     prefetching: Prefetching = Prefetching()
     """Bounds on prefetches."""
-    transfer: TransferPolicy = TransferPolicy.ALWAYS
-    """What is brought up from host memory and storage, and what is better computed again."""
     guard: GuardConfig | None = GuardConfig()
     """What the cache puts between itself and its store; None for a store that looks after itself."""
     operation_timeout_s: float = 60.0
@@ -203,9 +189,6 @@ class CacheConfig:
         check_kind(self.eviction, EvictionConfig, "eviction as an EvictionConfig", ConfigError)
         check_kind(self.write, WritePolicy, "write as a WritePolicy, such as WritePolicy.THROUGH", ConfigError)
         check_kind(self.prefetching, Prefetching, "prefetching as a Prefetching", ConfigError)
-        check_kind(
-            self.transfer, TransferPolicy, "transfer as a TransferPolicy, such as TransferPolicy.FASTEST", ConfigError
-        )
         check_kind(self.guard, GuardConfig | None, "guard as a GuardConfig or None", ConfigError)
         if max(len(self.eviction.device), len(self.eviction.host)) > len(self.device_pages):
             raise ConfigError(f"eviction names more policies than the {len(self.device_pages)} components")

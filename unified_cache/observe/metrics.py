@@ -196,9 +196,4 @@ METRICS = (
         _duplicate_pages,
         ("outcome",),
     ),
-    _counter(
-        "recomputed_tokens",
-        "Tokens that storage had and that were computed, because that is faster.",
-        _single(lambda stats: stats.recomputed_tokens),
-    ),
 )

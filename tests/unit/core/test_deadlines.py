@@ -14,11 +14,11 @@ from tests.support.conversations import ROOM, pages_on, store_turns
 from tests.support.operations import Stepped, over, prompt_of_pages, started
 from tests.support.ranks import ThreadRanks, digest_of, head_of, in_threads
 from tests.support.tables import check_tables
-from tests.support.timed_engine import POLL_S, PacedStorage, PrefillSpeed, TimedEngine
+from tests.support.timed_engine import POLL_S, PacedStorage, TimedEngine
 from unified_cache.controller import InlineWorkers, Operation, OperationState
 from unified_cache.controller.jobs import STORAGE_BATCH_OBJECTS
 from unified_cache.controller.ranks import LocalRanks, RankGroup
-from unified_cache.core.config import CacheConfig, Prefetching, TransferPolicy, WritePolicy
+from unified_cache.core.config import CacheConfig, Prefetching, WritePolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, Tier
 from unified_cache.core.window import SPAN_ALL
@@ -28,9 +28,9 @@ TURNS = (4, 8, 12, 16)
 every_bound = pytest.mark.parametrize("is_patience", [False, True], ids=["deadline", "patience"])
 
 
-def config_of(layout: ModelLayout, transfer: TransferPolicy = TransferPolicy.ALWAYS) -> CacheConfig:
+def config_of(layout: ModelLayout) -> CacheConfig:
     sizes = tuple(ROOM for _ in layout.components)
-    return CacheConfig(sizes, sizes, write=WritePolicy.ON_CALL, guard=None, transfer=transfer)
+    return CacheConfig(sizes, sizes, write=WritePolicy.ON_CALL, guard=None)
 
 
 def stepped(layout: ModelLayout, turns: tuple[int, ...] = TURNS) -> tuple[TimedEngine, Stepped]:
@@ -163,16 +163,15 @@ def test_no_request_is_later_than_its_deadline_and_a_part(
     """A simulated store blocks the owner for a part, so by so much a request may be late, and by a poll."""
     store = PacedStorage(ManualClock(), byte_s)
     store_turns(layout, store, TURNS)
-    for transfer in (TransferPolicy.ALWAYS, TransferPolicy.FASTEST):
-        engine = TimedEngine(layout, config_of(layout, transfer), store, PrefillSpeed())
-        for pages in (4, 8, 12, 16, 16, 16):
-            prompt = prompt_of_pages(engine.cache, pages)
-            began_s = store.clock.now_s
-            operation = engine.wait(engine.cache.prefetch(prompt, deadline_s))
-            assert operation
-            assert store.clock.now_s - began_s <= deadline_s + store.slowest_get_s + 1e-3
-            engine.compute(prompt)
-            engine.forget()
+    engine = TimedEngine(layout, config_of(layout), store)
+    for pages in (4, 8, 12, 16, 16, 16):
+        prompt = prompt_of_pages(engine.cache, pages)
+        began_s = store.clock.now_s
+        operation = engine.wait(engine.cache.prefetch(prompt, deadline_s))
+        assert operation
+        assert store.clock.now_s - began_s <= deadline_s + store.slowest_get_s + 1e-3
+        engine.compute(prompt)
+        engine.forget()
 
 
 def test_ranks_are_done_at_the_same_look_and_stay_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +266,6 @@ def prompt_of(engine: ToyEngine | TimedEngine) -> Prompt:
 
 
 def engine_of(
-    transfer: TransferPolicy = TransferPolicy.ALWAYS,
     *,
     patience_s: float = np.inf,
     ranks: RankGroup = LocalRanks(),
@@ -282,7 +280,6 @@ def engine_of(
         (PAGES,),
         write=WritePolicy.ON_CALL,
         guard=None,
-        transfer=transfer,
         prefetching=Prefetching(patience_s=patience_s),
     )
     return TimedEngine(LAYOUT, config, store, workers=Stepped(), ranks=ranks)
@@ -330,11 +327,10 @@ def pages_in_time(engine: TimedEngine, deadline_s: float) -> int:
 @every_speed
 @every_deadline
 @every_bound
-@pytest.mark.parametrize("transfer", [TransferPolicy.ALWAYS, TransferPolicy.FASTEST], ids=lambda each: each.value)
 def test_from_the_second_prefetch_on_nearly_all_comes_in_time_that_can(
-    speed: Speed, deadline_s: float, is_patience: bool, transfer: TransferPolicy
+    speed: Speed, deadline_s: float, is_patience: bool
 ) -> None:
-    engine = engine_of(transfer, patience_s=deadline_s if is_patience else np.inf)
+    engine = engine_of(patience_s=deadline_s if is_patience else np.inf)
     store_of(engine).speed = speed
     first, *later = (pages_in_time(engine, deadline_s) for _ in range(5))
     can = speed.in_time(deadline_s)

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from tests.support.clock import ManualClock
-from unified_cache.controller.cost_model import KNOWN_MIN, PrefillTime, ReadTimes, pages_to_read
+from unified_cache.controller.cost_model import ReadTimes, pages_to_read
 
 MIB = 1 << 20
 
@@ -96,54 +95,3 @@ def test_shortly_before_a_deadline_one_read_brings_what_still_can_come() -> None
 def test_no_more_is_read_than_there_is() -> None:
     assert pages_to_read(3, 128, math.nan, math.nan, 1.0, 1.0) == 3
     assert pages_to_read(3, 128, 1.0, 1.0, 0.0, 1.0) == 3
-
-
-# ---- time of a token: a moving average over requests that an engine has computed -----------------------------------
-
-
-def computed(prefill: PrefillTime, clock: ManualClock, tokens: int, seconds: float, times: int = 1) -> None:
-    for number in range(times):
-        prefill.begin(number)
-        clock.now_s += seconds
-        prefill.end(number, tokens)
-
-
-def test_a_token_takes_what_it_took_lately() -> None:
-    clock = ManualClock()
-    prefill = PrefillTime(clock)
-    computed(prefill, clock, 100, 1.0, 20)
-    assert prefill.token_s == pytest.approx(0.01)
-    computed(prefill, clock, 100, 5.0, 20)
-    assert prefill.token_s == pytest.approx(0.05, rel=0.02)
-
-
-def test_a_long_request_weighs_more_than_a_short_one() -> None:
-    clock = ManualClock()
-    prefill = PrefillTime(clock)
-    for _ in range(20):
-        computed(prefill, clock, 1, 0.1)
-        computed(prefill, clock, 1_000, 1.0)
-    assert prefill.token_s == pytest.approx(1.1 / 1_001, rel=0.03)
-
-
-def test_nothing_is_known_before_some_requests_have_computed_anything() -> None:
-    clock = ManualClock()
-    prefill = PrefillTime(clock)
-    computed(prefill, clock, 100, 1.0, KNOWN_MIN - 1)
-    computed(prefill, clock, 0, 1.0)  # found whole
-    computed(prefill, clock, 100, 0.0)  # by a clock that stands still
-    computed(prefill, clock, 100, -1.0)
-    prefill.end("never began", 100)
-    assert math.isnan(prefill.token_s)
-    computed(prefill, clock, 100, 1.0)
-    assert prefill.token_s == pytest.approx(0.01)
-
-
-def test_a_request_that_computes_nothing_is_forgotten() -> None:
-    prefill = PrefillTime(ManualClock())
-    for request in ("first", "second"):
-        prefill.begin(request)
-    prefill.leave("first")
-    assert prefill.requests() == {"second"}
-    prefill.leave_all()
-    assert prefill.requests() == set()

@@ -21,7 +21,6 @@ RUNNERS: Mapping[str, str] = {
     "bucket": "tests/e2e/test_object_commands.py",
     "example": "tests/e2e/test_examples.py",
     "faithful": "tests/e2e/test_faithful.py",
-    "policies": "tests/unit/core/test_transfer_policy.py",
     "release": "scripts/release.py",
     "settings": "tests/unit/settings/test_description.py",
     "sglang": "tests/engines/sglang/document.py",

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,6 @@ from unified_cache.cache.explain.stored import NearMatch, pages_text
 from unified_cache.core.config import WritePolicy
 from unified_cache.core.pool import Component, ModelLayout, Pages
 from unified_cache.core.window import SPAN_UNKNOWN, last_end, restorable_ends, window
-
-if TYPE_CHECKING:  # the controller needs torch, and a store alone is explained without it
-    from unified_cache.controller import RecomputeDecision
 
 __all__ = ["ComponentExplanation", "Explanation", "MissingRun", "TierExplanation", "TierPages", "explanation_of"]
 
@@ -78,13 +75,11 @@ class Explanation:
     """Prompts of the same tokens that are known under another name."""
     write: WritePolicy | None
     """Write policy in force; None for a store alone."""
-    recompute: "RecomputeDecision | None" = None
-    """Pages that would not be read if they were asked for now, because computing them is faster."""
 
     def as_json(self) -> dict[str, object]:
         """Return it under the names of its fields, for ``json.dump``."""
         value: dict[str, object] = asdict(self, dict_factory=_as_json)
-        return {**value, "recompute": None if self.recompute is None else self.recompute.as_json()}
+        return value
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -101,8 +96,6 @@ class Explanation:
                 missing = "; ".join(f"[{run.start}, {run.end}) {run.why.text}" for run in each.missing)
                 marks = _drawn(each.held, (each.window_start, tier.end), self.pages)
                 yield f"  {each.component:{width}}  |{marks}|  {missing}".rstrip()
-        if self.recompute is not None:
-            yield self.recompute.text
         yield from (f"near match: {near.text}" for near in self.near)
 
 

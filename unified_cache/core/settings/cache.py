@@ -10,7 +10,6 @@ from unified_cache.core.config import (
     GuardConfig,
     Prefetching,
     Retention,
-    TransferPolicy,
     WritePolicy,
 )
 from unified_cache.core.errors import ConfigError
@@ -58,7 +57,6 @@ class EmbeddedSettings(Settings):
     write: WritePolicy = _USUAL.write
     dirty_share: Annotated[float, Field(gt=0, le=1)] = _USUAL.dirty_share
     prefetching: Prefetches = Prefetching()
-    transfer: TransferPolicy = _USUAL.transfer
     guard: Guard = GuardConfig()
     operations_max: Count = _USUAL.operations_max
     storage_workers: Count = _USUAL.storage_workers
@@ -92,7 +90,6 @@ class EmbeddedSettings(Settings):
             write=self.write,
             dirty_share=self.dirty_share,
             prefetching=self.prefetching,
-            transfer=self.transfer,
             guard=self.guard,
             operation_timeout_s=self.operation_timeout_s,
             close_timeout_s=self.close_timeout_s,
