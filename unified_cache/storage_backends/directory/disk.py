@@ -8,6 +8,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import shutil
 import stat
 import sys
@@ -46,6 +47,7 @@ __all__ = [
     "is_distrusted",
     "missing_bytes",
     "missing_inodes",
+    "missing_mount",
     "opened",
     "read_at",
     "read_led",
@@ -137,6 +139,30 @@ def _read_cached(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
 def _refuse_cached(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
     """Refuse, as a file system does that cannot tell what it has in memory."""
     raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
+def missing_mount(
+    path: Path, fstab: Path = Path("/etc/fstab"), mounts: Path = Path("/proc/self/mountinfo")
+) -> Path | None:
+    """Return where above ``path`` a file system is to be mounted and is not; None where nobody knows of one."""
+    try:
+        expected, mounted = _column(fstab, 1), _column(mounts, 4)
+    except OSError:
+        return None
+    place = Path(os.path.realpath(path))
+    # The nearest one decides: what is mounted below one that is missing is a place of its own.
+    found = next((each for each in (place, *place.parents) if each in expected | mounted), None)
+    return None if found is None or found in mounted else found
+
+
+def _column(table: Path, column: int) -> set[Path]:
+    """Return the paths in a column of a table of mounts, links followed."""
+    lines = [line.split() for line in table.read_text("utf-8", "surrogateescape").splitlines() if line[:1] != "#"]
+    names = [fields[column] for fields in lines if len(fields) > column and fields[column].startswith("/")]
+    return {Path(os.path.realpath(_ESCAPE.sub(lambda octal: chr(int(octal[1], 8)), name))) for name in names}
 
 
 class Disk:
@@ -257,6 +283,10 @@ class Disk:
     def end_direct(fd: int) -> None:
         """Make reads of a descriptor go through the system's memory again."""
         fcntl.fcntl(fd, fcntl.F_SETFL, 0)
+
+    def missing_mount(self, path: Path) -> Path | None:
+        """Return what ``missing_mount`` does by the tables of this system."""
+        return missing_mount(path)
 
     @staticmethod
     def listdir(fd: int) -> list[str]:

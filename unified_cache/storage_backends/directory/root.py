@@ -249,7 +249,12 @@ def open_root_to_read(disk: Disk, path: Path, expected: StoreFormat) -> Director
 
 
 def _make_root(disk: Disk, path: Path, opened_files: ExitStack) -> int:
-    """Open a directory, made if absent, until the stack closes it."""
+    """Open a directory, made if absent, until the stack closes it; not on the disk below one that is not mounted."""
+    missing = disk.missing_mount(path)
+    if missing is not None:
+        raise StorageError(
+            f"{path} lies on {missing}, which /etc/fstab names and where nothing is mounted; mount it", retryable=True
+        )
     with suppress(FileExistsError):
         disk.makedirs(path, 0o700)
     return _open_in(opened_files, disk, path, _ROOT_FLAGS)

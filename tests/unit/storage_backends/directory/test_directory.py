@@ -21,6 +21,7 @@ from unified_cache.core.errors import ConfigError, InputError, StorageError
 from unified_cache.core.pool import Identity
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.catalog import UsedBetween, catalog_of
+from unified_cache.storage_backends.directory.disk import Disk, missing_mount
 from unified_cache.storage_backends.directory.front import (
     FREE_BYTES_MIN,
     STAMP_GRAIN_NS,
@@ -118,6 +119,50 @@ def test_directories_have_mode_0700_and_files_0600(kind: StoreKind, root: Path) 
     finally:
         os.umask(mask)
     assert modes == {(True, 0o700), (False, 0o600)}
+
+
+class MountedDisk(Disk):
+    """A disk with tables of its own of what is to be mounted, and of what is."""
+
+    def __init__(self, tables: Path) -> None:
+        self.fstab, self.mounts = tables / "fstab", tables / "mountinfo"
+        self.mounts.write_text("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
+
+    def mount(self, place: Path) -> None:
+        with self.mounts.open("a") as mounts:
+            mounts.write(f"23 22 8:2 / {escaped(place)} rw - ext4 /dev/sdb1 rw\n")
+
+    def missing_mount(self, path: Path) -> Path | None:
+        return missing_mount(path, self.fstab, self.mounts)
+
+
+def escaped(path: Path) -> str:
+    return str(path).replace(" ", "\\040")
+
+
+def test_no_store_is_made_where_a_file_system_is_not_mounted_yet(kind: StoreKind, tmp_path: Path) -> None:
+    disk, place, link = MountedDisk(tmp_path), tmp_path / "a disk", tmp_path / "link"
+    place.mkdir()
+    link.symlink_to(place)
+    disk.fstab.write_text(f"# UUID=0 /\n\n/dev/sda2 none swap sw 0 0\n/dev/sdb1 {escaped(link)} ext4 defaults 0 2\n")
+    for path in (place / "kv", link / "deep" / "kv", place):
+        with pytest.raises(StorageError, match=f"{path} lies on {place}, which /etc/fstab names") as refused:
+            kind.open(path, disk=disk)
+        assert refused.value.retryable
+    assert list(place.iterdir()) == []
+    kind.open(tmp_path / "kv", disk=disk).close()
+    disk.mount(place)
+    kind.open(place / "kv", disk=disk).close()
+
+
+def test_a_store_is_made_on_what_is_mounted_below_a_missing_one_and_where_nobody_says(
+    kind: StoreKind, tmp_path: Path
+) -> None:
+    disk, place = MountedDisk(tmp_path), tmp_path / "srv"
+    kind.open(place / "old", disk=disk).close()
+    disk.fstab.write_text(f"/dev/sdb1 {place} ext4\n")
+    disk.mount(place / "bound")
+    kind.open(place / "bound" / "kv", disk=disk).close()
 
 
 @pytest.mark.threat("a directory that others write")
