@@ -13,7 +13,6 @@ __all__ = [
     "ROOT",
     "Function",
     "Source",
-    "module_name",
     "python_paths",
     "python_sources",
     "repository_files",

@@ -73,7 +73,7 @@ class UnifiedCache:
     """
 
     @classmethod
-    def open(
+    def open(  # noqa: PLR0913  # each is one part that an engine brings, five of them by name
         cls,
         layout: ModelLayout,
         config: CacheConfig,

@@ -31,7 +31,7 @@ WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 
 
 @triton.jit(do_not_specialize=["pages_count", "layers_count", "row_blocks"])  # type: ignore[untyped-decorator,unused-ignore]
-def move_rows(  # type: ignore[no-untyped-def,unused-ignore]
+def move_rows(  # type: ignore[no-untyped-def,unused-ignore]  # noqa: PLR0913  # a kernel takes numbers one by one
     table,
     slots,
     pages_count,
