@@ -19,7 +19,8 @@ from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved
 from benchmarks.plan import BenchmarkPlan
 from unified_cache import CacheConfig, Identity, UnifiedCache, open_storage
 from unified_cache.core.config import WritePolicy
-from unified_cache.integrations.transformers import KeptState, PrefixCachedModel, Reused
+from unified_cache.core.hits import Hits
+from unified_cache.integrations.transformers import KeptState, PrefixCachedModel
 
 __all__ = ["ttft_figures"]
 
@@ -103,12 +104,12 @@ def prompts_sharing(prefix_tokens: int) -> Iterator[list[int]]:
 
 def _recomputed(engine: PrefixCachedModel, prompt: list[int]) -> int:
     engine.cache.reset()
-    return _timed(engine, prompt, Reused())
+    return _timed(engine, prompt, Hits())
 
 
 def _from_device(engine: PrefixCachedModel, prompt: list[int]) -> int:
     engine.cache.wait_all(SETTLE_S)
-    return _timed(engine, prompt, Reused(device_tokens=PREFIX_TOKENS))
+    return _timed(engine, prompt, Hits(device=PREFIX_TOKENS))
 
 
 def _from_host(engine: PrefixCachedModel, prompt: list[int]) -> int:
@@ -116,16 +117,16 @@ def _from_host(engine: PrefixCachedModel, prompt: list[int]) -> int:
     taken = engine.cache.allocate([np.ones(DEVICE_PAGES, np.bool_)])
     assert taken is not None
     engine.cache.free(taken)
-    return _timed(engine, prompt, Reused(host_tokens=PREFIX_TOKENS))
+    return _timed(engine, prompt, Hits(host=PREFIX_TOKENS))
 
 
 def _from_storage(engine: PrefixCachedModel, prompt: list[int]) -> int:
     engine.cache.wait_all(SETTLE_S)
     engine.cache.reset()
-    return _timed(engine, prompt, Reused(storage_tokens=PREFIX_TOKENS))
+    return _timed(engine, prompt, Hits(storage=PREFIX_TOKENS))
 
 
-def _timed(engine: PrefixCachedModel, prompt: list[int], expected: Reused) -> int:
+def _timed(engine: PrefixCachedModel, prompt: list[int], expected: Hits) -> int:
     """Return the nanoseconds until the first token of an answer is known."""
     started = perf_counter_ns()
     with engine.prefill(prompt) as sequence:

@@ -20,7 +20,7 @@ python examples/continuous_batching.py
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -30,13 +30,12 @@ import numpy as np
 from unified_cache import CacheConfig, Identity, Retention, UnifiedCache, open_storage
 from unified_cache.core.errors import ConfigError, InputError, StateError
 from unified_cache.core.extras import needs_extra
+from unified_cache.core.hits import Hits
 from unified_cache.core.page import DEFAULT_NAMESPACE, Namespace
 from unified_cache.core.pool import Slots
-from unified_cache.core.window import SPAN_ALL
 from unified_cache.forward import ForwardBatch, ForwardMode, LayerKind, SwaTranslation, init_metadata, write_locs
-from unified_cache.integrations.transformers import DevicePages, KeptState, PrefixRestore, Reused, Stage, greedy
+from unified_cache.integrations.transformers import DevicePages, KeptState, greedy
 from unified_cache.testing.tiny_models import TINY_MODELS, tiny_model
-from unified_cache.tree import Lock
 
 with needs_extra("transformers", "this example"):
     import torch
@@ -57,7 +56,7 @@ class RequestOutcome(Enum):
     """The caller aborted it; the tokens generated until then stay."""
 
 
-class Request:
+class GenerationRequest:
     """A prompt and the tokens generated after it. The engine fills it in; the caller that submitted it reads it."""
 
     __slots__ = (
@@ -94,7 +93,7 @@ class Request:
         self.namespace = namespace
         self.outcome: RequestOutcome | None = None
         """None as long as it waits or runs."""
-        self.reused = Reused()
+        self.reused = Hits()
         self.computed_tokens = 0
         """Tokens of the prompt that the model was run on."""
         self.submitted_s = 0.0
@@ -189,11 +188,10 @@ class PrefillChunk:
 class RunningRequest:
     """The prefix that a running request locks, the pages it fills, and the cache object that the model reads.
 
-        [0, lock.end)         pages of the tree, pinned by this request's lock
-        [lock.end, ours_end)  pages of this request's own; the last may be filled in part
-        [ours_end, ...)       pages that had no room: written to the sink, so they live in the cache object alone
+        [0, own_end)    pages that the cache keeps for it, pinned or its own; the last may be filled in part
+        [own_end, ...)  pages that had no room: written to the sink, so they live in the cache object alone
 
-    Everything it holds is in the prefix, the lock and the pages, so that ``abort`` can give it back at any time.
+    Everything it holds is in ``held``, so that ``abort`` can give it back at any time.
 
     In each iteration the engine takes a ``chunk``, runs the model, writes its state to ``locs`` and
     calls ``note_computed``.
@@ -202,12 +200,9 @@ class RunningRequest:
     __slots__ = (
         "_cache",
         "_chunk_pages",
-        "_fresh",
+        "_held",
         "_keeps_answer",
-        "_lock",
         "_pages",
-        "_prefix",
-        "_steps",
         "is_ready",
         "past",
         "request",
@@ -216,22 +211,25 @@ class RunningRequest:
     )
 
     def __init__(
-        self, request: Request, cache: UnifiedCache, pages: DevicePages, chunk_pages: int, *, keeps_answer: bool
+        self,
+        request: GenerationRequest,
+        cache: UnifiedCache,
+        pages: DevicePages,
+        chunk_pages: int,
+        *,
+        keeps_answer: bool,
     ) -> None:
-        """Take a request; nothing is asked or allocated yet. Chunks of its prompt end at multiples of ``chunk_pages``.
+        """Take a request, and begin to bring what the tiers hold of it.
 
-        With ``keeps_answer`` the pages that decoding fills are kept like those of the prompt.
+        Chunks of its prompt end at multiples of ``chunk_pages``. With ``keeps_answer`` the pages that decoding fills
+        are kept like those of the prompt.
         """
-        prompt = cache.prompt(request.tokens, request.namespace)
         self.request = request
         self._cache = cache
+        self._held = cache.bring(cache.prompt(request.tokens, request.namespace))
         self._pages = pages
         self._chunk_pages = chunk_pages
         self._keeps_answer = keeps_answer
-        self._prefix = PrefixRestore(cache, prompt)
-        self._steps = self._begin()
-        self._lock: Lock | None = None
-        self._fresh: list[Slots] = []
         self.is_ready = False
         """Whether what the tiers hold has come, so that there is a chunk to run."""
         self.past: DynamicCache = pages.kept.new_cache()
@@ -244,22 +242,15 @@ class RunningRequest:
     # ---- before the first forward ----------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Continue to bring the cached prefix to the device, without waiting."""
-        if not self.is_ready and next(self._steps, Stage.READY) is Stage.READY:
-            self.is_ready = True
-
-    def _begin(self) -> Iterator[Stage]:
-        cache, request = self._cache, self.request
-        yield from self._prefix.steps()
-        self._lock, self._prefix.lock = self._prefix.lock, None
-        assert self._lock is not None
-        start = self._lock.end
-        self.past = self._pages.restore([cache.slots(self._lock, number) for number in self._components], start)
+        """Continue to bring the cached prefix to the device, without waiting; once it is there, begin."""
+        if self.is_ready or not self._held.advance():
+            return
+        held, start = self._held, self._held.lock.end
+        self.past = self._pages.restore([held.slots(number) for number in self._components], start)
         self.tokens_done = start * self._page_size
-        request.reused = self._prefix.reused
-        pages_count = len(request.tokens) // self._page_size
-        self._fresh = [np.zeros(0, np.int32) for _ in self._components]
-        self._allocate_pages(start, pages_count, [*self._prefix.ends, pages_count])
+        self.request.reused = held.hits.tokens(self._page_size, len(self.request.tokens))
+        self._took(held.allocate())
+        self.is_ready = True
 
     # ---- one forward -----------------------------------------------------------------------------------------
 
@@ -276,15 +267,15 @@ class RunningRequest:
             end = start + 1
         elif first_page < whole_pages:
             end_page = min((first_page // self._chunk_pages + 1) * self._chunk_pages, whole_pages)
-            held = [slots[first_page - self._locked_end :] for slots in self._fresh]
+            held = [slots[first_page - self._held.lock.end :] for slots in self._held.own]
             end = self._pages.chunk_end(first_page, end_page, held) * page_size
         else:
             end = self.request.prompt_tokens
         last_page = (end - 1) // page_size
-        if last_page == self._locked_end + len(self._fresh[0]):
+        if last_page == self._held.own_end:
             if last_page > whole_pages:
-                self._trim(last_page)
-            self._allocate_pages(last_page, last_page + 1, [last_page + 1])
+                self._held.trim(last_page)
+            self._took(self._held.allocate(last_page + 1, [last_page + 1]))
         return PrefillChunk(self, start, end)
 
     def locs(self, component: int, start: int, end: int) -> torch.Tensor:
@@ -314,59 +305,27 @@ class RunningRequest:
 
     def abort(self) -> None:
         """Give back everything; inserted pages stay cached. Idempotent."""
-        self._prefix.abort()
-        if self._fresh:
-            self._cache.free(self._fresh)
-            self._fresh = []
-        if self._lock is not None:
-            self._cache.release(self._lock)
-            self._lock = None
+        self._held.close()
 
     # ---- pages -----------------------------------------------------------------------------------------------
 
-    def _allocate_pages(self, start: int, end: int, ends: Iterable[int]) -> None:
-        """Get slots for pages [start, end), all or none, if they join on to those held."""
-        if start == self._locked_end + len(self._fresh[0]):
-            taken = self._cache.allocate(self._cache.pages_to_allocate(start, end, ends))
-            if taken is not None:
-                self._pages.clear(taken)
-                self._fresh = [np.concatenate(pair) for pair in zip(self._fresh, taken, strict=True)]
+    def _took(self, taken: list[Slots] | None) -> None:
+        """Clear the pages that have just got slots."""
+        if taken is not None:
+            self._pages.clear(taken)
         self._renew_table()
 
-    def _trim(self, end: int) -> None:
-        """Free the pages that no resume after ``end`` pages needs, because every window has moved past them.
-
-        Once the windows have moved past all that the request's lock pins, it lets go of those of the lock, too.
-        """
-        cache = self._cache
-        spans = [component.span for component in self._pages.layout.components[1:]]
-        if self._lock is not None and end - self._locked_end >= max(spans, default=SPAN_ALL):
-            cache.release_windows(self._lock)
-        count = self._locked_end + len(self._fresh[0])
-        ends = cache.config.retention.ends(end, 0, self._page_size)
-        cache.trim(self._fresh, cache.pages_to_allocate(self._locked_end, count, ends))
-
     def _insert_pages(self, end: int) -> None:
-        """Insert whole pages up to ``end`` into the tree, as far as they have slots; the lock pins them after that."""
-        end = min(end, self._locked_end + len(self._fresh[0]))
-        prompt = self._cache.prompt(self.request.tokens, self.request.namespace).head(end)
-        count = prompt.pages_count - self._locked_end
-        if count > 0 and self._lock is not None:
-            self._lock = self._cache.insert(prompt, [slots[:count] for slots in self._fresh], self._lock)
-            self._fresh = [slots[count:] for slots in self._fresh]
-            self._renew_table()
+        """Insert whole pages up to ``end`` into the tree, as far as they have slots; they stay pinned."""
+        self._held.insert(self._cache.prompt(self.request.tokens, self.request.namespace).head(end))
+        self._renew_table()
 
     def _renew_table(self) -> None:
-        assert self._lock is not None
-        self.table = []
-        for number, fresh in zip(self._components, self._fresh, strict=True):
-            window = self._cache.slots(self._lock, number)
-            holes = np.full(self._locked_end - len(window), SINK, np.int32)
-            self.table.append(np.maximum(np.concatenate((holes, window, fresh)), SINK))
-
-    @property
-    def _locked_end(self) -> int:
-        return 0 if self._lock is None else self._lock.end
+        held, self.table = self._held, []
+        for number, own in zip(self._components, held.own, strict=True):
+            window = held.slots(number)
+            holes = np.full(held.lock.end - len(window), SINK, np.int32)
+            self.table.append(np.maximum(np.concatenate((holes, window, own)), SINK))
 
     @property
     def _page_size(self) -> int:
@@ -429,13 +388,13 @@ class BatchingEngine:
         self._choose = choose
         self._clock = clock
         self._pause = pause
-        self._queue: deque[Request] = deque()
+        self._queue: deque[GenerationRequest] = deque()
         self._running: list[RunningRequest] = []
         self._padding = self._run_padding()
 
     # ---- requests --------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request) -> bool:
+    def submit(self, request: GenerationRequest) -> bool:
         """Take a new request; False, with nothing done, if too many wait already.
 
         Raises:
@@ -450,7 +409,7 @@ class BatchingEngine:
         self._queue.append(request)
         return True
 
-    def abort(self, request: Request) -> None:
+    def abort(self, request: GenerationRequest) -> None:
         """Abort a request, queued or running; pages it has inserted stay cached. An ended request is left as it is."""
         if request.outcome is not None:
             return
@@ -461,7 +420,7 @@ class BatchingEngine:
             running.abort()
             self._running.remove(running)
 
-    def stream(self, request: Request) -> Iterator[int]:
+    def stream(self, request: GenerationRequest) -> Iterator[int]:
         """Submit a request and yield its tokens as they come, serving all others meanwhile. Leaving early aborts it.
 
         Raises:
@@ -594,7 +553,7 @@ class BatchingEngine:
 
     # ---- sizes -----------------------------------------------------------------------------------------------
 
-    def _pages_needed(self, request: Request) -> int:
+    def _pages_needed(self, request: GenerationRequest) -> int:
         return -(-request.length_max // self.pages.layout.page_size)
 
     @property
@@ -669,11 +628,11 @@ def main() -> None:
     kept = KeptState.of(tiny_model("tiny-gemma3"), TINY_MODELS["tiny-gemma3"].page_size)
     with opened("tiny-gemma3", kept, TierSizes(device_pages=96, host_pages=192), None, settings) as engine:
         for turn in ("first", "second"):
-            requests = [Request(list(system + question), tokens_max=16) for question in questions]
+            requests = [GenerationRequest(list(system + question), tokens_max=16) for question in questions]
             assert all(map(engine.submit, requests))
             engine.run()
             reused, computed = (
-                sum(each.reused.tokens for each in requests),
+                sum(each.reused.total for each in requests),
                 sum(each.computed_tokens for each in requests),
             )
             print(f"{turn} time: {reused} tokens reused, {computed} computed")

@@ -37,7 +37,9 @@ def ask(engine: PrefixCachedModel, prompt: list[int]) -> Completion:
     for _ in run:
         pass
     assert run.answer is not None
-    print(f"{run.answer.reused}, {run.answer.computed_tokens} computed, {run.answer.first_token_s * 1e3:.0f} ms")
+    print(
+        f"reused: {run.answer.reused}; {run.answer.computed_tokens} computed, {run.answer.first_token_s * 1e3:.0f} ms"
+    )
     return run.answer
 
 

@@ -64,26 +64,22 @@ class HybridEngine:
         count = tokens.count(PLACEHOLDER)
         prompt = cache.prompt(tokens, media=[MediaItem(tokens.index(PLACEHOLDER), count, picture)] if count else ())
         tokens = [hash(picture) if token == PLACEHOLDER else token for token in tokens]  # what the forward sees
-        for move in (cache.prefetch, cache.load):  # storage to host, host to device
-            move(prompt)
-            cache.wait_all(timeout_s=10)  # an engine polls between forwards instead
-        found = cache.match(prompt)
-        ends = cache.checkpoint_ends(found)  # where windows and states are worth keeping
-        lock = cache.lock(found)
-        reused = lock.end
-        for component, layers in enumerate(self.tensors.values()):  # read by the forward: all of Full, else a window
-            slots = cache.slots(lock, component)
-            for page, slot in zip(range(reused - len(slots), reused), slots.tolist(), strict=True):
-                for layer in layers:
-                    assert torch.equal(layer[slot], self.rows(tokens, page)[component]), "a hit is never wrong bytes"
-        fresh = cache.allocate(cache.pages_to_allocate(reused, prompt.pages_count, ends))
-        assert fresh is not None, "one request at a time pins nothing but its own pages"
-        for page in range(reused, prompt.pages_count):
-            for slots, layers, row in zip(fresh, self.tensors.values(), self.rows(tokens, page), strict=True):
-                if (slot := slots[page - reused]) >= 0:  # -1: no later request resumes from this page
+        with cache.bring(prompt) as request:  # storage to host to device
+            request.wait(timeout_s=10)  # an engine polls between forwards instead
+            reused = request.lock.end
+            for component, layers in enumerate(self.tensors.values()):  # the forward reads all of Full, else a window
+                slots = request.slots(component)
+                for page, slot in zip(range(reused - len(slots), reused), slots.tolist(), strict=True):
                     for layer in layers:
-                        layer[slot] = row
-        cache.release(cache.insert(prompt, fresh, lock))
+                        assert torch.equal(layer[slot], self.rows(tokens, page)[component]), "a hit is never wrong"
+            fresh = request.allocate()  # of windows and states what is worth keeping
+            assert fresh is not None, "one request at a time pins nothing but its own pages"
+            for page in range(reused, prompt.pages_count):
+                for slots, layers, row in zip(fresh, self.tensors.values(), self.rows(tokens, page), strict=True):
+                    if (slot := slots[page - reused]) >= 0:  # -1: no later request resumes from this page
+                        for layer in layers:
+                            layer[slot] = row
+            request.insert()
         cache.wait_all(timeout_s=10)
         return reused
 

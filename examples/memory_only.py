@@ -22,7 +22,7 @@ def main() -> None:
             run = engine.generate(spoken, tokens_max=16)
             spoken += list(run)  # tokens come one by one, as they are generated
             assert run.answer is not None
-            print(f"{run.answer.reused.device_tokens} tokens reused, {run.answer.computed_tokens} computed")
+            print(f"{run.answer.reused.device} tokens reused, {run.answer.computed_tokens} computed")
 
 
 if __name__ == "__main__":

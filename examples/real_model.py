@@ -35,7 +35,9 @@ def main(checkpoint: str, document: str) -> None:
             run = engine.generate(tokens, tokens_max=32, stop={tokenizer.eos_token_id})
             print(question, tokenizer.decode(list(run)))
             assert run.answer is not None
-            print(f"{run.answer.first_token_s:.2f} s, {run.answer.reused}, {run.answer.computed_tokens} computed")
+            print(
+                f"{run.answer.first_token_s:.2f} s, reused: {run.answer.reused}; {run.answer.computed_tokens} computed"
+            )
         cache.wait_all(timeout_s=60)  # what was computed is stored
 
 

@@ -13,7 +13,8 @@ from multiprocessing.connection import Connection
 from tempfile import TemporaryDirectory
 
 from unified_cache import CacheConfig, Identity, UnifiedCache, open_storage
-from unified_cache.integrations.transformers import KeptState, PrefixCachedModel, Reused
+from unified_cache.core.hits import Hits
+from unified_cache.integrations.transformers import KeptState, PrefixCachedModel
 from unified_cache.testing.tiny_models import tiny_model
 
 MODEL = "tiny-gemma3"
@@ -21,7 +22,7 @@ SYSTEM = b"You are the clerk of a small library of machines. Answer in one line.
 QUESTIONS = (b"Where is the map of the harbour?", b"Who has drawn the map of the harbour?")
 WAIT_S = 120.0
 
-Said = tuple[list[int], Reused, int]
+Said = tuple[list[int], Hits, int]
 """An answer, what was reused of its prompt, and how many tokens were computed."""
 
 
@@ -60,7 +61,7 @@ def engine_process(storage: str, line: Connection) -> None:
 def show(name: str, answers: list[Said]) -> None:
     """Say what the answers took."""
     for _, reused, computed_tokens in answers:
-        print(f"{name}: {reused.storage_tokens} tokens from storage, {computed_tokens} computed")
+        print(f"{name}: {reused.storage} tokens from storage, {computed_tokens} computed")
 
 
 def main(storage: str) -> None:
@@ -81,7 +82,7 @@ def main(storage: str) -> None:
         other.join(WAIT_S)
     assert other.exitcode == 0, "an engine has failed"
     assert [answer for answer, *_ in first] == [answer for answer, *_ in second], "a hit is never wrong bytes"
-    assert all(reused.storage_tokens for _, reused, _ in second), "the store was not shared"
+    assert all(reused.storage for _, reused, _ in second), "the store was not shared"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from unified_cache.core.extras import import_with_extra
 
 if TYPE_CHECKING:
-    from unified_cache.cache.cache import UnifiedCache
+    from unified_cache.cache.cache import Request, UnifiedCache
     from unified_cache.cache.stats import Stats
     from unified_cache.components import Full, RecurrentState, SlidingWindow
     from unified_cache.components.layouts import LayoutWarning, from_hf_config
@@ -61,6 +61,7 @@ __all__ = [
     "Prefetching",
     "Prompt",
     "RecurrentState",
+    "Request",
     "Retention",
     "Shard",
     "SlidingWindow",
@@ -104,6 +105,7 @@ _HOMES = {
     "Prefetching": "core.config",
     "Prompt": "core.page",
     "RecurrentState": "components",
+    "Request": "cache.cache",
     "Retention": "core.config",
     "Shard": "core.shards",
     "SlidingWindow": "components",

@@ -6,7 +6,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from examples.continuous_batching import BatchingEngine, EngineSettings, Request, RequestOutcome, TierSizes, opened
+from examples.continuous_batching import (
+    BatchingEngine,
+    EngineSettings,
+    GenerationRequest,
+    RequestOutcome,
+    TierSizes,
+    opened,
+)
 from tests.support.budget import examples
 from tests.support.exactness import SETTLE_S, kept_by, tokens_of
 from tests.support.session import Session
@@ -32,11 +39,11 @@ def engine(
         yield made
 
 
-def request(seed: int, count: int, tokens_max: int = 4) -> Request:
-    return Request(list(tokens_of(seed, count)), tokens_max)
+def request(seed: int, count: int, tokens_max: int = 4) -> GenerationRequest:
+    return GenerationRequest(list(tokens_of(seed, count)), tokens_max)
 
 
-def serve(made: BatchingEngine, *requests: Request) -> None:
+def serve(made: BatchingEngine, *requests: GenerationRequest) -> None:
     for each in requests:
         assert made.submit(each)
     made.run()
@@ -115,7 +122,7 @@ def test_the_next_turn_resumes_where_the_answer_ended(family: str) -> None:
         assert spoken == 4 * PAGE + 3
         list(session.stream(made, [4, 5, 6], 2))
         assert session.last is not None
-        assert session.last.reused.device_tokens == 4 * PAGE
+        assert session.last.reused.device == 4 * PAGE
 
 
 @pytest.mark.parametrize("extra_count", [-1, 0, 1])
@@ -123,12 +130,12 @@ def test_a_turn_of_bigrams_resumes_from_the_pages_whose_next_token_is_known(extr
     bigrams = Namespace(bigrams=True)
     with engine(GEMMA) as made:
         page_size = made.cache.layout.page_size
-        first = Request(list(tokens_of(1, 2 * page_size + extra_count)), page_size, namespace=bigrams)
+        first = GenerationRequest(list(tokens_of(1, 2 * page_size + extra_count)), page_size, namespace=bigrams)
         serve(made, first)
-        second = Request([*first.tokens, 7], 1, namespace=bigrams)
+        second = GenerationRequest([*first.tokens, 7], 1, namespace=bigrams)
         serve(made, second)
         # The last generated token was never run, so what it would have begun is not known.
-        assert second.reused.tokens == (len(first.tokens) - 1) // page_size * page_size
+        assert second.reused.total == (len(first.tokens) - 1) // page_size * page_size
         assert_at_rest(made)
 
 
@@ -157,7 +164,7 @@ def test_without_keeping_answers_only_prompts_are_resumed() -> None:
         list(session.stream(made, [1, 2, 3], 2 * PAGE))
         list(session.stream(made, [4, 5, 6], 2))
         assert session.last is not None
-        assert session.last.reused.device_tokens == 2 * PAGE
+        assert session.last.reused.device == 2 * PAGE
 
 
 def test_a_turn_that_was_given_up_is_no_part_of_the_conversation() -> None:
@@ -177,7 +184,7 @@ def test_a_stop_token_is_the_last_one() -> None:
         free = request(1, PAGE, 12)
         serve(made, free)
         stop = free.generated[5]
-        stopped = Request(list(tokens_of(1, PAGE)), 12, stop=(stop,))
+        stopped = GenerationRequest(list(tokens_of(1, PAGE)), 12, stop=(stop,))
         serve(made, stopped)
         assert stopped.generated == free.generated[: free.generated.index(stop) + 1]
 
@@ -201,19 +208,19 @@ def test_requests_aborted_at_any_step_leave_nothing_behind(family: str) -> None:
     shared = tokens_of(1, 4 * PAGE)
     sizes = TierSizes(16, 24, Retention(tail_tokens=2 * PAGE))
     with engine(family, DETERMINISTIC, sizes, "memory:") as made:
-        probe = Request([*shared, 7], 6)
+        probe = GenerationRequest([*shared, 7], 6)
         serve(made, probe)
         for number in range(ABORTS):
             prompt = [*shared[: rng.randrange(1, len(shared))], *tokens_of(number, rng.randrange(3 * PAGE))]
-            doomed = Request(prompt, rng.randrange(1, 2 * PAGE))
+            doomed = GenerationRequest(prompt, rng.randrange(1, 2 * PAGE))
             made.submit(doomed)
-            made.submit(Request(list(prompt[: rng.randrange(1, len(prompt) + 1)]), 2))
+            made.submit(GenerationRequest(list(prompt[: rng.randrange(1, len(prompt) + 1)]), 2))
             for _ in range(rng.randrange(12)):
                 made.step()
             made.abort(doomed)
             made.cache.check()
         made.run()
-        again = Request([*shared, 7], 6)
+        again = GenerationRequest([*shared, 7], 6)
         serve(made, again)
         assert again.generated == probe.generated
         assert_at_rest(made)
@@ -247,4 +254,4 @@ def test_an_engine_without_room_for_anything_is_an_error(make: Callable[[], Engi
 @pytest.mark.parametrize(("prompt", "tokens_max"), [([], 1), ([1], 0)])
 def test_a_request_for_nothing_is_an_error(prompt: list[int], tokens_max: int) -> None:
     with pytest.raises(InputError):
-        Request(prompt, tokens_max)
+        GenerationRequest(prompt, tokens_max)

@@ -78,8 +78,8 @@ def talk(place: Place, family: str = GEMMA, device_pages: int = TIGHT, kept: Kep
                 for _ in session.stream(engine, question, ANSWER_TOKENS):
                     pass
                 assert session.last is not None
-                found.reused.append(session.last.reused.tokens)
-                found.from_host.append(session.last.reused.host_tokens)
+                found.reused.append(session.last.reused.total)
+                found.from_host.append(session.last.reused.host)
                 wait_all(engine)
     return found
 

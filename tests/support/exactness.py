@@ -22,7 +22,8 @@ from tests.support.budget import examples
 from unified_cache import CacheConfig, Identity, Retention, UnifiedCache, open_storage
 from unified_cache.controller import Workers
 from unified_cache.core.config import WritePolicy
-from unified_cache.integrations.transformers import KeptState, PrefixCachedModel, Reused, Sequence, Stage
+from unified_cache.core.hits import Hits
+from unified_cache.integrations.transformers import KeptState, PrefixCachedModel, Sequence, Stage
 from unified_cache.integrations.transformers.pages import logits_of
 from unified_cache.testing.tiny_models import TINY_MODELS, VOCABULARY, tiny_model
 
@@ -176,14 +177,14 @@ def serve(engine: PrefixCachedModel, tokens: tuple[int, ...]) -> None:
     engine.cache.wait_all(SETTLE_S)
 
 
-def serve_exactly(engine: PrefixCachedModel, family: str, tokens: tuple[int, ...], steps: int = STEPS) -> Reused:
+def serve_exactly(engine: PrefixCachedModel, family: str, tokens: tuple[int, ...], steps: int = STEPS) -> Hits:
     """Serve a prompt and go on; every bit must be what the untouched cache gives. Return what was reused."""
     sequence = engine.prefill(tokens)
     assert is_equal(go_on(sequence, steps), untouched(family, tokens, steps))
     sequence.abort()
     engine.cache.wait_all(SETTLE_S)
     engine.cache.check()
-    assert sequence.computed_tokens + sequence.reused.tokens == len(tokens)
+    assert sequence.computed_tokens + sequence.reused.total == len(tokens)
     return sequence.reused
 
 
@@ -207,8 +208,8 @@ def all_but_last(tokens: tuple[int, ...], family: str) -> int:
 def from_the_device(family: str, *, is_aligned: bool) -> None:
     tokens = prompt_of(family, 1, is_aligned=is_aligned)
     with engine(family) as ours:
-        assert serve_exactly(ours, family, tokens, 1) == Reused()
-        assert serve_exactly(ours, family, tokens, STEPS_MAX) == Reused(device_tokens=all_but_last(tokens, family))
+        assert serve_exactly(ours, family, tokens, 1) == Hits()
+        assert serve_exactly(ours, family, tokens, STEPS_MAX) == Hits(device=all_but_last(tokens, family))
 
 
 def from_the_host(family: str, *, is_aligned: bool) -> None:
@@ -217,7 +218,7 @@ def from_the_host(family: str, *, is_aligned: bool) -> None:
         serve(ours, tokens)
         crowd_out(ours, family)
         reused = serve_exactly(ours, family, tokens)
-        assert reused.tokens == reused.host_tokens == all_but_last(tokens, family)
+        assert reused.total == reused.host == all_but_last(tokens, family)
 
 
 def inside_a_longer_prefix(family: str, *, is_aligned: bool) -> None:
@@ -225,7 +226,7 @@ def inside_a_longer_prefix(family: str, *, is_aligned: bool) -> None:
     tokens = prompt_of(family, 1, is_aligned=True)[:shared] + prompt_of(family, 2, is_aligned=is_aligned)[shared:]
     with engine(family, shape=CacheSizes(retention=EVERYWHERE)) as ours:
         serve(ours, prompt_of(family, 1, is_aligned=is_aligned))
-        assert serve_exactly(ours, family, tokens) == Reused(device_tokens=shared)
+        assert serve_exactly(ours, family, tokens) == Hits(device=shared)
 
 
 def after_a_branch(family: str, *, is_aligned: bool) -> None:
@@ -236,7 +237,7 @@ def after_a_branch(family: str, *, is_aligned: bool) -> None:
     with engine(family) as ours:
         serve(ours, first)
         serve_exactly(ours, family, second, 1)
-        assert serve_exactly(ours, family, third) == Reused(device_tokens=shared)
+        assert serve_exactly(ours, family, third) == Hits(device=shared)
 
 
 def the_next_turn(family: str, *, is_aligned: bool) -> None:
@@ -259,7 +260,7 @@ def the_next_turn(family: str, *, is_aligned: bool) -> None:
         generation = ours.generate(tokens, tokens_max=len(spoken) - len(tokens) + 1)
         assert [*tokens, *generation] == [*spoken, token]
         with ours.prefill(turn) as sequence:
-            assert sequence.reused == Reused(device_tokens=resumed)
+            assert sequence.reused == Hits(device=resumed)
             expected = run_on(family, boundary, turn, page_ends(family, len(turn), resumed))
             assert is_equal(go_on(sequence), expected)
         ours.cache.check()
@@ -274,7 +275,7 @@ def in_larger_chunks(family: str, *, is_aligned: bool) -> None:
         assert cold[-2:] == [2 * page_size, 2 * page_size + 1]
         rest = chunk_ends(ours, tokens)
         with ours.prefill(tokens) as sequence:
-            resumed = sequence.reused.tokens
+            resumed = sequence.reused.total
             found = go_on(sequence)
         ends = [0, *cold[:-1], *(end for end in rest if end <= resumed), len(tokens)]
         assert is_equal(found, run_on(family, new_past(family), tokens, ends))
@@ -287,7 +288,7 @@ def chunk_ends(engine: PrefixCachedModel, tokens: tuple[int, ...]) -> list[int]:
     with engine.start(tokens) as sequence:
         while (stage := sequence.step()) is not Stage.READY:
             if stage is Stage.COMPUTE:
-                ends.append(sequence.reused.tokens + sequence.computed_tokens)
+                ends.append(sequence.reused.total + sequence.computed_tokens)
     engine.cache.wait_all(SETTLE_S)
     return ends
 
@@ -313,7 +314,7 @@ def from_storage(family: str, l3: L3, *, is_aligned: bool) -> None:
         serve(ours, tokens)
         crowd_out(ours, family)
         reused = serve_exactly(ours, family, tokens)
-        assert reused.tokens == reused.storage_tokens == all_but_last(tokens, family)
+        assert reused.total == reused.storage == all_but_last(tokens, family)
 
 
 def from_memory_and_storage(family: str, l3: L3, *, is_aligned: bool) -> None:
@@ -326,7 +327,7 @@ def from_memory_and_storage(family: str, l3: L3, *, is_aligned: bool) -> None:
         serve(ours, head)
         in_memory = len(head) - 1
         in_storage = all_but_last(tokens, family) - in_memory
-        assert serve_exactly(ours, family, tokens) == Reused(device_tokens=in_memory, storage_tokens=in_storage)
+        assert serve_exactly(ours, family, tokens) == Hits(device=in_memory, storage=in_storage)
 
 
 def after_a_restart(family: str, l3: L3, *, is_aligned: bool) -> None:
@@ -334,7 +335,7 @@ def after_a_restart(family: str, l3: L3, *, is_aligned: bool) -> None:
     with engine(family, l3) as ours:
         serve(ours, tokens)
     with engine(family, l3) as ours:
-        assert serve_exactly(ours, family, tokens) == Reused(storage_tokens=all_but_last(tokens, family))
+        assert serve_exactly(ours, family, tokens) == Hits(storage=all_but_last(tokens, family))
 
 
 STORAGE_SCENARIOS: tuple[Scenario, ...] = (from_storage, from_memory_and_storage)
@@ -362,7 +363,7 @@ def digest(logits: list[torch.Tensor]) -> str:
 
 def outcome_of(family: str, l3: L3, tokens: tuple[int, ...]) -> PromptResult:
     with engine(family, l3) as ours, ours.prefill(tokens) as sequence:
-        return PromptResult(digest(go_on(sequence)), sequence.reused.storage_tokens)
+        return PromptResult(digest(go_on(sequence)), sequence.reused.storage)
 
 
 def outcomes(url: str) -> Mapping[str, PromptResult]:

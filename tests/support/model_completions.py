@@ -13,7 +13,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from examples.continuous_batching import SINK, BatchingEngine, Request, RequestOutcome, TierSizes, opened
+from examples.continuous_batching import SINK, BatchingEngine, GenerationRequest, RequestOutcome, TierSizes, opened
 from tests.support.exactness import page_size_of
 from tests.support.toy_completions import serving
 from unified_cache import Namespace
@@ -72,17 +72,17 @@ class EngineCompletions:
 
     def complete(self, prompt: str, salt: str, tokens: int) -> dict[str, Any]:
         ids = [crc32(word) % VOCABULARY for word in re.findall(rb"\S+", prompt.encode())]
-        request = Request(ids, tokens, namespace=Namespace(cache_salt=salt or None))
+        request = GenerationRequest(ids, tokens, namespace=Namespace(cache_salt=salt or None))
         assert self._thread.submit(self._engine.submit, request).result()
         while request.outcome is None:
             self._thread.submit(self._engine.step).result()
         assert request.outcome is RequestOutcome.FINISHED
         top = [token.top for token in request.generated if isinstance(token, ScoredToken)]
         words = [next(iter(each)) for each in top]
-        self.hit_tokens += request.reused.tokens
+        self.hit_tokens += request.reused.total
         return {
             "choices": [{"text": " ".join(words), "logprobs": {"tokens": words, "top_logprobs": top}}],
-            "usage": {"prompt_tokens": len(ids), "prompt_tokens_details": {"cached_tokens": request.reused.tokens}},
+            "usage": {"prompt_tokens": len(ids), "prompt_tokens_details": {"cached_tokens": request.reused.total}},
         }
 
 

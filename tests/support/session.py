@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from examples.continuous_batching import BatchingEngine, Request, RequestOutcome
+from examples.continuous_batching import BatchingEngine, GenerationRequest, RequestOutcome
 
 __all__ = ["Session"]
 
@@ -15,12 +15,12 @@ class Session:
     def __init__(self, beginning: list[int]) -> None:
         self.tokens = list(beginning)
         """Tokens of the conversation so far, of both sides."""
-        self.last: Request | None = None
+        self.last: GenerationRequest | None = None
         """The request of the current or the last turn."""
 
-    def next_request(self, tokens: list[int], tokens_max: int) -> Request:
+    def next_request(self, tokens: list[int], tokens_max: int) -> GenerationRequest:
         """Return the request of the next turn, to be submitted; call ``record_answer`` when it has ended."""
-        self.last = Request([*self.tokens, *tokens], tokens_max)
+        self.last = GenerationRequest([*self.tokens, *tokens], tokens_max)
         return self.last
 
     def record_answer(self) -> None:

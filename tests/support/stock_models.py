@@ -205,9 +205,9 @@ def resumed(kept: KeptState, tokens: Sequence[int]) -> list[torch.Tensor]:
     with UnifiedCache.open(kept.layout, config, pages.pools, identity=Identity("tiny")) as cache:
         engine = PrefixCachedModel(kept.model, cache, pages, chunk_tokens=kept.layout.page_size)
         with engine.prefill(tokens) as first:
-            assert first.reused.tokens == 0
+            assert first.reused.total == 0
         with engine.prefill(tokens) as second:
-            assert second.reused.device_tokens == PROMPT_PAGES * kept.layout.page_size
+            assert second.reused.device == PROMPT_PAGES * kept.layout.page_size
             return go_on(second, STEPS_COUNT)
 
 

@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Self
 
+import numpy as np
+
 from unified_cache.cache.explain.cached import explain
 from unified_cache.cache.explain.explanation import Explanation
 from unified_cache.cache.recording.requests import RequestWatcher
@@ -23,6 +25,7 @@ from unified_cache.controller import (
     LeftOut,
     NotStarted,
     Operation,
+    OperationState,
     PageTally,
     StorageTier,
     ThreadWorkers,
@@ -50,14 +53,16 @@ from unified_cache.core.errors import (
     WaitTimeoutError,
     check_kind,
 )
+from unified_cache.core.hits import Hits
 from unified_cache.core.page import DEFAULT_NAMESPACE, MediaItem, Namespace, Prompt, TokensLike
 from unified_cache.core.pool import Identity, ModelLayout, Pages, Slots, Tier, identity_of
 from unified_cache.core.slots import PairedAllocator
+from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.protocol import Level, StorageBackend
 from unified_cache.storage_backends.url import check_storage_url
 from unified_cache.tree import UNNAMED, Lock, Match, binding_components
 
-__all__ = ["UnifiedCache"]
+__all__ = ["Request", "UnifiedCache"]
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +70,9 @@ logger = logging.getLogger(__name__)
 class UnifiedCache:
     """Prefix cache over device, host and storage. One thread owns it; only that thread may call it.
 
-    A request's life: ``match`` its prompt; ``prefetch`` and ``load`` what lies further down, ``poll`` until that
-    is over and match again; ``lock`` what is on the device; ``allocate`` slots for the rest and compute it;
-    ``insert``; ``backup``; ``release``. See ARCHITECTURE.md.
+    A request's life is one ``bring``. For an engine that overlaps more, its steps: ``match`` the prompt; ``prefetch``
+    and ``load`` what lies further down, ``poll`` until that is over and match again; ``lock`` what is on the device;
+    ``allocate`` slots for the rest and compute it; ``insert``; ``backup``; ``release``. See ARCHITECTURE.md.
 
     Ranks of a group each have one, hold different shards of the same pages, and make the same calls in the same order.
     """
@@ -280,6 +285,21 @@ class UnifiedCache:
         """
         self._enter()
         self._ledger.tree.release_windows(lock)
+
+    def bring(self, prompt: Prompt, deadline_s: float = math.inf, priority: int = UNNAMED) -> "Request":
+        """Begin a request: bring what storage and host hold of its prompt to the device, and pin what is there then.
+
+        It prefetches, loads and locks, and so counts once. Reading storage ends as a ``prefetch`` with ``deadline_s``
+        does. What the device has in full is pinned when this returns. Use it in a ``with`` block, which gives all
+        back however it is left.
+
+        Raises:
+            InputError: the deadline is no positive number of seconds.
+        """
+        self._enter()
+        request = Request(self, prompt, deadline_s, priority)
+        request.advance()
+        return request
 
     # ---- computing -----------------------------------------------------------------------------------------
 
@@ -764,3 +784,161 @@ class UnifiedCache:
 def _hanging(names: Sequence[str]) -> str:
     """Return the end of a log line that names what hangs; empty if nothing does."""
     return f"; still hanging: {', '.join(names)}" if names else ""
+
+
+class Request:
+    """A prompt that an engine serves; ``UnifiedCache.bring`` begins it, leaving its ``with`` block ends it.
+
+        [0, lock.end)         pages of the tree, pinned for this request
+        [lock.end, own_end)   pages of its own: ``allocate`` gave them slots, ``insert`` hands them to the tree
+
+    ``advance`` once after each ``poll`` until it returns True, or ``wait``. Then read what ``slots`` names, compute the
+    rest into what ``allocate`` returns, and ``insert``. Calls out of turn raise ``StateError``.
+    """
+
+    __slots__ = ("_cache", "_ends", "_lock", "_operation", "_own", "_steps", "hits", "prompt")
+
+    def __init__(self, cache: "UnifiedCache", prompt: Prompt, deadline_s: float, priority: int) -> None:
+        """Take a prompt; nothing is asked or started before the first ``advance``."""
+        self.prompt = prompt
+        """The prompt; once more was inserted, the longer one."""
+        self.hits = Hits()
+        """Pages of its prefix that need not be computed, by the tier that they came from; known once it is pinned."""
+        self._cache = cache
+        self._ends: tuple[int, ...] = ()
+        self._lock: Lock | None = None
+        self._operation: Operation | None = None
+        self._own = [np.empty(0, np.int32) for _ in cache.layout.components]
+        self._steps = self._bring(deadline_s, priority)
+
+    # ---- what the tiers hold ---------------------------------------------------------------------------------
+
+    def advance(self) -> bool:
+        """Take the next step if bytes have come; return whether the prefix is pinned on the device. Never waits."""
+        if self._lock is None:
+            next(self._steps, None)
+        return self._lock is not None
+
+    def wait(self, timeout_s: float) -> list[Operation]:
+        """Wait until the prefix is pinned on the device; return the transfers, anybody's, that are over, as ``poll``.
+
+        Raises:
+            WaitTimeoutError: it is not after ``timeout_s``; what moves goes on.
+            RankLostError: as ``UnifiedCache.poll``.
+        """
+        over: list[Operation] = []
+        end_s = time.monotonic() + timeout_s
+        while not self.advance():
+            over += self._cache.settle(end_s - time.monotonic())
+        return over
+
+    def _bring(self, deadline_s: float, priority: int) -> Iterator[None]:
+        """Move what lies further down; yield while it moves. What fails to come, or was declined, is computed."""
+        cache, prompt = self._cache, self.prompt
+        found = cache.match(prompt, priority)
+        if found.host_end < prompt.reusable_pages:
+            yield from self._moving(cache.prefetch(prompt, deadline_s))
+            found = cache.match(prompt, priority)
+        if found.host_end > found.device_end:
+            yield from self._moving(cache.load(prompt))
+            found = cache.match(prompt, priority)
+        self._ends = cache.checkpoint_ends(found)
+        self._lock = cache.lock(found)
+        self.hits = self._lock.hits
+
+    def _moving(self, started: Operation | NotStarted) -> Iterator[None]:
+        if started:
+            self._operation = started
+            while started.state is OperationState.RUNNING:
+                yield
+            self._operation = None
+
+    @property
+    def moving(self) -> TransferKind | None:
+        """PREFETCH while storage is read, LOAD while host memory is copied, None otherwise."""
+        return None if self._operation is None else self._operation.kind
+
+    @property
+    def lock(self) -> Lock:
+        """The lock on all pages of the tree that this request has, those that it inserted among them."""
+        if self._lock is None:
+            raise StateError("a request has a lock from the advance that returns True until it is closed")
+        return self._lock
+
+    def slots(self, component: int = 0) -> Slots:
+        """Return the device slots of the pinned pages: all for Full, for others those of the window that ends there."""
+        return self._cache.slots(self.lock, component)
+
+    # ---- its own pages ---------------------------------------------------------------------------------------
+
+    @property
+    def own(self) -> list[Slots]:
+        """Device slots of the pages [lock.end, own_end), an array per component, -1 where it keeps none."""
+        return self._own
+
+    @property
+    def own_end(self) -> int:
+        """End, in pages, of what is pinned and of its own."""
+        return self.lock.end + len(self._own[0])
+
+    def allocate(self, end: int | None = None, ends: Iterable[int] | None = None) -> list[Slots] | None:
+        """Get slots for the pages from ``own_end`` to ``end``, those of the prompt unless given; evicts what is short.
+
+        ``ends`` are where later requests may resume, those of ``UnifiedCache.checkpoint_ends`` unless given; windows
+        and states are kept for these alone. Returns the new slots as ``UnifiedCache.allocate`` does. None, and nothing
+        was taken, if pins leave too little room: wait, or compute without keeping.
+        """
+        end = self.prompt.pages_count if end is None else end
+        masks = self._cache.pages_to_allocate(self.own_end, end, self._ends if ends is None else ends)
+        taken = self._cache.allocate(masks)
+        if taken is not None:
+            self._own = [np.concatenate(pair) for pair in zip(self._own, taken, strict=True)]
+        return taken
+
+    def trim(self, end: int) -> None:
+        """Free those of its own windows and states that no resume at ``end`` pages or later needs.
+
+        Once its own pages fill every window, what it resumed from becomes evictable too: it must not read that again.
+        """
+        spans = [component.span for component in self._cache.layout.components[1:]]
+        if end - self.lock.end >= max(spans, default=SPAN_ALL):
+            self._cache.release_windows(self.lock)
+        ends = self._cache.config.retention.ends(end, 0, self._cache.layout.page_size)
+        self._cache.trim(self._own, self._cache.pages_to_allocate(self.lock.end, self.own_end, ends))
+
+    def insert(self, prompt: Prompt | None = None) -> None:
+        """Hand its own pages to the tree: other requests hit them from now on, and they stay pinned for this one.
+
+        ``prompt`` is the longer one once its answer has filled more pages. Pages without a slot end what is inserted,
+        and pages past the prompt stay its own. Inserting nothing new changes nothing.
+
+        Raises:
+            InputError, SlotError: see ``UnifiedCache.insert``; nothing was changed.
+        """
+        lock, prompt = self.lock, self.prompt if prompt is None else prompt
+        prompt = prompt.head(min(prompt.pages_count, self.own_end))
+        count = prompt.pages_count - lock.end
+        if count > 0:
+            self._lock = self._cache.insert(prompt, [slots[:count] for slots in self._own], lock)
+            self._own = [slots[count:] for slots in self._own]
+            self.prompt = prompt
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Cancel what moves, free its own pages, release the lock; what was inserted stays cached. Twice is once."""
+        self._steps = iter(())
+        if self._operation is not None:
+            self._cache.cancel(self._operation)
+            self._operation = None
+        if self._lock is not None:
+            self._cache.free(self._own)
+            self._own = [slots[:0] for slots in self._own]
+            self._cache.release(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -34,6 +34,10 @@ class Hits:
         """Return the counts under the tiers' names, fastest first."""
         return asdict(self)
 
+    def __str__(self) -> str:
+        """Name the counts by tier, fastest first, as in ``12 from device, 4 from storage``."""
+        return ", ".join(f"{count} from {tier}" for tier, count in self.by_tier().items() if count) or "none"
+
     def __add__(self, other: "Hits") -> "Hits":
         return Hits(self.device + other.device, self.host + other.host, self.storage + other.storage)
 

@@ -52,13 +52,13 @@ from tests.support.exactness import (
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.core.config import CacheConfig, WritePolicy
 from unified_cache.core.errors import ConfigError, InputError, LayoutError, StateError, TokenError
+from unified_cache.core.hits import Hits
 from unified_cache.core.page import MediaItem, Namespace
 from unified_cache.core.pool import Slots
 from unified_cache.core.window import window
 from unified_cache.integrations.transformers import (
     KeptState,
     PrefixCachedModel,
-    Reused,
     Stage,
     layer_state,
 )
@@ -168,7 +168,7 @@ def test_a_large_chunk_ends_where_state_is_kept_that_the_model_would_drop(family
     with engine(family, shape=CacheSizes(retention=EVERYWHERE, chunk_pages=PAGES)) as ours:
         serve(ours, first)
         with ours.prefill(tokens) as sequence:
-            assert sequence.reused == Reused(device_tokens=shared)
+            assert sequence.reused == Hits(device=shared)
             ends = [0, *(end for end in cold if end <= shared), *rest]
             assert is_equal(go_on(sequence), run_on(family, new_past(family), tokens, ends))
 
@@ -177,8 +177,8 @@ def test_a_large_chunk_ends_where_state_is_kept_that_the_model_would_drop(family
 def test_a_prompt_without_room_is_computed_and_not_kept(family: str) -> None:
     tokens = prompt_of(family, 1, is_aligned=False)
     with engine(family, shape=CacheSizes(device_pages=PAGES - 1)) as ours:
-        assert serve_exactly(ours, family, tokens) == Reused()
-        assert serve_exactly(ours, family, tokens) == Reused()
+        assert serve_exactly(ours, family, tokens) == Hits()
+        assert serve_exactly(ours, family, tokens) == Hits()
 
 
 def test_requests_in_any_order_of_steps_are_exact() -> None:
@@ -211,8 +211,8 @@ def test_an_answer_says_what_happened() -> None:
         answer = generation.answer
         assert answer is not None
         assert (answer.tokens, len(tokens)) == (tokens, 5)
-        assert answer.reused == Reused(device_tokens=PAGES * page_size_of(LLAMA))
-        assert answer.prompt_tokens == answer.reused.tokens + answer.computed_tokens == len(PROMPT)
+        assert answer.reused == Hits(device=PAGES * page_size_of(LLAMA))
+        assert answer.prompt_tokens == answer.reused.total + answer.computed_tokens == len(PROMPT)
         assert answer.first_token_s == 2.5
 
 
@@ -356,7 +356,7 @@ def test_pages_of_bigrams_are_kept_as_far_as_the_token_after_them_is_known(famil
         for turn in range(2):
             sequence = ours.prefill(tokens, bigrams)
             assert is_equal(go_on(sequence, page_size + 2), untouched(family, tokens, page_size + 2))
-            assert sequence.reused.tokens == (turn and (len(tokens) - 1) // page_size * page_size)
+            assert sequence.reused.total == (turn and (len(tokens) - 1) // page_size * page_size)
             sequence.finish()
             ours.cache.wait_all(1)
             ours.cache.check()
@@ -436,7 +436,7 @@ def test_two_pictures_behind_equal_placeholders_have_each_its_own_logits_and_sha
                 picture = pictures[number % 2]
                 picture.embedded_count = 0
                 with engine.prefill(SEEING_PROMPT, media={picture.item: picture.embed}) as sequence:
-                    assert sequence.reused.tokens == tokens
+                    assert sequence.reused.total == tokens
                     assert sequence.logits is not None
                     assert torch.equal(sequence.logits, expected[number % 2])
                 assert picture.embedded_count == (tokens < 12 + PICTURE_TOKENS), "once, and only if it is computed"

@@ -17,7 +17,7 @@ with needs_extra("transformers", "unified_cache.integrations.transformers"):
     from unified_cache.integrations.transformers.layer_rows import LayerRows, LayerState, layer_state
     from unified_cache.integrations.transformers.model import Completion, Generation, PrefixCachedModel, greedy
     from unified_cache.integrations.transformers.pages import DevicePages, KeptState, Strand
-    from unified_cache.integrations.transformers.sequence import PrefixRestore, Reused, Sequence, Stage
+    from unified_cache.integrations.transformers.sequence import Sequence, Stage
 
 __all__ = [
     "Completion",
@@ -27,8 +27,6 @@ __all__ = [
     "LayerRows",
     "LayerState",
     "PrefixCachedModel",
-    "PrefixRestore",
-    "Reused",
     "Sequence",
     "Stage",
     "Strand",

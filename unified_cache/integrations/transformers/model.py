@@ -10,15 +10,10 @@ from transformers import PreTrainedModel
 
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.core.errors import ConfigError, InputError
+from unified_cache.core.hits import Hits
 from unified_cache.core.page import DEFAULT_NAMESPACE, Namespace, TokensLike, encode_tokens
 from unified_cache.integrations.transformers.pages import DevicePages
-from unified_cache.integrations.transformers.sequence import (
-    NO_EMBEDDED,
-    EmbeddedMedia,
-    Reused,
-    Sequence,
-    Stage,
-)
+from unified_cache.integrations.transformers.sequence import NO_EMBEDDED, EmbeddedMedia, Sequence, Stage
 
 __all__ = ["Completion", "Generation", "PrefixCachedModel", "greedy"]
 
@@ -45,7 +40,8 @@ class Completion:
     prompt_tokens: int
     computed_tokens: int
     """Tokens of the prompt that the model was run on: all that were not reused."""
-    reused: Reused
+    reused: Hits
+    """Tokens of the prompt that were not computed again, by the tier that they came from."""
     first_token_s: float
     """Seconds from the call until the first token was known."""
 

@@ -1,31 +1,25 @@
 """One request, step by step: its cached prefix, the chunks of its prompt, then one token after another.
 
-    [0, lock.end)            pages of the tree, pinned; their state is in the model's own cache object
-    [lock.end, kept_end)     pages that this request has filled and not handed over yet: its own
-    [kept_end, length)       tokens of no whole page, or of pages that had no room: in the cache object alone
-
-Between two calls everything that a request holds stands in these two, so that ``abort`` gives it back at any time.
+[0, own_end)         pages of the ``Request``: pinned in the tree, or filled here and not handed over yet
+[own_end, length)    tokens of no whole page, or of pages that had no room: in the model's own cache object alone
 """
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-import numpy as np
 import torch
 from transformers import DynamicCache
 
-from unified_cache.cache.cache import UnifiedCache
-from unified_cache.controller import NotStarted, Operation, OperationState
+from unified_cache.cache.cache import Request, UnifiedCache
+from unified_cache.controller import TransferKind
 from unified_cache.core.errors import InputError, StateError
-from unified_cache.core.page import MediaItem, Namespace, Prompt
-from unified_cache.core.pool import Slots
+from unified_cache.core.hits import Hits
+from unified_cache.core.page import MediaItem, Namespace
 from unified_cache.integrations.transformers.pages import DevicePages
-from unified_cache.tree import Lock
 
-__all__ = ["NO_EMBEDDED", "EmbeddedMedia", "PrefixRestore", "Reused", "Sequence", "Stage"]
+__all__ = ["NO_EMBEDDED", "EmbeddedMedia", "Sequence", "Stage"]
 
 EmbeddedMedia: TypeAlias = Mapping[MediaItem, Callable[[], torch.Tensor]]
 """What stands behind placeholder tokens, and what embeds it, shape (tokens, hidden size): called if any is computed."""
@@ -48,66 +42,6 @@ class Stage(Enum):
     """The prompt is computed and its pages are kept; ``logits`` say what follows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reused:
-    """Tokens of a prompt that were not computed again, by the tier that they came from."""
-
-    device_tokens: int = 0
-    host_tokens: int = 0
-    storage_tokens: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """All of them."""
-        return self.device_tokens + self.host_tokens + self.storage_tokens
-
-
-class PrefixRestore:
-    """Brings the longest prefix of a prompt that any tier holds to the device, and counts the tokens of each tier."""
-
-    __slots__ = ("_cache", "_operation", "_prompt", "ends", "lock", "reused")
-
-    def __init__(self, cache: UnifiedCache, prompt: Prompt) -> None:
-        self._cache = cache
-        self._prompt = prompt
-        self._operation: Operation | None = None
-        self.lock: Lock | None = None
-        """Pins the prefix, once it is there. A caller that takes it sets it to None; else ``abort`` releases it."""
-        self.reused = Reused()
-        self.ends: frozenset[int] = frozenset()
-        """Ends, in pages, at which later requests can resume; see ``UnifiedCache.checkpoint_ends``."""
-
-    def steps(self) -> Iterator[Stage]:
-        """Start what is to be moved; yield as long as it moves. The owner polls the cache between two steps."""
-        cache, prompt = self._cache, self._prompt
-        if cache.match(prompt).host_end < prompt.reusable_pages:
-            yield from self._awaiting(cache.prefetch(prompt), Stage.FETCH)
-        found = cache.match(prompt)
-        if found.host_end > found.device_end:
-            yield from self._awaiting(cache.load(prompt), Stage.LOAD)
-        found = cache.match(prompt)
-        self.ends = frozenset(cache.checkpoint_ends(found))
-        self.lock = cache.lock(found)
-        self.reused = Reused(*(pages * prompt.page_size for pages in self.lock.hits.by_tier().values()))
-
-    def _awaiting(self, operation: Operation | NotStarted, stage: Stage) -> Iterator[Stage]:
-        """Yield while a transfer is under way. What one does not bring that fails or was declined is computed."""
-        if operation:
-            self._operation = operation
-            while operation.state is OperationState.RUNNING:
-                yield stage
-        self._operation = None
-
-    def abort(self) -> None:
-        """Cancel what moves and release what is pinned. Twice is once."""
-        if self._operation is not None:
-            self._cache.cancel(self._operation)
-            self._operation = None
-        if self.lock is not None:
-            self._cache.release(self.lock)
-            self.lock = None
-
-
 class Sequence:
     """A running request. Call ``step`` until it is READY, then ``feed`` token after token; at last ``finish``.
 
@@ -117,14 +51,12 @@ class Sequence:
     __slots__ = (
         "_cache",
         "_chunk_pages",
-        "_fresh",
         "_is_over",
-        "_lock",
         "_media",
         "_namespace",
         "_pages",
-        "_prefix",
         "_prompt",
+        "_request",
         "_steps",
         "computed_tokens",
         "logits",
@@ -157,9 +89,8 @@ class Sequence:
         self._chunk_pages = chunk_pages
         self._media = {item: functools.cache(embed) for item, embed in media.items()}
         self._prompt = cache.prompt(tokens, namespace, media=list(media))
-        self._prefix = PrefixRestore(cache, self._prompt)
-        self._lock: Lock | None = None
-        self._fresh: list[Slots] | None = None
+        self._request: Request | None = None
+        """From the first step to the end."""
         self._is_over = False
         self._steps = self._prefill()
         self.stage: Stage | None = None
@@ -170,7 +101,8 @@ class Sequence:
         """The model's own cache object. A caller that runs it further than ``feed`` must not go on here."""
         self.logits: torch.Tensor | None = None
         """Logits after the last computed token, shape (vocabulary,); of the whole prompt once READY."""
-        self.reused = Reused()
+        self.reused = Hits()
+        """Tokens of the prompt that are not computed again, by the tier that they came from."""
         self.computed_tokens = 0
         """Tokens of the prompt that the model was run on."""
 
@@ -188,28 +120,27 @@ class Sequence:
         return self.stage
 
     def _prefill(self) -> Iterator[Stage]:
-        cache = self._cache
-        yield from self._prefix.steps()
-        self._lock, self._prefix.lock = self._prefix.lock, None
-        assert self._lock is not None
+        self._request = request = self._cache.bring(self._prompt)
+        while not request.advance():
+            yield Stage.FETCH if request.moving is TransferKind.PREFETCH else Stage.LOAD
+        start, count = request.lock.end, self._prompt.pages_count
         components = range(len(self._pages.layout.components))
-        self.past = self._pages.restore([cache.slots(self._lock, number) for number in components], self._lock.end)
-        self.reused = self._prefix.reused
+        self.past = self._pages.restore([request.slots(number) for number in components], start)
+        self.reused = request.hits.tokens(self._page_size, len(self.tokens))
         yield Stage.RESTORE
-        start = self._lock.end
-        self._fresh = cache.allocate(cache.pages_to_allocate(start, self._prompt.pages_count, self._prefix.ends))
-        while start < self._prompt.pages_count:
+        request.allocate()
+        while start < count:
             end = self._chunk_end(start)
             self._compute(start * self._page_size, end * self._page_size)
-            if self._fresh is not None:
-                first = start - self._lock.end
-                self._pages.capture(self.past, [each[first : first + end - start] for each in self._fresh])
+            if request.own_end >= end:
+                first = start - request.lock.end
+                self._pages.capture(self.past, [slots[first : first + end - start] for slots in request.own])
             start = end
             yield Stage.COMPUTE
         if start * self._page_size < len(self.tokens):
             self._compute(start * self._page_size, len(self.tokens))
             yield Stage.COMPUTE
-        self._hand_over()
+        request.insert()
 
     def _chunk_end(self, start: int) -> int:
         """Return where the chunk from page ``start`` on ends.
@@ -217,10 +148,11 @@ class Sequence:
         At a multiple of the chunk size, or earlier: where the model would otherwise release state that is kept.
         """
         end = min((start // self._chunk_pages + 1) * self._chunk_pages, self._prompt.pages_count)
-        if self._fresh is None or self._lock is None:
+        request = self._request
+        if request is None or request.own_end < end:
             return end
-        first = start - self._lock.end
-        return self._pages.chunk_end(start, end, [held[first:] for held in self._fresh])
+        first = start - request.lock.end
+        return self._pages.chunk_end(start, end, [slots[first:] for slots in request.own])
 
     def _compute(self, start: int, end: int) -> None:
         rows: dict[int, torch.Tensor] = {}
@@ -254,21 +186,13 @@ class Sequence:
 
     def _keep_page(self) -> None:
         """Keep the page that has just been filled, if it joins on to those kept before and there is room."""
-        cache, lock = self._cache, self._lock
-        assert lock is not None
         end = len(self.tokens) // self._page_size
-        kept_end = lock.end + (0 if self._fresh is None else len(self._fresh[0]))
-        if end != kept_end + 1:
+        if self._request is None or end != self._request.own_end + 1:
             return  # there was no room for the page before this one
-        page = cache.allocate(cache.pages_to_allocate(end - 1, end, [end]))
-        if page is None:
-            return
-        before = self._fresh or [each[:0] for each in page]
-        self._fresh = [np.concatenate(pair) for pair in zip(before, page, strict=True)]
-        self._pages.capture(self.past, page)
-        cache.trim(
-            self._fresh, cache.pages_to_allocate(lock.end, end, cache.config.retention.ends(end, 0, self._page_size))
-        )
+        page = self._request.allocate(end, [end])
+        if page is not None:
+            self._pages.capture(self.past, page)
+            self._request.trim(end)
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
@@ -277,34 +201,17 @@ class Sequence:
 
         Before it is READY this is ``abort``. Once the request is over it does nothing.
         """
-        if self.stage is Stage.READY:
-            self._hand_over()
+        if self.stage is Stage.READY and self._request is not None:
+            self._request.insert(self._cache.prompt(self.tokens, self._namespace, media=list(self._media)))
         self.abort()
 
     def abort(self) -> None:
         """Give back everything that the request holds; what it has handed over stays cached. Twice is once."""
         self._is_over = True
         self.stage = None
-        self._prefix.abort()
-        if self._fresh is not None:
-            self._cache.free(self._fresh)
-            self._fresh = None
-        if self._lock is not None:
-            self._cache.release(self._lock)
-            self._lock = None
-
-    def _hand_over(self) -> None:
-        """Give the pages that are this request's own to the tree; from then on they are pinned for it."""
-        if self._fresh is None or self._lock is None:
-            return
-        prompt = self._cache.prompt(self.tokens, self._namespace, media=list(self._media))
-        prompt = prompt.head(self._lock.end + len(self._fresh[0]))
-        count = prompt.pages_count - self._lock.end
-        rest = [each[count:] for each in self._fresh]  # a page of bigrams that lacks the token after it
-        if count:
-            self._lock = self._cache.insert(prompt, [each[:count] for each in self._fresh], self._lock)
-        self._fresh = None
-        self._cache.free(rest)
+        if self._request is not None:
+            self._request.close()
+            self._request = None
 
     def _check_open(self) -> None:
         if self._is_over:

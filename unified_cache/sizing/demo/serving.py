@@ -134,14 +134,14 @@ class DemoServer:
         with self.engine.start(tokens, Namespace(cache_salt=salt)) as sequence:
             while (stage := sequence.step()) is not Stage.READY:
                 if stage is Stage.COMPUTE:
-                    self.send("computed", [sequence.computed_tokens, len(tokens) - sequence.reused.tokens])
+                    self.send("computed", [sequence.computed_tokens, len(tokens) - sequence.reused.total])
                 elif stage is not Stage.RESTORE:
                     time.sleep(PAUSE_S)
             assert sequence.logits is not None, "a prompt that is ready has been computed"
             found = self._generate(question, started_s, sequence.logits, sequence.feed)
         self.cache.wait_all(SETTLE_S)
         reused = sequence.reused
-        by_source = (reused.device_tokens, reused.host_tokens, reused.storage_tokens, sequence.computed_tokens)
+        by_source = (reused.device, reused.host, reused.storage, sequence.computed_tokens)
         return replace(
             found,
             prompt_tokens=dict(zip(SOURCES, by_source, strict=True)),

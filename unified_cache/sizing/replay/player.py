@@ -67,56 +67,46 @@ class Player:
     ) -> None:
         self.cache.close()
 
-    def serve(self, request: TraceRequest) -> Hits:
+    def serve(self, traced: TraceRequest) -> Hits:
         """Serve one request; return the pages handed back, by the tier they came from.
 
         The backup that it ends with settles before the next request, or in ``wait_all``. A request longer than the
         device pool is served and kept as far as it fits.
         """
         cache = self.cache
-        prompt = self._prompt(request)
+        prompt = self._prompt(traced)
         if self._engine is not None:
             _ = prompt.keys  # digested while the last request's pages are still on their way to storage
         self.wait_all()
-        found = cache.match(prompt)
-        arrived: tuple[list[int], ...] = ()
-        if self.plan.storage is not None and found.host_end < prompt.pages_count:
-            arrived = self._moved()
-            self.wait_all(cache.prefetch(prompt))
-            found = cache.match(prompt)
-        if found.host_end > found.device_end:
-            arrived = arrived or self._moved()
-            self.wait_all(cache.load(prompt))
-            found = cache.match(prompt)
-        if self.missed is not None:
-            self.missed += missed_tokens(
-                prompt,
-                request.input_length,
-                found.device_end,
-                cache.explain(prompt, seeks_near=False),
-                full=self.plan.layout.components[0].name,
-                is_cut=prompt.pages_count < self.plan.pages_of(request),
-            )
-        ends = cache.checkpoint_ends(found)
-        lock = cache.lock(found)
-        hits = lock.hits
-        self._count(lock, prompt, arrived)
-        # [0, locked_end)            handed back: pinned on the device, and now compared with the oracle
-        # [locked_end, pages_count)  computed here, then handed to the cache
-        locked_end = lock.end
-        if locked_end < prompt.pages_count:
-            slots = cache.allocate(cache.pages_to_allocate(locked_end, prompt.pages_count, ends))
-            assert slots is not None, "nothing but this request's own pages is pinned"
-            if self._engine is not None:
-                for component, given in enumerate(slots):
-                    computed = np.flatnonzero(given >= 0)
-                    keys = [prompt.keys[locked_end + page] for page in computed.tolist()]
-                    self._engine.compute(component, keys, given[computed])
-            lock = cache.insert(prompt, slots, lock)
-        if self.plan.has_host and self._backs_up_itself:
-            self._pending = cache.backup(prompt)
-        cache.release(lock)
-        return hits
+        before = self._moved()
+        request = cache.bring(prompt)
+        with request:
+            self._check(request.wait(SETTLE_TIMEOUT_S))
+            locked_end = request.lock.end
+            if self.missed is not None:
+                self.missed += missed_tokens(
+                    prompt,
+                    traced.input_length,
+                    locked_end,
+                    cache.explain(prompt, seeks_near=False),
+                    full=self.plan.layout.components[0].name,
+                    is_cut=prompt.pages_count < self.plan.pages_of(traced),
+                )
+            self._count(request.lock, prompt, before)
+            # [0, locked_end)            handed back: pinned on the device, and now compared with the oracle
+            # [locked_end, pages_count)  computed here, then handed to the cache
+            if locked_end < prompt.pages_count:
+                slots = request.allocate()
+                assert slots is not None, "nothing but this request's own pages is pinned"
+                if self._engine is not None:
+                    for component, given in enumerate(slots):
+                        computed = np.flatnonzero(given >= 0)
+                        keys = [prompt.keys[locked_end + page] for page in computed.tolist()]
+                        self._engine.compute(component, keys, given[computed])
+                request.insert()
+            if self.plan.has_host and self._backs_up_itself:
+                self._pending = cache.backup(prompt)
+        return request.hits
 
     def _prompt(self, request: TraceRequest) -> Prompt:
         """Return a request's prompt, as far as the device can hold it.
@@ -136,15 +126,13 @@ class Player:
     def _count(self, lock: Lock, prompt: Prompt, before: tuple[list[int], ...]) -> None:
         """Book what a lock hands back of each component, and compare it with the oracle.
 
-        ``before`` is what had moved when the request came, empty if nothing has moved for it.
+        ``before`` is what had moved when the request came.
         """
-        now = self._moved() if before else ()
+        now = self._moved()
         for number, component in enumerate(self.plan.layout.components):
             start = window(lock.end, component.span)
             count = lock.end - start
-            storage, loaded = (
-                (after[number] - then[number] for after, then in zip(now, before, strict=True)) if now else (0, 0)
-            )
+            storage, loaded = (after[number] - then[number] for after, then in zip(now, before, strict=True))
             loaded = min(loaded, count)
             storage = min(storage, loaded)
             self.component_hits[number] += Hits(count - loaded, loaded - storage, storage)
@@ -153,12 +141,14 @@ class Player:
                 self.wrong_pages += self._engine.count_wrong(number, prompt.keys[start : lock.end], slots)
                 self.pages_verified += count
 
-    def wait_all(self, started: Operation | NotStarted | None = None) -> None:
+    def wait_all(self) -> None:
         """Wait until every transfer is over."""
-        if started is None and self._pending is None and self._backs_up_itself:
-            return  # nothing is under way
-        ended = self.cache.settle(SETTLE_TIMEOUT_S)
-        for operation in (started, self._pending, *ended):
+        if self._pending is not None or not self._backs_up_itself:
+            self._check(self.cache.settle(SETTLE_TIMEOUT_S))
+
+    def _check(self, ended: list[Operation]) -> None:
+        """Raise the error of a transfer that failed, the backup of the last request among them."""
+        for operation in (self._pending, *ended):
             if operation and operation.error is not None:
                 raise operation.error
         self._pending = None

@@ -1,0 +1,166 @@
+"""One request from ``bring`` to ``close``: what comes from which tier, and what is given back however it ends."""
+
+import numpy as np
+import pytest
+
+from tests.support.cache import ToyEngine, toy_layout
+from tests.support.components import COMPONENT_SETS
+from tests.support.operations import present
+from unified_cache.cache.cache import Request
+from unified_cache.controller import InlineWorkers, TransferKind
+from unified_cache.core.errors import InputError, StateError
+from unified_cache.core.hits import Hits
+from unified_cache.core.page import Prompt
+from unified_cache.core.pool import ModelLayout, Tier
+from unified_cache.core.window import SPAN_ALL
+from unified_cache.storage_backends.memory import MemoryStorage
+
+LAYOUTS = {name: layouts[0] for name, layouts in COMPONENT_SETS.items() if layouts[0].page_size == 1}
+PAGES = 8
+
+
+def engine(layout: ModelLayout, pages: int = 24) -> ToyEngine:
+    sizes = tuple(pages for _ in layout.components)
+    return ToyEngine(layout, sizes, sizes, MemoryStorage(), InlineWorkers())
+
+
+def prompt_of(toy: ToyEngine, pages: int = PAGES, first: int = 0) -> Prompt:
+    return toy.cache.prompt(np.arange(first, first + pages * toy.page_size, dtype=np.int32), whole=True)
+
+
+def compute(toy: ToyEngine, request: Request) -> None:
+    """Compute the rest of the prompt and hand it over."""
+    request.wait(timeout_s=5)
+    start = request.lock.end
+    for component, slots in enumerate(present(request.allocate())):
+        toy.write_pages(component, slots, request.prompt, start)
+    request.insert()
+
+
+def served(toy: ToyEngine, prompt: Prompt) -> Hits:
+    """Serve a prompt, every byte that came compared; return what came from where."""
+    with toy.cache.bring(prompt) as request:
+        request.wait(timeout_s=5)
+        toy.verify(prompt, request.lock)
+        compute(toy, request)
+        toy.verify(prompt, request.lock)
+        assert request.lock.end == prompt.pages_count
+    toy.cache.check()
+    return request.hits
+
+
+def is_all_free(toy: ToyEngine) -> bool:
+    """Tell whether no request holds a slot: all are free or evictable."""
+    toy.cache.check()
+    counts = [toy.cache.available(number) for number in range(len(toy.layout.components))]
+    return counts == list(toy.device_pages)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_request_brings_its_prefix_from_the_slowest_tier_that_has_it(layout: ModelLayout) -> None:
+    toy = engine(layout)
+    prompt = prompt_of(toy)
+    assert served(toy, prompt) == Hits()
+    toy.cache.backup(prompt)
+    toy.cache.wait_all(5)
+    assert served(toy, prompt) == Hits(device=PAGES)
+    toy.forget(Tier.DEVICE)
+    assert served(toy, prompt) == Hits(host=PAGES)
+    toy.forget(Tier.DEVICE, Tier.HOST)
+    assert served(toy, prompt) == Hits(storage=PAGES)
+    assert toy.cache.stats().lookups.count == 4, "a request counts once"
+    assert is_all_free(toy)
+
+
+def test_a_prefix_on_the_device_is_pinned_at_once() -> None:
+    toy = engine(toy_layout((SPAN_ALL, 3), 1))
+    prompt = prompt_of(toy)
+    served(toy, prompt)
+    with toy.cache.bring(prompt) as request:
+        assert request.lock.end == PAGES
+        assert request.moving is None
+
+
+def test_an_engine_that_polls_sees_what_moves() -> None:
+    toy = engine(toy_layout((SPAN_ALL, 3), 1))
+    prompt = prompt_of(toy)
+    served(toy, prompt)
+    toy.cache.backup(prompt)
+    toy.cache.wait_all(5)
+    toy.forget(Tier.DEVICE, Tier.HOST)
+    request = toy.cache.bring(prompt)
+    seen = []
+    while not request.advance():
+        if request.moving not in seen:
+            seen.append(request.moving)
+        toy.cache.poll()
+    assert seen == [TransferKind.PREFETCH, TransferKind.LOAD]
+    request.close()
+    assert is_all_free(toy)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("polls", range(6))
+def test_leaving_at_any_moment_gives_all_back(layout: ModelLayout, polls: int) -> None:
+    toy = engine(layout)
+    prompt = prompt_of(toy)
+    served(toy, prompt)
+    toy.cache.backup(prompt)
+    toy.cache.wait_all(5)
+    toy.forget(Tier.DEVICE, Tier.HOST)
+    longer = prompt_of(toy, PAGES + 3)
+
+    def fail_midway() -> None:
+        with toy.cache.bring(longer) as request:
+            for _ in range(polls):
+                toy.cache.poll()
+                if request.advance():
+                    request.allocate()
+                    break
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_midway()
+    toy.cache.wait_all(5)
+    assert is_all_free(toy)
+
+
+def test_an_answer_adds_pages_that_a_longer_prompt_hits() -> None:
+    toy = engine(toy_layout((SPAN_ALL, 3), 1))
+    longer = prompt_of(toy, PAGES + 6)
+    with toy.cache.bring(longer.head(PAGES)) as request:
+        compute(toy, request)
+        for end in range(PAGES, PAGES + 6):
+            request.trim(end)
+            for component, slots in enumerate(present(request.allocate(end + 1, [end + 1]))):
+                toy.write_pages(component, slots, longer, end)
+        kept = [int((slots >= 0).sum()) for slots in request.own]
+        assert kept[0] == 6
+        assert all(count < 6 for count in kept[1:]), "what lies behind the window is free again"
+        request.insert(longer)
+        assert request.lock.end == request.own_end == PAGES + 6
+    assert served(toy, longer) == Hits(device=PAGES + 6)
+
+
+def test_a_request_without_room_is_computed_and_not_kept() -> None:
+    toy = engine(toy_layout((SPAN_ALL, 3), 1), pages=10)
+    with toy.cache.bring(prompt_of(toy)) as first, toy.cache.bring(prompt_of(toy, first=100)) as second:
+        compute(toy, first)
+        second.wait(timeout_s=5)
+        assert second.allocate() is None
+        second.insert()
+        assert second.own_end == 0
+    assert is_all_free(toy)
+
+
+def test_calls_out_of_turn_are_refused() -> None:
+    toy = engine(toy_layout((SPAN_ALL, 3), 1))
+    with pytest.raises(InputError):
+        toy.cache.bring(prompt_of(toy), deadline_s=0)
+    with toy.cache.bring(prompt_of(toy)) as request:
+        pass
+    for call in (request.slots, request.allocate, request.insert, lambda: request.trim(1)):
+        with pytest.raises(StateError):
+            call()
+    request.close()
+    assert not request.advance()
