@@ -159,9 +159,10 @@ def test_every_public_name_and_the_readmes_example_work_with_torch_alone(tmp_pat
         f"{REFUSED.format(repr('engine'))}\n"
         f"import unified_cache\n[getattr(unified_cache, name) for name in unified_cache.__all__]\n{example}"
     )
-    result = run_to_the_end(program, tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "cache.slots(lock)=array([1, 2, 3, 4]" in result.stdout
+    for printed in ("none; computed: 4", "3 from storage; computed: 1"):  # cold, and in a second process
+        result = run_to_the_end(program, tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert printed in result.stdout
 
 
 def test_the_packages_of_every_extra_are_refused_but_for_those_kept() -> None:

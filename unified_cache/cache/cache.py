@@ -862,7 +862,7 @@ class Request:
     def lock(self) -> Lock:
         """The lock on all pages of the tree that this request has, those that it inserted among them."""
         if self._lock is None:
-            raise StateError("a request has a lock from the advance that returns True until it is closed")
+            raise StateError("expected the prefix pinned: after wait, or an advance that is True, and before close")
         return self._lock
 
     def slots(self, component: int = 0) -> Slots:
