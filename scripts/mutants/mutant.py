@@ -20,7 +20,7 @@ TESTS = [
     "tests/unit/forward/test_forward.py",
     "tests/property/test_tree_against_model.py",
     "tests/property/test_eviction_policies.py",
-    "tests/property/test_cache_bytes.py",
+    "tests/property/test_device_histories.py",
     "tests/property/test_window_grid.py",
 ]
 """What must catch a mutant, quickest first."""

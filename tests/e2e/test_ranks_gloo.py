@@ -1,63 +1,8 @@
-"""Ranks as real processes over gloo: equal trees, the longest prefix that all can resume, and no hang, whoever dies."""
-
-from collections import Counter, defaultdict
-from contextlib import closing
-from pathlib import Path
+"""Ranks as real processes over gloo: they agree as threads do, and none hangs, whoever is late or dies."""
 
 import pytest
 
-from tests.support.rank_grid import PROMPT_PAGES, StoredCounts, cells
-from tests.support.rank_process import (
-    RankProcesses,
-    agree,
-    back_up,
-    dawdle,
-    die,
-    disagree,
-    pairs,
-    resume,
-    scripts,
-)
-from tests.support.rank_script import compare
-from unified_cache.storage_backends.file.store import FileStorage
-
-
-@pytest.mark.parametrize(
-    ("size", "seeds", "steps"),
-    [(2, 4, 100), *(pytest.param(*each, marks=pytest.mark.long) for each in ((4, 3, 60), (8, 7, 80)))],
-)
-def test_ranks_with_other_stores_lag_and_luck_keep_the_same_trees(
-    tmp_path: Path, size: int, seeds: int, steps: int
-) -> None:
-    with RankProcesses(tmp_path, size) as processes:
-        played = processes.play(scripts, seeds, steps)
-    happened: Counter[str] = Counter()
-    for number, reports in enumerate(zip(*played, strict=True)):
-        for name, count in compare(reports, troubled=number % 2 == 1).items():
-            happened[name] += count
-    assert all(happened.values()), happened
-
-
-@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.long) for size in (1, 4, 8))])
-def test_fresh_processes_resume_their_own_bytes_whatever_the_shape_of_their_group(tmp_path: Path, size: int) -> None:
-    store = tmp_path / "store"
-    with RankProcesses(tmp_path, size) as writers:
-        assert writers.play(back_up, store) == ["stored"] * size
-    assert stored_objects(store) == {str(cell): cell.objects() for cell in cells(size)}
-    (tmp_path / "meeting").unlink()
-    with RankProcesses(tmp_path, size) as readers:
-        assert readers.play(resume, store) == [{str(cell): PROMPT_PAGES for cell in cells(size)}] * size
-
-
-def stored_objects(directory: Path) -> dict[str, StoredCounts]:
-    """Count by model the objects of a store, by shard and pool."""
-    found: dict[str, StoredCounts] = defaultdict(Counter)
-    with closing(FileStorage.open(directory)) as storage:
-        for digest, manifest in storage.manifests().items():
-            assert manifest is not None
-            for each in storage.scan(digest).objects:
-                found[manifest.model][manifest.shard, each.label.pool] += 1
-    return found
+from tests.support.rank_process import RankProcesses, agree, dawdle, die, disagree, pairs
 
 
 @pytest.fixture(scope="module")

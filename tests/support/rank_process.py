@@ -15,15 +15,12 @@ import torch.distributed as dist
 
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.operations import out_pages
-from tests.support.rank_grid import cells
-from tests.support.rank_script import Rank, RankReport
 from tests.support.ranks import ranked
 from unified_cache.controller import InlineWorkers, NotStarted, ThreadWorkers
 from unified_cache.controller.ranks.gloo import FRAME_BYTES, TorchRanks
 from unified_cache.core.errors import ConfigError, RankLostError
 from unified_cache.core.page import Prompt
 from unified_cache.core.window import SPAN_ALL
-from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 
 MEETING_S = 120
@@ -89,18 +86,6 @@ def _obey(pipe: Connection, directory: Path, rank: int, size: int) -> None:
             play, arguments = pipe.recv()
             pipe.send(play(TorchRanks.open(DEADLINE_S), *arguments))
     os._exit(0)
-
-
-def scripts(ranks: TorchRanks, seeds: int, steps: int) -> list[RankReport]:
-    """Let every seed's script run, first undisturbed, then troubled; report each."""
-    reports = []
-    for seed in range(seeds):
-        for troubled in (False, True):
-            rank = Rank(seed, ranks, troubled)
-            rank.run(steps)
-            rank.close()
-            reports.append(rank.report())
-    return reports
 
 
 def agree(ranks: TorchRanks) -> object:
@@ -189,17 +174,3 @@ def dawdle(ranks: TorchRanks) -> object:
         found = [outcome.split(":")[0], time.monotonic() - started_s < 10 * SHORT_DEADLINE_S]
     ranks.agree(np.ones(1, np.bool_))  # where the last one has waited meanwhile
     return found
-
-
-def back_up(ranks: TorchRanks, store: Path) -> object:
-    """Back a prompt up as every cell of the grid, into one store."""
-    storage = FileStorage.open(store)
-    for cell in cells(ranks.size):
-        cell.back_up(ranks, storage)
-    return "stored"
-
-
-def resume(ranks: TorchRanks, store: Path) -> object:
-    """Resume that prompt as every cell; return by cell how many of its pages came, all of them verified."""
-    storage = FileStorage.open(store)
-    return {str(cell): cell.resume(ranks, storage) for cell in cells(ranks.size)}
