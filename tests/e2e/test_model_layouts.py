@@ -24,22 +24,35 @@ def cluster() -> Iterator[LocalCluster]:
         yield cluster
 
 
+PAGE_SIZES = {
+    "deepseek-v4-flash": 256,
+    "deepseek-v4.1-flash": 256,
+    "gpt-oss-20b": 64,
+    "llama-3.1-8b": 16,
+    "nemotron-3-nano-30b-a3b": 64,
+}
+SHORT = {"memory": PAGE_SIZES.keys(), "file": {"deepseek-v4-flash"}, "mooncake": {"nemotron-3-nano-30b-a3b"}}
+"""Those of every run: each layout in memory, and one over each other kind of store."""
+
+
 @pytest.mark.parametrize(
-    ("preset", "page_size"),
+    ("kind", "preset"),
     [
-        ("deepseek-v4-flash", 256),
-        ("deepseek-v4.1-flash", 256),
-        ("gpt-oss-20b", 64),
-        ("llama-3.1-8b", 16),
-        ("nemotron-3-nano-30b-a3b", 64),
+        pytest.param(
+            kind,
+            preset,
+            marks=[*([] if preset in short else [pytest.mark.long]), *([needs_mooncake] if kind == "mooncake" else [])],
+        )
+        for kind, short in SHORT.items()
+        for preset in PAGE_SIZES
     ],
 )
-@pytest.mark.parametrize("kind", ["memory", "file", pytest.param("mooncake", marks=needs_mooncake)])
 def test_a_models_prefix_comes_back_whole_from_every_tier(
-    preset: str, page_size: int, kind: str, tmp_path: Path, request: pytest.FixtureRequest
+    kind: str, preset: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     urls = {"memory": "memory:", "file": f"file:{tmp_path / 'store'}"}
     url = urls[kind] if kind in urls else request.getfixturevalue("cluster").url
+    page_size = PAGE_SIZES[preset]
     model = layout(preset, page_size=page_size)
     sizes = tuple(HOST_PAGES for _ in model.components)
     toy = ToyEngine(model, sizes, sizes, open_storage(url), None)

@@ -107,6 +107,7 @@ def test_a_full_cluster_declines_what_has_no_room_keeps_what_it_took_and_takes_m
     with LocalCluster.running(segment_bytes=SEGMENT_MIB << 20) as cluster, closing(open_mooncake(cluster)) as inner:
         storage = VerifiedStorage(inner)
         open_for_contract(storage)
+        assert storage.capability().bytes_max == SEGMENT_MIB << 20
         stored = storage.put([sealed_page(label(n), MIB) for n in range(2 * SEGMENT_MIB)], Level.CACHED)
         assert SEGMENT_MIB // 2 <= stored.count(Answer.STORED) < SEGMENT_MIB
         assert all(reads(storage, number, MIB) for number, taken in enumerate(stored) if taken)

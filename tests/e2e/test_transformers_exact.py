@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.budget import one_in_every_run
 from tests.support.exactness import (
     FAMILIES,
     L3,
@@ -14,7 +15,9 @@ from tests.support.exactness import (
     resumes_in_a_fresh_process,
 )
 
-IS_ALIGNED = pytest.mark.parametrize("is_aligned", [True, False], ids=["aligned", "unaligned"])
+IS_ALIGNED = pytest.mark.parametrize(
+    "is_aligned", [False, pytest.param(True, marks=pytest.mark.long)], ids=["unaligned", "aligned"]
+)
 FAMILY = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -35,7 +38,7 @@ def test_a_prefix_in_memory_continues_bit_by_bit(scenario: Scenario, family: str
     scenario(family, is_aligned=is_aligned)
 
 
-@FAMILY
+@pytest.mark.parametrize("family", one_in_every_run(FAMILIES))
 @IS_ALIGNED
 @scenarios(STORAGE_SCENARIOS)
 def test_a_prefix_in_storage_continues_bit_by_bit(scenario: Scenario, family: str, is_aligned: bool, l3: L3) -> None:

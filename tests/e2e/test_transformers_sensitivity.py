@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.budget import one_in_every_run
 from tests.support.exactness import (
     EVERYWHERE,
     FAMILIES,
@@ -111,7 +112,7 @@ def test_pages_as_they_were_captured_are_exact(family: str) -> None:
         assert found.is_exact(found.slots())
 
 
-@pytest.mark.parametrize(("family", "pool"), POOLS)
+@pytest.mark.parametrize(("family", "pool"), one_in_every_run(POOLS))
 def test_one_flipped_bit_in_one_page_shows(family: str, pool: str) -> None:
     with served(family) as found:
         slots = found.slots()
@@ -129,7 +130,7 @@ def test_one_flipped_bit_in_one_page_shows(family: str, pool: str) -> None:
         assert found.is_exact(slots)
 
 
-@pytest.mark.parametrize("family", WINDOWED)
+@pytest.mark.parametrize("family", one_in_every_run(WINDOWED))
 def test_a_window_short_by_one_token_shows(family: str) -> None:
     with served(family) as found:
         for strand, tensor in zip(kept_by(family).strands, found.pages._tensors, strict=True):
@@ -141,7 +142,7 @@ def test_a_window_short_by_one_token_shows(family: str) -> None:
         assert not found.is_exact(found.slots())
 
 
-@pytest.mark.parametrize(("family", "pool"), CHECKPOINTS)
+@pytest.mark.parametrize(("family", "pool"), one_in_every_run(CHECKPOINTS))
 def test_state_of_another_boundary_shows(family: str, pool: str) -> None:
     with served(family) as found:
         component = found.component_of(pool)
@@ -154,7 +155,7 @@ def test_state_of_another_boundary_shows(family: str, pool: str) -> None:
         assert not found.is_exact(found.slots())
 
 
-@pytest.mark.parametrize("family", WINDOWED)
+@pytest.mark.parametrize("family", one_in_every_run(WINDOWED))
 def test_a_stale_map_from_full_to_window_slots_shows(family: str) -> None:
     tokens = prompt_of(family, 1, is_aligned=False)
     with engine(family, shape=CacheSizes(device_pages=TIGHT)) as ours:

@@ -1,7 +1,9 @@
 """Budget of the randomised tests: enough for every commit, or the long mode of ``make test-long``."""
 
 import os
+from collections.abc import Sequence
 
+import pytest
 from hypothesis import Phase
 
 LONG = os.environ.get("UNIFIED_CACHE_TEST_LONG") == "1"
@@ -13,3 +15,10 @@ PHASES = [Phase.generate] if os.environ.get("UNIFIED_CACHE_TEST_FIRST_FAILURE") 
 def examples(short: int, long: int) -> int:
     """Return how many random histories to try."""
     return long if LONG else short
+
+
+def one_in_every_run(values: Sequence[object]) -> list[object]:
+    """Return values for a parameter of which the last is in every run, and the others in the long mode."""
+    *others, last = values
+    each = [value if isinstance(value, tuple) else (value,) for value in others]
+    return [*(pytest.param(*value, marks=pytest.mark.long) for value in each), last]
