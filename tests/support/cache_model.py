@@ -1,4 +1,4 @@
-"""What a tree holds page by page, what a match of it must answer, and what jobs move."""
+"""Contents of a tree page by page, the longest match of it, and what jobs move."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
