@@ -19,6 +19,20 @@ ENGINES_MUTANTS = [
         tests=("tests/unit/integrations/engine_store/test_parallel_parts.py",),
     ),
     Mutant(
+        "each call to the store that one look-up makes has a deadline of its own",
+        "integrations/engine_store/pools.py",
+        "self._store.exists(labels, due_s)",
+        "self._store.exists(labels)",
+        tests=("tests/unit/integrations/engine_store/test_one_deadline.py",),
+    ),
+    Mutant(
+        "each step of a call that a store answers in part has a deadline of its own",
+        "integrations/engine_store/tasks.py",
+        "            if is_answered:\n",
+        "            if True:\n",
+        tests=("tests/unit/integrations/engine_store/test_one_deadline.py",),
+    ),
+    Mutant(
         "a late read fills the engine's rows",
         "integrations/engine_store/tasks.py",
         "        with self._guard:\n            self._rows = None\n",

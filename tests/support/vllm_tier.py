@@ -1,6 +1,7 @@
 """Parts of vLLM's adapter for tests without vLLM: facts of an engine, its host memory, and stores that wait."""
 
 import hashlib
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -97,7 +98,7 @@ class DictChunks(EngineStore):
             answers.append(Answer.MISS if found is None else Answer.HIT)
         return answers
 
-    def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED) -> list[Answer]:
+    def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED, due_s: float = math.inf) -> list[Answer]:
         """Hold copies of the rows that are not held."""
         self._begin("put", len(pages))
         if self.away:

@@ -12,6 +12,7 @@ page's buffers: that is learnt once, and checked.
     buffer 1    base 1 [ slot 0 | slot 1 | slot 2 | ... ]      such as the values of all layers
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import c_ubyte
 from functools import partial
@@ -237,6 +238,10 @@ class Restorable(NamedTuple):
         return self.ends[-1] if self.ends else 0
 
 
+class _Move(Protocol):
+    def __call__(self, pages: Sequence[EnginePage], due_s: float) -> list[Answer]: ...
+
+
 class _Bundle(NamedTuple):
     digest: bytes
     pool: str
@@ -272,14 +277,17 @@ class EnginePools:
         wanted = [(need, self._bundle(need.pools)) for need in needs if self._stored(need.pools)]
         if any(bundle is None for _, bundle in wanted) or not wanted or not keys:
             return Restorable([], {})
+        due_s = self._store.due_s()
         bundles = [(need, bundle) for need, bundle in wanted if bundle is not None]
         whole = [(need, bundle) for need, bundle in bundles if need.span >= SPAN_ALL]
         tails = [(need, bundle) for need, bundle in bundles if need.span < SPAN_ALL]
         if held:
-            prefixes = [held + pages for pages in self._prefixes(keys[held:], [bundle for _, bundle in whole])]
-            present = self._present(keys[: min(prefixes, default=0)], [bundle for _, bundle in tails])
+            prefixes = [held + pages for pages in self._prefixes(keys[held:], [bundle for _, bundle in whole], due_s)]
+            present = self._present(keys[: min(prefixes, default=0)], [bundle for _, bundle in tails], due_s)
         else:
-            prefixes, present = self._looked_up(keys, [bundle for _, bundle in whole], [bundle for _, bundle in tails])
+            prefixes, present = self._looked_up(
+                keys, [bundle for _, bundle in whole], [bundle for _, bundle in tails], due_s
+            )
         reach: dict[str, int] = {}
         for (need, _), pages in zip(whole, prefixes, strict=True):
             reach.update(dict.fromkeys(need.pools, pages))
@@ -305,8 +313,12 @@ class EnginePools:
         """Remove all pages of every bundle that was named so far; return whether all are gone."""
         with self._guard:
             digests = {bundle.digest for bundle in self._bundles.values()}
-        cleared = [self._store.clear(digest) for digest in digests]
-        return all(cleared)
+        due_s, late_s = math.inf, self._store.due_s()
+        is_cleared = True
+        for digest in digests:
+            if not self._store.clear(digest, due_s):
+                is_cleared, due_s = False, late_s
+        return is_cleared
 
     def close(self) -> None:
         """Release all pools; their pages are not found from now on. The store is the caller's to close."""
@@ -332,7 +344,7 @@ class EnginePools:
         if len(pages) < len(stored):
             return None
         identity, layout = self._name_bundle(stored, [sum(source.buffers_bytes) for source in pages])
-        self._store.register(identity, layout)
+        self._store.remember(identity, layout)
         bundle = _Bundle(identity.digest(layout), layout.pools[0].name, pages)
         with self._guard:
             if all(self._pools.get(pool) is source for pool, source in zip(stored, sources, strict=True)):
@@ -340,7 +352,7 @@ class EnginePools:
         return bundle
 
     def _looked_up(
-        self, keys: Sequence[PageKey], whole: Sequence[_Bundle], tails: Sequence[_Bundle]
+        self, keys: Sequence[PageKey], whole: Sequence[_Bundle], tails: Sequence[_Bundle], due_s: float
     ) -> tuple[list[int], list[npt.NDArray[np.bool_]]]:
         """Return how many pages each bundle of ``whole`` has from the start, and which of them each of ``tails`` has.
 
@@ -348,36 +360,38 @@ class EnginePools:
         which is all that most chains need: calls that wait for a disk or a service cost much more than pages.
         """
         if not whole:
-            return [], self._present(keys, tails)
+            return [], self._present(keys, tails, due_s)
         first, rest = keys[:PROBE_PAGES], keys[PROBE_PAGES:]
-        rows = self._present(first, [*whole, *tails])
+        rows = self._present(first, [*whole, *tails], due_s)
         prefixes, present = [_run(row) for row in rows[: len(whole)]], rows[len(whole) :]
         if rest and min(prefixes) == len(first):
-            further = self._prefixes(rest, whole)
+            further = self._prefixes(rest, whole, due_s)
             prefixes = [len(first) + run for run in further]
-            beyond = self._present(rest[: min(further)], tails)
+            beyond = self._present(rest[: min(further)], tails, due_s)
             present = [np.concatenate(pair) for pair in zip(present, beyond, strict=True)]
         count = min(prefixes)
         return prefixes, [row[:count] for row in present]
 
-    def _prefixes(self, keys: Sequence[PageKey], bundles: Sequence[_Bundle]) -> list[int]:
+    def _prefixes(self, keys: Sequence[PageKey], bundles: Sequence[_Bundle], due_s: float) -> list[int]:
         """Return how many pages each bundle has from the start, up to where the first of them lacks one."""
         start, pages = 0, 4 * PROBE_PAGES
         while start < len(keys):
             part = keys[start : start + pages]
-            found = [_run(row) for row in self._present(part, bundles)]
+            found = [_run(row) for row in self._present(part, bundles, due_s)]
             if min(found) < len(part):
                 return [start + run for run in found]
             start += len(part)
             pages = min(4 * pages, PROBE_PAGES_MAX)
         return [len(keys)] * len(bundles)
 
-    def _present(self, keys: Sequence[PageKey], bundles: Sequence[_Bundle]) -> list[npt.NDArray[np.bool_]]:
+    def _present(
+        self, keys: Sequence[PageKey], bundles: Sequence[_Bundle], due_s: float
+    ) -> list[npt.NDArray[np.bool_]]:
         """Ask of every page of every bundle whether it is there, in one call for each batch of pages."""
         if not bundles or not keys:
             return [np.zeros(0, np.bool_)] * len(bundles)
         labels = [Label(bundle.digest, key, bundle.pool) for bundle in bundles for key in keys]
-        found = np.fromiter(map(bool, self._store.exists(labels)), np.bool_, len(labels))
+        found = np.fromiter(map(bool, self._store.exists(labels, due_s)), np.bool_, len(labels))
         return list(found.reshape(len(bundles), len(keys)))
 
     def _move(
@@ -426,18 +440,23 @@ class EnginePools:
             list(_pages(part, bundle, [source.rows_to_store(part.slots) for source in bundle.sources]))
             for part, bundle in zip(batch, bundles, strict=True)
         ]
-        return _split(self._in_batches(list(chain.from_iterable(pages)), self._store.put), pages)
+        put = self._store.put
+        return _split(
+            self._in_batches(list(chain.from_iterable(pages)), lambda part, due_s: put(part, due_s=due_s)), pages
+        )
 
-    def _in_batches(
-        self, pages: Sequence[EnginePage], call: Callable[[Sequence[EnginePage]], list[Answer]]
-    ) -> list[bool]:
-        """Call for some pages at a time; give up after a batch of which the store did nothing."""
+    def _in_batches(self, pages: Sequence[EnginePage], call: _Move) -> list[bool]:
+        """Call for some pages at a time; give up a deadline after the store began to leave some without an answer."""
         done: list[bool] = []
+        due_s = math.inf
         for start in range(0, len(pages), BATCH_PAGES):
-            answers = self._in_parts(pages[start : start + BATCH_PAGES], call)
+            late_s = self._store.due_s()
+            answers = self._in_parts(pages[start : start + BATCH_PAGES], partial(call, due_s=due_s))
             done += map(bool, answers)
             if all(answer is Answer.UNAVAILABLE for answer in answers):
                 break
+            if Answer.UNAVAILABLE in answers:
+                due_s = min(due_s, late_s)
         return done + [False] * (len(pages) - len(done))
 
     def _in_parts(

@@ -13,6 +13,7 @@ the store does, and from then on nothing reads or writes the engine's rows::
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -47,13 +48,14 @@ from unified_cache.integrations.engine_store.interface import (
 from unified_cache.integrations.engine_store.tasks import (
     AT_ONCE_BYTES_MAX,
     BufferedPath,
+    CallTime,
     CopyPath,
     Task,
     ZeroCopyPath,
     pieces_of,
 )
 from unified_cache.storage_backends.catalog import Catalog, catalog_in
-from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallState
+from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallState, bound_steps
 from unified_cache.storage_backends.common.breaker import Backoff
 from unified_cache.storage_backends.common.call_threads import LOOK_S, CallThreads, call_within, run_here
 from unified_cache.storage_backends.common.opening import StoreOpening
@@ -179,6 +181,21 @@ class EngineStore:
             LayoutError: the layout's pools cannot be those of the identity's shard.
             ConfigError: a page does not fit into the bounce buffers (``bounce_bytes``), or under the store's cap.
         """
+        identities = self.remember(identity, layout)
+        time = self._time()
+        opened = self._reached(identities, time)
+        if opened is not None:
+            self._call(opened, identities, Task(partial(tasks.look_up, opened.guard, ())), time)
+
+    def remember(self, identity: Identity, layout: ModelLayout) -> list[bytes]:
+        """Remember an identity as ``register`` does, and announce it with the first call that asks for its pages.
+
+        Returns the digests that its pools are stored under.
+
+        Raises:
+            LayoutError: as ``register``.
+            ConfigError: as ``register``.
+        """
         if self._opening.store is not None:
             self._opening.store.capability.check_cap(layout)
         for pool in layout.pools:
@@ -186,15 +203,18 @@ class EngineStore:
             if page_bytes > self._bounce.bytes_max:
                 found = f"found {self._bounce.bytes_max}"
                 raise ConfigError(f"bounce_bytes must hold a page of {pool.name}, {page_bytes} bytes, {found}")
-        identities = self._registrations.remember(identity, layout)
-        started_s = self._clock()
-        opened = self._reached(identities)
-        if opened is not None:
-            self._call(opened, identities, Task(partial(tasks.look_up, opened.guard, ())), started_s)
+        return self._registrations.remember(identity, layout)
 
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Return for each label whether a get would, as far as is known without reading, find it: HIT if so."""
-        return self._ask(Method.EXISTS, labels, tasks.look_up)
+    def due_s(self) -> float:
+        """Return when calls that begin now are late: the ``due_s`` of calls that an engine waits for as one."""
+        return self._time().first_due_s
+
+    def exists(self, labels: Sequence[Label], due_s: float = math.inf) -> list[Answer]:
+        """Return for each label whether a get would, as far as is known without reading, find it: HIT if so.
+
+        Returns at ``due_s`` at the latest.
+        """
+        return self._ask(Method.EXISTS, labels, tasks.look_up, due_s)
 
     def exists_at_once(self, labels: Sequence[Label]) -> list[Answer]:
         """Return for each label, on this thread, whether the store knows from memory that it is there: HIT if so.
@@ -225,42 +245,45 @@ class EngineStore:
 
         They are verified in their rows. It waits for no disk, and for nobody who does.
         """
-        started_s = self._clock()
+        time = self._time()
         memory = self._memory({page.label.identity for page in pages})
         if memory is None:
             return [Answer.UNAVAILABLE] * len(pages)
         task = Task(partial(tasks.read_memory, memory, pages))
-        self._call_here(task, started_s)
+        self._call_here(task, time)
         hits = [page for page, answer in zip(pages, task.answers, strict=False) if answer]
         if hits:
             self._counts.add_bytes(Method.GET, sum(map(tasks.payload_bytes, hits)))
-            self._counts.add(Method.GET, [Answer.HIT] * len(hits), self._clock() - started_s)
+            self._counts.add(Method.GET, [Answer.HIT] * len(hits), self._clock() - time.started_s)
         return task.answers + [Answer.UNAVAILABLE] * (len(pages) - len(task.answers))
 
-    def get_by_deadline(self, pages: Sequence[EnginePage]) -> list[Answer]:
-        """Fill the rows of each page as ``get`` does, by way of a bounce buffer and a thread of ours."""
-        return self._transfer(Method.GET, pages, Level.CACHED)
+    def get_by_deadline(self, pages: Sequence[EnginePage], due_s: float = math.inf) -> list[Answer]:
+        """Fill the rows of each page as ``get`` does, until ``due_s``, by way of a bounce buffer and a thread."""
+        return self._transfer(Method.GET, pages, Level.CACHED, due_s)
 
-    def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED) -> list[Answer]:
+    def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED, due_s: float = math.inf) -> list[Answer]:
         """Store pages as their rows hold them now; STORED where the page is in the store, or was.
 
         A page that the store says it has is neither read nor made recent, and the look-up is not counted: nobody
-        wanted it.
+        wanted it. Returns at ``due_s`` at the latest.
         """
-        return self._transfer(Method.PUT, pages, level)
+        return self._transfer(Method.PUT, pages, level, due_s)
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Count pages as used now, the first most of all; a touch that the store does not take is lost."""
-        self._ask(Method.TOUCH, labels, tasks.touch)
+        self._ask(Method.TOUCH, labels, tasks.touch, math.inf)
 
-    def clear(self, identity: bytes) -> bool:
-        """Make every page of one identity a miss; return whether the store says that it has. A late clear goes on."""
-        started_s = self._clock()
-        opened = self._reached(())
+    def clear(self, identity: bytes, due_s: float = math.inf) -> bool:
+        """Make every page of one identity a miss; return whether the store says that it has. A late clear goes on.
+
+        Returns at ``due_s`` at the latest.
+        """
+        time = self._time(due_s)
+        opened = self._reached((), time)
         if opened is None:
             return False
         task = Task(partial(tasks.clear, opened.guard, identity))
-        return self._call(opened, (), task, started_s) is None and bool(task.answers)
+        return self._call(opened, (), task, time) is None and bool(task.answers)
 
     def take_removals(self) -> Removals | None:
         """Return what the store has removed since the last call; None if it reports no removals, or is not there.
@@ -348,11 +371,21 @@ class EngineStore:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _reached(self, identities: Collection[bytes]) -> OpenedStore | None:
+    def _time(self, due_s: float = math.inf) -> CallTime:
+        """Return the time of a call that begins now."""
+        opened, now_s = self._opening.store, self._clock()
+        deadline_s = self._config.guard.deadline_s if opened is None else opened.guard.deadline_s
+        return CallTime(now_s, now_s + self._config.call_timeout_s, deadline_s, due_s)
+
+    def _left_s(self, time: CallTime) -> float:
+        """Return the seconds that a call may wait before its first step."""
+        return max(0.0, time.first_due_s - self._clock())
+
+    def _reached(self, identities: Collection[bytes], time: CallTime) -> OpenedStore | None:
         """Return the store if it is there, and has taken the identities or may be asked to; see ``_absence``."""
         if self._closed:
             return None
-        opened = self._opening.store or self._opening.reach(self._config.guard.deadline_s)
+        opened = self._opening.store or self._opening.reach(self._left_s(time))
         return opened if opened is not None and self._registrations.may_ask(identities) else None
 
     def _absence(self) -> Unavailable:
@@ -372,33 +405,34 @@ class EngineStore:
         self,
         method: Method,
         labels: Sequence[Label],
-        ask: Callable[[StorageBackend, Sequence[Label], list[Answer]], Iterator[None]],
+        ask: Callable[[StorageBackend, Sequence[Label], list[Answer]], Iterator[bool]],
+        due_s: float,
     ) -> list[Answer]:
         """Ask the store about labels; no page moves."""
         if not labels:
             return []
-        started_s = self._clock()
+        time = self._time(due_s)
         identities = {label.identity for label in labels}
-        opened = self._reached(identities)
+        opened = self._reached(identities, time)
         if opened is None:
-            return self._answered(method, [], len(labels), self._absence(), started_s)
+            return self._answered(method, [], len(labels), self._absence(), time.started_s)
         task = Task(partial(ask, opened.guard, labels))
         is_known = method is Method.EXISTS and not opened.capability.exists_costs_io
         if (is_known or opened.capability.bounded) and self._registrations.are_taken(identities):
-            reason = self._call_here(task, started_s)
+            reason = self._call_here(task, time)
         else:
-            reason = self._call(opened, identities, task, started_s)
-        return self._answered(method, task.answers, len(labels), reason, started_s)
+            reason = self._call(opened, identities, task, time)
+        return self._answered(method, task.answers, len(labels), reason, time.started_s)
 
-    def _transfer(self, method: Method, pages: Sequence[EnginePage], level: Level) -> list[Answer]:
+    def _transfer(self, method: Method, pages: Sequence[EnginePage], level: Level, due_s: float) -> list[Answer]:
         """Get or put pages."""
-        started_s = self._clock()
+        time = self._time(due_s)
         if not pages:
             return []
         identities = {page.label.identity for page in pages}
-        opened = self._reached(identities)
+        opened = self._reached(identities, time)
         if opened is None:
-            return self._answered(method, [], len(pages), self._absence(), started_s)
+            return self._answered(method, [], len(pages), self._absence(), time.started_s)
         store = opened.guard
         labels = [page.label for page in pages]
         move = partial(tasks.get, store) if method is Method.GET else partial(tasks.put, store, level, labels)
@@ -409,41 +443,43 @@ class EngineStore:
             pieces = pieces_of(pages, self._piece_bytes(opened, method, level) if is_cut else AT_ONCE_BYTES_MAX)
             path = ZeroCopyPath(pages)
             task = Task(partial(move, pieces, path), path)
-            reason = self._call_here(task, started_s)
+            reason = self._call_here(task, time)
         else:
             pieces = pieces_of(pages, self._piece_bytes(opened, method, level))
-            buffer = self._bounce.reserve(max(piece.buffer_bytes for piece in pieces), opened.guard.deadline_s)
+            buffer = self._bounce.reserve(max(piece.buffer_bytes for piece in pieces), self._left_s(time))
             if buffer is None:
-                return self._answered(method, [], len(pages), Unavailable.NO_BOUNCE_BUFFER, started_s)
+                return self._answered(method, [], len(pages), Unavailable.NO_BOUNCE_BUFFER, time.started_s)
             path = BufferedPath(pages, buffer)
             task = Task(partial(move, pieces, path), path)
-            reason = self._call(opened, identities, task, started_s, buffer)
+            reason = self._call(opened, identities, task, time, buffer)
         self._counts.add_bytes(method, path.copied_bytes)
-        return self._answered(method, task.answers, len(pages), reason, started_s)
+        return self._answered(method, task.answers, len(pages), reason, time.started_s)
 
     def _call(
         self,
         opened: OpenedStore,
         identities: Collection[bytes],
         task: Task,
-        started_s: float,
+        time: CallTime,
         buffer: BounceBuffer | None = None,
     ) -> Unavailable | None:
         """Run a task on a thread of ours and wait for it; return why it did not come to its end.
 
         The identities are registered first. Releases the buffer that the task's pages lie in.
         """
-        store, clock = opened.guard, self._clock
+        store = opened.guard
 
         def register_and_run() -> None:
-            self._registrations.announce(store, identities, self._bounce.whole)
-            task.run(started_s + self._config.call_timeout_s, clock)
+            bound_steps(time.first_due_s)
+            if self._left_s(time):
+                self._registrations.announce(store, identities, self._bounce.whole)
+                task.run(time, self._clock)
 
         with self._callers:
             call = self._threads.submit(register_and_run)
             user: CallInFlight = call
             try:
-                self._threads.wait(call, max(0.0, started_s + opened.guard.deadline_s - clock()))
+                self._threads.wait(call, self._left_s(time))
                 reason, user = self._outcome(call)
             finally:
                 task.revoke()
@@ -453,13 +489,12 @@ class EngineStore:
             return Unavailable.UNREGISTERED
         return reason
 
-    def _call_here(self, task: Task, started_s: float) -> Unavailable | None:
+    def _call_here(self, task: Task, time: CallTime) -> Unavailable | None:
         """Run a task on the caller's thread, by a store that returns by itself; no thread and no buffer of ours."""
-        until_s = started_s + self._config.call_timeout_s
         with self._callers:
             if self._closed:
                 return Unavailable.CLOSED
-            return self._outcome(run_here(lambda: task.run(until_s, self._clock)))[0]
+            return self._outcome(run_here(lambda: task.run(time, self._clock)))[0]
 
     def _outcome(self, call: BoundedCall[None]) -> tuple[Unavailable | None, CallInFlight]:
         """Return why a settled call did not come to its end, None if it did, and the call that may use its pages.

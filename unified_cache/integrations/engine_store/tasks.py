@@ -21,12 +21,14 @@ import numpy.typing as npt
 from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.integrations.engine_store.buffers import BounceBuffer
 from unified_cache.integrations.engine_store.interface import Clock, EnginePage
+from unified_cache.storage_backends.common.bounded_call import bound_steps
 from unified_cache.storage_backends.memory_reads import MemoryReader, targets_of
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 
 __all__ = [
     "AT_ONCE_BYTES_MAX",
     "BufferedPath",
+    "CallTime",
     "CopyPath",
     "Piece",
     "Task",
@@ -229,23 +231,48 @@ class ZeroCopyPath:
 CopyPath = BufferedPath | ZeroCopyPath
 
 
+class CallTime(NamedTuple):
+    """Time of one call to an engine's store."""
+
+    started_s: float
+    until_s: float
+    """No step is begun from then on."""
+    deadline_s: float
+    """Longest wait for a store that does not answer."""
+    due_s: float
+    """When the engine waits no longer, however well the store answers."""
+
+    @property
+    def first_due_s(self) -> float:
+        """End of the wait for the first answer: for the store to open, a buffer, and a thread too."""
+        return min(self.started_s + self.deadline_s, self.due_s)
+
+
 class Task:
-    """Work of one call to a store, step by step; each step is one call of the store, and adds its answers."""
+    """Work of one call to a store, step by step; each step adds its answers, and says whether the store gave all."""
 
     __slots__ = ("_steps", "answers", "path")
 
-    def __init__(self, steps: Callable[[list[Answer]], Iterator[None]], path: CopyPath | None = None) -> None:
+    def __init__(self, steps: Callable[[list[Answer]], Iterator[bool]], path: CopyPath | None = None) -> None:
         """``path`` is that of the engine's rows, for a task that has any."""
         self.answers: list[Answer] = []
         """Answers of the store so far, in order."""
         self.path = path
         self._steps = steps(self.answers)
 
-    def run(self, until_s: float, clock: Clock) -> None:
-        """Step on, as long as ``until_s`` has not come; raises as the store does."""
-        while clock() < until_s:
-            if next(self._steps, _OVER) is _OVER:
+    def run(self, time: CallTime, clock: Clock) -> None:
+        """Step on as long as there is time, in a call of this thread's; raises as the store does.
+
+        A store that answers has a deadline for each step; once it does not, no step gets another one.
+        """
+        due_s = time.first_due_s
+        while clock() < min(time.until_s, due_s):
+            bound_steps(due_s)
+            is_answered = next(self._steps, None)
+            if is_answered is None:
                 return
+            if is_answered:
+                due_s = min(time.due_s, clock() + time.deadline_s)
 
     def revoke(self) -> None:
         """Release the engine's rows, now and for good; wait for a copy under way."""
@@ -253,41 +280,39 @@ class Task:
             self.path.revoke()
 
 
-_OVER = object()
-
-
-def look_up(store: StorageBackend, labels: Sequence[Label], answers: list[Answer]) -> Iterator[None]:
+def look_up(store: StorageBackend, labels: Sequence[Label], answers: list[Answer]) -> Iterator[bool]:
     """Ask the store about labels; no page moves."""
     for start in range(0, len(labels), LOOKUP_LABELS_MAX):
-        answers += store.exists(labels[start : start + LOOKUP_LABELS_MAX])
-        yield
+        found = store.exists(labels[start : start + LOOKUP_LABELS_MAX])
+        answers += found
+        yield Answer.UNAVAILABLE not in found
 
 
-def touch(store: StorageBackend, labels: Sequence[Label], answers: list[Answer]) -> Iterator[None]:
+def touch(store: StorageBackend, labels: Sequence[Label], answers: list[Answer]) -> Iterator[bool]:
     """Touch labels, the last of them first, so that the first are the most recent in the end; HIT for each."""
     for end in range(len(labels), 0, -LOOKUP_LABELS_MAX):
         part = labels[max(end - LOOKUP_LABELS_MAX, 0) : end]
         store.touch(part)
         answers += [Answer.HIT] * len(part)
-        yield
+        yield True
 
 
-def clear(store: StorageBackend, identity: bytes, answers: list[Answer]) -> Iterator[None]:
+def clear(store: StorageBackend, identity: bytes, answers: list[Answer]) -> Iterator[bool]:
     """Remove every page of an identity; one HIT once that is done."""
     store.clear(identity)
     answers.append(Answer.HIT)
-    yield
+    yield True
 
 
-def read_memory(memory: MemoryReader, pages: Sequence[EnginePage], answers: list[Answer]) -> Iterator[None]:
+def read_memory(memory: MemoryReader, pages: Sequence[EnginePage], answers: list[Answer]) -> Iterator[bool]:
     """Read the pages that a store has in memory into their rows, on their owner's thread; HIT or UNAVAILABLE."""
     hit, unavailable = Answer.HIT, Answer.UNAVAILABLE
     for part in _parts_of(pages, AT_ONCE_BYTES_MAX):
         answers += [hit if is_there else unavailable for is_there in memory.read_memory(targets_of(part))]
-        yield
+        yield True
 
 
-def get(store: StorageBackend, pieces: Sequence[Piece], path: CopyPath, answers: list[Answer]) -> Iterator[None]:
+def get(store: StorageBackend, pieces: Sequence[Piece], path: CopyPath, answers: list[Answer]) -> Iterator[bool]:
     """Read pages of a store, verified below, into the engine's rows, as long as somebody waits."""
     for piece in pieces:
         found = store.get(path.pages_of(piece))
@@ -296,7 +321,7 @@ def get(store: StorageBackend, pieces: Sequence[Piece], path: CopyPath, answers:
         answers += found
         if not _answers_anything(found):
             return
-        yield
+        yield Answer.UNAVAILABLE not in found
 
 
 def put(
@@ -306,14 +331,16 @@ def put(
     pieces: Sequence[Piece],
     path: CopyPath,
     answers: list[Answer],
-) -> Iterator[None]:
+) -> Iterator[bool]:
     """Seal pages of the engine's rows and put them into a store, but for those that it has.
 
     ``labels`` names each page; the pages themselves have rows, which a task that is late must not hold.
     To seal a page costs more than to ask for it, and to hand the look-up over to a thread of ours longer than to ask
     for a prompt's pages: so both are one task.
     """
-    there = list(map(bool, store.exists(labels)))
+    known = store.exists(labels)
+    yield Answer.UNAVAILABLE not in known
+    there = list(map(bool, known))
     for piece in pieces:
         numbers = range(piece.start, piece.end)
         missing = [number for number in numbers if not there[number]]
@@ -325,7 +352,7 @@ def put(
         answers += piece_answers
         if not _answers_anything(piece_answers):
             return
-        yield
+        yield Answer.UNAVAILABLE not in piece_answers
 
 
 def _put(

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, islice
 from math import inf
 from threading import Lock
 
@@ -211,17 +212,19 @@ class TierStorage:
         return len(whole)
 
     def _store(self, keys: ComponentKeys) -> None:
-        for name, of in keys.items():
-            held, slots = self._tier.pin_held(name, of)
-            try:
-                answers = self._pools.put(self._batch(self._components[name].written, held, slots))
-            finally:
-                self._tier.unpin({name: slots})
-            stored = sum(all(of_page) for of_page in zip(*answers, strict=True))
+        """Store what is still held of all components by one call, which waits once for a store that is frozen."""
+        held = {name: self._tier.pin_held(name, of) for name, of in keys.items()}
+        batches = [self._batch(self._components[name].written, *pages) for name, pages in held.items()]
+        try:
+            answers = iter(self._pools.put(list(chain.from_iterable(batches))))
+        finally:
+            self._tier.unpin({name: slots for name, (_, slots) in held.items()})
+        for (name, (found, _)), batch in zip(held.items(), batches, strict=True):
+            stored = sum(all(of_page) for of_page in zip(*islice(answers, len(batch)), strict=True))
             with self._guard:
                 self._counts.stored += stored
-                self._counts.not_stored += len(held) - stored
-                self._counts.dropped += len(of) - len(held)
+                self._counts.not_stored += len(found) - stored
+                self._counts.dropped += len(keys[name]) - len(found)
 
     @staticmethod
     def _batch(bundles: Sequence[tuple[str, ...]], keys: Sequence[str], slots: Slots) -> list[BundlePages]:

@@ -76,7 +76,7 @@ class ChunkTier:
         self._names = names
         self._rows = rows
         self._settings = settings
-        self._lookups = Lookups(self._ask, self._is_known)
+        self._lookups = Lookups(self._ask, self._is_known, store.due_s)
         self._moving = Moving(store, rows, settings)
         self._counts = TierCounts(self._lookups.answered)
         self._unstored: dict[bytes, int] = {}
@@ -202,7 +202,7 @@ class ChunkTier:
         if self._settings.on_reset is OnReset.FORGET:
             # Drawn, not counted: another engine whose weights were updated differently counts from 0, too.
             self._names = self._names.renewed(secrets.randbits(63) | 1)
-            self._store.register(self._names.identity, self._names.layout)
+            self._store.remember(self._names.identity, self._names.layout)
             if self._changes is not None:
                 self._changes.forget()
         self._unstored.clear()
@@ -259,7 +259,7 @@ class ChunkTier:
         """Return whether memory alone says that the store has a chunk."""
         return bool(self._store.exists_at_once([self._names.label(key)])[0])
 
-    def _ask(self, keys: Sequence[bytes]) -> list[bool]:
+    def _ask(self, keys: Sequence[bytes], due_s: float) -> list[bool]:
         """Ask the store on the thread of look-ups; an answer of another generation is dropped by ``ask_again``."""
         names = self._names
-        return [bool(answer) for answer in self._store.exists([names.label(key) for key in keys])]
+        return [bool(answer) for answer in self._store.exists([names.label(key) for key in keys], due_s)]

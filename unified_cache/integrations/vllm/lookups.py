@@ -13,6 +13,7 @@ An answer stays as long as a request that asked for it lives: a chunk that was f
 failed is missing for all these requests, or the engine would try it for ever.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -44,8 +45,8 @@ class ChunkAnswer(Enum):
     """Not known yet: ask again in the next step."""
 
 
-AskStore = Callable[[Sequence[bytes]], Iterable[bool]]
-"""Asks the store for keys, on the thread of look-ups; answers in their order, and never raises."""
+AskStore = Callable[[Sequence[bytes], float], Iterable[bool]]
+"""Asks the store for keys, on the thread of look-ups, until an instant; answers in their order, and never raises."""
 
 
 IsKnown = Callable[[bytes], bool]
@@ -68,10 +69,16 @@ _Answers = list[tuple[_Asked, bool]]
 class Lookups:
     """Look-ups of one tier. All methods belong to the scheduler's thread; another one asks."""
 
-    def __init__(self, ask: AskStore, is_known: IsKnown = lambda key: False) -> None:
-        """Start look-ups that are answered by ``ask``, and at once where ``is_known``."""
+    def __init__(
+        self, ask: AskStore, is_known: IsKnown = lambda key: False, due_s: Callable[[], float] = lambda: math.inf
+    ) -> None:
+        """Start look-ups that are answered by ``ask``, and at once where ``is_known``.
+
+        ``due_s`` returns when a store that is asked now is late: the keys of one step are waited for no longer.
+        """
         self._ask = ask
         self._is_known = is_known
+        self._due_s = due_s
         self._known_left = KNOWN_KEYS_MAX
         """Keys that memory may still be asked for in this step."""
         self._unknown_request = ""
@@ -116,10 +123,11 @@ class Lookups:
         self._known_left = KNOWN_KEYS_MAX
         self._unknown_request = ""
         gathered, self._gathered = [asked for asked in self._gathered if asked.requests], []
+        due_s = self._due_s()
         for start in range(0, len(gathered), PIECE_KEYS_MAX):
             piece = gathered[start : start + PIECE_KEYS_MAX]
             self._waiting_count += len(piece)
-            self._threads.submit(partial(self._ask_for, piece), partial(self._keep, piece))
+            self._threads.submit(partial(self._ask_for, piece, due_s), partial(self._keep, piece))
 
     def miss(self, keys: Collection[bytes]) -> None:
         """Answer MISS for keys whose load failed, for as long as any request lives that asked for them."""
@@ -186,8 +194,8 @@ class Lookups:
             if asked.answer is ChunkAnswer.LATER:
                 asked.answer = ChunkAnswer.HIT if found else ChunkAnswer.MISS
 
-    def _ask_for(self, piece: _Batch) -> list[bool]:
-        return list(self._ask([asked.key for asked in piece]))
+    def _ask_for(self, piece: _Batch, due_s: float) -> list[bool]:
+        return list(self._ask([asked.key for asked in piece], due_s))
 
     def _keep(self, piece: _Batch, call: BoundedCall[list[bool]]) -> None:
         """Keep the answers for the scheduler's thread; MISS where none came, or an engine would wait for ever."""

@@ -21,7 +21,7 @@ it over to another thread costs some 40 us. The waiting caller looks whether thi
 begins no further one. Work that answers AGAIN is not over: it runs once more after what waits.
 
 The deadline travels with the call: whatever lies below asks for ``time_left_s``, and gives all of its tries together
-no more than that.
+no more than that. Work that makes several calls for one wait bounds them together, see ``bound_steps``.
 
 ``CallThreads`` (``call_threads``) starts the threads, and nothing else does, and changes states, under its lock. The
 calls to a store take no lock of these.
@@ -42,6 +42,7 @@ __all__ = [
     "BoundedCall",
     "CallState",
     "StoreStep",
+    "bound_steps",
     "current_call",
     "time_left_s",
 ]
@@ -86,6 +87,8 @@ class BoundedCall(Generic[Result]):
         self.state = CallState.WAITING
         self.is_urgent = is_urgent
         self.thread_id = 0
+        self.due_s = math.inf
+        """When each call to a store that it is in is late at the latest, by the clock of its threads."""
         self.step: StoreStep | None = None
         """The call to a store that it is in."""
         self._name = name
@@ -265,6 +268,12 @@ _current = _Current()
 def current_call() -> BoundedCall[object] | None:
     """Return the call that this thread runs, if it does."""
     return _current.call
+
+
+def bound_steps(due_s: float) -> None:
+    """Bound each call to a store that the call of this thread begins: it is late at ``due_s`` at the latest."""
+    if _current.call is not None:
+        _current.call.due_s = due_s
 
 
 def time_left_s() -> float:

@@ -174,7 +174,9 @@ class StorageGuard(StorageLayer):
 
     def _due_s(self) -> float:
         """Return when a call that begins now is late."""
-        return self._clock() + min(self.deadline_s, time_left_s())
+        call = current_call()
+        due_s = self._clock() + min(self.deadline_s, time_left_s())
+        return due_s if call is None else min(due_s, call.due_s)
 
     def _admit(self, method: Method) -> Admission | None:
         if self._closed:

@@ -1,5 +1,6 @@
 """A call that is split into lanes has the engine's rows in none of them once it is over, however it ends."""
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +26,7 @@ class PausedLanes(CountedStore):
         self.goes_on = threading.Event()
         self.ended_count = 0
 
-    def get_by_deadline(self, pages: Sequence[EnginePage]) -> list[Answer]:
+    def get_by_deadline(self, pages: Sequence[EnginePage], due_s: float = math.inf) -> list[Answer]:
         if threading.current_thread().name.startswith("unified-cache-part"):
             self.begun.release()
             assert self.goes_on.wait(PATIENCE_S)

@@ -1,6 +1,7 @@
 """Pools of an engine over one store: look-ups by chain, bundles, pools without bytes, and stores that are away."""
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -31,10 +32,13 @@ class CountedStore(EngineStore):
         self.at_once: set[int] = set()
         """Numbers of pages in a call that are had without waiting."""
 
-    def register(self, identity: Identity, layout: ModelLayout) -> None:
-        self.store.register(identity, layout)
+    def remember(self, identity: Identity, layout: ModelLayout) -> list[bytes]:
+        return self.store.remember(identity, layout)
 
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+    def due_s(self) -> float:
+        return self.store.due_s()
+
+    def exists(self, labels: Sequence[Label], due_s: float = math.inf) -> list[Answer]:
         self.looks.append(len(labels))
         self.labels_asked += labels
         return [Answer.UNAVAILABLE] * len(labels) if self.is_away else self.store.exists(labels)
@@ -42,15 +46,15 @@ class CountedStore(EngineStore):
     def get_at_once(self, pages: Sequence[EnginePage]) -> list[Answer]:
         return [Answer.HIT if number in self.at_once else Answer.UNAVAILABLE for number in range(len(pages))]
 
-    def get_by_deadline(self, pages: Sequence[EnginePage]) -> list[Answer]:
+    def get_by_deadline(self, pages: Sequence[EnginePage], due_s: float = math.inf) -> list[Answer]:
         self.gets.append(len(pages))
         return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.get(pages)
 
-    def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED) -> list[Answer]:
+    def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED, due_s: float = math.inf) -> list[Answer]:
         self.puts.append(list(pages))
         return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.put(pages)
 
-    def clear(self, identity: bytes) -> bool:
+    def clear(self, identity: bytes, due_s: float = math.inf) -> bool:
         return self.store.clear(identity)
 
 

@@ -19,7 +19,7 @@ class AskedStore:
         self.gate = threading.Event()
         self.gate.set()
 
-    def __call__(self, keys: Sequence[bytes]) -> list[bool]:
+    def __call__(self, keys: Sequence[bytes], due_s: float) -> list[bool]:
         self.asked.append(list(keys))
         assert self.gate.wait(TIMEOUT_S)
         return [key in self.held for key in keys]
