@@ -58,7 +58,7 @@ STORAGE_MUTANTS = [
         "storage_backends/wrappers/guard.py",
         "            self.breaker.record_outcome(admission, failed=True)\n",
         "            pass\n",
-        ("tests/unit/core/test_operations.py",),
+        ("tests/unit/storage_backends/wrappers/test_guard.py",),
     ),
     Mutant(
         "each try of a call has the whole deadline anew",

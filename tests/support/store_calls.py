@@ -1,13 +1,24 @@
-"""Stores that note each call, so that a job can be compared with what it was to move, and that fail by script."""
+"""Stores that note each call, and of which a call fails, hangs or is followed by another by a test's script.
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+    store.before[Method.GET] = raising(StorageError("gone", retryable=False))    every get fails
+    store.before[Method.PUT] = at(2, lambda: cache.cancel(operation))            before the third put from now on
+    store.before[Method.CLOSE] = may_close.wait                                  close returns when the test lets it
+
+Faults by a seed, and pages that are damaged or lost, are those of ``faulty_storage``.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import NamedTuple, TypeVar
 
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import Label
+from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Scan, StorageBackend
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
+
+Result = TypeVar("Result")
 
 
 class StoreCall(NamedTuple):
@@ -54,8 +65,37 @@ class WatchedStorage(StorageLayer):
         return answers
 
 
+Act = Callable[[], object]
+"""What is done before a call of a store, or after it: it may raise, wait for an event, or call the cache."""
+
+
+def nothing() -> None:
+    """Leave a call as it is."""
+
+
+def raising(error: BaseException) -> Act:
+    """Make every call raise."""
+
+    def act() -> None:
+        raise error
+
+    return act
+
+
+def at(number: int, act: Act) -> Act:
+    """Act at one call, counted from 0 from now on."""
+    numbers = count()
+    return lambda: act() if next(numbers) == number else None
+
+
+def after(number: int, act: Act) -> Act:
+    """Act at every call but the first so many."""
+    numbers = count()
+    return lambda: act() if next(numbers) >= number else None
+
+
 class ScriptedStorage(MemoryStorage):
-    """A store in memory that notes what it is asked, and fails or declines for as long as the test says."""
+    """A store in memory that notes what it is asked, and fails, waits or declines for as long as the test says."""
 
     def __init__(self, bytes_max: int | None = None) -> None:
         super().__init__(bytes_max)
@@ -67,36 +107,49 @@ class ScriptedStorage(MemoryStorage):
         self.touched: list[Label] = []
         self.failing: set[Method] = set()
         """Calls that raise."""
+        self.before: dict[Method, Act] = {}
+        self.after: dict[Method, Act] = {}
         self.answer: Answer | None = None
         """Its answer to every put; None to store the page."""
 
+    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
+        self._call(Method.REGISTER, lambda: super(ScriptedStorage, self).register(manifest, slabs))
+
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        self._begin(Method.EXISTS)
-        return super().exists(labels)
+        return self._call(Method.EXISTS, lambda: super(ScriptedStorage, self).exists(labels))
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        self._begin(Method.GET)
-        return super().get(pages)
+        return self._call(Method.GET, lambda: super(ScriptedStorage, self).get(pages))
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         self.offered += [page.label for page in pages]
-        self._begin(Method.PUT)
+        return self._call(Method.PUT, lambda: self._put(pages, level))
+
+    def touch(self, labels: Sequence[Label]) -> None:
+        self.touched += labels
+        self._call(Method.TOUCH, lambda: super(ScriptedStorage, self).touch(labels))
+
+    def clear(self, identity: bytes) -> int:
+        return self._call(Method.CLEAR, lambda: super(ScriptedStorage, self).clear(identity))
+
+    def scan(self, identity: bytes, cursor: str = "") -> Scan:
+        return self._call(Method.SCAN, lambda: super(ScriptedStorage, self).scan(identity, cursor))
+
+    def close(self) -> None:
+        self._call(Method.CLOSE, super().close)
+
+    def _put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         if self.answer is not None:
             return [self.answer] * len(pages)
         answers = super().put(pages, level)
         self.taken |= {page.label for page, answer in zip(pages, answers, strict=True) if answer}
         return answers
 
-    def touch(self, labels: Sequence[Label]) -> None:
-        self.touched += labels
-        self._begin(Method.TOUCH)
-        super().touch(labels)
-
-    def clear(self, identity: bytes) -> int:
-        self._begin(Method.CLEAR)
-        return super().clear(identity)
-
-    def _begin(self, method: Method) -> None:
+    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
         self.calls.append(method)
         if method in self.failing:
             raise StorageError(f"{method.value} is out of order", retryable=False)
+        self.before.get(method, nothing)()
+        answer = work()
+        self.after.get(method, nothing)()
+        return answer

@@ -1,13 +1,12 @@
 """A cache that clears its store: its own objects alone, and nothing that was on its way there is left or counted."""
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.operations import PAGE, SPANS, Stepped, engine, filled, over, serve, started, tokens
-from tests.support.store_calls import ScriptedStorage
+from tests.support.store_calls import ScriptedStorage, at, raising
 from unified_cache.controller import InlineWorkers, LeftOut, NotStarted, OperationState, TransferKind
 from unified_cache.controller.storage_tier import StoreEpoch
 from unified_cache.core.errors import StorageError
@@ -121,28 +120,18 @@ def test_what_was_put_before_and_after_a_clear_began_is_taken_back_whole(
 ) -> None:
     monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 2)
 
-    class ClearsAfterPut(MemoryStorage):
-        between: Callable[[], None] | None = None
-
-        def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-            stored = super().put(pages, level)
-            if self.between is not None:
-                between, self.between = self.between, None
-                between()
-            return stored
-
     def clear() -> None:
         cache.clear_storage()
         if put_ends_last:
             workers.run()
 
-    store, workers = ClearsAfterPut(), Stepped()
+    store, workers = ScriptedStorage(), Stepped()
     toy = engine(store, workers=workers)
     cache = toy.cache
     cache.backup(serve(toy, 6))
     workers.run()
     cache.poll()
-    store.between = clear
+    store.after[Method.PUT] = at(0, clear)
     workers.run(2 - put_ends_last)
     assert len(cache.poll()) == 2
     assert objects(store, OURS) == []
@@ -153,19 +142,13 @@ def test_what_was_put_before_and_after_a_clear_began_is_taken_back_whole(
 def test_what_was_put_is_taken_back_where_the_store_fails_after_a_clear_began(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 4)
 
-    class ClearsThenFails(MemoryStorage):
-        calls_count = 0
+    def clear() -> None:
+        cache.clear_storage()
+        workers.run_last()
 
-        def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-            self.calls_count += 1
-            if self.calls_count != 2:
-                return super().put(pages, level)
-            cache.clear_storage()
-            workers.run_last()
-            super().put(pages[:2], level)
-            raise StorageError("fails after it has taken half of the pages", retryable=False)
-
-    store, workers = ClearsThenFails(), Stepped()
+    store, workers = ScriptedStorage(), Stepped()
+    store.before[Method.PUT] = at(1, clear)
+    store.after[Method.PUT] = at(1, raising(StorageError("fails after it has taken the pages", retryable=False)))
     toy = engine(store, workers=workers)
     cache = toy.cache
     backup = started(cache.backup(serve(toy, 6)))
@@ -174,7 +157,7 @@ def test_what_was_put_is_taken_back_where_the_store_fails_after_a_clear_began(mo
     workers.run()
     assert backup in cache.poll()
     assert backup.state is OperationState.FAILED
-    assert store.calls_count == 2
+    assert store.calls.count(Method.PUT) == 2
     assert objects(store, OURS) == []
     cache.check()
 

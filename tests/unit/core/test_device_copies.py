@@ -20,6 +20,7 @@ from tests.support.cache import ToyEngine, toy_layout
 from tests.support.gpu import GPU, devices, keep_busy, stream_of, with_streams
 from tests.support.late_device import LateDevice
 from tests.support.operations import PAGE, SPANS, over, present, tokens
+from tests.support.store_calls import ScriptedStorage
 from unified_cache.controller import ThreadWorkers
 from unified_cache.controller import memory as memory_module
 from unified_cache.controller.copies import PinnedBytes, StagedCopies, gpu_copies
@@ -29,6 +30,7 @@ from unified_cache.controller.memory import Copied, DevicePool, TieredMemory
 from unified_cache.core.errors import ConfigError, CopyError, StorageError
 from unified_cache.core.pool import PoolSpec, Slots, Tier
 from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.wrappers.layer import Method
 
 WAIT_S = 60.0
 ROW_BYTES = 48
@@ -515,16 +517,11 @@ def test_a_cache_gives_its_slabs_back_at_close_and_where_it_cannot_be_opened(lat
     assert late.runtime.registered
     assert toy.cache.close() == []
     assert late.runtime.registered == {}
+    layoutless = ScriptedStorage()
+    layoutless.failing = {Method.REGISTER}
     with pytest.raises(StorageError):
-        engine(LayoutlessStorage())
+        engine(layoutless)
     assert late.runtime.registered == {}
-
-
-class LayoutlessStorage(MemoryStorage):
-    """A store that takes no layout."""
-
-    def register(self, *args: object) -> None:
-        raise StorageError("no room", retryable=False)
 
 
 # ---- the kernel that moves rows; without a GPU it is interpreted ---------------------------------------------------

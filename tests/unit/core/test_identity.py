@@ -25,7 +25,6 @@ from unified_cache.core.errors import ConfigError, InputError, LayoutError, Stor
 from unified_cache.core.pool import Component, Identity, ModelLayout, OwnedPools, PoolSpec, facts_of
 from unified_cache.core.shards import Extent, HeadReplica, NamedShard, Shard, TokenRuns, heads_per_unit
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
-from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.service.access.registry import TEXT_CHARS_MAX
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -236,18 +235,12 @@ def test_an_identity_that_names_no_shard_owns_everything_under_its_own_digest() 
 
 
 def test_a_store_is_told_of_both_owners_of_a_mixed_layout() -> None:
-    told: list[bytes] = []
-
-    class Told(MemoryStorage):
-        def register(self, manifest: Manifest, slabs: object) -> None:
-            described_by(manifest)
-            told.append(manifest.identity)
-
-    mixed = mixed_layout()
+    store, mixed = ListedMemory(), mixed_layout()
     toy = ToyEngine(mixed, (8, 8), (8, 8), None, InlineWorkers())
-    ranked(toy, LocalRanks(), Told(), identity=identity_of(1, 2))
+    ranked(toy, LocalRanks(), store, identity=identity_of(1, 2))
     owners = identity_of(1, 2).owners(with_toy_tensors(mixed))
-    assert told == [owners["kv"], owners["state"]]
+    assert list(store.manifests()) == [owners["kv"], owners["state"]]
+    assert all(manifest and described_by(manifest) for manifest in store.manifests().values())
 
 
 def test_a_replicated_pool_beside_sharded_attention_is_refused() -> None:

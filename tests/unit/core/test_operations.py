@@ -23,6 +23,7 @@ from tests.support.operations import (
     tokens,
 )
 from tests.support.service import wait_for
+from tests.support.store_calls import ScriptedStorage, after, at, raising
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, NotStarted, Operation, OperationState, ThreadWorkers, TransferKind
 from unified_cache.controller.ranks import LocalRanks
@@ -38,11 +39,13 @@ from unified_cache.core.errors import (
 )
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Pages, Tier
-from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.wrappers.layer import Method
+
+PATIENCE_S = 30.0
+"""Longest wait for what must happen; reached only by a bug."""
 
 
 class HangingStorage(MemoryStorage):
@@ -77,22 +80,15 @@ class HangingStorage(MemoryStorage):
         call.returned = True
 
 
-class StuckStorage(MemoryStorage):
-    """Does not return from these calls until the test says so."""
+def stuck_in(*methods: Method) -> tuple[ScriptedStorage, Event]:
+    """Make a store that does not return from these calls until the event that comes with it is set."""
+    store, let_go = ScriptedStorage(), Event()
+    store.before = dict.fromkeys(methods, lambda: let_go.wait(PATIENCE_S))
+    return store, let_go
 
-    def __init__(self, *stuck_in: Method) -> None:
-        super().__init__()
-        self.stuck_in = stuck_in
-        self.let_go, self.closed = Event(), Event()
 
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        assert Method.EXISTS not in self.stuck_in or self.let_go.wait(30)
-        return super().exists(labels)
-
-    def close(self) -> None:
-        assert Method.CLOSE not in self.stuck_in or self.let_go.wait(30)
-        super().close()
-        self.closed.set()
+def is_closed(store: ScriptedStorage) -> bool:
+    return store._closed
 
 
 def stored_and_forgotten(store: MemoryStorage) -> tuple[ToyEngine, Prompt]:
@@ -160,14 +156,12 @@ def test_an_interrupt_in_a_transfer_reaches_the_engine_and_leaves_nothing_live()
 
 
 def test_a_worker_survives_whatever_a_store_raises_and_says_so() -> None:
-    class Panicking(MemoryStorage):
-        def exists(self, labels: Sequence[Label]) -> list[Answer]:
-            raise Panic("a native library gives up")
-
+    store = ScriptedStorage()
+    store.before[Method.EXISTS] = raising(Panic("a native library gives up"))
     toy = engine(workers=ThreadWorkers.start(storage=1))
     cache = toy.cache
     cache.config = replace(cache.config, guard=None)
-    cache.attach(Panicking())
+    cache.attach(store)
     for first in (0, 1000):
         operation = started(cache.prefetch(cache.prompt(tokens(2, first))))
         assert cache.wait_all(5) == [operation]
@@ -231,33 +225,19 @@ def test_a_transfer_cancelled_during_a_call_of_the_store_makes_no_other(
     monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 2)
     workers = Stepped()
 
-    class CancelledInCall(MemoryStorage):
-        calls_count = -99
-
-        def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-            self.cancel()
-            return super().get(pages)
-
-        def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-            self.cancel()
-            return super().put(pages, level)
-
-        def cancel(self) -> None:
-            self.calls_count += 1
-            if self.calls_count == 2:
-                toy.cache.cancel(operation)
-
-    store = CancelledInCall()
+    store = ScriptedStorage()
     if leg is TransferKind.PREFETCH:
         filled(store)
     toy = engine(store, workers=workers)
     prompt = toy.cache.prompt(tokens(6)) if leg is TransferKind.PREFETCH else serve(toy, 6)
     operation = started(toy.cache.prefetch(prompt) if leg is TransferKind.PREFETCH else toy.cache.backup(prompt))
-    store.calls_count = 0
+    method = Method.GET if leg is TransferKind.PREFETCH else Method.PUT
+    store.calls.clear()
+    store.before[method] = at(1, lambda: toy.cache.cancel(operation))
     while workers.waiting:
         workers.run()
         toy.cache.poll()
-    assert (store.calls_count, operation.state) == (2, OperationState.CANCELLED)
+    assert (store.calls.count(method), operation.state) == (2, OperationState.CANCELLED)
     toy.cache.check()
 
 
@@ -376,7 +356,7 @@ def test_a_guarded_store_that_hangs_costs_misses_and_closes_in_time() -> None:
     guard = GuardConfig(deadline_s=0.4, calls_max=2, breaker_failures_max=2)
     toy = engine()
     cache = configured(toy, guard=guard, close_timeout_s=2.0)
-    store = StuckStorage(Method.EXISTS)
+    store, let_go = stuck_in(Method.EXISTS)
     cache.attach(store)
     for first in (0, 1000, 2000, 3000):
         operation = started(cache.prefetch(cache.prompt(tokens(2, first))))
@@ -385,42 +365,42 @@ def test_a_guarded_store_that_hangs_costs_misses_and_closes_in_time() -> None:
     serve(toy, 4)
     (stuck,) = cache.detach()
     assert "exists" in stuck
-    store.let_go.set()
+    let_go.set()
     assert cache.close() == []
 
 
 def test_workers_have_one_deadline_together_to_end_their_jobs() -> None:
-    workers, store = ThreadWorkers.start(copy=1, storage=5), StuckStorage(Method.EXISTS)
+    workers, (store, let_go) = ThreadWorkers.start(copy=1, storage=5), stuck_in(Method.EXISTS)
     toy = engine(store, workers=workers)
     toy.cache.prefetch(toy.cache.prompt(tokens(2)))
-    later = Timer(0.3, store.let_go.set)
+    later = Timer(0.3, let_go.set)
     later.start()
     assert workers.close(1.2) == [], "a sixth of the time would not have been enough"
     later.join()
 
 
 def test_a_store_that_a_worker_hangs_in_is_closed_once_it_has_returned() -> None:
-    store = StuckStorage(Method.EXISTS, Method.CLOSE)
+    store, let_go = stuck_in(Method.EXISTS, Method.CLOSE)
     toy = engine(store, workers=ThreadWorkers.start(storage=1))
     toy.cache.config = replace(toy.cache.config, close_timeout_s=0.1)
     toy.cache.prefetch(toy.cache.prompt(tokens(2)))
     assert toy.cache.close() == ["storage-0", "the store did not return from close within 0.1 s"]
-    assert not store.closed.is_set()
-    store.let_go.set()
-    assert store.closed.wait(10)
+    assert not is_closed(store)
+    let_go.set()
+    wait_for(lambda: is_closed(store), PATIENCE_S)
 
 
 @pytest.mark.parametrize("leaves", [UnifiedCache.detach, UnifiedCache.close])
 def test_a_store_without_a_guard_that_hangs_while_it_is_closed_is_named_in_time(
     leaves: Callable[[UnifiedCache], list[str]],
 ) -> None:
-    store = StuckStorage(Method.CLOSE)
+    store, let_go = stuck_in(Method.CLOSE)
     toy = engine(store)
     assert toy.cache.config.guard is None
     toy.cache.config = replace(toy.cache.config, close_timeout_s=0.05)
     assert leaves(toy.cache) == ["the store did not return from close within 0.05 s"]
-    store.let_go.set()
-    assert store.closed.wait(30)
+    let_go.set()
+    wait_for(lambda: is_closed(store), PATIENCE_S)
     assert toy.cache.close() == []
 
 
@@ -495,18 +475,9 @@ def test_unless_somebody_says_otherwise_a_store_is_guarded() -> None:
 def test_a_store_that_fails_in_the_middle_leaves_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 2)
 
-    class FailingAfterSomeGets(MemoryStorage):
-        left = 99
-
-        def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-            self.left -= 1
-            if self.left < 0:
-                raise StorageError("no more", retryable=False)
-            return super().get(pages)
-
-    store = FailingAfterSomeGets()
+    store = ScriptedStorage()
     toy, prompt = stored_and_forgotten(store)
-    store.left = 1
+    store.before[Method.GET] = after(1, raising(StorageError("no more", retryable=False)))
     operation = started(toy.cache.prefetch(prompt))
     over(toy.cache, operation)
     assert operation.state is OperationState.FAILED
@@ -517,30 +488,25 @@ def test_a_store_that_fails_in_the_middle_leaves_what_came_before(monkeypatch: p
 # ---- stores that do not return in time, behind the guard and workers on threads --------------------------------------
 
 
-PATIENCE_S = 30.0
-"""Longest wait for what must happen; reached only by a bug."""
 PAGES = 2
 """Of a prompt."""
 GUARD = GuardConfig(deadline_s=0.15, calls_max=2, breaker_failures_max=9)
 
 
-class HangingReads(MemoryStorage):
+class HangingReads(ScriptedStorage):
     """A store in memory whose gets hang while they are told to, and then return after all."""
 
     def __init__(self) -> None:
         super().__init__()
         self.hangs = False
         self.let_go = Event()
-        self.hung_count = 0
         self.callers: list[int] = []
         """Threads of gets."""
+        self.before[Method.GET] = self._hang
 
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+    def _hang(self) -> None:
         self.callers.append(get_ident())
-        if self.hangs:
-            self.hung_count += 1
-            self.let_go.wait(PATIENCE_S)
-        return super().get(pages)
+        assert not self.hangs or self.let_go.wait(PATIENCE_S)
 
 
 @pytest.fixture
@@ -622,10 +588,11 @@ def test_another_worker_takes_the_place_of_one_that_hangs_until_too_many_do(
     store.hangs = True
     for number in range(2):
         assert isinstance(prefetched(cache, number).error, StorageTimeoutError)
+    callers_count = len(store.callers)
     refused = prefetched(cache, 2)
     assert type(refused.error) is StorageError
     assert "no thread is free" in str(refused.error)
-    assert (store.hung_count, refused.is_released) == (2, True)
+    assert (len(store.callers), refused.is_released) == (callers_count, True)
     store.hangs = False
     store.let_go.set()
     cache.wait_all(PATIENCE_S)
@@ -633,45 +600,3 @@ def test_another_worker_takes_the_place_of_one_that_hangs_until_too_many_do(
     assert prefetched(cache, 3).pages_count == PAGES
     cache.check()
     assert cache.close() == []
-
-
-def test_the_breaker_opens_by_calls_that_never_return(store: HangingReads, open_cache: Open) -> None:
-    cache = open_cache(
-        replace(GUARD, calls_max=8, breaker_failures_max=2, breaker_pause_s=60.0, breaker_pause_s_max=60.0)
-    )
-    store.hangs = True
-    for number in range(2):
-        assert isinstance(prefetched(cache, number).error, StorageTimeoutError)
-    absent = prefetched(cache, 2)
-    assert (absent.error, absent.pages_count, store.hung_count) == (None, 0, 2)
-    store.let_go.set()
-    cache.wait_all(PATIENCE_S)
-    assert prefetched(cache, 3).pages_count == 0
-    assert cache.close() == []
-
-
-def test_a_store_whose_look_ups_work_and_whose_reads_all_fail_is_soon_left_alone(
-    store: HangingReads, open_cache: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing_get(pages: Sequence[PageIO]) -> list[Answer]:
-        store.callers.append(get_ident())
-        raise StorageError("cannot read", retryable=True)
-
-    monkeypatch.setattr(store, "get", failing_get)
-    guard = replace(GUARD, retry_rounds_max=2, retry_pause_s=1e-6, breaker_failures_max=3)
-    cache = open_cache(replace(guard, breaker_pause_s=60.0, breaker_pause_s_max=60.0))
-    outcomes = [prefetched(cache, number % 6).state for number in range(30)]
-    assert outcomes == [OperationState.FAILED] * 3 + [OperationState.DONE] * 27
-    assert len(store.callers) == 3 * 3, "three failures; of each a get of both pages, then one of each"
-    assert cache.close() == []
-
-
-def test_a_cache_closes_in_time_over_a_call_that_hangs_and_names_it(store: HangingReads, open_cache: Open) -> None:
-    cache = open_cache(GUARD)
-    cache.config = replace(cache.config, close_timeout_s=0.3)
-    store.hangs = True
-    prefetched(cache, 0)
-    stuck = cache.close()
-    assert any("get" in name for name in stuck)
-    store.let_go.set()
-    wait_for(lambda: not [name for name in storage_threads() if not name.startswith("storage-call")])

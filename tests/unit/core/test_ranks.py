@@ -12,7 +12,7 @@ from tests.support.clock import ManualClock
 from tests.support.operations import Stepped, UnreturnedCall, out_pages, over, present, prompt_of_pages, serve
 from tests.support.rank_script import Rank, RankReport, compare
 from tests.support.ranks import Declining, FlakyAllocator, ThreadRanks, digest_of, head_of, in_threads, ranked, same
-from tests.support.store_calls import ScriptedStorage
+from tests.support.store_calls import ScriptedStorage, raising
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, NotStarted, OperationState, TransferKind
 from unified_cache.controller.ranks import LocalRanks, RankGroup, check_alike, together
@@ -31,9 +31,7 @@ from unified_cache.core.errors import (
 from unified_cache.core.pool import Pages, Tier
 from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_ALL
-from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, PageIO
 from unified_cache.storage_backends.wrappers.layer import Method
 
 PAGE = 4
@@ -123,14 +121,12 @@ def test_ranks_with_other_sizes_are_refused() -> None:
 
 
 def test_a_store_that_one_rank_cannot_take_over_is_taken_by_none() -> None:
-    class Refusing(MemoryStorage):
-        def register(self, manifest: Manifest, slabs: object) -> None:
-            raise StorageError("no such layout", retryable=False)
-
     def live(ranks: ThreadRanks) -> str:
         cache = ranked(engine(), ranks, None)
+        store = ScriptedStorage()
+        store.failing = {Method.REGISTER} if ranks.rank == 1 else set()
         with pytest.raises((StorageError, RankError)) as failed:
-            cache.attach(Refusing() if ranks.rank == 1 else MemoryStorage())
+            cache.attach(store)
         assert cache.prefetch(prompt_of_pages(cache, 2)) is NotStarted.NO_STORAGE
         cache.attach(MemoryStorage())
         return type(failed.value).__name__
@@ -295,23 +291,16 @@ def test_a_transfer_that_is_too_late_by_one_clock_is_too_late_by_all() -> None:
 
 
 def test_pages_that_one_rank_has_in_quarantine_stay_with_their_operation_on_all() -> None:
-    class Hanging(MemoryStorage):
-        call: UnreturnedCall | None = None
-
-        def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-            if self.call is not None:
-                raise StorageTimeoutError("get hangs", self.call)
-            return super().get(pages)
-
     def live(ranks: ThreadRanks) -> tuple[int, int, int, str]:
-        store = Hanging()
+        store = ScriptedStorage()
         toy = engine()
         cache = ranked(toy, ranks, store)
         prompt = serve(toy, 4)
         over(cache, cache.backup(prompt))
         cache.reset()
         call = UnreturnedCall("get")
-        store.call = call if ranks.rank == 1 else None
+        if ranks.rank == 1:
+            store.before[Method.GET] = raising(StorageTimeoutError("get hangs", call))
         operation = cache.prefetch(prompt)
         assert operation
         assert cache.poll() + cache.poll() == [operation]

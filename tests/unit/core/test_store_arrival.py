@@ -1,9 +1,7 @@
 """Caches whose store is away when they open: they open all the same, and attach it once it is there."""
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
-from threading import Event
 
 import pytest
 
@@ -12,39 +10,30 @@ from tests.support.operations import PAGE, SPANS, engine, over, serve
 from tests.support.ports import free_ports
 from tests.support.ranks import ThreadRanks, in_threads, ranked
 from tests.support.service import LoopbackServer
+from tests.support.store_calls import ScriptedStorage, raising
 from tests.support.waiting import wait_until
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import InlineWorkers, NotStarted, OperationState
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import ConfigError, RankError, StateError, StorageError
-from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.wrappers.layer import Method
 
 GUARD = GuardConfig(deadline_s=5.0, retry_rounds_max=1, breaker_pause_s=0.001, breaker_pause_s_max=0.001)
 OVER_S = 30.0
 """For a store to be attached; reached only by a bug."""
 
 
-class AwayStorage(MemoryStorage):
-    """A store that fails to take a layout for as long as the test says, in a way that passes by itself or not."""
+def away(*, passes: bool = True) -> ScriptedStorage:
+    """Make a store that fails to take a layout until the test mends it, in a way that passes by itself or not."""
+    store = ScriptedStorage()
+    store.before[Method.REGISTER] = raising(StorageError("away", retryable=passes))
+    return store
 
-    def __init__(self, *, passes: bool = True) -> None:
-        super().__init__()
-        self.is_there = False
-        self.passes = passes
-        self.tries_count = 0
-        self.closed = Event()
 
-    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        self.tries_count += 1
-        if not self.is_there:
-            raise StorageError("away", retryable=self.passes)
-        super().register(manifest, slabs)
-
-    def close(self) -> None:
-        self.closed.set()
-        super().close()
+def is_closed(store: ScriptedStorage) -> bool:
+    return wait_until(lambda: Method.CLOSE in store.calls, OVER_S)
 
 
 def opened(storage: StorageBackend | str) -> ToyEngine:
@@ -63,22 +52,22 @@ def attaches(cache: UnifiedCache) -> bool:
 
 
 def test_a_cache_opens_without_its_store_and_attaches_it_once_it_is_there(caplog: pytest.LogCaptureFixture) -> None:
-    storage = AwayStorage()
+    storage = away()
     with caplog.at_level(logging.WARNING, "unified_cache"):
         toy = opened(storage)
         prompt = serve(toy, 4)
         assert toy.cache.prefetch(prompt) is NotStarted.NO_STORAGE
         assert over(toy.cache, toy.cache.backup(prompt)).state is OperationState.DONE
-        assert wait_until(lambda: toy.cache.poll() == [] and storage.tries_count > 3, OVER_S)
+        assert wait_until(lambda: toy.cache.poll() == [] and storage.calls.count(Method.REGISTER) > 3, OVER_S)
     assert [record.levelname for record in caplog.records] == ["WARNING"], "said once, however often it is tried"
     assert toy.cache.stats().store is None
-    storage.is_there = True
+    storage.before.clear()
     assert attaches(toy.cache)
     assert over(toy.cache, toy.cache.backup(prompt)).state is OperationState.DONE
     toy.cache.reset()
     assert over(toy.cache, toy.cache.prefetch(prompt)).pages_count
     assert toy.cache.close() == []
-    assert storage.closed.is_set()
+    assert is_closed(storage)
 
 
 def test_a_cache_opens_before_its_service_does() -> None:
@@ -93,10 +82,10 @@ def test_a_cache_opens_before_its_service_does() -> None:
 
 
 def test_what_does_not_pass_by_itself_is_raised_at_once_and_leaves_the_store_to_its_owner() -> None:
-    storage = AwayStorage(passes=False)
+    storage = away(passes=False)
     with pytest.raises(StorageError, match="away"):
         opened(storage)
-    assert not storage.closed.is_set()
+    assert Method.CLOSE not in storage.calls
     for url in ("nothing:at-all", "grpc://nowhere", "file:", "s3://", "memory"):
         with pytest.raises(ConfigError):
             opened(url)
@@ -104,17 +93,17 @@ def test_what_does_not_pass_by_itself_is_raised_at_once_and_leaves_the_store_to_
 
 @pytest.mark.parametrize("ending", [UnifiedCache.close, UnifiedCache.detach])
 def test_who_waits_for_a_store_no_longer_closes_it(ending: object) -> None:
-    storage = AwayStorage()
+    storage = away()
     toy = opened(storage)
     with pytest.raises(StateError):
         toy.cache.attach(MemoryStorage())
     assert (toy.cache.close() if ending is UnifiedCache.close else toy.cache.detach()) == []
-    assert storage.closed.wait(OVER_S)
+    assert is_closed(storage)
 
 
 def test_ranks_attach_a_store_together_once_each_has_its_own() -> None:
-    stores = [AwayStorage(), AwayStorage()]
-    stores[0].is_there = True
+    stores = [away(), away()]
+    stores[0].before.clear()
 
     def live(ranks: ThreadRanks) -> None:
         toy = ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (16, 16), None, InlineWorkers())
@@ -123,17 +112,17 @@ def test_ranks_attach_a_store_together_once_each_has_its_own() -> None:
             cache.poll()
             assert cache.stats().store is None
         if ranks.rank:
-            stores[1].is_there = True
+            stores[1].before.clear()
         while cache.stats().store is None:
             cache.poll()
         cache.close()
 
     in_threads(2, live)
-    assert all(store.closed.is_set() for store in stores)
+    assert all(map(is_closed, stores))
 
 
 def test_a_rank_whose_store_is_wrong_keeps_every_rank_from_opening() -> None:
-    stores = [AwayStorage(), AwayStorage(passes=False)]
+    stores = [away(), away(passes=False)]
 
     def live(ranks: ThreadRanks) -> None:
         toy = ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (16, 16), None, InlineWorkers())

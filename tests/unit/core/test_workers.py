@@ -9,51 +9,42 @@ import pytest
 from tests.support.cache import ToyEngine
 from tests.support.operations import engine, filled, serve, started, tokens
 from tests.support.service import wait_for
+from tests.support.store_calls import ScriptedStorage
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import Operation, OperationState, ThreadWorkers, TransferKind
 from unified_cache.controller.jobs import FetchJob
-from unified_cache.core.seal import Label
-from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.wrappers.layer import Method
 
 PATIENCE_S = 30.0
 """Longest wait for what must happen; reached only by a bug."""
 
 
-class ScriptedPuts(MemoryStorage):
-    """A store in memory that notes its calls; a put returns when the test lets it."""
+class PacedPuts(ScriptedStorage):
+    """A store of which a put returns when the test lets it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[str] = []
         self.put_bytes: list[list[int]] = []
         """Bytes of each page, by put."""
         self.returns = Semaphore(0)
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        self.calls.append("exists")
-        return super().exists(labels)
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        self.calls.append("get")
-        return super().get(pages)
+        self.after[Method.PUT] = lambda: self.returns.acquire(timeout=PATIENCE_S)
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        self.calls.append("put")
         self.put_bytes.append([sum(map(len, page.buffers)) for page in pages])
-        assert self.returns.acquire(timeout=PATIENCE_S)
         return super().put(pages, level)
 
 
 @contextmanager
-def cache_over(store: ScriptedPuts, *, storage_threads: int) -> Iterator[ToyEngine]:
+def cache_over(store: PacedPuts, *, storage_threads: int) -> Iterator[ToyEngine]:
     """Open a cache over a store that holds prompt 0; prompts 1 and 2 are on the device."""
     store.returns.release(100)
     filled(store, 4)
-    store.calls.clear()
     store.put_bytes.clear()
+    store.offered.clear()
     store.returns = Semaphore(0)
     toy = engine(store, host=16, workers=ThreadWorkers.start(storage=storage_threads))
+    store.calls.clear()
     for number in (1, 2):
         serve(toy, 4, first=1000 * number)
     try:
@@ -77,11 +68,11 @@ def poll_until(cache: UnifiedCache, condition: Callable[[], bool]) -> None:
 
 
 def test_a_prefetch_waits_for_no_put_of_a_backup() -> None:
-    store = ScriptedPuts()
+    store = PacedPuts()
     with cache_over(store, storage_threads=2) as toy:
         backups = [backup(toy.cache, number) for number in (1, 2)]
         poll_until(toy.cache, lambda: toy.cache.traffic()[TransferKind.BACKUP].component_pages[0] == 8)
-        poll_until(toy.cache, lambda: "put" in store.calls)
+        poll_until(toy.cache, lambda: Method.PUT in store.calls)
         prefetch = started(toy.cache.prefetch(toy.cache.prompt(tokens(4))))
         poll_until(toy.cache, lambda: prefetch.state is not OperationState.RUNNING)
         assert (prefetch.state, prefetch.pages_count) == (OperationState.DONE, 4)
@@ -90,42 +81,34 @@ def test_a_prefetch_waits_for_no_put_of_a_backup() -> None:
 
 def test_with_one_thread_a_prefetch_goes_between_two_batches_of_a_backup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 1)
-    store = ScriptedPuts()
+    store = PacedPuts()
     with cache_over(store, storage_threads=1) as toy:
         backup(toy.cache, 1)
-        poll_until(toy.cache, lambda: "put" in store.calls)
+        poll_until(toy.cache, lambda: Method.PUT in store.calls)
         prefetch = started(toy.cache.prefetch(toy.cache.prompt(tokens(4))))
         store.returns.release()
-        poll_until(toy.cache, lambda: isinstance(prefetch.job, FetchJob) and store.calls.count("put") == 2)
+        poll_until(toy.cache, lambda: isinstance(prefetch.job, FetchJob) and store.calls.count(Method.PUT) == 2)
         store.returns.release()
         poll_until(toy.cache, lambda: prefetch.state is not OperationState.RUNNING)
-        assert store.calls[:4] == ["put", "exists", "put", "get"]
+        assert store.calls[:4] == [Method.PUT, Method.EXISTS, Method.PUT, Method.GET]
 
 
 def test_backups_take_turns_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 1)
-    put: list[bytes] = []
-
-    class NotingKeys(ScriptedPuts):
-        def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-            put.extend(page.label.key for page in pages)
-            return super().put(pages, level)
-
-    store = NotingKeys()
+    store = PacedPuts()
     with cache_over(store, storage_threads=1) as toy:
-        put.clear()
         for number in (1, 2):
             backup(toy.cache, number)
         poll_until(toy.cache, lambda: toy.cache.traffic()[TransferKind.BACKUP].component_pages[0] == 8)
-        poll_until(toy.cache, lambda: len(put) == 1)
+        poll_until(toy.cache, lambda: len(store.offered) == 1)
         store.returns.release(100)
         toy.cache.wait_all(PATIENCE_S)
         first = set(toy.cache.prompt(tokens(4, 1000)).keys)
-        assert [key in first for key in put[:4]] == [True, False, True, False]
+        assert [label.key in first for label in store.offered[:4]] == [True, False, True, False]
 
 
 def test_a_call_to_a_store_has_no_more_bytes_than_its_deadline_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = ScriptedPuts()
+    store = PacedPuts()
     with cache_over(store, storage_threads=2) as toy:
         store.returns.release(100)
         backup(toy.cache, 1)

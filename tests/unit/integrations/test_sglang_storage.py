@@ -23,10 +23,10 @@ from tests.support.sglang_names import (
     TensorPool,
     adapter_class,
 )
+from tests.support.store_calls import ScriptedStorage, raising
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.seal import Label
-from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.wrappers import Method
 
 SLOTS = 32
 EXTRA = {"backend_name": "ours", "module_path": "m", "class_name": "c", "interface_v1": 1, "revision": "r1"}
@@ -306,18 +306,11 @@ def test_the_interface_before_zero_copy_stores_nothing(start: Start) -> None:
     assert storage.batch_get([key]) == [None]
 
 
-class BrokenStore(MemoryStorage):
-    """A store with a bug: it raises what no store should."""
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        raise RuntimeError("a bug of the store")
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        raise RuntimeError("a bug of the store")
-
-
 def open_broken(rest: str, bytes_max: int | None) -> StorageBackend:
-    return BrokenStore()
+    """Open a store with a bug: it raises what no store should."""
+    store = ScriptedStorage(bytes_max)
+    store.before = dict.fromkeys((Method.EXISTS, Method.GET), raising(RuntimeError("a bug of the store")))
+    return store
 
 
 def test_a_store_that_raises_anything_is_a_miss(start: Start) -> None:

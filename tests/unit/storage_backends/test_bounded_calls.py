@@ -382,43 +382,6 @@ def test_closing_names_the_threads_that_have_not_ended_and_lets_what_waits_run()
     assert waiting.state is CallState.RETURNED
 
 
-def test_a_call_that_waits_for_its_turn_is_withdrawn_and_never_made() -> None:
-    threads, gates = CallThreads("withdrawn", 1), Gates()
-    threads.submit(gates.work("first"))
-    assert gates.begun.get(timeout=PATIENCE_S) == "first"
-    waiting = threads.submit(gates.work("second"))
-    threads.leave(waiting)
-    assert (waiting.state, type(waiting.take_error())) == (CallState.WITHDRAWN, StorageError)
-    gates.gates["first"].set()
-    assert threads.close(PATIENCE_S) == []
-    assert gates.begun.empty()
-
-
-def test_a_thread_that_was_replaced_ends_when_its_store_returns() -> None:
-    has_ended, is_in_store, goes_on = Event(), Event(), Event()
-
-    def start(target: Callable[[], None], name: str) -> None:
-        def run() -> None:
-            target()
-            has_ended.set()
-
-        Thread(target=run, name=name, daemon=True).start()
-
-    def hang() -> None:
-        is_in_store.set()
-        goes_on.wait(PATIENCE_S)
-
-    threads = CallThreads("call", 1, start=start)
-    hanging = threads.submit(hang)
-    assert is_in_store.wait(PATIENCE_S)
-    assert threads.give_up(hanging)
-    assert threads.submit(lambda: None).settle(PATIENCE_S)
-    assert not has_ended.is_set()
-    goes_on.set()
-    assert has_ended.wait(PATIENCE_S)
-    threads.close(PATIENCE_S)
-
-
 def test_a_caller_that_is_interrupted_leaves_its_call() -> None:
     class Clock:
         is_interrupted = False

@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -23,6 +23,7 @@ from tests.support.clock import ManualClock
 from tests.support.files import held, hits, put
 from tests.support.operations import PAGE, serve, started, tokens
 from tests.support.service import LoopbackServer, limits_with
+from tests.support.store_calls import ScriptedStorage
 from unified_cache.components import Full
 from unified_cache.controller import InlineWorkers, OperationState
 from unified_cache.core.config import CacheConfig, GuardConfig, WritePolicy
@@ -52,7 +53,7 @@ from unified_cache.storage_backends.remote.store import (
 )
 from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
 from unified_cache.storage_backends.url import open_storage
-from unified_cache.storage_backends.wrappers import StorageGuard
+from unified_cache.storage_backends.wrappers import Method, StorageGuard
 from unified_cache.testing.storage_contract import (
     LAYOUT,
     MODEL,
@@ -488,36 +489,30 @@ class WatchedBytes(bytearray):
     """Memory that can be referred to weakly."""
 
 
-class PausedReads(MemoryStorage):
-    """A store that returns from a get when the test lets it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.goes_on = threading.Event()
-        self.has_returned = threading.Event()
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        assert self.goes_on.wait(PATIENCE_S)
-        answers = super().get(pages)
-        self.has_returned.set()
-        return answers
+def paused_reads() -> tuple[ScriptedStorage, threading.Event]:
+    """Make a store that returns from a get once the event that comes with it is set."""
+    store, goes_on = ScriptedStorage(), threading.Event()
+    store.before[Method.GET] = lambda: goes_on.wait(PATIENCE_S)
+    return store, goes_on
 
 
 def test_a_get_that_was_given_up_writes_nothing_when_the_server_answers_after_all() -> None:
-    store = PausedReads()
+    store, goes_on = paused_reads()
+    has_returned = threading.Event()
+    store.after[Method.GET] = has_returned.set
     page = blank_page(label(1))
     with served(store, timeout_s=0.3) as storage:
         put(open_for_contract(storage), [1])
         with pytest.raises(StorageError, match="DEADLINE_EXCEEDED"):
             storage.get([page])
         page.buffers[0][:] = b"\x55" * len(page.buffers[0])
-        store.goes_on.set()
-        assert store.has_returned.wait(PATIENCE_S)
+        goes_on.set()
+        assert has_returned.wait(PATIENCE_S)
     assert set(bytes_of(page)) == {0x55}
 
 
 def test_a_get_that_was_given_up_holds_no_page_any_more(no_collection: None) -> None:
-    store = PausedReads()
+    store, goes_on = paused_reads()
     content = WatchedBytes(PAGE_BYTES)
     alive = weakref.ref(content)
     pages = [PageIO(label(1), (memoryview(content),))]
@@ -527,7 +522,7 @@ def test_a_get_that_was_given_up_holds_no_page_any_more(no_collection: None) -> 
             storage.get(pages)
         del content, pages
         assert alive() is None
-        store.goes_on.set()
+        goes_on.set()
 
 
 def test_a_put_that_was_given_up_holds_no_page_any_more(no_collection: None) -> None:
@@ -571,29 +566,17 @@ def test_what_a_put_sends_is_over_once_it_is_closed() -> None:
     content.append(0)
 
 
-class ClockedReads(MemoryStorage):
-    """A store whose every get takes as long as a clock says that nobody waits for."""
-
-    def __init__(self, clock: ManualClock, get_s: float) -> None:
-        super().__init__()
-        self._clock = clock
-        self._get_s = get_s
-        self.gets_count = 0
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        self.gets_count += 1
-        self._clock.sleep(self._get_s)
-        return super().get(pages)
-
-
 def test_all_calls_of_a_request_share_its_time_and_what_was_not_asked_for_is_unavailable() -> None:
     clock = ManualClock()
-    store = ClockedReads(clock, 40.0)
+    store = ScriptedStorage()
+    store.before[Method.GET] = lambda: clock.sleep(40.0)
     with served(store, timeout_s=100.0, clock=clock) as storage:
         assert put(open_for_contract(storage), range(20)) == [True] * 20
         answers = storage.get([blank_page(label(number)) for number in range(20)])
     hits_count = answers.count(Answer.HIT)
-    assert 3 <= hits_count <= store.gets_count <= 5, "one may be read whose answer nobody waits for any more"
+    assert 3 <= hits_count <= store.calls.count(Method.GET) <= 5, (
+        "one may be read whose answer nobody waits for any more"
+    )
     assert answers.count(Answer.UNAVAILABLE) == 20 - hits_count
 
 

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.support.clock import ManualClock
 from tests.support.faulty_storage import FaultyStorage, StorageFault
+from tests.support.store_calls import ScriptedStorage, raising
 from tests.support.wrappers import OF_ANY_SPEED, PATIENCE_S, blank, bounded, breaking, retrying, scripted, sealed
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import (
@@ -30,7 +31,7 @@ from unified_cache.storage_backends.common.bounded_call import time_left_s
 from unified_cache.storage_backends.common.breaker import Backoff, BreakerState, CircuitBreaker
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Scan
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.wrappers import Method, StorageGuard
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, blank_page, bytes_of, label, sealed_page
 
@@ -64,43 +65,40 @@ def test_a_store_that_always_fails_is_asked_so_often_and_then_its_error_is_raise
     assert len(clock.sleeps_s) == rounds_max - 1
 
 
-class SlowToFail(MemoryStorage):
-    """A store whose own tries fail when the time of its caller is over, or after some seconds of its own."""
+def slow_to_fail(clock: ManualClock, own_s: float) -> tuple[ScriptedStorage, list[float]]:
+    """Make a store whose tries fail when the time of their caller is over, or their own; return what each had, too."""
+    store, left_s = ScriptedStorage(), list[float]()
 
-    def __init__(self, clock: ManualClock, own_s: float) -> None:
-        super().__init__()
-        self._clock = clock
-        self._own_s = own_s
-        self.left_s: list[float] = []
-        """Time that each call had."""
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        self.left_s.append(time_left_s())
-        self._clock.sleep(min(self._own_s, self.left_s[-1]))
+    def fail() -> None:
+        left_s.append(time_left_s())
+        clock.sleep(min(own_s, left_s[-1]))
         raise StorageError("no answer in time", retryable=True)
+
+    store.before[Method.GET] = fail
+    return store, left_s
 
 
 @pytest.mark.parametrize("own_s", [0.4, 1.0, 5.0])
 def test_all_tries_of_a_call_share_its_deadline_and_each_is_told_what_is_left(own_s: float) -> None:
     clock = ManualClock()
-    slow = SlowToFail(clock, own_s * PATIENCE_S)
+    slow, left_s = slow_to_fail(clock, own_s * PATIENCE_S)
     storage = retrying(slow, 10, clock)
     started_s = clock()
     with pytest.raises(StorageError, match="in time"):
         storage.get(blank(range(8)))
     assert clock() - started_s <= PATIENCE_S
-    assert slow.left_s[0] == PATIENCE_S
-    assert slow.left_s == sorted(slow.left_s, reverse=True)
+    assert left_s[0] == PATIENCE_S
+    assert left_s == sorted(left_s, reverse=True)
     assert storage.abandoned_pages_count == 8
 
 
 def test_a_guard_within_the_call_of_another_has_no_more_time_than_is_left_to_that() -> None:
     clock = ManualClock()
-    slow = SlowToFail(clock, PATIENCE_S / 3)
+    slow, left_s = slow_to_fail(clock, PATIENCE_S / 3)
     inner = StorageGuard(slow, OF_ANY_SPEED, GuardConfig(deadline_s=5 * PATIENCE_S, retry_rounds_max=1), clock)
     with pytest.raises(StorageError, match="in time"):
         retrying(inner, 1, clock).get(blank([1]))
-    assert slow.left_s == [PATIENCE_S]
+    assert left_s == [PATIENCE_S]
 
 
 def test_pauses_double_shortened_by_up_to_a_half_as_the_seed_says() -> None:
@@ -227,20 +225,6 @@ SHORT_S = 0.02
 """A deadline that only calls that hang are given."""
 
 
-class SlowToClose(MemoryStorage):
-    """A store whose close waits to be allowed, and says when it has ended."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.may_close = Event()
-        self.has_closed = Event()
-
-    def close(self) -> None:
-        self.may_close.wait(PATIENCE_S)
-        super().close()
-        self.has_closed.set()
-
-
 def filled(backend: MemoryStorage) -> MemoryStorage:
     backend.put(sealed(range(3)), Level.CACHED)
     return backend
@@ -300,23 +284,8 @@ def test_once_every_thread_is_stuck_calls_raise_at_once_and_are_not_started() ->
     storage.close(PATIENCE_S)
 
 
-def test_a_caller_that_waits_for_a_thread_is_told_when_the_last_one_gets_stuck() -> None:
-    faulty = scripted({0: StorageFault.HANG}, filled(MemoryStorage()))
-    storage = bounded(faulty, SHORT_S, calls_max=1)
-    with ThreadPoolExecutor(2) as callers:
-        first = callers.submit(storage.exists, [label(1)])
-        assert faulty.wait_until_hung(1, PATIENCE_S)
-        second = callers.submit(storage.exists, [label(2)])
-        assert isinstance(first.exception(PATIENCE_S), StorageTimeoutError)
-        assert type(second.exception(PATIENCE_S)) is StorageError
-    assert faulty.calls_count == 1
-    let_go(faulty, 1)
-    storage.close(PATIENCE_S)
-
-
 def test_closing_over_a_call_that_hangs_ends_names_it_and_leaves_the_store_open_until_it_returns() -> None:
-    backend = SlowToClose()
-    backend.may_close.set()
+    backend = ScriptedStorage()
     faulty = scripted({0: StorageFault.HANG}, filled(backend))
     storage = bounded(faulty, SHORT_S, calls_max=1)
     error = timed_out(storage, blank_page(label(1)))
@@ -327,32 +296,31 @@ def test_closing_over_a_call_that_hangs_ends_names_it_and_leaves_the_store_open_
     assert backend.exists([label(1)]) == [Answer.HIT]
     with pytest.raises(ClosedError):
         storage.exists([label(1)])
+    assert Method.CLOSE not in backend.calls
     let_go(faulty, 1)
-    assert backend.has_closed.wait(PATIENCE_S)
     storage.close(PATIENCE_S)
     with pytest.raises(ClosedError):
         backend.exists([label(1)])
 
 
 def test_a_store_that_hangs_in_close_is_named_too() -> None:
-    backend = SlowToClose()
+    backend, may_close = ScriptedStorage(), Event()
+    backend.before[Method.CLOSE] = may_close.wait
     storage = bounded(backend, SHORT_S, calls_max=1)
     with pytest.raises(StorageTimeoutError, match="close for ") as raised:
         storage.close()
     assert raised.value.call.name == "close"
-    backend.may_close.set()
+    may_close.set()
     storage.close(PATIENCE_S)
     assert raised.value.call.returned
-    assert backend.has_closed.is_set()
+    assert backend.calls == [Method.CLOSE]
 
 
 def test_an_error_of_close_is_raised_once() -> None:
-    class UnclosableStorage(MemoryStorage):
-        def close(self) -> None:
-            raise StorageError("the disk is gone", retryable=False)
-
-    storage = bounded(UnclosableStorage(), PATIENCE_S, calls_max=1)
-    with pytest.raises(StorageError, match="gone"):
+    backend = ScriptedStorage()
+    backend.failing = {Method.CLOSE}
+    storage = bounded(backend, PATIENCE_S, calls_max=1)
+    with pytest.raises(StorageError, match="close is out of order"):
         storage.close()
     storage.close()
 
@@ -477,35 +445,35 @@ def test_what_began_before_the_breaker_opened_neither_closes_it_nor_counts_again
     assert storage.breaker.state is BreakerState.CLOSED
 
 
-class ReadsFail(MemoryStorage):
-    """A store that finds every page, and fails to read it for as long as it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fails = True
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        if self.fails:
-            raise StorageError("cannot read", retryable=True)
-        return super().get(pages)
-
-
 def test_look_ups_that_succeed_do_not_keep_it_closed_while_every_read_fails() -> None:
-    store = ReadsFail()
+    store = ScriptedStorage()
     store.put(sealed([1]), Level.CACHED)
+    store.failing = {Method.GET}
     clock = ManualClock()
     storage = breaking(store, 3, clock)
     for _ in range(3):
         assert storage.exists([label(1)]) == [Answer.HIT]
-        with pytest.raises(StorageError, match="cannot read"):
+        with pytest.raises(StorageError, match="get is out of order"):
             storage.get(blank([1]))
     assert storage.breaker.state is BreakerState.OPEN
     assert storage.exists([label(1)]) == [Answer.UNAVAILABLE]
     clock.sleep(10.0)
     assert storage.exists([label(1)]) == [Answer.HIT]
     assert storage.breaker.state is BreakerState.OPEN
-    store.fails = False
+    store.failing = set()
     assert (storage.get(blank([1])), storage.breaker.state) == ([Answer.HIT], BreakerState.CLOSED)
+
+
+def test_calls_that_never_return_open_it_at_their_deadline() -> None:
+    faulty = scripted({0: StorageFault.HANG, 1: StorageFault.HANG}, filled(MemoryStorage()))
+    storage = breaking(faulty, 2, ManualClock(), SHORT_S)
+    for _ in range(2):
+        timed_out(storage, blank_page(label(1)))
+    assert storage.breaker.state is BreakerState.OPEN
+    assert storage.get(blank([1])) == [Answer.UNAVAILABLE]
+    assert faulty.calls_count == 2
+    let_go(faulty, 2)
+    storage.close(PATIENCE_S)
 
 
 def test_failures_of_all_kinds_add_up_and_probes_of_others_close_it_where_no_kind_that_failed_comes_again() -> None:
@@ -551,13 +519,14 @@ def test_who_has_others_to_ask_lets_one_rest_longer_each_time_and_once_for_calls
 
 def test_the_warning_of_a_breaker_names_the_store_and_the_calls_that_failed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="unified_cache")
-    clock, store = ManualClock(), ReadsFail()
+    clock, store = ManualClock(), ScriptedStorage()
+    store.failing = {Method.GET}
     storage = breaking(store, 2, clock)
     for _ in range(2):
-        with pytest.raises(StorageError, match="cannot read"):
+        with pytest.raises(StorageError, match="get is out of order"):
             storage.get(blank([1]))
     clock.sleep(10.0)
-    store.fails = False
+    store.failing = set()
     storage.get(blank([1]))
     assert caplog.messages == [
         f"a breaker opens: {OF_ANY_SPEED.name} is paused for 10 s, failures: get 2",
@@ -576,11 +545,9 @@ def test_the_warning_of_a_breaker_names_the_store_and_the_calls_that_failed(capl
     ],
 )
 def test_only_what_speaks_against_the_store_is_a_failure(error: BaseException, is_failure: bool) -> None:
-    class Raising(MemoryStorage):
-        def scan(self, identity: bytes, cursor: str = "") -> Scan:
-            raise error
-
-    storage = breaking(Raising(), 1, ManualClock())
+    store = ScriptedStorage()
+    store.before[Method.SCAN] = raising(error)
+    storage = breaking(store, 1, ManualClock())
     with pytest.raises(type(error)):
         storage.scan(label(1).identity)
     assert (storage.breaker.state is BreakerState.OPEN) == is_failure
