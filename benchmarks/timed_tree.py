@@ -33,7 +33,7 @@ class TimedTree:
         """Match a prompt; return the slots of Full that can be resumed from. Converts token ids, matches, gathers."""
         tree = self.tree
         found = tree.match(Prompt.of(tokens, PAGE_SIZE))
-        return tree.slots(found, Tier.DEVICE, 0, 0, found.device_end)
+        return found.slots(Tier.DEVICE, 0, 0, found.device_end)
 
     def path_nodes(self, tokens: Tokens) -> int:
         """Count the nodes of a prompt's path."""

@@ -16,7 +16,7 @@ PUBLISHER_TESTS = ("tests/unit/events/test_publisher.py",)
 EVENTS_MUTANTS = [
     Mutant(
         "the tree forgets whose pages hang below a root",
-        "tree/state.py",
+        "tree/radix.py",
         "            root.namespace = prompt.namespace\n",
         "            pass\n",
         EVENT_TESTS,

@@ -17,6 +17,7 @@ from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Slots, Tier
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.tree import RadixTree
+from unified_cache.tree.check import check
 from unified_cache.tree.node import Node
 
 PAGES = 24
@@ -152,7 +153,7 @@ class Naive:
     def _nodes(self) -> list[tuple[Node, list[Page]]]:
         """Return every node with its pages."""
         found: list[tuple[Node, list[Page]]] = []
-        todo: list[tuple[Node, Page]] = [(root, ()) for root in self.tree._state.roots.values()]
+        todo: list[tuple[Node, Page]] = [(root, ()) for root in self.tree.roots.values()]
         while todo:
             node, above = todo.pop()
             run = np.frombuffer(node.key, "<u4").tolist() if node.parent is not None else []
@@ -195,7 +196,7 @@ def history(naive: Naive, rng: random.Random, steps: int) -> None:
                 rng.random() < 0.2 and naive.held(tier_component)
             ):
                 naive.evict(tier_component)
-        naive.tree.check([])
+        check(naive.tree, [])
 
 
 @pytest.mark.parametrize("spans", [(SPAN_ALL,), (SPAN_ALL, 1), (SPAN_ALL, 3)], ids=str)

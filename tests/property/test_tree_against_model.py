@@ -137,7 +137,7 @@ class TreeHistory(RuleBasedStateMachine):
         for tier in Tier:
             model.evict(tier, 0, 10**6)
         model.verify()
-        assert not model.tree._state.roots
+        assert not model.tree.roots
 
 
 @pytest.mark.timeout(1800)

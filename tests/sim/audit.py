@@ -94,7 +94,7 @@ class Audit:
 
     def look(self, claims: Sequence[Claim]) -> Picture:
         """Assert everything; return what was seen."""
-        roots = self._tree._state.roots.values()
+        roots = self._tree.roots.values()
         assert all(root.children for root in roots), "a root without children is kept"
         nodes = [child for root in roots for child in root.children.values()]
         for node in nodes:
@@ -186,11 +186,11 @@ class Audit:
 
     def mark(self) -> tuple[int, ...]:
         """Return counters that move with any change of tree, slots or map."""
-        state, paired = self._tree._state, self._cache._ledger.paired
+        tree, paired = self._tree, self._cache._ledger.paired
         free_counts = [allocator.free_count for allocator in self._allocators]
         kept_counts = [allocator._kept_count for allocator in self._allocators]
         version = paired.map.version if paired is not None else 0
-        return (state.version, state.queues.clock, state.queues._sequence, version, *free_counts, *kept_counts)
+        return (tree.counts.version, tree.queues.clock, tree.queues._sequence, version, *free_counts, *kept_counts)
 
     def look_at_bytes(self) -> Picture:
         """Assert that a job's slice has left every byte right that was, and all else alone: it never sees the tree.

@@ -69,5 +69,5 @@ class JobClaims:
             return False
         moved = list(task.job._parts.values())
         return not any(
-            part is one for transfer in self._cache._ledger.tree._transfers for part in transfer.parts for one in moved
+            part is one for transfer in self._cache._ledger.transfers for part in transfer.parts for one in moved
         )

@@ -60,7 +60,7 @@ class SimEngine:
         prompt, numbers = self.prompts.next()
         self.subject = numbers
         found = self.cache.match(prompt, self.priority())
-        spans = self.tree._state.spans
+        spans = self.tree.spans
         device_end, host_end = longest(self.audit.picture, numbers[: prompt.reusable_pages], spans)
         assert found.device_end == device_end, "not the longest device prefix"
         assert found.host_end == host_end, "not the longest prefix"
@@ -130,7 +130,7 @@ class SimEngine:
         try:
             request.lock = self.cache.insert(request.prompt, request.pages, request.lock, self.priority())
         except InputError:
-            assert request.lock.tree is not self.tree._state, "refused, though what it stands on was locked all along"
+            assert request.lock.is_void, "refused, though what it stands on was locked all along"
             self.happened["insert refused"] += 1
             self.end(request)
             return "refused"

@@ -512,10 +512,10 @@ class Simulation:
         """No page that a request's lock pins is among those that went; Full's are, from the root on."""
         for request in self.requests:
             lock = request.lock
-            if not lock.end or lock.tree is not self.tree._state:
+            if not lock.end or lock.is_void:
                 continue
             self.tally.happened["evicted under a lock"] += 1
-            for component, span in enumerate(self.tree._state.spans):
+            for component, span in enumerate(self.tree.spans):
                 pinned = request.numbers[max(0, lock.end - span) : lock.end]
                 assert not gone[component, pinned[pinned < gone.shape[1]]].any(), "a pinned page went"
 
@@ -557,7 +557,7 @@ class Simulation:
         for request in self.requests.copy():
             self.engine.end(request)
         self.settle_backups()
-        assert not self.tree.locks_out(), "a lock is left"
+        assert not self.tree.locks, "a lock is left"
         assert all(not occupancy.out for occupancy in self.cache.stats().occupancy), "slots are lost"
         assert not self.cache.stats().duplicates.diverged, "a page was held that is not what requests compute"
         self.audit.look(self.claims())
@@ -572,6 +572,6 @@ class Simulation:
             for component in range(self.components):
                 self.engine.make_room(tier, component, 10**6)
         assert all(occupancy.free == occupancy.capacity for occupancy in self.cache.stats().occupancy)
-        assert not self.tree._state.roots, "nodes are left in an empty tree"
+        assert not self.tree.roots, "nodes are left in an empty tree"
         self.audit.look(self.claims())
         assert self.cache.close() == []

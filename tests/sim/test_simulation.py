@@ -18,12 +18,10 @@ from tests.support.budget import LONG
 from unified_cache.controller import controller, jobs
 from unified_cache.core.pool import PoolSpec, Slots, Tier
 from unified_cache.core.slots import PageMap
-from unified_cache.tree import Lock, Transfer
-from unified_cache.tree import lock as moving
+from unified_cache.tree import Lock, RadixTree, transfer
 from unified_cache.tree.eviction_queues import EvictionQueues
-from unified_cache.tree.lock import unlock
 from unified_cache.tree.node import Node
-from unified_cache.tree.state import TreeState
+from unified_cache.tree.transfer import Transfer
 
 Undo = Callable[[], object]
 
@@ -71,23 +69,23 @@ def test_the_same_seed_does_the_same_again_in_another_process_too() -> None:
 
 def publish_unmarked(patch: pytest.MonkeyPatch) -> None:
     """Pages on their way are not marked, so that two transfers bring one."""
-    patch.setattr(moving, "_mark", lambda *_, **__: None)
+    patch.setattr(Transfer, "_mark", lambda *_, **__: None)
 
 
 def unpin_the_source_early(patch: pytest.MonkeyPatch) -> None:
     """A transfer lets its source go before the copy is made."""
-    expect = moving.expect_pages
+    expect, unlock = Transfer.expect, RadixTree.unlock
 
-    def hasty(tree: TreeState, transfer: Transfer, targets: Sequence[Slots]) -> None:
-        expect(tree, transfer, targets)
-        unlock(transfer.source)
+    def hasty(transfer: Transfer, targets: Sequence[Slots]) -> None:
+        expect(transfer, targets)
+        transfer.tree.unlock(transfer.source)
 
-    def once(lock: Lock) -> None:
+    def once(tree: RadixTree, lock: Lock) -> None:
         if not lock.released:
-            unlock(lock)
+            unlock(tree, lock)
 
-    patch.setattr(moving, "expect_pages", hasty)
-    patch.setattr(moving, "unlock", once)
+    patch.setattr(Transfer, "expect", hasty)
+    patch.setattr(RadixTree, "unlock", once)
 
 
 def evict_what_is_locked(patch: pytest.MonkeyPatch) -> None:
@@ -125,8 +123,8 @@ def leave_the_map_as_it_was(patch: pytest.MonkeyPatch) -> None:
 
 def publish_pages_before_their_prefix(patch: pytest.MonkeyPatch) -> None:
     """The last node of a transfer is published first, onto nothing, and so its pages are lost."""
-    nodes_of_pages = moving.nodes_of_pages
-    patch.setattr(moving, "nodes_of_pages", lambda *given: nodes_of_pages(*given)[::-1])
+    nodes_of_pages = transfer.nodes_of_pages
+    patch.setattr(transfer, "nodes_of_pages", lambda *given: nodes_of_pages(*given)[::-1])
 
 
 def publish_while_the_engine_reads(patch: pytest.MonkeyPatch) -> None:
@@ -170,12 +168,12 @@ def put(items: Any, at: int, value: object) -> Undo:
 
 
 def slots_held(simulation: Simulation, tier_component: int) -> list[int]:
-    arrays = [node.slots[tier_component] for node in simulation.tree._state.nodes()]
+    arrays = [node.slots[tier_component] for node in simulation.tree.nodes()]
     return [slot for slots in arrays if slots is not None for slot in slots.tolist() if slot > 0]
 
 
 def node_of(simulation: Simulation) -> Node:
-    nodes = simulation.tree._state.nodes()
+    nodes = simulation.tree.nodes()
     return next(node for node in nodes if node.held_count[0] > 1 and node.held_count[1])
 
 
@@ -188,7 +186,7 @@ def one_more(counts: Callable[[Node], Any], at: int) -> Callable[[Simulation], U
 
 
 def lose_an_entry(simulation: Simulation) -> Undo:
-    queue = simulation.tree._state.queues._queues[1]
+    queue = simulation.tree.queues._queues[1]
     entry = queue.pop()
     return lambda: queue.append(entry)
 

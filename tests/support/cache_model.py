@@ -51,7 +51,7 @@ def prompt_of(job: Job) -> Prompt:
 
 def walk(tree: RadixTree) -> Iterator[tuple[Node, tuple[PageKey, ...]]]:
     """Yield every node but the roots with the keys of its pages, parents first."""
-    todo = [(child, seed) for seed, root in tree._state.roots.items() for child in root.children.values()]
+    todo = [(child, seed) for seed, root in tree.roots.items() for child in root.children.values()]
     while todo:
         node, above = todo.pop()
         marks = {page - node.start: media_mark(node.media, page, tree.page_size) for page in node.media}

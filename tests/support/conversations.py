@@ -108,7 +108,7 @@ def pages_on(cache: UnifiedCache, prompt: Prompt, *tiers: Tier) -> list[set[int]
         {
             page
             for tier in tiers
-            for page in np.flatnonzero(tree.slots(found, tier, component, 0, found.tree_end) >= 0).tolist()
+            for page in np.flatnonzero(found.slots(tier, component, 0, found.tree_end) >= 0).tolist()
         }
         for component in range(len(cache.layout.components))
     ]

@@ -8,14 +8,14 @@ from unified_cache.tree import Lock
 
 def check_tables(cache: UnifiedCache, locks: Sequence[Lock]) -> None:
     """See that a cache at rest remembers no transfer, and no lock but these; those from before a reset do not count."""
-    controller, prefetches, tree = cache._controller, cache._prefetches, cache._ledger.tree
+    controller, prefetches = cache._controller, cache._prefetches
     left = {
         "operations": controller._live,
         "ended jobs": controller._ended,
         "loads": cache._loads._under_way,
         "fetched pages": [pages for pages in prefetches._fetched if pages],
         "fetches": prefetches._under_way,
-        "transfers": tree._transfers,
+        "transfers": cache._ledger.transfers,
     }
     if cache._storage is not None:
         epoch = cache._storage.epoch
@@ -24,6 +24,6 @@ def check_tables(cache: UnifiedCache, locks: Sequence[Lock]) -> None:
         assert not table, f"{name} are left where nothing is under way"
     budget_pages = int(cache.config.host_pages[0] * cache.config.prefetching.host_share)
     assert prefetches.host_pages_left == budget_pages, "the prefetch budget leaks"
-    held = {lock for lock in locks if lock.tree is tree._state}
+    held = {lock for lock in locks if not lock.is_void}
     assert cache._locks >= held
-    assert {lock for lock in cache._locks if not lock.released and lock.tree is tree._state} == held, "a lock is left"
+    assert {lock for lock in cache._locks if not lock.released and not lock.is_void} == held, "a lock is left"

@@ -13,8 +13,10 @@ from tests.support.components import toy_components
 from unified_cache.core.config import EvictionConfig
 from unified_cache.core.page import PageMedia, Prompt
 from unified_cache.core.pool import Slots, Tier
-from unified_cache.tree import Freed, Lock, Match, RadixTree, Transfer
+from unified_cache.tree import Freed, Lock, Match, RadixTree
+from unified_cache.tree.check import check
 from unified_cache.tree.node import Node
+from unified_cache.tree.transfer import Transfer
 
 Prefix = bytes
 Where = tuple[Tier, int]
@@ -137,15 +139,14 @@ class TreeModel:
     def _evict_one(self, tier: Tier, component: int, pinned: set[Pinned]) -> int:
         """Evict one page, and see that it is one of those that the policy lets go first."""
         tier_component = int(tier) * len(self.spans) + component
-        state = self.tree._state
         owner: dict[int, Node] = {}
-        for node in state.nodes():
+        for node in self.tree.nodes():
             held = node.slots[tier_component]
-            if held is not None and state.queues.evictable(node, tier_component):
+            if held is not None and self.tree.queues.evictable(node, tier_component):
                 owner.update(dict.fromkeys(held[held >= 0].tolist(), node))
         freed = self.tree.evict(tier, component, 1)
         (slot,) = [slot for slots in freed.slots[tier_component] for slot in slots.tolist()]
-        turns = {node: self.tree._state.queues.rank(node, tier_component) for node in owner.values()}
+        turns = {node: self.tree.queues.rank(node, tier_component) for node in owner.values()}
         assert turns[owner[slot]] == min(turns.values()), "a page went before its turn"
         return self._take_back(freed, tier, component, pinned)
 
@@ -187,7 +188,7 @@ class TreeModel:
         prefixes = self.prefixes(prompt)
         assert found.device_end == self.restorable(prefixes, [Tier.DEVICE])[-1]
         assert found.host_end == self.restorable(prefixes, Tier)[-1]
-        got = self.tree.slots(found, Tier.DEVICE, 0, 0, found.device_end).tolist()
+        got = found.slots(Tier.DEVICE, 0, 0, found.device_end).tolist()
         assert got == [self.pages[Tier.DEVICE, 0][prefix] for prefix in prefixes[: found.device_end]]
         assert self.snapshot() == before, "match changed something but recency"
 
@@ -199,7 +200,7 @@ class TreeModel:
     def graft(self, prompt: Prompt, floors: list[int]) -> None:
         """Publish pages that storage brought: from the end of the host-live prefix on, as far as they came."""
         found = self.tree.match(prompt)
-        self._publish(found, self.tree.full_end(found, Tier.HOST), Tier.HOST, floors)
+        self._publish(found, found.full_end(Tier.HOST), Tier.HOST, floors)
 
     def _publish(self, found: Match, start: int, tier: Tier, floors: list[int], priority: int = 0) -> None:
         """Insert all pages from ``start`` on, windowed components' from their floors, while those before are locked."""
@@ -283,7 +284,7 @@ class TreeModel:
         prefixes = self.prefixes(prompt)
         ends = self.restorable(prefixes, [Tier.DEVICE] if source is Tier.DEVICE else Tier)
         fitting = max(end for end in ends if self.fits(prefixes, end, source, target))
-        assert self.tree.fitting_end(found, source, target, available) == fitting
+        assert found.fitting_end(source, target, available) == fitting
         return ends[-1], fitting
 
     def begin(self, prompt: Prompt, source: Tier, target: Tier) -> None:
@@ -296,7 +297,7 @@ class TreeModel:
 
     def begin_at(self, prompt: Prompt, end: int, source: Tier, target: Tier) -> bool:
         prefixes = self.prefixes(prompt)
-        transfer = self.tree.begin(self.tree.match(prompt), end, source, target)
+        transfer = Transfer.begin(self.tree, self.tree.match(prompt), end, source, target)
         moving = PendingTransfer(transfer, (Held(transfer.source, prefixes), Held(transfer.target, prefixes)), prefixes)
         for wanted in transfer.wanted:
             brought = {prefixes[page] for page in wanted.pages.tolist()}
@@ -309,10 +310,10 @@ class TreeModel:
                 for given, undo in zip(transfer.wanted, targets, strict=False):
                     self.release((target, given.component), undo)
                 self.moving.remove(moving)
-                assert not any(len(left) for left in self.tree.release(transfer))
+                assert not any(len(left) for left in transfer.release())
                 return False
             targets.append(fresh)
-        self.tree.expect(transfer, targets)
+        transfer.expect(targets)
         return True
 
     def finish(self, moving: PendingTransfer, ok: bool) -> None:
@@ -331,10 +332,10 @@ class TreeModel:
                 self.content[target, part.component][dst] = prefix
                 live[prefix] = dst
         if ok:
-            leftovers = self.tree.publish(transfer).leftovers
-            assert not any(len(left) for left in self.tree.release(transfer))
+            leftovers = transfer.publish().leftovers
+            assert not any(len(left) for left in transfer.release())
         else:
-            leftovers = self.tree.release(transfer)
+            leftovers = transfer.release()
         for component, left in enumerate(leftovers):
             assert set(left.tolist()) == expected[component]
             self.release((target, component), left)
@@ -347,7 +348,9 @@ class TreeModel:
 
     def verify(self) -> None:
         """Everything the tree says is what the model says, and no slot is lost."""
-        tier_components = self.tree.check([held.lock for held in self.locks()])
+        tier_components = check(
+            self.tree, [held.lock for held in self.locks()], [moving.transfer for moving in self.moving]
+        )
         assert self.snapshot() == self.pages, "the tree differs from the model"
         pinned = self.pinned()
         for where, pages in self.pages.items():
@@ -377,9 +380,7 @@ class TreeModel:
 
     def _nodes(self) -> Iterator[tuple[Node, list[Prefix]]]:
         """Yield every node but the roots, with the prefixes of its pages."""
-        todo = [
-            (child, seed + b"|") for seed, root in self.tree._state.roots.items() for child in root.children.values()
-        ]
+        todo = [(child, seed + b"|") for seed, root in self.tree.roots.items() for child in root.children.values()]
         while todo:
             node, above = todo.pop()
             prefixes = self._chained(above, node.key, node.media, node.start)

@@ -60,7 +60,7 @@ from unified_cache.core.slots import PairedAllocator
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.protocol import Level, StorageBackend
 from unified_cache.storage_backends.url import check_storage_url
-from unified_cache.tree import UNNAMED, Lock, Match, binding_components
+from unified_cache.tree import UNNAMED, Lock, Match
 
 __all__ = ["Request", "UnifiedCache"]
 
@@ -238,7 +238,7 @@ class UnifiedCache:
         self._enter()
         check_kind(found, Match, "a match")
         used = found.prompt.head(found.used_end)
-        bound_by = binding_components(found) if self._recorder is not None else ()
+        bound_by = found.binding_components() if self._recorder is not None else ()
         if found.tree_end and self._storage is not None and self.config.write is not WritePolicy.ON_CALL:
             self._backups.record_use(found, self._storage)
         hits = self._ledger.take_hits(found)
@@ -394,8 +394,8 @@ class UnifiedCache:
         tree = self._ledger.tree
         tree.check_lock(lock)
         inserted = self._ledger.insert(prompt, lock.end, slots, Tier.DEVICE, priority)
-        self._duplicates.sample(tree, prompt, lock.end, slots, inserted)
-        renewed = tree.lock_inserted(inserted, prompt, Tier.DEVICE)
+        self._duplicates.sample(prompt, lock.end, slots, inserted)
+        renewed = tree.lock_node(inserted.node, prompt.pages_count, Tier.DEVICE)
         self._locks.add(renewed)
         new_pages = prompt.pages_count - lock.end
         if self._recorder is not None:

@@ -199,7 +199,7 @@ class Backups:
         """
         ends = self._resumable(found)
         if not self._ledger.has_spare_windows():
-            ends &= ~self._ledger.tree.superseded_ends(found, found.host_end)
+            ends &= ~found.superseded_ends(found.host_end)
         return self._request_at(found, ends)
 
     def _request_at(self, found: Match, ends: Pages) -> BackupRequest:
@@ -239,16 +239,16 @@ class Backups:
         self, run: BackupRun, found: Match, look: Callable[[Prompt], Match], begin: Callable[[Match, int], Moving]
     ) -> JobSteps:
         """Copy and put what is needed at each end of ``found``, the longest first, then the rest; return pages."""
-        ledger, tree, request = self._ledger, self._ledger.tree, run.request
+        ledger, request = self._ledger, run.request
         prompt = request.prompt
         request.begin()
         run.tally.asked = request.pages_count
         self._take_off_known(run, found)
-        longest = max(ledger.fitting_end(found, Tier.DEVICE, Tier.HOST), tree.full_end(found, Tier.HOST))
+        longest = max(ledger.fitting_end(found, Tier.DEVICE, Tier.HOST), found.full_end(Tier.HOST))
         for end in [longest, *self._other_ends(found, longest, run)] if longest else ():
             if end != longest:
                 found = look(prompt.head(end))
-                if found.host_end != end or tree.full_end(found, Tier.HOST) < end:
+                if found.host_end != end or found.full_end(Tier.HOST) < end:
                     continue
             with begin(found, end) as held:
                 moving = held_by_all(self._ranks, held)
@@ -279,14 +279,14 @@ class Backups:
             for component in range(1, len(ledger.layout.components)):
                 run.tally.leave_out(LeftOut.EVICTED, request.take_off(component, ~usable.waiting(component)))
         if run.storage is None:
-            run.tally.already += request.take_off(0, slice(0, ledger.tree.full_end(found, Tier.HOST)))
+            run.tally.already += request.take_off(0, slice(0, found.full_end(Tier.HOST)))
         for component in () if run.puts_again else range(len(ledger.layout.components)):
             if run.storage is None and not component:
                 continue
-            on_host = ledger.tree.slots(found, Tier.HOST, component, 0, end)
+            on_host = found.slots(Tier.HOST, component, 0, end)
             known = on_host >= 0
             if run.storage is not None:
-                on_device = ledger.tree.slots(found, Tier.DEVICE, component, 0, end)
+                on_device = found.slots(Tier.DEVICE, component, 0, end)
                 known &= ledger.stored.among(component, on_host)
                 known |= ledger.stored_device.among(component, on_device) & (on_device >= 0)
             run.tally.already += request.take_off(component, numbers_of(known))
@@ -297,7 +297,7 @@ class Backups:
         spans = [component.span for component in ledger.layout.components]
         tombstones: list[Pages | None] = [None]
         for component in range(1, len(spans)):
-            on_device, on_host = (ledger.tree.slots(found, tier, component, 0, end) for tier in Tier)
+            on_device, on_host = (found.slots(tier, component, 0, end) for tier in Tier)
             tombstones.append((on_device < 0) & (on_host < 0))
         return restorable_ends(spans, tombstones, 0, end, [0 for _ in spans])
 
@@ -314,11 +314,11 @@ class Backups:
 
         Where pages are put again, also the end at which the prompt was resumed.
         """
-        tree, resumed = self._ledger.tree, found.host_end
+        resumed = found.host_end
         spans = [component.span for component in self._ledger.layout.components]
         lacking: list[tuple[int, Pages]] = []
         for component, span in enumerate(spans[1:], 1):
-            on_device, on_host = (tree.slots(found, tier, component, 0, resumed) for tier in Tier)
+            on_device, on_host = (found.slots(tier, component, 0, resumed) for tier in Tier)
             lacks = (on_device >= 0) & (on_host < 0)
             if run.storage is not None:
                 stored = self._ledger.stored
@@ -333,8 +333,8 @@ class Backups:
         resumable = self._resumable(found)
         ends = _covering_ends(lacking, resumable)
         if puts_again:
-            later = resumable & ~tree.superseded_ends(found, resumed)
-            before = [end for end in tree.node_ends(found) if end < longest and later[end - 1]]
+            later = resumable & ~found.superseded_ends(resumed)
+            before = [end for end in found.node_ends() if end < longest and later[end - 1]]
             ends.update([end for end in before if end not in ends][-1:])
         return sorted(ends - {longest}, reverse=True)
 
@@ -411,7 +411,7 @@ class Backups:
         for end in self._ends_to_put(run):
             while not run.is_stopping():
                 found = ledger.tree.peek(prompt)
-                held_end = min(end, ledger.tree.full_end(found, Tier.DEVICE))
+                held_end = min(end, found.full_end(Tier.DEVICE))
                 wanted = self._next_piece(run, found, held_end, pages_max)
                 if not any(len(pages) for pages, _ in wanted):
                     break
@@ -456,7 +456,7 @@ class Backups:
         piece_end = end
         for number, component in enumerate(ledger.layout.components):
             start = window(end, component.span)
-            on_device = ledger.tree.slots(found, Tier.DEVICE, number, start, end)
+            on_device = found.slots(Tier.DEVICE, number, start, end)
             left = numbers_of(run.request.untried(number)[start:end] & (on_device >= 0))
             pieces.append((left + start, on_device[left]))
             room = min(ledger.available_pages(Tier.HOST, number), pages_max)
@@ -473,7 +473,7 @@ class Backups:
             return
         found = ledger.tree.peek(run.request.prompt)
         for part, mask in zip(parts, whole, strict=True):
-            slots = ledger.tree.slots(found, Tier.DEVICE, part.component, 0, found.tree_end)
+            slots = found.slots(Tier.DEVICE, part.component, 0, found.tree_end)
             there = slots[part.pages[mask & (part.pages < found.tree_end)]]
             ledger.stored_device.add(part.component, there[there >= 0])
 
@@ -493,7 +493,7 @@ class Backups:
         given_bytes = prompt_bytes(ledger.layout, host_pages, sealed=True) // HINT_PARTS
         pages: list[PageNumbers] = []
         for component, start in enumerate(ledger.windows(found.next_end)):
-            slots = ledger.tree.slots(found, Tier.HOST, component, start, found.tree_end)
+            slots = found.slots(Tier.HOST, component, start, found.tree_end)
             unheard_of = numbers_of(ledger.stored.unheard_of(component, slots, given_bytes))
             if len(unheard_of):
                 ledger.stored.add(component, slots[unheard_of])

@@ -14,8 +14,7 @@ import numpy as np
 from unified_cache.controller.memory import PageDistance, PageMemory
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, PoolSpec, Slots, Tier
-from unified_cache.tree import RadixTree
-from unified_cache.tree.match import Inserted
+from unified_cache.tree import Inserted
 
 __all__ = ["DuplicateCheck", "DuplicateCounts"]
 
@@ -72,7 +71,7 @@ class DuplicateCheck:
         self._pending: deque[_Pending] = deque()
         self._counts = DuplicateCounts()
 
-    def sample(self, tree: RadixTree, prompt: Prompt, start: int, slots: Sequence[Slots], inserted: Inserted) -> None:
+    def sample(self, prompt: Prompt, start: int, slots: Sequence[Slots], inserted: Inserted) -> None:
         """Compare some of an insert's duplicates; before any slot is allocated.
 
         ``slots`` are those given for the pages [start, pages_count), by component; the duplicates are among them.
@@ -88,7 +87,7 @@ class DuplicateCheck:
                 continue
             duplicate = int(duplicates[self._inserts_count * PAGE_STEP % len(duplicates)])
             page = start + int(np.flatnonzero(given == duplicate)[0])
-            held = tree.inserted_slot(inserted, Tier.DEVICE, component, page)
+            held = inserted.slot(Tier.DEVICE, component, page)
             for pool in self._layout.components[component].pools:
                 if self._memory.layers_count(pool):
                     self._pending.append(_Pending(self._memory.compare(pool, duplicate, held), pool, page))

@@ -20,7 +20,10 @@ from unified_cache.core.pool import ModelLayout, PageCopies, Pages, Slots, Tier,
 from unified_cache.core.slots import MapChange, PairedAllocator, SlotAllocator, StoredSlots
 from unified_cache.core.window import last_end, restorable_ends, window
 from unified_cache.storage_backends.protocol import StorageReader
-from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree, Transfer, Victim
+from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree
+from unified_cache.tree.check import check, peers
+from unified_cache.tree.transfer import Transfer
+from unified_cache.tree.victim import Victim
 
 __all__ = ["Ledger", "Reservation", "TierTransfer", "WriteBack"]
 
@@ -51,6 +54,7 @@ class Ledger:
         "paired",
         "stored",
         "stored_device",
+        "transfers",
         "tree",
     )
 
@@ -82,6 +86,8 @@ class Ledger:
         self.stored_device = StoredSlots(capacity[Tier.DEVICE])
         """Device slots whose page went to storage without staying on the host, or came from there so."""
         self.changes = PageChanges(self.tree, self.stored)
+        self.transfers: set[Transfer] = set()
+        """Transfers under way, for ``check``."""
         self._write_back = write_back
         self._evicted_pages = [[0 for _ in tier] for tier in capacity]
         device = self._allocators[Tier.DEVICE]
@@ -191,23 +197,23 @@ class Ledger:
         passed_over: list[Victim] = []
         saved: set[Victim] = set()
         while (short := count - allocator.free_count) > 0:
-            victim = self.tree.next_victim(Tier.DEVICE, component)
+            victim = Victim.next(self.tree, Tier.DEVICE, component)
             if victim is None and not passed_over:
                 return
             if victim is None:
                 may_wait = True
                 while passed_over:
-                    self.tree.offer(passed_over.pop())
-            elif victim in saved or not self.tree.would_lose(victim, short, with_superseded=self.has_spare_windows()):
-                self._take_evicted(self.tree.evict_from(victim, short))
+                    passed_over.pop().offer()
+            elif victim in saved or not victim.would_lose(short, with_superseded=self.has_spare_windows()):
+                self._take_evicted(victim.evict(short))
             elif may_wait:
-                write_back.evict_to_host(self.tree.prompt_of(victim))
+                write_back.evict_to_host(victim.prompt())
                 saved.add(victim)
             else:
-                self.tree.pass_over(victim)
+                victim.pass_over()
                 passed_over.append(victim)
         for victim in passed_over:
-            self.tree.offer(victim)
+            victim.offer()
 
     def _take_evicted(self, freed: Freed) -> None:
         if self.changes.is_watched:
@@ -218,7 +224,7 @@ class Ledger:
 
     def fork(self, lock: Lock, memory: PageMemory) -> list[Slots] | None:
         """Copy what a device lock pins of components that are neither Full nor mapped; see ``UnifiedCache.fork``."""
-        sources = [self.tree.lock_slots(lock, number) for number in range(len(self.layout.components))]
+        sources = [lock.slots(number) for number in range(len(self.layout.components))]
         for number, component in enumerate(self.layout.components):
             if number == 0 or component.mapped:
                 sources[number] = sources[number][:0]
@@ -313,36 +319,38 @@ class Ledger:
     def fitting_end(self, found: Match, source: Tier, target: Tier) -> int:
         """Return the longest end that a match can be resumed at from ``source`` and ``target`` has room for; or 0."""
         available = [self.available_pages(target, component) for component in range(len(self.layout.components))]
-        return self.tree.fitting_end(found, source, target, available)
+        return found.fitting_end(source, target, available)
 
     def moving(
         self, found: Match, end: int, source: Tier, target: Tier
     ) -> "AbstractContextManager[TierTransfer | None]":
         """Pin and allocate, in a ``with`` block, what makes ``end`` restorable on ``target``; None without room."""
-        return self._moving(self.tree.begin(found, end, source, target), target, found.prompt)
+        return self._moving(Transfer.begin(self.tree, found, end, source, target), target, found.prompt)
 
     def saving(self, found: Match, end: int) -> "AbstractContextManager[TierTransfer | None]":
         """Pin and allocate as ``moving`` to the host, for a copy that cannot wait for others.
 
         What another transfer is bringing there is copied too, since only what stands on a prefix can be published.
         """
-        transfer = self.tree.begin(found, end, Tier.DEVICE, Tier.HOST, at_once=True)
+        transfer = Transfer.begin(self.tree, found, end, Tier.DEVICE, Tier.HOST, at_once=True)
         return self._moving(transfer, Tier.HOST, found.prompt)
 
     @contextmanager
     def _moving(self, transfer: Transfer, target: Tier, prompt: Prompt) -> "Iterator[TierTransfer | None]":
+        self.transfers.add(transfer)
         try:
             targets = self.allocate_all(target, [(wanted.component, len(wanted.pages)) for wanted in transfer.wanted])
             if targets is not None:
-                self.tree.expect(transfer, targets)
+                transfer.expect(targets)
             yield None if targets is None else TierTransfer(self, transfer, prompt)
         finally:
-            for component, slots in enumerate(self.tree.release(transfer)):
+            self.transfers.discard(transfer)
+            for component, slots in enumerate(transfer.release()):
                 self.free(target, component, slots)
 
     def publish(self, transfer: Transfer, prompt: Prompt) -> tuple[PageCopies, ...]:
         """Publish what a transfer of a prompt brought; return what the tree took, and free the rest."""
-        published = self.tree.publish(transfer)
+        published = transfer.publish()
         self._apply(published.map_changes)
         tier = transfer.target.tier
         for component, slots in enumerate(published.leftovers):
@@ -381,7 +389,7 @@ class Ledger:
         """Return by component the pages that a lock pins and its tier holds, with their slots there."""
         parts: list[PageCopies] = []
         for component, start in enumerate(self.windows(lock.end)):
-            slots = self.tree.lock_slots(lock, component)
+            slots = lock.slots(component)
             pages = numbers_of(slots >= 0)
             parts.append(PageCopies(component, pages + start, slots[pages], slots[pages]))
         return parts
@@ -394,7 +402,7 @@ class Ledger:
         end, components = found.device_end, range(len(self.layout.components))
         if not self._has_brought:
             return Hits(device=end)
-        slots = [np.maximum(self.tree.slots(found, Tier.DEVICE, number, 0, end), 0) for number in components]
+        slots = [np.maximum(found.slots(Tier.DEVICE, number, 0, end), 0) for number in components]
         brought = [marks[held] for marks, held in zip(self._brought[Tier.DEVICE], slots, strict=True)]
         if not any(marks.any() for marks in brought):
             return Hits(device=end)
@@ -431,7 +439,7 @@ class Ledger:
 
     def check(self, locks: Sequence[Lock] | None = None) -> None:
         """Assert that the tree is sound, that ``locks`` alone are out, and that every slot is in exactly one place."""
-        held = self.tree.check(locks)
+        held = check(self.tree, locks, self.transfers)
         components = len(self.layout.components)
         for tier in Tier:
             for component, allocator in enumerate(self._allocators[tier]):
@@ -440,20 +448,20 @@ class Ledger:
                 assert len(slots) == allocator.kept_count, "the tree lost a slot"
 
         if self.paired is not None and self.layout.mapped is not None:
-            full, peers = self.tree.peers(self.layout.mapped)
-            assert (self.paired.map.peers(full) == peers).all(), "the map differs from the tree"
+            full, mapped_to = peers(self.tree, self.layout.mapped)
+            assert (self.paired.map.peers(full) == mapped_to).all(), "the map differs from the tree"
             mapped = np.flatnonzero(self.paired.map.table[:-1]).astype(np.int32)
-            peers = self.paired.map.peers(mapped)
-            assert len(np.unique(peers)) == len(mapped), "two Full slots share a peer"
+            mapped_to = self.paired.map.peers(mapped)
+            assert len(np.unique(mapped_to)) == len(mapped), "two Full slots share a peer"
             ours = np.isin(mapped, full)
             assert self.paired.full.is_out(mapped[~ours]), "a free Full slot is mapped"
-            assert self.paired.peer.is_out(peers[~ours]), "a Full slot is mapped to a slot that is not out"
+            assert self.paired.peer.is_out(mapped_to[~ours]), "a Full slot is mapped to a slot that is not out"
 
     def lock_slots(self, lock: Lock, component: int) -> Slots:
         """Return a component's slots of the pages that a lock pins, see ``UnifiedCache.slots``."""
         self.tree.check_lock(lock)
         self.layout.check_component(component)
-        return self.tree.lock_slots(lock, component)
+        return lock.slots(component)
 
     def _check_out(self, slots: Sequence[Slots], tier: Tier) -> list[Slots]:
         """Refuse slots that are not out; return them without -1."""
@@ -516,9 +524,7 @@ class TierTransfer:
     def coming(self) -> tuple[Slots, ...]:
         """Return by component the target slots of pages [window(end), end); -1 for what another transfer brings."""
         lock = self._transfer.target
-        slots = tuple(
-            self._ledger.tree.lock_slots(lock, number) for number in range(len(self._ledger.layout.components))
-        )
+        slots = tuple(lock.slots(number) for number in range(len(self._ledger.layout.components)))
         starts = self._ledger.windows(lock.end)
         for part in self.parts:
             given, pages = slots[part.component], part.pages - starts[part.component]

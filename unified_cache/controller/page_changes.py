@@ -28,7 +28,8 @@ from unified_cache.core.seal import Label
 from unified_cache.core.slots import StoredSlots
 from unified_cache.storage_backends.protocol import StorageReader
 from unified_cache.storage_backends.removals import RemovalFeed, removals_of
-from unified_cache.tree import Freed, HeldRun, RadixTree
+from unified_cache.tree import Freed, RadixTree
+from unified_cache.tree.held_runs import HeldRun, held_runs
 
 __all__ = [
     "MemoryCleared",
@@ -190,7 +191,7 @@ class PageChanges:
         """Return all that memory holds, run by run, each after the one that it continues; copies. Walks the tree."""
         self._check_owner()
         runs: list[StoredRun] = []
-        for run in self._tree.held_runs():
+        for run in held_runs(self._tree):
             host = run.slots[len(run.slots) // 2 :] if self._evictions_known else ()
             stored = [
                 np.zeros(run.pages_count, np.bool_)

@@ -294,8 +294,8 @@ class Prefetches:
         spans = [component.span for component in self._ledger.layout.components]
         held, to_copy, to_read = [], [], []
         for component, span in enumerate(spans):
-            on_host = tree.held_pages(found, Tier.HOST, component)
-            either = on_host | tree.held_pages(found, Tier.DEVICE, component)
+            on_host = found.held_pages(Tier.HOST, component)
+            either = on_host | found.held_pages(Tier.DEVICE, component)
             held.append(either)
             to_copy.append(either ^ on_host)
             to_read.append(~(either | lost[component]))
@@ -320,7 +320,7 @@ class Prefetches:
         fits = ends.copy()
         rooms: list[PageNumbers] = []
         for component, span in enumerate(missing.spans):
-            pinned = self._ledger.tree.evictable_mask(missing.found, Tier.HOST, component)[:full_end]
+            pinned = missing.found.evictable_pages(Tier.HOST, component)[:full_end]
             known = slice(window(known_end, span), known_end)
             room = self._ledger.available_pages(Tier.HOST, component) - np.count_nonzero(pinned[known])
             pinned[known] = False
@@ -371,12 +371,11 @@ class Prefetches:
 
     def _plan_to_device(self, missing: MissingPages, ends: Pages, plan: FetchPlan) -> FetchPlan:
         """Choose the last of ``ends`` that the device has room for, if that is longer than a plan for the host."""
-        tree = self._ledger.tree
         numbers = np.arange(missing.known_end + 1, missing.known_end + 1 + len(ends))
         fits = ends.copy()
         for component, span in enumerate(missing.spans):
-            takes = ~tree.held_pages(missing.found, Tier.DEVICE, component)
-            evictable = tree.evictable_mask(missing.found, Tier.DEVICE, component)
+            takes = ~missing.found.held_pages(Tier.DEVICE, component)
+            evictable = missing.found.evictable_pages(Tier.DEVICE, component)
             takes[: len(evictable)] |= evictable
             known = slice(window(missing.known_end, span), missing.known_end)
             room = self._ledger.available_pages(Tier.DEVICE, component) - int(np.count_nonzero(takes[known]))
@@ -502,7 +501,7 @@ class Prefetches:
                 operation.gain(gained_before + max(found.host_end - missing.known_end, 0))
                 if operation.is_stopping:
                     break
-                pins.enter_context(self._pinned(prompt, min(end, tree.full_end(found, Tier.DEVICE)), Tier.DEVICE))
+                pins.enter_context(self._pinned(prompt, min(end, found.full_end(Tier.DEVICE)), Tier.DEVICE))
                 start = end
         return True
 
@@ -574,7 +573,7 @@ class Prefetches:
         """Graft the pages that arrived: Full as far as it continues the prefix of the tier, the rest where Full is."""
         ledger, prompt, tree = self._ledger, fetch.prompt, self._ledger.tree
         came = [part.where(mask) for part, mask in zip(parts, arrived, strict=True)]
-        full_end = tree.full_end(tree.match(prompt), staging.tier)
+        full_end = tree.match(prompt).full_end(staging.tier)
         new = came[0].pages[came[0].pages >= full_end]
         full_end += int(np.count_nonzero(new == full_end + np.arange(len(new))))
         kept = [part.where(part.pages < full_end) for part in came]

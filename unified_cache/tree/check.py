@@ -1,24 +1,26 @@
 """Prove from scratch that a tree is sound. Tests call it after every step."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
-from unified_cache.core.pool import Slots, Tier
-from unified_cache.tree.lock import Lock, Transfer, nodes_of_pages
+from unified_cache.core.pool import Slots, Tier, no_slots
 from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
-from unified_cache.tree.state import TreeState
+from unified_cache.tree.radix import Lock, RadixTree
+from unified_cache.tree.transfer import Transfer, nodes_of_pages
 
-__all__ = ["check"]
+__all__ = ["check", "peers"]
 
 
-def check(tree: TreeState, locks: Sequence[Lock], transfers: Sequence[Transfer]) -> list[Slots]:
-    """Assert every invariant of ``TreeState``; return the slots held by tier and component.
+def check(tree: RadixTree, locks: Iterable[Lock] | None = None, transfers: Iterable[Transfer] = ()) -> list[Slots]:
+    """Assert every invariant of a tree; return the slots held by tier and component.
 
-    The counts in the nodes must be exactly those of ``locks``, which are all that are out, and the pages marked as
-    arriving those that ``transfers`` bring.
+    The counts in the nodes must be exactly those of its locks, of which ``locks`` alone are out if given, and the pages
+    marked as arriving those that ``transfers`` bring.
     """
+    if locks is not None:
+        assert {held for held in locks if not held.is_void} == set(tree.locks), "other locks are out"
     tier_components = 2 * tree.components_count
     held: list[list[Slots]] = [[] for _ in range(tier_components)]
     _check_roots(tree)
@@ -35,19 +37,19 @@ def check(tree: TreeState, locks: Sequence[Lock], transfers: Sequence[Transfer])
                 held[tier_component].append(slots[slots >= 0])
         for component in range(1, tree.components_count):
             _check_tombstones(tree, node, component)
-    _check_locks(tree, locks)
+    _check_locks(tree)
     _check_marks(tree, transfers)
     return [_distinct(arrays) for arrays in held]
 
 
-def _check_roots(tree: TreeState) -> None:
+def _check_roots(tree: RadixTree) -> None:
     for seed, root in tree.roots.items():
         assert root.key == seed, "a root stands under another namespace"
         assert root.parent is None
         assert not root.pinned(), "a root is locked"
 
 
-def _check_place(tree: TreeState, node: Node) -> None:
+def _check_place(tree: RadixTree, node: Node) -> None:
     parent = node.parent
     assert parent is not None
     assert not node.dead, "a dead node is in the tree"
@@ -67,7 +69,7 @@ def _check_place(tree: TreeState, node: Node) -> None:
         assert node.first_pinned(tier_component) <= np.flatnonzero(marks)[0], "pages arrive where nothing pins them"
 
 
-def _check_full(tree: TreeState, node: Node, tier: Tier) -> None:
+def _check_full(tree: RadixTree, node: Node, tier: Tier) -> None:
     tier_component = int(tier) * tree.components_count
     count = sum(child.held_count[tier_component] > 0 for child in node.children.values())
     assert node.full_children[tier] == count, "full_children is wrong"
@@ -82,7 +84,7 @@ def _check_full(tree: TreeState, node: Node, tier: Tier) -> None:
     assert is_held, "Full has a tombstone above a node"
 
 
-def _check_slots(tree: TreeState, node: Node, tier_component: int) -> None:
+def _check_slots(tree: RadixTree, node: Node, tier_component: int) -> None:
     slots = node.slots[tier_component]
     live = 0 if slots is None else int(np.count_nonzero(slots >= 0))
     assert node.held_count[tier_component] == live, "live is wrong"
@@ -97,7 +99,7 @@ def _check_slots(tree: TreeState, node: Node, tier_component: int) -> None:
     assert ((slots < 0) | (full >= 0)).all(), "a page is held without Full"
 
 
-def _check_queues(tree: TreeState) -> None:
+def _check_queues(tree: RadixTree) -> None:
     """See that what could be evicted is queued, and that no rank has fallen since it was queued."""
     queues = tree.queues
     queued: Counter[Node] = Counter()
@@ -117,7 +119,7 @@ def _check_queues(tree: TreeState) -> None:
                 assert node.queued >> tier_component & 1, "an evictable node is not in the queue"
 
 
-def _check_counts(tree: TreeState) -> None:
+def _check_counts(tree: RadixTree) -> None:
     """Count protected pages from slots and locks alone."""
     tier_components = 2 * tree.components_count
     counted = [tree.counts.protected(tier_component) for tier_component in range(tier_components)]
@@ -150,7 +152,7 @@ def _check_counts(tree: TreeState) -> None:
         assert counted_here == in_node, f"{counted_here} pages of a node protected, not {in_node}"
 
 
-def _check_tombstones(tree: TreeState, node: Node, component: int) -> None:
+def _check_tombstones(tree: RadixTree, node: Node, component: int) -> None:
     for view in (ON_DEVICE, ANYWHERE):
         slots = node.seen(view, component)
         tombstones = np.arange(node.pages) if slots is None else np.flatnonzero(slots < 0)
@@ -159,7 +161,7 @@ def _check_tombstones(tree: TreeState, node: Node, component: int) -> None:
         assert found == expected, f"last_tombstone is {found}, not {expected}"
 
 
-def _check_marks(tree: TreeState, transfers: Sequence[Transfer]) -> None:
+def _check_marks(tree: RadixTree, transfers: Iterable[Transfer]) -> None:
     """Compare the pages marked as arriving with what transfers bring, each page by one; those at once mark nothing."""
     expected: dict[tuple[int, int], list[int]] = {}
     for transfer in transfers:
@@ -176,11 +178,11 @@ def _check_marks(tree: TreeState, transfers: Sequence[Transfer]) -> None:
     assert found == {place: sorted(pages) for place, pages in expected.items()}, "marks differ from transfers"
 
 
-def _check_locks(tree: TreeState, locks: Sequence[Lock]) -> None:
+def _check_locks(tree: RadixTree) -> None:
     """Compare counts in nodes with the locks that are out, and see that nothing pinned could be evicted."""
     whole: Counter[tuple[int, int]] = Counter()
     begins: Counter[tuple[int, int, int]] = Counter()
-    for lock in locks:
+    for lock in tree.locks:
         assert lock.tree is tree, "a lock of another tree is out"
         if not lock.end:
             continue
@@ -211,3 +213,18 @@ def _distinct(arrays: list[Slots]) -> Slots:
     slots = np.sort(np.concatenate(arrays)) if arrays else np.empty(0, np.int32)
     assert (np.diff(slots) > 0).all(), "a slot is held twice"
     return slots
+
+
+def peers(tree: RadixTree, component: int) -> tuple[Slots, Slots]:
+    """Return Full's device slots and, for each, that of ``component`` on that page, 0 for a tombstone."""
+    full: list[Slots] = [no_slots(0)]
+    peers: list[Slots] = [no_slots(0)]
+    for node in tree.nodes():
+        held = node.slots[0]
+        if held is None:
+            continue
+        other = node.slots[component]
+        live = held >= 0
+        full.append(held[live])
+        peers.append(np.zeros(len(full[-1]), np.int32) if other is None else np.maximum(other[live], 0))
+    return np.concatenate(full), np.concatenate(peers)

@@ -1,39 +1,23 @@
-"""Match and insert: walk a prompt down the tree, find its longest restorable prefix, and hang new pages below."""
+"""Match: the path of nodes that a prompt leads to, what stands on it, and where it can be resumed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from unified_cache.core.errors import InputError, SlotError
+from unified_cache.core.errors import StaleMatchError
 from unified_cache.core.page import TOKEN_BYTES, PageMedia, Prompt, media_between, media_mark
-from unified_cache.core.pool import Pages, Slots, Tier, no_slots, numbers_of
-from unified_cache.core.slots import MapChange
-from unified_cache.core.window import last_end, restorable_ends, window
+from unified_cache.core.pool import Pages, Slots, Tier, all_pages, no_slots
+from unified_cache.core.window import last_end, restorable_ends, window, window_counts
+from unified_cache.tree.counts import TreeCounts
 from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
-from unified_cache.tree.state import TreeState
 
-__all__ = [
-    "Inserted",
-    "Match",
-    "binding_components",
-    "find",
-    "held_pages",
-    "insert",
-    "make_recent",
-    "node_at",
-    "path_slots",
-    "peek",
-    "restorable_end",
-]
+__all__ = ["Match", "find", "node_at", "path_slots"]
 
 
 @dataclass(slots=True)
 class Match:
-    """Longest cached prefixes of a prompt. Dead at the tree's next change of structure."""
+    """Longest cached prefixes of a prompt. Dead at the tree's next change of structure: a StaleMatchError."""
 
     prompt: Prompt
     device_end: int
@@ -44,9 +28,20 @@ class Match:
     """Pages that stand in the tree at all, restorable or not."""
     path: list[Node]
     """Nodes that hold [0, tree_end), root first, the last one possibly in part."""
-    tree: TreeState
+    spans: tuple[int, ...]
+    counts: TreeCounts
     version: int
     changes_count: int
+
+    @classmethod
+    def of(
+        cls, prompt: Prompt, path: list[Node], tree_end: int, end: int, spans: tuple[int, ...], counts: TreeCounts
+    ) -> "Match":
+        """Find the longest prefixes within the first ``end`` pages of a path."""
+        device_end = host_end = _restorable_end(path, ON_DEVICE, spans, end)
+        if device_end < end:
+            host_end = _restorable_end(path, ANYWHERE, spans, end)
+        return cls(prompt, device_end, host_end, tree_end, path, spans, counts, counts.version, counts.changes_count)
 
     @property
     def used_end(self) -> int:
@@ -63,12 +58,114 @@ class Match:
         """Return the longest prefixes of at most ``end`` pages; the rest of the match stays as it is."""
         if self.host_end <= end:
             return self
-        ends = _restorable_ends(self.tree, self.path, end)
-        return Match(self.prompt, *ends, self.tree_end, self.path, self.tree, self.version, self.changes_count)
+        return Match.of(self.prompt, self.path, self.tree_end, end, self.spans, self.counts)
 
     def is_as_found(self) -> bool:
         """Return whether the tree would find the same now: neither its structure nor what it holds has changed."""
-        return self.version == self.tree.version and self.changes_count == self.tree.changes_count
+        return self.version == self.counts.version and self.changes_count == self.counts.changes_count
+
+    def check_alive(self) -> None:
+        """Raise StaleMatchError if the tree's structure has changed since."""
+        if self.version != self.counts.version:
+            raise StaleMatchError("the tree has changed since this match; match again")
+
+    def _at(self, tier: Tier, component: int) -> int:
+        return int(tier) * len(self.spans) + component
+
+    def slots(self, tier: Tier, component: int, start: int, end: int) -> Slots:
+        """Return the slots of pages [start, end), a new array; -1 for tombstones."""
+        self.check_alive()
+        return path_slots(self.path, self._at(tier, component), start, min(end, self.tree_end))
+
+    def held_pages(self, tier: Tier, component: int) -> Pages:
+        """Return a mask of the prompt's pages that a component holds on a tier, a new array."""
+        self.check_alive()
+        tier_component = self._at(tier, component)
+        return _held_pages(self.path, tier_component, self.tree_end, self.prompt.pages_count)
+
+    def arriving_pages(self, tier: Tier, component: int) -> Pages:
+        """Return a mask of the prompt's pages that a transfer is bringing."""
+        self.check_alive()
+        return _arriving_pages(self.path, self._at(tier, component), self.tree_end, self.prompt.pages_count)
+
+    def evictable_pages(self, tier: Tier, component: int) -> Pages:
+        """Return a mask of the pages in the tree that ``evict`` could free on a tier now."""
+        self.check_alive()
+        return self._evictable(self._at(tier, component), self.tree_end)
+
+    def _evictable(self, tier_component: int, end: int) -> Pages:
+        self.counts.count_changed()
+        evictable = np.zeros(end, np.bool_)
+        for node in self.path:
+            held = node.slots[tier_component]
+            if node.start >= end:
+                break
+            if held is not None and self.counts.protected_in(node, tier_component) < node.held_count[tier_component]:
+                # Of Full it is all that the node holds, of the others what lies before the first page that a lock pins.
+                first_pinned = min(node.start + node.first_pinned(tier_component), end)
+                evictable[node.start : first_pinned] = held[: first_pinned - node.start] >= 0
+        return evictable
+
+    def full_end(self, tier: Tier) -> int:
+        """Return the first page that component 0 does not hold on ``tier``."""
+        self.check_alive()
+        tier_component = self._at(tier, 0)
+        for node in reversed(self.path):
+            if node.held_count[tier_component]:
+                return min(node.start + node.held_count[tier_component], self.tree_end)
+        return 0
+
+    def fitting_end(self, source: Tier, target: Tier, available_pages: Sequence[int]) -> int:
+        """Return the longest end to be resumed at from ``source`` for which ``target`` has room, or 0.
+
+        From the host means from host and device together. ``available_pages[c]`` are free or evictable on the target.
+        Moving what a resume at ``end`` needs pins its pages on the target, and evicts others there to make room: a page
+        in a window before ``end`` takes a slot if it is still to come, and one from what could be evicted if it is
+        there already; a page outside of the windows that could be evicted is room. Linear in pages, unless there is
+        room for all of the windows.
+        """
+        self.check_alive()
+        spans, components = self.spans, len(self.spans)
+        view, end = (ON_DEVICE, self.device_end) if source is Tier.DEVICE else (ANYWHERE, self.host_end)
+        if all(end - window(end, span) <= room for span, room in zip(spans, available_pages, strict=True)):
+            return end
+        tombstones = _tombstones_of(self.path, view, components, 0, end)
+        fits = restorable_ends(spans, tombstones, 0, end, [0] * components)
+        for component, available in enumerate(available_pages):
+            on_target = self._at(target, component)
+            takes = _held_pages(self.path, self._at(source, component), end, end)
+            takes &= ~_held_pages(self.path, on_target, end, end)
+            takes &= ~_arriving_pages(self.path, on_target, end, end)
+            takes |= self._evictable(on_target, end)
+            fits &= window_counts(takes, spans[component])[1:] <= available
+        return last_end(fits)
+
+    def node_ends(self) -> list[int]:
+        """Return where the nodes end, ascending: where prompts end, were resumed, or leave each other."""
+        self.check_alive()
+        return [node.end for node in self.path if node.end <= self.host_end]
+
+    def superseded_ends(self, end: int) -> Pages:
+        """Return a mask of the ends in [1, end] before one that its prompt alone has gone on from."""
+        self.check_alive()
+        last = max([node.end for node in self.path if node.is_superseded and len(node.children) == 1], default=0)
+        superseded = np.arange(end) < last
+        superseded[[node.end - 1 for node in self.path if node.end <= end and len(node.children) > 1]] = False
+        return superseded
+
+    def binding_components(self) -> tuple[int, ...]:
+        """Return the components that keep a request from reusing more; none where it can reuse all that a request can.
+
+        Full where the match goes as far as Full does, else those whose windows cannot be resumed where Full ends.
+        """
+        reusable_pages = self.prompt.reusable_pages
+        if self.host_end >= reusable_pages:
+            return ()
+        node, full_end = _full_end_of(self.path, ANYWHERE, min(self.tree_end, reusable_pages))
+        if node is None or full_end <= self.host_end:
+            return (0,)
+        windowed = enumerate(self.spans[1:], 1)
+        return tuple(number for number, span in windowed if not _window_is_live(node, ANYWHERE, number, span, full_end))
 
 
 def find(root: Node, prompt: Prompt, page_key_bytes: int) -> tuple[list[Node], int]:
@@ -130,33 +227,6 @@ def _pages_in_common(key: bytes, tokens: bytes, offset: int, page_key_bytes: int
     return agree
 
 
-def make_recent(found: Match, priority: int) -> None:
-    """Make the longest restorable prefix of a match recent, on device and host; they get at least ``priority``.
-
-    Not a node that the match ends inside of, most of which may have nothing to do with this prompt.
-    """
-    for node in reversed(found.path):
-        if node.end <= found.host_end:
-            found.tree.queues.touch(node, priority)
-            break
-
-
-def peek(tree: TreeState, prompt: Prompt) -> Match:
-    """Find the longest restorable prefix of ``prompt`` on device, and on device and host; leave recency as it is."""
-    root = tree.roots.get(prompt.root)
-    if root is None:
-        return Match(prompt, 0, 0, 0, [], tree, tree.version, tree.changes_count)
-    path, tree_end = find(root, prompt, tree.page_key_bytes)
-    ends = _restorable_ends(tree, path, tree_end)
-    return Match(prompt, *ends, tree_end, path, tree, tree.version, tree.changes_count)
-
-
-def _restorable_ends(tree: TreeState, path: list[Node], end: int) -> tuple[int, int]:
-    """Return the largest end within the first ``end`` pages on the device, and on device and host together."""
-    device_end = restorable_end(tree, ON_DEVICE, path, end)
-    return device_end, device_end if device_end == end else restorable_end(tree, ANYWHERE, path, end)
-
-
 def node_at(path: list[Node], end: int) -> Node:
     """Return the node of ``path`` that holds page ``end - 1``; ``end`` is at least 1."""
     for node in reversed(path):
@@ -185,7 +255,7 @@ def path_slots(path: list[Node], tier_component: int, start: int, end: int) -> S
     return np.frombuffer(bytearray().join(runs), np.int32)  # type: ignore[arg-type]  # arrays are buffers
 
 
-def held_pages(path: Sequence[Node], tier_component: int, end: int, count: int) -> Pages:
+def _held_pages(path: Sequence[Node], tier_component: int, end: int, count: int) -> Pages:
     """Return a mask of the pages, ``count`` with ``end`` of them on a path, that a component holds on a tier."""
     held_mask = np.zeros(count, np.bool_)
     for node in path:
@@ -199,17 +269,41 @@ def held_pages(path: Sequence[Node], tier_component: int, end: int, count: int) 
     return held_mask
 
 
-def restorable_end(tree: TreeState, view: int, path: list[Node], end: int) -> int:
+def _arriving_pages(path: Sequence[Node], tier_component: int, end: int, count: int) -> Pages:
+    """Return a mask of the pages, ``count`` with ``end`` of them on a path, that a transfer is bringing."""
+    arriving = np.zeros(count, np.bool_)
+    for node in path:
+        if node.in_flight is not None and tier_component in node.in_flight and node.start < end:
+            arriving[node.start : min(node.end, end)] = node.in_flight[tier_component][: end - node.start]
+    return arriving
+
+
+def _tombstones_of(run: Sequence[Node], view: int, components_count: int, start: int, end: int) -> list[Pages | None]:
+    """Return by component where it lacks pages [start, end) of consecutive nodes in a view; Full lacks none there."""
+    tombstones: list[Pages | None] = [None]
+    for component in range(1, components_count):
+        lacks = all_pages(end - start)
+        for node in run:
+            if node.start >= end:
+                break
+            held = node.seen(view, component)
+            if held is not None:
+                lacks[node.start - start : node.end - start] = held[: end - node.start] < 0
+        tombstones.append(lacks)
+    return tombstones
+
+
+def _restorable_end(path: list[Node], view: int, spans: Sequence[int], end: int) -> int:
     """Return the largest restorable end within the first ``end`` pages of ``path``, as ``view`` sees them."""
-    node, end = _full_end(view, path, end)
+    node, end = _full_end_of(path, view, end)
     if node is None:
         return 0
-    if tree.components_count == 1 or _windows_live(tree, view, node, end):
+    if all(_window_is_live(node, view, component, spans[component], end) for component in range(1, len(spans))):
         return end
-    return _search(tree, view, path, end)
+    return _search(path, view, spans, end)
 
 
-def _full_end(view: int, path: list[Node], end: int) -> tuple[Node | None, int]:
+def _full_end_of(path: list[Node], view: int, end: int) -> tuple[Node | None, int]:
     """Return the node of ``path`` in which Full's prefix of at most ``end`` pages ends, and where it ends."""
     for node in reversed(path):
         if node.start < end:
@@ -219,33 +313,9 @@ def _full_end(view: int, path: list[Node], end: int) -> tuple[Node | None, int]:
     return None, 0
 
 
-def binding_components(found: Match) -> tuple[int, ...]:
-    """Return the components that keep a request from reusing more; none where it can reuse all that a request can.
-
-    That is Full where the match goes as far as Full does, else those whose windows cannot be resumed where Full ends.
-    """
-    reusable_pages = found.prompt.reusable_pages
-    if found.host_end >= reusable_pages:
-        return ()
-    tree = found.tree
-    node, full_end = _full_end(ANYWHERE, found.path, min(found.tree_end, reusable_pages))
-    if node is None or full_end <= found.host_end:
-        return (0,)
-    return tuple(
-        component
-        for component in range(1, tree.components_count)
-        if not _window_is_live(tree, ANYWHERE, node, full_end, component)
-    )
-
-
-def _windows_live(tree: TreeState, view: int, node: Node, end: int) -> bool:
-    """Return whether every windowed component holds its window before ``end``, which lies in ``node``."""
-    return all(_window_is_live(tree, view, node, end, component) for component in range(1, tree.components_count))
-
-
-def _window_is_live(tree: TreeState, view: int, node: Node, end: int, component: int) -> bool:
-    """Return whether one windowed component holds its window before ``end``, which lies in ``node``."""
-    window_start = window(end, tree.spans[component])
+def _window_is_live(node: Node, view: int, component: int, span: int, end: int) -> bool:
+    """Return whether a windowed component of that span holds its window before ``end``, which lies in ``node``."""
+    window_start = window(end, span)
     at: Node | None = node
     upto = end
     while at is not None and at.end > window_start:
@@ -256,13 +326,12 @@ def _window_is_live(tree: TreeState, view: int, node: Node, end: int, component:
     return True
 
 
-def _search(tree: TreeState, view: int, path: list[Node], end: int) -> int:
+def _search(path: list[Node], view: int, spans: Sequence[int], end: int) -> int:
     """Look at every node's end, then, in one vector pass, inside the nodes below the best of them."""
-    spans = tree.spans
-    windowed = range(1, tree.components_count)
+    windowed = range(1, len(spans))
     best = 0
     run: list[Node] = []
-    tombstones = tombstones_before_run = [0] * tree.components_count
+    tombstones = tombstones_before_run = [0] * len(spans)
     for node in path:
         if node.start >= end:
             break
@@ -278,163 +347,10 @@ def _search(tree: TreeState, view: int, path: list[Node], end: int) -> int:
             if not run:
                 tombstones_before_run = before
             run.append(node)
-    return _search_inside(tree, view, run, end, tombstones_before_run) or best
-
-
-def _search_inside(tree: TreeState, view: int, run: list[Node], end: int, tombstones_before: list[int]) -> int:
-    """Return the largest restorable end within a run of consecutive nodes, none of whose ends is one; or 0."""
     if not run:
-        return 0
-    start = run[0].start
-    count = min(run[-1].end, end) - start
-    missing: list[npt.NDArray[np.bool_] | None] = [None]
-    for component in range(1, tree.components_count):
-        held = [node.seen(view, component) for node in run]
-        slots = np.concatenate(
-            [no_slots(node.pages) if part is None else part for node, part in zip(run, held, strict=True)]
-        )
-        missing.append(slots[:count] < 0)
-    length = last_end(restorable_ends(tree.spans, missing, start, count, tombstones_before))
-    return start + length if length else 0
-
-
-_NO_SLOTS = np.empty(0, np.int32)
-
-
-class Inserted(NamedTuple):
-    """Result of an insert."""
-
-    node: Node
-    """The node that holds the prompt's last page."""
-    duplicates: list[Slots]
-    """Slots that the tree did not take, by component, because it holds those pages already; the caller frees them."""
-    map_changes: list[MapChange]
-    """Changes of the page map: Full slots with a new peer, and duplicates, which have none any more."""
-
-
-def insert(
-    tree: TreeState,
-    prompt: Prompt,
-    start: int,
-    slots: Sequence[Slots],
-    tier: Tier,
-    priority: int,
-) -> Inserted:
-    """Put pages [start, prompt.pages_count) on ``tier``; ``slots[c]`` has one entry per page, -1 where not given.
-
-    Pages before ``start`` must be held by component 0 on that tier, and it needs a slot for every page that it does
-    not hold there. ``slots`` are copied. A page that the tree holds already is a duplicate; a tombstone is filled; new
-    pages become a new leaf, which is split where the longest window before its end begins. Makes the prompt recent, and
-    nothing else; where pages go by priority, they get at least ``priority``.
-
-    Raises:
-        InputError: the lengths do not fit, or component 0 is not held up to ``start``. Nothing was changed.
-        SlotError: component 0 lacks a slot for a page. Nothing was changed.
-    """
-    total = prompt.pages_count
-    root = tree.root(prompt)
-    path, tree_end = find(root, prompt, tree.page_key_bytes)
-    _check_input(tree, (path, tree_end), total, start, slots, tier)
-    if path and tree_end < path[-1].end:
-        path[-1] = tree.split(path[-1], tree_end - path[-1].start)
-    runs: list[list[Slots]] = [[] for _ in range(tree.components_count)]
-    map_changes: list[MapChange] = []
-    for node in path:
-        if node.end > start:
-            _merge(tree, node, start, slots, tier, runs, map_changes)
-    node = path[-1] if path else root
-    if tree_end < total:
-        rest = [given[tree_end - start :] for given in slots]
-        node = _add_leaves(tree, node, prompt, rest, tier, map_changes)
-    tree.queues.touch(node, priority)
-    at: Node | None = node
-    while at is not None and at.end > start:
-        tree.queues.offer_all(at)
-        at = at.parent
-    duplicates = [_joined(arrays) for arrays in runs]
-    if tree.mapped is not None and tier is Tier.DEVICE and duplicates[0].size:
-        # What the tree kept of these pages is reached through its own Full slots.
-        map_changes.append(MapChange(duplicates[0], None))
-    return Inserted(node, duplicates, map_changes)
-
-
-def _check_input(
-    tree: TreeState, found: tuple[list[Node], int], total: int, start: int, slots: Sequence[Slots], tier: Tier
-) -> None:
-    """Refuse what would break the tree, before anything is changed."""
-    path, tree_end = found
-    count = total - start
-    if start < 0 or count < 0:
-        raise InputError(f"start must be in [0, {total}], found {start}")
-    lengths = [len(given) for given in slots]
-    if lengths != [count] * tree.components_count:
-        raise InputError(f"expected {count} slots for each of {tree.components_count} components, found {lengths}")
-    lowest = int(slots[0][slots[0].argmin()]) if count else 1
-    if not start and lowest > 0:
-        return
-    held_end = 0
-    for node in reversed(path):
-        if live := node.held_count[int(tier) * tree.components_count]:
-            held_end = min(node.start + live, tree_end)
-            break
-    if held_end < start:
-        raise InputError(f"pages before {start} are not held on {tier.name}; nothing was inserted")
-    if lowest < 1 and (slots[0][held_end - start :] < 1).any():
-        raise SlotError(f"the first component needs a slot for every page that it does not hold, found {lowest}")
-
-
-def _merge(
-    tree: TreeState,
-    node: Node,
-    start: int,
-    slots: Sequence[Slots],
-    tier: Tier,
-    duplicates: list[list[Slots]],
-    map_changes: list[MapChange],
-) -> None:
-    """Fill the tombstones of an existing node; what it holds already is a duplicate."""
-    first = max(start, node.start)
-    offset = first - node.start
-    for component, given in enumerate(slots):
-        tier_component = int(tier) * tree.components_count + component
-        incoming = given[first - start : node.end - start]
-        given_offsets = numbers_of(incoming >= 0)
-        held = node.slots[tier_component]
-        if held is None:
-            tombstones = given_offsets
-        else:
-            is_tombstone = held[offset + given_offsets] < 0
-            tombstones = given_offsets[is_tombstone]
-            duplicate = incoming[given_offsets[~is_tombstone]]
-            if duplicate.size:
-                duplicates[component].append(duplicate)
-        tree.fill(node, tier_component, tombstones + offset, incoming[tombstones], map_changes)
-
-
-def _add_leaves(
-    tree: TreeState, parent: Node, prompt: Prompt, slots: Sequence[Slots], tier: Tier, map_changes: list[MapChange]
-) -> Node:
-    """Hang the pages after ``parent`` below it: one leaf, in parts where a component's last window begins."""
-    start, total = parent.end, prompt.pages_count
-    bounds = {start, total}
-    for component in range(1, tree.components_count):
-        cut = window(total, tree.spans[component])
-        if cut > start:
-            above = slots[component][: cut - start]
-            if above[above.argmax()] >= 0:
-                bounds.add(cut)
-    node = parent
-    for first, last in pairwise(sorted(bounds)):
-        tokens = prompt.tokens[first * tree.page_key_bytes : last * tree.page_key_bytes]
-        node = tree.add_child(node, tokens, first, media_between(prompt.media, first, last))
-        for component, given in enumerate(slots):
-            part = given[first - start : last - start]
-            whole = component == 0 or part[part.argmin()] >= 0
-            held_count = len(part) if whole else int(np.count_nonzero(part >= 0))
-            if held_count:
-                tree.adopt(node, int(tier) * tree.components_count + component, part, held_count, map_changes)
-    return node
-
-
-def _joined(arrays: list[Slots]) -> Slots:
-    return np.concatenate(arrays) if arrays else _NO_SLOTS
+        return best
+    # None of the ends of these nodes is restorable; a page inside of them may be.
+    start, end = run[0].start, min(run[-1].end, end)
+    missing = _tombstones_of(run, view, len(spans), start, end)
+    length = last_end(restorable_ends(spans, missing, start, end - start, tombstones_before_run))
+    return start + length if length else best

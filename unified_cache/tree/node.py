@@ -1,4 +1,4 @@
-"""A run of pages in the radix tree, what each component holds of it on each tier, and how much of that locks protect.
+"""A run of pages in the radix tree, and what each component holds of it on each tier.
 
 Flat lists have an entry for each component on each tier, at ``tier_component = tier * components_count + component``.
 What a reader of the device alone, or of device and host together, sees is indexed by *view* in the same way.
@@ -7,20 +7,11 @@ What a reader of the device alone, or of device and host together, sees is index
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.core.page import NO_MEDIA, TOKEN_BYTES, Namespace, PageMedia, media_mark
-from unified_cache.core.pool import Slots
+from unified_cache.core.page import NO_MEDIA, TOKEN_BYTES, Namespace, PageMedia, media_between, media_mark
+from unified_cache.core.pool import Slots, numbers_of
 from unified_cache.core.window import last_end
 
-__all__ = [
-    "ANYWHERE",
-    "CHANGED_NODES_MAX",
-    "ON_DEVICE",
-    "PRIORITY_BIT",
-    "UNNAMED",
-    "Node",
-    "PageCounts",
-    "Protection",
-]
+__all__ = ["ANYWHERE", "ON_DEVICE", "PRIORITY_BIT", "UNNAMED", "Node", "Protection"]
 
 PRIORITY_BIT = 64
 """Ranks hold the priority above this bit and the stamp below; a stamp counts touches and stays far smaller."""
@@ -35,7 +26,7 @@ ANYWHERE = 1
 
 
 class Protection:
-    """Pages of one node that locks keep from eviction, as last counted (see ``PageCounts``)."""
+    """Pages of one node that locks keep from eviction, as last counted (see ``TreeCounts``)."""
 
     __slots__ = ("children", "is_protected", "pages")
 
@@ -195,6 +186,14 @@ class Node:
             return self.end - self.start
         return min(edges[tier_component]) - self.start
 
+    def end_of_oldest(self, tier_component: int, pages: int) -> int:
+        """Return the offset behind the oldest ``pages`` that no lock pins, or behind all of them if there are fewer."""
+        held = self.slots[tier_component]
+        assert held is not None
+        end = self.first_pinned(tier_component)
+        victims = numbers_of(held[:end] >= 0)
+        return int(victims[pages - 1]) + 1 if victims.size > pages else end
+
     def pinned(self) -> bool:
         """Return whether any lock covers any page of the run."""
         return self.partial_locks is not None or any(self.locks)
@@ -203,84 +202,86 @@ class Node:
         """Return the first page, encoded: what the parent knows this child by."""
         return self.key[: page_size * TOKEN_BYTES] + media_mark(self.media, self.start, page_size)
 
+    def split(self, offset: int, page_size: int) -> "Node":
+        """Cut off the first ``offset`` pages; return the new node that has them and hangs above this one.
 
-CHANGED_NODES_MAX = 64
-"""Nodes that may wait to be counted again: the cost of asking."""
+        Locks cover both parts, and both were last used when the whole was.
+        """
+        cut = self.start + offset
+        parent = self.parent
+        assert parent is not None
+        assert self.start < cut < self.end
+        cut_bytes = offset * page_size * TOKEN_BYTES
+        components = len(self.held_count) >> 1
+        upper = Node(
+            self.key[:cut_bytes], self.start, cut, parent, components, media_between(self.media, self.start, cut)
+        )
+        parent.children[upper.first_page(page_size)] = upper
+        if parent.last_child is self:
+            parent.last_child = upper
+        self.key = self.key[cut_bytes:]
+        self.media = media_between(self.media, cut, self.end)
+        self.start = cut
+        self.parent = upper
+        upper.children[self.first_page(page_size)] = self
+        upper.locks = self.locks.copy()
+        upper.stamps = self.stamps.copy()
+        upper.priorities = None if self.priorities is None else self.priorities.copy()
+        self._split_locks(upper)
+        self._split_arriving(upper, offset)
+        for tier_component in range(2 * components):
+            self._split_slots(upper, tier_component, offset)
+        upper.full_children = [int(self.held_count[0] > 0), int(self.held_count[components] > 0)]
+        if self.protection is not None:
+            upper.protection = self.protection.of_upper_part()
+        for component in range(1, components):
+            upper.refresh_tombstones(component)
+            self.refresh_tombstones(component)
+        return upper
 
+    def _split_locks(self, upper: "Node") -> None:
+        """Hand each lock that begins inside the run to the part where it begins; it pins the lower part whole."""
+        if self.partial_locks is None:
+            return
+        above: dict[int, dict[int, int]] = {}
+        below: dict[int, dict[int, int]] = {}
+        for tier_component, begins in self.partial_locks.items():
+            for page, count in begins.items():
+                if page <= self.start:
+                    self.locks[tier_component] += count
+                if page != self.start:
+                    (above if page < self.start else below).setdefault(tier_component, {})[page] = count
+        upper.partial_locks = above or None
+        self.partial_locks = below or None
 
-class PageCounts:
-    """Protected pages by tier and component, counted as locks change, so that an engine may ask for them in O(1).
+    def _split_arriving(self, upper: "Node", offset: int) -> None:
+        marks = self.in_flight
+        if marks is None:
+            return
+        upper.in_flight = {each: pages[:offset].copy() for each, pages in marks.items() if pages[:offset].any()} or None
+        self.in_flight = {each: pages[offset:].copy() for each, pages in marks.items() if pages[offset:].any()} or None
 
-    A page is *protected* when eviction could not give it back now, not even after pages that have to go before it.
-    Every other page that the tree holds is *evictable*. A lock protects on its tier:
+    def _split_slots(self, upper: "Node", tier_component: int, offset: int) -> None:
+        held = self.slots[tier_component]
+        if held is None:
+            return
+        above = held[:offset]
+        whole = self.held_count[tier_component] == len(held)
+        live_above = offset if whole else int(np.count_nonzero(above >= 0))
+        upper.held_count[tier_component] = live_above
+        self.held_count[tier_component] -= live_above
+        # Copies: a view would keep the whole run's array alive for as long as either part lives.
+        upper.slots[tier_component] = above.copy() if live_above else None
+        self.slots[tier_component] = held[offset:].copy() if self.held_count[tier_component] else None
 
-        Full            every page of the nodes it pins, and every page above them: Full goes from the tail
-        any other       the pages from where the lock begins, and no page above
-
-    So *free + evictable* pages can be allocated, of all components on all tiers at once, and neither a new leaf nor an
-    eviction changes how many pages are protected. A lock only records the nodes it pins; they are counted when a caller
-    asks, or when many are recorded.
-    """
-
-    __slots__ = ("_components_count", "_protected", "changed")
-
-    def __init__(self, components_count: int) -> None:
-        self._components_count = components_count
-        self._protected = [0] * (2 * components_count)
-        """Sum of ``Protection.pages`` over all nodes, by tier and component."""
-        self.changed: set[Node] = set()
-        """Nodes whose locks have changed, or whose slots below locks, since they were counted; some may be dead."""
-
-    def protected(self, tier_component: int) -> int:
-        """Return the pages of a component on a tier that locks keep from eviction."""
-        self.count_changed()
-        return self._protected[tier_component]
-
-    def count_changed(self) -> None:
-        """Count the nodes that have changed."""
-        while self.changed:
-            self._count(self.changed.pop())
-
-    def _count(self, node: Node) -> None:
-        """Count a node again, and the nodes above it as far up as its locks make a difference."""
-        for tier, tier_component in enumerate((0, self._components_count)):
-            at = node
-            protection = self._recount(at, tier_component)
-            while at.parent is not None:
-                is_protected = at.locks[tier_component] > 0 or protection.children[tier] > 0
-                if is_protected == protection.is_protected[tier]:
-                    break
-                protection.is_protected[tier] = is_protected
-                at = at.parent
-                protection = self._protection(at)
-                protection.children[tier] += 1 if is_protected else -1
-                self._recount(at, tier_component)
-        for tier_component in range(len(self._protected)):
-            if tier_component % self._components_count:
-                self._recount(node, tier_component)
-
-    def _recount(self, node: Node, tier_component: int) -> Protection:
-        protection = self._protection(node)
-        count = self.protected_in(node, tier_component)
-        self._protected[tier_component] += count - protection.pages[tier_component]
-        protection.pages[tier_component] = count
-        return protection
-
-    def _protection(self, node: Node) -> Protection:
-        if node.protection is None:
-            node.protection = Protection(len(self._protected))
-        return node.protection
-
-    def protected_in(self, node: Node, tier_component: int) -> int:
-        """Count the protected pages of one node on a tier and component; of Full, once its children are counted."""
-        held_count = node.held_count[tier_component]
-        if not held_count or node.locks[tier_component]:
-            return held_count
-        tier, component = divmod(tier_component, self._components_count)
-        if not component:
-            return held_count if node.protection is not None and node.protection.children[tier] else 0
-        slots = node.slots[tier_component]
-        first_pinned = node.first_pinned(tier_component)
-        if slots is None or first_pinned == node.pages:
-            return 0
-        return int(np.count_nonzero(slots[first_pinned:] >= 0))
+    def truncate(self, end: int, page_size: int) -> None:
+        """Forget the pages from ``end`` on, of which no component holds any."""
+        pages = end - self.start
+        self.key = self.key[: pages * page_size * TOKEN_BYTES]
+        self.media = media_between(self.media, self.start, end)
+        self.end = end
+        for tier_component, held in enumerate(self.slots):
+            if held is not None:
+                self.slots[tier_component] = held[:pages]
+        for component in range(1, len(self.held_count) >> 1):
+            self.refresh_tombstones(component)

@@ -201,7 +201,7 @@ def test_an_allocation_that_should_not_wait_evicts_first_what_the_host_has(may_w
     slots = present(toy.cache.allocate(masks, may_wait=may_wait))
     copied = toy.cache.stats().traffic[TransferKind.BACKUP].component_pages[0] - 6
     tree = toy.cache._ledger.tree
-    ends = [tree.full_end(tree.match(prompt), Tier.DEVICE) for prompt in (dirty, clean)]
+    ends = [tree.match(prompt).full_end(Tier.DEVICE) for prompt in (dirty, clean)]
     assert (copied, ends) == ((6, [2, 6]) if may_wait else (0, [6, 2]))
     toy.cache.free(slots)
     toy.cache.check()
@@ -335,7 +335,7 @@ def test_prefetches_share_a_budget_of_host_pages_which_comes_back() -> None:
 
 def host_end(cache: UnifiedCache, prompt: Prompt) -> int:
     found = cache.match(prompt)
-    return cache._ledger.tree.full_end(found, Tier.HOST)
+    return found.full_end(Tier.HOST)
 
 
 def test_selective_write_through_waits_for_the_second_use() -> None:

@@ -27,6 +27,7 @@ from unified_cache.storage_backends.directory.front import parse_address
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.tree import Lock, RadixTree
+from unified_cache.tree.check import check
 
 PAGE = 16
 FULL = Full((PoolSpec("kv", 64),))
@@ -58,7 +59,7 @@ class Used:
         self.cache.check()
         assert ledger.paired is not None
         return (
-            [slots.tolist() for slots in ledger.tree.check(list(self.cache._locks))],
+            [slots.tolist() for slots in check(ledger.tree, list(self.cache._locks))],
             ledger.paired.map.table.tolist(),
             self.cache.stats(),
             [slots.tolist() for slots in self.mine],

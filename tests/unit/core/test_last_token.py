@@ -53,10 +53,7 @@ def move(toy: ToyEngine, *starts: Callable[[Prompt], Operation | NotStarted], pr
 def held_windows(cache: UnifiedCache, prompt: Prompt, tier: Tier) -> list[bool]:
     """Tell of each end of a prompt whether a tier alone can resume there."""
     tree = cache._ledger.tree
-    held = [
-        tree.held_pages(tree.peek(prompt), tier, component).tolist()
-        for component in range(len(cache.layout.components))
-    ]
+    held = [tree.peek(prompt).held_pages(tier, component).tolist() for component in range(len(cache.layout.components))]
     spans = [component.span for component in cache.layout.components]
     return [
         all(all(pages[max(0, end - span) : end]) for pages, span in zip(held, spans, strict=True))

@@ -13,8 +13,10 @@ from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Pages, Slots, Tier
 from unified_cache.core.slots import SlotAllocator
 from unified_cache.core.window import SPAN_ALL
-from unified_cache.tree import Lock, Match, RadixTree, Transfer
+from unified_cache.tree import Lock, Match, RadixTree
+from unified_cache.tree.check import check
 from unified_cache.tree.node import Node
+from unified_cache.tree.transfer import Transfer
 
 
 class DecliningAllocator(SlotAllocator):
@@ -42,7 +44,7 @@ def test_room_is_made_for_all_before_a_slot_is_handed_out_whoever_declines(compo
         free = [ledger.free_count(Tier.DEVICE, number) for number in range(2)]
         given = ledger.allocate_all(Tier.DEVICE, [(0, free[0] + 1), (1, free[1] + 3)])
         assert (given is None) == declines
-        held.append([len(slots) for slots in ledger.tree.check()[:2]])
+        held.append([len(slots) for slots in check(ledger.tree)[:2]])
         if declines:
             assert [ledger.out_pages(Tier.DEVICE, number) for number in range(2)] == [0, 0]
             ledger.check()
@@ -58,10 +60,10 @@ def test_where_pins_leave_too_little_for_one_nothing_is_evicted_or_handed_out_of
     lock = toy.cache.lock(toy.cache.match(serve(toy, 6)))
     serve(toy, 6, first=1000)
     ledger = toy.cache._ledger
-    held = [len(slots) for slots in ledger.tree.check()]
+    held = [len(slots) for slots in check(ledger.tree)]
     assert held[:2] == [12, 4], "some of each would have to go"
     assert ledger.allocate_all(Tier.DEVICE, counts) is None
-    assert [len(slots) for slots in ledger.tree.check()] == held
+    assert [len(slots) for slots in check(ledger.tree)] == held
     assert [ledger.out_pages(Tier.DEVICE, number) for number in range(2)] == [0, 0]
     toy.cache.release(lock)
 
@@ -70,7 +72,7 @@ def test_where_pins_leave_too_little_for_one_nothing_is_evicted_or_handed_out_of
 
 
 def nodes(toy: ToyEngine) -> list[Node]:
-    return list(toy.cache._ledger.tree._state.nodes())
+    return list(toy.cache._ledger.tree.nodes())
 
 
 def a_lock_too_many(toy: ToyEngine) -> None:
@@ -136,13 +138,13 @@ def take_windows(toy: ToyEngine, tier: Tier, *, all_but: int) -> None:
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the ends of all transfers that the tree has been asked to begin."""
     ends: list[int] = []
-    begin = RadixTree.begin
+    begin = Transfer.begin
 
-    def noted(self: RadixTree, found: Match, end: int, source: Tier, target: Tier) -> Transfer:
+    def noted(tree: RadixTree, found: Match, end: int, source: Tier, target: Tier) -> Transfer:
         ends.append(end)
-        return begin(self, found, end, source, target)
+        return begin(tree, found, end, source, target)
 
-    monkeypatch.setattr(RadixTree, "begin", noted)
+    monkeypatch.setattr(Transfer, "begin", noted)
     return ends
 
 
@@ -158,10 +160,10 @@ def test_a_load_without_room_for_windows_begins_once_and_cuts_nothing(windows_le
     found = tree.match(prompt)
     assert (found.device_end, found.host_end) == (0, PAGES)
     begun.clear()
-    nodes_count = tree.nodes_count()
+    nodes_count = len(list(tree.nodes()))
     operation = over(toy.cache, toy.cache.load(prompt))
     assert begun == REACHED[windows_left]
-    assert (operation.error, operation.pages_count, tree.nodes_count()) == (None, windows_left, nodes_count)
+    assert (operation.error, operation.pages_count, len(list(tree.nodes()))) == (None, windows_left, nodes_count)
     assert tree.match(prompt).device_end == sum(begun)
 
 
@@ -170,11 +172,11 @@ def test_a_backup_without_room_for_windows_begins_once_and_cuts_nothing(windows_
     toy = conversation(device_windows=2 * PAGES, host_windows=8, backed_up=False)
     take_windows(toy, Tier.HOST, all_but=windows_left)
     tree, prompt = toy.cache._ledger.tree, toy.cache.prompt(tokens(PAGES))
-    nodes_count = tree.nodes_count()
+    nodes_count = len(list(tree.nodes()))
     operation = over(toy.cache, toy.cache.backup(prompt))
     assert begun[:1] == REACHED[windows_left], "after that come the windows that were kept at other ends"
-    assert (operation.error, tree.nodes_count()) == (None, nodes_count)
-    assert tree.full_end(tree.match(prompt), Tier.HOST) == sum(begun[:1])
+    assert (operation.error, len(list(tree.nodes()))) == (None, nodes_count)
+    assert tree.match(prompt).full_end(Tier.HOST) == sum(begun[:1])
 
 
 def test_pages_that_are_there_already_are_no_room_for_those_to_come(begun: list[int]) -> None:

@@ -237,7 +237,7 @@ def test_a_load_maps_new_slots_and_of_full_that_is_still_there_the_old_ones_r17(
         load.publish()
     found = tree.match(prompt(3))
     assert found.device_end == 3
-    full, swa = (tree.slots(found, Tier.DEVICE, component, 0, 3).tolist() for component in (FULL, SWA))
+    full, swa = (found.slots(Tier.DEVICE, component, 0, 3).tolist() for component in (FULL, SWA))
     assert pool.peers(*full) == [0, *swa[1:]]
     assert 0 not in swa
     ledger.check()

@@ -218,7 +218,7 @@ def test_no_room_on_one_rank_is_no_room_on_any(rank: int) -> None:
         if ranks.rank == rank:
             host[0] = FlakyAllocator(host[0].capacity, DecliningOnce(random.Random(0), 1.0))
         assert [over(cache, cache.backup(prompt)).pages_count for _ in range(2)] == [0, 5]
-        return cache._ledger.tree.full_end(cache.match(prompt), Tier.HOST), out_pages(cache), digest_of(cache)
+        return cache.match(prompt).full_end(Tier.HOST), out_pages(cache), digest_of(cache)
 
     assert same(in_threads(2, live))[:2] == (5, 0)
 
@@ -235,7 +235,7 @@ def test_what_eviction_saves_on_one_rank_it_saves_on_all(troubled: int | None) -
         room = cache._ledger.capacity(Tier.DEVICE, 0)
         slots = present(cache.allocate(cache.pages_to_allocate(0, room, [room])))
         cache.free(slots)
-        return cache._ledger.tree.full_end(cache.match(prompt), Tier.HOST), out_pages(cache), digest_of(cache)
+        return cache.match(prompt).full_end(Tier.HOST), out_pages(cache), digest_of(cache)
 
     assert same(in_threads(2, live))[:2] == (4 if troubled is None else 0, 0)
 

@@ -110,7 +110,7 @@ def held(cache: UnifiedCache, tier: Tier, said: Sequence[Prompt]) -> float:
     for prompt in said:
         found = tree.peek(prompt)
         starts = cache._ledger.windows(prompt.pages_count)
-        pages = [tree.held_pages(found, tier, number)[start:] for number, start in enumerate(starts)]
+        pages = [found.held_pages(tier, number)[start:] for number, start in enumerate(starts)]
         count += all(mask.all() for mask in pages)
     return count / len(said)
 

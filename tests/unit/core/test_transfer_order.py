@@ -56,7 +56,7 @@ class WatchedCache:
         """Return the objects of all pages that the host holds."""
         ledger = self.cache._ledger
         held = [
-            ledger.tree.slots(ledger.tree.match(self.prompt), Tier.HOST, component, 0, PAGES)
+            ledger.tree.match(self.prompt).slots(Tier.HOST, component, 0, PAGES)
             for component in range(len(self.layout.components))
         ]
         owners = self.toy.identity.owners(self.toy.layout)

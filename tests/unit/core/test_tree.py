@@ -12,6 +12,8 @@ from unified_cache.core.page import MediaItem, Prompt
 from unified_cache.core.pool import Slots, Tier
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.tree import UNNAMED, Lock, RadixTree
+from unified_cache.tree.check import check
+from unified_cache.tree.victim import Victim
 
 WINDOW = (SPAN_ALL, 2)
 
@@ -47,7 +49,7 @@ class Toy:
         for _ in range(pages):
             freed = self.tree.evict(Tier.DEVICE, component, 1)
             gone += [slot for slots in freed.slots[component] for slot in slots.tolist()]
-            self.tree.check(list(self.tree.locks_out()))
+            check(self.tree)
         return gone
 
 
@@ -70,9 +72,9 @@ def test_locking_a_long_path_touches_its_last_node_alone() -> None:
     for end in range(1, 20):
         toy.insert(*range(1, end + 1))
     found = toy.tree.match(Prompt.of([*range(1, 11), 99], 1))
-    assert (found.device_end, toy.tree.nodes_count()) == (10, 19)
+    assert (found.device_end, len(list(toy.tree.nodes()))) == (10, 19)
     held = toy.lock(*range(1, 20))
-    assert sum(any(node.locks) for node in toy.tree._state.nodes()) == 1
+    assert sum(any(node.locks) for node in toy.tree.nodes()) == 1
     assert toy.evict(99) == []
     toy.tree.unlock(held)
     assert len(toy.evict(99)) == 19
@@ -86,7 +88,7 @@ def test_a_window_that_goes_takes_nothing_along_that_locks_pin_of_a_longer_one()
         [slot for array in arrays for slot in array.tolist()] for arrays in toy.tree.evict(Tier.DEVICE, 1, 99).slots
     ]
     assert freed[:3] == [[], [1, 2, 3, 4, 5], [1, 2, 3]]
-    toy.tree.check([held])
+    check(toy.tree, [held])
 
 
 def test_prompts_share_the_text_before_a_picture_and_nothing_behind_another_one() -> None:
@@ -97,11 +99,11 @@ def test_prompts_share_the_text_before_a_picture_and_nothing_behind_another_one(
     assert [tree.match(prompt).device_end for prompt in (cat, dog, plain)] == [5, 2, 2]
     tree.insert(dog, 2, [slots(6, 7, 8)], Tier.DEVICE)
     tree.insert(plain, 2, [slots(9, 10, 11)], Tier.DEVICE)
-    ways = {prompt: tree.slots(tree.match(prompt), Tier.DEVICE, 0, 0, 5).tolist() for prompt in (cat, dog, plain, cat)}
+    ways = {prompt: tree.match(prompt).slots(Tier.DEVICE, 0, 0, 5).tolist() for prompt in (cat, dog, plain, cat)}
     assert list(ways.values()) == [[1, 2, 3, 4, 5], [1, 2, 6, 7, 8], [1, 2, 9, 10, 11]]
     two = Prompt.of([1, 2, 9, 9, 3], 1, media=[MediaItem(2, 1, "cat"), MediaItem(3, 1, "dog")], whole=True)
     assert tree.match(two).device_end == 2
-    tree.check([])
+    check(tree, [])
 
 
 def test_a_parent_is_as_recent_as_the_child_that_left_it() -> None:
@@ -130,12 +132,12 @@ def test_bad_calls_change_nothing() -> None:
         (InputError, "1-token pages", lambda: tree.match(Prompt.of([1, 2], 2))),
         (InputError, "end must be", lambda: tree.lock(found, 3, Tier.DEVICE)),
         (StaleMatchError, "match again", lambda: tree.lock(stale, 2, Tier.DEVICE)),
-        (StaleMatchError, "match again", lambda: tree.slots(stale, Tier.DEVICE, 0, 0, 2)),
+        (StaleMatchError, "match again", lambda: stale.slots(Tier.DEVICE, 0, 0, 2)),
     )
     for error, text, call in calls:
         with pytest.raises(error, match=text):
             call()
-    assert tree.check([])[0].tolist() == [1, 2]
+    assert check(tree, [])[0].tolist() == [1, 2]
 
 
 # ---- matched again -------------------------------------------------------------------------------------------------
@@ -181,8 +183,8 @@ def test_a_prompt_is_looked_for_again_after(change: str) -> None:
     assert found is not before
     ends = (found.device_end, found.host_end, found.tree_end)
     assert ends == (fresh.device_end, fresh.host_end, fresh.tree_end)
-    held = tree.slots(fresh, Tier.HOST, 0, 0, fresh.tree_end)
-    assert tree.slots(found, Tier.HOST, 0, 0, found.tree_end).tolist() == held.tolist()
+    held = fresh.slots(Tier.HOST, 0, 0, fresh.tree_end)
+    assert found.slots(Tier.HOST, 0, 0, found.tree_end).tolist() == held.tolist()
 
 
 def test_what_is_matched_again_is_recent_again() -> None:
@@ -224,7 +226,7 @@ def test_queues_do_not_grow_with_nodes_that_died(kind: EvictionPolicy) -> None:
         toy.use(1 + turn % 4)
         toy.insert(100 + turn)
         assert toy.evict(1)
-    assert all(toy.tree._state.queues.queue_length(tier_component) < 300 for tier_component in range(4))
+    assert all(toy.tree.queues.queue_length(tier_component) < 300 for tier_component in range(4))
 
 
 @pytest.mark.parametrize("kind", EvictionPolicy)
@@ -245,7 +247,7 @@ def test_windows_touched_together_go_in_the_order_of_the_prompt(kind: EvictionPo
         toy.tree.unlock(toy.lock(*range(1, 17)))
     elif again == "unlock a part":
         found = toy.tree.match(prompt)
-        assert toy.tree.next_victim(Tier.DEVICE, 1) is not None  # queued as a whole, and then split
+        assert Victim.next(toy.tree, Tier.DEVICE, 1) is not None  # queued as a whole, and then split
         toy.tree.unlock(toy.tree.lock(found, 8, Tier.DEVICE))
     gone = [page for page in toy.evict(14, component=1) if page <= 16]
     assert gone == sorted(gone)

@@ -64,7 +64,7 @@ def held(toy: ToyEngine, prompts: Iterable[Prompt]) -> Lanes:
         found = tree.peek(prompt)
         for tier in Tier:
             for component in range(len(toy.layout.components)):
-                slots = tree.slots(found, tier, component, 0, found.tree_end)
+                slots = found.slots(tier, component, 0, found.tree_end)
                 keys = {prompt.keys[page] for page in np.flatnonzero(slots >= 0).tolist()}
                 if keys:
                     lanes.setdefault((Medium(tier), component), set()).update(keys)
@@ -308,7 +308,7 @@ def test_a_namespace_is_forgotten_with_its_last_page() -> None:
     toy = engine()
     toy.run(toy.cache.prompt(tokens(3), Namespace(cache_salt="pepper")))
     toy.forget(Tier.DEVICE)
-    assert not toy.cache._ledger.tree._state.roots
+    assert not toy.cache._ledger.tree.roots
 
 
 def test_changes_have_one_watcher_on_the_owners_thread() -> None:

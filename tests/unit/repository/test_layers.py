@@ -46,7 +46,7 @@ LINES_MAX: Mapping[str, int] = {
     "sizing": 6_020,
     "storage_backends": 14_430,
     "testing": 720,
-    "tree": 2_740,
+    "tree": 2_300,
 }
 """Lines of Python of each room, at most: what grows in a room makes something else in it smaller."""
 

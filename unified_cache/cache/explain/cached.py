@@ -26,13 +26,13 @@ def explain(
 ) -> Explanation:
     """Return the explanation of a prompt; see ``UnifiedCache.explain``."""
     tree, layout = ledger.tree, ledger.layout
-    found, arriving = tree.peek(prompt), tree.arriving(prompt)
-    count = len(layout.components)
+    found, numbers = tree.peek(prompt), range(len(layout.components))
     tiers: list[TierPages] = []
     for tier in Tier:
         if ledger.capacity(tier, 0):
-            held = [tree.held_pages(found, tier, number) for number in range(count)]
-            tiers.append(TierPages(tier.name.lower(), held, arriving[tier * count : (tier + 1) * count]))
+            held = [found.held_pages(tier, number) for number in numbers]
+            arriving = [found.arriving_pages(tier, number) for number in numbers]
+            tiers.append(TierPages(tier.name.lower(), held, arriving))
     alike = tree.prompts_alike(prompt) if seeks_near else []
     near = [NearMatch("memory", pages, prompt.differences(other)) for other, pages in alike if pages]
     if storage is not None:
