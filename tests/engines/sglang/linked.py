@@ -4,7 +4,7 @@ linker          what is offloaded comes back, from the host tier and from a stor
 linker_faults   stores that hang, fail, vanish or damage bytes: nothing wrong, nobody fails, no look-up waits
 linker_figures  medians of MB/s and look-ups a second, beside SGLang's own linker
 linker_stages   stages of a pipeline read nobody else's pages; draft models
-linker_why      the line in the log that says why nothing is restored
+linker_why      the line in the log that says that nothing is restored
 linker_shared   pages that HiCache has stored, loaded by the linker, and the other way round
 """
 
@@ -110,14 +110,12 @@ def linker_stages(bench: Bench) -> None:
 
 
 def linker_why(bench: Bench) -> None:
-    """Prompts that are too short, a store that takes nothing, pages under another revision of the weights."""
+    """Prompts that are too short, and a store that takes nothing."""
     job = EngineJob(prompts=2 * REQUESTS_MIN, pages=1, layers=2, heads=1, linked="once")
-    short, other = bench.fresh("file"), bench.fresh("file")
+    short = bench.fresh("file")
     refusing = bench.store(faulty(bench, Method.PUT, StorageFault.FAIL, bench.fresh("file")), deadline_s=DEADLINE_S)
-    bench.run("linker why", said("too short"), replace(job, stores=[short], linked="short"))
-    bench.run("linker why", said("nothing is stored yet"), replace(job, stores=[refusing]))
-    bench.prepare("linker why", replace(job, stores=[other], linked="write"))
-    bench.run("linker why", said("another identity"), replace(job, stores=[other | {"revision": "another"}]))
+    bench.run("linker why", said("0 of 0 pages looked up were found"), replace(job, stores=[short], linked="short"))
+    bench.run("linker why", said("offered were stored; the store said"), replace(job, stores=[refusing]))
 
 
 def _directory(plain: dict[str, Any]) -> Path:
@@ -177,7 +175,7 @@ def drafted(outcome: Outcome) -> list[str]:
 
 
 def said(words: str) -> Callable[[Outcome], list[str]]:
-    """Return what finds it missing that the log says once why nothing was restored, in these words."""
+    """Return what finds it missing that the log says once that nothing was restored, in these words."""
 
     def missing(outcome: Outcome) -> list[str]:
         lines = [line for line in outcome["warnings"] if "nothing was restored" in line]

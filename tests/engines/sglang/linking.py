@@ -195,7 +195,7 @@ def _short(job: EngineJob, engine: LinkedEngine, outcome: JobOutcome) -> None:
 
 
 def _wait_for_the_reason(job: EngineJob, engine: LinkedEngine) -> None:
-    """Wait until the log says why nothing was restored, after so many prompts that it should."""
+    """Wait until the log says that nothing was restored, after so many prompts that it should."""
     if job.prompts >= REQUESTS_MIN:
         wait_until(lambda: bool(engine.warnings.of("nothing was restored")), FETCH_S)
 

@@ -5,7 +5,7 @@
     tasks        what one call asks of a store, part by part, and the two paths of a page: buffered, zero-copy
     buffers      bounce buffers, where a store that is late may still write
     away         a store that is away: opened later, then given the registrations, left to rest after a failure
-    hit_watch    why nothing is restored, once in the log
+    hit_watch    that nothing is restored, once in the log
     pools        several pools over one store: how long a prefix can be restored, and their pages there and back
 
 An engine's rows have no room for our header, and belong to another request as soon as a call has returned. So a page
@@ -14,7 +14,7 @@ into the rows; a page in memory is read into the rows by its caller. A page to b
 No module here knows an engine, or needs torch.
 """
 
-from unified_cache.integrations.engine_store.hit_watch import EngineHints, HitWatch
+from unified_cache.integrations.engine_store.hit_watch import HitWatch
 from unified_cache.integrations.engine_store.interface import (
     EnginePage,
     EngineStoreConfig,
@@ -24,7 +24,6 @@ from unified_cache.integrations.engine_store.interface import (
 from unified_cache.integrations.engine_store.store import EngineStore
 
 __all__ = [
-    "EngineHints",
     "EnginePage",
     "EngineStore",
     "EngineStoreConfig",

@@ -10,7 +10,7 @@ from unified_cache.core.pool import Identity, ModelLayout
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.breaker import Backoff
 from unified_cache.storage_backends.common.opening import Retries
-from unified_cache.storage_backends.manifest import described_by, manifest_of
+from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory_reads import MemoryReader, memory_reader_in
 from unified_cache.storage_backends.protocol import Capability, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -93,10 +93,6 @@ class Registrations:
                     retries = Retries(f"registering {identity.model} with the store", self._pauses, self._clock)
                     self._by_identity[manifest.identity] = _Registration(manifest, part.names, retries)
         return [manifest.identity for manifest in manifests]
-
-    def identities(self) -> dict[bytes, Identity]:
-        """Return what was remembered, by digest."""
-        return {digest: described_by(each.manifest).identity for digest, each in list(self._by_identity.items())}
 
     def may_ask(self, identities: Collection[bytes]) -> bool:
         """Return whether the store has taken these identities, or may be asked to now.

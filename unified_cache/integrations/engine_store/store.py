@@ -54,7 +54,6 @@ from unified_cache.integrations.engine_store.tasks import (
     ZeroCopyPath,
     pieces_of,
 )
-from unified_cache.storage_backends.catalog import Catalog, catalog_in
 from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallState, bound_steps
 from unified_cache.storage_backends.common.breaker import Backoff
 from unified_cache.storage_backends.common.call_threads import LOOK_S, CallThreads, call_within, run_here
@@ -316,15 +315,6 @@ class EngineStore:
             flaws=opened.verified.flaws_count,
             breaker=opened.guard.breaker.state,
         )
-
-    def identities(self) -> dict[bytes, Identity]:
-        """Return what was registered, by digest."""
-        return self._registrations.identities()
-
-    def catalog(self) -> Catalog | None:
-        """Return what lists the identities in the store, by its deadline; None where it is away or has no list."""
-        opened = self._opening.store
-        return None if opened is None else catalog_in(opened.guard)
 
     def wait_for_late_calls(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` until the store has returned from every late call; return whether it has."""

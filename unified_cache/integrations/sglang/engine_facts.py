@@ -12,12 +12,11 @@ from sglang.srt.arg_groups.overrides import resolution_result
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 from sglang.srt.runtime_context import get_server_args
 
-from unified_cache.integrations.engine_store import EngineHints
 from unified_cache.integrations.sglang.naming import EngineFacts
 from unified_cache.integrations.sglang.settings import StoreSettings
 from unified_cache.integrations.weights import checkpoint_name, config_digest, weights_digest
 
-__all__ = ["HINTS", "engine_facts"]
+__all__ = ["NOTHING_RESTORED", "engine_facts"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,14 +35,8 @@ ARGUMENTS = (
 )
 """Arguments of the server that change what pages hold: facts of every identity."""
 
-HINTS = EngineHints(
-    "docs/sglang.md#nothing-is-restored",
-    lambda: (
-        "SGLang stored pages, and looked none up: HiCache does so from prefetch_threshold tokens on, 256 unless set"
-    ),
-    lambda: "a salt, an adapter, or the first words differ",
-)
-"""What SGLang 0.5.23 makes of prompts."""
+NOTHING_RESTORED = "docs/sglang.md#nothing-is-restored"
+"""Section of a document that says what to do."""
 
 
 def engine_facts(config: HiCacheStorageConfig, settings: StoreSettings) -> EngineFacts:

@@ -27,7 +27,7 @@ from sglang.srt.observability.metrics_collector import StorageMetrics
 
 from unified_cache.integrations.engine_store import EngineStore, EngineStoreCounts, HitWatch
 from unified_cache.integrations.engine_store.pools import Restorable
-from unified_cache.integrations.sglang.engine_facts import HINTS, engine_facts
+from unified_cache.integrations.sglang.engine_facts import NOTHING_RESTORED, engine_facts
 from unified_cache.integrations.sglang.pool_calls import ANCHOR_POOL, PoolCalls
 from unified_cache.integrations.sglang.settings import HiCacheSettings
 
@@ -67,7 +67,7 @@ class UnifiedCacheHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is no
         self._is_replicated = bool(storage_config.is_mla_model)
         self._store = EngineStore.open(settings.url, settings.store_config, bytes_max=settings.bytes_max)
         self._calls = PoolCalls(self._store, facts)
-        self._watch = HitWatch(self._store, settings.url, HINTS)
+        self._watch = HitWatch(self._store, settings.url, NOTHING_RESTORED)
         self._quiet_until_s: dict[type[Exception], float] = {}
         self._url = settings.url
 

@@ -16,7 +16,7 @@ where ranks would part otherwise: an offload that finds no room is taken, and fa
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,7 @@ from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.integrations.engine_store import EngineStore, HitWatch
 from unified_cache.integrations.engine_store.pools import EnginePools, Rows
 from unified_cache.integrations.sglang.device_pools import LinkedPool, group_pools, linked_pools
-from unified_cache.integrations.sglang.engine_facts import HINTS, engine_facts
+from unified_cache.integrations.sglang.engine_facts import NOTHING_RESTORED, engine_facts
 from unified_cache.integrations.sglang.linker_tier import ComponentSlots, LinkerHostTier
 from unified_cache.integrations.sglang.naming import name_bundle
 from unified_cache.integrations.sglang.pool_calls import ANCHOR_POOL, span_of
@@ -59,8 +59,6 @@ RESET_S_MAX = 60.0
 
 CLOSE_TIMEOUT_S = 5.0
 """Longest wait for pages that wait to be stored when the engine ends."""
-
-LINKER_HINTS = replace(HINTS, short=lambda: "SGLang looked up no page: no prompt missed a whole one on the device")
 
 
 @dataclass(slots=True)
@@ -147,7 +145,7 @@ class UnifiedCacheExternalLinker(UnifiedCacheLinker):  # type: ignore[misc]  # S
         self._engine_pools, self._store = self._open(config, settings)
         bundles = {name: _bundles(pools, config.tp_rank) for name, pools in self._by_component.items()}
         self._storage = TierStorage(self._tier, self._engine_pools, bundles, pages_max)
-        self._watch = HitWatch(self._store, settings.url, LINKER_HINTS)
+        self._watch = HitWatch(self._store, settings.url, NOTHING_RESTORED)
         self._wait_s = settings.lookup_wait_s
         self._ranks_count = config.tp_size * config.attn_cp_size
         self.layer_done_counter = LayerWiseLoadCounter(group.num_layers)

@@ -5,7 +5,6 @@ Everything but the threads of ``Lookups`` and ``Moving`` belongs to the schedule
 """
 
 import logging
-import os
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,7 +12,6 @@ from dataclasses import dataclass, field
 
 from unified_cache.core.config import GuardConfig
 from unified_cache.integrations.engine_store import (
-    EngineHints,
     EngineStore,
     EngineStoreConfig,
     EngineStoreCounts,
@@ -68,11 +66,8 @@ class TierCounts:
 class ChunkTier:
     """Chunks of one engine in one store."""
 
-    def __init__(
-        self, store: EngineStore, facts: VllmFacts, names: ChunkNames, rows: HostRows, settings: TierSettings
-    ) -> None:
+    def __init__(self, store: EngineStore, names: ChunkNames, rows: HostRows, settings: TierSettings) -> None:
         self._store = store
-        self._chunk_tokens_max = max(group.tokens_per_chunk for group in facts.groups)
         self._names = names
         self._rows = rows
         self._settings = settings
@@ -84,8 +79,7 @@ class ChunkTier:
         self._offered_count = 0
         self._changes: ChunkChanges | None = None
         self._reports_removals = False
-        hints = EngineHints(DOCUMENT, self._short, self._other_keys)
-        self._watch = HitWatch(store, settings.url, hints)
+        self._watch = HitWatch(store, settings.url, DOCUMENT)
 
     @classmethod
     def open(cls, settings: TierSettings, facts: VllmFacts, view: memoryview, row: RowShape) -> "ChunkTier":
@@ -103,7 +97,7 @@ class ChunkTier:
         )
         store = EngineStore.open(settings.url, config, bytes_max=settings.bytes_max)
         store.register(names.identity, names.layout)
-        return cls(store, facts, names, HostRows(view, row.stride_bytes, row.payload_bytes), settings)
+        return cls(store, names, HostRows(view, row.stride_bytes, row.payload_bytes), settings)
 
     @property
     def names(self) -> ChunkNames:
@@ -231,15 +225,6 @@ class ChunkTier:
         if is_over:
             self._rows.release()
         return is_over
-
-    def _short(self) -> str:
-        if self._counts.unstable_count:
-            return "hashes are not SHA-256, so no other process finds them"
-        return f"a block has {self._chunk_tokens_max} tokens, and is stored whole"
-
-    def _other_keys(self) -> str:
-        seed = os.environ.get("PYTHONHASHSEED", "not set")
-        return f"PYTHONHASHSEED ({seed} here), a salt, an adapter, or the first words differ"
 
     def _submit(self, number: int, direction: Direction, chunks: Iterable[tuple[bytes, int]]) -> None:
         named = tuple(MovedChunk(key, self._names.label(key), int(row)) for key, row in chunks)

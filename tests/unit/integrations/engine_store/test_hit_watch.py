@@ -1,8 +1,6 @@
-"""The reason why nothing is restored: each from a store that shows it, and one line in the log."""
+"""One line in the log where nothing is restored, with what shows the reason."""
 
-import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,18 +8,10 @@ import pytest
 from tests.engines.stores import FaultSwitch, faulty_url
 from tests.support.engine_rows import IDENTITY, LAYOUT, EngineRows, label_of
 from tests.support.faulty_storage import StorageFault
-from unified_cache.core.pool import Identity
-from unified_cache.integrations.engine_store import EngineHints, EngineStore, HitWatch
-from unified_cache.integrations.engine_store.hit_watch import REQUESTS_MIN, WhyNoHit
+from unified_cache.integrations.engine_store import EngineStore, HitWatch
+from unified_cache.integrations.engine_store.hit_watch import REQUESTS_MIN
 
-HINTS = EngineHints("docs/engine.md", lambda: "a block has 64 tokens", lambda: "the seed is 7")
-TIMEOUT_S = 30.0
-
-
-def opened(url: str, identity: Identity = IDENTITY) -> EngineStore:
-    store = EngineStore.open(url)
-    store.register(identity, LAYOUT)
-    return store
+DOCUMENT = "docs/engine.md"
 
 
 @pytest.fixture
@@ -31,101 +21,62 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def store(url: str) -> Iterator[EngineStore]:
-    with opened(url) as store:
+    with EngineStore.open(url) as store:
+        store.register(IDENTITY, LAYOUT)
         yield store
 
 
-def watched(store: EngineStore, url: str) -> tuple[WhyNoHit, str] | None:
-    return HitWatch(store, url, HINTS).reason()
+def count_requests(store: EngineStore, url: str, count: int = REQUESTS_MIN) -> None:
+    watch = HitWatch(store, url, DOCUMENT)
+    for _ in range(count):
+        watch.count_request()
 
 
-def test_prompts_of_which_none_is_looked_up_are_too_short(store: EngineStore, url: str) -> None:
+def test_the_log_says_once_that_nothing_was_looked_up(
+    store: EngineStore, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     store.put(EngineRows.holding([1]).pages([1]))
-    assert watched(store, url) == (WhyNoHit.SHORT, "a block has 64 tokens")
+    count_requests(store, url, 3 * REQUESTS_MIN)
+    (said,) = caplog.records
+    assert (said.levelname, said.getMessage()) == (
+        "WARNING",
+        f"nothing was restored from {url} for {REQUESTS_MIN} requests: 0 of 0 pages looked up were found, "
+        f"1 of 1 offered were stored. See {DOCUMENT}",
+    )
 
 
-def test_pages_from_before_of_which_none_is_found_have_other_keys(url: str) -> None:
-    with opened(url) as before:
-        before.put(EngineRows.holding([1]).pages([1]))
-    with opened(url) as store:
-        watch = HitWatch(store, url, HINTS)
-        store.exists([label_of(2)])
-        assert watch.reason() == (WhyNoHit.OTHER_KEYS, "the store has pages from before; the seed is 7")
-
-
-def test_pages_from_after_the_start_are_not_taken_for_those_of_another_engine(url: str) -> None:
-    with opened(url) as before:
-        before.put(EngineRows.holding([1]).pages([1]))
-    with opened(url) as store:
-        watch = HitWatch(store, url, HINTS, clock_ns=lambda: 0)
-        store.exists([label_of(2)])
-        assert watch.reason() == (WhyNoHit.NOTHING_STORED, "the store has taken no page: 0 pages were offered")
-
-
-def test_pages_of_this_model_under_another_identity_are_named_by_what_differs(url: str) -> None:
-    other = replace(IDENTITY, dtype="float8_e4m3", facts=(("hash", "sha256_cbor"),))
-    strange = replace(IDENTITY, model="another model")
-    for identity in (other, strange):
-        with opened(url, identity) as before:
-            before.register(identity, LAYOUT)
-    with opened(url) as store:
-        store.exists([label_of(2)])
-        reason, shown = watched(store, url) or (None, "")
-        assert reason is WhyNoHit.OTHER_IDENTITY
-        assert shown == (
-            "the store has pages of this model with another "
-            f"dtype (float8_e4m3 there, {IDENTITY.dtype or 'none'} here), hash (sha256_cbor there, none here)"
-        )
-
-
-def test_a_store_that_takes_nothing_says_why(tmp_path: Path) -> None:
+def test_the_log_says_what_a_store_answered_that_takes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     url = faulty_url(tmp_path)
     FaultSwitch(tmp_path).set(put=StorageFault.FAIL)
-    with opened(url) as store:
+    with EngineStore.open(url) as store:
+        store.register(IDENTITY, LAYOUT)
         store.exists([label_of(1)])
         store.put(EngineRows.holding([1]).pages([1]))
-        reason, shown = watched(store, url) or (None, "")
-        assert (reason, shown) == (WhyNoHit.NOTHING_STORED, f"the store has taken no page: {store.counts().last_error}")
-        assert "put, fails" in shown
+        count_requests(store, url)
+        last_error = store.counts().last_error
+    said = caplog.records[-1]
+    assert said.levelname == "WARNING"
+    assert f"0 of 1 offered were stored; the store said: {last_error}" in said.getMessage()
 
 
 def test_prompts_that_are_stored_and_do_not_come_again_are_no_fault(
     store: EngineStore, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, logger="unified_cache")
-    watch = HitWatch(store, url, HINTS)
+    caplog.set_level("INFO", logger="unified_cache")
     store.exists([label_of(1)])
     store.put(EngineRows.holding([1]).pages([1]))
-    for _ in range(REQUESTS_MIN):
-        watch.count_request()
-    assert watch.wait(TIMEOUT_S)
+    count_requests(store, url)
     (said,) = caplog.records
-    assert (said.levelname, WhyNoHit.NOTHING_AGAIN.value in said.getMessage()) == ("INFO", True)
-
-
-def test_the_log_has_the_reason_once_and_the_document_that_mends_it(
-    store: EngineStore, url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    watch = HitWatch(store, url, HINTS)
-    for _ in range(3 * REQUESTS_MIN):
-        watch.count_request()
-    assert watch.wait(TIMEOUT_S)
-    assert caplog.messages == [
-        f"nothing was restored from {url} for {REQUESTS_MIN} requests: prompts are too short. "
-        "a block has 64 tokens. See docs/engine.md"
-    ]
+    assert said.levelname == "INFO"
 
 
 def test_nothing_is_said_where_something_was_restored_or_before_it_is_time(
     store: EngineStore, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watch, early = HitWatch(store, url, HINTS), HitWatch(store, url, HINTS)
+    count_requests(store, url, REQUESTS_MIN - 1)
     store.put(EngineRows.holding([1]).pages([1]))
     store.get(EngineRows(1).pages([1]))
-    for _ in range(REQUESTS_MIN):
-        watch.count_request()
-    for _ in range(REQUESTS_MIN - 1):
-        early.count_request()
-    assert watch.wait(TIMEOUT_S)
-    assert early.wait(TIMEOUT_S)
+    count_requests(store, url)
     assert not caplog.records

@@ -182,7 +182,7 @@ def test_a_step_of_vllm_waits_for_one_deadline_however_many_pieces_it_asks_for(
         store, backend = opened()
         memory, names = HostMemory(32), ChunkNames.of(FACTS, ROW)
         store.register(names.identity, names.layout)
-        tier = ChunkTier(store, FACTS, names, memory.rows(), settings)
+        tier = ChunkTier(store, names, memory.rows(), settings)
         if name != "store":
             tier.store(0, keys, range(32), END.get)
             assert tier.wait(TIMEOUT_S)
