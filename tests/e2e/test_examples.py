@@ -71,6 +71,13 @@ def test_continuous_batching_computes_nothing_twice() -> None:
     ]
 
 
+def test_the_paged_engine_goes_on_after_a_restart() -> None:
+    assert example("paged_engine")[1:] == [
+        "next turn: 11 from device",
+        "after a restart: 11 from storage",
+    ]
+
+
 def test_a_checkpoint_answers_from_storage_the_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = Tokenizer(WordLevel({"?": 0, "It": 1, "was": 2, "a": 3, "dark": 4, "night": 5}, "?"))
     words.pre_tokenizer = Whitespace()
@@ -87,7 +94,7 @@ def test_a_checkpoint_answers_from_storage_the_second_time(tmp_path: Path, monke
 def test_every_example_is_executed() -> None:
     executed = {
         *("memory_only", "host_and_file", "two_engines", "kv_events", "hybrid_engine"),
-        *("continuous_batching", "real_model"),
+        *("continuous_batching", "paged_engine", "real_model"),
     }
     executed.add("vllm_restart")  # under vLLM, by tests/engines/vllm/check_real_model.py
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == executed
