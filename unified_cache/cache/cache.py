@@ -16,7 +16,7 @@ import numpy as np
 
 from unified_cache.cache.explain.cached import explain
 from unified_cache.cache.explain.explanation import Explanation
-from unified_cache.cache.recording.requests import RequestWatcher
+from unified_cache.cache.recording import RequestWatcher
 from unified_cache.cache.stats import AttachedStore, LookupCounts, Occupancy, PublishedStats, Stats
 from unified_cache.controller import (
     Controller,

@@ -10,7 +10,7 @@ from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import COMPONENT_SETS, LAYOUTS, every_layout
 from tests.support.operations import configured, over, present
 from unified_cache.cache.cache import UnifiedCache
-from unified_cache.cache.recording.requests import RequestRecord, RequestWatcher
+from unified_cache.cache.recording import RequestRecord, RequestWatcher
 from unified_cache.controller import InlineWorkers, NotStarted, Operation, TransferKind
 from unified_cache.core.config import EvictionConfig, EvictionPolicy, Prefetching, Retention, WritePolicy
 from unified_cache.core.page import DEFAULT_NAMESPACE, Namespace, Prompt

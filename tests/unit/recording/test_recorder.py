@@ -1,21 +1,14 @@
 """A recorder never waits, keeps its bounds, and writes nothing that a prompt could be read or guessed from."""
 
-import gzip
 import json
-import threading
+import os
 from hashlib import blake2b
 from pathlib import Path
 
 import pytest
 
-from unified_cache.cache.recording.recorder import (
-    SALT_BYTES,
-    RecorderCounts,
-    RecorderSettings,
-    TraceNames,
-    TraceRecorder,
-)
-from unified_cache.cache.recording.requests import RequestRecord
+from unified_cache.cache import recording
+from unified_cache.cache.recording import SALT_BYTES, RecorderCounts, RequestRecord, TraceRecorder, page_names
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.hits import Hits
 from unified_cache.core.page import Namespace, Prompt
@@ -32,12 +25,12 @@ def record_of(number: int, pages: int = 3, namespace: str | None = None) -> Requ
 
 
 def lines_of(path: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def test_a_line_is_of_the_mooncake_format_with_what_that_lacks(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl.gz"
-    with TraceRecorder.open(path, RecorderSettings(salt=SALT)) as recorder:
+    path = tmp_path / "trace.jsonl"
+    with TraceRecorder.open(path, SALT) as recorder:
         recorder.record(record_of(1, namespace="acme"))
         recorder.record(record_of(2))
     first, second = lines_of(path)
@@ -56,11 +49,11 @@ def test_a_line_is_of_the_mooncake_format_with_what_that_lacks(tmp_path: Path) -
 def test_names_are_equal_for_equal_pages_and_say_nothing_of_them_without_the_salt(tmp_path: Path) -> None:
     ids: dict[str, list[list[int]]] = {}
     for name in ("one", "other"):
-        path = tmp_path / f"{name}.gz"
+        path = tmp_path / f"{name}.jsonl"
         with TraceRecorder.open(path) as recorder:
             for number in (1, 1, 2):
                 recorder.record(record_of(number, namespace="acme"))
-        text = gzip.decompress(path.read_bytes())
+        text = path.read_bytes()
         ids[name] = [json.loads(line)["hash_ids"] for line in text.splitlines()]
         assert b"acme" not in text
     first, again, other = ids["one"]
@@ -72,50 +65,68 @@ def test_names_are_equal_for_equal_pages_and_say_nothing_of_them_without_the_sal
     assert not {int.from_bytes(guess, "little") >> 1 for guess in guesses} & set(first), (
         "who guesses a prompt learns nothing"
     )
-    assert TraceNames(SALT).pages(keys) == TraceNames(SALT).pages(keys)
+    assert page_names(keys, SALT) == page_names(keys, SALT)
 
 
-def test_what_there_is_no_room_for_is_dropped_and_counted_and_nobody_waits(tmp_path: Path) -> None:
+def test_what_there_is_no_room_for_is_dropped_and_counted_and_nobody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = record_of(1)
-    size = len(record.prompt.tokens)
-    recorder = TraceRecorder.open(tmp_path / "trace.gz", RecorderSettings(queue_bytes_max=5 * size))
-    with recorder._guard:  # the writer cannot take anything meanwhile
-        held = threading.Thread(target=lambda: None)
-        held.start()
-        held.join()
-        recorder._queue.extend([record] * 5)
-        recorder._queue_bytes = 5 * size
-    for _ in range(3):
-        recorder.record(record_of(2, pages=300))
-    counts = recorder.close()
-    assert (counts.written, counts.dropped, counts.failed) == (5, 3, 0)
+    monkeypatch.setattr(recording, "QUEUE_BYTES_MAX", 5 * len(record.prompt.tokens))
+    path = tmp_path / "trace.jsonl"
+    recorder = TraceRecorder.open(path)
+    path.unlink()
+    os.mkfifo(path)  # the writer waits until somebody reads
+    for number in range(8):
+        recorder.record(record_of(number))
+    recorder.record(record_of(9, pages=300))
+    with path.open("rb"):
+        counts = recorder.close()
+    assert (counts.written, counts.dropped, counts.failed) == (5, 4, 0)
     recorder.record(record)
-    assert recorder.counts().dropped == 4, "after the end, too"
+    assert recorder.counts().dropped == 5, "after the end, too"
 
 
-def test_files_are_rotated_and_the_oldest_goes(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl.gz"
-    for number in range(6):
-        with TraceRecorder.open(path, RecorderSettings(file_bytes_max=1, files_max=3, salt=SALT)) as recorder:
+def test_a_full_file_makes_way_for_the_next_and_is_kept_until_that_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    with TraceRecorder.open(path, SALT) as recorder:
+        recorder.record(record_of(0))
+    monkeypatch.setattr(recording, "FILE_BYTES_MAX", path.stat().st_size + 1)
+    with TraceRecorder.open(path, SALT) as recorder:
+        for number in range(1, 5):
             recorder.record(record_of(number))
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["trace.1.jsonl.gz", "trace.2.jsonl.gz"]
-    names = [lines_of(tmp_path / f"trace.{number}.jsonl.gz")[0]["hash_ids"] for number in (1, 2)]
-    assert names == [TraceNames(SALT).pages(record_of(number).prompt.keys) for number in (5, 4)]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["trace.jsonl", "trace.jsonl.1"]
+    kept = [line["hash_ids"] for name in ("trace.jsonl.1", "trace.jsonl") for line in lines_of(tmp_path / name)]
+    assert kept == [page_names(record_of(number).prompt.keys, SALT) for number in (2, 3, 4)]
 
 
-def test_a_file_that_is_cut_short_keeps_what_was_whole(tmp_path: Path) -> None:
-    path = tmp_path / "trace.gz"
+def test_a_recording_goes_on_after_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
     for number in (1, 2):
         with TraceRecorder.open(path) as recorder:
             recorder.record(record_of(number))
-    assert len(lines_of(path)) == 2, "a recording goes on after what is there"
+    assert len(lines_of(path)) == 2
+
+
+def test_a_disk_that_takes_half_a_line_costs_that_line_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.jsonl"
+    write = os.write
+    with TraceRecorder.open(path) as recorder:
+        recorder.record(record_of(1))
+    with TraceRecorder.open(path) as recorder:
+        monkeypatch.setattr(os, "write", lambda file, line: write(file, line[: len(line) // 2]))
+        recorder.record(record_of(2))
+        assert recorder.close() == RecorderCounts(written=0, dropped=0, failed=1)
+    assert len(lines_of(path)) == 1
 
 
 def test_a_file_that_cannot_be_written_costs_lines_and_raises_nothing(tmp_path: Path) -> None:
     room = tmp_path / "room"
     room.mkdir()
-    recorder = TraceRecorder.open(room / "trace.gz")
-    (room / "trace.gz").unlink()
+    recorder = TraceRecorder.open(room / "trace.jsonl")
+    (room / "trace.jsonl").unlink()
     room.rmdir()
     recorder.record(record_of(1))
     assert recorder.close() == RecorderCounts(written=0, dropped=0, failed=1)
@@ -123,7 +134,7 @@ def test_a_file_that_cannot_be_written_costs_lines_and_raises_nothing(tmp_path: 
 
 @pytest.mark.threat("reading recordings")
 def test_only_its_owner_can_read_a_recording(tmp_path: Path) -> None:
-    path = tmp_path / "trace.gz"
+    path = tmp_path / "trace.jsonl"
     with TraceRecorder.open(path) as recorder:
         path.unlink()  # as a rotation does
         recorder.record(record_of(1))
@@ -131,17 +142,12 @@ def test_only_its_owner_can_read_a_recording(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "match"),
+    ("name", "salt", "match"),
     [
-        ("trace.jsonl", {}, "NAME.gz"),
-        ("trace.gz", {"salt": b"short"}, "salt of a recording has 32 bytes, found 5"),
-        ("trace.gz", {"files_max": 0}, "at least one file"),
-        ("trace.gz", {"queue_bytes_max": 0}, "queue_bytes_max must be positive"),
-        ("nowhere/trace.gz", {}, "a directory that is there"),
+        ("trace.jsonl", b"short", "salt of a recording has 32 bytes, found 5"),
+        ("nowhere/trace.jsonl", None, "a file that can be written"),
     ],
 )
-def test_a_recording_that_cannot_be_is_refused(
-    tmp_path: Path, name: str, settings: dict[str, int | bytes], match: str
-) -> None:
+def test_a_recording_that_cannot_be_is_refused(tmp_path: Path, name: str, salt: bytes | None, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        TraceRecorder.open(tmp_path / name, RecorderSettings(**settings))  # type: ignore[arg-type]
+        TraceRecorder.open(tmp_path / name, salt)

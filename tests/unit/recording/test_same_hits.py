@@ -1,6 +1,5 @@
 """A recording of a replay, replayed, hits the same pages: request by request, tier by tier, component by component."""
 
-import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 from tests.support.cluster import ask
 from tests.support.live import settings_of_a_small_replay, trace_of
 from tests.support.operations import present
-from unified_cache.cache.recording.recorder import TraceRecorder
+from unified_cache.cache.recording import TraceRecorder
 from unified_cache.components.kinds import Full, SlidingWindow
 from unified_cache.core.hits import Hits
 from unified_cache.core.page import Prompt
@@ -70,15 +69,15 @@ def served(plan: ReplayPlan, requests: list[TraceRequest], recording: Path) -> t
 )
 def test_a_replay_of_a_recording_hits_the_same_pages(tmp_path: Path, page_size: int, windowed: bool) -> None:
     plan = plan_of(page_size, windowed=windowed)
-    first = served(plan, conversations(), tmp_path / "first.jsonl.gz")
-    requests = read_trace(tmp_path / "first.jsonl.gz")
+    first = served(plan, conversations(), tmp_path / "first.jsonl")
+    requests = read_trace(tmp_path / "first.jsonl")
     assert {request.block_tokens for request in requests} == {page_size}
-    again = served(plan, requests, tmp_path / "again.jsonl.gz")
+    again = served(plan, requests, tmp_path / "again.jsonl")
     assert again == first
     assert sum(hit.storage for hit in first[0]) > 0, "all tiers take part"
     assert sum(hit.host for hit in first[0]) > 0
     lines = [
-        [json.loads(line) for line in gzip.decompress((tmp_path / f"{name}.jsonl.gz").read_bytes()).splitlines()]
+        [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_bytes().splitlines()]
         for name in ("first", "again")
     ]
     assert [line["hit_pages"] for line in lines[0]] == [hit.by_tier() for hit in first[0]], (
@@ -91,7 +90,7 @@ def test_a_replay_of_a_recording_hits_the_same_pages(tmp_path: Path, page_size: 
 
 
 def test_the_command_replays_a_recording_with_the_same_hits(tmp_path: Path) -> None:
-    recording = tmp_path / "recording.jsonl.gz"
+    recording = tmp_path / "recording.jsonl"
     plan = settings_of_a_small_replay().plan
     hits, _ = served(plan, trace_of(REQUESTS), recording)
     sizes = ("--device-pages", "250", "--host-pages", "600", "--storage", "memory:", "--storage-bytes", "30000000")
@@ -102,7 +101,7 @@ def test_the_command_replays_a_recording_with_the_same_hits(tmp_path: Path) -> N
 
 def test_what_a_request_computes_beyond_its_prompt_is_its_output(tmp_path: Path) -> None:
     plan = settings_of_a_small_replay().plan
-    path = tmp_path / "trace.gz"
+    path = tmp_path / "trace.jsonl"
     with Player.open(plan, None if plan.storage is None else KeysOnlyStorage(None, plan.objects())) as player:
         cache = player.cache
         with TraceRecorder.open(path) as recorder:
