@@ -23,59 +23,37 @@ SHRINK_S = 3600.0
 """Longest opening under a cap: it lists all that there is, and evicts what is too much."""
 
 Result = TypeVar("Result")
+Wrapped = TypeVar("Wrapped", bound=StorageReader)
 
 
-class _ToolCalls:
-    """Makes calls on a thread of its own, and leaves it in one that hangs, or that is interrupted."""
+class _BoundedReader(ReaderLayer[Wrapped]):
+    """A store that a tool reads: each call is made on a thread of its own, left where it hangs or is interrupted."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: Wrapped) -> None:
+        super().__init__(backend)
         self._threads = CallThreads("tool-call", 1)
-        self.is_left = False
+        self._is_left = False
         """Whether the store is in a call that nobody waits for."""
 
-    def make(self, method: Method, work: Callable[[], Result]) -> Result:
+    def close(self) -> None:
+        """Close the store, unless it is in a call: that would wait for it."""
+        if not self._is_left:
+            super().close()
+
+    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
         call = self._threads.submit(work, name=method.value)
         try:
             if call.settle(CALL_S):
                 return call.result()
-            self.is_left = True
             raise StorageTimeoutError(f"the store did not return from {method.value} within {CALL_S:g} s", call)
         finally:
             if not call.returned:
-                self.is_left = True
+                self._is_left = True
                 self._threads.leave(call)
 
 
-class _BoundedReader(ReaderLayer[StorageReader]):
-    """A store that a tool reads."""
-
-    def __init__(self, backend: StorageReader) -> None:
-        super().__init__(backend)
-        self._calls = _ToolCalls()
-
-    def close(self) -> None:
-        """Close the store, unless it is in a call: that would wait for it."""
-        if not self._calls.is_left:
-            super().close()
-
-    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
-        return self._calls.make(method, work)
-
-
-class _BoundedStore(StorageLayer):
+class _BoundedStore(_BoundedReader[StorageBackend], StorageLayer):
     """A store that a tool changes."""
-
-    def __init__(self, backend: StorageBackend) -> None:
-        super().__init__(backend)
-        self._calls = _ToolCalls()
-
-    def close(self) -> None:
-        """Close the store, unless it is in a call: that would wait for it."""
-        if not self._calls.is_left:
-            super().close()
-
-    def _call(self, method: Method, work: Callable[[], Result]) -> Result:
-        return self._calls.make(method, work)
 
 
 def open_in_time_to_read(url: str) -> StorageReader:
