@@ -12,7 +12,8 @@ Pages that were in the store before this server are counted when they are found,
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from threading import Lock
 
@@ -26,6 +27,9 @@ __all__ = ["COUNTED_PAGES_MAX", "Bound", "TenantUsage"]
 COUNTED_PAGES_MAX = 1 << 24
 """Pages of all tenants, counted one by one: 1 TiB of 64 KiB pages, whose names take some 4 GiB. Beyond, the tenant with
 the most loses its oldest."""
+
+RANKS_MIN = 1024
+"""Ranks of few tenants that are kept before those that are untrue go."""
 
 
 class Bound(Enum):
@@ -57,6 +61,12 @@ class TenantUsage:
         self._pages_max = pages_max
         self._store_bytes_max = store_bytes_max
         self._held: dict[str, StoreLru] = {}
+        self._pages_count = 0
+        self._bytes_used = 0
+        """Of all tenants together."""
+        self._ranks: list[tuple[float, str]] = []
+        """A heap of tenants, the fullest first. What a later change has made untrue of one stays in it until it is met,
+        so that a put looks at few of many tenants."""
         self._evicted_count: Counter[tuple[str, Bound]] = Counter()
         self._guard = Lock()
 
@@ -88,27 +98,27 @@ class TenantUsage:
         of, in order: none of it goes for another. Where it exceeds the quota by itself, its first pages are counted
         and the last are ``uncounted``.
         """
-        with self._guard:
-            held = self._of(tenant)
+        with self._guard, self._change(tenant) as held:
             _, gone = held.store([page.label for page in pages], list(map(page_bytes, pages)), chain)
             if len(chain) > len(pages):
                 held.touch(reversed(list(chain)))
-            return self._end_change(tenant, held, gone)
+            self._lose(tenant, Bound.QUOTA, len(gone))
+            return gone
 
     def find(self, tenant: str, objects: Sequence[StoredObject]) -> list[Label]:
         """Count objects that are there from before, least recent first; return those beyond the quota, to be removed.
 
         They are older than all that is counted; what is counted already stays as it is.
         """
-        with self._guard:
-            held = self._of(tenant)
+        with self._guard, self._change(tenant) as held:
             for label, object_bytes in reversed(objects):
                 if label not in held:
                     held.add_oldest(label, object_bytes)
             gone = [victim.label for victim in held.victims(0, ())[0]]
             for label in gone:
                 held.forget(label)
-            return self._end_change(tenant, held, gone)
+            self._lose(tenant, Bound.QUOTA, len(gone))
+            return gone
 
     def uncounted(self, tenant: str, labels: Iterable[Label]) -> list[Label]:
         """Return those that found no room, or went for others while they were on their way to the store."""
@@ -144,35 +154,40 @@ class TenantUsage:
             return self._above_pages_max() + self._above_shares(arriving)
 
     def _above_pages_max(self) -> list[Label]:
-        over_count = sum(map(len, self._held.values())) - self._pages_max
+        over_count = self._pages_count - self._pages_max
         if over_count <= 0:
             return []
         tenant = max(self._held, key=lambda name: len(self._held[name]))
         gone = [victim.label for victim in self._held[tenant].least_recent_count(over_count, ())]
-        self._evicted_count[tenant, Bound.PAGES] += len(gone)
+        self._lose(tenant, Bound.PAGES, len(gone))
         self._release(tenant, gone)
         return gone
 
     def _above_shares(self, arriving: Container[Label]) -> list[Label]:
-        if self._store_bytes_max is None:
-            return []
-        over_bytes = sum(held.bytes_used for held in self._held.values()) - self._store_bytes_max
-        if over_bytes <= 0:
-            return []
         gone: list[Label] = []
-        fullest = [self._fullness(tenant) for tenant in self._held]
-        heapq.heapify(fullest)
-        while over_bytes > 0 and fullest:
-            _, tenant = heapq.heappop(fullest)
-            next_share = -fullest[0][0] if fullest else 0.0
+        while (
+            self._store_bytes_max is not None
+            and (over_bytes := self._bytes_used - self._store_bytes_max) > 0
+            and (tenant := self._fullest()) is not None
+        ):
+            heapq.heappop(self._ranks)
+            next_tenant = self._fullest(but=tenant)
+            next_share = 0.0 if next_tenant is None else -self._ranks[0][0]
             above_bytes = self._held[tenant].bytes_used - round(next_share * self._weight(tenant))
             victims = self._least_recent(tenant, min(over_bytes, max(1, above_bytes)), arriving)
-            over_bytes -= self._release(tenant, victims)
-            self._evicted_count[tenant, Bound.SHARE] += len(victims)
+            self._release(tenant, victims)
+            self._lose(tenant, Bound.SHARE, len(victims))
             gone += victims
-            if tenant in self._held:
-                heapq.heappush(fullest, self._fullness(tenant))
         return gone
+
+    def _fullest(self, but: str = "") -> str | None:
+        """Return the tenant at the top of the ranks, without what is not true of it any more; None if there is none."""
+        while self._ranks:
+            _, tenant = self._ranks[0]
+            if tenant != but and tenant in self._held and self._ranks[0] == self._rank(tenant):
+                return tenant
+            heapq.heappop(self._ranks)
+        return None
 
     def _least_recent(self, tenant: str, wanted_bytes: int, arriving: Container[Label]) -> list[Label]:
         """Name pages of a tenant that come to ``wanted_bytes``; those that are arriving where there are no others."""
@@ -188,33 +203,36 @@ class TenantUsage:
         assert weight is not None
         return max(1, weight)
 
-    def _fullness(self, tenant: str) -> tuple[float, str]:
+    def _rank(self, tenant: str) -> tuple[float, str]:
         """Rank a tenant by the part of its quota that it has stored, the fullest first."""
         return -self._held[tenant].bytes_used / self._weight(tenant), tenant
 
-    def _of(self, tenant: str) -> StoreLru:
-        """Return the pages of a tenant, those of a new one not yet among the others'."""
-        held = self._held.get(tenant)
-        return StoreLru(self._quota.of(tenant).stored_bytes_max, self._taken_bytes) if held is None else held
-
-    def _end_change(self, tenant: str, held: StoreLru, gone: list[Label]) -> list[Label]:
-        """Keep the pages of a tenant that has any, and count what it lost for its quota."""
-        if len(held):
-            self._held[tenant] = held
-        else:
-            self._held.pop(tenant, None)
-        if gone:
-            self._evicted_count[tenant, Bound.QUOTA] += len(gone)
-        return gone
-
-    def _release(self, tenant: str, labels: Iterable[Label]) -> int:
-        """Stop counting pages; return the bytes that they took. The caller holds the guard."""
+    @contextmanager
+    def _change(self, tenant: str) -> Iterator[StoreLru]:
+        """Give the pages of a tenant to be changed, and count what came of it. The caller holds the guard."""
         held = self._held.get(tenant)
         if held is None:
-            return 0
-        before_bytes = held.bytes_used
-        for label in labels:
-            held.forget(label)
+            held = StoreLru(self._quota.of(tenant).stored_bytes_max, self._taken_bytes)
+        before_count, before_bytes = len(held), held.bytes_used
+        yield held
+        self._pages_count += len(held) - before_count
+        self._bytes_used += held.bytes_used - before_bytes
         if not len(held):
-            del self._held[tenant]
-        return before_bytes - held.bytes_used
+            self._held.pop(tenant, None)
+            return
+        self._held[tenant] = held
+        if self._store_bytes_max is None or held.bytes_used == before_bytes:
+            return
+        heapq.heappush(self._ranks, self._rank(tenant))
+        if len(self._ranks) > RANKS_MIN + 2 * len(self._held):
+            self._ranks = sorted(map(self._rank, self._held))
+
+    def _lose(self, tenant: str, bound: Bound, count: int) -> None:
+        if count:
+            self._evicted_count[tenant, bound] += count
+
+    def _release(self, tenant: str, labels: Iterable[Label]) -> None:
+        """Stop counting pages. The caller holds the guard."""
+        with self._change(tenant) as held:
+            for label in labels:
+                held.forget(label)
