@@ -184,6 +184,7 @@ class Disk:
     stat = staticmethod(os.stat)
     fstat = staticmethod(os.fstat)
     fstatvfs = staticmethod(os.fstatvfs)
+    statvfs = staticmethod(os.statvfs)
     read = staticmethod(os.read)
     pread = staticmethod(os.pread)
     preadv = staticmethod(cast("_VectoredCall", os.preadv))
@@ -523,10 +524,10 @@ def missing_bytes(disk: Disk, fd: int, wanted_bytes: int) -> int:
     return wanted_bytes - int(status.f_bavail) * int(status.f_frsize)
 
 
-def disk_bytes(disk: Disk, fd: int) -> int | None:
-    """Return the size of the file system; None where it does not say."""
+def disk_bytes(disk: Disk, place: int | Path) -> int | None:
+    """Return the size of the file system of a descriptor or a path; None where it does not say."""
     try:
-        status = disk.fstatvfs(fd)
+        status = disk.statvfs(place)
     except OSError:
         return None
     return int(status.f_blocks) * int(status.f_frsize)

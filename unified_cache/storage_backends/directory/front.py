@@ -27,12 +27,20 @@ from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import SizedPage
-from unified_cache.storage_backends.directory.disk import Directory, Disk, disk_bytes, missing_bytes, storage_error
+from unified_cache.storage_backends.directory.disk import (
+    Directory,
+    Disk,
+    StorageFaults,
+    disk_bytes,
+    missing_bytes,
+    storage_error,
+)
 from unified_cache.storage_backends.directory.page_reads import CALL_BYTES
 from unified_cache.storage_backends.directory.root import (
     MARKER_NAME,
     StoreFormat,
     StoreRoot,
+    check_path,
     open_root_to_read,
     read_manifests,
     write_manifest,
@@ -119,14 +127,18 @@ def _free_bytes_in(options: str, scheme: str) -> int:
     return parse_bytes(f"free= of {scheme}:", size)
 
 
-def check_reserve(root: StoreRoot, free_bytes_min: int) -> None:
-    """Close the root and raise ConfigError where the file system is smaller than what is to stay free on it."""
-    total_bytes = disk_bytes(root.disk, root.fd)
+def check_reserve(disk: Disk, path: Path, expected: StoreFormat, free_bytes_min: int) -> None:
+    """Raise ConfigError where the file system of a path is smaller than what is to stay free on it; make nothing."""
+    check_path(path)
+    with StorageFaults(f"cannot open a {expected.name} in {path}"):
+        if disk.missing_mount(path) is not None:
+            return
+    sizes = (disk_bytes(disk, each) for each in (path, *path.absolute().parents))
+    total_bytes = next((each for each in sizes if each is not None), None)
     if total_bytes is not None and free_bytes_min > total_bytes:
-        root.close()
         raise ConfigError(
-            f"free= of {root.format.scheme}:{root.path} must be less than its file system, {bytes_text(total_bytes)}, "
-            f"found {bytes_text(free_bytes_min)}; name less, as in {root.format.scheme}:{root.path}?free=0"
+            f"free= of {expected.scheme}:{path} must be less than its file system, {bytes_text(total_bytes)}, "
+            f"found {bytes_text(free_bytes_min)}; name less, as in {expected.scheme}:{path}?free=0"
         )
 
 

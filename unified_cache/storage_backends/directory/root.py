@@ -45,6 +45,7 @@ __all__ = [
     "ForeignFiles",
     "StoreFormat",
     "StoreRoot",
+    "check_path",
     "identities_in",
     "is_whole",
     "open_root",
@@ -221,7 +222,7 @@ def open_root(
     ``is_remade`` has ``restore`` make the directory itself again too; not where a lock on it says who may use it. Raise
     ConfigError for a path, and StorageError, having changed nothing, for a directory that cannot be used or trusted.
     """
-    _check_path(path)
+    check_path(path)
     with StorageFaults(f"cannot open a {expected.name} in {path}"), ExitStack() as opened_files:
         root_fd = _make_root(disk, path, opened_files)
         _check_owner(path, disk.fstat(root_fd))
@@ -236,7 +237,7 @@ def open_root(
 
 def open_root_to_read(disk: Disk, path: Path, expected: StoreFormat) -> Directory:
     """Open the directory of a store, changing nothing; raise where it is none, or one of another format."""
-    _check_path(path)
+    check_path(path)
     with StorageFaults(f"cannot open a {expected.name} in {path}"):
         root = Directory(disk, disk.open(path, _ROOT_FLAGS))
         try:
@@ -267,7 +268,8 @@ def _open_in(opened_files: ExitStack, disk: Disk, path: str | Path, flags: int, 
     return fd
 
 
-def _check_path(path: Path) -> None:
+def check_path(path: Path) -> None:
+    """Raise ConfigError for a path that no system takes."""
     try:
         is_path = b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:

@@ -136,10 +136,10 @@ class FileStorage(DirectoryStorage):
         """
         check_limits(bytes_max, free_bytes_min)
         disk, place = disk or Disk(), Path(path)
+        check_reserve(disk, place, FORMAT, free_bytes_min)
         root, open_counter = entered(
             partial(_enter, disk, place, new_writer), partial(_remove_oldest, disk, place), place
         )
-        check_reserve(root, free_bytes_min)
         directories = OpenDirectories(root.disk, root.fd, DIRECTORIES_OPEN_MAX)
         stamps = Stamps(clock, records_reads=records_reads)
         quota = FileQuota(root, bytes_max, directories, stamps, open_counter, free_bytes_min)

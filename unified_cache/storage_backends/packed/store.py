@@ -128,9 +128,9 @@ class PackedStorage(DirectoryStorage):
         check_limits(bytes_max, free_bytes_min)
         index = PageIndex(StoreLru(bytes_max, taken_bytes))
         disk, place = disk or Disk(), Path(path)
+        check_reserve(disk, place, FORMAT, free_bytes_min)
         enter = partial(open_root, disk, place, FORMAT, new_writer)
         root = entered(enter, partial(_remove_oldest, disk, place), place)
-        check_reserve(root, free_bytes_min)
         segments = SegmentFiles(root)
         try:
             root.disk.flock(root.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -218,6 +218,17 @@ def test_a_root_that_cannot_be_made_or_is_a_file_is_one_clear_line(kind: StoreKi
             kind.open(path)
 
 
+def test_a_store_that_is_to_leave_more_than_its_disk_has_is_refused_and_makes_nothing(
+    kind: StoreKind, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"free= of {kind.value}:.* must be less than its file system"):
+        kind.open(tmp_path / "deep" / "store", free_bytes_min=1 << 60)
+    assert list(tmp_path.iterdir()) == []
+    kind.open(tmp_path / "store").close()
+    with pytest.raises(ConfigError, match="must be less than its file system"):
+        kind.open(tmp_path / "store", free_bytes_min=1 << 60)
+
+
 def test_a_marker_draft_left_by_a_crash_does_not_make_a_directory_foreign(kind: StoreKind, root: Path) -> None:
     root.mkdir(mode=0o700)
     (root / "store.json.abc").touch()

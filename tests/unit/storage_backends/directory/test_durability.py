@@ -296,8 +296,8 @@ def test_power_lost_after_a_process_died_at_any_call_loses_no_page_that_was_dura
 # The n-th call on the disk goes wrong, for every n and every way it can go wrong
 
 
-STRIDE = 1 if LONG else 23
-"""Of the calls of a history each one fails in the long mode, and every twenty-third in the short one, others for each
+STRIDE = 1 if LONG else 19
+"""Of the calls of a history each one fails in the long mode, and every nineteenth in the short one, others for each
 way."""
 
 
