@@ -27,6 +27,7 @@ from unified_cache.cli.tool_calls import open_in_time_to_write, open_pages_in_ti
 from unified_cache.core.byte_sizes import size_text
 from unified_cache.core.errors import CacheError, ConfigError, without_secrets
 from unified_cache.core.page import Namespace
+from unified_cache.storage_backends.memory import KeysOnlyStorage
 from unified_cache.storage_backends.offline.copying import (
     CopyResult,
     Prefetched,
@@ -41,6 +42,7 @@ from unified_cache.storage_backends.offline.prompts import read_prompts
 from unified_cache.storage_backends.offline.stores import (
     StoredIdentity,
     choose,
+    is_absent,
     selected,
 )
 from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
@@ -103,6 +105,9 @@ class BackupCommand(JsonOptions, NamespaceOptions):
                 found = [choose(source, self.source, self.identity)]
                 description = found[0].described()
                 prompts = read_prompts(self.prefix, description.layout.page_size, namespace)
+                if is_absent(self.target):
+                    plan = plan_backup(source, KeysOnlyStorage(), description, prompts)
+                    _check_any(plan.objects_count, self.source, self.prefix)
                 with closing(open_in_time_to_write(self.target)) as target:
                     plan = plan_backup(source, target, description, prompts)
                     with objects_watched(sys.stderr, "backup", plan.objects_count) as watch:
@@ -141,6 +146,9 @@ class PrefetchCommand(JsonOptions, NamespaceOptions):
             description = kept.described()
             page_size = description.layout.page_size
             prompts = read_prompts(self.tokens, page_size, namespace)
+            if is_absent(self.target):
+                plan = plan_prefetch(source, KeysOnlyStorage(), description, prompts)
+                _check_any(plan.objects_count, self.source, self.tokens)
             with closing(open_in_time_to_write(self.target)) as target:
                 plan = plan_prefetch(source, target, description, prompts)
                 with objects_watched(sys.stderr, "prefetch", plan.objects_count) as watch:

@@ -298,7 +298,7 @@ def print_results(found: Sequence[StoredIdentity], results: Sequence[Verificatio
         objects = f"{result.read.objects_count:,}"
         rows.append((kept.short_name, kept.name, objects, size, *map("{:,}".format, counts)))
     console = console_on(sys.stdout)
-    columns = ("identity", "model", "objects", "bytes", "sound", "flawed", "unreadable", "gone", "removed")
+    columns = ("identity", "model", "objects", "bytes read", "sound", "flawed", "unreadable", "gone", "removed")
     console.print_table(columns, rows, left=2)
     print_findings(console, [finding for result in results for finding in result.findings])
     for kept in found:
@@ -325,7 +325,7 @@ def result_as_json(kept: StoredIdentity, result: Verification) -> dict[str, obje
         "identity": kept.digest.hex(),
         "manifest": kept.description.reason if isinstance(kept.description, Undescribed) else "sound",
         "objects": result.read.objects_count,
-        "bytes": result.read.object_bytes,
+        "read_bytes": result.read.object_bytes,
         "sound": result.sound_count,
         "gone": result.gone_count,
         "removed": result.removed_count,

@@ -51,7 +51,7 @@ def unwatched(objects_count: int, object_bytes: int) -> None:
 
 @dataclass(slots=True)
 class ObjectCount:
-    """Number of objects and their bytes, headers included."""
+    """Number of objects and their bytes, headers included; of those counted, not read, what they take of a cap."""
 
     objects_count: int = 0
     object_bytes: int = 0

@@ -22,6 +22,7 @@ __all__ = [
     "choose",
     "has_cap_of_its_own",
     "identities_of",
+    "is_absent",
     "open_existing",
     "open_pages_to_read",
     "open_to_read",
@@ -170,6 +171,12 @@ def _kept(digest: bytes, manifest: Manifest | None) -> StoredIdentity:
         return StoredIdentity(digest, described_by(manifest))
     except StorageError as error:
         return StoredIdentity(digest, Undescribed(str(error)))
+
+
+def is_absent(url: str) -> bool:
+    """Return whether a URL names a directory in which nothing is yet."""
+    scheme, _, rest = split_choice(url)[0].partition(":")
+    return scheme in DIRECTORY_STORES and bool(rest) and not parse_address(rest, scheme).path.exists()
 
 
 def _check_exists(url: str) -> None:

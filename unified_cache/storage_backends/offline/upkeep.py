@@ -84,6 +84,7 @@ class Garbage:
     incomplete: list[Label] = field(default_factory=list)
     """Objects of pages that lack another object: a sidecar without its anchor, any page without Full's."""
     bytes_count: int = 0
+    """What they take of the store's cap."""
 
     @property
     def labels(self) -> list[Label]:
@@ -100,17 +101,18 @@ def find_garbage(storage: StorageReader, identity: bytes, layout: ModelLayout, w
     """
     inventory = take_inventory(storage, identity, layout, watch)
     pools = inventory.pools
+    taken_bytes = storage.capability().taken_bytes
     garbage = Garbage()
     for found in inventory.misfits:
         garbage.misfits.append(found.label)
-        garbage.bytes_count += found.object_bytes
+        garbage.bytes_count += taken_bytes(found.object_bytes)
     for key, present in inventory.pages.items():
         useless = pools.useless(present)
         if useless:
             for bit in range(len(pools.specs)):
                 if useless >> bit & 1:
                     garbage.incomplete.append(pools.label(key, bit))
-                    garbage.bytes_count += pools.object_bytes(bit)
+                    garbage.bytes_count += taken_bytes(pools.object_bytes(bit))
     return garbage
 
 
