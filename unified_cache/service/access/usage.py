@@ -209,7 +209,7 @@ class TenantUsage:
 
     @contextmanager
     def _change(self, tenant: str) -> Iterator[StoreLru]:
-        """Give the pages of a tenant to be changed, and count what came of it. The caller holds the guard."""
+        """Give the pages of a tenant to be changed, and count the difference. The caller holds the guard."""
         held = self._held.get(tenant)
         if held is None:
             held = StoreLru(self._quota.of(tenant).stored_bytes_max, self._taken_bytes)

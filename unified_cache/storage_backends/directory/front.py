@@ -53,6 +53,7 @@ __all__ = [
     "ENTRY_FILES",
     "FREE_BYTES_MIN",
     "PAGES_WAITING_MAX",
+    "ROOM_TRIES_MAX",
     "SPARE_BYTES",
     "STAMP_GRAIN_NS",
     "Clock",
@@ -76,6 +77,9 @@ FREE_BYTES_MIN = 64 << 20
 
 SPARE_BYTES = 64 << 10
 """Room that an eviction after a fault makes beyond the pages: directories, tables, a manifest, one who enters."""
+
+ROOM_TRIES_MAX = 8
+"""Evictions for one put that the system had no room for: other writers take what each has freed."""
 
 ENTRY_FILES = 8
 """Files that a process may have to make before it can evict: directories, a lock, the counter of openings."""

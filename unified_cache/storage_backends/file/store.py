@@ -40,6 +40,7 @@ from unified_cache.storage_backends.directory.disk import (
 from unified_cache.storage_backends.directory.front import (
     ENTRY_FILES,
     FREE_BYTES_MIN,
+    ROOM_TRIES_MAX,
     SPARE_BYTES,
     Clock,
     DirectoryStorage,
@@ -357,18 +358,19 @@ class PageWriter:
 
     def store(self, pages: Sequence[PageIO], stamp: int, *, durable: bool) -> list[bool]:
         """Store pages, the first stamped ``stamp``, each other one a nanosecond earlier; a fault leaves whole ones."""
-        try:
-            return self._store(pages, stamp, durable=durable)
-        except StorageError as error:
-            match error.__cause__:
-                case FileNotFoundError():
-                    with StorageFaults(f"cannot make again the directories removed from {self._root.path}"):
-                        self._root.restore()
-                    self._directories.drop_all()
-                case OSError(errno=errno.ENOSPC | errno.EDQUOT) if self._quota.evict_for_fault(pages):
-                    pass
-                case _:
-                    raise
+        for _ in range(ROOM_TRIES_MAX):
+            try:
+                return self._store(pages, stamp, durable=durable)
+            except StorageError as error:
+                match error.__cause__:
+                    case FileNotFoundError():
+                        with StorageFaults(f"cannot make again the directories removed from {self._root.path}"):
+                            self._root.restore()
+                        self._directories.drop_all()
+                    case OSError(errno=errno.ENOSPC | errno.EDQUOT) if self._quota.evict_for_fault(pages):
+                        pass
+                    case _:
+                        raise
         return self._store(pages, stamp, durable=durable)
 
     def _store(self, pages: Sequence[PageIO], stamp: int, *, durable: bool) -> list[bool]:

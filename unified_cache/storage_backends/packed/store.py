@@ -39,6 +39,7 @@ from unified_cache.storage_backends.directory.disk import (
 from unified_cache.storage_backends.directory.front import (
     ENTRY_FILES,
     FREE_BYTES_MIN,
+    ROOM_TRIES_MAX,
     SPARE_BYTES,
     Clock,
     DirectoryStorage,
@@ -244,13 +245,15 @@ class PackedStorage(DirectoryStorage):
         there.
         """
         with self._calls:
-            try:
-                return self._put(pages, durable=level is Level.DURABLE)
-            except StorageError as error:
-                match error.__cause__:
-                    case OSError(errno=errno.ENOSPC | errno.EDQUOT) if self._evict_for_fault(pages):
-                        return self._put(pages, durable=level is Level.DURABLE)
-                raise
+            for _ in range(ROOM_TRIES_MAX):
+                try:
+                    return self._put(pages, durable=level is Level.DURABLE)
+                except StorageError as error:
+                    match error.__cause__:
+                        case OSError(errno=errno.ENOSPC | errno.EDQUOT) if self._evict_for_fault(pages):
+                            continue
+                    raise
+            return self._put(pages, durable=level is Level.DURABLE)
 
     def remove(self, labels: Sequence[Label]) -> int:
         """Remove objects; return how many there were. Not synced: a crash may bring them back.

@@ -102,6 +102,15 @@ def test_a_store_whose_space_others_take_keeps_the_newest_pages_and_grows_when_i
         assert storage.counts.evicted_count <= evicted_count + (bytes_max is not None) * PROMPT_PAGES
 
 
+def test_a_put_goes_on_to_evict_where_others_take_what_it_has_freed(kind: StoreKind, tmp_path: Path) -> None:
+    disk = FaultyDisk(DiskFault.ENOSPC, only="pwritev")
+    with closing(kind.open(tmp_path / "store", free_bytes_min=0, disk=disk)) as storage:
+        put_prompts(storage, range(12))
+        disk.failing = range(len(disk.calls), len(disk.calls) + 4)
+        assert put_prompts(storage, [12]) == [Answer.STORED] * PROMPT_PAGES
+        assert whole_prompts(storage, [11, 12]) == [11, 12]
+
+
 def test_a_disk_below_the_reserve_is_brought_back_to_it_by_the_next_put(kind: StoreKind, disk: Path) -> None:
     with closing(kind.open(disk / "store", free_bytes_min=4 * MIB)) as storage:
         put_prompts(storage, range(30))
