@@ -2,7 +2,7 @@
 # Python 3.11 and make are all they need; the rest is installed into .venv, once.
 
 PYTHON ?= python3
-# Appended to the command of `make run`, `make replay`, `make soak`, `make bench` and `make gpu`.
+# Appended to the command of `make run`, `make replay`, `make bench` and `make gpu`.
 ARGS ?=
 # Processes that share the tests: one more than two cores, since many tests wait for other processes.
 TEST_WORKERS ?= 3
@@ -16,8 +16,6 @@ QUICK_TESTS := $(addprefix tests/property/test_,tree_against_model.py window_gri
 SEED ?= 0
 SEEDS ?= 200
 OPS ?= 1000000
-# How long `make soak` goes on.
-SOAK_MINUTES ?= 10
 # Hang guard for one test, seconds, under `make test-long`; `make test` takes it from pyproject.toml.
 TEST_LONG_TIMEOUT_S ?= 3600
 
@@ -47,7 +45,7 @@ CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: api run replay quick test test-long libraries oldest newest check static release sim mutants soak soak-service e2e-events e2e-sglang e2e-vllm bench-vllm bench gpu fmt proto clean help
+.PHONY: api run replay quick test test-long libraries oldest newest check static release sim mutants soak-service e2e-events e2e-sglang e2e-vllm bench-vllm bench gpu fmt proto clean help
 
 run: $(DEMO_READY)  ## a real model reads a document, loses memory and process, and answers at once; make run ARGS="..." adds flags
 	@$(BIN)/unified-cache demo --report build/demo $(ARGS)
@@ -98,9 +96,6 @@ sim: $(READY)  ## simulate the whole cache with faults; make sim SEED=7 OPS=5000
 
 mutants: $(READY)  ## plant known mistakes, one at a time; the tests must catch every one
 	@$(BIN)/python -m scripts.mutants $(ARGS)
-
-soak: $(READY) libraries  ## two engines over a cluster whose nodes die, for 10 minutes; make soak SOAK_MINUTES=60
-	@$(BIN)/python -m tests.soak.mooncake --minutes $(SOAK_MINUTES) $(ARGS)
 
 soak-service: $(READY)  ## 64 clients, one tenant of them hostile, strangers and a slow flood, on a service whose store fails, for 5 minutes
 	@$(BIN)/python -m tests.soak.service --seconds 300 --clients 64 $(ARGS)

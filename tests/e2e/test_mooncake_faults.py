@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
+from statistics import linear_regression
 from typing import TypeVar
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
@@ -193,3 +195,35 @@ def test_an_engine_goes_on_serving_right_bytes_and_is_back_to_normal_soon(fault:
         while not work.is_normal():
             assert time.monotonic() - cleared_s < RECOVERY_S, "service must be normal again"
         work.check_nothing_leaked()
+
+
+ROUNDS, WARM_ROUNDS = 10, 4
+"""Deaths of a node, and the first of them, in which memory is still being touched for the first time."""
+RESIDENT_SLOPE_MAX = 1 << 20
+"""Bytes a round: a round's pages in buffers that nobody gives back would be more."""
+THREADS_SLOPE_MAX = 0.5
+"""A round; in each a node, and so a connection, is lost and another comes."""
+
+
+@pytest.mark.long
+def test_nodes_that_die_again_and_again_cost_two_engines_neither_hits_nor_memory_nor_threads() -> None:
+    own, sizes = psutil.Process(), list[tuple[int, int]]()
+    with LocalCluster.running(nodes=3) as cluster, work_over(cluster) as one, work_over(cluster) as other:
+        for number in range(ROUNDS):
+            node = cluster.nodes[number % 3]
+            node.kill()
+            for work in (one, other):
+                work.round()
+            cluster.replace_node(node)
+            cleared_s = time.monotonic()
+            for work in (one, other):
+                while not work.is_normal():
+                    assert time.monotonic() - cleared_s < RECOVERY_S, "service must be normal again"
+                work.check_nothing_leaked()
+            sizes.append((own.memory_info().rss, own.num_threads()))
+    rounds = range(ROUNDS - WARM_ROUNDS)
+    resident_bytes, threads = (
+        linear_regression(rounds, measured).slope for measured in zip(*sizes[WARM_ROUNDS:], strict=True)
+    )
+    assert resident_bytes < RESIDENT_SLOPE_MAX, sizes
+    assert threads < THREADS_SLOPE_MAX, sizes

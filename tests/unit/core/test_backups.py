@@ -1,6 +1,5 @@
 """Backups: what an operation tells of them, what storage is offered, what failures and evictions leave undone."""
 
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -267,29 +266,6 @@ def test_what_was_evicted_before_its_turn_is_stored_at_the_end(tmp_path: Path) -
         other.wait_all(1)
         assert other.match(prompt).host_end == 4
     assert other.close() == []
-
-
-@pytest.mark.parametrize("write", [WritePolicy.BACK, WritePolicy.THROUGH])
-@pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_served_in_whatever_order_nothing_is_lost(write: WritePolicy, seed: int) -> None:
-    rng = random.Random(seed)
-    toy = writing(write, host=100, dirty_share=rng.choice([0.2, 1.0]), operations_max=rng.choice([1, 64]))
-    served: dict[tuple[int, int], Prompt] = {}
-    for _ in range(30):
-        family, pages = rng.randrange(4), rng.randrange(1, 9)
-        prompt = served[family, pages] = toy.cache.prompt(tokens(pages, family * 1000))
-        lock = toy.serve(prompt)
-        if lock is None:  # backups that have ended pin their pages until somebody polls
-            toy.cache.poll()
-            lock = toy.serve(prompt)
-        assert lock is not None
-        toy.cache.release(lock)
-        toy.cache.check()
-    toy.cache.wait_all(1)
-    for (_, pages), prompt in served.items():
-        assert toy.cache.match(prompt).host_end == pages
-        assert resumable(toy, prompt) == pages
-    assert all(occupancy.evicted for occupancy in toy.cache.stats().occupancy[:2]), "windows go by themselves, too"
 
 
 # ---- the prefetches and backups that a cache starts by itself ------------------------------------------------------

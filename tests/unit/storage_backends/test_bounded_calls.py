@@ -382,6 +382,31 @@ def test_closing_names_the_threads_that_have_not_ended_and_lets_what_waits_run()
     assert waiting.state is CallState.RETURNED
 
 
+def test_a_thread_that_was_replaced_ends_when_its_store_returns() -> None:
+    has_ended, is_in_store, goes_on = Event(), Event(), Event()
+
+    def start(target: Callable[[], None], name: str) -> None:
+        def run() -> None:
+            target()
+            has_ended.set()
+
+        Thread(target=run, name=name, daemon=True).start()
+
+    def hang() -> None:
+        is_in_store.set()
+        goes_on.wait(PATIENCE_S)
+
+    threads = CallThreads("call", 1, start=start)
+    hanging = threads.submit(hang)
+    assert is_in_store.wait(PATIENCE_S)
+    assert threads.give_up(hanging)
+    assert threads.submit(lambda: None).settle(PATIENCE_S)
+    assert not has_ended.is_set()
+    goes_on.set()
+    assert has_ended.wait(PATIENCE_S)
+    threads.close(PATIENCE_S)
+
+
 def test_a_caller_that_is_interrupted_leaves_its_call() -> None:
     class Clock:
         is_interrupted = False

@@ -15,7 +15,7 @@ import pytest
 from google.protobuf.json_format import MessageToJson
 
 from tests.sources import ROOT
-from tests.support.files import DiskFault, FaultyDisk, bytes_in, descriptors, held, put
+from tests.support.files import DiskFault, FaultyDisk, bytes_in, descriptors, put
 from tests.support.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.core.errors import ConfigError, InputError, StorageError
 from unified_cache.core.pool import Identity
@@ -25,7 +25,6 @@ from unified_cache.storage_backends.directory.disk import Disk, missing_mount
 from unified_cache.storage_backends.directory.front import (
     FREE_BYTES_MIN,
     STAMP_GRAIN_NS,
-    Clock,
     DirectoryAddress,
     parse_address,
 )
@@ -489,42 +488,6 @@ def test_a_directory_that_cannot_be_listed_raises(storage: DirectoryStorage, dis
     disk.failing = range(1 << 30)
     with pytest.raises(StorageError, match="cannot list the identities"):
         storage.manifests()
-
-
-# Order of use
-
-
-def read(storage: DirectoryStorage) -> None:
-    storage.get([blank_page(label(number)) for number in (0, 1, 2)])
-
-
-def touch(storage: DirectoryStorage) -> None:
-    storage.touch([label(number) for number in (0, 1, 2, 99)])
-
-
-@pytest.mark.parametrize("use", [read, touch])
-@pytest.mark.parametrize(("is_capped", "is_reopened"), [(False, True), (True, True), (True, False)])
-def test_pages_age_from_the_tail_of_the_batch_in_which_they_were_used_even_over_a_restart(
-    is_capped: bool,
-    is_reopened: bool,
-    use: Callable[[DirectoryStorage], None],
-    kind: StoreKind,
-    root: Path,
-    clock: Clock,
-) -> None:
-    bytes_max = 6 * kind.taken_bytes()
-    storage = kind.open(root, bytes_max=bytes_max if is_capped else None, clock=clock)
-    put(storage, [0, 1, 2])
-    put(storage, [3, 4, 5])
-    use(storage)
-    if is_reopened:
-        storage.close()
-        storage = kind.open(root, bytes_max=bytes_max, clock=clock)
-    with closing(storage):
-        for added, expected in (((6, 7), [0, 1, 2, 3, 6, 7]), ((8, 9), [0, 1, 6, 7, 8, 9])):
-            for number in added:
-                put(storage, [number])
-            assert held(storage, 100) == expected
 
 
 # Stores in a directory work where the operating system has less than Linux: as macOS, which has no fallocate
