@@ -11,13 +11,13 @@ from multiprocessing.connection import Connection
 import grpc
 
 from unified_cache.core.byte_sizes import PART_BYTES
-from unified_cache.core.settings.access import Role
-from unified_cache.core.settings.limits import LimitSettings, QuotaSettings
+from unified_cache.core.settings.service import QuotaSettings, Role
 from unified_cache.service.access.callers import AuditEntry, Caller
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.gate import Authenticator, ServiceGate
 from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.service.access.usage import COUNTED_PAGES_MAX, TenantUsage
+from unified_cache.service.limits import Limits
 from unified_cache.service.operations.process import keep_freed_memory
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.tenants import TenantStore
@@ -109,10 +109,10 @@ class BareServicer:
 
 
 def _listening(bare: BareServicer) -> tuple[int, grpc.Server]:
-    limits = LimitSettings()
+    limits = Limits()
     observer, quota = IdleObserver(), QuotaSettings(stored_bytes_max=1 << 60)
     everyone = Authenticator(None, None, Caller("bench", Role.ADMIN))
-    gate = ServiceGate(everyone, FairScheduler(quota, limits.calls_max), CallTimeouts(limits, time.monotonic), observer)
+    gate = ServiceGate(everyone, FairScheduler(quota, limits), CallTimeouts(limits, time.monotonic), observer)
     usage = TenantUsage(quota, COUNTED_PAGES_MAX, None)
     store = TenantStore(VerifiedStorage(MemoryStorage(STORE_BYTES)), usage, observer)
     service = CacheService(store, gate, limits, lambda: None)

@@ -6,7 +6,7 @@ python -m scripts.configuration_table
 from pathlib import Path
 
 from unified_cache.core.settings.describe import Setting, settings_of
-from unified_cache.core.settings.names import SECTIONS
+from unified_cache.core.settings.loading import SECTIONS
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "configuration.md"
 BEGIN = "<!-- all settings: python -m scripts.configuration_table -->\n"
@@ -19,12 +19,11 @@ def settings_table() -> str:
     for section, model in SECTIONS.items():
         for setting in settings_of(model):
             rows.setdefault(setting, []).append(section)
-    lines = ["| setting | in | value | default | meaning |", "|---|---|---|---|---|"]
-    for setting, sections in sorted(rows.items(), key=lambda row: (len(row[0].path) > 1, row[0].path)):
-        kind = ", ".join(f"`{each}`" for each in setting.values) or setting.kind
+    lines = ["| setting | in | default | meaning |", "|---|---|---|---|"]
+    for setting, sections in sorted(rows.items(), key=lambda row: ("." in row[0].name, row[0].name)):
         meaning = setting.meaning.replace("``", "`").replace("|", "\\|")
-        default = setting.default_text if setting.default is None else f"`{setting.default_text}`"
-        lines.append(f"| `{setting.name}` | {', '.join(sections)} | {kind} | {default} | {meaning} |")
+        default = setting.default_text if setting.default_text == "unset" else f"`{setting.default_text}`"
+        lines.append(f"| `{setting.name}` | {', '.join(sections)} | {default} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 

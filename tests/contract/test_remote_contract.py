@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.contract.test_storage_contract import OPENED
-from tests.support.service import LoopbackServer, limits_with
+from tests.support.service import LoopbackServer
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import HEADER_BYTES
+from unified_cache.service.limits import Limits
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.storage_backends.remote.store import RemoteStorage
@@ -46,7 +47,7 @@ class TestRemoteStorage(ServiceContract):
     @pytest.fixture(params=OPENED)
     def storage(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StorageBackend]:
         store = OPENED[request.param](tmp_path, ROOM_BYTES_MAX)
-        running = LoopbackServer.start(store, limits_with(part_bytes=500))
+        running = LoopbackServer.start(store, Limits(part_bytes=500))
         storage = VerifiedStorage(running.client())
         yield storage
         storage.close()

@@ -183,7 +183,9 @@ def test_every_object_of_an_encrypted_bucket_is_verified_as_it_lies_there(coding
 
 
 def test_the_settings_of_a_service_are_shown_without_a_key(tmp_path: Path) -> None:
-    said = ask("serve", "--storage", f"file:{tmp_path}{CODED}", "--print-config")
+    file = tmp_path / "service.toml"
+    file.write_text(f"storage = 'file:{tmp_path}{CODED}'\n", encoding="utf-8")
+    said = ask("config", "check", file, "--json")
     assert said.status == 0
     assert "keys=env:PAGE_KEYS" in said.out
     assert "3d3d" not in said.out + said.err

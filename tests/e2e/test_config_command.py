@@ -1,7 +1,6 @@
 """Commands do as a file, variables and flags say; ``config check`` names the place of each value."""
 
 import json
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,14 +18,14 @@ def test_a_service_and_a_cache_do_what_file_variable_and_flag_say(
     text = "storage = 'memory:'\nstorage_bytes = '2GiB'\n[guard]\ndeadline_s = 3\n[serve]\ninsecure = true\n"
     Path("unified-cache.toml").write_text(text, encoding="utf-8")
     monkeypatch.setenv("UNIFIED_CACHE_SERVE_STORAGE_BYTES", "3GiB")
-    said = ask("serve", "--listen", "127.0.0.1:7", "--print-config")
+    said = ask("config", "check", "--all", "--json")
     assert said.status == 0, said.err
-    printed = tomllib.loads(said.out)
-    assert (printed["storage"], printed["storage_bytes"], printed["listen"]) == ("memory:", 3 << 30, "127.0.0.1:7")
-    assert (printed["guard"]["deadline_s"], printed["insecure"]) == (3.0, True)
-    checked = json.loads(ask("config", "check", "--json").out)["settings"]
-    places = {each["place"]: each["sections"] for each in checked if each["name"] == "storage_bytes"}
-    assert places == {"UNIFIED_CACHE_SERVE_STORAGE_BYTES": ["serve"], "unified-cache.toml:2": ["cache"]}
+    settings = json.loads(said.out)["settings"]
+    found = {(each["section"], each["name"]): (each["value"], each["place"]) for each in settings}
+    assert found["serve", "storage_bytes"] == (3 << 30, "UNIFIED_CACHE_SERVE_STORAGE_BYTES")
+    assert found["cache", "storage_bytes"] == (2 << 30, "unified-cache.toml")
+    assert found["cache", "guard.deadline_s"] == found["serve", "guard.deadline_s"] == (3.0, "unified-cache.toml")
+    assert (found["serve", "insecure"], found["serve", "listen"][1]) == ((True, "unified-cache.toml"), "default")
 
 
 def test_a_replay_has_its_options_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +37,7 @@ def test_a_replay_has_its_options_alone(tmp_path: Path, monkeypatch: pytest.Monk
         "200",
         "--host-pages",
         "0",
-        "--evict-device",
+        "--policy",
         "priority",
         "--limit",
         "20",
@@ -50,5 +49,5 @@ def test_a_replay_has_its_options_alone(tmp_path: Path, monkeypatch: pytest.Monk
     settings = found["settings"]
     assert (settings["device_pages"], settings["host_pages"], settings["with_bytes"]) == (200, 0, False)
     assert (settings["storage"], found["requests"], found["missed"]) == (None, 20, None)
-    assert (settings["policies"]["evict_device"], settings["policies"]["evict_host"]) == ("priority", "lru")
+    assert (settings["policies"]["evict_device"], settings["policies"]["evict_host"]) == ("priority", "priority")
     assert (tmp_path / "out" / "index.html").exists()

@@ -239,7 +239,7 @@ def test_the_commands_and_settings_of_a_service_work(shell: DocumentShell, tmp_p
     (settings,) = blocks_run_by("service", frozenset({"toml"}))
     (tmp_path / "service.toml").write_text(shell.placed(settings.text), encoding="utf-8")
     shown, _ = shell.run(configured)
-    assert 'trust_domain = "cluster.example"' in shown
+    assert "cluster.example" in shown
 
     revoke_what_was_made(shell, tokens)
 

@@ -50,16 +50,8 @@ FILES: Mapping[str, str] = {
     "misspelt.toml": "\nlistn = 3\n[guard]\ndeadline_s = 'x'\n",
     "sound.toml": 'device_bytes = "1GiB"\nhost_bytes = "2GiB"\nstorage = "memory:"\nstorage_bytes = "4GiB"\n',
     "no-host.toml": 'storage = "file:kv"\ndevice_pages = 9\n',
-    "device-twice.toml": "[cache]\ndevice_pages = 9\ndevice_bytes = 9\n",
-    "host-twice.toml": "[cache]\nhost_pages = 9\nhost_bytes = 9\n",
-    "no-device.toml": "storage_workers = 3\n",
-    "small-host.toml": 'device_bytes = "2GiB"\nhost_bytes = "1GiB"\n',
-    "small-store.toml": 'storage = "memory:"\nstorage_bytes = "1GiB"\nhost_bytes = "2GiB"\n',
-    "capped-nothing.toml": "[cache]\nstorage_bytes = 9\n",
-    "dirty.toml": "dirty_share = 0.1\n",
-    "late.toml": "[guard]\ndeadline_s = 90\n",
     "no-key.toml": '[tls]\ncertificate = "none.crt"\nkey = "none.key"\n',
-    "insecure.toml": "insecure = true\n",
+    "quiet.toml": "metrics.listen = '127.0.0.1:0'\n",
     "tenants.toml": "[quota.tenants.a]\n",
 }
 """Files that the commands read."""

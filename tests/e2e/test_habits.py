@@ -126,7 +126,6 @@ SECRET_URLS = (
         "backup URL URL",
         "explain --storage URL --tokens /dev/null",
         "conformance URL",
-        "serve --storage URL --print-config",
         "config check",
         "ping URL",
     ],

@@ -66,7 +66,7 @@ UNTIL_ENDED = frozenset({"serve"})
 
 SHORT = frozenset(
     {
-        *("layout", "samples", "config check", "config init"),
+        *("layout", "samples", "config check"),
         *("ping", "drain"),
         *("token new", "token list", "token revoke"),
     }

@@ -19,6 +19,7 @@ from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.registry import listed_after
+from unified_cache.service.limits import Limits
 from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
@@ -210,7 +211,7 @@ def stored_by(storage: StorageBackend) -> list[Label]:
 
 def test_more_identities_than_a_server_remembers_are_all_listed_and_cleared(tmp_path: Path) -> None:
     layouts = [LAYOUTS[name] for name in ("full", "full_swa", "full_mamba", "full_swa_mamba")]
-    with running(storage=f"file:{tmp_path / 'own'}", limits={"identities_max": 2}) as server:
+    with running(storage=f"file:{tmp_path / 'own'}", limits=Limits(identities_max=2)) as server:
         url = f"grpc://{server.address}"
         for layout in layouts:
             fill(open_storage(url), layout, [PROMPT])

@@ -10,19 +10,20 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from tests.fuzz.context import Aborted, DirectContext
-from tests.support.service import HeaderTenants, NotedScheduler, Notes, limits_with
+from tests.support.service import HeaderTenants, NotedScheduler, Notes
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.core.errors import InputError
 from unified_cache.core.page import PAGE_KEY_BYTES
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label, seal, verify, verify_buffers
-from unified_cache.core.settings.limits import QuotaSettings
+from unified_cache.core.settings.service import QuotaSettings
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.wire.calls import Call
 from unified_cache.proto.wire.parts import decoded
 from unified_cache.service.access.gate import ServiceGate
 from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.service.access.usage import COUNTED_PAGES_MAX, TenantUsage
+from unified_cache.service.limits import Limits
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.tenants import TenantStore
 from unified_cache.storage_backends.manifest import manifest_of
@@ -64,7 +65,7 @@ class Requests:
     """Every call of the contract, and the parts of its streams; the first byte says which."""
 
     def __init__(self) -> None:
-        limits = limits_with(pages_max=64, identities_max=8)
+        limits = Limits(pages_max=64, identities_max=8)
         self._notes = Notes()
         usage = TenantUsage(QuotaSettings(stored_bytes_max=1 << 20), COUNTED_PAGES_MAX, None)
         store = TenantStore(VerifiedStorage(MemoryStorage(1 << 20)), usage, self._notes)

@@ -32,7 +32,7 @@ from tests.soak.faults import BadTimes
 from tests.soak.slow_flood import FloodFigures, FloodSize, SlowFlood
 from tests.soak.tally import CallFigures, CallTally
 from tests.sources import ROOT
-from unified_cache.core.settings.access import Role
+from unified_cache.core.settings.service import Role
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.tokens import add_token, new_token
 

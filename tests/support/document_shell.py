@@ -46,7 +46,7 @@ class DocumentShell:
         """Run one command; return what it printed, nothing for a server."""
         program, *arguments = map(self.placed, words)
         assert program == "unified-cache", f"expected a command of ours, found {shlex.join(words)}"
-        if arguments[0] == "serve" and "--print-config" not in arguments:
+        if arguments[0] == "serve":
             self._serve(arguments[1:])
             return ""
         result = ask(*arguments)

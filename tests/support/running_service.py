@@ -16,6 +16,7 @@ from tests.support.service_settings import service_settings
 from unified_cache.core.drain import Drain
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.wire.calls import Call
+from unified_cache.service.limits import Limits
 from unified_cache.service.operations.logs import JsonLines, Log, LogRateLimit
 from unified_cache.service.server import Service
 
@@ -65,7 +66,7 @@ class RunningService:
 
 
 @contextmanager
-def running(**settings: object) -> Iterator[RunningService]:
+def running(limits: Limits | None = None, **settings: object) -> Iterator[RunningService]:
     """Open a server over memory that looks at its files at every call; ``settings`` go over what it needs."""
     access = settings.pop("access", {})
     assert isinstance(access, Mapping)
@@ -77,7 +78,7 @@ def running(**settings: object) -> Iterator[RunningService]:
     }
     stream, drain = StringIO(), Drain()
     log = Log(JsonLines(stream, time.time), LogRateLimit(100, 1.0, time.monotonic))
-    service = Service.open(service_settings(None, {**flags, **settings}), log, drain)
+    service = Service.open(service_settings(None, {**flags, **settings}), log, drain, limits)
     try:
         yield RunningService(service, stream, drain)
     finally:

@@ -13,14 +13,14 @@ import pytest
 from google.protobuf.message import Message
 
 from tests.support.waiting import wait_until
-from unified_cache.core.settings.access import Role
-from unified_cache.core.settings.limits import LimitSettings, QuotaSettings
+from unified_cache.core.settings.service import QuotaSettings, Role
 from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.callers import AuditEntry, Caller, Refused
 from unified_cache.service.access.fairness import AdmissionSlot, FairScheduler
 from unified_cache.service.access.gate import Authenticator, ServiceGate
 from unified_cache.service.access.timeouts import CallTimeouts
 from unified_cache.service.access.usage import COUNTED_PAGES_MAX, TenantUsage
+from unified_cache.service.limits import Limits
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.tenants import TenantStore
 from unified_cache.storage_backends.protocol import Answer, StorageBackend
@@ -54,8 +54,8 @@ class NotedScheduler(FairScheduler):
     """Let every call run at once, and keep what calls said to hold."""
 
     def __init__(self) -> None:
-        quota = QuotaSettings(calls_max=THREADS, tenant_running_max=THREADS, shared_running_max=THREADS)
-        super().__init__(quota, 2 * THREADS)
+        limits = Limits(calls_max=2 * THREADS, tenant_running_max=THREADS, shared_running_max=THREADS)
+        super().__init__(QuotaSettings(calls_max=THREADS), limits)
         self.held: list[int] = []
         """Bytes that calls said to hold, one by one."""
 
@@ -102,11 +102,6 @@ class Notes:
         self.anomalies.append((kind, text))
 
 
-def limits_with(**settings: object) -> LimitSettings:
-    """Return the limits of a server, these among them, as its settings would have them."""
-    return LimitSettings.model_validate(settings)
-
-
 @dataclass
 class LoopbackServer:
     """A server that answers on loopback."""
@@ -125,14 +120,14 @@ class LoopbackServer:
     def start(
         cls,
         store: StorageBackend,
-        limits: LimitSettings | None = None,
+        limits: Limits | None = None,
         *,
         stored_bytes_max: int = 1 << 40,
         counted_pages_max: int = COUNTED_PAGES_MAX,
         clock: Callable[[], float] = time.monotonic,
         port: int = 0,
     ) -> "LoopbackServer":
-        limits = limits or limits_with()
+        limits = limits or Limits()
         callers, scheduler, timeouts, notes = HeaderTenants(), NotedScheduler(), CallTimeouts(limits, clock), Notes()
         quota = QuotaSettings(stored_bytes_max=stored_bytes_max)
         capability = store.capability()

@@ -14,11 +14,18 @@ from unified_cache.core.page import Namespace
 
 __all__ = [
     "TOKENS_HELP",
+    "DtypeOption",
+    "EnginesOption",
     "ExtraKeyOption",
     "IdentityOption",
     "JsonOptions",
+    "KeepBranchesOption",
+    "KeepTailOption",
+    "LimitOption",
     "LoraIdOption",
+    "ModelOption",
     "NamespaceOptions",
+    "ReportOption",
     "StoreArgument",
     "TokensFileOption",
 ]
@@ -35,6 +42,33 @@ ExtraKeyOption = Annotated[str | None, typer.Option(help="Namespace of the promp
 CacheSaltOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: cache salt.")]
 LoraIdOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: adapter.")]
 TenantOption = Annotated[str | None, typer.Option(help="Namespace of the prompts: tenant.")]
+ModelOption = Annotated[
+    str | None, typer.Option(metavar="MODEL", help="A preset, a config.json or a directory with one.")
+]
+DtypeOption = Annotated[
+    str | None, typer.Option(help="What the model's K and V are kept in. [default: the model's own dtype]")
+]
+KeepTailOption = Annotated[
+    int,
+    typer.Option(metavar="TOKENS", help="Keep windows and states at every page boundary of so many last tokens, too."),
+]
+KeepBranchesOption = Annotated[
+    bool,
+    typer.Option(
+        "--keep-branches/--no-keep-branches", help="Keep windows and states where a prompt leaves what is cached, too."
+    ),
+]
+EnginesOption = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        help="Engines that take the requests in turn, each with device and host memory of its own, over one store.",
+    ),
+]
+LimitOption = Annotated[int | None, typer.Option(min=1, metavar="N", help="The trace's first N requests only.")]
+ReportOption = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Write a page with pictures into this directory.")
+]
 BigramsOption = Annotated[bool, typer.Option("--bigrams", help="Namespace of the prompts: pages of bigrams (EAGLE).")]
 
 JSON_FORMAT = 1

@@ -8,16 +8,22 @@ from typing import Annotated
 import typer
 
 from unified_cache.cli.layout import size_named
-from unified_cache.cli.options import JsonOptions
+from unified_cache.cli.options import (
+    DtypeOption,
+    EnginesOption,
+    JsonOptions,
+    KeepBranchesOption,
+    KeepTailOption,
+    LimitOption,
+    ModelOption,
+    ReportOption,
+)
 from unified_cache.cli.progress import read_watched, watched
 from unified_cache.cli.report_page import page_writer, print_page
-from unified_cache.cli.setting_options import SettingOption, given_flags
-from unified_cache.core.config import EvictionPolicy
+from unified_cache.core.config import EvictionPolicy, Retention
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.extras import import_with_extra
 from unified_cache.core.hits import Hits
-from unified_cache.core.settings.loading import read_flags
-from unified_cache.core.settings.programs import PlanChoices
 from unified_cache.sizing.plan.hardware import Hardware, hardware_named, read_hardware
 from unified_cache.sizing.plan.planner import Planner
 from unified_cache.sizing.plan.report import page_of
@@ -52,53 +58,70 @@ class PlanCommand(JsonOptions):
     """
 
     trace: Annotated[Path, typer.Argument(help="Request trace of Mooncake or Bailian, or a recording, plain or .gz.")]
-    model: Annotated[str | None, SettingOption(PlanChoices, "model", "MODEL")] = None
-    devices: Annotated[int | None, SettingOption(PlanChoices, "devices")] = None
-    engines: Annotated[int | None, SettingOption(PlanChoices, "engines", "N")] = None
-    sweep: Annotated[list[str] | None, SettingOption(PlanChoices, "sweep", "TIER=SIZES")] = None
-    hardware: Annotated[str | None, SettingOption(PlanChoices, "hardware", "NAME|FILE")] = None
-    active_parameters: Annotated[float | None, SettingOption(PlanChoices, "active_parameters", "N")] = None
-    storage_ratio: Annotated[float | None, SettingOption(PlanChoices, "storage_ratio", "SHARE")] = None
-    page_size: Annotated[int | None, SettingOption(PlanChoices, "page_size")] = None
-    dtype: Annotated[str | None, SettingOption(PlanChoices, "dtype")] = None
-    keep_tail: Annotated[int | None, SettingOption(PlanChoices, "retention.tail_tokens", "TOKENS")] = None
-    keep_branches: Annotated[bool | None, SettingOption(PlanChoices, "retention.branches")] = None
+    model: ModelOption = None
+    devices: Annotated[int, typer.Option(help="Devices of one engine, each of the size swept.")] = 1
+    engines: EnginesOption = 1
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TIER=SIZES",
+            help="Sizes of device, host or storage: TIER=FROM..TO, TIER=FROM..TO:STEPS, or TIER= a list. "
+            "[default: device=16GiB..64GiB, host=0..2TiB, storage=0..20TiB]",
+        ),
+    ] = None
+    hardware: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="h100, h200, b200, laptop, or a TOML file of speeds and prices.")
+    ] = "h100"
+    active_parameters: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="Parameters that a token passes through, for the speed of prefill."),
+    ] = None
+    storage_ratio: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE", help="Bytes that storage keeps for each byte of a page: 0.7 for bfloat16 compressed."
+        ),
+    ] = 1.0
+    page_size: Annotated[int | None, typer.Option(help="Tokens per page. [default: the model's usual]")] = None
+    dtype: DtypeOption = None
+    keep_tail: KeepTailOption = 0
+    keep_branches: KeepBranchesOption = True
     policy: Annotated[
-        EvictionPolicy | None,
+        EvictionPolicy,
         typer.Option(
             help="What device and host memory evict first; others than lru take replays.", case_sensitive=False
         ),
-    ] = None
-    evict_device: Annotated[EvictionPolicy | None, SettingOption(PlanChoices, "eviction.device")] = None
-    evict_host: Annotated[EvictionPolicy | None, SettingOption(PlanChoices, "eviction.host")] = None
-    check: Annotated[int | None, SettingOption(PlanChoices, "check", "N")] = None
-    limit: Annotated[int | None, SettingOption(PlanChoices, "limit", "N")] = None
-    report: Annotated[Path | None, SettingOption(PlanChoices, "report", "DIR")] = None
+    ] = EvictionPolicy.LRU
+    check: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Combinations that are replayed in full, to see how far off it is.")
+    ] = 0
+    limit: LimitOption = None
+    report: ReportOption = None
 
     def run(self) -> None:
         """Plan, and show the result."""
-        flags = given_flags(self, {"eviction.device": self.policy, "eviction.host": self.policy})
-        choices = read_flags(PlanChoices, flags)
-        if choices.model is None:
-            raise ConfigError("model must be set, found none; name a preset or config.json: --model gpt-oss-120b")
+        if self.model is None:
+            raise ConfigError("--model must be set, found none; name a preset or config.json: --model gpt-oss-120b")
+        if not 0 < self.storage_ratio <= 1:
+            raise ConfigError(f"--storage-ratio must be in (0, 1], found {self.storage_ratio}")
         model = PlannedModel(
-            choices.model,
-            size_named(choices.model, page_size=choices.page_size, dtype=choices.dtype),
-            choices.retention,
-            ReplayPolicies.evicting(choices.eviction),
-            choices.devices,
-            choices.engines,
-            choices.storage_ratio,
+            self.model,
+            size_named(self.model, page_size=self.page_size, dtype=self.dtype),
+            Retention(self.keep_tail, branches=self.keep_branches),
+            ReplayPolicies(self.policy, self.policy),
+            self.devices,
+            self.engines,
+            self.storage_ratio,
         )
-        hardware = _hardware(choices)
+        hardware = _hardware(self.hardware, self.active_parameters)
         # What does not fit is refused before the trace is read; of sizes that nobody named it is left out.
-        named = [tier for tier in TIERS if any(text.strip().startswith(f"{tier}=") for text in choices.sweep)]
-        sweep = model.fitting(combinations(parse_sweeps(choices.sweep)), named)
-        write_page = page_writer(choices.report)
+        named = [tier for tier in TIERS if any(text.strip().startswith(f"{tier}=") for text in (self.sweep or ()))]
+        sweep = model.fitting(combinations(parse_sweeps(self.sweep or ())), named)
+        write_page = page_writer(self.report)
         self.check_json_file()
-        serve = self._served(choices) if choices.check or not model.has_stack else None
-        with watched(sys.stderr, "plan", len(sweep) + choices.check, "combinations") as on_progress:
-            result = Planner(self.trace, choices.limit, model, hardware).plan(sweep, on_progress, choices.check, serve)
+        serve = self._served() if self.check or not model.has_stack else None
+        with watched(sys.stderr, "plan", len(sweep) + self.check, "combinations") as on_progress:
+            result = Planner(self.trace, self.limit, model, hardware).plan(sweep, on_progress, self.check, serve)
         page = page_of(result)
         if not self.shown_as_json("plan", result.as_json()):
             print_page(page)
@@ -106,11 +129,11 @@ class PlanCommand(JsonOptions):
         if not result.is_complete:
             raise KeyboardInterrupt(f"plan had {len(result.points):,} of {len(sweep):,} combinations, shown above")
 
-    def _served(self, choices: PlanChoices) -> ServePlan:
+    def _served(self) -> ServePlan:
         """Return what replays the trace."""
         purpose = "--check, and a plan for other policies than lru"
         runner = import_with_extra("unified_cache.sizing.replay.runner", "engine", purpose)
-        requests = read_watched(self.trace, choices.limit)
+        requests = read_watched(self.trace, self.limit)
 
         def serve(plan: ReplayPlan) -> list[Hits]:
             hits: list[Hits] = runner.served_hits(plan, requests)
@@ -119,11 +142,11 @@ class PlanCommand(JsonOptions):
         return serve
 
 
-def _hardware(choices: PlanChoices) -> Hardware:
-    path = Path(choices.hardware)
+def _hardware(name: str, active_parameters: float | None) -> Hardware:
+    path = Path(name)
     if path.suffix == ".toml" or path.is_file():
-        return read_hardware(path, choices.active_parameters)
-    return hardware_named(choices.hardware, choices.active_parameters)
+        return read_hardware(path, active_parameters)
+    return hardware_named(name, active_parameters)
 
 
 plan_app.command("plan", epilog=PLAN_EPILOG)(PlanCommand)

@@ -12,24 +12,27 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from unified_cache.cli.layout import size_named
-from unified_cache.cli.options import JsonOptions
+from unified_cache.cli.options import (
+    DtypeOption,
+    EnginesOption,
+    JsonOptions,
+    KeepBranchesOption,
+    KeepTailOption,
+    LimitOption,
+    ModelOption,
+    ReportOption,
+)
 from unified_cache.cli.progress import read_watched, watched
 from unified_cache.cli.report_page import page_writer, print_page
-from unified_cache.cli.setting_options import SettingOption, given_flags
-from unified_cache.core.config import EvictionPolicy, WritePolicy
+from unified_cache.core.byte_sizes import parse_bytes
+from unified_cache.core.config import EvictionPolicy, Prefetching, Retention, WritePolicy
 from unified_cache.core.errors import CacheError, ConfigError
 from unified_cache.core.extras import import_with_extra
-from unified_cache.core.settings.loading import read_flags
-from unified_cache.core.settings.names import flag_name
-from unified_cache.core.settings.programs import ReplayChoices
-from unified_cache.core.settings.section import NONE
-from unified_cache.core.settings.toml import flattened
 from unified_cache.sizing.replay.plan import ReplayPolicies
 from unified_cache.sizing.replay.report import page_of
 from unified_cache.sizing.replay.settings import (
     DEVICE_BYTES,
     HOST_BYTES,
-    SCALE,
     STORAGE_BYTES,
     ModelSettings,
     ReplaySettings,
@@ -63,6 +66,9 @@ All pools of a model, tiers in the bytes they would take:
 
 replay_app = typer.Typer(rich_markup_mode="markdown")
 
+NONE = "none"
+"""In the place of a store's URL: there is to be none."""
+
 WIDTH_MIN = 80
 """Columns assumed where the output is no terminal; the tables fit."""
 
@@ -79,45 +85,76 @@ class ReplayCommand(JsonOptions):
     """
 
     trace: Annotated[Path, typer.Argument(help="Request trace of Mooncake or Bailian, or a recording, plain or .gz.")]
-    page_size: Annotated[int | None, SettingOption(ReplayChoices, "page_size")] = None
-    device_pages: Annotated[int | None, SettingOption(ReplayChoices, "device_pages")] = None
-    host_pages: Annotated[int | None, SettingOption(ReplayChoices, "host_pages")] = None
-    page_bytes: Annotated[str | None, SettingOption(ReplayChoices, "page_bytes")] = None
-    model: Annotated[str | None, SettingOption(ReplayChoices, "model", "MODEL")] = None
-    dtype: Annotated[str | None, SettingOption(ReplayChoices, "dtype")] = None
-    device_bytes: Annotated[str | None, SettingOption(ReplayChoices, "device_bytes")] = None
-    host_bytes: Annotated[str | None, SettingOption(ReplayChoices, "host_bytes")] = None
-    scale_bytes: Annotated[float | None, SettingOption(ReplayChoices, "scale_bytes", "F")] = None
-    keep_tail: Annotated[int | None, SettingOption(ReplayChoices, "retention.tail_tokens", "TOKENS")] = None
-    keep_branches: Annotated[bool | None, SettingOption(ReplayChoices, "retention.branches")] = None
-    storage: Annotated[str | None, SettingOption(ReplayChoices, "storage", "URL")] = None
-    storage_bytes: Annotated[str | None, SettingOption(ReplayChoices, "storage_bytes")] = None
-    policy: Annotated[
-        EvictionPolicy | None, typer.Option(help="What device and host memory evict first.", case_sensitive=False)
-    ] = None
-    evict_device: Annotated[EvictionPolicy | None, SettingOption(ReplayChoices, "eviction.device")] = None
-    evict_host: Annotated[EvictionPolicy | None, SettingOption(ReplayChoices, "eviction.host")] = None
-    write: Annotated[WritePolicy | None, SettingOption(ReplayChoices, "write")] = None
-    prefetch_min_tokens: Annotated[
+    page_size: Annotated[
         int | None,
-        SettingOption(ReplayChoices, "prefetching.threshold_tokens", "N"),
+        typer.Option(help="Tokens per page. [default: a block of the trace, or the model's usual]"),
     ] = None
-    prefetch_host_share: Annotated[float | None, SettingOption(ReplayChoices, "prefetching.host_share", "F")] = None
-    engines: Annotated[int | None, SettingOption(ReplayChoices, "engines", "N")] = None
-    limit: Annotated[int | None, SettingOption(ReplayChoices, "limit", "N")] = None
-    moves_bytes: Annotated[bool | None, SettingOption(ReplayChoices, "bytes")] = None
-    explain: Annotated[bool | None, SettingOption(ReplayChoices, "explain")] = None
-    report: Annotated[Path | None, SettingOption(ReplayChoices, "report", "DIR")] = None
+    device_pages: Annotated[
+        int | None, typer.Option(help="Pages of the device (L1), without a model. [default: 2000]")
+    ] = None
+    host_pages: Annotated[
+        int | None, typer.Option(help="Pages of host memory (L2), without a model; 0 for none. [default: 20000]")
+    ] = None
+    page_bytes: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Payload of one page, without a model. [default: 4KiB]")
+    ] = None
+    model: ModelOption = None
+    dtype: DtypeOption = None
+    device_bytes: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="True bytes of the model's device pools (L1). [default: 64GiB]")
+    ] = None
+    host_bytes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BYTES", help="True bytes of host memory (L2), headers included; 0 for none. [default: 256GiB]"
+        ),
+    ] = None
+    keep_tail: KeepTailOption = 0
+    keep_branches: KeepBranchesOption = True
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Store (L3): memory:, file:DIR, packed:DIR or none. [default: none; with a model memory: of 2TiB]",
+        ),
+    ] = None
+    storage_bytes: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Cap on the store; a model's true bytes, headers included.")
+    ] = None
+    policy: Annotated[
+        EvictionPolicy, typer.Option(help="What device and host memory evict first.", case_sensitive=False)
+    ] = EvictionPolicy.LRU
+    write: Annotated[
+        WritePolicy,
+        typer.Option(help="When prompts go to host memory and storage; on_call: once served.", case_sensitive=False),
+    ] = WritePolicy.ON_CALL
+    prefetch_min_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Prefixes of fewer tokens are not asked of storage.")
+    ] = 0
+    engines: EnginesOption = 1
+    limit: LimitOption = None
+    moves_bytes: Annotated[
+        bool,
+        typer.Option(
+            "--bytes/--no-bytes",
+            help="Move and verify payloads; without them the same hits at full speed, for sizing.",
+        ),
+    ] = True
+    explain: Annotated[
+        bool | None,
+        typer.Option(
+            "--explain/--no-explain",
+            help="Break missed tokens down by reason and component. [default: with --report alone]",
+        ),
+    ] = None
+    report: ReportOption = None
 
     def run(self) -> None:
         """Replay and show the result."""
-        flags = given_flags(self, {"eviction.device": self.policy, "eviction.host": self.policy})
-        choices = read_flags(ReplayChoices, flags)
-        explain, directory = choices.explain, choices.report
-        settings = _plain(choices, flags) if choices.model is None else _of_model(choices, choices.model, flags)
-        settings = replace(settings, explains=directory is not None if explain is None else explain)
-        requests = read_watched(self.trace, choices.limit)
-        if isinstance(settings, ReplaySettings) and choices.page_size is None:
+        settings = self._of_pages() if self.model is None else self._of_model(self.model)
+        directory = self.report
+        requests = read_watched(self.trace, self.limit)
+        if isinstance(settings, ReplaySettings) and self.page_size is None:
             settings = replace(settings, page_size=requests[0].block_tokens)
         runner = import_with_extra("unified_cache.sizing.replay.runner", "engine", "replay")
         write_page = page_writer(directory)
@@ -135,61 +172,58 @@ class ReplayCommand(JsonOptions):
                 f"{result.leaked_slots} slots leaked; this is a bug, please report it"
             )
 
+    @property
+    def _explains(self) -> bool:
+        return self.report is not None if self.explain is None else self.explain
 
-def _plain(found: ReplayChoices, flags: Mapping[str, object]) -> ReplaySettings:
-    _refuse(flags, "need --model", "device_bytes", "host_bytes", "scale_bytes", "retention.tail_tokens", "dtype")
-    defaults = ReplaySettings()
-    return ReplaySettings(
-        page_size=_given(found.page_size, defaults.page_size),
-        device_pages=_of_one_pool("device_pages", found.device_pages, defaults.device_pages),
-        host_pages=_of_one_pool("host_pages", found.host_pages, defaults.host_pages),
-        storage=None if found.storage == NONE else found.storage,
-        storage_bytes=found.storage_bytes,
-        page_bytes=_given(found.page_bytes, defaults.page_bytes),
-        with_bytes=found.bytes,
-        policies=_policies(found),
-        engines=found.engines,
-    )
+    def _of_pages(self) -> ReplaySettings:
+        sizes = {"--device-bytes": self.device_bytes, "--host-bytes": self.host_bytes, "--dtype": self.dtype}
+        _refuse({**sizes, "--keep-tail": self.keep_tail or None}, "need --model")
+        usual = ReplaySettings()
+        return ReplaySettings(
+            page_size=_given(self.page_size, usual.page_size),
+            device_pages=_given(self.device_pages, usual.device_pages),
+            host_pages=_given(self.host_pages, usual.host_pages),
+            storage=None if self.storage == NONE else self.storage,
+            storage_bytes=_bytes("--storage-bytes", self.storage_bytes, None),
+            page_bytes=_bytes("--page-bytes", self.page_bytes, usual.page_bytes),
+            with_bytes=self.moves_bytes,
+            policies=self._policies(),
+            engines=self.engines,
+            explains=self._explains,
+        )
 
+    def _of_model(self, model: str) -> ModelSettings:
+        pages = {"--device-pages": self.device_pages, "--host-pages": self.host_pages, "--page-bytes": self.page_bytes}
+        _refuse(pages, "do not go with --model, whose tiers are sized in bytes")
+        host_bytes = _bytes("--host-bytes", self.host_bytes, HOST_BYTES)
+        storage = self.storage or ("memory:" if host_bytes else NONE)
+        return ModelSettings(
+            name=model,
+            sized=size_named(model, page_size=self.page_size, dtype=self.dtype),
+            retention=Retention(self.keep_tail, branches=self.keep_branches),
+            device_bytes=_bytes("--device-bytes", self.device_bytes, DEVICE_BYTES),
+            host_bytes=host_bytes,
+            storage=None if storage == NONE else storage,
+            storage_bytes=_bytes("--storage-bytes", self.storage_bytes, None if self.storage else STORAGE_BYTES),
+            with_bytes=self.moves_bytes,
+            policies=self._policies(),
+            engines=self.engines,
+            explains=self._explains,
+        )
 
-def _of_model(found: ReplayChoices, model: str, flags: Mapping[str, object]) -> ModelSettings:
-    reason = "do not go with --model, whose tiers are sized in bytes"
-    _refuse(flags, reason, "device_pages", "host_pages", "page_bytes")
-    host_bytes = _given(found.host_bytes, HOST_BYTES)
-    storage = found.storage or ("memory:" if host_bytes else NONE)
-    return ModelSettings(
-        name=model,
-        sized=size_named(model, page_size=found.page_size, dtype=found.dtype),
-        retention=found.retention,
-        device_bytes=_given(found.device_bytes, DEVICE_BYTES),
-        host_bytes=host_bytes,
-        storage=None if storage == NONE else storage,
-        storage_bytes=_given(found.storage_bytes, None if found.storage else STORAGE_BYTES),
-        scale=_given(found.scale_bytes, SCALE),
-        with_bytes=found.bytes,
-        policies=_policies(found),
-        engines=found.engines,
-    )
-
-
-def _policies(found: ReplayChoices) -> ReplayPolicies:
-    return replace(ReplayPolicies.evicting(found.eviction), write=found.write, prefetching=found.prefetching)
-
-
-def _of_one_pool(name: str, counts: tuple[int, ...] | None, default: int) -> int:
-    if counts is None:
-        return default
-    if len(counts) != 1:
-        raise ConfigError(f"{name} must be one number without a model, found {list(counts)}")
-    return counts[0]
+    def _policies(self) -> ReplayPolicies:
+        return ReplayPolicies(self.policy, self.policy, self.write, Prefetching(self.prefetch_min_tokens))
 
 
-def _refuse(flags: Mapping[str, object], reason: str, *names: str) -> None:
-    """Refuse settings that were given and mean nothing here."""
-    given = {".".join(path) for path, _ in flattened(flags)}
-    found = [flag_name(tuple(name.split("."))) for name in names if name in given]
-    if found:
+def _refuse(options: Mapping[str, object], reason: str) -> None:
+    """Refuse options that were given and mean nothing here."""
+    if found := [name for name, value in options.items() if value is not None]:
         raise ConfigError(f"{', '.join(found)} {reason}")
+
+
+def _bytes(option: str, text: str | None, default: _T) -> int | _T:
+    return default if text is None else parse_bytes(option, text)
 
 
 def _given(value: _T | None, default: _T) -> _T:

@@ -15,16 +15,13 @@ from typing import Annotated
 import typer
 
 from unified_cache.cli.options import JsonOptions
-from unified_cache.cli.setting_options import ConfigOption, SetOption, SettingOption, given_flags
 from unified_cache.cli.text import example
 from unified_cache.core.byte_sizes import size_text
 from unified_cache.core.drain import Drain, signals_drain
 from unified_cache.core.errors import CacheError, without_secrets
 from unified_cache.core.extras import import_with_extra
-from unified_cache.core.settings.access import Role
-from unified_cache.core.settings.loading import read_settings
-from unified_cache.core.settings.service import ServiceSettings
-from unified_cache.core.settings.toml import as_toml
+from unified_cache.core.settings.loading import FILE_NAME, read_settings
+from unified_cache.core.settings.service import Role, ServiceSettings
 from unified_cache.storage_backends.url import split_choice
 
 __all__ = ["ServeCommand", "TokenListCommand", "TokenNewCommand", "TokenRevokeCommand", "serve_app", "token_app"]
@@ -37,7 +34,9 @@ A store of this machine, for this machine:
 
 Everything from a file; see what it comes to:
 
-    unified-cache serve --config service.toml --print-config
+    unified-cache config check service.toml --for serve --all
+
+    unified-cache serve --config service.toml
 """
 
 CALLERS_EPILOG = """**Examples**
@@ -77,12 +76,18 @@ class ServeCommand:
     On SIGTERM calls in flight finish; a second one stops at once.
     """
 
-    listen: Annotated[str | None, SettingOption(ServiceSettings, "listen", "ADDR")] = None
-    storage: Annotated[str | None, SettingOption(ServiceSettings, "storage", "URL")] = None
-    storage_bytes: Annotated[str | None, SettingOption(ServiceSettings, "storage_bytes")] = None
-    config: ConfigOption = None
-    assigned: SetOption = None
-    print_config: Annotated[bool, typer.Option("--print-config", help="Print all settings as TOML and exit.")] = False
+    listen: Annotated[
+        str | None, typer.Option(metavar="ADDR", help="HOST:PORT or unix:PATH. [default: 127.0.0.1:50051]")
+    ] = None
+    storage: Annotated[
+        str | None, typer.Option(metavar="URL", help="Store (L3). [default: file:~/.cache/unified-cache]")
+    ] = None
+    storage_bytes: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Cap on the store, as du counts it. [default: its file system]")
+    ] = None
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help=f"Settings in TOML. [default: {FILE_NAME}, where there is one]")
+    ] = None
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Serve other machines without asking for client certificates.")
     ] = False
@@ -90,11 +95,11 @@ class ServeCommand:
     def run(self) -> None:
         """Serve until a signal or an administrator ends it."""
         os.environ.setdefault(GRPC_LOG, "NONE")
-        flags = given_flags(self, {"insecure": self.insecure or None})
-        settings = read_settings(ServiceSettings, self.config, flags, self.assigned or ()).settings
-        if self.print_config:
-            sys.stdout.write(as_toml(settings))
-            return
+        options = {"listen": self.listen, "storage": self.storage, "storage_bytes": self.storage_bytes}
+        given: dict[str, object] = {name: value for name, value in options.items() if value is not None}
+        if self.insecure:
+            given["insecure"] = True
+        settings = read_settings(ServiceSettings, self.config, given).settings
         if settings.insecure and not settings.address.is_local:
             sys.stderr.write(INSECURE_WARNING.format(address=settings.listen))
         _service_module("operations.process", "serve").keep_freed_memory()

@@ -18,9 +18,8 @@ from prometheus_client import CollectorRegistry
 from unified_cache.core.byte_sizes import size_text
 from unified_cache.core.drain import Drain
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.settings.access import Role
 from unified_cache.core.settings.addresses import ListenAddress
-from unified_cache.core.settings.service import ServiceSettings
+from unified_cache.core.settings.service import Role, ServiceSettings
 from unified_cache.observe.live.listener import MetricsListener
 from unified_cache.proto.wire.calls import SERVICE
 from unified_cache.service.access.callers import Caller
@@ -41,6 +40,7 @@ from unified_cache.service.access.tls import (
 )
 from unified_cache.service.access.tokens import Tokens, read_tokens, token_changes
 from unified_cache.service.access.usage import COUNTED_PAGES_MAX, TenantUsage
+from unified_cache.service.limits import Limits
 from unified_cache.service.operations.logs import Log, open_audit
 from unified_cache.service.operations.metrics import BoundedLabels, ServiceMetrics, UsageCollector
 from unified_cache.service.operations.process import room_for_connections
@@ -87,21 +87,24 @@ class Service:
     _opened: ExitStack
 
     @classmethod
-    def open(cls, settings: ServiceSettings, log: Log, drain: Drain) -> "Service":
+    def open(cls, settings: ServiceSettings, log: Log, drain: Drain, limits: Limits | None = None) -> "Service":
         """Open the store, make everything ready and begin to serve; an administrator's call asks ``drain`` for the end.
+
+        ``limits`` are those of the settings unless given.
 
         Raises:
             ConfigError: the settings cannot be met: an address in use, bad files.
             StorageError: the store cannot be opened.
         """
+        limits = limits or Limits.of(settings.limits)
         with ExitStack() as opened:
             metrics = _metrics(settings, log, opened)
             access = _Access.read(settings, metrics)
             listener = _metrics_listener(settings, metrics, access)
             if listener is not None:
                 opened.callback(listener.close)
-            scheduler = FairScheduler(settings.quota, settings.limits.calls_max)
-            timeouts = CallTimeouts(settings.limits, time.monotonic)
+            scheduler = FairScheduler(settings.quota, limits)
+            timeouts = CallTimeouts(limits, time.monotonic)
             opened.callback(timeouts.close)
             gate = ServiceGate(access.authenticator(settings), scheduler, timeouts, metrics)
             guarded = GuardedStore.open(settings, metrics.registry)
@@ -112,7 +115,7 @@ class Service:
                 metrics.anomaly("cap_above_disk", f"{text}: the store is full when the disk is")
             usage = TenantUsage(settings.quota, COUNTED_PAGES_MAX, bytes_max, capability.taken_bytes)
             store = TenantStore(guarded.guard, usage, metrics, guarded.own)
-            cache = CacheService(store, gate, settings.limits, drain.ask)
+            cache = CacheService(store, gate, limits, drain.ask)
             opened.callback(cache.close)
             stop = Event()
             counting = Thread(target=store.count_stored, args=(stop,), name="tenant-count", daemon=True)
@@ -120,10 +123,10 @@ class Service:
             opened.callback(stop.set)
             counting.start()
             metrics.registry.register(UsageCollector(scheduler, store, metrics.tenants))
-            healthy = HealthService([SERVICE], settings.limits.public_calls_max, timeouts)
+            healthy = HealthService([SERVICE], limits.public_calls_max, timeouts)
             if settings.address.socket is not None:
                 opened.enter_context(held_socket(settings.address.socket))
-            server = _new_server(settings, cache, healthy, timeouts)
+            server = _new_server(settings, limits, cache, healthy, timeouts)
             port = _listen(server, settings.address, access.credentials())
             metrics.insecure.set(float(not settings.address.is_local and access.clients is None))
             server.start()
@@ -243,9 +246,8 @@ def _status_of_reader(access: _Access, is_certified_enough: bool, connection: so
 
 
 def _new_server(
-    settings: ServiceSettings, cache: CacheService, healthy: HealthService, timeouts: CallTimeouts
+    settings: ServiceSettings, bounds: Limits, cache: CacheService, healthy: HealthService, timeouts: CallTimeouts
 ) -> grpc.Server:
-    bounds = settings.limits
     public_max = 3 * bounds.public_calls_max  # checks, watches, reflection
     threads_max = bounds.calls_max + public_max + REFUSING_THREADS
     options = [

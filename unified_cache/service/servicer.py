@@ -8,14 +8,14 @@ from google.protobuf.message import Message
 
 from unified_cache.core.errors import InputError
 from unified_cache.core.seal import FORMAT_VERSION
-from unified_cache.core.settings.access import Role
-from unified_cache.core.settings.limits import LimitSettings
+from unified_cache.core.settings.service import Role
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.wire.calls import SERVICE, Call, Parsed, parsed
 from unified_cache.proto.wire.names import check_digests
 from unified_cache.proto.wire.parts import decoded, mark, parts_of
 from unified_cache.service.access.gate import AdmittedCall, ServiceGate
 from unified_cache.service.access.registry import Registration, Registry, listed_after
+from unified_cache.service.limits import Limits
 from unified_cache.service.requests.assembler import PageAssembler
 from unified_cache.service.requests.checks import (
     NamedRun,
@@ -50,7 +50,7 @@ class CacheService:
         self,
         store: TenantStore,
         gate: ServiceGate,
-        limits: LimitSettings,
+        limits: Limits,
         ask_drain: Callable[[], object],
     ) -> None:
         self._limits = limits
@@ -60,7 +60,7 @@ class CacheService:
         self._ask_drain = ask_drain
 
     def rpc_methods(self) -> grpc.GenericRpcHandler:
-        """Return what a ``grpc.Server`` is given; its options are ``LimitSettings.channel_options``.
+        """Return what a ``grpc.Server`` is given; its options are ``Limits.channel_options``.
 
         All are registered as streams of requests, also those of one message, which is the same on the wire: gRPC then
         hands a call over as soon as its headers have come, so it is admitted, counted and timed from there on.

@@ -71,7 +71,7 @@ def test_a_hardware_file_goes_on_from_a_known_one(tmp_path: Path) -> None:
     [
         ("device_price_per_hours = 4", "did you mean device_price_per_hour"),
         ("drive_years = 'five'", "must be a valid number"),
-        ("storage_read_bytes_per_s = -1", "must be at least 1"),
+        ("storage_read_bytes_per_s = -1", "must be greater than 0"),
         ("base = 'h10'", "did you mean h100"),
         ("[prefill_tokens_per_s]\nlong = 3", "must be a valid integer, found 'long'"),
         ("device_price_per_hour =", "must be TOML"),

@@ -64,6 +64,7 @@ FLOORS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("offline",),
     ),
     f"{PACKAGE}.service": (
+        ("limits",),
         ("access",),
         ("store",),
         ("requests", "operations"),

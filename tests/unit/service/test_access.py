@@ -19,7 +19,7 @@ from tests.support.running_service import called, refusal, running
 from tests.support.service import Notes
 from unified_cache.cli.main import run
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.settings.access import AccessSettings, Role
+from unified_cache.core.settings.service import AccessSettings, Role
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.callers import Caller

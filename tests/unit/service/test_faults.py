@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import grpc
 import pytest
 
-from tests.support.service import LoopbackServer, Wire, limits_with, refused, wait_for
+from tests.support.service import LoopbackServer, Wire, refused, wait_for
 from tests.support.wrappers import bounded
 from tests.unit.service.test_requests import (
     BAD,
@@ -25,13 +25,13 @@ from unified_cache.components import Full
 from unified_cache.core.errors import StorageError, StorageFullError
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label
-from unified_cache.core.settings.access import Role
-from unified_cache.core.settings.limits import LimitSettings
+from unified_cache.core.settings.service import Role
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.registry import Registry
+from unified_cache.service.limits import Limits
 from unified_cache.service.requests.assembler import page_in
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -99,7 +99,7 @@ def store() -> RaisingStorage:
 def serve(store: RaisingStorage) -> Iterator[Serve]:
     opened: list[tuple[LoopbackServer, Wire]] = []
 
-    def serve(limits: LimitSettings | None = None, *, deadline_s: float = 0.0) -> tuple[LoopbackServer, Wire]:
+    def serve(limits: Limits | None = None, *, deadline_s: float = 0.0) -> tuple[LoopbackServer, Wire]:
         backend = bounded(store, deadline_s, 4) if deadline_s else store
         running = LoopbackServer.start(backend, limits)
         wire = Wire(running)
@@ -217,7 +217,7 @@ def test_a_page_damaged_in_the_store_is_a_miss_and_can_be_put_again(store: Raisi
 
 @pytest.mark.threat("endless streams")
 def test_a_put_on_which_nothing_moves_is_cancelled(serve: Serve) -> None:
-    running, wire = serve(limits_with(stream_idle_s=0.1))
+    running, wire = serve(Limits(stream_idle_s=0.1))
     with half_a_put() as messages, refused(grpc.StatusCode.CANCELLED):
         wire.put(messages)
     wait_for(lambda: running.scheduler.in_flight_count == 0)
@@ -226,7 +226,7 @@ def test_a_put_on_which_nothing_moves_is_cancelled(serve: Serve) -> None:
 
 @pytest.mark.threat("endless streams")
 def test_a_reader_that_never_reads_is_cut_off(serve: Serve) -> None:
-    running, wire = serve(limits_with(stream_idle_s=0.3, part_bytes=OBJECT_BYTES))
+    running, wire = serve(Limits(stream_idle_s=0.3, part_bytes=OBJECT_BYTES))
     put(wire, *range(100))
     runs = [run(*[key(number) for number in range(100)] * 100, object_bytes=OBJECT_BYTES)]
     channel = grpc.insecure_channel(running.address, [("grpc.use_local_subchannel_pool", 1)])
@@ -240,7 +240,7 @@ def test_a_reader_that_never_reads_is_cut_off(serve: Serve) -> None:
 
 @pytest.mark.threat("endless streams")
 def test_a_stream_that_goes_on_for_ever_is_cut_off(serve: Serve) -> None:
-    running, wire = serve(limits_with(stream_idle_s=0.2, call_s_max=0.3))
+    running, wire = serve(Limits(stream_idle_s=0.2, call_s_max=0.3))
     stop = threading.Event()
 
     def messages() -> Iterator[pb.PutPart]:
@@ -293,7 +293,7 @@ def asked() -> AskedStorage:
     return AskedStorage()
 
 
-def serving(asked: AskedStorage, limits: LimitSettings) -> Iterator[Wire]:
+def serving(asked: AskedStorage, limits: Limits) -> Iterator[Wire]:
     running = LoopbackServer.start(asked, limits)
     wire = Wire(running)
     for manifest in (MANIFEST, WIDE_MANIFEST, LARGE_MANIFEST):
@@ -306,13 +306,13 @@ def serving(asked: AskedStorage, limits: LimitSettings) -> Iterator[Wire]:
 
 @pytest.fixture
 def wire(asked: AskedStorage) -> Iterator[Wire]:
-    limits = limits_with(pages_max=PAGES_MAX, batch_bytes=1 << 18)
+    limits = Limits(pages_max=PAGES_MAX, batch_bytes=1 << 18)
     yield from serving(asked, limits)
 
 
 @pytest.fixture
 def short(asked: AskedStorage) -> Iterator[Wire]:
-    yield from serving(asked, limits_with(call_s_max=0.3, pages_max=PAGES_MAX))
+    yield from serving(asked, Limits(call_s_max=0.3, pages_max=PAGES_MAX))
 
 
 def test_a_run_of_too_many_pages_is_refused_before_they_are_named(wire: Wire, asked: AskedStorage) -> None:
@@ -334,7 +334,7 @@ def test_a_call_of_one_message_ends_in_time(short: Wire, asked: AskedStorage) ->
 def test_what_nobody_knows_of_a_manifest_is_not_kept() -> None:
     padded = Manifest.FromString(MANIFEST.SerializeToString() + b"\xfa\x7f\x80\x80\x40" + bytes(1 << 20))
     assert padded.ByteSize() > 1 << 20
-    registration = Registry(LimitSettings()).add(Caller("acme", Role.WRITER), padded)
+    registration = Registry(Limits()).add(Caller("acme", Role.WRITER), padded)
     assert registration.manifest == MANIFEST
     assert registration.manifest.ByteSize() == MANIFEST.ByteSize()
     assert registration.stored.ByteSize() < 2 * MANIFEST.ByteSize()

@@ -19,10 +19,11 @@ from tests.support.service_settings import service_settings
 from tests.support.store_kinds import StoreKind
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.settings.addresses import ListenAddress
-from unified_cache.core.settings.limits import QuotaSettings
+from unified_cache.core.settings.service import QuotaSettings
 from unified_cache.observe.live.listener import CONNECTIONS_MAX, REQUEST_S_MAX, MetricsListener
 from unified_cache.service.access.fairness import FairScheduler
 from unified_cache.service.access.usage import TenantUsage
+from unified_cache.service.limits import Limits
 from unified_cache.service.operations.logs import JsonLines, Log, LogRateLimit
 from unified_cache.service.operations.metrics import OTHER, BoundedLabels, ServiceMetrics, UsageCollector
 from unified_cache.service.store.guarded import GuardedStore
@@ -106,8 +107,8 @@ def test_tenants_beyond_a_bound_share_one_series(registry: CollectorRegistry) ->
 
 
 def test_what_tenants_use_is_told_at_the_moment_of_asking(registry: CollectorRegistry) -> None:
-    quota = service_settings(None, {"quota": {"tenant_running_max": 1}}).quota
-    scheduler, usage = FairScheduler(quota, 128), TenantUsage(quota, 100, None)
+    scheduler = FairScheduler(QuotaSettings(), Limits(tenant_running_max=1))
+    usage = TenantUsage(QuotaSettings(), 100, None)
     store = TenantStore(MemoryStorage(), usage, metrics_in(CollectorRegistry()))
     registry.register(UsageCollector(scheduler, store, BoundedLabels(1)))
     slots = [scheduler.enter(tenant) for tenant in ("acme", "acme", "b", "c", "acme")]
@@ -134,7 +135,7 @@ def test_what_tenants_use_is_told_at_the_moment_of_asking(registry: CollectorReg
 
 
 def test_a_guarded_store_counts_its_calls_and_tells_its_breaker(registry: CollectorRegistry) -> None:
-    settings = service_settings(None, {"storage": "memory:", "guard": {"breaker_failures_max": 1}})
+    settings = service_settings(None, {"storage": "memory:"})
     guarded = GuardedStore.open(settings, registry)
     assert guarded.guard.put([sealed_page(label(1))], Level.CACHED) == [Answer.STORED]
     value = registry.get_sample_value
@@ -305,7 +306,7 @@ def known() -> Known:
     pace = LogRateLimit(1, 1.0, ManualClock())
     log = Log(JsonLines(StringIO(), lambda: 0.0), pace)
     metrics = ServiceMetrics(registry, names, names, log, log)
-    scheduler = FairScheduler(settings.quota, settings.limits.calls_max)
+    scheduler = FairScheduler(settings.quota, Limits())
     store = GuardedStore.open(settings, registry)
     usage = TenantUsage(settings.quota, 100, None)
     shared = TenantStore(store.guard, usage, metrics)

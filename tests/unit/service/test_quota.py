@@ -9,21 +9,23 @@ import pytest
 from tests.support.clock import ManualClock
 from tests.support.service_settings import service_settings
 from unified_cache.core.seal import Label
-from unified_cache.core.settings.limits import QuotaSettings, TenantQuota
+from unified_cache.core.settings.service import QuotaSettings, TenantQuota
 from unified_cache.service.access.fairness import SPARE_CALLS_MAX, AdmissionSlot, FairScheduler
 from unified_cache.service.access.usage import TenantUsage
+from unified_cache.service.limits import Limits
 from unified_cache.storage_backends.protocol import PageIO
 from unified_cache.testing.storage_contract import label
 
 WAIT_S = 10.0
+LIMITS = Limits()
 
 
 def quota(**settings: object) -> QuotaSettings:
     return service_settings(None, {"quota": settings}).quota
 
 
-def fair(clock: ManualClock | None = None, places_max: int = 128, **settings: object) -> FairScheduler:
-    return FairScheduler(quota(**settings), places_max, clock or ManualClock())
+def fair(clock: ManualClock | None = None, limits: Limits = LIMITS, **settings: object) -> FairScheduler:
+    return FairScheduler(quota(**settings), limits, clock or ManualClock())
 
 
 def entered(scheduler: FairScheduler, tenant: str) -> AdmissionSlot:
@@ -158,7 +160,7 @@ def test_a_tenant_holds_at_most_its_calls_and_bytes_in_flight() -> None:
 
 @pytest.mark.threat("starving other tenants")
 def test_turns_go_to_the_tenant_with_the_fewest_calls_at_work() -> None:
-    scheduler = fair(tenant_running_max=2, shared_running_max=2)
+    scheduler = fair(limits=Limits(tenant_running_max=2, shared_running_max=2))
     flood = [entered(scheduler, "flood") for _ in range(10)]
     assert [slot.wait(0) for slot in flood] == [True] * 2 + [False] * 8
     late = entered(scheduler, "late")
@@ -171,7 +173,7 @@ def test_turns_go_to_the_tenant_with_the_fewest_calls_at_work() -> None:
 
 
 def test_among_equals_the_tenant_served_longest_ago_is_next() -> None:
-    scheduler = fair(tenant_running_max=1, shared_running_max=1)
+    scheduler = fair(limits=Limits(tenant_running_max=1, shared_running_max=1))
     slots = {name: [entered(scheduler, name) for _ in range(2)] for name in ("a", "b", "c")}
     served: list[str] = []
     while len(served) < 6:
@@ -183,7 +185,7 @@ def test_among_equals_the_tenant_served_longest_ago_is_next() -> None:
 
 def test_a_tenant_alone_has_most_turns_and_every_second_while_another_is_active() -> None:
     clock = ManualClock()
-    scheduler = fair(clock, tenant_running_max=4, shared_running_max=1)
+    scheduler = fair(clock, Limits(tenant_running_max=4, shared_running_max=1))
     flood = [entered(scheduler, "flood") for _ in range(12)]
     assert sum(slot.wait(0) for slot in flood) == 4
     quiet = [entered(scheduler, "quiet") for _ in range(2)]
@@ -204,7 +206,7 @@ def test_a_tenant_alone_has_most_turns_and_every_second_while_another_is_active(
 
 def test_a_call_that_takes_long_keeps_nobody_waiting() -> None:
     clock = ManualClock()
-    scheduler = fair(clock, shared_running_max=1, turn_hold_s=0.1)
+    scheduler = fair(clock, Limits(shared_running_max=1, turn_hold_s=0.1))
     slow, quiet, fast = (entered(scheduler, tenant) for tenant in ("acme", "quiet", "acme"))
     assert [slot.wait(0) for slot in (slow, quiet, fast)] == [True, False, False]
     clock.sleep(0.2)
@@ -215,7 +217,7 @@ def test_a_call_that_takes_long_keeps_nobody_waiting() -> None:
 
 
 def test_a_call_that_gives_up_waiting_frees_its_place_and_one_at_work_goes_on() -> None:
-    scheduler = fair(tenant_running_max=1)
+    scheduler = fair(limits=Limits(tenant_running_max=1))
     running, waiting = entered(scheduler, "acme"), entered(scheduler, "acme")
     running.give_up()
     assert running.wait(0)
@@ -231,7 +233,7 @@ def test_a_call_that_gives_up_waiting_frees_its_place_and_one_at_work_goes_on() 
 
 
 def test_spare_places_are_there_whatever_their_tenant_has_in_flight_and_few() -> None:
-    scheduler = fair(calls_max=2, tenant_running_max=1, bytes_in_flight_max=1)
+    scheduler = fair(limits=Limits(tenant_running_max=1), calls_max=2, bytes_in_flight_max=1)
     held = [entered(scheduler, "acme") for _ in range(2)]
     assert scheduler.enter("acme") is None
     spare = [scheduler.enter_spare("acme") for _ in range(SPARE_CALLS_MAX)]
@@ -273,7 +275,7 @@ def test_calls_that_have_outlived_their_turn_hold_no_place() -> None:
 
 
 def test_a_call_without_a_message_takes_no_turn_and_counts_in_its_tenants_quota() -> None:
-    scheduler = fair(calls_max=2, tenant_running_max=1)
+    scheduler = fair(limits=Limits(tenant_running_max=1), calls_max=2)
     half_open = [scheduler.enter("acme") for _ in range(2)]
     assert None not in half_open
     assert scheduler.enter("acme") is None
@@ -288,7 +290,7 @@ def test_a_call_without_a_message_takes_no_turn_and_counts_in_its_tenants_quota(
 @pytest.mark.threat("starving other tenants")
 @pytest.mark.parametrize("flooding_count", [1, 2, 4, 8])
 def test_tenants_that_take_all_they_may_leave_places_to_others(flooding_count: int) -> None:
-    scheduler = fair(places_max=1024, calls_max=10_000)
+    scheduler = fair(limits=Limits(calls_max=1024), calls_max=10_000)
     for _ in range(1024):
         for number in range(flooding_count):
             scheduler.enter(f"flood-{number}")
@@ -301,8 +303,8 @@ def test_tenants_that_take_all_they_may_leave_places_to_others(flooding_count: i
 @pytest.mark.parametrize("seed", range(20))
 def test_places_and_turns_are_never_lost(seed: int) -> None:
     rng = random.Random(seed)
-    settings = quota(calls_max=5, tenant_running_max=rng.randint(1, 4), bytes_in_flight_max=50, shared_running_max=4)
-    scheduler = FairScheduler(settings, 12, ManualClock())
+    limits = Limits(calls_max=12, tenant_running_max=rng.randint(1, 4), shared_running_max=4)
+    scheduler = fair(limits=limits, calls_max=5, bytes_in_flight_max=50)
     half_open: list[AdmissionSlot] = []
     queued: list[AdmissionSlot] = []
     for _ in range(500):
@@ -325,13 +327,13 @@ def test_places_and_turns_are_never_lost(seed: int) -> None:
         assert sum(slot.wait(0) for slot in queued) == running_count
         assert sum(calls.half_open_count for calls in by_tenant.values()) == len(half_open)
         assert len(half_open) + len(queued) < 12
-        assert running_count <= settings.shared_running_max
+        assert running_count <= limits.shared_running_max
         for calls in by_tenant.values():
-            assert calls.running_count <= settings.tenant_running_max
-            assert calls.half_open_count + calls.running_count + calls.waiting_count <= settings.calls_max
-            assert calls.bytes_in_flight <= settings.bytes_in_flight_max
+            assert calls.running_count <= limits.tenant_running_max
+            assert calls.half_open_count + calls.running_count + calls.waiting_count <= 5
+            assert calls.bytes_in_flight <= 50
             # Nobody waits while a turn is free.
-            assert not calls.waiting_count or running_count == 4 or calls.running_count == settings.tenant_running_max
+            assert not calls.waiting_count or running_count == 4 or calls.running_count == limits.tenant_running_max
     for slot in half_open + queued:
         slot.leave()
     assert scheduler.by_tenant() == {}

@@ -10,14 +10,14 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from tests.support.service import LoopbackServer, Wire, limits_with, refused, wait_for
+from tests.support.service import LoopbackServer, Wire, refused, wait_for
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
-from unified_cache.core.settings.limits import MESSAGE_BYTES_MAX
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.proto.wire.calls import Call
+from unified_cache.service.limits import MESSAGE_BYTES_MAX, Limits
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Scan
@@ -30,7 +30,7 @@ LAYOUT = ModelLayout(
 MODEL = Identity("model", "r1", "bf16")
 MANIFEST = manifest_of(MODEL, LAYOUT)
 IDENTITY = MANIFEST.identity
-LIMITS = limits_with(pages_max=100)
+LIMITS = Limits(pages_max=100)
 
 BAD = grpc.StatusCode.INVALID_ARGUMENT
 DENIED = grpc.StatusCode.PERMISSION_DENIED

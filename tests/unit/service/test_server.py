@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 
@@ -23,12 +24,13 @@ from tests.support.service import wait_for
 from tests.support.service_settings import service_settings
 from tests.unit.service.test_requests import MANIFEST, key, run
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.settings.access import Role
+from unified_cache.core.settings.service import Role
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.wire.calls import SERVICE, Call
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.gate import RETRY_KEYS
 from unified_cache.service.access.tokens import add_token, new_token
+from unified_cache.service.limits import Limits
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 BOMB_BYTES = 200_000_000
@@ -86,7 +88,7 @@ def test_reflection_tells_the_service_to_a_few_at_a_time() -> None:
         yield request
         stopped.wait(CALL_S)
 
-    with running(limits={"public_calls_max": 2}) as server, grpc.insecure_channel(server.address) as channel:
+    with running(limits=Limits(public_calls_max=2)) as server, grpc.insecure_channel(server.address) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         streams = [stub.ServerReflectionInfo(asked(), timeout=CALL_S) for _ in range(2)]
         for stream in streams:
@@ -111,7 +113,7 @@ def test_reflection_tells_the_service_to_a_few_at_a_time() -> None:
 def test_a_message_that_is_no_request_of_reflection_or_health_ends_its_call_and_keeps_nothing() -> None:
     calls_max = 2
     paths = ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "/grpc.health.v1.Health/Watch")
-    with running(limits={"public_calls_max": calls_max}) as server, grpc.insecure_channel(server.address) as channel:
+    with running(limits=Limits(public_calls_max=calls_max)) as server, grpc.insecure_channel(server.address) as channel:
         for path in paths:
             ask: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(path)
             for _ in range(calls_max + 1):
@@ -164,8 +166,8 @@ def test_a_tenant_with_as_many_calls_as_it_may_is_refused_with_a_time_to_come_ba
 
 
 def test_a_call_whose_turn_does_not_come_is_refused() -> None:
-    quota = {"tenant_running_max": 1, "turn_s_max": 0.05}
-    with running(quota=quota) as server, grpc.insecure_channel(server.address) as channel:
+    limits = Limits(tenant_running_max=1, turn_s_max=0.05)
+    with running(limits) as server, grpc.insecure_channel(server.address) as channel:
         under_way = OpenPut(server, channel)
         refused = refusal(channel, Call.HELLO)
         assert refused is not None
@@ -256,7 +258,7 @@ def test_a_socket_that_a_killed_server_left_is_taken_and_one_that_another_progra
 
 @pytest.mark.threat("idle connections")
 def test_connections_that_say_nothing_are_closed() -> None:
-    with running(limits={"handshake_s": 0.2}) as server, grpc.insecure_channel(server.address) as channel:
+    with running(limits=Limits(handshake_s=0.2)) as server, grpc.insecure_channel(server.address) as channel:
         idle = [socket.create_connection(("127.0.0.1", server.service.port), timeout=CALL_S) for _ in range(100)]
         assert refusal(channel, Call.HELLO) is None
         for connection in idle:
@@ -274,7 +276,7 @@ def test_a_cap_above_the_disk_is_said(tmp_path: Path, cap: str, kinds: list[str]
 
 @pytest.mark.parametrize("cap", ["500", 1, "1MB"])
 def test_a_cap_below_a_page_is_refused(cap: object) -> None:
-    with pytest.raises(ConfigError, match="must be at least 1048576"):
+    with pytest.raises(ConfigError, match="must be greater than or equal to 1048576"):
         service_settings(None, {"storage_bytes": cap})
 
 
@@ -341,7 +343,7 @@ def series(server: RunningService, name: str, **labels: str) -> float:
 @pytest.mark.parametrize("call", [Call.HELLO, Call.EXISTS, Call.GET, Call.PUT, Call.CLEAR])
 def test_calls_of_headers_alone_without_credentials_are_refused_at_once(tenants: TenantTokens, call: Call) -> None:
     with (
-        running(access=tenants.access, limits={"first_message_s": CALL_S}) as server,
+        running(access=tenants.access, limits=Limits(first_message_s=CALL_S)) as server,
         half_open(server, call.path) as connections,
         grpc.insecure_channel(server.address) as channel,
     ):
@@ -354,12 +356,14 @@ def test_calls_of_headers_alone_without_credentials_are_refused_at_once(tenants:
 
 
 @pytest.mark.threat("calls without a message")
-@pytest.mark.parametrize(("quota", "limits", "held_count"), [({"calls_max": 10}, {}, 10), ({}, {"calls_max": 16}, 8)])
+@pytest.mark.parametrize(
+    ("quota", "limits", "held_count"), [({"calls_max": 10}, Limits(), 10), ({}, Limits(calls_max=16), 8)]
+)
 def test_calls_of_headers_alone_count_in_their_tenants_quota_and_take_no_more_than_its_places(
-    tenants: TenantTokens, quota: dict[str, object], limits: dict[str, object], held_count: int
+    tenants: TenantTokens, quota: dict[str, object], limits: Limits, held_count: int
 ) -> None:
     with (
-        running(access=tenants.access, quota=quota, limits={"first_message_s": CALL_S, **limits}) as server,
+        running(access=tenants.access, quota=quota, limits=replace(limits, first_message_s=CALL_S)) as server,
         half_open(server, Call.HELLO.path, Call.GET.path, token=tenants["flood"]) as connections,
         grpc.insecure_channel(server.address) as channel,
     ):
@@ -377,7 +381,7 @@ def test_calls_of_headers_alone_count_in_their_tenants_quota_and_take_no_more_th
 @pytest.mark.threat("calls without a message")
 def test_a_call_without_a_message_is_cut_off_in_time_and_the_log_says_so() -> None:
     with (
-        running(limits={"first_message_s": 0.2}) as server,
+        running(limits=Limits(first_message_s=0.2)) as server,
         closing(RawConnection(server.service.port)) as connection,
     ):
         connection.begin(Call.HELLO.path, 1)
@@ -396,7 +400,7 @@ def test_a_call_without_a_message_is_cut_off_in_time_and_the_log_says_so() -> No
 def test_public_calls_of_headers_alone_shut_out_nobody(tenants: TenantTokens, path: str) -> None:
     request = reflection_pb2.ServerReflectionRequest(list_services="")
     with (
-        running(access=tenants.access, limits={"first_message_s": CALL_S, "public_calls_max": 8}) as server,
+        running(access=tenants.access, limits=Limits(first_message_s=CALL_S, public_calls_max=8)) as server,
         half_open(server, path) as connections,
         grpc.insecure_channel(server.address) as channel,
     ):
@@ -442,9 +446,9 @@ def test_two_tenants_slow_puts_leave_a_third_its_turn(tenants: TenantTokens) -> 
         yield pb.PutPart(start=pb.PutStart()).SerializeToString()
         stopped.wait(CALL_S)
 
-    quota = {"turn_s_max": 2.0}
+    limits = Limits(turn_s_max=2.0)
     with (
-        running(access=tenants.access, quota=quota) as server,
+        running(limits, access=tenants.access) as server,
         grpc.insecure_channel(server.address) as channel,
     ):
         put: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(Call.PUT.path)
@@ -462,7 +466,7 @@ def test_two_tenants_slow_puts_leave_a_third_its_turn(tenants: TenantTokens) -> 
 
 @pytest.mark.threat("idle connections")
 def test_connections_beyond_their_number_are_closed_and_those_that_are_there_go_on() -> None:
-    with running(limits={"connections_max": 20}) as server, ExitStack() as opened:
+    with running(limits=Limits(connections_max=20)) as server, ExitStack() as opened:
         channel = opened.enter_context(grpc.insecure_channel(server.address))
         called(channel, Call.HELLO)
         connections = [RawConnection(server.service.port) for _ in range(40)]
@@ -485,7 +489,7 @@ def _is_answered(address: str) -> bool:
 @pytest.mark.threat("idle connections")
 def test_a_client_that_is_gone_is_noticed_by_its_silence() -> None:
     with (
-        running(limits={"keepalive_s": 0.2, "keepalive_timeout_s": 1.0}) as server,
+        running(limits=Limits(keepalive_s=0.2, keepalive_timeout_s=1.0)) as server,
         closing(RawConnection(server.service.port)) as there,
         closing(RawConnection(server.service.port, answers_pings=False)) as gone,
     ):

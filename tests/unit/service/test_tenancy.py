@@ -9,7 +9,7 @@ from threading import Event, Thread
 
 import pytest
 
-from tests.support.service import LoopbackServer, Notes, Wire, limits_with, wait_for
+from tests.support.service import LoopbackServer, Notes, Wire, wait_for
 from tests.support.service_settings import service_settings
 from tests.support.store_kinds import StoreKind
 from tests.unit.service.test_requests import (
@@ -28,13 +28,14 @@ from unified_cache.components import Full, SlidingWindow
 from unified_cache.core.errors import StorageError
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import Label
-from unified_cache.core.settings.limits import LimitSettings, QuotaSettings
+from unified_cache.core.settings.service import QuotaSettings
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.proto.wire.calls import REASON, REASON_HELLO, Call
 from unified_cache.service.access.callers import Caller, Refused, Role
 from unified_cache.service.access.registry import Registry
 from unified_cache.service.access.usage import Bound, TenantUsage
+from unified_cache.service.limits import Limits
 from unified_cache.service.store.tenants import TenantStore
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
@@ -111,7 +112,7 @@ def test_two_tenants_store_the_same_page_each_for_itself(running: LoopbackServer
 @pytest.mark.threat("reading other tenants' pages")
 def test_a_tenant_whose_name_and_model_read_like_anothers_shares_nothing() -> None:
     named = [("a", "model"), ("b", "model"), ("a", "@b/model"), ("b", "@a/model"), ("a", "a/model")]
-    registry = Registry(LimitSettings())
+    registry = Registry(Limits())
     digests = {
         registry.add(Caller(tenant, Role.WRITER), manifest_of(Identity(model), LAYOUT)).stored.identity
         for tenant, model in named
@@ -164,7 +165,7 @@ def test_of_a_put_that_comes_in_many_batches_and_exceeds_a_bound_the_first_pages
     quota_pages = 10 if bound is Bound.QUOTA else 100
     cap_pages = 10 if bound is Bound.SHARE else None
     store = FileStorage.open(tmp_path / "store", bytes_max=cap_pages and cap_pages * TAKEN_BYTES)
-    limits = limits_with(batch_bytes=3 * OBJECT_BYTES)
+    limits = Limits(batch_bytes=3 * OBJECT_BYTES)
     pages_max = 10 if bound is Bound.PAGES else 100
     running = LoopbackServer.start(
         store, limits, stored_bytes_max=quota_pages * TAKEN_BYTES, counted_pages_max=pages_max
@@ -285,7 +286,7 @@ def test_one_tenant_stores_two_forms_of_one_model_side_by_side(running: Loopback
 
 @pytest.mark.threat("displacing identities")
 def test_readers_that_name_more_than_may_be_known_displace_nothing_that_a_writer_registered() -> None:
-    registry = Registry(limits_with(identities_max=3))
+    registry = Registry(Limits(identities_max=3))
     owned = [manifest_of(Identity("model", f"r{number}"), LAYOUT) for number in range(3)]
     for manifest in owned:
         registry.add(WRITER, manifest)
@@ -301,7 +302,7 @@ def test_readers_that_name_more_than_may_be_known_displace_nothing_that_a_writer
 
 
 def test_an_identity_that_a_reader_named_first_is_the_writers() -> None:
-    registry = Registry(limits_with(identities_max=1))
+    registry = Registry(Limits(identities_max=1))
     registry.add(READER, MANIFEST)
     registry.add(WRITER, MANIFEST)
     registry.add(READER, manifest_of(Identity("asked"), LAYOUT))
@@ -324,7 +325,7 @@ def test_a_reader_alone_reads_after_a_restart_what_its_tenant_stored(tmp_path: P
 
 
 def test_a_full_registry_forgets_the_identity_that_nobody_used_for_longest() -> None:
-    registry = Registry(limits_with(identities_max=3))
+    registry = Registry(Limits(identities_max=3))
     manifests = [manifest_of(Identity("model", f"r{number}"), LAYOUT) for number in range(5)]
     for manifest in manifests[:3]:
         registry.add(WRITER, manifest)

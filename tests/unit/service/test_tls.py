@@ -18,7 +18,7 @@ from tests.support.running_service import CALL_S, RunningService, called, creden
 from tests.support.service import Notes
 from tests.unit.service.test_access import UNAUTHENTICATED, given
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.settings.access import AccessSettings, Role, TlsSettings
+from unified_cache.core.settings.service import AccessSettings, Role, TlsSettings
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.callers import Caller

@@ -1,31 +1,22 @@
-"""Settings as they are described: name, kind, default and meaning of each, for help, documents and ``config check``."""
+"""Name, default and meaning of each setting, for ``config check``, the document, and errors about unknown names."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from typing import cast
+from enum import Enum
+from typing import TypeVar, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
 
 from unified_cache.core.byte_sizes import bytes_literal
-from unified_cache.core.config import CacheConfig
-from unified_cache.core.settings.section import Section, Settings
-from unified_cache.core.settings.toml import SettingPath
+from unified_cache.core.settings.section import Section
 
-__all__ = ["ANY_NAME", "UNSET", "Setting", "is_known", "setting_named", "settings_of"]
+__all__ = ["ANY_NAME", "Setting", "settings_of"]
 
 ANY_NAME = "NAME"
 """Placeholder of a name that the user chooses, such as that of a tenant."""
 
-UNSET = "unset"
-
-_KINDS = {"boolean": "true or false", "integer": "count", "number": "number", "string": "text"}
-
-_Schema = Mapping[str, object]
-
-
-class _OfLibrary(Section):
-    """Values of the library whose fields are described there."""
-
-    config: CacheConfig | None = None
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,101 +25,46 @@ class Setting:
 
     name: str
     """Name with its tables before it, as in ``limits.calls_max``."""
-    kind: str
     default: object
     """Value where nothing else is said; None for none."""
     meaning: str
-    values: tuple[str, ...] = ()
-    """All there are, where there are few."""
-
-    @property
-    def path(self) -> SettingPath:
-        """Names of its tables, and its own."""
-        return tuple(self.name.split("."))
 
     @property
     def default_text(self) -> str:
         """Default in words."""
-        if self.default is None or self.default == ():
-            return UNSET
-        if isinstance(self.default, bool):
-            return str(self.default).lower()
-        if self.kind == "bytes" and isinstance(self.default, int):
-            return bytes_literal(self.default)
-        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+        return value_text(self.name, self.default)
 
 
-@cache
-def settings_of(model: type[Settings]) -> tuple[Setting, ...]:
-    """Return all settings of a section, in its order."""
-    schema = model.model_json_schema()
-    return tuple(_settings(schema, _definitions(schema), (), {}))
+def value_text(name: str, value: object) -> str:
+    """Return the value of a setting as people read it."""
+    if value is None or value in ((), []):
+        return "unset"
+    if isinstance(value, bool | Enum):
+        return str(value.value if isinstance(value, Enum) else value).lower()
+    if isinstance(value, int) and "bytes" in name:
+        return bytes_literal(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(value_text(name, each) for each in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def setting_named(model: type[Settings], name: str) -> Setting:
-    """Return the setting of a section that has this name."""
-    return {each.name: each for each in settings_of(model)}[name]
+def settings_of(model: type[BaseModel], table: str = "") -> Iterator[Setting]:
+    """Yield all settings of a section in its order, those of its tables among them."""
+    for name, field in model.model_fields.items():
+        inner, choices = _class_in(field.annotation, Section), _class_in(field.annotation, Enum)
+        if inner is not None:
+            entry = f"{name}.{ANY_NAME}" if get_origin(field.annotation) is dict else name
+            yield from settings_of(inner, f"{table}{entry}.")
+            continue
+        meaning = " ".join((field.description or "").split())
+        if choices is not None:
+            meaning += f" One of {', '.join(str(each.value) for each in choices)}."
+        yield Setting(f"{table}{name}", None if field.default is PydanticUndefined else field.default, meaning)
 
 
-def is_known(model: type[Settings], path: SettingPath) -> bool:
-    """Return whether a section has a setting or a table at a path, whatever its value."""
-    return any(_leads(each.path, path) for each in settings_of(model))
-
-
-def _leads(known: SettingPath, path: SettingPath) -> bool:
-    return all(name in (found, ANY_NAME) for name, found in zip(known, path, strict=False))
-
-
-def _settings(
-    schema: _Schema, definitions: Mapping[str, _Schema], path: SettingPath, defaults: Mapping[str, object]
-) -> Iterator[Setting]:
-    properties = cast("Mapping[str, _Schema]", schema.get("properties", {}))
-    for name, described in properties.items():
-        node = _resolved(described, definitions)
-        here = (*path, name)
-        default = defaults.get(name, described.get("default"))
-        inner = default if isinstance(default, Mapping) else {}
-        if "properties" in node:
-            yield from _settings(node, definitions, here, inner)
-        elif node.get("type") == "object":
-            entry = next(iter(cast("Mapping[str, _Schema]", node.get("patternProperties", {})).values()), None)
-            entry = _resolved(entry or cast("_Schema", node["additionalProperties"]), definitions)
-            yield from _settings(entry, definitions, (*here, ANY_NAME), {})
-        else:
-            meaning = str(described.get("description", "" if path else _meaning_in_library(name)))
-            values = tuple(map(str, cast("list[object]", node.get("enum", []))))
-            shown = tuple(default) if isinstance(default, list) else default
-            yield Setting(".".join(here), _kind(node, definitions), shown, " ".join(meaning.split()), values)
-
-
-def _resolved(node: _Schema, definitions: Mapping[str, _Schema]) -> _Schema:
-    """Return the type of a node: the one beside null, or the one that a reference names."""
-    for choice in cast("list[_Schema]", node.get("anyOf", [])):
-        if choice.get("type") != "null":
-            return _resolved(choice, definitions)
-    reference = node.get("$ref")
-    return node if reference is None else definitions[str(reference).rpartition("/")[2]]
-
-
-def _kind(node: _Schema, definitions: Mapping[str, _Schema]) -> str:
-    if "enum" in node:
-        return "one of"
-    if "format" in node:
-        return str(node["format"])
-    if node.get("type") == "array":
-        return f"list of {_kind(_resolved(cast('_Schema', node['items']), definitions), definitions)}"
-    return _KINDS.get(str(node.get("type")), "value")
-
-
-def _definitions(schema: _Schema) -> Mapping[str, _Schema]:
-    return cast("Mapping[str, _Schema]", schema.get("$defs", {}))
-
-
-def _meaning_in_library(name: str) -> str:
-    described = cast("Mapping[str, _Schema]", _library()["properties"]).get(name, {})
-    return str(described.get("description", ""))
-
-
-@cache
-def _library() -> _Schema:
-    return _definitions(_OfLibrary.model_json_schema())["CacheConfig"]
+def _class_in(annotation: object, base: type[_T]) -> type[_T] | None:
+    """Return the class in an annotation that is derived from ``base``; None where none is."""
+    if isinstance(annotation, type) and issubclass(annotation, base):
+        return annotation
+    found = (_class_in(each, base) for each in get_args(annotation))
+    return next((each for each in found if each is not None), None)

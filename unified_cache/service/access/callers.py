@@ -9,7 +9,7 @@ from typing import Protocol
 
 import grpc
 
-from unified_cache.core.settings.access import Role
+from unified_cache.core.settings.service import Role
 from unified_cache.storage_backends.protocol import Answer
 
 __all__ = ["AuditEntry", "Caller", "Observer", "Refused", "Role"]

@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from threading import Condition, Event, Lock
 
-from unified_cache.core.settings.limits import QuotaSettings
+from unified_cache.core.settings.service import QuotaSettings
+from unified_cache.service.limits import Limits
 
 __all__ = ["SPARE_CALLS_MAX", "AdmissionSlot", "FairScheduler", "TenantCalls"]
 
@@ -75,14 +76,14 @@ class TenantCalls:
 class FairScheduler:
     """Admission of calls up to their tenant's quota, and the choice of those that run. Thread-safe.
 
-    ``calls_max`` is the number of places for calls of all tenants; ``clock`` gives seconds.
+    ``limits.calls_max`` is the number of places for calls of all tenants; ``clock`` gives seconds.
     """
 
-    def __init__(self, quota: QuotaSettings, calls_max: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.recheck_s = quota.turn_hold_s / 2
+    def __init__(self, quota: QuotaSettings, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.recheck_s = limits.turn_hold_s / 2
         """Seconds between two checks, by a waiting call, for calls that have run for long."""
         self.quota = quota
-        self._calls_max = calls_max
+        self.limits = limits
         self._clock = clock
         self._active: OrderedDict[str, float] = OrderedDict()
         """Last time at which each tenant started or ended a call, the longest ago first."""
@@ -100,7 +101,7 @@ class FairScheduler:
         """
         with self._guard:
             found = self._tenants.get(tenant) or _Tenant()
-            places_left = self._calls_max - self._in_flight_count
+            places_left = self.limits.calls_max - self._in_flight_count
             if found.in_flight_count >= min(self.quota.of(tenant).calls_max, places_left):
                 return None
             self._tenants[tenant] = found
@@ -216,19 +217,19 @@ class FairScheduler:
         while self._active and next(iter(self._active.values())) < now_s - ACTIVE_S:
             self._active.popitem(last=False)
         active_count = len(self._tenants.keys() | self._active.keys())
-        return self.quota.tenant_running_max if active_count <= 1 else self.quota.shared_running_max
+        return self.limits.tenant_running_max if active_count <= 1 else self.limits.shared_running_max
 
     def _start_waiting(self) -> None:
         """Start the calls whose turn it is, as many as may run."""
         now_s = self._clock()
-        since_s = now_s - self.quota.turn_hold_s
+        since_s = now_s - self.limits.turn_hold_s
         fresh_count = sum(began_s > since_s for tenant in self._tenants.values() for began_s in tenant.running.values())
         fresh_max = self._fresh_max(now_s)
         while fresh_count < fresh_max:
             eligible = [
                 tenant
                 for tenant in self._tenants.values()
-                if tenant.waiting and len(tenant.running) < self.quota.tenant_running_max
+                if tenant.waiting and len(tenant.running) < self.limits.tenant_running_max
             ]
             if not eligible:
                 return

@@ -9,7 +9,7 @@ from typing import NoReturn
 import grpc
 
 from unified_cache.core.errors import ClosedError, InputError, StorageError
-from unified_cache.core.settings.access import Role
+from unified_cache.core.settings.service import Role
 from unified_cache.proto.wire.calls import RETRY_AFTER, Call
 from unified_cache.service.access.callers import AuditEntry, Caller, Observer, Refused
 from unified_cache.service.access.fairness import AdmissionSlot, FairScheduler
@@ -73,7 +73,7 @@ class ServiceGate:
         self, callers: Authenticator, scheduler: FairScheduler, timeouts: CallTimeouts, observer: Observer
     ) -> None:
         self.timeouts = timeouts
-        self.turn_s_max = scheduler.quota.turn_s_max
+        self.turn_s_max = scheduler.limits.turn_s_max
         """Longest wait of a call for its turn."""
         self._callers = callers
         self._scheduler = scheduler

@@ -14,11 +14,11 @@ import grpc
 from unified_cache.core.errors import InputError, StorageError
 from unified_cache.core.pool import ModelLayout
 from unified_cache.core.seal import FORMAT_VERSION, HEADER_BYTES
-from unified_cache.core.settings.limits import LimitSettings
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.proto.service_pb2 import IdentitiesReply
 from unified_cache.proto.wire.calls import REASON, REASON_HELLO
 from unified_cache.service.access.callers import Caller, Refused, Role
+from unified_cache.service.limits import Limits
 from unified_cache.storage_backends.manifest import described_by, description_for, manifest_of, model_of_tenant
 
 __all__ = ["Registration", "Registry", "listed_after"]
@@ -61,7 +61,7 @@ class Registry:
     unused for longest is dropped; a client that still uses it is asked to say Hello again.
     """
 
-    def __init__(self, limits: LimitSettings) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._registered: defaultdict[str, _Recent] = defaultdict(OrderedDict)
         self._known_to_readers: defaultdict[str, _Recent] = defaultdict(OrderedDict)
         """Both by tenant."""

@@ -6,7 +6,7 @@ from threading import Lock
 from typing import Generic, TypeVar
 
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.settings.access import AccessSettings
+from unified_cache.core.settings.service import AccessSettings
 from unified_cache.service.access.callers import AuditEntry, Observer
 
 __all__ = ["Reloaded"]

@@ -6,8 +6,8 @@ from threading import Event, Lock, Thread
 
 import grpc
 
-from unified_cache.core.settings.limits import LimitSettings
 from unified_cache.service.access.callers import Refused
+from unified_cache.service.limits import Limits
 
 __all__ = ["CallTimeouts", "TimedCall"]
 
@@ -21,7 +21,7 @@ class CallTimeouts:
     The thread of the check lives only while calls are open. ``clock`` gives seconds.
     """
 
-    def __init__(self, limits: LimitSettings, clock: Callable[[], float]) -> None:
+    def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self.limits = limits
         self.clock = clock
         self._calls: set[TimedCall] = set()

@@ -28,7 +28,7 @@ from cryptography.x509.oid import ExtensionOID, NameOID
 
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.files import read_kept
-from unified_cache.core.settings.access import Role, TlsSettings
+from unified_cache.core.settings.service import Role, TlsSettings
 from unified_cache.service.access.callers import Caller, Observer
 from unified_cache.service.access.reloaded import Reloaded
 from unified_cache.service.access.tokens import TENANT_NAME

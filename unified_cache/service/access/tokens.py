@@ -25,8 +25,8 @@ from pathlib import Path
 
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.files import read_kept, replace_whole
-from unified_cache.core.settings.access import Role
 from unified_cache.core.settings.section import TENANT_PATTERN
+from unified_cache.core.settings.service import Role
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.reloaded import Reloaded
 

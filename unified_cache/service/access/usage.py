@@ -18,7 +18,7 @@ from enum import Enum
 from threading import Lock
 
 from unified_cache.core.seal import Label
-from unified_cache.core.settings.limits import QuotaSettings
+from unified_cache.core.settings.service import QuotaSettings
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.protocol import PageIO, StoredObject
 

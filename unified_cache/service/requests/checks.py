@@ -15,13 +15,13 @@ from google.protobuf.message import Message
 
 from unified_cache.core.errors import InputError
 from unified_cache.core.seal import Label
-from unified_cache.core.settings.limits import LimitSettings
 from unified_cache.proto import service_pb2
 from unified_cache.proto.wire.calls import Parsed, parsed
 from unified_cache.proto.wire.names import labels_in, labels_of
 from unified_cache.service.access.callers import Refused
 from unified_cache.service.access.registry import Registration, Registry
 from unified_cache.service.access.tokens import TENANT_NAME
+from unified_cache.service.limits import Limits
 from unified_cache.service.requests.assembler import AnnouncedPage
 from unified_cache.storage_backends.common.names import check_label
 
@@ -93,7 +93,7 @@ def named(
     runs: Iterable[service_pb2.PageRun],
     tenant: str,
     registry: Registry,
-    limits: LimitSettings,
+    limits: Limits,
     *,
     any_pool: bool = False,
 ) -> list[NamedRun]:

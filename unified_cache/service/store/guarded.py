@@ -44,7 +44,7 @@ class GuardedStore:
         capability = declared_capability(checked)
         metered = MeteredStorage(checked, StorageMetrics(registry), capability.name)
         verified = VerifiedStorage(metered)
-        guard = StorageGuard(verified, capability, settings.guard)
+        guard = StorageGuard(verified, capability, settings.guard.config)
         guarded = cls(backend, verified, guard)
         registry.register(guarded)
         return guarded

@@ -140,6 +140,4 @@ def read_hardware(path: Path, active_parameters: float | None = None) -> Hardwar
     except ValueError as error:
         raise ConfigError(f"{path} must be TOML, found: {error}") from error
     base = hardware_named(str(found.pop("base", "h100")), active_parameters)
-    for key in found.keys() - Hardware.model_fields:
-        raise ConfigError(f"{path}: {key} is no setting of hardware{did_you_mean(key, Hardware.model_fields)}")
     return read_table(Hardware, {**base.model_dump(), "name": path.stem, **found}, str(path))

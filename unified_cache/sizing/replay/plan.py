@@ -164,7 +164,7 @@ class ReplayPlan:
         need = self.engines * engine + store
         have = available_bytes()
         if need > have:
-            less = "--no-bytes needs far less, with the same hits; so do smaller pages (--page-bytes, --scale-bytes)"
+            less = "--no-bytes needs far less, with the same hits; so do smaller pages (--page-bytes)"
             raise ConfigError(
                 f"the tiers need {bytes_text(need)} of memory, found {bytes_text(have)} available"
                 + (f"; {less}" if self.with_bytes else "")

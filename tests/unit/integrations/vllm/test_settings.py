@@ -33,14 +33,14 @@ def test_weights_may_have_changed_at_a_reset_unless_the_user_says_otherwise() ->
     ("options", "message"),
     [
         ({}, "url must name a store"),
-        ({"url": "file:/kv", "urll": "x"}, "found urll"),
+        ({"url": "file:/kv", "urll": "x"}, "no setting urll; did you mean url"),
         ({"url": "file:/kv", "on_reset": "drop"}, "on_reset must be 'forget' or 'keep', found 'drop'"),
         ({"url": "file:/kv", "level": True}, "level must be 'cached' or 'durable', found True"),
         ({"url": "file:/kv", "bytes_max": "many"}, "bytes_max must be bytes"),
-        ({"url": "file:/kv", "deadline_s": 0}, "deadline_s must be more than 0"),
+        ({"url": "file:/kv", "deadline_s": 0}, "deadline_s must be greater than 0"),
         ({"url": "file:/kv", "deadline_s": "soon"}, "deadline_s must be a valid number"),
-        ({"url": "file:/kv", "store_share": 2}, "store_share must be at most 1"),
-        ({"url": "file:/kv", "load_threads": 0}, "load_threads must be at least 1"),
+        ({"url": "file:/kv", "store_share": 2}, "store_share must be less than or equal to 1"),
+        ({"url": "file:/kv", "load_threads": 0}, "load_threads must be greater than 0"),
         ({"url": 5}, "url must be a valid string, found 5"),
     ],
 )

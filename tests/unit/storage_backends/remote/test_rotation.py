@@ -13,7 +13,7 @@ from tests.support.clock import ManualClock
 from tests.support.files import put
 from tests.support.running_service import RunningService, called, running
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.settings.access import Role
+from unified_cache.core.settings.service import Role
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.callers import Caller

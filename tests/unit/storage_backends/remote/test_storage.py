@@ -22,7 +22,7 @@ from tests.support.cache import ToyEngine, WholePromptCache, toy_layout
 from tests.support.clock import ManualClock
 from tests.support.files import held, hits, put
 from tests.support.operations import PAGE, serve, started, tokens
-from tests.support.service import LoopbackServer, limits_with
+from tests.support.service import LoopbackServer
 from tests.support.store_calls import ScriptedStorage
 from unified_cache.components import Full
 from unified_cache.controller import InlineWorkers, OperationState
@@ -35,6 +35,7 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.proto.wire.calls import Call
 from unified_cache.proto.wire.parts import Chunk, decoded, encoded, parts_of
+from unified_cache.service.limits import Limits
 from unified_cache.storage_backends.common.bounded_call import StoreStep, current_call
 from unified_cache.storage_backends.common.call_threads import run_here
 from unified_cache.storage_backends.manifest import manifest_of
@@ -204,7 +205,7 @@ def served(
     store: StorageBackend, timeout_s: float = 10.0, retries: int = 0, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[RemoteStorage]:
     """Serve a store, one page a call where the client has a clock of its own, and yield the client."""
-    limits = limits_with() if clock is time.monotonic else limits_with(pages_max=1)
+    limits = Limits() if clock is time.monotonic else Limits(pages_max=1)
     running = LoopbackServer.start(store, limits)
     options = RemoteOptions((running.address,), timeout_s=timeout_s, retries=retries)
     with closing(RemoteStorage.open(options, clock)) as storage:
@@ -231,7 +232,7 @@ def replaced_calls() -> Iterator[tuple[Replaced, str]]:
                     return handler
             return running.service.rpc_methods().service(handler_call_details)
 
-    server = grpc.server(ThreadPoolExecutor(4), options=limits_with().channel_options())
+    server = grpc.server(ThreadPoolExecutor(4), options=Limits().channel_options())
     server.add_generic_rpc_handlers((ReplacingHandler(),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
