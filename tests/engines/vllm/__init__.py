@@ -2,6 +2,7 @@
 
 installation     the engine in a virtual environment outside the repository
 models           tiny checkpoints with random weights
+cpu              the copy worker that vLLM lacks on machines without a GPU
 deepseek_v4      DeepSeek-V4 on a CPU without AMX
 drawn_weights    its weights, which no checkpoint holds
 engine_process   the process an engine runs in, told what to do line by line

@@ -8,10 +8,10 @@ from shutil import copytree
 
 import pytest
 
-from tests.engines.vllm.engine import HOST_BYTES, prompt_of
+from tests.engines.vllm.engine import CPU_SPEC, HOST_BYTES, prompt_of
 from tests.engines.vllm.faults import DEADLINE_S
 from tests.engines.vllm.server import VllmServer, running_server, write_tokenizer
-from tests.engines.vllm.user_shell import UserShell
+from tests.engines.vllm.user_shell import CPU_MODULE, UserShell
 from tests.support.vllm_document import VllmDocument
 
 DOCUMENT = VllmDocument.read()
@@ -47,7 +47,8 @@ def launched(
     model = copytree(model_path("llama"), tmp_path / "model")
     write_tokenizer(model)
     url = f"file:{tmp_path / 'store'}"
-    command = DOCUMENT.launch.of(model, url=url, cpu_bytes_to_use=HOST_BYTES, deadline_s=DEADLINE_S)
+    keys = {**CPU_SPEC, "spec_module_path": CPU_MODULE, "cpu_bytes_to_use": HOST_BYTES, "deadline_s": DEADLINE_S}
+    command = DOCUMENT.launch.of(model, url=url, **keys)
 
     def launch(name: str) -> AbstractContextManager[VllmServer]:
         arguments = [*shell.located(command), *SMALL, *ASKED]

@@ -17,6 +17,7 @@ from tests.engines.vllm.models import MODELS, TOKENS
 from tests.sources import ROOT
 
 __all__ = [
+    "CPU_SPEC",
     "EngineAnswer",
     "EngineLeftovers",
     "VllmEngine",
@@ -31,6 +32,9 @@ ANSWER_S = 300.0
 """Longest wait for an answer; reached only where something hangs."""
 
 HOST_BYTES = 64 << 20
+
+CPU_SPEC = {"spec_name": "CpuTieringSpec", "spec_module_path": "tests.engines.vllm.cpu"}
+"""Of the connector's configuration: where there is a GPU, vLLM's own TieringOffloadingSpec."""
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -162,7 +166,7 @@ def connected(settings: Mapping[str, object], url: str) -> Mapping[str, object]:
         "kv_connector": "UnifiedCacheConnector",
         "kv_connector_module_path": "unified_cache.integrations.vllm.connector",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {"url": url, "cpu_bytes_to_use": HOST_BYTES, **settings},
+        "kv_connector_extra_config": {"url": url, "cpu_bytes_to_use": HOST_BYTES, **CPU_SPEC, **settings},
     }
 
 
@@ -174,9 +178,7 @@ def tiered(tiers: Sequence[Mapping[str, object]], host_bytes: int = HOST_BYTES) 
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {
-            # Where there is a GPU, vLLM's own TieringOffloadingSpec.
-            "spec_name": "CpuTieringSpec",
-            "spec_module_path": "unified_cache.integrations.vllm.cpu",
+            **CPU_SPEC,
             "cpu_bytes_to_use": host_bytes,
             "secondary_tiers": list(tiers),
         },

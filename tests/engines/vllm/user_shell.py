@@ -13,10 +13,13 @@ from tests.engines.vllm.engine import ENVIRONMENT
 from tests.engines.vllm.installation import engine_packages
 from tests.sources import ROOT, repository_files
 
-__all__ = ["UserShell"]
+__all__ = ["CPU_MODULE", "UserShell"]
 
 COMMAND_S = 600.0
 """Longest wait for a command; reached only where something hangs."""
+
+CPU_MODULE = "cpu_kv_offloading"
+"""What vLLM lacks on a machine without a GPU, as a module of this environment."""
 
 VLLM_METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n"
 """On the index vLLM for the CPU has another name, by which its own command does not find its version."""
@@ -46,6 +49,7 @@ class UserShell:
         venv.create(environment, with_pip=True)
         (packages,) = environment.glob("lib/python*/site-packages")
         (packages / "engine.pth").write_text(f"import site; site.addsitedir({str(engine_packages())!r})\n")
+        shutil.copyfile(ROOT / "tests" / "engines" / "vllm" / "cpu.py", packages / f"{CPU_MODULE}.py")
         metadata = packages / "vllm-0.32.0+cpu.dist-info"
         metadata.mkdir()
         (metadata / "METADATA").write_text(VLLM_METADATA)

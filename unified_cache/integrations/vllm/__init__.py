@@ -12,7 +12,6 @@
     engine      what is taken from vLLM, wherever its version has it; imports vLLM
     tier        ``UnifiedCacheTier``, an out-of-tree secondary tier; imports vLLM
     connector   ``UnifiedCacheConnector``, an out-of-tree connector over that tier; imports vLLM
-    cpu         the copy worker that vLLM lacks on machines without a GPU; imports vLLM
 
-Only the last four need vLLM, and they are imported by it. What stands there is written for vLLM 0.32 and 0.33.
+Only the last three need vLLM, and they are imported by it. What stands there is written for vLLM 0.32 and 0.33.
 """

@@ -36,7 +36,6 @@ from unified_cache.integrations.vllm.tier import FACTS_KEY, UnifiedCacheTier
 __all__ = ["UnifiedCacheConnector"]
 
 TIERS_KEY = "secondary_tiers"
-CPU_SPEC_MODULE = "unified_cache.integrations.vllm.cpu"
 
 
 class UnifiedCacheConnector(OffloadingConnector):  # type: ignore[misc]  # vLLM's, untyped where it is not installed
@@ -85,13 +84,10 @@ def _completed(extra: Mapping[str, object], facts: VllmFacts | None) -> dict[str
     others = extra.get(TIERS_KEY, [])
     if not isinstance(others, list):
         raise ConfigError(f"{TIERS_KEY} must be a list of tiers, found {others!r}")
-    completed: dict[str, object] = {
-        "spec_name": "TieringOffloadingSpec",
+    return {
+        "spec_name": extra.get("spec_name", "TieringOffloadingSpec"),
         TIERS_KEY: [tier, *(other for other in others if other.get("type") != UnifiedCacheTier.__name__)],
     }
-    if not (current_platform.is_cuda_alike() or current_platform.is_xpu()):
-        completed |= {"spec_name": "CpuTieringSpec", "spec_module_path": CPU_SPEC_MODULE}
-    return completed
 
 
 def _facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: TierSettings) -> VllmFacts:

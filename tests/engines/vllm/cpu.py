@@ -1,7 +1,6 @@
 """KV offloading for engines without a GPU: the spec and the copy worker that vLLM lacks there. Imports vLLM.
 
-On such a machine the KV cache lies in host memory already, so a copy is done when it returns. An engine on a CPU gains
-what another engine, or its own next life, finds in the store; its own host memory gains it nothing.
+On such a machine the KV cache lies in host memory already, so a copy is done when it returns.
 """
 
 import time
