@@ -81,8 +81,8 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "a cancelled transfer frees what a worker still fills",
         "controller/controller.py",
-        "operation.stop()\n        self._completed.append(operation)",
-        "operation.stop()\n        operation.release()\n        self._completed.append(operation)",
+        "operation.set_outcome(state, reason)\n        self._completed.append(operation)",
+        "operation.set_outcome(state, reason)\n        operation.release()\n        self._completed.append(operation)",
     ),
     Mutant(
         "a load gives slots back that an engine reads",
@@ -170,10 +170,38 @@ TRANSFERS_MUTANTS = [
         "pass",
     ),
     Mutant(
-        "a deadline begins with one page",
-        "controller/cost_model.py",
-        "one_call = min(pages_count, call_pages)",
-        "one_call = 1",
+        "a whole batch is under way at a deadline",
+        "controller/jobs.py",
+        "is_slow = probe_s * CALLS_MIN > wait_s",
+        "is_slow = True",
+        tests=READS,
+    ),
+    Mutant(
+        "calls before a deadline never grow",
+        "controller/jobs.py",
+        "self.objects = min(2 * objects, STORAGE_BATCH_OBJECTS)",
+        "pass",
+        tests=READS,
+    ),
+    Mutant(
+        "a call begins after the deadline where the owner looks late",
+        "controller/jobs.py",
+        "self._stopped |= self._sizes.is_late",
+        "pass",
+        tests=READS,
+    ),
+    Mutant(
+        "what is kept at a deadline is grafted twice",
+        "controller/prefetch.py",
+        "arrived = [mask & np.isin(part.target, slots) for mask, part, slots in ours]",
+        "arrived = [mask for mask, part, slots in ours]",
+        tests=READS,
+    ),
+    Mutant(
+        "ranks keep at a deadline what each of them has",
+        "controller/prefetch.py",
+        "fetch.reading, true_for_all(self._ranks, fetch.job.whole))",
+        "fetch.reading, fetch.job.whole)",
         tests=READS,
     ),
     Mutant(
@@ -213,11 +241,10 @@ TRANSFERS_MUTANTS = [
         "self._superseded |= set()",
     ),
     Mutant(
-        "a cancelled transfer publishes what came",
+        "a cancelled load publishes what came",
         "controller/controller.py",
-        "        elif isinstance(operation.error, NEVER_KEPT):\n            self._release(operation)\n        else:\n"
-        "            self._resume(operation, failure)\n",
-        "        else:\n            self._resume(operation, failure)\n",
+        "self._resume(operation, failure or operation.error)",
+        "self._resume(operation, failure)",
     ),
     Mutant(
         "an operation that ends at once is never told",
@@ -228,9 +255,9 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "a request waits for its store beyond its deadline",
         "controller/controller.py",
-        "if not readiness.ended:\n                    operation.report_done",
-        "if readiness.ended:\n                    operation.report_done",
-        tests=("tests/unit/core/test_deadlines.py",),
+        "elif operation.is_stopping:",
+        "elif not operation.is_stopping:",
+        tests=READS,
     ),
     Mutant(
         "a prefetch that finds no room is given up while others hold it",

@@ -51,7 +51,7 @@ class JobClaims:
             out = np.concatenate([part.target for part in flow.parts]) + self._audit.bases[tier_components]
             fetch = self._cache._prefetches._under_way.get(task.operation)
             if isinstance(task.job, FetchJob) and fetch is not None and fetch.staging is not None:
-                reserved = enumerate(fetch.staging.slots)  # before a deadline a job fills only some of them
+                reserved = enumerate(fetch.staging.slots)  # without those that the tree has taken
                 out = np.concatenate(
                     [slots + self._audit.bases[self._components + number] for number, slots in reserved]
                 )

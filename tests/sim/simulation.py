@@ -1,10 +1,11 @@
 """One seed's world: the real tree, cache and controller, an engine, lagging copies, a store that lies, one thread."""
 
 import hashlib
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,8 +29,7 @@ from tests.support.waiting import wait_until
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import Controller, LayerwiseLoad, NotStarted, Operation, OperationState
 from unified_cache.controller.backup_scheduler import RETRY_PAUSE_S_MAX
-from unified_cache.controller.controller import NEVER_KEPT
-from unified_cache.controller.jobs import BackupJob, LoadJob
+from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob
 from unified_cache.core.config import WritePolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, Pages, Tier
@@ -371,6 +371,7 @@ class Simulation:
         queued = self.workers.tasks.copy()
         mark = self.audit.mark()
         awaited = {operation: operation.awaited for operation in self.operations if operation.awaited is not None}
+        keeping = [operation for operation in self.operations if operation.keep is not None]
         over = self.cache.poll()
         self.look_for_store()
         is_any_woken = any(operation.awaited is not other for operation, other in awaited.items())
@@ -385,11 +386,13 @@ class Simulation:
             for task in gone_on
             if task.error is None
             and task not in self.jobs.bounced
-            and not isinstance(task.operation.error, NEVER_KEPT)
+            and task.operation.error is None
             # Without a store nothing stays pinned, and the windows of earlier ends may take the room of the last one's.
             and not isinstance(task.operation.job, BackupJob)
         ]
-        subjects = [self.operations[task.operation][1] for task in gone_on]
+        kept = [operation for operation in keeping if operation.keep is None]
+        self.tally.happened["kept before its end"] += len(kept)
+        subjects = [self.operations[operation][1] for operation in [*kept, *(task.operation for task in gone_on)]]
         self.engine.subject = np.concatenate(subjects) if subjects else _NO_NUMBERS
         self.jobs.bounced.intersection_update(self.workers.tasks)
         for operation in over:
@@ -467,6 +470,9 @@ class Simulation:
         claims = [request.claim for request in self.requests if request.claim is not None]
         known, of, claim = self.claim_of, self.operations, self.jobs.claim
         tasks = [*self.workers.tasks, *self.held]
+        for task in tasks:
+            if isinstance(task.job, FetchJob):  # of what is kept before its end the tree has the slots
+                known.pop(task, None)
         self.claim_of = {task: known.get(task) or claim(task, *of[task.operation]) for task in tasks}
         return [*claims, *self.claim_of.values()]
 
@@ -563,6 +569,8 @@ class Simulation:
         self.audit.look(self.claims())
         self.cache.check()
         self.verify()
+        unhurried = replace(self.config.prefetching, patience_s=math.inf)
+        self.cache.config = replace(self.cache.config, prefetching=unhurried)
         for _ in range(SERVED_AFTER):
             self.engine.serve()
         self.cache.clear_storage()

@@ -1,5 +1,6 @@
 """Workers under a scheduler: every job is begun, moved on and ended by a step of its own, in any order."""
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -115,7 +116,9 @@ class LaggingWorkers:
         task.calls += self._audit.verified(task.job, calls)
         if task.has_run:
             self._audit.check_copies(task.job, self._memory.moved)
-            self._audit.check_calls(task.job, task.calls, task.put_as, was_stopped=told_to_stop, error=task.error)
+            has_deadline = task.operation.respond_by_s < math.inf
+            stopped = told_to_stop or (has_deadline and isinstance(task.job, FetchJob) and task.job._stopped)
+            self._audit.check_calls(task.job, task.calls, task.put_as, was_stopped=stopped, error=task.error)
         # A store's delay is the job's own: the rest of the world does not wait for it.
         task.due_s += self._clock() - before_s
         self._clock.now_s = before_s

@@ -34,7 +34,6 @@ from unified_cache.controller import (
 )
 from unified_cache.controller.backup import Backups
 from unified_cache.controller.backup_scheduler import BackupScheduler
-from unified_cache.controller.cost_model import TransferSpeeds
 from unified_cache.controller.duplicates import DuplicateCheck
 from unified_cache.controller.ledger import Ledger, WriteBack
 from unified_cache.controller.memory import ComputeStreams, DevicePool, PageMemory, TieredMemory, check_dtype
@@ -186,10 +185,9 @@ class UnifiedCache:
         self._ranks = ranks
         self._controller = Controller(workers, config.operations_max, config.operation_timeout_s, clock, ranks)
         prefetch_max = int(config.host_pages[0] * config.prefetching.host_share)
-        self._speeds = TransferSpeeds(layout, ranks, clock)
         self._traffic = TrafficCounts(layout)
         self._loads = Loads(self._ledger, memory, ranks, self._traffic)
-        self._prefetches = Prefetches(self._ledger, memory, prefetch_max, ranks, self._traffic, self._speeds)
+        self._prefetches = Prefetches(self._ledger, memory, prefetch_max, ranks, self._traffic, clock)
         self._backups = Backups(self._ledger, memory, identity.owners(layout), ranks, self._traffic)
         self._scheduler = BackupScheduler(config, self._backups, self._controller, ranks, clock)
         self._duplicates = DuplicateCheck(layout, memory, config.duplicates_every)
@@ -475,7 +473,7 @@ class UnifiedCache:
         worth_pages = max(1, -(-prefetching.threshold_tokens // page_size))
         steps = self._prefetches.prefetch(prompt, self._storage, worth_pages)
         deadline_s = min(deadline_s, prefetching.patience(missing_tokens))
-        return self._controller.start(TransferKind.PREFETCH, steps, deadline_s=deadline_s)
+        return self._controller.start(TransferKind.PREFETCH, steps, deadline_s=deadline_s, keep=self._prefetches.keep)
 
     def prefetch_progress(self, operation: Operation) -> PrefetchProgress | None:
         """Return how far a prefetch has come that is reading now, as this rank sees it; None for any other operation.
@@ -537,14 +535,18 @@ class UnifiedCache:
         return self._controller.take_completed()
 
     def finish_early(self, operation: Operation) -> None:
-        """End a transfer early and keep the pages that arrived and can be resumed from. As best_effort in SGLang."""
+        """End a transfer now and keep what has arrived, as a deadline does. As best_effort in SGLang.
+
+        The next ``poll`` returns a prefetch; any other transfer ends with the call or the copy that is under way.
+        """
         self._enter()
         operation.stop()
 
     def cancel(self, operation: Operation) -> bool:
-        """End a transfer and keep nothing of it; return whether it was still running.
+        """End a transfer that nobody waits for any more; return whether it was still running.
 
-        Its slots are given back once no worker and no store uses them any more.
+        What a prefetch has read is kept for others; of any other transfer, nothing. Its slots are given back once no
+        worker and no store uses them any more.
         """
         self._enter()
         return self._controller.cancel(operation)

@@ -5,7 +5,6 @@
     operation, jobs    transfers under way and the work of their threads
     controller         runs operations; never sees the tree
     prefetch, backup   the transfers, each one file from top to bottom; ``backup_scheduler``: when backups begin
-    cost_model         what a read takes, for those with a deadline
     page_changes       log of changes for observers
     ranks              agreement of a group
 

@@ -192,9 +192,6 @@ QUARANTINE_LOOK_S = 0.02
 RANKS_LOOK_S = 0.005
 """Longest wait for a job of this rank's own while others may wait for this rank; also, every 5 ms one collective."""
 
-NEVER_KEPT = (CancelledError, OperationTimeoutError, RankLostError)
-"""An operation that ended by these keeps nothing of what it brought."""
-
 
 class Readiness(NamedTuple):
     """Readiness of an operation to go on: on this rank, or, once agreed on, on all ranks."""
@@ -316,16 +313,17 @@ class Controller:
         steps: Steps,
         deadline_s: float = math.inf,
         tally: PageTally | None = None,
+        keep: Callable[[Operation], None] | None = None,
     ) -> Operation | NotStarted:
-        """Start an operation, unless too many are under way or a rank is lost.
+        """Start an operation, unless too many are under way or a rank is lost; stop it after ``deadline_s``.
 
-        After ``deadline_s`` it is done, whether its job has ended or not.
+        ``keep`` keeps what its job has brought by then; without it, it ends with its job.
         """
         if self.room <= 0 or self._ranks.is_lost:
             self.counts[kind].declined += 1
             return NotStarted.RANK_LOST if self._ranks.is_lost else NotStarted.TOO_MANY
         now_s = self._clock()
-        operation = Operation(kind, steps, now_s, now_s + self._timeout_s, now_s + deadline_s, tally)
+        operation = Operation(kind, steps, now_s, now_s + self._timeout_s, now_s + deadline_s, tally, keep)
         operation.advance(None)
         if operation.state is not OperationState.RUNNING:
             self._completed.append(operation)
@@ -335,16 +333,14 @@ class Controller:
         return operation
 
     def cancel(self, operation: Operation) -> bool:
-        """End an operation before its time and keep nothing of it; return whether it was still running."""
+        """End an operation that nobody waits for any more; return whether it was still running."""
         if operation.state is not OperationState.RUNNING:
             return False
-        self._end_early(
-            operation, OperationState.CANCELLED, CancelledError(f"the {operation.kind.value} was cancelled")
-        )
+        self._end(operation, OperationState.CANCELLED, CancelledError(f"the {operation.kind.value} was cancelled"))
         return True
 
     def stop_all(self) -> None:
-        """End every operation early; each keeps what has arrived by now."""
+        """Stop every operation; each keeps what has arrived by now."""
         for operation in self._live:
             operation.stop()
 
@@ -493,31 +489,24 @@ class Controller:
         return failures
 
     def _advance(self, operation: Operation, readiness: Readiness, failure: CacheError | None) -> None:
-        """Take the step that an operation is ready for: cut it short, report its failure, resume it or release it."""
+        """Report how an operation ends, if it does; then resume it, or keep pages of one that is stopped."""
         if operation.state is OperationState.RUNNING:
             if not readiness.in_time:
                 reason = OperationTimeoutError(f"the {operation.kind.value} took longer than {self._timeout_s} s")
-                self._end_early(operation, OperationState.FAILED, reason)
+                self._end(operation, OperationState.FAILED, reason)
+            elif failure is not None and not readiness.free:
+                self._end(operation, OperationState.FAILED, failure)
             elif not readiness.unanswered:
                 operation.stop()
-                if not readiness.ended:
-                    operation.report_done()
-                    self._completed.append(operation)
-        if not readiness.ended:
-            return
-        if not readiness.free:
-            if failure is not None and operation.state is OperationState.RUNNING:
-                operation.set_outcome(OperationState.FAILED, failure)
-                self._completed.append(operation)
-        elif isinstance(operation.error, NEVER_KEPT):
-            self._release(operation)
-        else:
-            self._resume(operation, failure)
+        if readiness.ended and readiness.free:
+            self._resume(operation, failure or operation.error)
+        elif operation.is_stopping:
+            self._keep(operation)
 
     def _fail_all(self, error: RankLostError) -> None:
         for operation in self._live:
             if operation.state is OperationState.RUNNING:
-                self._end_early(operation, OperationState.FAILED, error)
+                self._end(operation, OperationState.FAILED, error)
 
     def _report_loss(self) -> None:
         """Raise what a group says that has lost a rank, wherever that was found out; once."""
@@ -529,15 +518,28 @@ class Controller:
                 logger.error("a rank is lost, nothing will be moved any more: %s", error)
                 raise
 
-    def _end_early(
-        self,
-        operation: Operation,
-        state: OperationState,
-        reason: CancelledError | OperationTimeoutError | RankLostError,
-    ) -> None:
-        operation.set_outcome(state, reason)
+    def _end(self, operation: Operation, state: OperationState, reason: CacheError) -> None:
+        """Report an operation as over before its job is, which ends at its next batch."""
         operation.stop()
+        operation.set_outcome(state, reason)
         self._completed.append(operation)
+
+    def _keep(self, operation: Operation) -> None:
+        """Keep what the job of a stopped operation has brought by now, once; its request waits no longer.
+
+        What is on its way is kept at the end of the job, for others.
+        """
+        keep, operation.keep = operation.keep, None
+        if keep is None or self._ranks.is_lost:
+            return
+        was_running = operation.state is OperationState.RUNNING
+        try:
+            keep(operation)
+            operation.set_outcome(OperationState.DONE, None)
+        except RankLostError as error:
+            operation.set_outcome(OperationState.FAILED, error)
+        if was_running:
+            self._completed.append(operation)
 
     def _resume(self, operation: Operation, error: CacheError | None) -> None:
         was_running = operation.state is OperationState.RUNNING
@@ -559,10 +561,7 @@ class Controller:
     def _wake(self) -> None:
         """Advance operations that have waited for another one: the same ones on every rank."""
         for operation in [operation for operation in self._live if operation.is_woken]:
-            if isinstance(operation.error, NEVER_KEPT):
-                self._release(operation)
-            else:
-                self._resume(operation, None)
+            self._resume(operation, operation.error)
 
     def _release(self, operation: Operation) -> None:
         del self._live[operation]

@@ -3,9 +3,10 @@
 An engine computes on the first layers of a load while the last are still on their way: see ``LayerwiseLoad``.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from threading import Condition, Lock
@@ -27,6 +28,7 @@ from unified_cache.storage_backends.wrappers.layer import Method
 
 __all__ = [
     "BackupJob",
+    "CallSizes",
     "ClearJob",
     "FetchJob",
     "LayerProgress",
@@ -34,7 +36,6 @@ __all__ = [
     "LoadJob",
     "ProbeJob",
     "StoreJob",
-    "calls_of",
 ]
 
 Layer = tuple[str, int]
@@ -226,11 +227,6 @@ class LoadJob:
         """Go on: half a copy is of no use, and the end is near."""
 
 
-def calls_of(objects_count: int, payload_bytes: int) -> float:
-    """Return how many calls so many objects and bytes fill; the last call may be filled in part."""
-    return max(objects_count / STORAGE_BATCH_OBJECTS, payload_bytes / STORAGE_BATCH_BYTES)
-
-
 def next_batch(pages: list[PageIO]) -> list[PageIO]:
     """Return the first pages that go together in one call: one at least, then as many as STORAGE_BATCH_BYTES allows."""
     left_bytes = STORAGE_BATCH_BYTES
@@ -245,6 +241,55 @@ def batch_pages(layout: ModelLayout) -> int:
     """Return how many pages of all pools together go in one call; one at least."""
     objects = sum(pool.page_bytes > 0 for pool in layout.pools)
     return max(1, min(STORAGE_BATCH_OBJECTS // max(objects, 1), STORAGE_BATCH_BYTES // max(layout.page_bytes, 1)))
+
+
+FIRST_CALL_OBJECTS = 8
+"""Objects of a first call before a deadline. A stop keeps what calls have brought that are over, so the call under way
+at the deadline is lost to its request, and a whole batch of a slow store may take longer than the request waits."""
+
+CALLS_MIN = 8
+"""Calls that a wait should have time for, so that the one that a stop loses is a small part of them."""
+
+
+class CallSizes:
+    """Objects of each call of one read before its deadline, so that little is under way then.
+
+    Nothing is known of a store but what the calls of this read took. A call has twice as many objects as the one before
+    if the wait has room for CALLS_MIN such calls, and then fewer if it would end late, should each object take as long.
+    Where the probe has shown that the wait has room for fewer calls, the first one is a whole batch.
+    """
+
+    __slots__ = ("_clock", "_respond_by_s", "_wait_s", "is_late", "objects")
+
+    def __init__(self, clock: Callable[[], float], wait_s: float, respond_by_s: float, probe_s: float) -> None:
+        self._clock = clock
+        self._wait_s = wait_s
+        self._respond_by_s = respond_by_s
+        is_slow = probe_s * CALLS_MIN > wait_s
+        self.objects = STORAGE_BATCH_OBJECTS if is_slow else min(FIRST_CALL_OBJECTS, STORAGE_BATCH_OBJECTS)
+        """Of the next call, at most."""
+        self.is_late = False
+        """Whether the deadline is over: no other call begins, though the owner may look later."""
+
+    @classmethod
+    def within(cls, operation: Operation, probe_s: float, clock: Callable[[], float]) -> "CallSizes | None":
+        """Return those of an operation's read; None if it has no deadline."""
+        if operation.respond_by_s == math.inf:
+            return None
+        return cls(clock, operation.respond_by_s - operation.started_s, operation.respond_by_s, probe_s)
+
+    @contextmanager
+    def timed(self, objects: int) -> Iterator[None]:
+        """Set the size of the next call by what the ``with`` block takes, a call of so many objects."""
+        began_s = self._clock()
+        yield
+        now_s = self._clock()
+        taken_s, left_s = now_s - began_s, self._respond_by_s - now_s
+        self.is_late = left_s <= 0
+        if taken_s * CALLS_MIN <= self._wait_s:
+            self.objects = min(2 * objects, STORAGE_BATCH_OBJECTS)
+        while self.objects > 1 and taken_s * self.objects > left_s * objects:
+            self.objects //= 2
 
 
 class BatchedJob:
@@ -264,15 +309,14 @@ class BatchedJob:
         self._begun_count = 0
         """Objects, of those listed first, that a call has named, whether it has returned or raised."""
         self._stopped = False
-        self.calls_count = 0
-        """Calls that have returned."""
 
     @property
     def whole(self) -> list[Pages]:
         """By part: True where every object of the page was moved, or is there. Nothing, until it has run."""
         if self._listed is None:
             return [np.zeros(len(part), np.bool_) for part in self._parts]
-        done = self._done + [Answer.UNAVAILABLE] * (len(self._listed) - len(self._done))
+        done = list(self._done)  # a worker goes on
+        done += [Answer.UNAVAILABLE] * (len(self._listed) - len(done))
         return whole_pages(self._parts, self._listed, done)
 
     def answered(self, answer: Answer) -> list[Pages]:
@@ -288,12 +332,15 @@ class BatchedJob:
         listed = self._listed = self._storage.pages(self._prompt, self._parts, self._order)
         while len(self._done) < len(listed) and not self._stopped:
             start = len(self._done)
-            batch = next_batch([page for _, _, page in listed[start : start + STORAGE_BATCH_OBJECTS]])
+            batch = next_batch([page for _, _, page in listed[start : start + self._call_objects()]])
             self._begun_count = start + len(batch)
             self._done += call(batch)
-            self.calls_count += 1
             if len(self._done) < len(listed):
                 yield
+
+    def _call_objects(self) -> int:
+        """Return how many objects the next call names at most."""
+        return STORAGE_BATCH_OBJECTS
 
     def _take_back(self) -> None:
         """Remove what was or may have been moved, and count nothing as moved."""
@@ -391,9 +438,18 @@ class ProbeJob:
     queue = JobQueue.STORAGE
     is_urgent = True
 
-    def __init__(self, storage: StorageTier, prompt: Prompt, pages: Sequence[npt.NDArray[np.int64]]) -> None:
+    def __init__(
+        self,
+        storage: StorageTier,
+        prompt: Prompt,
+        pages: Sequence[npt.NDArray[np.int64]],
+        clock: Callable[[], float],
+    ) -> None:
         """Ask for ``pages[c]`` of component ``c``."""
         self._storage = storage
+        self._clock = clock
+        self.call_s = 0.0
+        """Seconds that the call took, once it has returned."""
         self._prompt = prompt
         self._pages = pages
         self._stopped = False
@@ -413,7 +469,9 @@ class ProbeJob:
             for pool in specs
             for label in storage.labels(named, pool)
         ]
+        began_s = self._clock()
         found = storage.backend.exists(labels)
+        self.call_s = self._clock() - began_s
         storage.answers.add(Method.EXISTS, found)
         answers = np.array([answer is Answer.HIT for answer in found], np.bool_)
         end = 0
@@ -445,12 +503,10 @@ class FetchJob(BatchedJob):
     is_urgent = True
 
     def __init__(
-        self, storage: StorageTier, prompt: Prompt, parts: Sequence[PageCopies], clock: Callable[[], float]
+        self, storage: StorageTier, prompt: Prompt, parts: Sequence[PageCopies], sizes: CallSizes | None
     ) -> None:
         super().__init__(storage, prompt, parts, storage.read_order)
-        self._clock = clock
-        self.ended_s = clock()
-        """When it ended, by ``clock``, once it has."""
+        self._sizes = sizes
 
     def run(self) -> bool:
         """Get."""
@@ -460,10 +516,17 @@ class FetchJob(BatchedJob):
 
     def calls(self) -> Iterator[None]:
         """Get call by call; yield between two."""
-        yield from self._move(self._get)
-        self.ended_s = self._clock()
+        return self._move(self._get)
+
+    def _call_objects(self) -> int:
+        return super()._call_objects() if self._sizes is None else self._sizes.objects
 
     def _get(self, pages: list[PageIO]) -> list[Answer]:
-        answers = self._storage.backend.get(pages)
+        if self._sizes is None:
+            answers = self._storage.backend.get(pages)
+        else:
+            with self._sizes.timed(len(pages)):
+                answers = self._storage.backend.get(pages)
+            self._stopped |= self._sizes.is_late
         self._storage.answers.add(Method.GET, answers)
         return answers

@@ -5,7 +5,7 @@ the job has been run by a worker; ``with`` blocks around the ``yield`` give ever
 """
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol, final
@@ -259,6 +259,7 @@ class Operation:
         "is_released",
         "is_stopping",
         "job",
+        "keep",
         "kind",
         "pages_count",
         "respond_by_s",
@@ -275,6 +276,7 @@ class Operation:
         fail_at_s: float,
         respond_by_s: float = math.inf,
         tally: PageTally | None = None,
+        keep: "Callable[[Operation], None] | None" = None,
     ) -> None:
         self.kind = kind
         self.state = OperationState.RUNNING
@@ -294,7 +296,9 @@ class Operation:
         self.started_s = started_s
         """When it was started, by the controller's clock."""
         self.respond_by_s = respond_by_s
-        """When it is done, whatever its job still does: the request that waits for it goes on with what has arrived."""
+        """When it is stopped: its request goes on with what has arrived."""
+        self.keep = keep
+        """Keeps what its job has brought by now and counts it; None once done, or if a job counts as a whole."""
         self.job: Job | None = None
         """The job that it waits for; None once it has ended."""
         self.awaited: Operation | None = None
@@ -351,13 +355,8 @@ class Operation:
             self.pages_count = pages_count
             self.tally.gain(pages_count)
 
-    def report_done(self) -> None:
-        """Mark it as done for its caller, with what has arrived: the rest of its work is for later requests."""
-        self.gain(self.pages_count)
-        self.set_outcome(OperationState.DONE, None)
-
     def stop(self) -> None:
-        """Stop reading; keep the longest prefix that can be resumed from."""
+        """Make its job end at the next batch, and each later one before it begins; pages that arrived are kept."""
         self.is_stopping = True
         if self.job is not None:
             self.job.stop()

@@ -24,21 +24,19 @@ A load copies what the host holds to the device, layer by layer, and publishes i
 before they are in the tree: see ``LayerwiseLoad``.
 """
 
-import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from unified_cache.controller import LayerwiseLoad, LeftOut, PageTally, StorageTier, TransferKind
-from unified_cache.controller.cost_model import TransferSpeeds
-from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob, ProbeJob, batch_pages
+from unified_cache.controller.jobs import BackupJob, CallSizes, FetchJob, LoadJob, ProbeJob, batch_pages
 from unified_cache.controller.ledger import Ledger, Reservation, TierTransfer
 from unified_cache.controller.memory import PageMemory
 from unified_cache.controller.operation import Job, Operation, OperationState, Steps, TrafficCounts, WaitFor
 from unified_cache.controller.ranks import RankGroup, held_by_all, true_for_all
-from unified_cache.core.errors import CacheError, RankError, StorageError
+from unified_cache.core.errors import CacheError
 from unified_cache.core.page import PageKey, Prompt
 from unified_cache.core.pool import PageCopies, PageNumbers, Pages, Slots, Tier, all_pages, no_slots, numbers_of
 from unified_cache.core.window import last_end, needed_pages, restorable_ends, window, window_counts
@@ -126,8 +124,12 @@ class FetchUnderWay:
     operation: Operation
     prompt: Prompt
     storage: StorageTier
+    first_end: int
+    """Pages that could be resumed from when the prefetch began."""
     missing: MissingPages
     plan: FetchPlan
+    call_sizes: CallSizes | None
+    """Objects of each call; None without a deadline."""
     arrived: Sequence[Pages] = field(init=False)
     """By component: which pages of ``plan.reads`` have come, by the jobs that are over."""
     tried: Sequence[Pages] = field(init=False)
@@ -135,8 +137,10 @@ class FetchUnderWay:
     chosen: Sequence[Pages] = field(init=False)
     """By component: which of them the job under way reads."""
     job: FetchJob | None = None
+    reading: Sequence[PageCopies] = ()
+    """What the job under way reads, by component."""
     staging: Reservation | None = None
-    """The host slots that it has, of which the job under way may fill only some."""
+    """The host slots that it has for that."""
     clears_count: int = 0
     """Clears of storage before the last read: pages that came since another one are not known to be stored."""
     evictions_count: int = 0
@@ -172,11 +176,11 @@ class Prefetches:
 
     __slots__ = (
         "_batch_pages",
+        "_clock",
         "_fetched",
         "_ledger",
         "_memory",
         "_ranks",
-        "_speeds",
         "_traffic",
         "_under_way",
         "host_pages_left",
@@ -189,14 +193,14 @@ class Prefetches:
         host_pages_max: int,
         ranks: RankGroup,
         traffic: TrafficCounts,
-        speeds: TransferSpeeds,
+        clock: Callable[[], float],
     ) -> None:
-        """Fill at most ``host_pages_max`` host pages of the first component at a time."""
+        """Fill at most ``host_pages_max`` host pages of the first component at a time; ``clock`` times calls."""
         self._ledger = ledger
         self._memory = memory
         self._ranks = ranks
         self._traffic = traffic
-        self._speeds = speeds
+        self._clock = clock
         self._batch_pages = batch_pages(ledger.layout)
         self._fetched: list[dict[PageKey, Operation]] = [{} for _ in ledger.layout.components]
         """By component: pages on their way from storage, and the operation that fetches each."""
@@ -217,15 +221,16 @@ class Prefetches:
         lacks_room = 0
         operation: Operation | None = None
         reads_left = READS_MAX
-        while reads_left:
+        while reads_left and (operation is None or not operation.is_stopping):
             answer = yield from self._probe(prompt, storage, worth_pages, lost)
             if answer is None:
                 break
-            operation, missing, ends = answer
+            operation, missing, ends, probe_s = answer
             known_pages = missing.known_end - first_end
             stored_end = missing.known_end + last_end(ends)
             plan = self._choose(missing, ends)
-            fetch = FetchUnderWay(operation, prompt, storage, missing, plan)
+            sizes = CallSizes.within(operation, probe_s, self._clock)
+            fetch = FetchUnderWay(operation, prompt, storage, first_end, missing, plan, sizes)
             operation.tally.asked = max(operation.tally.asked, stored_end - first_end)
             lacks_room = stored_end - plan.end
             other = self._fetching(prompt, missing.reads([stored_end])) or self._fetching(prompt, plan.reads)
@@ -247,13 +252,22 @@ class Prefetches:
                 if had_room:
                     continue
             holder = next((each for each in self._under_way if each.state is OperationState.RUNNING), None)
-            if holder is None or operation.is_stopping:
+            if holder is None:
                 break
             yield WaitFor(holder)
         gained = max(tree.match(prompt).host_end - first_end, 0)
         if operation is not None and operation.state is OperationState.RUNNING:
             _explain_rest(operation, gained, lacks_room, is_lost=any(mask.any() for mask in lost))
         return gained
+
+    def keep(self, operation: Operation) -> None:
+        """Graft what the job of a prefetch has read into the host by now, on all ranks, and count what that gains."""
+        fetch = self._under_way.get(operation)
+        if fetch is None:
+            return
+        if fetch.job is not None and fetch.staging is not None and fetch.plan.tier is Tier.HOST:
+            self._graft(fetch, fetch.staging, fetch.reading, true_for_all(self._ranks, fetch.job.whole))
+        operation.gain(max(self._ledger.tree.match(fetch.prompt).host_end - fetch.first_end, 0))
 
     def progress(self, operation: Operation) -> PrefetchProgress | None:
         """Return the progress of a prefetch; None while it reads nothing, or if it is over or no prefetch."""
@@ -264,16 +278,17 @@ class Prefetches:
 
     def _probe(
         self, prompt: Prompt, storage: StorageTier, worth_pages: int, lost: Sequence[Pages]
-    ) -> Generator[Job, Operation, tuple[Operation, MissingPages, Pages] | None]:
+    ) -> Generator[Job, Operation, tuple[Operation, MissingPages, Pages, float] | None]:
         """Ask storage for what memory lacks; return the ends after ``known_end`` at which all ranks could then resume.
 
-        None if none of them adds ``worth_pages``, or the operation is over.
+        The last value is the seconds that storage took to answer. None if no end adds ``worth_pages``, or the operation
+        is over.
         """
         missing = self._missing(prompt, lost)
         if missing.known_end + worth_pages > prompt.pages_count:
             return None
         with self._pinned(prompt, missing.full_end):
-            probe = ProbeJob(storage, prompt, list(map(numbers_of, missing.to_read)))
+            probe = ProbeJob(storage, prompt, list(map(numbers_of, missing.to_read)), self._clock)
             operation = yield probe
         if operation.state is not OperationState.RUNNING:
             return None
@@ -282,7 +297,7 @@ class Prefetches:
             missing = self._missing(prompt, lost)
             stored = probe.among(list(map(numbers_of, missing.to_read)))
         ends = self._ranks.agree(missing.stored_ends(stored))
-        return (operation, missing, ends) if last_end(ends) >= worth_pages else None
+        return (operation, missing, ends, probe.call_s) if last_end(ends) >= worth_pages else None
 
     def _missing(self, prompt: Prompt, lost: Sequence[Pages]) -> MissingPages:
         """Return what memory lacks of a prompt for any longer resume, but for what storage was found to have ``lost``.
@@ -448,7 +463,6 @@ class Prefetches:
         """Fetch the pages of a plan and graft those that arrive; return whether there was room for them."""
         operation, prompt, missing, plan = fetch.operation, fetch.prompt, fetch.missing, fetch.plan
         anchor = min(plan.end, missing.full_end)
-        gained_before = operation.pages_count
         marked = self._marked(prompt, plan.reads, operation)
         with marked, self._pinned(prompt, missing.known_end), self._pinned(prompt, anchor):
             if plan.copies:
@@ -456,23 +470,15 @@ class Prefetches:
             with self._reserving(plan.counts) as staging:
                 if staging is None:
                     return False
-                slots = list(staging.slots)
-                fetch.staging = staging
+                fetch.chosen = [all_pages(count) for count in plan.counts]
                 self._under_way[operation] = fetch
                 try:
-                    for chosen in self._speeds.slices(fetch.storage, plan.reads, operation):
-                        fetch.chosen = chosen
-                        parts = fetch.parts([given[mask] for given, mask in zip(slots, chosen, strict=True)])
-                        arrived, failure = yield from self._read(fetch, parts)
-                        self._graft(fetch, staging, parts, arrived)
-                        if failure is not None:
-                            raise failure
-                        if operation.is_stopping or operation.respond_by_s == math.inf:
-                            break
-                        gained = self._ledger.tree.match(prompt).host_end - missing.known_end
-                        operation.gain(gained_before + max(gained, 0))
+                    arrived, failure = yield from self._read(fetch, staging)
                 finally:
                     del self._under_way[operation]
+                self._graft(fetch, staging, fetch.reading, arrived)
+                if failure is not None:
+                    raise failure
         return True
 
     def _bring_to_device(self, fetch: FetchUnderWay) -> Generator[Job | WaitFor, Operation, bool]:
@@ -522,10 +528,10 @@ class Prefetches:
         with self._reserving([int(np.count_nonzero(mask)) for mask in fetch.chosen]) as staging:
             if staging is None:
                 return False
-            parts = fetch.parts(staging.slots)
-            fetch.staging = staging
-            arrived, failure = yield from self._read(fetch, parts)
-            came = [part.where(mask) for part, mask in zip(parts, arrived, strict=True)]
+            arrived, failure = yield from self._read(fetch, staging)
+            came = [part.where(mask) for part, mask in zip(fetch.reading, arrived, strict=True)]
+            if failure is not None and fetch.operation.error is not None:
+                raise failure  # the host has no room for it, and nobody waits for a copy to the device
             staging.keep([part.target for part in came])
             with ledger.reserving(Tier.DEVICE, [len(part) for part in came]) as on_device:
                 target = held_by_all(self._ranks, on_device)
@@ -542,20 +548,18 @@ class Prefetches:
             return target is not None
 
     def _read(
-        self, fetch: FetchUnderWay, parts: Sequence[PageCopies]
+        self, fetch: FetchUnderWay, staging: Reservation
     ) -> Generator[Job, Operation, tuple[list[Pages], CacheError | None]]:
         """Read the chosen pages of a prefetch; return by part which came on all ranks, and why others did not."""
-        speeds, ledger = self._speeds, self._ledger
+        ledger = self._ledger
         fetch.clears_count = ledger.stored.clears_count
         fetch.evictions_count = ledger.changes.evictions_count
-        fetch.job = job = FetchJob(fetch.storage, fetch.prompt, parts, speeds.clock)
+        fetch.staging, fetch.reading = staging, fetch.parts(staging.slots)
+        fetch.job = job = FetchJob(fetch.storage, fetch.prompt, fetch.reading, fetch.call_sizes)
         failure: CacheError | None = None
-        began_s = speeds.clock()
         try:
             yield job
-            came_bytes = speeds.payload_bytes([int(mask.sum()) for mask in job.whole])
-            speeds.reads.record(job.calls_count, came_bytes, job.ended_s - began_s)
-        except (StorageError, RankError) as error:  # pages that arrived before it are good
+        except CacheError as error:  # pages that arrived before it are good
             failure = error
         fetch.job = None
         arrived = true_for_all(self._ranks, job.whole)
@@ -572,6 +576,9 @@ class Prefetches:
     ) -> None:
         """Graft the pages that arrived: Full as far as it continues the prefix of the tier, the rest where Full is."""
         ledger, prompt, tree = self._ledger, fetch.prompt, self._ledger.tree
+        if fetch.operation.is_stopping:  # some may have been grafted when it was stopped
+            ours = zip(arrived, parts, staging.slots, strict=True)
+            arrived = [mask & np.isin(part.target, slots) for mask, part, slots in ours]
         came = [part.where(mask) for part, mask in zip(parts, arrived, strict=True)]
         full_end = tree.match(prompt).full_end(staging.tier)
         new = came[0].pages[came[0].pages >= full_end]

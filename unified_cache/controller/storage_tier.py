@@ -236,10 +236,6 @@ class StorageTier:
         """Return the pools of a component that have objects."""
         return tuple(pool for pool in self.layout.components[component].pools if pool.page_bytes)
 
-    def objects_count(self, pages: Sequence[int]) -> int:
-        """Return the objects of so many pages of each component."""
-        return sum(pages[component] for component, _ in self.read_order)
-
     def labels(self, keys: Sequence[PageKey], pool: PoolSpec) -> list[Label]:
         """Name the objects of one pool for these pages."""
         owner, name = self.owners[pool.name], pool.name

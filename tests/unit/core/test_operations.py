@@ -336,7 +336,7 @@ def test_pages_that_a_hanging_store_may_still_fill_are_nobodys_until_it_returns(
     assert toy.read_back(cache.prompt(tokens(4, 1000))) == 4
 
 
-def test_what_came_before_a_store_hung_is_kept_once_it_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_came_before_a_store_hung_is_kept_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 2)
     store = HangingStorage()
     toy, prompt = stored_and_forgotten(store)
@@ -344,10 +344,12 @@ def test_what_came_before_a_store_hung_is_kept_once_it_has_returned(monkeypatch:
     operation = started(toy.cache.prefetch(prompt))
     toy.cache.poll()
     toy.cache.poll()
-    assert operation.state is OperationState.FAILED
-    assert toy.cache.match(prompt).host_end == 0
+    assert (operation.state, operation.is_released) == (OperationState.FAILED, False)
+    assert toy.cache.match(prompt).host_end == 4
+    toy.cache.check()
     store.scribble_and_return()
     toy.cache.poll()
+    assert operation.is_released
     assert toy.cache.match(prompt).host_end == 4
     toy.cache.check()
 

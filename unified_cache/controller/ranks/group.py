@@ -18,7 +18,6 @@ __all__ = [
     "check_configuration",
     "failed_ranks",
     "held_by_all",
-    "largest_of_all",
     "pools_to_store",
     "together",
     "true_for_all",
@@ -155,15 +154,6 @@ def _gather_rows(ranks: RankGroup, row: bytes) -> list[bytes]:
     bits[ranks.rank] = np.unpackbits(np.frombuffer(row, np.uint8))
     agreed = ranks.agree(bits.reshape(-1)).reshape(bits.shape)
     return [np.packbits(each).tobytes() for each in agreed]
-
-
-def largest_of_all(ranks: RankGroup, values: Sequence[float]) -> list[float]:
-    """Return the largest of all ranks of each of several values, equally many on every rank; NaN if one has that."""
-    if ranks.size == 1:
-        return list(values)
-    rows = _gather_rows(ranks, np.array(values, "<f8").tobytes())
-    largest: list[float] = np.max([np.frombuffer(row, "<f8") for row in rows], axis=0).tolist()
-    return largest
 
 
 def held_by_all(ranks: RankGroup, held: Held | None) -> Held | None:
