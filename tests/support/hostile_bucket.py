@@ -4,9 +4,21 @@ import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from itertools import count, islice
+from threading import Event, Thread
+from urllib.parse import parse_qs, urlsplit
 
-__all__ = ["BucketRequest", "HostileBucket", "empty_listing", "endless", "policy", "redirect", "refusal"]
+__all__ = [
+    "BucketRequest",
+    "HostileBucket",
+    "dripping",
+    "empty_listing",
+    "endless",
+    "endless_listing",
+    "policy",
+    "redirect",
+    "refusal",
+]
 
 Answer = Callable[["BucketRequest"], None]
 
@@ -115,6 +127,40 @@ def empty_listing(request: BucketRequest) -> None:
     request.send_header("Content-Length", str(len(body)))
     request.end_headers()
     request.wfile.write(body)
+
+
+def endless_listing(names: Callable[[int], str]) -> Answer:
+    """List a thousand names below what is asked for, those of these numbers, and say that more follows, for ever."""
+    numbers = count()
+    date = "<LastModified>2026-11-28T00:00:00.000Z</LastModified>"
+
+    def answer(request: BucketRequest) -> None:
+        prefix = parse_qs(urlsplit(request.path).query)["prefix"][0]
+        listed = "".join(
+            f'<Contents><Key>{prefix}{names(number)}</Key><Size>1</Size>{date}<ETag>"0"</ETag></Contents>'
+            for number in islice(numbers, 1000)
+        )
+        token = "<IsTruncated>true</IsTruncated><NextContinuationToken>more</NextContinuationToken>"
+        body = f"<ListBucketResult>{listed}{token}</ListBucketResult>".encode()
+        request.send_response_only(200)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    return answer
+
+
+def dripping(status: int, over: Event) -> Answer:
+    """Answer with a body of which a little more comes until ``over`` is set."""
+
+    def answer(request: BucketRequest) -> None:
+        request.send_response_only(status)
+        request.send_header("Transfer-Encoding", "chunked")
+        request.end_headers()
+        while not over.wait(0.01):
+            request.wfile.write(b"1\r\n<\r\n")
+
+    return answer
 
 
 def redirect(endpoint: str) -> Answer:

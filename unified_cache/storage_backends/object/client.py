@@ -113,7 +113,11 @@ class Bucket:
                         obstore.delete(self._store, name)
 
     def listed(self, place: str, after: str = "") -> Iterator[list[tuple[str, int]]]:
-        """Yield names below ``place/`` with their bytes, in order and after that name, without ``place/``."""
+        """Yield names below ``place/`` with their bytes, in order and after that name, without ``place/``.
+
+        A listing that goes on for ever ends with the call that it is a part of.
+        """
+        caller = current_call()
         last = after = f"{place}/{after}"
         with self._plain_errors("list", place):
             listing = obstore.list(self._store, place, offset=after, chunk_size=SCAN_OBJECTS_MAX)
@@ -122,6 +126,8 @@ class Bucket:
                 if names != sorted(names):
                     raise StorageError(f"{self.name} must list names in order, found another order", retryable=False)
                 last = names[-1]
+                if caller is not None:
+                    caller.check()
                 yield [(each["path"].removeprefix(f"{place}/"), each["size"]) for each in chunk]
 
     def places_in(self, place: str) -> list[str]:

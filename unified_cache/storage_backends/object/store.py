@@ -45,6 +45,9 @@ PAGES = "pages"
 MANIFESTS = "manifests"
 """Apart from the pages, so that a rule of lifetime leaves them: a manifest is as old as the first page."""
 
+IDENTITIES_MAX = 1 << 16
+"""Identities that a bucket may have, of all models and tenants; a listing goes no further."""
+
 FORBIDDEN_S = 60.0
 """Puts are tried again so long after one was denied: policies change, and a page that is denied is sent whole."""
 
@@ -177,7 +180,12 @@ class ObjectStorage:
     def manifests(self) -> dict[bytes, Manifest | None]:
         """Return the manifest of every identity that was registered or has an object."""
         with self._calls:
-            kept = {_identity_in(name) for names in self._bucket.listed(MANIFESTS) for name, _ in names}
+            kept: set[bytes | None] = set()
+            for names in self._bucket.listed(MANIFESTS):
+                kept.update(_identity_in(name) for name, _ in names)
+                if len(kept) > IDENTITIES_MAX:
+                    message = f"{self._bucket.name} must have at most {IDENTITIES_MAX} identities, found more"
+                    raise StorageError(message, retryable=False)
             used = {_identity_in(name) for name in self._bucket.places_in(PAGES)}
             identities = sorted(filter(None, kept | used))
             found = self._requests.each(identities, self._manifest)

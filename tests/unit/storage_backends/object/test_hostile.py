@@ -1,8 +1,9 @@
 """Faults of a bucket's service, its network and its environment: one line names each, and nothing leaks."""
 
 import ssl
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
+from threading import Event
 
 import pytest
 from obstore.store import S3Store
@@ -13,22 +14,28 @@ from tests.support.hostile_bucket import (
     ENDLESS_BYTES,
     BucketRequest,
     HostileBucket,
+    dripping,
     empty_listing,
     endless,
+    endless_listing,
     policy,
     redirect,
     refusal,
 )
-from unified_cache.core.errors import ConfigError, StorageError
+from unified_cache.core.config import GuardConfig
+from unified_cache.core.errors import ConfigError, StorageError, StorageTimeoutError
 from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.object import client
+from unified_cache.storage_backends.object import store as object_store
 from unified_cache.storage_backends.object.client import Bucket
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.storage_backends.url import open_storage
+from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, PAGE_BYTES, blank_page, label, sealed_page
 
 URL = "s3://bucket/kv"
+PATIENCE_S = 10.0
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +106,47 @@ def test_a_listing_that_never_comes_to_a_name_ends_in_time(monkeypatch: pytest.M
         with pytest.raises(StorageError, match="does not go on"):
             catalog_of(storage).manifests()
         assert len(bucket.asked) > 2
+
+
+def test_a_listing_of_ever_new_names_ends_with_the_call_that_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with HostileBucket.running(endless_listing(lambda number: f"{number:012}")) as bucket:
+        storage, identity = open_storage_at(bucket, monkeypatch), MODEL.digest(LAYOUT)
+        with closing(StorageGuard(storage, storage.capability(), GuardConfig(deadline_s=0.2))) as guard:
+            for ask in (lambda: guard.clear(identity), lambda: guard.scan(identity), catalog_of(guard).manifests):
+                with pytest.raises(StorageTimeoutError) as late:
+                    ask()
+                assert late.value.call.wait(PATIENCE_S), "it goes on for ever"
+
+
+def test_a_bucket_of_ever_new_identities_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_store, "IDENTITIES_MAX", 5_000)
+    with (
+        HostileBucket.running(endless_listing(lambda number: f"{number:064x}.json")) as bucket,
+        closing(open_storage_at(bucket, monkeypatch)) as storage,
+        pytest.raises(StorageError, match="at most 5000 identities"),
+    ):
+        catalog_of(storage).manifests()
+
+
+@pytest.mark.threat("a store that fails or hangs")
+@pytest.mark.parametrize("status", [200, 403, 404, 500])
+def test_an_answer_whose_body_never_ends_is_read_no_longer_than_a_request_may_take(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_TIMEOUT", "300ms")
+    over = Event()
+    with (
+        HostileBucket.running(dripping(status, over)) as bucket,
+        closing(open_storage_at(bucket, monkeypatch)) as storage,
+    ):
+        for ask in (
+            lambda: storage.get([blank_page(label(1))]),
+            lambda: storage.put([sealed_page(label(1))], Level.CACHED),
+            lambda: storage.scan(MODEL.digest(LAYOUT)),
+        ):
+            with suppress(StorageError):
+                ask()
+        over.set()
 
 
 @pytest.mark.parametrize(
