@@ -45,15 +45,6 @@ def tmp_path(memory_path: Path) -> Path:
     return memory_path
 
 
-@pytest.mark.parametrize("kind", ["file", "packed"])
-def test_an_embedded_cache_restores_its_prompts_from_an_encrypted_store(kind: str, tmp_path: Path) -> None:
-    url = f"{kind}:{tmp_path / 'store'}"
-    fill(open_storage(url + CODED), LAYOUT, PROMPTS)
-    assert [restored_pages(open_storage(url + CODED), LAYOUT, prompt) for prompt in PROMPTS] == [PAGES, PAGES]
-    assert restored_pages(open_storage(url), LAYOUT, PROMPTS[0]) == 0
-    assert restored_pages(open_storage(url + CODED), LAYOUT, PROMPTS[0]) == PAGES, "a reader without keys removes none"
-
-
 def test_backup_and_prefetch_copy_into_an_encrypted_store_and_out_of_it(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.jsonl"
     tokens.write_text("\n".join(map(json.dumps, TOKENS)), encoding="utf-8")

@@ -181,16 +181,22 @@ def test_a_prefix_in_memory_is_in_use_though_its_tail_has_just_come_from_storage
     assert {whole.keys.index(label.key) for label in store.touched} >= {0, 1, 2, 3}
 
 
-def test_uses_that_wait_for_a_put_are_bounded_and_those_dropped_are_counted() -> None:
+def waiting_hints(prompts_count: int) -> tuple[ScriptedStorage, ToyEngine, list[Prompt]]:
+    """Have uses of so many prompts of a page each wait for the next put."""
     store = ScriptedStorage(1_000 * bytes_of(4))
     toy = writing(WritePolicy.THROUGH, store, host=256)
-    prompts = [toy.cache.prompt(tokens(1, 1_000 * number)) for number in range(HINTS_MAX + 6)]
+    prompts = [toy.cache.prompt(tokens(1, 1_000 * number)) for number in range(prompts_count)]
     for prompt in prompts:
         ask(toy, prompt)
     toy.cache._ledger.stored.record_given(1_000 * bytes_of(4))
     storage = present(toy.cache._storage)
     for prompt in prompts:
         toy.cache._backups.record_use(toy.cache.match(prompt), storage)
+    return store, toy, prompts
+
+
+def test_uses_that_wait_for_a_put_are_bounded_and_those_dropped_are_counted() -> None:
+    store, toy, prompts = waiting_hints(HINTS_MAX + 6)
     store.calls.clear()
     store.touched.clear()
     ask(toy, toy.cache.prompt(tokens(1, 900_000)))
@@ -212,15 +218,7 @@ def test_a_store_that_fails_to_take_a_hint_is_given_pages_all_the_same() -> None
 
 
 def test_a_store_that_fails_to_take_a_hint_is_given_no_other_before_the_put_and_all_count_as_dropped() -> None:
-    store = ScriptedStorage(1_000 * bytes_of(4))
-    toy = writing(WritePolicy.THROUGH, store, host=256)
-    prompts = [toy.cache.prompt(tokens(1, 1_000 * number)) for number in range(6)]
-    for prompt in prompts:
-        ask(toy, prompt)
-    toy.cache._ledger.stored.record_given(1_000 * bytes_of(4))
-    storage = present(toy.cache._storage)
-    for prompt in prompts:
-        toy.cache._backups.record_use(toy.cache.match(prompt), storage)
+    store, toy, _ = waiting_hints(6)
     store.failing = {Method.TOUCH}
     store.calls.clear()
     ask(toy, toy.cache.prompt(tokens(1, 900_000)))

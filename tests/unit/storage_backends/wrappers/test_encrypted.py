@@ -5,7 +5,6 @@ import os
 import random
 import sys
 import time
-from base64 import b64decode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -84,39 +83,6 @@ def test_no_run_of_16_bytes_of_any_payload_lies_in_any_file_of_the_store(
     with closing(VerifiedStorage(open_storage(url))) as storage:
         storage.register(manifest_of(MODEL, LAYOUT), {})
         assert [read_back(storage, page) for page in pages] == list(map(bytes_of, pages))
-
-
-FROZEN = {
-    "compressed": (
-        "VUtWUAIAgAA0AQAAAAAAAGlrQGJNmyOkJbVgJ9PjS3a5FLEtEAxd3C3zuo9zGjdlBiGhwRHP1FVKFy2ezUkKmo1uTmbg9ERJG3FvsdAKsblrdg"
-        "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAKUG978cDHbBU8RkgSZ6seUBAAAAVwAAAAAEAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAd"
-        "kIjoG2gDVFMAAAAotS/9YAADTQIABAQAAQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAhIiMkJSYnKCkqKywtLi8wMTIzNDU2Nzg5Oj"
-        "s8PT4/AQBA76EKUQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
-        "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
-        "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=="
-    ),
-    "compressed and encrypted": (
-        "VUtWUAIAgAA0AQAAAAAAAGlrQGJNmyOkJbVgJ9PjS3a5FLEtEAxd3C3zuo9zGjdlBiGhwRHP1FVKFy2ezUkKmo1uTmbg9ERJG3FvsdAKsblrdg"
-        "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAI7oDi49SXdOHRgeBuqeVXsBAQAAVwAAAAAEAAAAAAAATy+udT622tYKxnkHO1tf4tepAgGd"
-        "GL2lCkA6EC3gm8P4awhcoEv0ASYYOImpqa7ppUEh9JMzUFey9YZdD9ZYIr1KxCv43UNHEDEBReKzAd39qEW1wNO/hVqs3eJCS81G7MxOQ22q7C"
-        "8PVVGCICjFpeOjtN4jRPGfAIXtjQob0jE7LLxipUQdHEboMUMLqMta/+JpYjyuMHEPIRZFUBMeOpIZbkRPJ9d/N5eA2GIadQCMrYYfu7xP1KQa"
-        "F2nfOJ6kSJNgpWtB8SZ1uk4fAscBdaMLL6jPHQ6w1RPYaaYUpgn2kr3H0CuT8Vzk9Pu3wjiK9PcTetVdK1c/6vI2X9uop+wA/f4/PrX+EuvaMx"
-        "iBQ559Wc+Je7kiiZO0UmmByEuPdu/GeQ=="
-    ),
-}
-"""Objects of one page in base64 as the first version with coded pages wrote them; never to be written again."""
-
-
-@pytest.mark.parametrize("name", FROZEN)
-def test_an_object_that_stands_frozen_is_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PAGE_KEYS", f"* {'17' * 32}")
-    backend = MemoryStorage()
-    page = page_of(label(1), bytes(range(64)) * 16)
-    replace_object(backend, page.label, bytearray(b64decode(FROZEN[name])))
-    choice = None if name == "compressed" else CodingChoice(keys="env:PAGE_KEYS")
-    storage = CodedStorage(backend, choice)
-    storage.own([page.label.identity], EVERYBODY)
-    assert read_back(storage, page) == bytes_of(page)
 
 
 # What somebody who may write the store can do to it

@@ -1,13 +1,13 @@
 """The faulty store: every fault is one that a caller sees, counted, and the same for the same seed."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pytest
 
 from tests.support.faulty_storage import POISON, FaultyStorage, SeededFaults, StorageFault
 from tests.support.wrappers import blank, scripted, sealed
-from unified_cache.core.errors import ConfigError, StorageError
+from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import verify_buffers
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
@@ -76,12 +76,6 @@ def test_a_partial_write_stores_the_first_pages_and_raises() -> None:
     assert not stored[-1]
 
 
-def test_a_call_that_nobody_releases_does_not_hang_for_ever() -> None:
-    plan = SeededFaults({StorageFault.HANG: 1.0}, random.Random(1))
-    storage = FaultyStorage(filled(range(1)), plan, random.Random(1), hang_s_max=0.01)
-    assert storage.exists([label(0)]) == [Answer.HIT]
-
-
 @pytest.mark.parametrize("fault", list(StorageFault)[3:])
 def test_a_fault_that_would_make_no_difference_does_not_strike(fault: StorageFault) -> None:
     plan = SeededFaults({fault: 1.0}, random.Random(1))
@@ -95,18 +89,6 @@ def test_a_fault_that_would_make_no_difference_does_not_strike(fault: StorageFau
         assert storage.get([found]) == [Answer.HIT]
         assert bytes_of(found) == bytes_of(sealed_page(label(0)))
     assert storage.fired_count == {}
-
-
-def test_a_script_that_gives_a_call_a_fault_it_cannot_have_is_an_error() -> None:
-    storage = scripted({0: StorageFault.LOST_WRITE})
-    with pytest.raises(ConfigError, match="call 0 is get, which cannot have a lost write"):
-        storage.get(blank([0]))
-
-
-@pytest.mark.parametrize("rates", [{StorageFault.FAIL: -0.1}, {StorageFault.FAIL: 0.6, StorageFault.DELAY: 0.5}])
-def test_rates_that_are_no_probabilities_are_an_error(rates: Mapping[StorageFault, float]) -> None:
-    with pytest.raises(ConfigError, match="rates"):
-        SeededFaults(rates, random.Random(1))
 
 
 def history(storage: StorageBackend, calls_count: int) -> list[object]:

@@ -10,10 +10,9 @@ from tests.support.clock import ManualClock
 from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from tests.support.wrappers import OF_ANY_SPEED, PATIENCE_S
 from unified_cache.core.config import GuardConfig
-from unified_cache.core.errors import StorageError, StorageTimeoutError
-from unified_cache.storage_backends.common.breaker import BreakerState
+from unified_cache.core.errors import StorageError
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
+from unified_cache.storage_backends.protocol import Level, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
@@ -104,26 +103,3 @@ def test_without_the_check_the_same_faults_are_seen() -> None:
     clock = ManualClock()
     _, wrong_count = use(faulty(clock, 0), clock, random.Random(2))
     assert wrong_count > 50
-
-
-def test_a_store_that_hangs_costs_two_deadlines_and_is_a_miss_from_then_on() -> None:
-    clock = ManualClock()
-    backend = MemoryStorage()
-    backend.put(SEALED[:2], Level.CACHED)
-    store = FaultyStorage(backend, SeededFaults({StorageFault.HANG: 1.0}, random.Random(0)), random.Random(0))
-    config = GuardConfig(deadline_s=0.05, calls_max=3, retry_pause_s=0.1, breaker_failures_max=2)
-    guard = StorageGuard(store, OF_ANY_SPEED, config, clock, clock.sleep)
-    storage = VerifiedStorage(guard)
-    quarantined = [blank_page(label(1)) for _ in range(2)]
-    for page in quarantined:
-        with pytest.raises(StorageTimeoutError):
-            storage.get([page])
-    for _ in range(50):
-        assert storage.get([blank_page(label(1))]) == [Answer.UNAVAILABLE]
-    assert store.wait_until_hung(2, PATIENCE_S)
-    assert (guard.breaker.state, store.calls_count, guard.stuck_count) == (BreakerState.OPEN, 2, 2)
-    with pytest.raises(StorageTimeoutError, match=r"get for .*, get for "):
-        guard.close(0)
-    store.release()
-    guard.close(PATIENCE_S)
-    assert [bytes_of(page) for page in quarantined] == [CONTENTS[1]] * 2
