@@ -7,19 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.sources import ROOT
-from tests.support.exactness import FAMILIES, page_size_of
-from tests.support.model_completions import ModelFault, model_server
 from tests.support.toy_completions import ToyFault, toy_server
 from unified_cache.cli.main import run
 from unified_cache.sizing.faithful.result import FaithfulVerdict, PhaseResult, distance_of
 from unified_cache.sizing.faithful.server import ServedAnswer
 
-FACT_TOKENS = 8
-DTYPES = (torch.float32, torch.bfloat16)
-FAST = ("tiny-llama", torch.float32)
 SMALL = ("--documents", "2", "--facts", "12")
 INFINITE, NAN = float("inf"), float("nan")
 PHASES = {"device", "branches", "concurrent", "salts", "host"}
@@ -79,55 +73,6 @@ def test_the_first_tokens_that_documents_share_are_no_hit() -> None:
 def skipping(phases: Iterable[str]) -> list[str]:
     """Return the options that leave phases out."""
     return [word for name in sorted(phases) for word in ("--skip", name)]
-
-
-def engine_verdicts(family: str, url: str, directory: Path, *options: str) -> tuple[int, dict[str, str]]:
-    """Run the command about documents of three pages and a half; the engine is exact, so next to nothing is noise."""
-    facts = str(3 * page_size_of(family) // FACT_TOKENS)
-    return verdicts(url, directory, "--facts", facts, "--answer-tokens", "6", "--tolerance", "1e-6", *options)
-
-
-@pytest.mark.parametrize(
-    ("family", "dtype"),
-    [
-        pytest.param(family, dtype, marks=() if (family, dtype) == FAST else pytest.mark.long)
-        for family in FAMILIES
-        for dtype in DTYPES
-    ],
-    ids=str,
-)
-def test_the_example_engine_is_faithful_with_every_layout(
-    family: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with model_server(family, dtype, ModelFault.NOTHING, monkeypatch.setattr) as url:
-        status, found = engine_verdicts(family, url, tmp_path)
-    assert (status, found) == (0, dict.fromkeys(PHASES, "faithful"))
-
-
-@pytest.mark.parametrize(
-    ("family", "fault", "dtype"),
-    [
-        ("tiny-llama", ModelFault.STALE, torch.float32),
-        *(
-            pytest.param(family, fault, dtype, marks=pytest.mark.long)
-            for family, fault in (
-                ("tiny-llama", ModelFault.OTHERS),
-                ("tiny-llama", ModelFault.SWAPPED),
-                ("tiny-llama", ModelFault.ZEROS),
-                ("tiny-gemma3", ModelFault.SHORT),
-                ("tiny-qwen3-next", ModelFault.STATE),
-            )
-            for dtype in DTYPES
-        ),
-    ],
-    ids=str,
-)
-def test_the_example_engine_is_unfaithful_where_a_hit_mixes_pages_up(
-    family: str, fault: ModelFault, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with model_server(family, dtype, fault, monkeypatch.setattr) as url:
-        status, found = engine_verdicts(family, url, tmp_path, *skipping(PHASES - {"host"}))
-    assert (status, found) == (1, {"host": "unfaithful"})
 
 
 @pytest.mark.parametrize(

@@ -285,29 +285,27 @@ def test_what_was_measured_before_a_server_fails_is_written(tmp_path: Path) -> N
     }
 
 
-def test_pages_are_pushed_out_by_no_more_prompts_than_fill_a_tier_by_their_words(tmp_path: Path) -> None:
-    """A server that says nothing of tokens, or that prompts have none, is asked as often as the words suffice."""
+@pytest.mark.parametrize(
+    ("said_tokens", "device_tokens", "asked_min", "asked_max"),
+    [
+        # A server that says nothing of tokens, or that prompts have none, is asked as often as the words suffice.
+        (0, 1_000, 0, 60),
+        # A prompt has no more tokens than characters.
+        (10**12, 100_000, 101, 1 << 30),
+    ],
+)
+def test_pages_are_pushed_out_by_as_many_prompts_as_fill_a_tier_by_their_words(
+    said_tokens: int, device_tokens: int, asked_min: int, asked_max: int, tmp_path: Path
+) -> None:
     asked = count()
-    body = b'{"choices": [{"text": " one two three four"}], "usage": {"prompt_tokens": 0}}'
+    body = b'{"choices": [{"text": " one two three four"}], "usage": {"prompt_tokens": %d}}' % said_tokens
     completed = answering("/v1/completions", body)
 
     def answered(handler: BaseHTTPRequestHandler) -> bool:
         return handler.path == "/v1/completions" and next(asked) >= 0 and completed(handler)
 
-    assert measured(answered, tmp_path, "--device-tokens", "1000")[0] == 2
-    assert next(asked) < 60
-
-
-def test_a_prompt_fills_a_tier_with_no_more_tokens_than_it_has_characters(tmp_path: Path) -> None:
-    asked = count()
-    body = b'{"choices": [{"text": " one two three four"}], "usage": {"prompt_tokens": 1000000000000}}'
-    completed = answering("/v1/completions", body)
-
-    def answered(handler: BaseHTTPRequestHandler) -> bool:
-        return handler.path == "/v1/completions" and next(asked) >= 0 and completed(handler)
-
-    assert measured(answered, tmp_path, "--device-tokens", "100000")[0] == 2
-    assert next(asked) > 100
+    assert measured(answered, tmp_path, "--device-tokens", str(device_tokens))[0] == 2
+    assert asked_min <= next(asked) < asked_max
 
 
 def test_a_tier_that_takes_too_long_to_fill_ends_its_phase_alone(

@@ -42,8 +42,8 @@ LAYOUT = ModelLayout(
     ),
 )
 SIZES = (16, 10, 6)
-STRIDE = 1 if LONG else 7
-DISK_STRIDE = 1 if LONG else 21
+STRIDE = 1 if LONG else 11
+DISK_STRIDE = 1 if LONG else 41
 """Of the calls of a history, every one goes wrong in the long mode; in the short one, others for each fault."""
 
 

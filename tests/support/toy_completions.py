@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol
+from typing import Any
 
 __all__ = ["ToyFault", "serving", "toy_server"]
 
@@ -113,18 +113,6 @@ class ToyModel:
         return (re.findall(r"\s*\S+", after) if found else [" nothing", " of", " that", " here"])[:tokens]
 
 
-class Completer(Protocol):
-    """A model behind the server."""
-
-    page_tokens: int
-    device_pages: int
-    hit_tokens: int
-
-    def complete(self, prompt: str, salt: str, tokens: int) -> dict[str, Any]:
-        """Return the body of an answer."""
-        ...
-
-
 @contextmanager
 def toy_server(fault: ToyFault = ToyFault.NOTHING) -> Iterator[str]:
     """Serve a search until the block ends; yields the URL."""
@@ -134,7 +122,7 @@ def toy_server(fault: ToyFault = ToyFault.NOTHING) -> Iterator[str]:
 
 @contextmanager
 def serving(
-    model: Completer,
+    model: ToyModel,
     fault: ToyFault = ToyFault.NOTHING,
     answered: Callable[[BaseHTTPRequestHandler], bool] | None = None,
 ) -> Iterator[str]:
