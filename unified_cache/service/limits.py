@@ -41,7 +41,7 @@ class Limits:
     streams_per_connection_max: int = 128
     """Calls of one connection: one client may have all of ``calls_max``."""
     public_calls_max: int = 32
-    """Calls that need no credentials, of each kind: health checks, health watches, reflection."""
+    """Calls that need no credentials, of each kind: health checks, reflection."""
     first_message_s: float = 5.0
     """Longest wait for the first message of a call: a round trip, and a slow client's own time."""
     stream_idle_s: float = 30.0

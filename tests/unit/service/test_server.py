@@ -112,7 +112,7 @@ def test_reflection_tells_the_service_to_a_few_at_a_time() -> None:
 @pytest.mark.threat("bad input")
 def test_a_message_that_is_no_request_of_reflection_or_health_ends_its_call_and_keeps_nothing() -> None:
     calls_max = 2
-    paths = ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "/grpc.health.v1.Health/Watch")
+    paths = ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "/grpc.health.v1.Health/Check")
     with running(limits=Limits(public_calls_max=calls_max)) as server, grpc.insecure_channel(server.address) as channel:
         for path in paths:
             ask: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(path)
@@ -293,7 +293,6 @@ def test_insecure_is_visible_in_a_metric() -> None:
 HALF_OPEN_COUNT = 500
 CONNECTIONS = 4
 CHECK = "/grpc.health.v1.Health/Check"
-WATCH = "/grpc.health.v1.Health/Watch"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 
 
@@ -396,7 +395,7 @@ def test_a_call_without_a_message_is_cut_off_in_time_and_the_log_says_so() -> No
 
 
 @pytest.mark.threat("calls without a message")
-@pytest.mark.parametrize("path", [CHECK, WATCH, REFLECTION])
+@pytest.mark.parametrize("path", [CHECK, REFLECTION])
 def test_public_calls_of_headers_alone_shut_out_nobody(tenants: TenantTokens, path: str) -> None:
     request = reflection_pb2.ServerReflectionRequest(list_services="")
     with (
@@ -405,28 +404,21 @@ def test_public_calls_of_headers_alone_shut_out_nobody(tenants: TenantTokens, pa
         grpc.insecure_channel(server.address) as channel,
     ):
         assert health_of(channel, SERVICE) == health_pb2.HealthCheckResponse.SERVING
-        watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=CALL_S)
-        assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         assert next(stub.ServerReflectionInfo(iter([request]), timeout=CALL_S)).list_services_response.service
         assert refusal(channel, Call.HELLO, token=tenants["quiet"]) is None
         # Each that came beyond the bound took the place of an older one.
         wait_for(lambda: still_open(connections, timeout_s=0.05) <= 8, CALL_S)
-        watched.cancel()
 
 
-def test_a_watch_of_health_is_told_of_the_drain_and_of_unknown_services() -> None:
-    replies = health_pb2.HealthCheckResponse
-    with running() as server, grpc.insecure_channel(server.address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        known = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE), timeout=CALL_S)
-        unknown = stub.Watch(health_pb2.HealthCheckRequest(service="nothing"), timeout=CALL_S)
-        assert [next(known).status, next(unknown).status] == [replies.SERVING, replies.SERVICE_UNKNOWN]
-        with pytest.raises(grpc.RpcError) as refused:
-            stub.Check(health_pb2.HealthCheckRequest(service="nothing"), timeout=CALL_S)
-        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
-        assert server.service.drain(CALL_S)
-        assert next(known).status == replies.NOT_SERVING
+def test_health_knows_no_other_service_and_watches_are_not_served(channel: grpc.Channel) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+    with pytest.raises(grpc.RpcError) as refused:
+        stub.Check(health_pb2.HealthCheckRequest(service="nothing"), timeout=CALL_S)
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    with pytest.raises(grpc.RpcError) as refused:
+        next(stub.Watch(health_pb2.HealthCheckRequest(), timeout=CALL_S))
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_a_call_that_its_client_ends_without_a_message_is_an_invalid_argument() -> None:

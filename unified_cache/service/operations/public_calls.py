@@ -6,8 +6,7 @@ gRPC parses no message of theirs: a stream whose message its deserializer cannot
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from threading import Condition, Lock
+from threading import Lock
 
 import grpc
 from grpc_health.v1 import health, health_pb2  # type: ignore[import-untyped]
@@ -22,9 +21,6 @@ __all__ = ["HealthService", "PublicCalls", "reflection_methods"]
 
 OVERALL = ""
 """Name of the server as a whole."""
-
-LOOK_S = 30.0
-"""Time between two looks of a watch that nothing has woken."""
 
 _Reply = health_pb2.HealthCheckResponse
 
@@ -83,62 +79,28 @@ class PublicCalls:
 class HealthService:
     """Health of the server and its services, all the same: SERVING, and from ``stop_serving`` on NOT_SERVING.
 
-    It keeps nothing by the names that clients ask for. Thread-safe.
+    It keeps nothing by the names that clients ask for, and has no ``Watch``, which would hold a thread for each.
     """
 
     def __init__(self, services: Iterable[str], calls_max: int, timeouts: CallTimeouts) -> None:
         self._names = frozenset((OVERALL, *services))
         self._checks = PublicCalls(calls_max, timeouts)
-        self._watches = PublicCalls(calls_max, timeouts)
-        self._is_serving = True
-        self._changed = Condition()
+        self._status = _Reply.SERVING
 
     def rpc_methods(self) -> grpc.GenericRpcHandler:
         """Return what a ``grpc.Server`` is given."""
-        methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            "Check": grpc.stream_unary_rpc_method_handler(self._check),
-            "Watch": grpc.stream_stream_rpc_method_handler(self._watch),
-        }
-        return grpc.method_handlers_generic_handler(health.SERVICE_NAME, methods)
+        method: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_unary_rpc_method_handler(self._check)
+        return grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": method})
 
     def stop_serving(self) -> None:
-        """Answer NOT_SERVING from now on, also to watchers."""
-        with self._changed:
-            self._is_serving = False
-            self._changed.notify_all()
+        """Answer NOT_SERVING from now on."""
+        self._status = _Reply.NOT_SERVING
 
     def _check(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with self._checks.admitted(context) as call:
-            status = self._status_of(_service_in(call, messages))
-            if status == _Reply.SERVICE_UNKNOWN:
+            if parsed(health_pb2.HealthCheckRequest, call.first(messages) or b"").service not in self._names:
                 raise Refused(grpc.StatusCode.NOT_FOUND, "no such service")
-        return _encoded(status)
-
-    def _watch(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        with self._watches.admitted(context) as call:
-            name = _service_in(call, messages)
-            context.add_callback(self._wake)
-            sent = self._status_of(name)
-            yield _encoded(sent)
-            while context.is_active():
-                with self._changed:
-                    self._changed.wait_for(partial(self._has_news, context, name, sent), LOOK_S)
-                status = self._status_of(name)
-                if status != sent:
-                    sent = status
-                    yield _encoded(sent)
-
-    def _has_news(self, context: grpc.ServicerContext, name: str, sent: int) -> bool:
-        return self._status_of(name) != sent or not context.is_active()
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-    def _status_of(self, name: str) -> int:
-        if name not in self._names:
-            return int(_Reply.SERVICE_UNKNOWN)
-        return int(_Reply.SERVING if self._is_serving else _Reply.NOT_SERVING)
+        return bytes(_Reply(status=self._status).SerializeToString())
 
 
 def reflection_methods(places: PublicCalls, *services: str) -> grpc.GenericRpcHandler:
@@ -154,15 +116,6 @@ def reflection_methods(places: PublicCalls, *services: str) -> grpc.GenericRpcHa
 
     method: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(answer)
     return grpc.method_handlers_generic_handler(reflection.SERVICE_NAME, {"ServerReflectionInfo": method})
-
-
-def _service_in(call: TimedCall, messages: Iterator[bytes]) -> str:
-    """Return the service that a call asks about."""
-    return str(parsed(health_pb2.HealthCheckRequest, call.first(messages) or b"").service)
-
-
-def _encoded(status: int) -> bytes:
-    return bytes(_Reply(status=status).SerializeToString())
 
 
 def _host(peer: str) -> str:
