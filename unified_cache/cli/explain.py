@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.cache.explain.explanation import Explanation, TierPages, explanation_of
+from unified_cache.cache.explain.explanation import Explanation, explanation_of
 from unified_cache.cache.explain.stored import near_in_store, stored_pages
 from unified_cache.cli.options import IdentityOption, JsonOptions, NamespaceOptions, TokensFileOption
 from unified_cache.cli.progress import watched
@@ -68,7 +68,7 @@ def _explained(storage: StorageReader, owner: bytes, description: Description, p
     stored = stored_pages(storage, layout, owners, prompt)
     is_absent = stored is not None and not stored[0].any()
     near = near_in_store(storage, prompt, description, owners) if is_absent else []
-    return explanation_of(layout, prompt.pages_count, [TierPages("storage", stored)], near)
+    return explanation_of(layout, prompt.pages_count, {"storage": stored}, near)
 
 
 def _print_explained(explained: Sequence[Explanation]) -> None:

@@ -22,7 +22,6 @@ from unified_cache.core.errors import CacheError, ConfigError, without_secrets
 from unified_cache.core.pool import Component, ModelLayout
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
 from unified_cache.storage_backends.catalog import UsedBetween, catalog_of
-from unified_cache.storage_backends.manifest import Description
 from unified_cache.storage_backends.offline.listing import (
     FlawedObject,
     ObjectCount,
@@ -372,7 +371,7 @@ def gc_as_json(
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """Names of what tells an identity from another one of its store; engines with both share no page."""
+    """Names, with values, of all that tells an identity from another one of its store."""
 
     other: StoredIdentity
     names: tuple[str, ...]
@@ -382,28 +381,12 @@ def differences(kept: StoredIdentity, others: Sequence[StoredIdentity]) -> Diffe
     """Return what tells an identity from the most similar of some others; None if no manifest says."""
     if isinstance(kept.description, Undescribed):
         return None
-    features = _features(kept.description)
-    found: list[Differences] = []
-    for other in others:
-        if not isinstance(other.description, Undescribed):
-            names = {name for name, _ in features ^ _features(other.description)}
-            found.append(Differences(other, tuple(sorted(names))))
+    found = [
+        Differences(other, kept.description.differences(other.description))
+        for other in others
+        if not isinstance(other.description, Undescribed)
+    ]
     return min(found, key=lambda each: len(each.names), default=None)
-
-
-def _features(description: Description) -> frozenset[tuple[str, object]]:
-    """Return all that distinguishes an identity, each with the name that ``stat`` gives it."""
-    identity, layout = description.identity, description.layout
-    named = {
-        "model": identity.model,
-        "revision": identity.revision,
-        "dtype": identity.dtype,
-        "shard": identity.shard.text,
-        "generation": identity.generation,
-        "page size": layout.page_size,
-        "pools": tuple(_pool_rows(layout)),
-    }
-    return frozenset([*named.items(), *identity.facts])
 
 
 def stat_as_json(

@@ -38,6 +38,14 @@ class Description:
     identity: Identity
     layout: ModelLayout
 
+    def differences(self, other: "Description") -> tuple[str, ...]:
+        """Name what another identity has otherwise, in words; engines with both share no page."""
+        names = self.identity.differences(other.identity)
+        here, there = self.layout.page_size, other.layout.page_size
+        if here != there:
+            names.append(f"page size ({there} there, {here} here)")
+        return tuple(names) or ("layout of its pools",)
+
 
 def model_of_tenant(tenant: str, model: str) -> str:
     """Return the name under which a service stores pages of a tenant's model, so that no two tenants share a digest."""

@@ -83,11 +83,6 @@ class Match:
         tier_component = self._at(tier, component)
         return _held_pages(self.path, tier_component, self.tree_end, self.prompt.pages_count)
 
-    def arriving_pages(self, tier: Tier, component: int) -> Pages:
-        """Return a mask of the prompt's pages that a transfer is bringing."""
-        self.check_alive()
-        return _arriving_pages(self.path, self._at(tier, component), self.tree_end, self.prompt.pages_count)
-
     def evictable_pages(self, tier: Tier, component: int) -> Pages:
         """Return a mask of the pages in the tree that ``evict`` could free on a tier now."""
         self.check_alive()

@@ -1,6 +1,6 @@
-"""Explanations of a hit: each state of a missing page is set up, and named right."""
+"""Explanations of a hit: where each page of a prompt is held, and why what is held nowhere is missed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,10 +8,9 @@ import pytest
 
 from tests.support.cache import IDENTITY, ToyEngine, WholePromptCache, toy_layout
 from tests.support.offline import ListedMemory
-from tests.support.operations import PAGE, SPANS, Stepped, over, serve, started, tokens
-from unified_cache.cache.explain.explanation import ComponentExplanation, Explanation
-from unified_cache.cache.explain.miss_reason import MissReason
-from unified_cache.controller import InlineWorkers, Workers
+from tests.support.operations import PAGE, SPANS, over, serve, tokens
+from unified_cache.cache.explain.explanation import Explanation, MissingRun, MissReason
+from unified_cache.controller import InlineWorkers
 from unified_cache.core.config import CacheConfig, Retention, WritePolicy
 from unified_cache.core.page import Namespace
 from unified_cache.core.pool import Identity
@@ -27,7 +26,6 @@ def over_store(
     host: int = 12,
     spans: tuple[int, ...] = (SPAN_ALL,),
     identity: Identity = IDENTITY,
-    workers: Workers | None = None,
     **fields: object,
 ) -> ToyEngine:
     """Return an engine of 12 device pages that backs up when it is told to."""
@@ -42,7 +40,7 @@ def over_store(
         list(toy.pools.values()),
         identity=identity,
         storage=storage,
-        workers=workers or InlineWorkers(),
+        workers=InlineWorkers(),
     )
     return toy
 
@@ -51,12 +49,8 @@ def explained(toy: ToyEngine, pages: int, first: int = 0, namespace: Namespace =
     return toy.cache.explain(toy.cache.prompt(tokens(pages, first), namespace))
 
 
-def component_of(explanation: Explanation, tier: str, component: int = 0) -> ComponentExplanation:
-    return next(each for each in explanation.tiers if each.tier == tier).components[component]
-
-
-def whys(explanation: Explanation, tier: str, component: int = 0) -> Mapping[tuple[int, int], MissReason]:
-    return {(run.start, run.end): run.why for run in component_of(explanation, tier, component).missing}
+def held(explanation: Explanation, component: int = 0) -> dict[str, tuple[tuple[int, int], ...]]:
+    return {each.tier: each.components[component].held for each in explanation.tiers}
 
 
 def back_up(toy: ToyEngine, pages: int, first: int = 0) -> None:
@@ -71,43 +65,35 @@ def stored_and_forgotten(toy: ToyEngine, pages: int = 6) -> None:
 
 
 @pytest.mark.parametrize("policy", [WritePolicy.ON_CALL, WritePolicy.SELECTIVE])
-def test_pages_that_only_the_device_has_are_not_copied_and_others_in_no_tier(policy: WritePolicy) -> None:
+def test_pages_that_only_the_device_has_are_held_there_and_others_in_no_tier(policy: WritePolicy) -> None:
     toy = over_store(MemoryStorage(), write=policy)
     serve(toy, 4)
     explanation = explained(toy, 6)
-    assert whys(explanation, "device") == {(4, 6): MissReason.IN_NO_TIER}
-    for tier in ("host", "storage"):
-        assert whys(explanation, tier) == {(0, 4): MissReason.NOT_COPIED, (4, 6): MissReason.IN_NO_TIER}
+    assert held(explanation) == {"device": ((0, 4),), "host": (), "storage": ()}
+    assert explanation.losses == (MissingRun("toy0", 4, 6, MissReason.IN_NO_TIER),)
     assert (explanation.end, explanation.write) == (4, policy)
     assert policy.value in str(explanation)
 
 
-def test_what_the_device_evicts_was_not_brought_back_from_the_host() -> None:
+def test_what_the_device_evicts_is_held_by_the_host() -> None:
     toy = over_store()
     serve(toy, 10)
     back_up(toy, 10)
     serve(toy, 6, first=10_000)
-    assert whys(explained(toy, 10), "device") == {(6, 10): MissReason.NOT_FETCHED}
+    explanation = explained(toy, 10)
+    assert held(explanation) == {"device": ((0, 6),), "host": ((0, 10),)}
+    assert ([each.end for each in explanation.tiers], explanation.losses) == ([6, 10], ())
 
 
-def test_what_only_storage_has_was_not_fetched() -> None:
+def test_what_only_storage_has_can_be_resumed_with_its_help() -> None:
     store = MemoryStorage()
     stored_and_forgotten(over_store(store))
     explanation = explained(over_store(store), 6)
-    assert whys(explanation, "device") == whys(explanation, "host") == {(0, 6): MissReason.NOT_FETCHED}
-    assert whys(explanation, "storage") == {}
-    assert explanation.end == 6
+    assert held(explanation) == {"device": (), "host": (), "storage": ((0, 6),)}
+    assert ([each.end for each in explanation.tiers], explanation.end) == ([0, 0, 6], 6)
 
 
-def test_what_a_backup_copies_is_on_its_way() -> None:
-    workers = Stepped()
-    toy = over_store(workers=workers)
-    started(toy.cache.backup(serve(toy, 4)))
-    assert whys(explained(toy, 4), "host") == {(0, 4): MissReason.ARRIVING}
-    workers.run()
-
-
-def test_what_a_store_that_does_not_answer_has_is_unknown_on_every_tier() -> None:
+def test_what_a_store_that_does_not_answer_has_is_unknown() -> None:
     class Away(MemoryStorage):
         def exists(self, labels: Sequence[Label]) -> list[Answer]:
             return [Answer.UNAVAILABLE] * len(labels)
@@ -115,9 +101,8 @@ def test_what_a_store_that_does_not_answer_has_is_unknown_on_every_tier() -> Non
     toy = over_store(Away())
     serve(toy, 3)
     explanation = explained(toy, 5)
-    assert whys(explanation, "storage") == {(0, 5): MissReason.STORE_UNAVAILABLE}
-    assert whys(explanation, "device") == {(3, 5): MissReason.STORE_UNAVAILABLE}
-    assert [loss.why for loss in explanation.losses] == [MissReason.STORE_UNAVAILABLE]
+    assert held(explanation) == {"device": ((0, 3),), "host": (), "storage": ()}
+    assert explanation.losses == (MissingRun("toy0", 3, 5, MissReason.STORE_UNAVAILABLE),)
 
 
 @pytest.mark.parametrize(
@@ -164,11 +149,10 @@ def test_windows_that_no_end_needed_were_not_kept() -> None:
     toy = over_store(spans=SPANS, retention=Retention(branches=False))
     serve(toy, 8)
     explanation = explained(toy, 6)
-    assert whys(explanation, "device", 1) == {(0, 6): MissReason.NOT_KEPT}
+    assert held(explanation, 1)["device"] == ()
     device = explanation.tiers[0]
     assert (device.end, [each.next_page for each in device.components]) == (0, [None, 0])
-    (loss,) = explanation.losses
-    assert (loss.component, loss.start, loss.end, loss.why) == ("toy1", 0, 6, MissReason.NOT_KEPT)
+    assert explanation.losses == (MissingRun("toy1", 0, 6, MissReason.NOT_KEPT),)
 
 
 def test_an_explanation_agrees_with_match_and_changes_nothing() -> None:
@@ -193,13 +177,9 @@ def test_the_picture_has_a_line_for_each_component_and_tier() -> None:
     lines = str(explained(toy, 10)).splitlines()
     assert lines[0] == "8 pages of 10 can be resumed (16 tokens each; write policy on_call)"
     assert lines[1] == "device: 8 pages; for one more, toy0 lacks page 8, toy1 lacks page 8"
-    assert lines[2].split("  ")[1:4] == [
-        "toy0",
-        "|========..|",
-        "[8, 10) in no tier: never computed here, or gone since",
-    ]
-    assert lines[3].split("|")[1] == "......==.."
-    assert len(lines) == 1 + 3 * 3
+    assert [line.split("|")[1] for line in lines[2:4]] == ["========..", "......==.."]
+    assert lines[-1] == "missed: [8, 10) for toy0, in no tier: never computed here, or gone since"
+    assert len(lines) == 1 + 3 * 3 + 1
 
 
 def test_an_empty_prompt_is_explained() -> None:

@@ -540,15 +540,23 @@ def test_stat_says_what_tells_an_identity_from_the_most_similar_before_it() -> N
     other = dataclasses.replace(first, model="another", revision="2", dtype="float8_e4m3")
     moved = dataclasses.replace(first, model="/models/b", facts=(("weights", "77"),))
     kept = [StoredIdentity(each.digest(UNKNOWN), Description(each, UNKNOWN)) for each in (first, other, moved)]
+    names = ("model (/models/a there, /models/b here)", "hash (sha256 there, none here)")
     undescribed = StoredIdentity(bytes(32), Undescribed("no manifest"))
     assert [differences(each, kept[:number]) for number, each in enumerate(kept)] == [
         None,
-        Differences(kept[0], ("dtype", "model", "revision")),
-        Differences(kept[0], ("hash", "model")),
+        Differences(
+            kept[0],
+            (
+                "model (/models/a there, another here)",
+                "revision (none there, 2 here)",
+                "dtype (none there, float8_e4m3 here)",
+            ),
+        ),
+        Differences(kept[0], names),
     ]
     assert differences(undescribed, kept) is differences(kept[0], [undescribed]) is None
     apart = differences(kept[2], kept[:2])
     shown = StringIO()
     print_stat(shown, kept[2], {}, None, apart)
-    assert f"  differs from {kept[0].short_name} in hash, model\n" in shown.getvalue()
-    assert stat_as_json(kept[2], {}, None, apart)["differs"] == {"from": kept[0].digest.hex(), "in": ("hash", "model")}
+    assert f"  differs from {kept[0].short_name} in {', '.join(names)}\n" in shown.getvalue()
+    assert stat_as_json(kept[2], {}, None, apart)["differs"] == {"from": kept[0].digest.hex(), "in": names}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from tests.support.operations import present
-from unified_cache.cache.explain.miss_reason import MissReason
+from unified_cache.cache.explain.explanation import MissReason
 from unified_cache.core.config import WritePolicy
 from unified_cache.sizing.replay.missed import ComponentMiss
 from unified_cache.sizing.replay.plan import ReplayPolicies

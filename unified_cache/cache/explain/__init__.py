@@ -3,5 +3,4 @@
 cached       explains a prompt to the engine of a cache; a store alone is explained by the command line
 stored       which pages a store has, under the prompt's own name and under others that are near
 explanation  the value that ``UnifiedCache.explain`` returns, made of what the tiers hold now; as text and JSON
-miss_reason  reasons why pages are missing
 """

@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-from unified_cache.cache.explain.explanation import Explanation, TierPages, explanation_of
+from unified_cache.cache.explain.explanation import Explanation, explanation_of
 from unified_cache.cache.explain.stored import NearMatch, near_in_store, stored_pages
 from unified_cache.controller import StorageTier
 from unified_cache.controller.ledger import Ledger
@@ -27,19 +27,17 @@ def explain(
     """Return the explanation of a prompt; see ``UnifiedCache.explain``."""
     tree, layout = ledger.tree, ledger.layout
     found, numbers = tree.peek(prompt), range(len(layout.components))
-    tiers: list[TierPages] = []
+    tiers: dict[str, list[Pages] | None] = {}
     for tier in Tier:
         if ledger.capacity(tier, 0):
-            held = [found.held_pages(tier, number) for number in numbers]
-            arriving = [found.arriving_pages(tier, number) for number in numbers]
-            tiers.append(TierPages(tier.name.lower(), held, arriving))
+            tiers[tier.name.lower()] = [found.held_pages(tier, number) for number in numbers]
     alike = tree.prompts_alike(prompt) if seeks_near else []
     near = [NearMatch("memory", pages, prompt.differences(other)) for other, pages in alike if pages]
     if storage is not None:
-        stored: list[Pages] | None = None
+        tiers["storage"] = None
         with suppress(StorageError):  # what a store has that fails is not known
-            stored = stored_pages(storage.backend, layout, storage.owners, prompt)
-        tiers.append(TierPages("storage", stored))
+            tiers["storage"] = stored_pages(storage.backend, layout, storage.owners, prompt)
+        stored = tiers["storage"]
         if seeks_near and stored is not None and not stored[0].any():
             here, others = Description(identity, layout), [other for other, _ in alike]
             near += near_in_store(storage.backend, prompt, here, storage.owners, others)

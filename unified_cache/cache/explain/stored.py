@@ -22,7 +22,7 @@ __all__ = ["NearMatch", "near_in_store", "pages_text", "stored_pages"]
 ALIKE_MAX = 64
 """Other names of the same tokens that a store is asked for at most."""
 
-_StoredUnder = tuple[Prompt, bytes, str, Sequence[str]]
+_StoredUnder = tuple[Prompt, bytes, str, tuple[str, ...]]
 """Another name that a store may have a prompt's pages under: owner and pool, and what it has otherwise."""
 
 
@@ -92,19 +92,16 @@ def near_in_store(
                 there = described_by(manifest)
                 pools = [each.name for each in there.layout.components[0].pools if each.page_bytes]
                 if pools and there.layout.page_size == prompt.page_size:
-                    differs = here.identity.differences(there.identity) or ("layout of its pools",)
-                    others.append((prompt, digest, pools[0], differs))
+                    others.append((prompt, digest, pools[0], here.differences(there)))
         return list(_asked(storage, [other for other in others[:ALIKE_MAX] if other[0].pages_count]))
     except StorageError:
         return []
 
 
 def _asked(storage: StorageReader, others: Sequence[_StoredUnder]) -> Iterator[NearMatch]:
-    if not others:
-        return
     firsts = storage.exists([Label(owner, prompt.keys[0], pool) for prompt, owner, pool, _ in others])
     for (prompt, owner, pool, differs), answer in zip(others, firsts, strict=True):
         if answer is Answer.HIT:
             answers = storage.exists([Label(owner, key, pool) for key in prompt.keys])
             pages = next((page for page, each in enumerate(answers) if each is not Answer.HIT), len(answers))
-            yield NearMatch("storage", max(pages, 1), tuple(differs))
+            yield NearMatch("storage", max(pages, 1), differs)

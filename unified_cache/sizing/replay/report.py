@@ -104,7 +104,7 @@ def miss_table(result: ReplayResult) -> TableSection | None:
     if not result.missed:
         return None
     total = sum(result.missed.values())
-    counts = [(why.text, component, tokens) for (component, why), tokens in result.missed.items()]
+    counts = [(why.value, component, tokens) for (component, why), tokens in result.missed.items()]
     rows = [
         (text, component, f"{count:,}", f"{count / total:.1%}", f"{count / result.tokens.asked:.2%}")
         for text, component, count in [*counts, ("all", "", total)]

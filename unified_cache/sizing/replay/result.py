@@ -246,8 +246,8 @@ class ReplayResult(ServedRequests):
         by_reason = [
             {
                 "component": component,
-                "why": why.key,
-                "text": why.text,
+                "why": why.name.lower(),
+                "text": why.value,
                 "tokens": tokens,
                 "share": tokens / total,
             }
