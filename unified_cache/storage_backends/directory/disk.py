@@ -240,7 +240,7 @@ class Disk:
         for read in reads:
             outcome: int | OSError
             try:
-                outcome = self.preadv(read.fd, read.buffers, read.offset)
+                outcome = self.preadv(read.fd, [read.buffer], read.offset)
             except OSError as error:
                 outcome = error
             yield read, outcome
@@ -279,11 +279,6 @@ class Disk:
         if "O_DIRECT" not in vars(os):
             raise OSError(errno.EINVAL, f"{os.strerror(errno.EINVAL)}: this system has no O_DIRECT")
         fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)
-
-    @staticmethod
-    def end_direct(fd: int) -> None:
-        """Make reads of a descriptor go through the system's memory again."""
-        fcntl.fcntl(fd, fcntl.F_SETFL, 0)
 
     def missing_mount(self, path: Path) -> Path | None:
         """Return what ``missing_mount`` does by the tables of this system."""

@@ -11,16 +11,13 @@ What is asked for together was stored together, and is in memory as a whole or n
 Of a page that did not come, for whatever reason, the ordinary read of its store that follows tells what is wrong.
 Between two copies of half a MiB the processor's caches lose whatever code runs there, so as little as possible does.
 
-A direct read moves whole blocks between places that are aligned to them, and an object is some bytes longer than its
-whole blocks. So what does not lie in whole blocks of the caller's lands in memory of ours first, and is copied, while
-the disk reads what is next::
+A direct read moves whole blocks to places that are aligned to them, and an object is some bytes longer than its whole
+blocks. So all of it lands in memory of ours first, in huge pages, and is copied while the disk reads what is next::
 
-    file      [ object                      |  rest of its block ][ object  ...      neighbours, all of one length
-    in place  [ page: whole blocks ]  [ tail of the page in a bounce slot ]  [ page ...
-    bounced   [ bounce slot: whole blocks, one page or several, or a piece of one ]   copied from there
+    file         [ object                      |  rest of its block ][ object  ...      neighbours, all of one length
+    bounce slot  [ whole blocks: one page or several, or a piece of one ]                 copied from there
 """
 
-import ctypes
 import errno
 import mmap as system_mmap
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
@@ -44,7 +41,7 @@ from unified_cache.storage_backends.directory.read_queue import FileRead
 from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import PageIO
 
-__all__ = ["CALL_BYTES", "DIRECT_WRITE_BYTES_MIN", "DirectIo", "PageReads", "Place", "is_block_aligned"]
+__all__ = ["CALL_BYTES", "DirectReads", "PageReads", "Place"]
 
 BLOCK_BYTES = 4096
 """What is looked at of a page: whether the system has its first block. To look at all would take as long as it has."""
@@ -105,23 +102,17 @@ CALL_BYTES = 32 << 20
 DIRECT_BLOCK_BYTES = 4096
 """What a direct read is aligned to, in the file and in memory. Many disks take 512, a few ask for all of it."""
 
-DIRECT_PAGES_MAX = 64
-"""Pages of one read in place; each takes two of the 1024 buffers that a call may have, and a block of a slot."""
-
 BOUNCE_SLOTS = 46
 """Reads under way at most, and a quarter less while arrived bytes are copied: never fewer than 32."""
 
 _SLOT_BYTES = 66 * DIRECT_BLOCK_BYTES
 """Bytes of one read that lands: a quarter of a MiB, and what a page has beyond a power of two."""
 
-DIRECT_WRITE_BYTES_MIN = 1 << 20
-"""Smaller objects that must be durable take as long through the page cache, where the next read then finds them."""
-
 _REFUSED = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
 class DirectRun(NamedTuple):
-    """Neighbouring pages of one file, all of one length, that are read together; at most ``run_pages_max``."""
+    """Neighbouring pages of one file, all of one length, that are read together: one, or as many as a slot takes."""
 
     number: int
     """Of the first page, as the caller counts them."""
@@ -151,8 +142,8 @@ class _RunProgress:
         self.is_whole = True
 
 
-class DirectIo:
-    """Direct reads and writes of one store. Thread-safe.
+class DirectReads:
+    """Direct reads of one store. Thread-safe.
 
     A read that did not bring everything, for whatever reason, counts as none: an ordinary one follows, which tells
     what is wrong.
@@ -163,7 +154,7 @@ class DirectIo:
         self._bounce_buffers: SimpleQueue[mmap] = SimpleQueue()
         """Of calls that have returned: as many as there were calls at a time."""
         self.is_refused = False
-        """Whether the file system takes no direct reads and writes."""
+        """Whether the file system takes no direct reads."""
 
     def read(self, runs: Iterable[DirectRun]) -> Generator[tuple[DirectRun, bool], None, None]:
         """Fill the pages of runs; yield each run when it has ended, with whether all of it came.
@@ -179,14 +170,12 @@ class DirectIo:
 
         def begin() -> Iterator[FileRead]:
             for run in runs:
-                is_in_place = begins_on_block(run.pages[0])
-                starts = range(0, 1 if is_in_place else len(run.pages) * run.stride_bytes, _SLOT_BYTES)
+                starts = range(0, len(run.pages) * run.stride_bytes, _SLOT_BYTES)
                 progress = _RunProgress(run, len(starts))
                 for start in starts:
                     number = free.pop()
-                    cut = _in_place if is_in_place else _through_bounce_buffer
-                    buffers, under_way[number] = cut(progress, start, slots[number])
-                    yield FileRead(number, run.fd, buffers, run.offset + start)
+                    buffer, under_way[number] = _piece_of(progress, start, slots[number])
+                    yield FileRead(number, run.fd, buffer, run.offset + start)
 
         try:
             with closing(self._disk.preadv_each(begin(), BOUNCE_SLOTS)) as outcomes:
@@ -199,35 +188,12 @@ class DirectIo:
             self._bounce_buffers.put(bounce_buffer)
 
     def begin(self, fd: int) -> bool:
-        """Make reads and writes of a descriptor bypass the page cache; return whether they do."""
+        """Make reads of a descriptor bypass the page cache; return whether they do."""
         try:
             self._disk.begin_direct(fd)
         except OSError:
             self.is_refused = True
         return not self.is_refused
-
-    def write_blocks(self, fd: int, page: memoryview, offset: int) -> int:
-        """Write the whole blocks of a page that begins on one, at a block of a file; return how many bytes went.
-
-        ``fd`` writes directly. It may be any part of them; none where the file system takes no direct writes. The rest
-        is to be written as usual.
-        """
-        try:
-            return self._disk.pwritev(fd, [page[: len(page) // DIRECT_BLOCK_BYTES * DIRECT_BLOCK_BYTES]], offset)
-        except OSError as error:
-            if error.errno not in _REFUSED:
-                raise
-            self.is_refused = True
-            return 0
-
-    def write_front(self, fd: int, page: memoryview) -> int:
-        """Write as ``write_blocks`` at the start of a file whose ``fd`` is open for ordinary writes."""
-        if self.is_refused or not self.begin(fd):
-            return 0
-        try:
-            return self.write_blocks(fd, page, 0)
-        finally:
-            self._disk.end_direct(fd)
 
     def _end(self, piece: _DirectPiece, outcome: int | OSError) -> _RunProgress:
         """Put the bytes of a piece that arrived where they belong."""
@@ -259,44 +225,7 @@ class DirectIo:
             return bounce_buffer
 
 
-def run_pages_max(page: PageIO, stride_bytes: int) -> int:
-    """Return how many neighbours like that page one run takes."""
-    return DIRECT_PAGES_MAX if begins_on_block(page) else max(_SLOT_BYTES // stride_bytes, 1)
-
-
-def is_block_aligned(buffer: memoryview) -> bool:
-    """Return whether a buffer begins where a direct read may begin."""
-    is_fit = buffer.nbytes > 0 and buffer.contiguous and not buffer.readonly
-    return is_fit and not ctypes.addressof(ctypes.c_char.from_buffer(buffer)) % DIRECT_BLOCK_BYTES
-
-
-def begins_on_block(page: PageIO) -> bool:
-    """Return whether a page lies in one buffer, from a block on, and so can be read in place."""
-    return len(page.buffers) == 1 and is_block_aligned(page.buffers[0])
-
-
-def _in_place(progress: _RunProgress, start: int, slot: memoryview) -> tuple[tuple[memoryview, ...], _DirectPiece]:
-    """Cut all of a run into whole blocks of its pages, and the rest of each, which goes through a slot."""
-    assert start == 0
-    run = progress.run
-    whole_bytes = run.object_bytes // DIRECT_BLOCK_BYTES * DIRECT_BLOCK_BYTES
-    rest_bytes = run.stride_bytes - whole_bytes
-    buffers: list[memoryview] = []
-    copies: list[tuple[memoryview, memoryview]] = []
-    for number, page in enumerate(run.pages):
-        whole, rest = page.buffers[0][:whole_bytes], page.buffers[0][whole_bytes:]
-        at = number * DIRECT_BLOCK_BYTES
-        buffers.append(whole)
-        if rest_bytes:
-            buffers.append(slot[at : at + rest_bytes])
-            copies.append((rest, slot[at : at + rest.nbytes]))
-    wanted_bytes = (len(run.pages) - 1) * run.stride_bytes + run.object_bytes
-    return tuple(buffers), _DirectPiece(progress, wanted_bytes, copies)
-
-
-def _through_bounce_buffer(
-    progress: _RunProgress, start: int, slot: memoryview
-) -> tuple[tuple[memoryview, ...], _DirectPiece]:
+def _piece_of(progress: _RunProgress, start: int, slot: memoryview) -> tuple[memoryview, _DirectPiece]:
     """Read what a slot takes of a run, from ``start`` on, and copy it from there into the buffers of its pages."""
     run = progress.run
     end = min(start + _SLOT_BYTES, len(run.pages) * run.stride_bytes)
@@ -309,14 +238,14 @@ def _through_bounce_buffer(
             if first < last:
                 copies.append((buffer.cast("B")[first - at : last - at], slot[first - start : last - start]))
             at += buffer.nbytes
-    return (slot[: end - start],), _DirectPiece(progress, wanted_bytes, copies)
+    return slot[: end - start], _DirectPiece(progress, wanted_bytes, copies)
 
 
 DIRECT_FILE_BYTES_MIN = 32 << 10
 """Smaller files are left to the system's memory, where the next reader finds them: what is copied is little."""
 
 ALONE_BYTES_MIN = 1 << 20
-"""Of a page that is asked for alone, and does not begin on a block, to be read directly."""
+"""Of a page that is asked for alone, to be read directly."""
 
 ASKED_PAGES = 16
 """Of so many pages the first is looked at, while others are read directly."""
@@ -348,7 +277,7 @@ class PlacedPages(Protocol):
         """Return the bytes from an open page to its neighbour; 0 where it is all of its file, and may not be longer."""
         ...
 
-    def direct_fd(self, number: int, direct: DirectIo) -> int:
+    def direct_fd(self, number: int, direct: DirectReads) -> int:
         """Return a descriptor of the file of an open page that reads directly; -1 where there is none to be had."""
         ...
 
@@ -362,13 +291,13 @@ class PageReads:
 
     def __init__(self, disk: Disk) -> None:
         self.memory = SystemMemory(disk)
-        self.direct = DirectIo(disk)
+        self.direct = DirectReads(disk)
 
     def may_be_direct(self, pages: Sequence[PageIO]) -> bool:
         """Return whether to look where pages are: a small one alone comes sooner than the answer."""
         if self.direct.is_refused or not self.memory.reports_blocks or not pages:
             return False
-        return len(pages) > 1 or page_bytes(pages[0]) >= ALONE_BYTES_MIN or begins_on_block(pages[0])
+        return len(pages) > 1 or page_bytes(pages[0]) >= ALONE_BYTES_MIN
 
     def are_cold(self, pages: Sequence[PageIO], places: PlacedPages, numbers: Iterable[int]) -> bool:
         """Return whether the system lacks the first of these pages that can be read directly."""
@@ -455,7 +384,7 @@ class PageReads:
             if fd < 0:
                 places.close((first,))
             elif stride_bytes:
-                number = _direct_end(pages, places, first, last, stride_bytes)
+                number = _direct_end(places, first, last, stride_bytes)
                 yield DirectRun(first, fd, place[1], page_bytes(pages[first]), stride_bytes, pages[first:number], False)
             else:
                 object_bytes = page_bytes(pages[first])
@@ -513,15 +442,12 @@ def _is_direct(page: PageIO, stride_bytes: int) -> bool:
     return page_bytes(page) >= DIRECT_FILE_BYTES_MIN
 
 
-def _direct_end(pages: Sequence[PageIO], places: PlacedPages, first: int, last: int, stride_bytes: int) -> int:
+def _direct_end(places: PlacedPages, first: int, last: int, stride_bytes: int) -> int:
     """Return the end of the run of neighbours that are read directly together, from an open page on."""
     place = places.open(first)
     assert place is not None
     fd, offset = place
-    end, end_max = first + 1, min(first + run_pages_max(pages[first], stride_bytes), last + 1)
-    is_on_block = begins_on_block(pages[first])
-    while end < end_max and begins_on_block(pages[end]) is is_on_block:
-        if places.open(end) != (fd, offset + (end - first) * stride_bytes):
-            break
+    end, end_max = first + 1, min(first + max(_SLOT_BYTES // stride_bytes, 1), last + 1)
+    while end < end_max and places.open(end) == (fd, offset + (end - first) * stride_bytes):
         end += 1
     return end

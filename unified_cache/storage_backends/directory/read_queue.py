@@ -25,9 +25,9 @@ _GROUPS_COUNT = 4
 """Reads under way are topped up by so much of the depth at a time: a call for each would cost the processor more."""
 
 _IOCB = struct.Struct("=QIIHhiQQqQII")
-"""One read, see io_submit(2): its number, key and flags, operation, priority, file, buffers and how many, offset."""
+"""One read, see io_submit(2): its number, key and flags, operation, priority, file, memory and its bytes, offset."""
 
-_PREADV = 7
+_PREAD = 0
 
 _EVENT = struct.Struct("=QQqq")
 """End of a read: its number, its iocb, the bytes that came or an error, and a second result."""
@@ -38,8 +38,8 @@ class FileRead(NamedTuple):
 
     number: int
     fd: int
-    buffers: tuple[memoryview, ...]
-    """Writable, each of whole blocks and on a block."""
+    buffer: memoryview
+    """Writable, of whole blocks and on a block."""
     offset: int
 
 
@@ -110,7 +110,7 @@ class _ReadQueue:
     def begin(self, reads: Sequence[FileRead]) -> list[tuple[FileRead, OSError]]:
         """Begin reads that there is room for; return those that the kernel does not take, and why."""
         tags = [tag for tag in range(QUEUE_READS_MAX) if tag not in self._under_way][: len(reads)]
-        pointers, *memory = _iocbs_of(reads, tags)
+        pointers, iocbs = _iocbs_of(reads, tags)
         refused: list[tuple[FileRead, OSError]] = []
         done_count = 0
         while done_count < len(reads):
@@ -123,7 +123,7 @@ class _ReadQueue:
             else:
                 refused.append((reads[done_count], _error()))
                 done_count += 1
-        del memory  # the kernel has copied it
+        del iocbs  # the kernel has copied them
         return refused
 
     def outcomes(self, count_min: int) -> list[tuple[FileRead, int | OSError]]:
@@ -152,20 +152,14 @@ class _ReadQueue:
         self.close()
 
 
-def _iocbs_of(reads: Sequence[FileRead], tags: Sequence[int]) -> "tuple[array[int], array[int], array[int]]":
-    """Describe reads to the kernel: pointers to their iocbs, these, and what they point to."""
-    vectors = array("Q")
-    for read in reads:
-        for buffer in read.buffers:
-            vectors.append(ctypes.addressof(ctypes.c_char.from_buffer(buffer)))
-            vectors.append(buffer.nbytes)
+def _iocbs_of(reads: Sequence[FileRead], tags: Sequence[int]) -> "tuple[array[int], array[int]]":
+    """Describe reads to the kernel: pointers to their iocbs, and these."""
     iocbs = array("B", bytes(_IOCB.size * len(reads)))
-    address, first = vectors.buffer_info()[0], iocbs.buffer_info()[0]
-    for place, (tag, (_, fd, buffers, offset)) in enumerate(zip(tags, reads, strict=True)):
-        start = place * _IOCB.size
-        _IOCB.pack_into(iocbs, start, tag, 0, 0, _PREADV, 0, fd, address, len(buffers), offset, 0, 0, 0)
-        address += 2 * vectors.itemsize * len(buffers)
-    return array("Q", [first + place * _IOCB.size for place in range(len(reads))]), iocbs, vectors
+    first = iocbs.buffer_info()[0]
+    for place, (tag, (_, fd, buffer, offset)) in enumerate(zip(tags, reads, strict=True)):
+        address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        _IOCB.pack_into(iocbs, place * _IOCB.size, tag, 0, 0, _PREAD, 0, fd, address, buffer.nbytes, offset, 0, 0, 0)
+    return array("Q", [first + place * _IOCB.size for place in range(len(reads))]), iocbs
 
 
 class ReadQueues:

@@ -39,7 +39,7 @@ from unified_cache.storage_backends.directory.disk import (
     storage_error,
     sync_or_distrust,
 )
-from unified_cache.storage_backends.directory.page_reads import DirectIo, PageReads, Place
+from unified_cache.storage_backends.directory.page_reads import DirectReads, PageReads, Place
 from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE, StoreRoot, is_whole
 from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
@@ -227,7 +227,6 @@ class PageReader:
         self._directories = directories
         self._clear_foreign = clear_foreign
         self._reads = PageReads(disk)
-        self.direct = self._reads.direct
         self.unreadable_count = 0
         self._guard = Lock()
 
@@ -433,7 +432,7 @@ class _OpenFiles:
     def stride_bytes(self, number: int) -> int:
         return 0
 
-    def direct_fd(self, number: int, direct: DirectIo) -> int:
+    def direct_fd(self, number: int, direct: DirectReads) -> int:
         fd = self._fds[number]
         return fd if direct.begin(fd) else -1
 

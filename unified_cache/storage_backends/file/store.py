@@ -53,12 +53,7 @@ from unified_cache.storage_backends.directory.front import (
     is_read_alone,
     parse_address,
 )
-from unified_cache.storage_backends.directory.page_reads import (
-    CALL_BYTES,
-    DIRECT_WRITE_BYTES_MIN,
-    DirectIo,
-    is_block_aligned,
-)
+from unified_cache.storage_backends.directory.page_reads import CALL_BYTES
 from unified_cache.storage_backends.directory.root import (
     MARKER_NAME,
     NOT_A_FILE,
@@ -110,7 +105,7 @@ class FileStorage(DirectoryStorage):
         self._foreign = ForeignFiles(root)
         self._quota = quota
         self._page_reader = PageReader(root.disk, root.path, root.fd, directories, self._foreign.clear)
-        self._page_writer = PageWriter(root, directories, quota, self._foreign, self._page_reader.direct)
+        self._page_writer = PageWriter(root, directories, quota, self._foreign)
 
     @classmethod
     def open(
@@ -346,15 +341,12 @@ class _WriteBatch:
 class PageWriter:
     """Writes pages into the store of one process. Thread-safe."""
 
-    def __init__(
-        self, root: StoreRoot, directories: OpenDirectories, quota: FileQuota, foreign: ForeignFiles, direct: DirectIo
-    ) -> None:
+    def __init__(self, root: StoreRoot, directories: OpenDirectories, quota: FileQuota, foreign: ForeignFiles) -> None:
         self._root = root
         self._disk = root.disk
         self._directories = directories
         self._quota = quota
         self._foreign = foreign
-        self._direct = direct
 
     def store(self, pages: Sequence[PageIO], stamp: int, *, durable: bool) -> list[bool]:
         """Store pages, the first stamped ``stamp``, each other one a nanosecond earlier; a fault leaves whole ones."""
@@ -476,7 +468,7 @@ class PageWriter:
                     draft.temp = self._root.new_temp()
                     draft.fd = disk.open(draft.temp, WRITE_FLAGS, 0o600, dir_fd=self._root.writer_fd)
                 for draft in drafts:
-                    self._write_content(draft, durable=batch.durable)
+                    write_at(disk, draft.fd, draft.page.buffers, 0)
                     written_count += 1
             except OSError as error:
                 raise self._cannot_store(draft.page.label, error) from error
@@ -485,15 +477,6 @@ class PageWriter:
         finally:
             for left in drafts:
                 self._abandon(left)
-
-    def _write_content(self, draft: _Draft, *, durable: bool) -> None:
-        """Write the bytes of a page, those of a large one that must be durable straight to the disk."""
-        buffers, done_bytes = draft.page.buffers, 0
-        if durable and draft.stored.object_bytes >= DIRECT_WRITE_BYTES_MIN and len(buffers) == 1:
-            page = buffers[0]
-            done_bytes = self._direct.write_front(draft.fd, page) if is_block_aligned(page) else 0
-            buffers = (page[done_bytes:],)
-        write_at(self._disk, draft.fd, buffers, done_bytes)
 
     def _finish(self, drafts: Sequence[_Draft], batch: _WriteBatch) -> None:
         """Make drafts durable where asked for, together, then give each its name, up to the first that failed."""

@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 from unified_cache.core.page import PAGE_KEY_BYTES, PageKey
 from unified_cache.core.seal import PageChecksum
 from unified_cache.storage_backends.directory.disk import Disk, close_quietly, distrust, read_at, write_at
-from unified_cache.storage_backends.directory.page_reads import DirectIo, Place
+from unified_cache.storage_backends.directory.page_reads import DirectReads, Place
 
 __all__ = [
     "PlacedSlots",
@@ -110,7 +110,7 @@ class Segment:
         self._disk = disk
         self._fd = fd
         self._direct_fd = -1
-        """Of the same file, for direct reads and writes; opened with the first of them."""
+        """Of the same file, for direct reads; opened with the first of them."""
         self.slot_bytes = key.slot_bytes
         self._pages_offset = -(-key.slots_count * _ENTRY.size // BLOCK_BYTES) * BLOCK_BYTES
         self._syncing = Lock()
@@ -126,16 +126,11 @@ class Segment:
         offset = self._pages_offset + slot * self.slot_bytes
         return read_at(self._disk, self._fd, buffers, self.object_bytes, offset, checksum)
 
-    @property
-    def has_blocks(self) -> bool:
-        """Whether each slot is whole blocks, so that pages can be read directly."""
-        return not self.slot_bytes % BLOCK_BYTES
-
     def place_of(self, slot: int) -> Place:
         """Return the place of a page in this file, which is open as long as somebody refers to the segment."""
         return self._fd, self._pages_offset + slot * self.slot_bytes
 
-    def direct_fd(self, direct: DirectIo) -> int:
+    def direct_fd(self, direct: DirectReads) -> int:
         """Return a descriptor of the same file that passes by the system's memory; -1 where there is none to be had."""
         with self._syncing:
             if self._direct_fd < 0 and not direct.is_refused:
@@ -145,13 +140,6 @@ class Segment:
     def write(self, slot: int, buffers: Sequence[memoryview]) -> None:
         """Write a page of ``object_bytes``."""
         write_at(self._disk, self._fd, buffers, self._pages_offset + slot * self.slot_bytes)
-
-    def write_directly(self, direct: DirectIo, slot: int, page: memoryview) -> None:
-        """Write a page of ``object_bytes`` that begins on a block, its whole blocks past the system's memory."""
-        offset = self._pages_offset + slot * self.slot_bytes
-        fd = self.direct_fd(direct)
-        count = direct.write_blocks(fd, page, offset) if fd >= 0 else 0
-        write_at(self._disk, self._fd, [page[count:]], offset + count)
 
     def enter(self, entries: Sequence[TableEntry]) -> None:
         """Record the pages of slots that were written. Slots in ascending order."""
@@ -229,10 +217,10 @@ class Segment:
     def __del__(self) -> None:
         self.close()
 
-    def _opened_directly(self, direct: DirectIo) -> int:
+    def _opened_directly(self, direct: DirectReads) -> int:
         try:
             # By the descriptor: whatever is under its name now, this is the file that is meant.
-            fd = self._disk.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
+            fd = self._disk.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return -1
         if direct.begin(fd):
@@ -272,7 +260,7 @@ class PlacedSlots:
         slot = self._slots[number]
         return 0 if slot is None else slot.segment.slot_bytes
 
-    def direct_fd(self, number: int, direct: DirectIo) -> int:
+    def direct_fd(self, number: int, direct: DirectReads) -> int:
         """Return the descriptor of the page's file that reads directly."""
         slot = self._slots[number]
         return -1 if slot is None else slot.segment.direct_fd(direct)

@@ -53,12 +53,7 @@ from unified_cache.storage_backends.directory.front import (
     parse_address,
     space_text,
 )
-from unified_cache.storage_backends.directory.page_reads import (
-    CALL_BYTES,
-    DIRECT_WRITE_BYTES_MIN,
-    PageReads,
-    is_block_aligned,
-)
+from unified_cache.storage_backends.directory.page_reads import CALL_BYTES, PageReads
 from unified_cache.storage_backends.directory.root import (
     NOT_A_FILE,
     UNREADABLE,
@@ -406,7 +401,7 @@ class PackedStorage(DirectoryStorage):
         for segment_key, labels in segment_keys.items():
             batch.written.update(zip(labels, self._segments.take(segment_key, len(labels)), strict=True))
         for label, slot in batch.written.items():
-            self._write_page(slot, batch.pages[batch.fresh[label]].buffers, durable=durable)
+            slot.segment.write(slot.number, batch.pages[batch.fresh[label]].buffers)
         entries: dict[Segment, list[TableEntry]] = {}
         for label, slot in batch.written.items():
             entry = TableEntry(slot.number, label.key, batch.stamp - batch.fresh[label])
@@ -419,15 +414,6 @@ class PackedStorage(DirectoryStorage):
         if durable:
             self._segments.sync(entries)
             self._sync_others(batch, entries)
-
-    def _write_page(self, slot: SegmentSlot, buffers: Sequence[memoryview], *, durable: bool) -> None:
-        """Write a page into its slot, a large one that must be durable straight to the disk."""
-        segment = slot.segment
-        is_large = segment.object_bytes >= DIRECT_WRITE_BYTES_MIN and segment.has_blocks
-        if durable and is_large and len(buffers) == 1 and is_block_aligned(buffers[0]):
-            segment.write_directly(self._reads.direct, slot.number, buffers[0])
-        else:
-            segment.write(slot.number, buffers)
 
     def _sync_others(self, batch: PutBatch, synced: Container[Segment]) -> None:
         """Sync pages that another put stored, before or meanwhile, but in ``synced``: maybe they are CACHED alone."""
