@@ -225,25 +225,15 @@ class Disk:
             thread.join()
         return outcomes
 
-    def preadv_each(self, reads: Iterable[FileRead], depth: int) -> FileReads:
-        """Read from files that read directly, ``depth`` at a time where the system can; yield reads as they end.
+    @staticmethod
+    def read_each(reads: Iterable[FileRead], depth: int) -> FileReads:
+        """Read from files that read directly, ``depth`` at a time; yield reads as they end.
 
         Each comes with the bytes that were read, which like those of ``preadv`` may be less than it was asked for, or
-        with what went wrong. The next are taken when there is room for them.
+        with what went wrong. The next are taken when there is room for them. Raises OSError, with none taken, where the
+        system has no queue for them.
         """
-        try:
-            return _read_queues().read(reads, depth)
-        except OSError:
-            return self._preadv_in_turn(reads)
-
-    def _preadv_in_turn(self, reads: Iterable[FileRead]) -> FileReads:
-        for read in reads:
-            outcome: int | OSError
-            try:
-                outcome = self.preadv(read.fd, [read.buffer], read.offset)
-            except OSError as error:
-                outcome = error
-            yield read, outcome
+        return _read_queues().read(reads, depth)
 
     @staticmethod
     def has_cached(fd: int, start: int, count: int) -> bool:

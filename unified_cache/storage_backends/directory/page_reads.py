@@ -160,7 +160,8 @@ class DirectReads:
         """Fill the pages of runs; yield each run when it has ended, with whether all of it came.
 
         Runs are taken as they can be begun, and ``BOUNCE_SLOTS`` reads are under way at a time. A page that came was
-        added to its checksum. A caller that stops before the end closes this, which waits for what is under way.
+        added to its checksum. A caller that stops before the end closes this, which waits for what is under way. Raises
+        OSError where the system has no queue for them.
         """
         bounce_buffer = self._reserve_bounce_buffer()
         view = memoryview(bounce_buffer)
@@ -178,7 +179,7 @@ class DirectReads:
                     yield FileRead(number, run.fd, buffer, run.offset + start)
 
         try:
-            with closing(self._disk.preadv_each(begin(), BOUNCE_SLOTS)) as outcomes:
+            with closing(self._disk.read_each(begin(), BOUNCE_SLOTS)) as outcomes:
                 for (number, *_), outcome in outcomes:
                     progress = self._end(under_way.pop(number), outcome)
                     free.append(number)
@@ -311,7 +312,7 @@ class PageReads:
         """Fill pages past the system's memory, as far as it lacks them; return which came. Closes all of them."""
         came: set[int] = set()
         try:
-            with closing(self.direct.read(self._direct_runs(pages, places, numbers))) as runs:
+            with suppress(OSError), closing(self.direct.read(self._direct_runs(pages, places, numbers))) as runs:
                 for run, is_whole in runs:
                     ended = range(run.number, run.number + len(run.pages))
                     if is_whole:

@@ -14,7 +14,6 @@ from tests.support.files import descriptors, held, path_of
 from tests.support.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import HEADER_BYTES, Label, PageChecksum, seal
-from unified_cache.storage_backends.directory import disk as disk_module
 from unified_cache.storage_backends.directory import read_queue
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.directory.page_reads import BOUNCE_SLOTS, DIRECT_BLOCK_BYTES
@@ -46,31 +45,28 @@ class DirectDisk(Disk):
         """Reason for which every direct read fails."""
         self.is_short = False
         """Whether a direct read brings a block alone."""
-        self._direct: set[int] = set()
+        self.queue_fault = 0
+        """Reason for which the system gives no queue."""
 
     def begin_direct(self, fd: int) -> None:  # type: ignore[override]
         if self.refusal:
             self.refusals_count += 1
             raise OSError(self.refusal, os.strerror(self.refusal))
         Disk.begin_direct(fd)
-        self._direct.add(fd)
 
-    def close(self, fd: int) -> None:
-        self._direct.discard(fd)
-        os.close(fd)
-
-    def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-        if fd not in self._direct:
-            return os.preadv(fd, buffers, offset)
-        self.direct_reads.append(sum(map(len, buffers)))
-        if self.read_fault:
-            raise OSError(self.read_fault, os.strerror(self.read_fault))
-        return os.preadv(fd, [buffers[0][:DIRECT_BLOCK_BYTES]] if self.is_short else buffers, offset)
-
-    def preadv_each(self, reads: Iterable[FileRead], depth: int) -> FileReads:
+    def read_each(self, reads: Iterable[FileRead], depth: int) -> FileReads:  # type: ignore[override]
+        if self.queue_fault:
+            raise OSError(self.queue_fault, os.strerror(self.queue_fault))
         if self.read_fault or self.is_short:
-            return self._preadv_in_turn(reads)
-        return super().preadv_each(self._noted(reads), depth)
+            return self._failed(self._noted(reads))
+        return Disk.read_each(self._noted(reads), depth)
+
+    def _failed(self, reads: Iterable[FileRead]) -> FileReads:
+        for read in reads:
+            if self.read_fault:
+                yield read, OSError(self.read_fault, os.strerror(self.read_fault))
+            else:
+                yield read, os.preadv(read.fd, [read.buffer[:DIRECT_BLOCK_BYTES]], read.offset)
 
     def _noted(self, reads: Iterable[FileRead]) -> Iterator[FileRead]:
         for read in reads:
@@ -302,6 +298,22 @@ def test_a_file_system_that_takes_no_direct_reads_is_asked_once(
         check_hits(storage)
     assert disk.refusals_count == 1
     assert not disk.direct_reads
+
+
+@pytest.mark.parametrize("fault", [errno.ENOSYS, errno.EAGAIN])
+def test_without_a_queue_pages_come_through_the_systems_memory_and_the_next_call_asks_again(
+    storage: DirectoryStorage, disk: DirectDisk, tmp_path: Path, fault: int
+) -> None:
+    disk.queue_fault = fault
+    before = descriptors(tmp_path)
+    forget(tmp_path)
+    check_hits(storage)
+    assert not disk.direct_reads
+    assert descriptors(tmp_path) == before
+    disk.queue_fault = 0
+    forget(tmp_path)
+    check_hits(storage)
+    assert disk.direct_reads
 
 
 @pytest.mark.parametrize("change_bytes", [-1, 1, -DIRECT_BLOCK_BYTES, 2 * DIRECT_BLOCK_BYTES])
@@ -552,17 +564,7 @@ def test_a_child_that_was_forked_reads_without_its_parent_s_queue(fds: list[int]
     assert came(reads[0], outcomes_of(queues, reads)[0]) == content_of(0)
 
 
-def test_a_system_without_queues_reads_one_file_after_the_other(
-    fds: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_system_without_queues_says_so(fds: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_queue, "_calls", lambda: None)
     with pytest.raises(OSError, match="not implemented"):
         ReadQueues().read(reads_of(fds), DEPTH)
-
-    monkeypatch.setattr(disk_module, "_read_queues", ReadQueues)
-    reads = reads_of([*fds, -1])
-    *counts, failed = [outcome for _, outcome in Disk().preadv_each(reads, DEPTH)]
-    assert [came(read, count) for read, count in zip(reads, counts, strict=False)] == list(
-        map(content_of, range(FILES_COUNT))
-    )
-    assert isinstance(failed, OSError)
