@@ -4,9 +4,6 @@ The reference reads as many pieces as long, at places in disorder, out of one fi
 DEPTH threads that wait for one piece each: what a disk gives to whoever keeps that many reads in flight. It is raw
 ``preadv`` and not ``fio``, which few machines have. Ours is a whole prefetch of a cache, with what that adds: opening,
 copying, verifying, grafting. Before each turn its files are dropped from the page cache. Ratios are reference / ours.
-
-How many reads a store keeps in flight, the disk tells (``/sys/dev/block``), asked every millisecond in rounds of their
-own, which are not timed.
 """
 
 import gc
@@ -18,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
 from statistics import median
-from threading import Event, Thread
 from time import perf_counter_ns
 
 import numpy as np
@@ -42,10 +38,9 @@ PAGE_BYTES = 64 << 10
 PAGE_SIZE = 16
 """Tokens of a page."""
 DEPTH = 32
-"""Reads that the reference keeps in flight, and the fewest that a prefetch should."""
+"""Reads that the reference keeps in flight."""
 RATIO_MIN = 0.9
 SETTLE_S = 120.0
-SAMPLE_S = 0.001
 STORES = ("file", "packed")
 
 
@@ -59,8 +54,6 @@ def depth_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
             *ours, raw = interleaved([*subjects, reference.timed], plan.effort.depth_rounds)
             for bench, taken in zip(benches, ours, strict=True):
                 yield _figure(bench.scheme, taken, raw)
-            for bench in benches:
-                yield _in_flight_figure(bench, Path(directory), plan.effort.depth_rounds)
         finally:
             for bench in benches:
                 bench.close()
@@ -73,47 +66,6 @@ def _figure(scheme: str, ours: Sequence[int], raw: Sequence[int]) -> Figure:
     ratio = median(theirs / own for theirs, own in zip(raw, ours, strict=True))
     against = Comparison(f"raw preadv, {DEPTH} deep", total_bytes * 1e3 / median(raw), ratio, at_least=RATIO_MIN)
     return Figure("depth", f"prefetch of {PAGES} cold pages of 64 KiB, {scheme}:", "MB/s", rate, (against,))
-
-
-def _in_flight_figure(bench: "_PrefetchBench", directory: Path, rounds: int) -> Figure:
-    """Tell how many reads the disk had at a time, over all samples of a few prefetches but those of an idle disk."""
-    counts: list[float] = []
-    for _ in range(rounds):
-        with _InFlightSamples(directory) as samples:
-            bench.timed_prefetch()
-        counts += samples.counts
-    name = f"reads in flight meanwhile, {bench.scheme}:"
-    if not counts:
-        note = "the system does not tell of this file system's disk"
-        return Figure("depth", name, "reads", Spread.of([0.0]), note=note)
-    spread = Spread.of(counts)
-    return Figure("depth", name, "reads", spread, (Comparison("raw preadv", DEPTH, spread.median / DEPTH),))
-
-
-class _InFlightSamples:
-    """Samples of the reads in flight on the disk under a directory, while a ``with`` block runs."""
-
-    def __init__(self, directory: Path) -> None:
-        device = directory.stat().st_dev
-        self._path = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/inflight")
-        self._is_over = Event()
-        self._thread = Thread(target=self._sample)
-        self.counts: list[float] = []
-        """Reads in flight, where there were any."""
-
-    def __enter__(self) -> "_InFlightSamples":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._is_over.wait(SAMPLE_S) and self._path.exists():
-            count = int(self._path.read_text(encoding="ascii").split()[0])
-            if count:
-                self.counts.append(float(count))
 
 
 class DeepReads:
