@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.measure import Comparison, Figure, Spread, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
-from benchmarks.timed_tree import PAGE_SIZE, Tokens
+from benchmarks.trees import PAGE_SIZE, Tokens
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Component, PoolSpec, Tier

@@ -6,23 +6,44 @@ end. What ours does more: it cuts and joins, checks a checksum on arrival of a p
 less than either: no HTTP/2 frames and windows, no Python and no change of thread for each message; that, and not the
 socket, bounds gRPC. Ratios are bare / ours, so more is better. The store behind is in memory, which copies each page
 once more.
+
+
+Latency of a get and of a look-up while a service is busy is that at 80 % of the calls that it can sustain. The maximum
+comes first: ``WORKERS`` callers, each asking again as soon as it is answered, for long enough to be no burst. Then
+calls fall due at even times, whether or not earlier ones have been answered, and whichever caller is free makes the
+next one. Each counts from when it was due, so that waiting for a free caller is not forgotten. The two follow each
+other at once and are repeated, since a machine has slower seconds. Where calls are answered less often than they fall
+due, the maximum was none and the percentiles mean nothing: so both rates are told.
 """
 
+import hashlib
 import multiprocessing
 import socket
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from statistics import median
+from dataclasses import dataclass
+from itertools import count
+from statistics import median, quantiles
+from time import perf_counter_ns
 
 import grpc
+import numpy as np
 
-from benchmarks.measure import Comparison, Figure, interleaved
+from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
-from benchmarks.remote_load import load_figures
-from benchmarks.remote_pages import MovedPages
 from benchmarks.remote_server import BARE_GET, BARE_PUT, TCP_GET, TCP_PUT, ListeningPorts, serve
+from unified_cache.components import Full
 from unified_cache.core.byte_sizes import PART_BYTES
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.service.operations.process import keep_freed_memory
+from unified_cache.storage_backends.manifest import manifest_of
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.remote.store import RemoteStorage
+from unified_cache.storage_backends.remote.url import RemoteOptions
+from unified_cache.storage_backends.verified import VerifiedStorage
 
 __all__ = ["remote_figures"]
 
@@ -30,6 +51,17 @@ PAGES_KIB = (256, 1024, 4096)
 """Payloads of a page."""
 STREAMS = (1, 4)
 RATIO_MIN = 0.85
+
+
+TOTAL_BYTES = 64 << 20
+"""Bytes that one subject moves in its turn, about."""
+
+WORKERS = 4
+PAGE_KIB = 256
+LOAD_SHARE = 0.8
+MAXIMUM_S = 1.5
+LOAD_S = 2.0
+"""Duration of one round, for each of two kinds of calls."""
 
 
 def remote_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
@@ -136,3 +168,160 @@ class _Streams:
         note = "loopback, a store in memory; HTTP/2 framing in Python bounds it, not the socket"
         rate = self._moved.rate(ours)
         return Figure("remote", f"{name}, {self._moved.name}", "GB/s", rate, comparisons, note)
+
+
+class MovedPages:
+    """Pages of one size, an equal share of them for each stream; a client for each."""
+
+    def __init__(self, address: str, page_kib: int, streams: int, opened: ExitStack) -> None:
+        self.streams = streams
+        self.name = _name(page_kib, streams)
+        count = TOTAL_BYTES // streams // (page_kib << 10)
+        spec = PoolSpec("kv", page_kib << 10)
+        manifest = manifest_of(Identity(f"bench-{page_kib}"), ModelLayout(64, (Full((spec,)),)))
+        self._pool = opened.enter_context(ThreadPoolExecutor(streams))
+        self._remotes = [RemoteStorage.open(RemoteOptions((address,), channels=1)) for _ in range(streams)]
+        content = np.random.default_rng(7).integers(0, 256, (streams, count, HEADER_BYTES + spec.page_bytes), np.uint8)
+        self.pages = [
+            [
+                sealed(manifest.identity, spec, stream * count + number, memoryview(page))
+                for number, page in enumerate(row)
+            ]
+            for stream, row in enumerate(content)
+        ]
+        self.total_bytes = content.nbytes
+        for remote in self._remotes:
+            opened.callback(remote.close)
+            remote.register(manifest, {})
+
+    def each(self, call: Callable[[int], None]) -> Subject:
+        """Time what all streams do at the same time."""
+
+        def run() -> None:
+            for done in [self._pool.submit(call, stream) for stream in range(self.streams)]:
+                done.result()
+
+        return timed(run)
+
+    def put(self) -> int:
+        """Put all pages; return how long that took. They are removed again."""
+        start = perf_counter_ns()
+        self.put_all()
+        elapsed = perf_counter_ns() - start
+        self.remove_all()
+        return elapsed
+
+    def put_all(self) -> None:
+        """Put all pages."""
+        stored = self._pool.map(lambda remote, pages: remote.put(pages, Level.CACHED), self._remotes, self.pages)
+        assert all(map(all, stored))
+
+    def remove_all(self) -> None:
+        """Remove all pages."""
+        for remote, pages in zip(self._remotes, self.pages, strict=True):
+            remote.remove([page.label for page in pages])
+
+    def get(self, stream: int) -> None:
+        """Get a stream's pages as they come."""
+        assert all(self._remotes[stream].get(self.pages[stream]))
+
+    def get_verified(self, stream: int) -> None:
+        """Get a stream's pages and verify them."""
+        assert all(VerifiedStorage(self._remotes[stream]).get(self.pages[stream]))
+
+    def get_one(self, stream: int) -> None:
+        """Get the first page of a stream."""
+        assert self._remotes[stream].get(self.pages[stream][:1]) == [Answer.HIT]
+
+    def look_up(self, stream: int) -> None:
+        """Ask which pages of a stream there are."""
+        assert all(self._remotes[stream].exists([page.label for page in self.pages[stream]]))
+
+    def rate(self, taken_ns: Sequence[int]) -> Spread:
+        """Return bytes per nanosecond, of payloads and headers."""
+        return Spread.of([self.total_bytes / ns for ns in taken_ns])
+
+
+def sealed(identity: bytes, spec: PoolSpec, number: int, page: memoryview) -> PageIO:
+    """Seal a page as the ``number``-th of a model."""
+    label = Label(identity, hashlib.sha256(b"%d" % number).digest(), spec.name)
+    seal_buffers((page,), label)
+    return PageIO(label, (page,))
+
+
+def _name(page_kib: int, streams: int) -> str:
+    size = f"{page_kib >> 10} MiB" if page_kib >= 1024 else f"{page_kib} KiB"
+    return f"{size}, 1 stream" if streams == 1 else f"{size}, {streams} streams"
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """One measurement: the sustained rate, the rates asked for and answered after it, and the time of each call."""
+
+    maximum_per_s: float
+    offered_per_s: float
+    achieved_per_s: float
+    taken_ms: list[float]
+
+
+def load_figures(address: str, plan: BenchmarkPlan) -> Iterator[Figure]:
+    """Measure gets of one page and look-ups of all pages of a stream."""
+    rounds_count = plan.effort.durable_rounds // 2 + 1
+    with ExitStack() as opened:
+        moved = MovedPages(address, PAGE_KIB, WORKERS, opened)
+        pool = opened.enter_context(ThreadPoolExecutor(WORKERS))
+        moved.put_all()
+        for name, call in ((f"get, {PAGE_KIB} KiB", moved.get_one), ("look-up, 64 pages", moved.look_up)):
+            rounds = [_round(call, pool) for _ in range(rounds_count)]
+            taken_ms = [ms for each in rounds for ms in each.taken_ms]
+            maximum = median(each.maximum_per_s for each in rounds)
+            offered = median(each.offered_per_s for each in rounds)
+            achieved = median(each.achieved_per_s for each in rounds)
+            note = (
+                f"p50; p99 {quantiles(taken_ms, n=100)[98]:.2f} ms; offered {offered:.0f}/s, "
+                f"achieved {achieved:.0f}/s; {maximum:.0f}/s sustained by {WORKERS} callers"
+            )
+            yield Figure("remote", f"{name}, at 80 % load", "ms", Spread.of(taken_ms), (), note)
+        moved.remove_all()
+
+
+def _round(call: Callable[[int], None], pool: ThreadPoolExecutor) -> _Round:
+    maximum_per_s = _sustained_per_s(call, pool)
+    offered_per_s = maximum_per_s * LOAD_SHARE
+    due_s = [number / offered_per_s for number in range(round(offered_per_s * LOAD_S))]
+    ended_s, taken_ms = _asked_when_due(call, pool, due_s)
+    return _Round(maximum_per_s, offered_per_s, len(due_s) / ended_s, taken_ms)
+
+
+def _sustained_per_s(call: Callable[[int], None], pool: ThreadPoolExecutor) -> float:
+    """Return how many calls are answered when every caller asks all the time."""
+    start_s = time.perf_counter()
+
+    def ask(worker: int) -> int:
+        calls_count = 0
+        while time.perf_counter() - start_s < MAXIMUM_S:
+            call(worker)
+            calls_count += 1
+        return calls_count
+
+    calls_count = sum(pool.map(ask, range(WORKERS)))
+    return calls_count / (time.perf_counter() - start_s)
+
+
+def _asked_when_due(
+    call: Callable[[int], None], pool: ThreadPoolExecutor, due_s: list[float]
+) -> tuple[float, list[float]]:
+    """Make calls, due at seconds from now; return when all were answered, and by call after how many milliseconds."""
+    numbers = count()
+    start_s = time.perf_counter()
+
+    def ask(worker: int) -> list[float]:
+        taken_ms: list[float] = []
+        while (number := next(numbers)) < len(due_s):
+            time.sleep(max(0.0, start_s + due_s[number] - time.perf_counter()))
+            call(worker)
+            taken_ms.append((time.perf_counter() - start_s - due_s[number]) * 1000)
+        return taken_ms
+
+    taken_ms = [ms for part in pool.map(ask, range(WORKERS)) for ms in part]
+    return time.perf_counter() - start_s, taken_ms

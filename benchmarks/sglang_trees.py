@@ -22,8 +22,18 @@ import numpy as np
 import torch
 
 from benchmarks.measure import Spread, Subject, interleaved, timed
-from benchmarks.timed_tree import PAGE_SIZE, TimedTree, Tokens
-from benchmarks.trees import FILL_TOKENS, LEAVES_HELD, PROMPT_PAGES, PROMPT_TOKENS, SETTINGS, TreeSetting, Workload
+from benchmarks.trees import (
+    FILL_TOKENS,
+    LEAVES_HELD,
+    PAGE_SIZE,
+    PROMPT_PAGES,
+    PROMPT_TOKENS,
+    SETTINGS,
+    TimedTree,
+    Tokens,
+    TreeSetting,
+    Workload,
+)
 from tests.engines.sglang import absent
 from unified_cache.core.pool import Slots
 
