@@ -42,10 +42,6 @@ def done(*arguments: str | Path) -> str:
     return said.out
 
 
-def test_an_engine_restores_from_a_bucket_what_another_has_stored(url: str) -> None:
-    assert restored_pages(open_storage(url), LAYOUT, PROMPTS[0]) == PAGES
-
-
 def test_what_lies_in_a_bucket_is_what_the_document_says(bucket: LocalBucket, url: str, tmp_path: Path) -> None:
     fill(open_store("file", tmp_path), LAYOUT, PROMPTS)
     identity = TOY.digest(LAYOUT).hex()

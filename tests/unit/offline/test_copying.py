@@ -313,36 +313,6 @@ def test_progress_ends_with_all_that_was_planned_where_prompts_share_pages(name:
     assert sum(seen) == plan.objects_count > 0
 
 
-@every_layout
-def test_a_flawed_page_of_full_ends_the_prefix_before_it(name: str) -> None:
-    layout, prompt = LAYOUTS[name], prompt_of(1)
-    source, target = ListedMemory(), ListedMemory()
-    fill_densely(source, layout, prompt)
-    pool = next(pool for pool in layout.components[0].pools if pool.page_bytes)
-    flawed = Label(TOY.digest(layout), prompt.keys[7], pool.name)
-    flip(source, StoredObject(flawed, HEADER_BYTES + pool.page_bytes))
-    found, result = prefetch(source, target, layout, [prompt])
-    assert found == [Prefetched(PAGES, PAGES, 7)]
-    assert list(result.findings) == [flawed]
-    assert needed(layout, prompt, 7) <= objects_of(target, layout).keys()
-    assert flawed not in objects_of(target, layout)
-
-
-def test_a_flawed_window_moves_the_end_to_where_another_window_is_whole() -> None:
-    layout, prompt = LAYOUTS["full_swa_mamba"], prompt_of(1)
-    source, target = ListedMemory(), ListedMemory()
-    fill_densely(source, layout, prompt)
-    sidecar = layout.components[1].pools[1]
-    flip(
-        source, StoredObject(Label(TOY.digest(layout), prompt.keys[9], sidecar.name), HEADER_BYTES + sidecar.page_bytes)
-    )
-    source.remove([Label(TOY.digest(layout), prompt.keys[8], layout.components[2].pools[0].name)])
-    # Ends 10, 11 and 12 need page 9 of the window of three; 9 needs the state at page 8.
-    found, _ = prefetch(source, target, layout, [prompt])
-    assert found == [Prefetched(PAGES, PAGES, 8)]
-    assert needed(layout, prompt, 8) <= objects_of(target, layout).keys()
-
-
 @every_kind
 def test_what_the_target_has_completes_what_the_source_lacks_and_is_verified_first(kind: str, tmp_path: Path) -> None:
     layout, prompt = LAYOUTS["full"], prompt_of(1)
