@@ -58,7 +58,9 @@ SHARED_SIZES = [
 @pytest.mark.parametrize(
     ("engines", "page_size", "device_pages", "host_pages", "stored_pages"),
     [
-        *((1, page_size, *sizes) for page_size in (128, 512, 1024) for sizes in SIZES),
+        *((1, 512, *sizes) for sizes in SIZES),
+        *((1, page_size, *SIZES[4]) for page_size in (128, 1024)),
+        *(pytest.param(1, size, *sizes, marks=pytest.mark.long) for size in (128, 1024) for sizes in SIZES),
         *((engines, *sizes) for engines in (2, 3) for sizes in SHARED_SIZES),
         (200, *SHARED_SIZES[-1]),
         *(pytest.param(200, *sizes, marks=pytest.mark.long) for sizes in SHARED_SIZES[:-1]),
