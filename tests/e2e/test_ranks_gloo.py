@@ -32,9 +32,8 @@ def test_processes_can_be_cut_into_groups(played: dict[str, list[object]]) -> No
     ]
 
 
-def test_when_a_rank_dies_the_others_fail_what_moves_and_go_on_with_the_device(played: dict[str, list[object]]) -> None:
-    alive = ["lost", True, True, [True, True, True], 11, 0, []]
-    assert played["die"] == [alive, alive, None]
+def test_a_rank_that_dies_is_lost_to_the_others_at_once(played: dict[str, list[object]]) -> None:
+    assert played["die"] == [*([f"rank {rank} of 3 lost the others", True, True] for rank in range(2)), None]
 
 
 def test_a_rank_that_does_not_come_in_time_is_lost_to_the_others(played: dict[str, list[object]]) -> None:

@@ -13,15 +13,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tests.support.cache import ToyEngine, toy_layout
-from tests.support.operations import out_pages
-from tests.support.ranks import ranked
-from unified_cache.controller import InlineWorkers, NotStarted, ThreadWorkers
 from unified_cache.controller.ranks.gloo import FRAME_BYTES, TorchRanks
 from unified_cache.core.errors import ConfigError, RankLostError
-from unified_cache.core.page import Prompt
-from unified_cache.core.window import SPAN_ALL
-from unified_cache.storage_backends.memory import MemoryStorage
 
 MEETING_S = 120
 """For all processes to start, on a slow machine."""
@@ -129,38 +122,12 @@ def pairs(ranks: TorchRanks) -> object:
 
 
 def die(ranks: TorchRanks) -> object:
-    """Lose the last rank with a transfer under way; say what the others have left."""
-    toy = ToyEngine(toy_layout((SPAN_ALL, 2), 1), (40, 40), (40, 40), None, InlineWorkers())
-    cache = ranked(toy, ranks, MemoryStorage(), ThreadWorkers.start())
-    prompt, longer = cache.prompt(range(5)), cache.prompt(range(9))
-    serve(toy, prompt)
-    cache.backup(prompt)
-    cache.wait_all(DEADLINE_S)
-    operation = cache.prefetch(longer)
-    assert operation
+    """Lose the last rank, which dies; say what the others are told, and whether it took them long."""
     if ranks.rank == ranks.size - 1:
         os._exit(DEATH)
     started_s = time.monotonic()
-    outcome = "nothing"
-    try:
-        cache.wait_all(DEADLINE_S)
-    except RankLostError:
-        outcome = "lost"
-    in_time = time.monotonic() - started_s < DEADLINE_S / 2
-    told = [operation] == cache.wait_all(DEADLINE_S) and isinstance(operation.error, RankLostError)
-    declined = [start(longer) is NotStarted.RANK_LOST for start in (cache.load, cache.backup, cache.prefetch)]
-    verified = serve(toy, longer)
-    cache.check()
-    return [outcome, in_time, told, declined, verified, out_pages(cache), cache.close()]
-
-
-def serve(toy: ToyEngine, prompt: Prompt) -> int:
-    """Serve a request, verify its pages and let them go; return how many they are."""
-    lock = toy.serve(prompt)
-    assert lock is not None
-    verified = toy.verify(prompt, lock)
-    toy.cache.release(lock)
-    return verified
+    outcome = lost(ranks, 1)
+    return [outcome.split(":")[0], ranks.is_lost, time.monotonic() - started_s < DEADLINE_S / 2]
 
 
 def dawdle(ranks: TorchRanks) -> object:
