@@ -34,8 +34,10 @@ from unified_cache.forward import (
     init_metadata,
 )
 
-__all__ = ["CHECKS", "FULL_SIZES", "Found", "GpuSizes"]
+__all__ = ["CHANGED_PAGES", "CHECKS", "FULL_SIZES", "Found", "GpuMap", "GpuSizes"]
 
+CHANGED_PAGES = 64
+"""Pages that change hands between two forwards at most: a load of 4,096 tokens."""
 CYCLES_PER_MS = 1_700_000
 """Of the clock of an H100."""
 KERNEL_SHARES = {1: 0.6, 16: 0.8, 64: 0.85}
@@ -285,8 +287,8 @@ class GpuMap:
         return cls(paired, full, peers, translation, buffers, batch)
 
     def change(self) -> None:
-        """Have 64 pages at most change hands."""
-        self.paired.map.bind(self.full[:64], self.peers[:64])
+        """Have pages change hands."""
+        self.paired.map.bind(self.full[:CHANGED_PAGES], self.peers[:CHANGED_PAGES])
 
 
 def refill_before_a_replay(sizes: GpuSizes) -> Found:

@@ -12,30 +12,17 @@ from functools import partial
 import numpy as np
 import torch
 
+from benchmarks.gpu_checks import CHANGED_PAGES, FULL_SIZES, GpuMap, GpuSizes
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
 from unified_cache.controller.memory import DevicePool, TieredMemory
 from unified_cache.core.pool import PoolSpec, Slots, Tier
-from unified_cache.core.slots import PairedAllocator, SlotAllocator
-from unified_cache.forward import (
-    ForwardBatch,
-    ForwardMode,
-    GraphBucket,
-    HybridGraphBuffers,
-    SwaTranslation,
-    init_metadata,
-)
+from unified_cache.forward import init_metadata
 
 __all__ = ["device_figures"]
 
 SHAPES = ((64, 2), (1024, 2), (4096, 2), (8192, 32))
 """KiB and layers of a page; the last is one of 64 tokens with 8 heads of 128 in bfloat16, K and V."""
-
-PAGE_SIZE = 64
-REQUESTS, REQUEST_PAGES = 256, 128
-"""A decode batch of 256 requests of 8,192 tokens."""
-CHANGED_PAGES = 64
-"""Pages that change hands between two forwards: a load of 4,096 tokens."""
 
 PRODUCTS = 8
 PRODUCT_WIDTH = {"cuda": 8192, "cpu": 256}
@@ -194,36 +181,21 @@ def _beside_figures(plan: BenchmarkPlan, bench: BenchedDevice) -> Iterator[Figur
 
 def _metadata_figures(plan: BenchmarkPlan, bench: BenchedDevice) -> Iterator[Figure]:
     """Bring the map up to date, fill the buffers of a graph, and build what a forward without a graph reads."""
-    pages = REQUESTS * REQUEST_PAGES
-    paired = PairedAllocator(SlotAllocator(pages), SlotAllocator(pages))
-    full, peers = paired.full.allocate(pages), paired.peer.allocate(pages)
-    assert full is not None
-    assert peers is not None
-    paired.map.bind(full, peers)
-    translation = SwaTranslation.of(paired, PAGE_SIZE, bench.device)
-    buffers = HybridGraphBuffers(GraphBucket.decode(REQUESTS, REQUEST_PAGES), translation)
-    table = torch.from_numpy(full.reshape(REQUESTS, REQUEST_PAGES)).to(bench.device)
-    batch = ForwardBatch(
-        ForwardMode.DECODE,
-        table[:, -1].to(torch.int64) * PAGE_SIZE,
-        torch.full((REQUESTS,), REQUEST_PAGES * PAGE_SIZE, dtype=torch.int32, device=bench.device),
-        table,
-        (1,) * REQUESTS,
-    )
+    held = GpuMap.of(GpuSizes(bench.device))
 
     def after_a_load() -> None:
-        paired.map.bind(full[:CHANGED_PAGES], peers[:CHANGED_PAGES])
-        translation.refresh()
+        held.change()
+        held.translation.refresh()
 
     def refill() -> None:
-        assert buffers.refill(batch)
+        assert held.buffers.refill(held.batch)
 
     subjects = {
         f"page map after a load of {CHANGED_PAGES} pages": after_a_load,
         "buffers of a graph, refilled": refill,
-        "metadata of a forward without a graph": lambda: init_metadata(batch, translation),
+        "metadata of a forward without a graph": partial(init_metadata, held.batch, held.translation),
     }
     times = interleaved([bench.settled(call) for call in subjects.values()], plan.effort.match_rounds, warm=1)
-    note = f"{REQUESTS} requests of {REQUEST_PAGES} pages, until the device has done it"
+    note = f"{FULL_SIZES.requests} requests of {FULL_SIZES.request_pages} pages, until the device has done it"
     for name, values in zip(subjects, times, strict=True):
         yield Figure("metadata on the device", name, "us", Spread.of([ns / 1e3 for ns in values]), note=note)
