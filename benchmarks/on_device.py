@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from benchmarks.gpu_checks import CHANGED_PAGES, FULL_SIZES, GpuMap, GpuSizes
+from benchmarks.check_gpu import CHANGED_PAGES, FULL_SIZES, GpuMap, GpuSizes
 from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
 from unified_cache.controller.memory import DevicePool, TieredMemory

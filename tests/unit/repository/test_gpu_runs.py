@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.check_gpu import CHECKS, Found, GpuSizes, operations_of_a_load
 from benchmarks.gpu import CHECKS as CHECKS_FILE
 from benchmarks.gpu import OTHERS, STALENESS, absent, read_outcomes, run_tests
-from benchmarks.gpu_checks import CHECKS, Found, GpuSizes, operations_of_a_load
 from benchmarks.machine import Calibration
 from benchmarks.measure import Spread
 from benchmarks.on_device import SHAPES, device_figures
