@@ -467,11 +467,12 @@ class UnifiedCache:
         if self._storage is None:
             return NotStarted.NO_STORAGE
         prefetching, page_size = self.config.prefetching, self.layout.page_size
-        missing_tokens = (prompt.pages_count - self._ledger.tree.match(prompt).host_end) * page_size
+        found = self._ledger.tree.match(prompt)
+        missing_tokens = (prompt.pages_count - found.host_end) * page_size
         if missing_tokens < prefetching.threshold_tokens:
             return NotStarted.BELOW_THRESHOLD
         worth_pages = max(1, -(-prefetching.threshold_tokens // page_size))
-        steps = self._prefetches.prefetch(prompt, self._storage, worth_pages)
+        steps = self._prefetches.prefetch(found, self._storage, worth_pages)
         deadline_s = min(deadline_s, prefetching.patience(missing_tokens))
         return self._controller.start(TransferKind.PREFETCH, steps, deadline_s=deadline_s, keep=self._prefetches.keep)
 

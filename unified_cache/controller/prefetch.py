@@ -25,7 +25,7 @@ before they are in the tree: see ``LayerwiseLoad``.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,7 +40,7 @@ from unified_cache.core.errors import CacheError
 from unified_cache.core.page import PageKey, Prompt
 from unified_cache.core.pool import PageCopies, PageNumbers, Pages, Slots, Tier, all_pages, no_slots, numbers_of
 from unified_cache.core.window import last_end, needed_pages, restorable_ends, window, window_counts
-from unified_cache.tree import Lock, Match
+from unified_cache.tree import Match
 
 __all__ = ["Loads", "PrefetchProgress", "Prefetches"]
 
@@ -207,7 +207,7 @@ class Prefetches:
         self._under_way: dict[Operation, FetchUnderWay] = {}
         self.host_pages_left = host_pages_max
 
-    def prefetch(self, prompt: Prompt, storage: StorageTier, worth_pages: int) -> Steps:
+    def prefetch(self, found: Match, storage: StorageTier, worth_pages: int) -> Steps:
         """Read the pages that memory lacks for the longest resume with storage, and graft those that arrive.
 
         Ends that add fewer than ``worth_pages`` are not read for. Where a page that storage said it had did not come,
@@ -215,14 +215,16 @@ class Prefetches:
         the room for them, this one waits, and then looks again at what is still missing. Returns the pages by which the
         prompt can be resumed further, whichever transfer has brought them.
         """
-        tree = self._ledger.tree
-        first_end = tree.peek(prompt).host_end
+        tree, prompt = self._ledger.tree, found.prompt
+        first_end = found.host_end
         lost = [np.zeros(prompt.pages_count, np.bool_) for _ in self._ledger.layout.components]
         lacks_room = 0
         operation: Operation | None = None
         reads_left = READS_MAX
         while reads_left and (operation is None or not operation.is_stopping):
-            answer = yield from self._probe(prompt, storage, worth_pages, lost)
+            if not found.is_as_found():
+                found = tree.match(prompt)
+            answer = yield from self._probe(found, storage, worth_pages, lost)
             if answer is None:
                 break
             operation, missing, ends, probe_s = answer
@@ -245,14 +247,14 @@ class Prefetches:
                 reads_left -= any(map(len, missed))
                 for mask, pages in zip(lost, missed, strict=True):
                     mask[pages] = True
-                reached_end = tree.match(prompt).host_end
+                reached_end = tree.peek(prompt).host_end
                 if reached_end >= plan.end or operation.is_stopping or (had_room and not any(map(len, missed))):
                     break
                 lacks_room = 0 if had_room else stored_end - reached_end
                 if had_room:
                     continue
             holder = next((each for each in self._under_way if each.state is OperationState.RUNNING), None)
-            if holder is None:
+            if holder is None or operation.is_stopping:
                 break
             yield WaitFor(holder)
         gained = max(tree.match(prompt).host_end - first_end, 0)
@@ -267,7 +269,7 @@ class Prefetches:
             return
         if fetch.job is not None and fetch.staging is not None and fetch.plan.tier is Tier.HOST:
             self._graft(fetch, fetch.staging, fetch.reading, true_for_all(self._ranks, fetch.job.whole))
-        operation.gain(max(self._ledger.tree.match(fetch.prompt).host_end - fetch.first_end, 0))
+        operation.gain(max(self._ledger.tree.peek(fetch.prompt).host_end - fetch.first_end, 0))
 
     def progress(self, operation: Operation) -> PrefetchProgress | None:
         """Return the progress of a prefetch; None while it reads nothing, or if it is over or no prefetch."""
@@ -277,14 +279,15 @@ class Prefetches:
     # ---- probe -----------------------------------------------------------------------------------------------
 
     def _probe(
-        self, prompt: Prompt, storage: StorageTier, worth_pages: int, lost: Sequence[Pages]
+        self, found: Match, storage: StorageTier, worth_pages: int, lost: Sequence[Pages]
     ) -> Generator[Job, Operation, tuple[Operation, MissingPages, Pages, float] | None]:
         """Ask storage for what memory lacks; return the ends after ``known_end`` at which all ranks could then resume.
 
         The last value is the seconds that storage took to answer. None if no end adds ``worth_pages``, or the operation
         is over.
         """
-        missing = self._missing(prompt, lost)
+        prompt = found.prompt
+        missing = self._missing(found, lost)
         if missing.known_end + worth_pages > prompt.pages_count:
             return None
         with self._pinned(prompt, missing.full_end):
@@ -293,19 +296,14 @@ class Prefetches:
         if operation.state is not OperationState.RUNNING:
             return None
         stored = probe.present
-        if self._ledger.tree.peek(prompt) is not missing.found:  # others have brought or evicted some of it meanwhile
-            missing = self._missing(prompt, lost)
+        if not found.is_as_found():  # others have brought or evicted some of it meanwhile
+            missing = self._missing(self._ledger.tree.match(prompt), lost)
             stored = probe.among(list(map(numbers_of, missing.to_read)))
         ends = self._ranks.agree(missing.stored_ends(stored))
         return (operation, missing, ends, probe.call_s) if last_end(ends) >= worth_pages else None
 
-    def _missing(self, prompt: Prompt, lost: Sequence[Pages]) -> MissingPages:
-        """Return what memory lacks of a prompt for any longer resume, but for what storage was found to have ``lost``.
-
-        Makes the prompt recent.
-        """
-        tree = self._ledger.tree
-        found = tree.match(prompt)
+    def _missing(self, found: Match, lost: Sequence[Pages]) -> MissingPages:
+        """Return what memory lacks for any resume after a match, but for what storage was found to have ``lost``."""
         spans = [component.span for component in self._ledger.layout.components]
         held, to_copy, to_read = [], [], []
         for component, span in enumerate(spans):
@@ -428,9 +426,9 @@ class Prefetches:
 
     # ---- allocate --------------------------------------------------------------------------------------------
 
-    def _pinned(self, prompt: Prompt, end: int, tier: Tier = Tier.HOST) -> AbstractContextManager[Lock]:
+    def _pinned(self, prompt: Prompt, end: int, tier: Tier = Tier.HOST) -> AbstractContextManager[object]:
         """Keep what a resume of a prompt at ``end`` needs on a tier, and the place of what that lacks of it."""
-        return self._ledger.pinned(self._ledger.tree.peek(prompt), end, tier)
+        return self._ledger.pinned(self._ledger.tree.peek(prompt), end, tier) if end else nullcontext()
 
     @contextmanager
     def _reserving(self, counts: Sequence[int]) -> Iterator[Reservation | None]:
@@ -580,7 +578,7 @@ class Prefetches:
             ours = zip(arrived, parts, staging.slots, strict=True)
             arrived = [mask & np.isin(part.target, slots) for mask, part, slots in ours]
         came = [part.where(mask) for part, mask in zip(parts, arrived, strict=True)]
-        full_end = tree.match(prompt).full_end(staging.tier)
+        full_end = tree.peek(prompt).full_end(staging.tier)
         new = came[0].pages[came[0].pages >= full_end]
         full_end += int(np.count_nonzero(new == full_end + np.arange(len(new))))
         kept = [part.where(part.pages < full_end) for part in came]

@@ -1,7 +1,9 @@
 """Prefetches: what came is used to the longest end that it allows, and what one brings no other reads again."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -45,6 +47,7 @@ from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, PageIO
+from unified_cache.tree import RadixTree
 
 TURNS = (4, 8, 12, 16)
 """Pages of the conversation after each turn: where windows and states are kept."""
@@ -164,6 +167,26 @@ def test_windows_that_a_prefetch_counts_on_stay_while_it_reads(layout: ModelLayo
     )
     assert cache.match(prompt).host_end == 4 + operation.pages_count
     cache.check()
+
+
+@every_layout
+def test_a_prefetch_asks_the_tree_for_its_prompt_few_times(layout: ModelLayout) -> None:
+    cache = remembered(layout, stored(layout), InlineWorkers()).cache
+    prompt = prompt_of_pages(cache, 16)
+    asked: list[str] = []
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code is RadixTree.peek.__code__:
+            asked.append(present(frame.f_back).f_code.co_name)
+
+    sys.setprofile(count)
+    try:
+        operation = started(cache.prefetch(prompt))
+        cache.wait_all(5)
+    finally:
+        sys.setprofile(None)
+    assert operation.pages_count == 16
+    assert len(asked) <= 4, asked
 
 
 def test_progress_of_a_prefetch_is_what_it_would_gain_if_it_ended_now(monkeypatch: pytest.MonkeyPatch) -> None:
