@@ -452,8 +452,8 @@ class UnifiedCache:
         are missing, or too much is under way. Nothing is read if storage adds fewer. What has arrived is kept however
         the reading ends: as far as the prompt can be resumed from then, and Full pages also for a later prefetch.
 
-        After ``deadline_s`` seconds, or ``config.prefetching.patience`` if that is sooner, the next ``poll`` returns it
-        as done, whatever the store still does, with what has arrived by then; the rest is for other requests.
+        After ``deadline_s`` seconds, or ``config.prefetching.patience_s`` if that is sooner, the next ``poll`` returns
+        it as done, whatever the store still does, with what has arrived by then; the rest is for other requests.
 
         Raises:
             InputError: the deadline is no positive number of seconds.
@@ -473,7 +473,7 @@ class UnifiedCache:
             return NotStarted.BELOW_THRESHOLD
         worth_pages = max(1, -(-prefetching.threshold_tokens // page_size))
         steps = self._prefetches.prefetch(found, self._storage, worth_pages)
-        deadline_s = min(deadline_s, prefetching.patience(missing_tokens))
+        deadline_s = min(deadline_s, prefetching.patience_s)
         return self._controller.start(TransferKind.PREFETCH, steps, deadline_s=deadline_s, keep=self._prefetches.keep)
 
     def prefetch_progress(self, operation: Operation) -> PrefetchProgress | None:

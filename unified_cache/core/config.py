@@ -96,9 +96,7 @@ class Prefetching:
     threshold_tokens: int = 0
     """Prefixes of fewer tokens are not asked of storage, nor read where it adds fewer."""
     patience_s: float = math.inf
-    """How long a request waits for a prefetch, whatever its length; then it ends with the pages that have arrived."""
-    patience_per_1024_tokens_s: float = 0.0
-    """How much longer for every 1,024 tokens that are missing."""
+    """Deadline of every prefetch: then it ends with the pages that have arrived."""
     host_share: float = 1.0
     """Largest share of the host's pages that prefetches in flight may fill."""
 
@@ -106,16 +104,11 @@ class Prefetching:
         for name, value in (
             ("threshold_tokens", self.threshold_tokens),
             ("patience_s", self.patience_s),
-            ("patience_per_1024_tokens_s", self.patience_per_1024_tokens_s),
         ):
             if not value >= 0:
                 raise ConfigError(f"{name} must not be negative, found {value}")
         if not 0 < self.host_share <= 1:
             raise ConfigError(f"host_share must be in (0, 1], found {self.host_share}")
-
-    def patience(self, tokens: int) -> float:
-        """Return for how many seconds a prefetch of ``tokens`` may go on."""
-        return self.patience_s + self.patience_per_1024_tokens_s * tokens / 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,7 +290,7 @@ def test_a_prefetch_whose_patience_ends_keeps_what_has_come() -> None:
     store, workers, clock = MemoryStorage(), Stepped(), ManualClock()
     filled(store)
     toy = engine(store, workers=workers)
-    cache = with_clock(toy, clock, prefetching=Prefetching(patience_s=1.0, patience_per_1024_tokens_s=1024.0 / 96))
+    cache = with_clock(toy, clock, prefetching=Prefetching(patience_s=2.0))
     prompt = cache.prompt(tokens(6))
     operation = started(cache.prefetch(prompt))
     workers.run()
