@@ -69,7 +69,7 @@ def plain_scripts(document: str) -> list[str]:
 PROMISED: Mapping[str, tuple[str, ...]] = {
     "docs/is-it-working.md": (
         "3 pages of 8 can be resumed (16 tokens each; write policy on_call)",
-        "[0, 3) held by a faster tier, and not here; [3, 8) in no tier",
+        "missed: [3, 8) for full, in no tier",
         "memory has 3 pages of the same tokens under another cache_salt",
     ),
 }
