@@ -538,7 +538,9 @@ class Simulation:
 
     def settle_backups(self) -> None:
         """Let all be backed up that the policy means to."""
-        self.cache.set_write_policy(WritePolicy.ON_CALL)  # all that was put off is due
+        self.cache._scheduler._policy = WritePolicy.ON_CALL
+        self.cache._scheduler.give_up_waiting()
+        self.cache._scheduler.start_due(self.cache._storage)
         self.watch_policy()
         self.audit.look(self.claims())
         for _ in range(SETTLE_PAUSES_MAX):

@@ -79,9 +79,14 @@ def engine(storage: MemoryStorage | None = None, *, host: int = 12, workers: Wor
 
 def configured(toy: ToyEngine, **fields: object) -> UnifiedCache:
     """Return another cache over the same tensors, with a changed configuration."""
+    return configured_with(InlineWorkers(), toy, **fields)
+
+
+def configured_with(workers: Workers, toy: ToyEngine, **fields: object) -> UnifiedCache:
+    """Return what ``configured`` does, over these workers."""
     config = replace(toy.cache.config, **fields)  # type: ignore[arg-type]  # fields of CacheConfig by name
     pools = list(toy.pools.values())
-    toy.cache = WholePromptCache.open(toy.layout, config, pools, identity=toy.cache.identity, workers=InlineWorkers())
+    toy.cache = WholePromptCache.open(toy.layout, config, pools, identity=toy.cache.identity, workers=workers)
     return toy.cache
 
 

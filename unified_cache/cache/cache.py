@@ -523,17 +523,12 @@ class UnifiedCache:
             WaitTimeoutError: some still are after ``timeout_s``; they go on, and ``poll`` returns them.
             RankLostError: as ``poll``.
         """
-        over = self.settle(timeout_s)
-        self._published.publish()
-        return over
-
-    def settle(self, timeout_s: float) -> list[Operation]:
-        """Wait as ``wait_all`` does, and publish figures as seldom as ``poll``: for who waits at every request."""
         self._enter()
         self._look_for_store()
         self._scheduler.wait_all(timeout_s, self._storage)
+        over = self._controller.take_completed()
         self._published.publish_if_due()
-        return self._controller.take_completed()
+        return over
 
     def finish_early(self, operation: Operation) -> None:
         """End a transfer now and keep what has arrived, as a deadline does. As best_effort in SGLang.
@@ -585,18 +580,6 @@ class UnifiedCache:
         """Report every request to a watcher from now on, such as that of a ``TraceRecorder``; None ends that."""
         self._enter()
         self._recorder = watcher
-
-    def set_write_policy(self, policy: WritePolicy) -> None:
-        """Go on with another write policy; what the old one has put off is backed up now.
-
-        Raises:
-            ConfigError: it writes, and there is no host tier; the old one stays.
-        """
-        self._enter()
-        config = replace(self.config, write=policy)
-        self._scheduler.follow(config)
-        self.config = config
-        self._scheduler.start_due(self._storage)
 
     def attach(self, storage: StorageBackend | str) -> None:
         """Take a store, or the one that a URL names, over while the cache runs: verify all reads, close it in the end.
@@ -832,7 +815,7 @@ class Request:
         over: list[Operation] = []
         end_s = time.monotonic() + timeout_s
         while not self.advance():
-            over += self._cache.settle(end_s - time.monotonic())
+            over += self._cache.wait_all(end_s - time.monotonic())
         return over
 
     def _bring(self, deadline_s: float, priority: int) -> Iterator[None]:

@@ -197,12 +197,6 @@ class BackupScheduler:
         if self.writes_inserted:
             self._ask(prompt, new_pages)
 
-    def follow(self, config: CacheConfig) -> None:
-        """Go on with another policy; what the old one has put off is due now. A ConfigError leaves the old one."""
-        policy = _policy_of(config)
-        self.give_up_waiting()
-        self._policy = policy
-
     def give_up_waiting(self) -> None:
         """Make all due that the policy has put off, and what is to be tried again."""
         self._make_due(self._dirty.take(len(self._dirty)))

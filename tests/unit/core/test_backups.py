@@ -12,6 +12,7 @@ from tests.support.operations import (
     SPANS,
     Stepped,
     configured,
+    configured_with,
     engine,
     filled,
     out_pages,
@@ -336,18 +337,6 @@ def test_write_back_backs_up_the_oldest_when_too_much_waits() -> None:
     assert [host_end(cache, prompt) for prompt in prompts] == [3, 0, 0]
 
 
-def test_changing_the_policy_backs_up_what_the_old_one_had_put_off() -> None:
-    toy = engine()
-    cache = configured(toy, write=WritePolicy.BACK)
-    prompt = serve(toy, 3)
-    cache.set_write_policy(WritePolicy.ON_CALL)
-    cache.wait_all(1)
-    assert host_end(cache, prompt) == 3
-    other = serve(toy, 3, first=1000)
-    cache.wait_all(1)
-    assert host_end(cache, other) == 0
-
-
 def test_a_prompt_is_kept_by_default_and_a_cache_that_keeps_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
     assert CacheConfig((1,), (1,)).write is WritePolicy.THROUGH
     for policy in (WritePolicy.THROUGH, WritePolicy.ON_CALL):
@@ -365,23 +354,18 @@ def test_a_prompt_is_kept_by_default_and_a_cache_that_keeps_nothing_says_so(capl
 
 def test_a_policy_that_writes_needs_a_host() -> None:
     toy = engine(host=0)
-    toy.cache.set_write_policy(WritePolicy.THROUGH)
+    configured(toy, write=WritePolicy.THROUGH)
     serve(toy, 3)
     toy.cache.wait_all(1)
     assert toy.cache.stats().operations[TransferKind.BACKUP].done == 0, "through to nothing is nothing to do"
-    with pytest.raises(ConfigError, match="the write policy selective needs host pages"):
-        toy.cache.set_write_policy(WritePolicy.SELECTIVE)
-    with pytest.raises(ConfigError, match="the write policy back needs host pages"):
-        toy.cache.set_write_policy(WritePolicy.BACK)
+    for policy in (WritePolicy.SELECTIVE, WritePolicy.BACK):
+        with pytest.raises(ConfigError, match=f"the write policy {policy.value} needs host pages"):
+            configured(toy, write=policy)
 
 
 def test_what_too_many_transfers_put_off_is_backed_up_when_there_is_room_again() -> None:
-    workers = Stepped()
-    toy = engine(workers=workers)
-    cache = toy.cache
-    cache.config = replace(cache.config, operations_max=1)
-    cache._controller._operations_max = 1
-    cache.set_write_policy(WritePolicy.THROUGH)
+    workers, toy = Stepped(), engine()
+    cache = configured_with(workers, toy, write=WritePolicy.THROUGH, operations_max=1)
     prompts = [serve(toy, 3, first=1000 * number) for number in range(3)]
     assert len(workers.waiting) == 1, "one at a time"
     while workers.waiting:

@@ -147,7 +147,8 @@ def test_noise_reaches_half_the_digits_of_the_dtype(dtype: torch.dtype, share: f
     assert memory.compare(spec, 0, 1).excess == [0, 0]
 
 
-def test_the_metric_says_the_outcomes() -> None:
+def test_the_metric_says_the_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unified_cache.cache.stats.STATS_EVERY_S", 0.0)
     toy = full_engine()
     compute_twice(toy)
     toy.cache.wait_all(1)

@@ -156,7 +156,7 @@ def test_windows_are_kept_at_the_end_and_a_page_before_it_once() -> None:
 
 
 @every_layout
-@pytest.mark.parametrize("policy", [WritePolicy.THROUGH, WritePolicy.BACK, WritePolicy.SELECTIVE])
+@pytest.mark.parametrize("policy", [WritePolicy.THROUGH, WritePolicy.SELECTIVE])
 def test_write_policies_copy_the_last_page_too_and_the_windows_at_both_ends(
     layout: ModelLayout, policy: WritePolicy
 ) -> None:
@@ -164,9 +164,6 @@ def test_write_policies_copy_the_last_page_too_and_the_windows_at_both_ends(
     cache = configured(toy, write=policy)
     for _ in range(2):
         serve(toy, prompt_of(cache))
-        cache.wait_all(5)
-    if policy is WritePolicy.BACK:
-        cache.set_write_policy(WritePolicy.THROUGH)
         cache.wait_all(5)
     assert held_windows(cache, prompt_of(cache), Tier.HOST)[-2:] == [True, True]
 

@@ -21,25 +21,17 @@ from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.layer import Method
 
 
-def test_a_cache_that_settles_publishes_as_seldom_as_one_that_polls_and_one_that_waits_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_cache_publishes_once_in_a_while_however_often_it_polls_and_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unified_cache.cache.stats.STATS_EVERY_S", math.inf)
     cache = engine().cache
     opened = cache.published_stats()
     cache.release(cache.lock(cache.match(cache.prompt(tokens(4)))))
     cache.poll()
-    cache.settle(1)
+    cache.wait_all(1)
     assert cache.published_stats() is opened
+    monkeypatch.setattr("unified_cache.cache.stats.STATS_EVERY_S", 0.0)
     cache.wait_all(1)
     assert cache.published_stats().lookups.count == opened.lookups.count + 1
-
-
-def test_settling_returns_what_is_over_as_waiting_does() -> None:
-    toy = engine()
-    backup = toy.cache.backup(serve(toy, 4))
-    assert toy.cache.settle(1) == [backup]
-    assert toy.cache.settle(1) == []
 
 
 def test_a_request_counts_once_when_it_locks_and_its_pages_as_the_tier_that_they_came_from() -> None:
@@ -132,7 +124,8 @@ def test_answers_of_storage_are_counted() -> None:
     assert answers[Method.GET, Answer.HIT] > 0
 
 
-def test_a_scrape_on_another_thread_finds_the_figures_of_the_last_poll() -> None:
+def test_a_scrape_on_another_thread_finds_the_figures_of_the_last_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unified_cache.cache.stats.STATS_EVERY_S", 0.0)
     store = MemoryStorage()
     filled(store)
     toy = engine(store)

@@ -326,8 +326,8 @@ def test_pages_that_another_backup_is_storing_are_stored_by_the_next_one_where_t
     by_call = started(toy.cache.backup(prompt))
     workers.run()
     toy.cache.poll()
-    toy.cache.set_write_policy(WritePolicy.THROUGH)
     longer = toy.run(toy.cache.prompt(np.arange((PROMPT_PAGES + 2) * PAGE, dtype=np.int32), whole=True))
+    started(toy.cache.backup(longer))
     for _ in range(2):  # its copy, and its put of what nobody else is storing
         workers.run_last()
         toy.cache.poll()

@@ -144,7 +144,7 @@ class Player:
     def wait_all(self) -> None:
         """Wait until every transfer is over."""
         if self._pending is not None or not self._backs_up_itself:
-            self._check(self.cache.settle(SETTLE_TIMEOUT_S))
+            self._check(self.cache.wait_all(SETTLE_TIMEOUT_S))
 
     def _check(self, ended: list[Operation]) -> None:
         """Raise the error of a transfer that failed, the backup of the last request among them."""
