@@ -5,11 +5,12 @@ A command is within ``watched`` while it does what may take long; a test walks o
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Generic, TextIO, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,6 +19,8 @@ from unified_cache.core.byte_sizes import size_text
 from unified_cache.sizing.replay.trace import OnProgress, TraceRequest, read_trace
 
 __all__ = ["objects_watched", "read_watched", "watched"]
+
+Told = TypeVar("Told")
 
 RATED_S_MIN = 0.1
 """A run is as fast as if it had gone on for so long: the first moments say little."""
@@ -33,6 +36,13 @@ class _Progressed:
     unit: str
     done: int = 0
     note: str = ""
+    batches: Counter[str] = field(default_factory=Counter)
+    """Objects and bytes of all batches."""
+
+    def add(self, objects_count: int, object_bytes: int) -> None:
+        """Add the objects and bytes of a batch."""
+        self.batches.update(objects=objects_count, bytes=object_bytes)
+        self.on_progress(self.batches["objects"], size_text(self.batches["bytes"]))
 
     def on_progress(self, done: int, note: str) -> None:
         """Record how many are done; more than were expected count as all."""
@@ -75,22 +85,24 @@ class _RunBar(Progress):
         yield from super().get_renderables()
 
 
-class _RunWatch:
+class _RunWatch(Generic[Told]):
     """A run watched in a with statement: a bar on a terminal; interrupted, the exception says what the run had.
 
     Not a generator: a Ctrl-C between its first value and the with block would leave the bar where it is.
     """
 
-    def __init__(self, stream: TextIO, run: _Progressed) -> None:
+    def __init__(self, stream: TextIO, run: _Progressed, told: Told) -> None:
+        """``told`` is what the run is told with, and what the with statement gives."""
         self._run = run
+        self._told = told
         self._bar = _RunBar(stream, run) if stream.isatty() else None
 
-    def __enter__(self) -> OnProgress:
+    def __enter__(self) -> Told:
         try:
             if self._bar is not None:
                 self._bar.start()
                 self._bar.add_task(self._run.verb, total=self._run.total, rate=0.0, note="", counted="")
-            return self._run.on_progress
+            return self._told
         except KeyboardInterrupt as interrupted:
             self._end(interrupted)
             raise
@@ -105,41 +117,20 @@ class _RunWatch:
             error.args = (self._run.text,)
 
 
-class _ObjectsWatch:
-    """A run over stored objects, watched in a with statement by what each of its batches had."""
-
-    def __init__(self, stream: TextIO, run: _Progressed) -> None:
-        self._run = run
-        self._watch = _RunWatch(stream, run)
-        self._objects_done = 0
-        self._bytes_done = 0
-
-    def __enter__(self) -> Callable[[int, int], None]:
-        self._watch.__enter__()
-        return self.add
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._watch.__exit__(kind, error, trace)
-
-    def add(self, objects_count: int, object_bytes: int) -> None:
-        """Add the objects and bytes of a batch."""
-        self._objects_done += objects_count
-        self._bytes_done += object_bytes
-        self._run.on_progress(self._objects_done, size_text(self._bytes_done))
-
-
 def watched(stream: TextIO, verb: str, total: int | None, unit: str) -> AbstractContextManager[OnProgress]:
     """Return what to enter for a function that takes a run's progress.
 
     ``verb`` names the run, ``total`` is the number of ``unit``; a run interrupted raises a KeyboardInterrupt whose text
     says what it had.
     """
-    return _RunWatch(stream, _Progressed(verb, total, unit))
+    run = _Progressed(verb, total, unit)
+    return _RunWatch(stream, run, run.on_progress)
 
 
 def objects_watched(stream: TextIO, verb: str, total: int | None) -> AbstractContextManager[Callable[[int, int], None]]:
     """Return what to enter for a function to call after each batch, with the objects and bytes that it had."""
-    return _ObjectsWatch(stream, _Progressed(verb, total, "objects"))
+    run = _Progressed(verb, total, "objects")
+    return _RunWatch(stream, run, run.add)
 
 
 def read_watched(path: Path, limit: int | None = None) -> list[TraceRequest]:
