@@ -20,7 +20,7 @@ from unified_cache.sizing.replay.trace import OnProgress, TraceRequest, read_tra
 
 __all__ = ["objects_watched", "read_watched", "watched"]
 
-Told = TypeVar("Told")
+Callback = TypeVar("Callback")
 
 RATED_S_MIN = 0.1
 """A run is as fast as if it had gone on for so long: the first moments say little."""
@@ -85,24 +85,24 @@ class _RunBar(Progress):
         yield from super().get_renderables()
 
 
-class _RunWatch(Generic[Told]):
+class _RunWatch(Generic[Callback]):
     """A run watched in a with statement: a bar on a terminal; interrupted, the exception says what the run had.
 
     Not a generator: a Ctrl-C between its first value and the with block would leave the bar where it is.
     """
 
-    def __init__(self, stream: TextIO, run: _Progressed, told: Told) -> None:
-        """``told`` is what the run is told with, and what the with statement gives."""
+    def __init__(self, stream: TextIO, run: _Progressed, callback: Callback) -> None:
+        """``callback`` is for the run to call, and what the with statement gives."""
         self._run = run
-        self._told = told
+        self._callback = callback
         self._bar = _RunBar(stream, run) if stream.isatty() else None
 
-    def __enter__(self) -> Told:
+    def __enter__(self) -> Callback:
         try:
             if self._bar is not None:
                 self._bar.start()
                 self._bar.add_task(self._run.verb, total=self._run.total, rate=0.0, note="", counted="")
-            return self._told
+            return self._callback
         except KeyboardInterrupt as interrupted:
             self._end(interrupted)
             raise

@@ -31,7 +31,7 @@ from unified_cache.core.errors import ConfigError, StorageError, did_you_mean, w
 from unified_cache.core.extras import import_with_extra
 from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
 from unified_cache.storage_backends.wrappers.coded import ReadAloneStorage, coded
-from unified_cache.storage_backends.wrappers.page_coding import CodingChoice
+from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, PageCoder
 
 __all__ = ["check_storage_url", "open_storage", "split_choice"]
 
@@ -69,6 +69,8 @@ def open_storage(url: str, *, bytes_max: str | int | None = None, must_write: bo
     """
     bare, choice = split_choice(url)
     factory, rest = _factory_of(bare)
+    if choice is not None:
+        PageCoder(choice)  # keys that cannot be had leave no store behind
     backend = factory(rest, None if bytes_max is None else parse_bytes("bytes_max", bytes_max))
     try:
         if isinstance(backend, StorageBackend):
