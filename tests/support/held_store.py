@@ -1,8 +1,7 @@
 """Stores that stop in the middle of a command, so that it can be interrupted there however fast the machine is.
 
 ``tests.support.held_store:held:METHOD,N:DIR`` is the file store in DIR, whose N-th call of METHOD never returns, or
-its N-th opening where that is ``open``;
-``tests.support.held_store:third_open`` is a memory store that lets nobody open it a third time.
+its N-th opening where that is ``open``.
 """
 
 import os
@@ -13,11 +12,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from unified_cache.storage_backends.file.store import FileStorage
-from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
-__all__ = ["HELD_VARIABLE", "HeldStorage", "held", "third_open"]
+__all__ = ["HELD_VARIABLE", "HeldStorage", "held"]
 
 Result = TypeVar("Result")
 
@@ -57,11 +55,3 @@ def held(rest: str, bytes_max: int | None) -> HeldStorage:
     if (method, int(number)) == ("open", _calls_count["open"]):
         hold()
     return HeldStorage(FileStorage.open(Path(path), bytes_max=bytes_max), method, int(number))
-
-
-def third_open(_rest: str, bytes_max: int | None) -> MemoryStorage:
-    """Open a memory store; the third opening after the first check is held."""
-    _calls_count["open"] += 1
-    if _calls_count["open"] == 5:
-        hold()
-    return MemoryStorage(bytes_max)
