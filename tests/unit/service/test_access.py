@@ -17,7 +17,6 @@ import pytest
 from tests.support.clock import ManualClock
 from tests.support.running_service import called, refusal, running
 from tests.support.service import Notes
-from unified_cache.cli.main import run
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.settings.service import AccessSettings, Role
 from unified_cache.proto import service_pb2 as pb
@@ -206,32 +205,6 @@ def test_without_tokens_and_certificates_everybody_on_this_machine_is_one_tenant
         assert refused is not None
         assert refused[0] is grpc.StatusCode.PERMISSION_DENIED
         assert refusal(channel, Call.HELLO, token="uc1_x_y") == UNAUTHENTICATED
-
-
-def test_the_command_makes_lists_and_revokes_tokens(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = ["--tokens", str(path)]
-    assert run(["token", "new", *file, "--tenant", "acme", "--role", "writer", "--days", "1"]) == 0
-    token = capsys.readouterr().out.strip()
-    assert opened(path, ManualClock(), datetime.now(UTC), Notes()).caller(token) == Caller("acme", Role.WRITER)
-    assert run(["token", "list", *file]) == 0
-    token_id = token.split("_")[1]
-    assert capsys.readouterr().out.startswith(f"{token_id} acme writer 2")
-    assert run(["token", "revoke", *file, token_id]) == 0
-    assert read_tokens(path) == {}
-    for wrong in (["--tenant", "Acme!"], ["--tenant", "acme", "--role", "king"]):
-        assert run(["token", "new", *file, *wrong]) == 2
-    assert run(["token", "revoke", *file, token_id]) == 2
-    assert all(line.startswith("error: ") for line in capsys.readouterr().err.splitlines())
-
-
-@pytest.mark.threat("leaked credentials")
-def test_an_anomaly_says_from_where_and_nothing_of_the_token(path: Path) -> None:
-    given(path, "acme")
-    with running(access={"tokens": str(path)}) as server, grpc.insecure_channel(server.address) as channel:
-        refusal(channel, Call.HELLO, token="uc1_secret")
-        (line,) = [line for line in server.lines if line["level"] == "warning"]
-        assert "127.0.0.1" in str(line["text"])
-        assert "secret" not in server.log.getvalue()
 
 
 # Revocation holds: of tokens by a command, whoever calls it, and where the file cannot be read any more

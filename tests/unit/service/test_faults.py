@@ -256,12 +256,6 @@ def test_a_stream_that_goes_on_for_ever_is_cut_off(serve: Serve) -> None:
     wait_for(lambda: running.scheduler.in_flight_count == 0)
 
 
-def test_drain_asks_whoever_runs_the_server(serve: Serve) -> None:
-    running, wire = serve()
-    wire.ask(Call.DRAIN, pb.DrainRequest())
-    assert len(running.drains) == 1
-
-
 # Bounds of one call in memory and time: what it may name, what it holds, how long it may take
 
 

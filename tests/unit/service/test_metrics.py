@@ -17,7 +17,7 @@ from tests.support.clock import ManualClock
 from tests.support.running_service import CALL_S
 from tests.support.service_settings import service_settings
 from tests.support.store_kinds import StoreKind
-from unified_cache.core.errors import ConfigError, StorageError
+from unified_cache.core.errors import StorageError
 from unified_cache.core.settings.addresses import ListenAddress
 from unified_cache.core.settings.service import QuotaSettings
 from unified_cache.observe.live.listener import CONNECTIONS_MAX, REQUEST_S_MAX, MetricsListener
@@ -210,11 +210,6 @@ def test_only_metrics_are_served(listener: MetricsListener, registry: CollectorR
     assert asked(listener, b"POST /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 501")
     assert b"200" not in asked(listener, b"\x16\x03\x01spoiled\r\n\r\n").splitlines()[:1]
     assert asked(listener, b"GET /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 200")
-
-
-def test_an_address_in_use_is_refused(listener: MetricsListener, registry: CollectorRegistry) -> None:
-    with pytest.raises(ConfigError, match=r"metrics cannot be served at .* in use, by another .*METRICS__LISTEN"):
-        MetricsListener(ListenAddress.of(f"127.0.0.1:{listener.port}"), registry)
 
 
 @pytest.mark.threat("slow readers of metrics")

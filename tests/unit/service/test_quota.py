@@ -45,18 +45,6 @@ def labels(numbers: Iterable[int]) -> list[Label]:
     return [label(number) for number in numbers]
 
 
-def test_a_tenant_at_its_cap_loses_its_least_recent_pages() -> None:
-    usage = TenantUsage(quota(stored_bytes_max=10, tenants={"large": {"stored_bytes_max": 100}}), 1_000, None)
-    for number in range(10):
-        assert usage.take("acme", pages(1, start=number)) == []
-    usage.touch("acme", labels([0]))
-    assert usage.take("acme", pages(2, start=10)) == labels([1, 2])
-    assert usage.take("large", pages(100)) == []
-    usage.drop("acme", labels([10, 11]))
-    assert usage.take("acme", pages(3, start=12)) == labels([3])
-    assert usage.by_tenant() == {"acme": 10, "large": 100}
-
-
 class CountedLabel(Label):
     """A label that counts how often any is looked up."""
 
@@ -113,15 +101,6 @@ def test_a_tenant_with_a_quota_of_its_own_has_the_rest_as_every_tenant() -> None
     settings = quota(stored_bytes_max=10, calls_max=2, tenants={"acme": {"calls_max": 4}, "beta": {}})
     assert [settings.of(name).stored_bytes_max for name in ("acme", "beta", "other")] == [10, 10, 10]
     assert [settings.of(name).calls_max for name in ("acme", "beta", "other")] == [4, 2, 2]
-
-
-def test_without_a_quota_a_tenant_may_have_all_that_the_store_takes() -> None:
-    usage = TenantUsage(QuotaSettings(), 1_000, 30)
-    usage.take("acme", pages(30))
-    assert (usage.surplus(()), usage.held_bytes("acme"), usage.bytes_max("acme")) == ([], 30, 30)
-    usage.take("other", [PageIO(each.label._replace(pool="swa"), each.buffers) for each in pages(20)])
-    assert len(usage.surplus(())) == 20
-    assert usage.by_tenant() == {"acme": 15, "other": 15}
 
 
 def test_bytes_given_back_never_make_more_room_than_the_cap() -> None:

@@ -287,11 +287,6 @@ def test_a_bad_input_has_its_status_and_changes_nothing(
             send(server)
 
 
-def test_pages_of_another_format_are_refused_with_both_formats(server: ServerOverMemory) -> None:
-    with refused(OTHERWISE, "format version: expected 1, found 2"):
-        hello(changed(format_version=2))(server)
-
-
 # Messages that only look bad
 
 
@@ -431,13 +426,6 @@ def test_bytes_that_are_no_call_change_nothing(server: ServerOverMemory, sent: b
                     pass
             except OSError:
                 continue  # the server may close before it has read all
-
-
-def test_a_connection_closed_by_one_end_is_left(server: ServerOverMemory) -> None:
-    with server.unchanged(), server.connected() as connection:
-        connection.sendall(PREFACE + SETTINGS)
-        connection.shutdown(socket.SHUT_WR)
-        assert server.wire.ask(Call.STATS, b"")
 
 
 def test_a_connection_that_is_reset_changes_nothing(server: ServerOverMemory) -> None:

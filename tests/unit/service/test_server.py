@@ -76,10 +76,6 @@ def health_of(channel: grpc.Channel, service: str = "") -> int:
     return status
 
 
-def test_health_is_served_for_the_server_and_the_service(channel: grpc.Channel) -> None:
-    assert health_of(channel) == health_of(channel, SERVICE) == SERVING
-
-
 def test_reflection_tells_the_service_to_a_few_at_a_time() -> None:
     request = reflection_pb2.ServerReflectionRequest(list_services="")
     stopped = Event()
@@ -121,18 +117,6 @@ def test_a_message_that_is_no_request_of_reflection_or_health_ends_its_call_and_
                     next(ask(iter([b"\xff\xff\xff"]), timeout=CALL_S))
                 assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert server.service.drain(CALL_S)
-
-
-@pytest.mark.threat("huge messages")
-@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
-def test_a_message_over_the_limit_is_refused_also_when_it_arrives_small(
-    channel: grpc.Channel, compression: grpc.Compression
-) -> None:
-    ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(Call.HELLO.path)
-    with pytest.raises(grpc.RpcError) as refused:
-        ask(bytes(20 << 20), timeout=CALL_S, compression=compression)
-    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert refusal(channel, Call.HELLO) is None
 
 
 @pytest.mark.threat("huge messages")

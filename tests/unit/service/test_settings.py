@@ -8,16 +8,9 @@ from tests.support.service_settings import service_settings
 from unified_cache.core.config import CacheConfig, GuardConfig
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.settings.addresses import ListenAddress
-from unified_cache.core.settings.service import ServiceSettings
 from unified_cache.service.limits import Limits
 
 TLS = {"certificate": "c.pem", "key": "k.pem"}
-
-
-def test_a_tenant_without_a_quota_of_its_own_has_that_of_all() -> None:
-    settings = service_settings(None, {"quota": {"stored_bytes_max": 7, "tenants": {"acme": {"stored_bytes_max": 9}}}})
-    assert settings.quota.of("acme").stored_bytes_max == 9
-    assert settings.quota.of("other").stored_bytes_max == 7
 
 
 def test_settings_cannot_be_changed() -> None:
@@ -80,12 +73,3 @@ def test_an_address_that_others_reach_needs_client_certificates(flags: dict[str,
 )
 def test_only_this_machine_counts_as_local(text: str, local: bool) -> None:
     assert ListenAddress.of(text).is_local is local
-
-
-def test_the_defaults_are_a_file_store_on_loopback() -> None:
-    settings = service_settings(None, {})
-    assert isinstance(settings, ServiceSettings)
-    assert settings.address.is_local
-    assert settings.storage.startswith("file:")
-    assert settings.metrics_address is not None
-    assert settings.metrics_address.is_local
