@@ -53,6 +53,8 @@ FILES: Mapping[str, str] = {
     "no-key.toml": '[tls]\ncertificate = "none.crt"\nkey = "none.key"\n',
     "quiet.toml": "metrics.listen = '127.0.0.1:0'\n",
     "tenants.toml": "[quota.tenants.a]\n",
+    "unknown.json": '{"model_type": "qwen33", "num_hidden_layers": 4, "num_attention_heads": 8, "head_dim": 64,'
+    ' "torch_dtype": "bfloat16", "architectures": ["Qwen33ForCausalLM"]}',
 }
 """Files that the commands read."""
 

@@ -53,7 +53,6 @@ class ToyModel:
         self.guard = threading.Lock()
         self.device: OrderedDict[bytes, list[str]] = OrderedDict()
         self.host: dict[bytes, list[str]] = {}
-        self.page_tokens, self.device_pages = PAGE, DEVICE_PAGES
         self.hit_tokens = 0
         self.rng = random.Random(1)
 
@@ -143,7 +142,7 @@ def serving(
             elif self.path == "/version":
                 self._send(200, json.dumps({"version": "1.2.3"}))
             elif self.path == "/metrics" and fault not in {ToyFault.NO_COUNTERS, ToyFault.NO_METRICS}:
-                sizes = f'block_size="{model.page_tokens}",num_gpu_blocks="{model.device_pages}"'
+                sizes = f'block_size="{PAGE}",num_gpu_blocks="{DEVICE_PAGES}"'
                 info = f"vllm:cache_config_info{{{sizes}}} 1.0"
                 self._send(200, f"{info}\nvllm:prefix_cache_hits_total {model.hit_tokens}\n")
             else:

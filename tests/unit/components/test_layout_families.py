@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from unified_cache.cli.layout import LayoutCommand
 from unified_cache.components.layouts import LayoutWarning, from_hf_config, size_by_hand, size_hf_config, size_preset
 from unified_cache.components.layouts.families import FAMILIES, RULES, WRAPPERS, class_of
 from unified_cache.core.errors import LayoutError
@@ -304,29 +303,6 @@ def test_sizes_by_hand_are_those_of_a_configuration() -> None:
     for sizes_given in ((0, 8, 128), (36, -1, 128), (36, 8, 1 << 40)):
         with pytest.raises(LayoutError, match="must be a positive integer"):
             size_by_hand(*sizes_given)
-
-
-def test_the_command_takes_sizes_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
-    LayoutCommand(layers=36, heads=8, head_dim=128, as_json=True).run()
-    assert json.loads(capsys.readouterr().out)["pools"][0]["token_bytes"] == 147_456
-    with pytest.raises(LayoutError, match="--heads, --head-dim together, found --layers"):
-        LayoutCommand(layers=36).run()
-    with pytest.raises(LayoutError, match="found neither"):
-        LayoutCommand().run()
-    with pytest.raises(LayoutError, match="--layers must stand without CONFIG"):
-        LayoutCommand("qwen3-8b", layers=36).run()
-
-
-def test_the_command_says_what_it_has_assumed_and_what_may_have_been_meant(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(NEW))
-    LayoutCommand(str(tmp_path)).run()
-    assert "note: model_type 'qwen33' is not known" in capsys.readouterr().out
-    LayoutCommand(str(tmp_path), as_json=True).run()
-    assert "plain attention" in json.loads(capsys.readouterr().out)["notes"][0]
-    with pytest.raises(LayoutError, match=r"found 'qwen3-b'; did you mean qwen3-8b"):
-        LayoutCommand("qwen3-b").run()
 
 
 # ---- configurations that say of each layer or pass what it keeps ---------------------------------------------------

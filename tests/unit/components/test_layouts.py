@@ -437,20 +437,6 @@ def test_the_command_shows_every_pool_of_a_preset(name: str) -> None:
         assert any(pool.name in line and f"{pool.page_bytes:,}" in line for line in lines)
 
 
-def test_the_command_prints_json_with_the_cost_by_tier(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(preset_config("deepseek-v4-flash")))
-    LayoutCommand(str(path), as_json=True).run()
-    shown = json.loads(capsys.readouterr().out)
-    assert shown == {"command": "layout", "format": 1, **layout_as_json(size_preset("deepseek-v4-flash"))}
-    assert shown["cost"]["device"] == {
-        "full": {"dense_bytes": 3_907 * 998_208, "trailing_bytes": 3_907 * 998_208},
-        "swa": {"dense_bytes": 3_907 * 8_160_000, "trailing_bytes": 8_160_000},
-    }
-    assert set(shown["cost"]) == {"device", "host", "storage"}
-    assert shown["components"][0]["span_pages"] is None
-
-
 def test_the_command_prices_storage_by_what_it_keeps(capsys: pytest.CaptureFixture[str]) -> None:
     LayoutCommand("llama-3.1-8b", storage_ratio=0.5, gib_month_price=0.02).run()
     rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.strip()}
@@ -459,16 +445,3 @@ def test_the_command_prices_storage_by_what_it_keeps(capsys: pytest.CaptureFixtu
     assert float(price) == pytest.approx(float(storage) * 0.02, rel=1e-3)
     with pytest.raises(ConfigError, match="--storage-ratio must be more than 0"):
         LayoutCommand("llama-3.1-8b", storage_ratio=0).run()
-
-
-def test_the_command_prints_tables_at_the_page_size_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    LayoutCommand("gpt-oss-120b", page_size=16, dtype="fp8").run()
-    out = capsys.readouterr().out
-    assert "gpt_oss, pages of 16 tokens, windows of 127 tokens" in out
-    assert "294,912" in out
-    assert "the last 8 pages" in out
-
-
-def test_the_command_refuses_what_is_neither_preset_nor_path(tmp_path: Path) -> None:
-    with pytest.raises(LayoutError, match="presets: command-a"):
-        size_named(str(tmp_path / "nothing"))

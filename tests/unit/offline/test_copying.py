@@ -381,6 +381,7 @@ def test_every_combination_of_tombstones_and_flaws_gives_the_longest_prefix_that
         prompt = prompt_of(seed, pages=rng.randint(1, 9))
         stores = source, target = ListedMemory(), ListedMemory()
         sound: set[Label] = set()
+        flawed: set[Label] = set()
         for pool in (pool for pool in layout.pools if pool.page_bytes):
             for key in prompt.keys:
                 for storage in stores:
@@ -388,11 +389,13 @@ def test_every_combination_of_tombstones_and_flaws_gives_the_longest_prefix_that
                         label = put(storage, layout, key, pool)
                         if rng.random() < 0.1:
                             replace(storage, label, bytes(HEADER_BYTES + pool.page_bytes))
+                            flawed.add(label)
                         else:
                             sound.add(label)
         best = max(end for end in range(prompt.pages_count + 1) if needed(layout, prompt, end) <= sound)
-        (found,), _ = prefetch(source, target, layout, [prompt])
+        (found,), result = prefetch(source, target, layout, [prompt])
         assert found.restorable_pages == best, seed
+        assert result.findings.keys() <= flawed
         assert needed(layout, prompt, best) <= objects_of(target, layout).keys()
 
 
