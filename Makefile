@@ -45,7 +45,7 @@ CACHES := .mypy_cache .pytest_cache .ruff_cache .hypothesis
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: api run replay quick test test-long libraries oldest newest check static release sim mutants soak-service e2e-events e2e-sglang e2e-vllm bench-vllm bench gpu fmt proto clean help
+.PHONY: api run replay quick test test-long libraries oldest newest check static release sim mutants soak-service e2e-events e2e-sglang e2e-vllm bench-sglang bench-vllm bench gpu fmt proto clean help
 
 run: $(DEMO_READY)  ## a real model reads a document, loses memory and process, and answers at once; make run ARGS="..." adds flags
 	@$(BIN)/unified-cache demo --report build/demo $(ARGS)
@@ -104,7 +104,8 @@ e2e-events: $(READY)  ## the decoders of the real vLLM and SGLang read our KV ev
 	@$(BIN)/python -m pytest -p no:cacheprovider -o python_files='check_*.py' -o python_functions='check_*' -v -rs tests/engines/events $(ARGS)
 
 e2e-sglang: $(READY) libraries  ## run SGLang on the CPU over our stores; installs it into UNIFIED_CACHE_SGLANG_HOME, 2 GB, once
-	@$(BIN)/python -m tests.engines.sglang $(ARGS)
+	@$(BIN)/python -m pytest -p no:cacheprovider -o python_files='check_*.py' -o python_functions='check_*' --timeout 1800 \
+		-v tests/engines/sglang $(ARGS)
 
 e2e-vllm: $(READY) $(DEMO_READY) libraries  ## run vLLM on the CPU over our stores; installs it into UNIFIED_CACHE_VLLM_HOME, 3 GB, once
 	@$(BIN)/python -m tests.engines.vllm.installation
@@ -113,6 +114,9 @@ e2e-vllm: $(READY) $(DEMO_READY) libraries  ## run vLLM on the CPU over our stor
 
 bench-vllm: $(READY)  ## measure our stores under vLLM's own manager beside its fs tier
 	@PYTHONPATH=$(CURDIR) $$($(BIN)/python -m tests.engines.vllm.installation) -m benchmarks.vllm_tiers $(ARGS)
+
+bench-sglang: $(READY)  ## measure our stores beside SGLang's file backend, and our tree beside its own
+	@$(BIN)/python -m benchmarks.sglang_figures $(ARGS)
 
 bench: $(READY)  ## run the benchmarks; figures are kept in benchmarks/results; make bench ARGS="--compare OLD NEW" compares
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -1,7 +1,14 @@
-"""Figures of runs beside SGLang's file backend, by turns in one process: for people, and as JSON to keep."""
+"""Our stores beside SGLang's file backend, and our tree beside its Rust tree, by turns in one process.
 
+    python -m benchmarks.sglang_figures [--stores file,packed] [--json FILE]
+
+Ratios are for people; ``--json`` adds them to a file, with the machine.
+"""
+
+import argparse
 import json
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -10,8 +17,10 @@ from typing import Any
 
 from benchmarks.machine import calibrate, machine
 from benchmarks.measure import Spread
+from tests.engines.sglang.bench import ROOT, STACKS, Bench, whole
+from tests.engines.sglang.outcome import EngineJob
 
-__all__ = ["FILE_BACKEND_NOTE", "TREE_NOTE", "add_figures", "line_of", "told"]
+__all__ = ["main"]
 
 Line = dict[str, Any]
 
@@ -66,3 +75,47 @@ def _ms(seconds: Sequence[float]) -> dict[str, float]:
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
     return {name: round(value, 3) for name, value in asdict(Spread.of(values)).items()}
+
+
+def stores_beside_the_file_backend(bench: Bench) -> list[Line]:
+    """Write and read against SGLang's file backend, in one process, by turns; medians of their ratios."""
+    lines = []
+    for stack in STACKS:
+        for kind in bench.stores:
+            with tempfile.TemporaryDirectory(dir=bench.root) as plain:
+                stores = [{"file_storage_path": plain}, bench.fresh(kind)]
+                run = bench.start(EngineJob(stack, stores=stores, rounds=8, prompts=2, pages=16, layers=8))
+                theirs, ours = bench.end(run, whole)
+            lines.append(line_of(stack, kind, theirs, ours))
+            print(f"{stack} ({ours['prompt_bytes'] / 1e6:.0f} MB a prompt): {told(lines[-1])}", flush=True)
+        bench.clear()
+    return lines
+
+
+def trees(bench: Bench) -> list[Line]:
+    """Time our tree in turns with the engine's."""
+    command = [str(bench.installation.python), "-W", "ignore", "-m", "benchmarks.sglang_trees"]
+    environment = {**bench.installation.environment, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in ended.stdout.splitlines()]
+    for line in lines:
+        times = f"{line['ours_us']['median']:.1f} by {line['theirs_us']['median']:.1f} us"
+        print(f"{line['components']}, {line['figure']}: {line['ratio']:.2f} ({times})", flush=True)
+    return lines
+
+
+def main() -> None:
+    """Measure both, and keep them where that is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stores", default="file,packed", help="kinds of stores, a comma list")
+    parser.add_argument("--json", type=Path, default=None, help="file to add the figures to")
+    chosen = parser.parse_args()
+    with Bench.running(chosen.stores.split(",")) as bench:
+        for measure, note in ((stores_beside_the_file_backend, FILE_BACKEND_NOTE), (trees, TREE_NOTE)):
+            lines = measure(bench)
+            if chosen.json is not None:
+                add_figures(chosen.json, bench.root, lines, note)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """Benchmarks of the radix tree: match, insert, evict, lock. Times are per call.
 
-SGLang's tree is timed in turns with this one where SGLang is: ``make e2e-sglang ARGS=speed``.
+SGLang's tree is timed in turns with this one where SGLang is: ``make bench-sglang``.
 """
 
 from collections.abc import Callable, Iterator, Sequence

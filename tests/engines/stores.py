@@ -17,7 +17,7 @@ from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method
 from unified_cache.storage_backends.wrappers.layer import StorageLayer
 
-__all__ = ["OPENED", "FaultSwitch", "TroubledStorage", "faulty", "faulty_url", "hanging", "hanging_url"]
+__all__ = ["OPENED", "FaultSwitch", "TroubledStorage", "faulty", "faulty_url", "hanging", "hanging_url", "without_room"]
 
 HANG_S = 600.0
 """Longer than anybody waits."""
@@ -26,6 +26,12 @@ OPENED: list[FaultyStorage] = []
 """Every faulty store that this process has opened, for those who count its calls and let those go that hang."""
 
 _Asked = TypeVar("_Asked", Label, PageIO)
+
+
+def without_room(url: str) -> str:
+    """Return the URL of a ``file:`` store that is to leave free what its file system has, and so takes nothing."""
+    place = Path(url.partition(":")[2]).parent
+    return f"{url}?free={shutil.disk_usage(place).total - 1}"
 
 
 class FaultSwitch:

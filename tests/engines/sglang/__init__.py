@@ -7,14 +7,10 @@
     session    prompts written, forgotten, read and compared byte by byte
     outcome    descriptions of runs, and of what came of them
     running    a run: engines over some stores
-    recording  calls of the engine on its storage, kept for tests without it
     job        runs in processes of their own, described by JSON
     bench      runs over stores in one directory, and what has to hold of what they tell
-    restoring  sections in which everything comes back: stacks, cores, stores, processes, ranks, conversations
-    surviving  sections in which stores go wrong: damage, faults, loss
     spoken     commands as the engine understands them
-    document   every command of docs/sglang.md
-    __main__   all sections; figures, too: stores against the file backend, our tree against the engine's
+    record     calls of the engine on its storage, kept for tests without it
 
-Nothing here is collected by `make test`: `make e2e-sglang` runs it.
+Nothing here is collected by `make test`: `make e2e-sglang` runs it; `ARGS="-k linked --stores file"` some of it.
 """

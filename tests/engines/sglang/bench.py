@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,15 +13,16 @@ from dataclasses import asdict
 from functools import partial
 from itertools import cycle
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
-from tests.engines.sglang.install import Installation
+from tests.engines.sglang.install import Installation, install
 from tests.engines.sglang.outcome import EngineJob
 from tests.support.mooncake import LASTING, LocalCluster
 from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
-__all__ = ["CORES", "ROOT", "STACKS", "STACKS_BY_TURNS", "STORES", "Bench", "Outcome", "complaints", "whole"]
+__all__ = ["CORES", "ROOT", "STACKS", "STACKS_BY_TURNS", "STORES", "Bench", "EngineRun", "Outcome", "whole"]
 
 ROOT = Path(__file__).resolve().parents[3]
 STACKS = ("full", "mla", "swa", "dsv4", "mamba")
@@ -48,10 +50,34 @@ SERVICE_TRIES = 3
 SEGMENT_BYTES = 512 << 20
 REVISION = "e2e"
 
+IN_MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+"""Directory of the stores, where it is there."""
+
 ERROR_CHARACTERS_MAX = 300
 """Of the last line that a run wrote, shown where it did not end."""
 
 Outcome = dict[str, Any]
+
+
+def complaints(outcome: Outcome) -> list[str]:
+    """Return what must never be, whatever a store does."""
+    found = [outcome["error"]] if outcome["error"] else []
+    found += [f"wrong: {', '.join(outcome['wrong'])}"] if outcome["rows_wrong"] else []
+    found += [] if outcome["recomputed"] else ["a prompt could not be computed again"]
+    found += [] if outcome["detached"] else ["not detached"]
+    found += [] if outcome["collected"] else ["the adapter is held after it was detached"]
+    found += [f"threads are left: {', '.join(outcome['threads_left'])}"] if outcome["threads_left"] else []
+    found += [f"{outcome['views_left']} views of memory are left"] if outcome["views_left"] > 0 else []
+    return found
+
+
+def whole(outcome: Outcome) -> list[str]:
+    """Return a complaint unless every prompt came back, byte by byte."""
+    return [] if outcome["is_whole"] and outcome["rows_checked"] else ["it did not come back as a whole"]
+
+
+Missing = Callable[[Outcome], list[str]]
+"""What returns the complaints about an outcome beside those that must never be."""
 
 
 class EngineRun:
@@ -59,47 +85,52 @@ class EngineRun:
 
     def __init__(self, connection: socket.socket, log: Path) -> None:
         self._connection, self._log = connection, log
-        self.failure = ""
 
     def end(self) -> list[Outcome]:
-        """Wait for the run; return what it told, nothing if it did not end well."""
+        """Wait for the run; return what it told.
+
+        Raises:
+            RuntimeError: it did not end well.
+        """
         self._connection.settimeout(RUN_S)
-        process, told = "", ""
+        process, told, failure = "", "", "it did not end"
         with self._connection, self._connection.makefile(encoding="utf-8") as lines:
             try:
                 process = lines.readline()
                 told = lines.readline()
             except TimeoutError:
-                self.failure = f"not over after {RUN_S:.0f} s"
+                failure = f"not over after {RUN_S:.0f} s"
                 if process:
                     os.kill(int(process), signal.SIGKILL)
         if told:
             return json.loads(told)  # type: ignore[no-any-return]  # a list, by the run's own word
         said = self._log.read_text(encoding="utf-8", errors="replace").splitlines() if self._log.exists() else []
         errors = [line for line in said if "Error" in line] or said
-        self.failure = (
-            f"{self.failure or 'it did not end'}: {(errors or [''])[-1][:ERROR_CHARACTERS_MAX]}; see {self._log}"
-        )
-        return []
+        raise RuntimeError(f"{failure}: {(errors or [''])[-1][:ERROR_CHARACTERS_MAX]}; see {self._log}")
 
 
 class Bench:
     """Runs of the engine over stores in one temporary directory, and what they told."""
 
-    def __init__(
-        self, installation: Installation, root: Path, stores: Sequence[str], figures_path: Path | None = None
-    ) -> None:
+    def __init__(self, installation: Installation, root: Path, stores: Sequence[str]) -> None:
         self.installation, self.root, self.stores = installation, root, stores
-        self.figures_path = figures_path
-        """Where figures are kept as JSON; nowhere if None."""
-        self.failures: list[str] = []
         self._urls: dict[str, str] = {}
         self._numbers = 0
         self._services: dict[str, subprocess.Popen[bytes]] = {}
+        self._cluster = ExitStack()
         self._socket = root / "runs"
 
+    @classmethod
     @contextmanager
-    def engine(self) -> Iterator[None]:
+    def running(cls, stores: Sequence[str], directory: Path | None = IN_MEMORY) -> Iterator["Bench"]:
+        """Install the engine if need be, and run its process; keep the directory with its logs after a failure."""
+        bench = cls(install(), Path(mkdtemp(prefix="e2e-sglang-", dir=directory)), stores)
+        with bench._engine():
+            yield bench
+        shutil.rmtree(bench.root, ignore_errors=True)
+
+    @contextmanager
+    def _engine(self) -> Iterator[None]:
         """Run the process that imports the engine, and is forked for every run."""
         command = [str(self.installation.python), "-W", "ignore", "-m", "tests.engines.sglang.job", str(self._socket)]
         environment = {**self.installation.environment, "PYTHONPATH": str(ROOT)}
@@ -110,6 +141,7 @@ class Bench:
                 raise RuntimeError(f"the engine was not imported in {IMPORT_S:.0f} s, see {self.root}/engine.log")
             yield
         finally:
+            self.stop_services()
             running.kill()
             running.wait()
 
@@ -119,8 +151,11 @@ class Bench:
         directory = self.root / f"{kind}-{self._numbers}"
         if kind == "grpc" and kind not in self._urls:
             self._urls[kind] = self.serve(directory)
+        if kind == "mooncake" and kind not in self._urls:
+            cluster = self._cluster.enter_context(LocalCluster.running(2, SEGMENT_BYTES, LASTING))
+            self._urls[kind] = cluster.url
         if kind in self._urls:
-            # All runs of a section share the service, and the cluster; the revision keeps them apart.
+            # All runs of a check share the service, and the cluster; the revision keeps them apart.
             return self.store(self._urls[kind], revision=f"{REVISION} {self._numbers}")
         if kind == "coded":
             keys = self.root / "keys"
@@ -159,18 +194,6 @@ class Bench:
         """Return the process of a service."""
         return self._services[url].pid
 
-    @contextmanager
-    def serving(self) -> Iterator[None]:
-        """Run what the stores of a section need, and end it."""
-        with ExitStack() as stack:
-            if "mooncake" in self.stores:
-                cluster = stack.enter_context(LocalCluster.running(2, SEGMENT_BYTES, LASTING))
-                self._urls["mooncake"] = cluster.url
-            try:
-                yield
-            finally:
-                self.stop_services()
-
     def stop_services(self) -> None:
         """End every service."""
         for running in self._services.values():
@@ -179,6 +202,15 @@ class Bench:
             running.wait()
         self._services.clear()
         self._urls.pop("grpc", None)
+
+    def clear(self) -> None:
+        """End every service and the cluster, and remove their stores."""
+        self.stop_services()
+        self._cluster.close()
+        self._urls.clear()
+        for left in self.root.glob("*-*"):
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
 
     def start(self, job: EngineJob) -> EngineRun:
         """Start a run."""
@@ -190,31 +222,29 @@ class Bench:
         connection.sendall(json.dumps({"job": asdict(job), "log": str(log)}).encode() + b"\n")
         return EngineRun(connection, log)
 
-    def run(
-        self, name: str, missing: Callable[[Outcome], list[str]], job: EngineJob, labels: Sequence[str] = ()
-    ) -> None:
-        """Run it, and print what held, store by store; stores without a label are named by their kind."""
-        self.end(name, missing, self.start(job), labels)
+    def run(self, job: EngineJob, missing: Missing = whole, labels: Sequence[str] = ()) -> None:
+        """Run it; nothing may be missing or complained of, store by store. Stores without a label have their URL."""
+        self.end(self.start(job), missing, labels)
 
-    def end(
-        self, name: str, missing: Callable[[Outcome], list[str]], run: EngineRun, labels: Sequence[str] = ()
-    ) -> None:
-        """Wait for a run, and print what held."""
+    def end(self, run: EngineRun, missing: Missing = whole, labels: Sequence[str] = ()) -> list[Outcome]:
+        """Wait for a run of which nothing may be missing or complained of."""
         outcomes = run.end()
-        if not outcomes:
-            self.line(False, name, run.failure)
-        self.say(name, outcomes, missing, labels)
+        named = zip(labels or [outcome["store"] for outcome in outcomes], outcomes, strict=True)
+        complained = {label: found for label, outcome in named if (found := complaints(outcome) + missing(outcome))}
+        assert not complained, complained
+        return outcomes
 
-    def prepare(self, name: str, job: EngineJob) -> None:
-        """Run something that others stand on; print a line only if it failed."""
-        run = self.start(job)
-        if not run.end():
-            self.line(False, f"{name}, its preparation", run.failure)
+    def prepare(self, job: EngineJob) -> None:
+        """Run something that others stand on."""
+        self.start(job).end()
 
-    def understood(self, name: str, *words: str, packages: Path | None = None) -> Outcome | None:
-        """Return what the engine understands by words of ``spoken``; None, after a line, if it does not.
+    def understood(self, *words: str, packages: Path | None = None) -> Outcome:
+        """Return what the engine understands by words of ``spoken``.
 
         ``packages`` is a directory of more packages for it.
+
+        Raises:
+            RuntimeError: it does not understand them.
         """
         path = [str(ROOT), *([] if packages is None else [str(packages)])]
         ended = subprocess.run(
@@ -231,65 +261,10 @@ class Bench:
         log.write_text(ended.stderr, encoding="utf-8")
         if ended.returncode:
             said = (ended.stderr.splitlines() or ["no word"])[-1]
-            self.line(False, name, f"exit status {ended.returncode}: {said[:ERROR_CHARACTERS_MAX]}; see {log}")
-            return None
+            raise RuntimeError(f"exit status {ended.returncode}: {said[:ERROR_CHARACTERS_MAX]}; see {log}")
         return json.loads(ended.stdout.splitlines()[-1])  # type: ignore[no-any-return]  # what ``spoken`` prints
-
-    def tree_figures(self, home: Path) -> list[dict[str, Any]]:
-        """Time the package that lies in ``home`` in turns with the engine's tree; nothing where that failed."""
-        command = [str(self.installation.python), "-W", "ignore", "-m", "benchmarks.sglang_trees"]
-        environment = {**self.installation.environment, "PYTHONPATH": str(home)}
-        ended = subprocess.run(
-            command, cwd=home, env=environment, capture_output=True, text=True, check=False, timeout=5 * RUN_S
-        )
-        if ended.returncode:
-            self.line(False, "speed", (ended.stderr.splitlines() or [""])[-1])
-            return []
-        return [json.loads(line) for line in ended.stdout.splitlines()]
-
-    def say(
-        self,
-        name: str,
-        outcomes: Sequence[Outcome],
-        missing: Callable[[Outcome], list[str]],
-        labels: Sequence[str] = (),
-    ) -> None:
-        """Print what held, store by store."""
-        urls = [outcome["store"] for outcome in outcomes]
-        kinds = ["coded" if CODED in url else url.partition("/")[0].partition(":")[0] for url in urls]
-        for label, outcome in zip(labels or kinds, outcomes, strict=True):
-            told = (
-                f"{sum(outcome['restored_pages'])} of {sum(outcome['expected_pages'])} pages restored, "
-                f"{outcome['rows_wrong']} of {outcome['rows_checked']} rows wrong"
-            )
-            found = complaints(outcome) + missing(outcome)
-            self.line(not found, f"{name} {label}", "; ".join([told, *found]))
-
-    def line(self, ok: bool, name: str, told: str) -> None:
-        """Print a line, and keep the name of what failed."""
-        sys.stdout.write(f"{'ok  ' if ok else 'FAIL'} {name}: {told}\n")
-        sys.stdout.flush()
-        if not ok:
-            self.failures.append(name)
 
 
 def _ended_or_answers(running: "subprocess.Popen[bytes]", port: int) -> bool:
     with socket.socket() as probe:
         return running.poll() is not None or probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def complaints(outcome: Outcome) -> list[str]:
-    """Return what must never be, whatever a store does."""
-    found = [outcome["error"]] if outcome["error"] else []
-    found += [f"wrong: {', '.join(outcome['wrong'])}"] if outcome["rows_wrong"] else []
-    found += [] if outcome["recomputed"] else ["a prompt could not be computed again"]
-    found += [] if outcome["detached"] else ["not detached"]
-    found += [] if outcome["collected"] else ["the adapter is held after it was detached"]
-    found += [f"threads are left: {', '.join(outcome['threads_left'])}"] if outcome["threads_left"] else []
-    found += [f"{outcome['views_left']} views of memory are left"] if outcome["views_left"] > 0 else []
-    return found
-
-
-def whole(outcome: Outcome) -> list[str]:
-    """Return a complaint unless every prompt came back, byte by byte."""
-    return [] if outcome["is_whole"] and outcome["rows_checked"] else ["it did not come back as a whole"]

@@ -98,11 +98,10 @@ class LinkedEngine:
         extra: dict[str, Any],
         group: object = None,
         owner: int = 0,
-        backend: str = "dynamic",
     ) -> None:
         """``owner`` tells ranks and stages apart whose bytes differ."""
         self.warnings = Warnings()
-        self.page, self.owner, self.backend = geometry.page_tokens, owner, backend
+        self.page, self.owner = geometry.page_tokens, owner
         self.geometry = geometry
         self.parts: Parts = KINDS[kind](geometry)
         self.has_window = has_window = ComponentType.SWA in self.parts.components
@@ -119,26 +118,20 @@ class LinkedEngine:
             **({"enable_mamba_extra_buffer": True} if self.parts.requests is not None else {}),
         )
         self.tree = UnifiedRadixCache(self.params)
-        config = {**DYNAMIC, "linker_extra_config": extra} if backend == "dynamic" else extra
         self.linker = create_unified_cache_linker(
             get_server_args(),
             self.params,
-            backend=backend,
-            config=config,
+            backend="dynamic",
+            config={**DYNAMIC, "linker_extra_config": extra},
             components=set(self.tree.components),
         )
-        self.slowest_lookup_s = self.offload_s = self.load_s = 0.0
         self.late_lookups = 0
-        self.compares = True
-        """Whether what was loaded is compared, between one layer and the next."""
         look_up = self.linker.lookup
 
         def timed(rid: str, transfers: Any) -> Any:
             started_s = time.perf_counter()
             found = look_up(rid, transfers)
-            took_s = time.perf_counter() - started_s
-            self.slowest_lookup_s = max(self.slowest_lookup_s, took_s)
-            self.late_lookups += took_s > LATE_S
+            self.late_lookups += time.perf_counter() - started_s > LATE_S
             return found
 
         self.linker.lookup = timed
@@ -206,7 +199,6 @@ class LinkedEngine:
             for number, rows in enumerate(self.rows(entry)):
                 for page, row in self.places(entry, fresh, state, start) if len(fresh) else []:
                     rows[row] = self.content(str(name), number, tokens[: (page + 1) * self.page], rows.shape[1])
-        started_s = time.perf_counter()
         if start * self.page > held or len(fresh):
             inserted = self.tree.insert(
                 InsertParams(
@@ -220,7 +212,6 @@ class LinkedEngine:
             if state is not None and inserted.mamba_exist:
                 self.parts.requests.mamba_allocator.free(state)  # type: ignore[union-attr]  # it has states
         self.until(lambda: not self.tree.linker.pending_offloads)
-        self.offload_s += time.perf_counter() - started_s
 
     def offload_pages(self, keys: dict[str, list[str]]) -> None:
         """Have the linker offload pages of these hashes, from wherever on the device, and wait for it."""
@@ -246,7 +237,7 @@ class LinkedEngine:
 
     def is_stored(self) -> bool:
         """Return whether nothing waits to be stored."""
-        return self.backend != "dynamic" or not self.linker.storage_backlog()
+        return not self.linker.storage_backlog()
 
     def load(self, tokens: Sequence[int], request: LinkerRequest, match: Any) -> LoadedPages:
         """Load what a match has found, wait for it, compare it, and insert the rest as computed."""
@@ -257,7 +248,6 @@ class LinkedEngine:
         loaded = LoadedPages(match.device_prefix_len // page, match.host_hit_length // page, failed=False)
         if not match.host_hit_length:
             return loaded
-        started_s = time.perf_counter()
         count, _ = tree.init_load_back(InitLoadBackParams(match.best_match_node, match.host_hit_length, req=request))
         loaded.host_pages = int(count) // page
         if not count:
@@ -270,10 +260,8 @@ class LinkedEngine:
         counter.set_consumer(tree.ready_to_load_host_cache())
         for layer in range(counter.num_layers):
             counter.wait_until(layer)
-            if self.compares:
-                self.compare(tokens, loaded, layer)
+            self.compare(tokens, loaded, layer)
         loaded.failed = bool(tree.finish_external_linker_loads([request]))
-        self.load_s += time.perf_counter() - started_s
         return loaded
 
     def compare(self, tokens: Sequence[int], loaded: LoadedPages, layer: int) -> None:

@@ -3,7 +3,6 @@
 whole        prompts that are offloaded, evicted, loaded from the host tier; forgotten, fetched from the store, loaded
 histories    look-ups over random pages with holes, beside those of SGLang's own file backend
 requests     many requests over a store that misbehaves
-figures      rounds of them, timed
 write, read  prompts that HiCache has stored or will find, or another engine over a linker
 once         prompts that are looked up once, and computed where that finds nothing
 short        prompts that are shorter than a page
@@ -15,7 +14,6 @@ import random
 import tempfile
 import time
 import weakref
-from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,8 +26,6 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolName,
     PoolTransfer,
 )
-from sglang.srt.mem_cache.radix_cache import RadixKey
-from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.runtime_context import get_context, get_parallel
 
 from tests.engines import stores
@@ -45,11 +41,8 @@ __all__ = ["run_linked"]
 NOBODYS = 7
 """Token of a page that nobody stores."""
 
-BACKEND = "linker_backend"
-"""Key of a store's settings that names a linker of SGLang's own."""
-
-LOOKUPS = 200
-"""Look-ups of each prompt that are timed."""
+HOST_BYTES = 256 << 20
+"""Of the linker's host tier."""
 
 FETCH_S = 30.0
 """Longest wait for pages that a look-up has begun to fetch."""
@@ -76,17 +69,14 @@ def run_linked(job: EngineJob) -> list[JobOutcome]:
 
 
 def _run(job: EngineJob, store: dict[str, Any], group: Any) -> JobOutcome:
-    outcome = JobOutcome(str(store.get("url", "none")))
+    outcome = JobOutcome(str(store["url"]))
     page = _page_tokens(job)
     turns = job.prompts * (job.prompts + 1) // 2 if job.grows else job.prompts
     tokens = (turns * job.pages + 4 * job.prompts + 8) * page
     geometry = Geometry(page, tokens, job.window_pages * page, job.layers, job.heads, draft_layers=job.draft_layers)
     owner = job.stage if job.stack in {"mla", "dsv4"} else job.rank + job.stage * job.size
     opened_count, started_s = len(stores.OPENED), time.perf_counter()
-    backend = store.get(BACKEND, "dynamic")
-    extra = {"host_bytes": job.host_bytes, **store} if backend == "dynamic" else {**store}
-    extra.pop(BACKEND, None)
-    engine = LinkedEngine(job.stack, job.core, geometry, extra, group, owner, backend)
+    engine = LinkedEngine(job.stack, job.core, geometry, {"host_bytes": HOST_BYTES, **store}, group, owner)
     outcome.pools = {
         str(name): sum(rows.shape[1] for rows in engine.rows(entry)) for name, entry in engine.linker.pools.items()
     }
@@ -96,8 +86,7 @@ def _run(job: EngineJob, store: dict[str, Any], group: Any) -> JobOutcome:
     except Exception as error:  # it is the outcome
         logging.exception("the run failed")
         outcome.error = f"{type(error).__name__}: {error}"
-    outcome.counts = str(engine.linker.counts()) if backend == "dynamic" else ""
-    outcome.slowest_lookup_s, outcome.late_lookups = engine.slowest_lookup_s, engine.late_lookups
+    outcome.late_lookups = engine.late_lookups
     outcome.warnings = engine.warnings.lines
     alive, closing_s = weakref.ref(engine.linker), time.perf_counter()
     engine.tree.release_host_resources()
@@ -285,55 +274,6 @@ def _requests(job: EngineJob, engine: LinkedEngine, outcome: JobOutcome) -> None
     engine.tree.sanity_check()
 
 
-def _figures(job: EngineJob, engine: LinkedEngine, outcome: JobOutcome) -> None:
-    """Time offloads, look-ups, loads from where a look-up finds pages at once, and from the store after a restart."""
-    engine.compares = False
-    found: dict[str, list[float]] = {"offload": [], "load": [], "lookups": [], "load after a restart": []}
-    for number in range(job.rounds):
-        prompts = _prompts(job, number + 1)
-        engine.offload_s = engine.load_s = 0.0
-        for tokens in prompts:
-            engine.compute(tokens)
-        megabytes = (
-            job.prompts
-            * sum(
-                sum(rows.shape[1] for rows in engine.rows(entry)) * (1 if str(name) == "mamba" else job.pages)
-                for name, entry in engine.linker.pools.items()
-            )
-            / 1e6
-        )
-        found["offload"].append(megabytes / engine.offload_s)
-        engine.wait_stored()
-        engine.evict_all()
-        loads = [
-            _ask(engine, outcome, tokens, f"round {number} {each}", job.pages) for each, tokens in enumerate(prompts)
-        ]
-        assert all(loaded.host_pages == job.pages for loaded in loads), loads
-        found["load"].append(megabytes / engine.load_s)
-        started_s = time.perf_counter()
-        for each, tokens in enumerate(prompts):
-            keys = get_storage_hash_str(RadixKey(array("q", tokens)), None, page_size=engine.page)
-            transfers = [PoolTransfer(PoolName.KV, keys=keys)]
-            if engine.has_window:
-                window = PoolTransfer(
-                    PoolName.SWA, keys=keys[-job.window_pages :], hit_policy=PoolHitPolicy.TRAILING_PAGES
-                )
-                transfers.append(window)
-            if engine.parts.requests is not None:
-                transfers.append(PoolTransfer(PoolName.MAMBA, keys=keys[-1:], hit_policy=PoolHitPolicy.TRAILING_PAGES))
-            for _ in range(LOOKUPS):
-                engine.linker.lookup(f"timed {each}", transfers)
-        found["lookups"].append(LOOKUPS * job.prompts / (time.perf_counter() - started_s))
-        engine.forget()
-        started_s = time.perf_counter()
-        for each, tokens in enumerate(prompts):
-            again = _ask(engine, outcome, tokens, f"again {number} {each}", job.pages)
-            assert again.host_pages == job.pages, f"{again.host_pages} of {job.pages} pages came back from the store"
-        found["load after a restart"].append(megabytes / (time.perf_counter() - started_s))
-        engine.forget()
-    outcome.figures = found
-
-
 SCENARIOS: dict[str, Callable[[EngineJob, LinkedEngine, JobOutcome], None]] = {
     "whole": _whole,
     "histories": _histories,
@@ -342,5 +282,4 @@ SCENARIOS: dict[str, Callable[[EngineJob, LinkedEngine, JobOutcome], None]] = {
     "read": _read,
     "once": _once,
     "short": _short,
-    "figures": _figures,
 }

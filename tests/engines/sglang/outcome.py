@@ -42,8 +42,6 @@ class EngineJob:
     """File to keep the engine's calls on its storage in."""
     linked: str = ""
     """What the engine does over a linker in the place of HiCache, see ``linking``; nothing if it is empty."""
-    host_bytes: int = 256 << 20
-    """Of the linker's host tier."""
     requests: int = 500
     """That a linker answers whose store misbehaves, or histories that its look-ups are compared in."""
 
@@ -80,14 +78,10 @@ class JobOutcome:
     close_s: float = 0.0
     failed: int = 0
     """Requests that the engine ended with an error."""
-    slowest_lookup_s: float = 0.0
     late_lookups: int = 0
     """Look-ups of a linker that took as long as if they had waited for a store that hangs."""
-    figures: dict[str, list[float]] = field(default_factory=dict)
-    """By name, round by round: MB/s of offloads and loads, look-ups a second."""
     warnings: list[str] = field(default_factory=list)
     """Lines of ours in the log, of warnings and errors."""
-    counts: str = ""
     error: str = ""
 
     @property

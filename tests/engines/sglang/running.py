@@ -194,8 +194,6 @@ class _Engine:
     def end(self) -> JobOutcome:
         outcome = self.outcome
         backend = self.stack.tree.cache_controller.storage_backend
-        if "unified_cache" in type(backend).__module__:
-            outcome.counts = str(backend.counts())
         alive = weakref.ref(backend)
         del backend
         started_s = time.perf_counter()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.stores import FaultSwitch, faulty_url
+from tests.engines.stores import FaultSwitch, faulty_url, without_room
 from tests.engines.vllm.engine import VllmEngine, prompt_of, running_engine
 from tests.engines.vllm.faults import (
     BOUND_S,
@@ -250,7 +250,7 @@ def check_a_store_without_room_serves_what_it_has_and_takes_nothing(
     url = f"file:{tmp_path / 'store'}"
     with engine_with(url, model_path, log_path("before")) as engine:
         store_and_forget(engine, right)
-    with engine_with(f"{url}?free=900TiB", model_path, log_path("engine")) as engine:
+    with engine_with(without_room(url), model_path, log_path("engine")) as engine:
         for _ in range(2):
             assert answered_rightly(engine, right, OTHER).cached == 0
             assert answered_rightly(engine, right).cached == CACHED

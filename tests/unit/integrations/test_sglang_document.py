@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.engines.sglang.document import DOCUMENT, commands
+from tests.engines.sglang.check_document import DOCUMENT, commands
 from unified_cache.components.layouts import layout
 from unified_cache.integrations.sglang.settings import HiCacheSettings, LinkerSettings, StoreSettings
 
@@ -43,6 +43,6 @@ def test_the_log_line_of_the_document_says_the_bytes_of_its_model_and_pages() ->
 
 
 def test_the_document_shows_commands_of_every_kind() -> None:
-    assert {words[0] for words in SHOWN} == {"pip", "python", "curl", "unified-cache", "make"}
+    assert {words[0] for words in SHOWN} == {"pip", "python", "curl", "unified-cache"}
     assert len(configurations()) == 3
     assert sum(EXTRA in words for words in SHOWN) == 2

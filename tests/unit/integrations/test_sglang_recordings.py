@@ -1,6 +1,6 @@
 """Calls that SGLang 0.5.23 made on its storage, made again: every answer as then, every page's bytes as stored.
 
-`make e2e-sglang ARGS=record` makes the recordings, see ``tests.engines.sglang.recording``.
+``python -m tests.engines.sglang.record`` makes the recordings.
 """
 
 import hashlib

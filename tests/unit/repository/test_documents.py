@@ -23,7 +23,7 @@ RUNNERS: Mapping[str, str] = {
     "faithful": "tests/e2e/test_faithful.py",
     "release": "scripts/release.py",
     "settings": "tests/unit/settings/test_description.py",
-    "sglang": "tests/engines/sglang/document.py",
+    "sglang": "tests/engines/sglang/check_document.py",
     "vllm": "tests/engines/vllm/check_serve.py",
 }
 """By the name that a block gives: the file that runs it."""

@@ -8,9 +8,6 @@ from tests.engines.published import configuration
 from tests.engines.sglang.bench import Bench
 from tests.engines.sglang.install import install_transformers
 from unified_cache.components.layouts import size_hf_config
-from unified_cache.components.layouts.sizes import SizedLayout
-
-__all__ = ["sizes"]
 
 PUBLISHED: Mapping[str, Sequence[str]] = {
     "full": (
@@ -56,38 +53,20 @@ PUBLISHED: Mapping[str, Sequence[str]] = {
 """Published models of each stack."""
 
 
-def sizes(bench: Bench) -> None:
-    """Bytes of layouts against those of SGLang's host pools, for published models in full size."""
+def check_the_bytes_of_published_models_in_full_size_are_those_of_the_engines_host_pools(bench: Bench) -> None:
     configurations = {name: configuration(name) for names in PUBLISHED.values() for name in names}
-    layouts = {name: size_hf_config(each) for name, each in configurations.items()}
+    layouts = {name: size_hf_config(each).layout for name, each in configurations.items()}
     directories = {name: _written(bench.root / f"sizes-{name}", each) for name, each in configurations.items()}
-    page_tokens = {str(directories[name]): sized.layout.page_size for name, sized in layouts.items()}
-    engine = bench.understood(
-        "sizes", "sizes", json.dumps(page_tokens), packages=install_transformers(bench.installation)
-    )
-    if engine is None:
-        return
-    for stack, published in PUBLISHED.items():
-        for name in published:
-            bench.line(*_compared(f"sizes {stack} {name}", layouts[name], engine[str(directories[name])]))
+    page_tokens = {str(directories[name]): layout.page_size for name, layout in layouts.items()}
+    engine = bench.understood("sizes", json.dumps(page_tokens), packages=install_transformers(bench.installation))
+    for name, layout in layouts.items():
+        ours = {pool.name: pool.page_bytes for pool in layout.pools}
+        # SGLang keeps the windows of some models in the pool of full attention.
+        is_joined = "swa" in ours and name in PUBLISHED["full"]
+        assert engine[str(directories[name])] == ({"kv": sum(ours.values())} if is_joined else ours), name
 
 
 def _written(directory: Path, configuration: Mapping[str, object]) -> Path:
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(configuration), encoding="utf-8")
     return directory
-
-
-def _compared(name: str, sized: SizedLayout, engine: Mapping[str, int | str]) -> tuple[bool, str, str]:
-    """Compare pool by pool. SGLang keeps the windows of some models in the pool of full attention."""
-    ours: dict[str, int | str] = {pool.name: pool.page_bytes for pool in sized.layout.pools}
-    told = f"{sized.layout.page_size} tokens: {_told(ours)}"
-    is_joined = "swa" in ours and name.split()[1] == "full"
-    expected = {"kv": sum(pool.page_bytes for pool in sized.layout.pools)} if is_joined else ours
-    if expected != engine:
-        return False, name, f"{told}; the engine has {_told(engine)}"
-    return True, name, f"{told}; in one pool of the engine" if is_joined else told
-
-
-def _told(pools: Mapping[str, int | str]) -> str:
-    return ", ".join(f"{pool} {count}" for pool, count in sorted(pools.items()))

@@ -1,0 +1,148 @@
+"""SGLang over our linker: its own tree without HiCache, on the CPU, and nothing stands in for a device."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import cycle
+
+import pytest
+
+from tests.engines.sglang.bench import STACKS_BY_TURNS, Bench, Outcome, whole
+from tests.engines.sglang.check_surviving import DEADLINE_S, READ_FAULTS, WRITE_FAULTS, directory_of, doomed, faulty
+from tests.engines.sglang.outcome import EngineJob
+from tests.engines.stores import FaultSwitch
+from tests.support.faulty_storage import StorageFault
+from unified_cache.integrations.engine_store.hit_watch import REQUESTS_MIN
+from unified_cache.storage_backends.wrappers.layer import Method
+
+LATE_LOOKUPS_MAX = 5
+"""Of 500: none waits long for a store, but the machine is shared."""
+
+PATIENT = {"deadline_s": DEADLINE_S, "lookup_wait_s": 0.1}
+"""Settings of stores that misbehave: a request loads what they have, and no look-up is late."""
+
+FAULTS = tuple(zip(cycle(STACKS_BY_TURNS), (*READ_FAULTS, *WRITE_FAULTS), strict=False))
+"""Faults by stack and core."""
+
+VANISHES_IN = tuple(zip(STACKS_BY_TURNS, (Method.EXISTS, Method.GET, Method.PUT), strict=False))
+"""Calls in the middle of which a store vanishes, by stack and core."""
+
+SMALL = EngineJob(layers=2, heads=1)
+
+LAYER_FIRST = EngineJob(layout="layer_first", io_backend="direct")
+"""Host pools of HiCache whose pages the linker shares."""
+
+
+def answered(outcome: Outcome) -> list[str]:
+    """Return what a run of requests has to keep."""
+    found = [] if outcome["rows_checked"] else ["nothing was compared"]
+    found += [f"{outcome['failed']} requests failed"] if outcome["failed"] else []
+    are_late = outcome["late_lookups"] > LATE_LOOKUPS_MAX
+    return found + ([f"{outcome['late_lookups']} look-ups waited"] if are_late else [])
+
+
+def strange(outcome: Outcome) -> list[str]:
+    """Return a complaint if anything was restored of what another stage has stored."""
+    return ["pages of another stage were restored"] if any(outcome["restored_pages"]) else []
+
+
+def drafted(outcome: Outcome) -> list[str]:
+    """Return what a run with a draft model has to keep."""
+    return whole(outcome) + ([] if "draft" in outcome["pools"] else ["the draft model's pool is not linked"])
+
+
+def said(words: str) -> Callable[[Outcome], list[str]]:
+    """Return what finds it missing that the log says once that nothing was restored, in these words."""
+
+    def missing(outcome: Outcome) -> list[str]:
+        lines = [line for line in outcome["warnings"] if "nothing was restored" in line]
+        return [] if len(lines) == 1 and words in lines[0] else [f"expected one line with {words!r}, found {lines}"]
+
+    return missing
+
+
+def unhurt(outcome: Outcome) -> list[str]:
+    """Return what a run over a store that misbehaves has to keep."""
+    return answered(outcome) + ([] if outcome["store_calls"] else ["no call reached the store"])
+
+
+@pytest.mark.both_cores
+def check_prompts_come_back_from_the_host_tier_and_from_every_store(bench: Bench, stack: str, core: str) -> None:
+    bench.run(EngineJob(stack, core, bench.all_fresh(), linked="whole"))
+
+
+@pytest.mark.both_cores
+def check_look_ups_over_pages_with_holes_are_those_of_sglangs_file_backend(bench: Bench, stack: str, core: str) -> None:
+    bench.run(replace(SMALL, stack=stack, core=core, stores=[bench.fresh("file")], linked="histories"), answered)
+
+
+def check_a_conversation(bench: Bench, stack: str, core: str) -> None:
+    bench.run(EngineJob(stack, core, bench.all_fresh(), grows=True, prompts=3, pages=4, linked="whole"))
+
+
+def check_two_ranks(bench: Bench, stack: str, core: str) -> None:
+    stores, meeting = bench.all_fresh("packed"), str(bench.root / f"linker-meeting-{stack}")
+    job = EngineJob(stack, core, stores, size=2, meeting=meeting, linked="whole")
+    for run in [bench.start(replace(job, rank=rank)) for rank in range(2)]:
+        bench.end(run)
+
+
+@pytest.mark.parametrize(("on", "call"), FAULTS)
+def check_500_requests_over_a_store_of_which_every_call_of_a_method_has_a_fault(
+    bench: Bench, on: tuple[str, str], call: tuple[Method, StorageFault]
+) -> None:
+    store = bench.store(faulty(bench, *call, bench.fresh("file")), **PATIENT)
+    bench.run(replace(SMALL, stack=on[0], core=on[1], stores=[store], linked="requests"), unhurt)
+
+
+@pytest.mark.parametrize("by", ["directory removed", "server killed"])
+@pytest.mark.parametrize(("on", "method"), VANISHES_IN)
+def check_500_requests_over_a_store_that_vanishes_in_a_call(
+    bench: Bench, on: tuple[str, str], method: Method, by: str
+) -> None:
+    url = bench.serve(directory_of(bench.fresh("file"))) if by == "server killed" else ""
+    doom = (
+        doomed(bench, method, bench.store(url), bench.pid_of(url))
+        if url
+        else doomed(bench, method, bench.fresh("file"))
+    )
+    store = bench.store(doom, **PATIENT)
+    bench.run(replace(SMALL, stack=on[0], core=on[1], stores=[store], linked="requests"), unhurt)
+    assert FaultSwitch(directory_of(store)).is_struck, "the store has vanished"
+
+
+def check_stages_of_a_pipeline_read_nobody_elses_pages(bench: Bench, stack: str, core: str) -> None:
+    store = bench.fresh("file") | {"lookup_wait_s": 5.0}
+    first, second = (
+        replace(SMALL, stack=stack, core=core, stores=[store], stage=stage, stages=2, linked="once")
+        for stage in range(2)
+    )
+    bench.prepare(replace(first, linked="write"))
+    bench.run(second, strange)
+    for job in (first, second):
+        bench.run(job)
+
+
+@pytest.mark.parametrize(("stack_alike", "core_alike"), [each for each in STACKS_BY_TURNS if each[0] != "dsv4"])
+def check_a_draft_model(bench: Bench, stack_alike: str, core_alike: str) -> None:
+    """SGLang groups no draft's heads with the pools of DeepSeek-V4."""
+    job = replace(SMALL, stack=stack_alike, core=core_alike, draft_layers=2, linked="whole")
+    bench.run(replace(job, stores=bench.all_fresh()), drafted)
+
+
+def check_the_log_says_that_nothing_is_restored(bench: Bench) -> None:
+    job = replace(SMALL, prompts=2 * REQUESTS_MIN, pages=1, linked="once")
+    short = bench.fresh("file")
+    refusing = bench.store(faulty(bench, Method.PUT, StorageFault.FAIL, bench.fresh("file")), deadline_s=DEADLINE_S)
+    bench.run(replace(job, stores=[short], linked="short"), said("0 of 0 pages looked up were found"))
+    bench.run(replace(job, stores=[refusing]), said("offered were stored; the store said"))
+
+
+@pytest.mark.parametrize(("writer", "reader"), [("", "read"), ("write", "")])
+@pytest.mark.parametrize(("stack_alike", "core_alike"), [each for each in STACKS_BY_TURNS if each[0] != "mamba"])
+def check_pages_that_hicache_stored_are_loaded_and_the_other_way_round(
+    bench: Bench, stack_alike: str, core_alike: str, writer: str, reader: str
+) -> None:
+    """HiCache has no such layout of states."""
+    job = replace(LAYER_FIRST, stack=stack_alike, core=core_alike, stores=bench.all_fresh())
+    bench.prepare(replace(job, phases="write", linked=writer))
+    bench.run(replace(job, phases="read", linked=reader))

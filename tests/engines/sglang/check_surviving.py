@@ -1,0 +1,175 @@
+"""Stores that go wrong: nothing wrong comes back, what is missing is computed again, nothing is held."""
+
+import shutil
+from collections.abc import Sequence
+from enum import Enum
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.sglang.bench import STACKS, Bench, Outcome
+from tests.engines.sglang.outcome import EngineJob
+from tests.engines.stores import FaultSwitch, faulty_url, without_room
+from tests.support.faulty_storage import StorageFault
+from tests.support.ports import free_ports
+from unified_cache.storage_backends.wrappers.layer import Method
+
+DEADLINE_S = 0.5
+"""Of one call to a store that goes wrong."""
+
+START_S_MAX = CLOSE_S_MAX = 30.0
+"""Far less than a call hangs. SGLang waits 10 s for its threads, the adapter 5 s; the rest is for busy machines."""
+
+STORE_CALLS_MAX = 100
+"""Calls that reach a store which goes wrong, for two prompts: the next prompt's may be tried, none again and again."""
+
+
+class Damage(Enum):
+    """Way in which objects are damaged behind the store's back."""
+
+    FLIP = "flip"
+    SWAP = "swap"
+    TRUNCATE = "truncate"
+    REMOVE = "remove"
+
+
+READ_FAULTS = (
+    *product((Method.REGISTER, Method.EXISTS, Method.GET), (StorageFault.HANG, StorageFault.FAIL)),
+    (Method.GET, StorageFault.FLIPPED_BIT),
+    (Method.GET, StorageFault.SHORT_READ),
+)
+"""Of a store that has the pages."""
+
+WRITE_FAULTS = (
+    (Method.PUT, StorageFault.HANG),
+    (Method.PUT, StorageFault.FAIL),
+    (Method.PUT, StorageFault.LOST_WRITE),
+    (Method.PUT, StorageFault.TORN_WRITE),
+    (Method.GET, StorageFault.MISDIRECTED_READ),
+)
+"""Of a store that is empty at first."""
+
+
+def survived(outcome: Outcome) -> list[str]:
+    """Return what was not bounded, however little came back: starting, ending, and the calls between."""
+    found = [] if outcome["start_s"] < START_S_MAX else [f"it started in {outcome['start_s']:.0f} s"]
+    found += [] if outcome["close_s"] < CLOSE_S_MAX else [f"it was detached in {outcome['close_s']:.0f} s"]
+    calls_count = outcome["store_calls"]
+    return found + ([] if calls_count < STORE_CALLS_MAX else [f"the store was called {calls_count} times"])
+
+
+def missed(outcome: Outcome) -> list[str]:
+    """Return what was not bounded, and whether nothing was lost."""
+    is_missed = sum(outcome["restored_pages"]) < sum(outcome["expected_pages"])
+    return survived(outcome) + ([] if is_missed else ["nothing was lost"])
+
+
+def directory_of(store: dict[str, Any]) -> Path:
+    return Path(store["url"].rpartition(":")[2])
+
+
+def _copy_of(bench: Bench, store: dict[str, Any]) -> dict[str, Any]:
+    """Return a store with the same pages in a directory of its own."""
+    copy = bench.fresh("file")
+    shutil.copytree(directory_of(store), directory_of(copy))
+    return copy
+
+
+def faulty(bench: Bench, method: Method, fault: StorageFault, store: dict[str, Any]) -> str:
+    """Name a store of which every call of a method has a fault."""
+    place = directory_of(bench.fresh("faults"))
+    url = faulty_url(place, store["url"])
+    FaultSwitch(place).set(**{method.value: fault})
+    return url
+
+
+def doomed(bench: Bench, method: Method, store: dict[str, Any], server: int | None = None) -> str:
+    """Name a store that vanishes in its first call of a method: its server is killed, or its directory removed."""
+    place = directory_of(bench.fresh("faults"))
+    url = faulty_url(place, store["url"])
+    if server is None:
+        FaultSwitch(place).remove_directory_in(method, directory_of(store))
+    else:
+        FaultSwitch(place).kill_process_in(method, server)
+    return url
+
+
+def _damage(directory: Path, how: Damage) -> None:
+    """Damage every fourth object, or swap all of them two by two."""
+    objects = sorted(path for path in directory.glob("*/?/*.*") if path.is_file())
+    if how is Damage.SWAP:
+        by_size: dict[int, list[Path]] = {}
+        for path in objects:
+            by_size.setdefault(path.stat().st_size, []).append(path)
+        for group in by_size.values():
+            for one, other in zip(group[::2], group[1::2], strict=False):
+                first, second = one.read_bytes(), other.read_bytes()
+                one.write_bytes(second)
+                other.write_bytes(first)
+        return
+    for path in objects[1::4]:
+        content = path.read_bytes()
+        if how is Damage.FLIP:
+            path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        elif how is Damage.TRUNCATE:
+            path.write_bytes(content[: len(content) // 2])
+        else:
+            path.unlink()
+
+
+def over(bench: Bench, urls: Sequence[str]) -> list[dict[str, Any]]:
+    return [bench.store(url, deadline_s=DEADLINE_S) for url in urls]
+
+
+@pytest.mark.both_cores
+def check_objects_damaged_behind_the_stores_back_are_misses_and_never_wrong_bytes(
+    bench: Bench, stack: str, core: str
+) -> None:
+    written = bench.fresh("file")
+    bench.prepare(EngineJob(stack, core, [written], "write"))
+    stores = [_copy_of(bench, written) for _ in Damage]
+    for store, how in zip(stores, Damage, strict=True):
+        _damage(directory_of(store), how)
+    bench.run(EngineJob(stack, core, stores, "read"), missed, [how.value for how in Damage])
+
+
+def check_a_store_that_hangs_fails_is_full_or_corrupts(bench: Bench, stack: str, core: str) -> None:
+    written = bench.fresh("file")
+    bench.prepare(EngineJob(stack, core, [written], "write"))
+    urls = [faulty(bench, method, fault, _copy_of(bench, written)) for method, fault in READ_FAULTS]
+    labels = [f"{method.value}, {fault.value}" for method, fault in READ_FAULTS]
+    bench.run(EngineJob(stack, core, over(bench, urls), "read"), missed, labels)
+    urls = [faulty(bench, method, fault, bench.fresh("file")) for method, fault in WRITE_FAULTS]
+    urls += [without_room(bench.fresh("file")["url"])]
+    labels = [*(f"{method.value}, {fault.value}" for method, fault in WRITE_FAULTS), "put, full"]
+    bench.run(EngineJob(stack, core, over(bench, urls)), missed, labels)
+
+
+def check_a_directory_that_is_removed_and_a_server_that_is_killed(bench: Bench, stack: str, core: str) -> None:
+    written = bench.fresh("file")
+    bench.prepare(EngineJob(stack, core, [written], "write"))
+    urls, labels = [], []
+    for method in (Method.EXISTS, Method.GET):
+        url = bench.serve(directory_of(_copy_of(bench, written)))
+        urls += [
+            doomed(bench, method, _copy_of(bench, written)),
+            doomed(bench, method, bench.store(url), bench.pid_of(url)),
+        ]
+        labels += [f"{method.value}, directory removed", f"{method.value}, server killed"]
+    bench.run(EngineJob(stack, core, over(bench, urls), "read"), missed, labels)
+    url = bench.serve(directory_of(bench.fresh("file")))
+    urls = [
+        doomed(bench, Method.PUT, bench.fresh("file")),
+        doomed(bench, Method.PUT, bench.store(url), bench.pid_of(url)),
+        faulty(bench, Method.PUT, StorageFault.PARTIAL_WRITE, bench.fresh("file")),
+    ]
+    labels = ["put, directory removed", "put, server killed", "put, only the first pages each time"]
+    bench.run(EngineJob(stack, core, over(bench, urls)), survived, labels)
+
+
+@pytest.mark.parametrize("stack_alike", STACKS)
+def check_a_server_that_is_not_there_is_a_miss(bench: Bench, stack_alike: str) -> None:
+    (port,) = free_ports(1)
+    bench.run(EngineJob(stack_alike, stores=over(bench, [f"grpc://127.0.0.1:{port}"])), missed)
