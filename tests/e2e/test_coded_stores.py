@@ -17,7 +17,6 @@ from unified_cache.components import Full
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.manifest import EVERYBODY, manifest_of, model_of_tenant
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.url import open_storage
@@ -130,7 +129,7 @@ def test_a_service_that_was_started_again_takes_no_page_of_a_tenant_by_the_key_o
         server.start()
         with closing(open_storage(f"grpc://{server.address}?token_file={reader}")) as client:
             client.register(manifest_of(MODEL, KV), {})
-            catalog_of(client).manifests()  # the service lists its store for that
+            client.manifests()  # the service lists its store for that
             assert [read_back(client, page) for page in (planted, other)] == [Answer.MISS, bytes_of(other)]
         with closing(open_storage(f"grpc://{server.address}?token_file={writer}")) as client:
             client.register(manifest_of(MODEL, KV), {})

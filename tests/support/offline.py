@@ -11,12 +11,11 @@ from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import Description
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend, StoredObject, UsedBetween
 from unified_cache.testing.storage_contract import listing
 
 PAGE_SIZE = 8

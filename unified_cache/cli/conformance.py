@@ -20,7 +20,6 @@ from unified_cache.cli.text import console_on
 from unified_cache.cli.tool_calls import open_in_time_to_write
 from unified_cache.core.byte_sizes import parse_bytes
 from unified_cache.core.errors import CacheError, ConfigError, without_secrets
-from unified_cache.storage_backends.catalog import catalog_in
 from unified_cache.storage_backends.offline.listing import listed
 from unified_cache.storage_backends.offline.stores import open_to_write
 from unified_cache.storage_backends.protocol import StorageBackend
@@ -136,10 +135,7 @@ class ConformanceCommand(JsonOptions):
 def _check_empty(url: str) -> None:
     """Refuse a store that holds pages of others. It is opened without a cap, so that nothing goes."""
     with closing(open_in_time_to_write(url)) as storage:
-        catalog = catalog_in(storage)
-        if catalog is None:
-            return
-        for identity in catalog.manifests():
+        for identity in storage.manifests() or ():
             if identity not in _OWN_IDENTITIES and any(listed(storage, identity)):
                 raise ConfigError(
                     f"{without_secrets(url)} must be empty, found pages of {identity.hex()[:12]}, any of which may go; "

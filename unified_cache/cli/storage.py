@@ -21,7 +21,6 @@ from unified_cache.core.byte_sizes import parse_bytes, size_text
 from unified_cache.core.errors import CacheError, ConfigError, without_secrets
 from unified_cache.core.pool import Component, ModelLayout
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
-from unified_cache.storage_backends.catalog import UsedBetween, catalog_of
 from unified_cache.storage_backends.offline.listing import (
     FlawedObject,
     ObjectCount,
@@ -47,7 +46,7 @@ from unified_cache.storage_backends.offline.upkeep import (
     shrink,
     verify,
 )
-from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
+from unified_cache.storage_backends.protocol import StorageBackend, UsedBetween
 
 __all__ = [
     "Differences",
@@ -81,7 +80,7 @@ storage_app = typer.Typer(
 FINDINGS_SHOWN_MAX = 20
 """Flawed objects named below a table; --json names all."""
 
-_Opened = TypeVar("_Opened", bound=StorageReader)
+_Opened = TypeVar("_Opened", bound=StorageBackend)
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class StatCommand(_StoreOptions):
             found = selected(storage, self.url, self.identity)
             with objects_watched(sys.stderr, "stat", None) as watch:
                 counts = [count_objects(storage, kept.digest, watch) for kept in found]
-            used = [catalog_of(storage).used_between(kept.digest) for kept in found]
+            used = [storage.used_between(kept.digest) for kept in found]
         total = total_of(counts)
         apart = [differences(kept, found[:number]) for number, kept in enumerate(found)]
         value = {
@@ -272,11 +271,11 @@ def _examined(
     return found, results
 
 
-def _everything(storage: StorageReader) -> ObjectCount:
+def _everything(storage: StorageBackend) -> ObjectCount:
     return _counted(storage, identities_of(storage))
 
 
-def _counted(storage: StorageReader, found: Sequence[StoredIdentity]) -> ObjectCount:
+def _counted(storage: StorageBackend, found: Sequence[StoredIdentity]) -> ObjectCount:
     """Count all objects of some identities, and show how far it is."""
     with objects_watched(sys.stderr, "count", None) as watch:
         return total_of(count_objects(storage, kept.digest, watch) for kept in found)

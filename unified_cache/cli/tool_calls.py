@@ -11,8 +11,8 @@ from unified_cache.storage_backends.offline.stores import (
     open_to_read,
     open_to_write,
 )
-from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
-from unified_cache.storage_backends.wrappers.layer import Method, ReaderLayer, StorageLayer
+from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
 __all__ = ["open_in_time_to_change", "open_in_time_to_read", "open_in_time_to_write", "open_pages_in_time"]
 
@@ -23,13 +23,12 @@ SHRINK_S = 3600.0
 """Longest opening under a cap: it lists all that there is, and evicts what is too much."""
 
 Result = TypeVar("Result")
-Wrapped = TypeVar("Wrapped", bound=StorageReader)
 
 
-class _BoundedReader(ReaderLayer[Wrapped]):
-    """A store that a tool reads: each call is made on a thread of its own, left where it hangs or is interrupted."""
+class _BoundedStore(StorageLayer):
+    """A store that a tool asks: each call is made on a thread of its own, left where it hangs or is interrupted."""
 
-    def __init__(self, backend: Wrapped) -> None:
+    def __init__(self, backend: StorageBackend) -> None:
         super().__init__(backend)
         self._threads = CallThreads("tool-call", 1)
         self._is_left = False
@@ -52,18 +51,14 @@ class _BoundedReader(ReaderLayer[Wrapped]):
                 self._threads.leave(call)
 
 
-class _BoundedStore(_BoundedReader[StorageBackend], StorageLayer):
-    """A store that a tool changes."""
-
-
-def open_in_time_to_read(url: str) -> StorageReader:
+def open_in_time_to_read(url: str) -> StorageBackend:
     """Open a store as ``open_to_read``; opening it, and each call, ends within ``CALL_S``."""
-    return _BoundedReader(_within(lambda: open_to_read(url)))
+    return _BoundedStore(_within(lambda: open_to_read(url)))
 
 
-def open_pages_in_time(url: str) -> StorageReader:
+def open_pages_in_time(url: str) -> StorageBackend:
     """Open a store as ``open_pages_to_read``, bounded as ``open_in_time_to_read``."""
-    return _BoundedReader(_within(lambda: open_pages_to_read(url)))
+    return _BoundedStore(_within(lambda: open_pages_to_read(url)))
 
 
 def open_in_time_to_write(url: str, bytes_max: int | None = None) -> StorageBackend:

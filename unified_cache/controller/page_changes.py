@@ -26,8 +26,8 @@ from unified_cache.core.page import PageKey, Prompt
 from unified_cache.core.pool import PageCopies, PageNumbers, Slots, Tier
 from unified_cache.core.seal import Label
 from unified_cache.core.slots import StoredSlots
-from unified_cache.storage_backends.protocol import StorageReader
-from unified_cache.storage_backends.removals import RemovalFeed, removals_of
+from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.removals import RemovalFeed
 from unified_cache.tree import Freed, RadixTree
 from unified_cache.tree.held_runs import HeldRun, held_runs
 
@@ -134,7 +134,7 @@ class PageChanges:
         self._recorded_pages = 0
         self._pages_max = 0
         self._owner = 0
-        self._storage: StorageReader | None = None
+        self._storage: StorageBackend | None = None
         self._feed: RemovalFeed | None = None
         self._evicted: dict[tuple[str, PageKey], int] = {}
         """Objects that the store has evicted since it was last known to have them, and how many others before each."""
@@ -168,7 +168,7 @@ class PageChanges:
         self._recorded = None
         self._unsubscribe()
 
-    def follow_storage(self, storage: StorageReader | None) -> None:
+    def follow_storage(self, storage: StorageBackend | None) -> None:
         """Ask this store from now on for its evictions."""
         self._unsubscribe()
         self._storage = storage
@@ -289,7 +289,7 @@ class PageChanges:
     def _subscribe(self) -> None:
         if self._storage is not None and self._feed is None:
             with suppress(StateError):  # it tells as many others as it can
-                self._feed = removals_of(self._storage)
+                self._feed = self._storage.removals()
 
     def _unsubscribe(self) -> None:
         if self._feed is not None:

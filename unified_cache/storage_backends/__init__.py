@@ -4,7 +4,7 @@
     url        a store opened by its URL
     verified   verifies every page that is read
     wrappers   retry, deadline, circuit breaker, metrics: stores around stores
-    manifest   what a store knows about an identity; ``catalog``: the identities that it holds
+    manifest   what a store knows about an identity
     removals   pages that a store has evicted, for those who ask
     memory     ``memory:`` and ``keys_only:``
     offline    backup, prefetch, verification and upkeep of stores without an engine

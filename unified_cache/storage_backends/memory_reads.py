@@ -5,11 +5,11 @@ can do without. A copy within memory ends by itself: it is made on the caller's 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 from unified_cache.core.seal import HEADER_BYTES, Label, checksum_of, is_header_of
 
-__all__ = ["MemoryReader", "RowsPage", "RowsTarget", "memory_reader_in", "targets_of"]
+__all__ = ["MemoryReader", "RowsPage", "RowsTarget", "targets_of"]
 
 
 class RowsPage(Protocol):
@@ -26,7 +26,6 @@ class RowsPage(Protocol):
         ...
 
 
-@runtime_checkable
 class MemoryReader(Protocol):
     """A store that knows and reads pages from memory, beside what every store does."""
 
@@ -44,22 +43,6 @@ class MemoryReader(Protocol):
         may hold anything: ``get`` tells. Waits for no disk and for nobody who does; raises ClosedError alone.
         """
         ...
-
-
-@runtime_checkable
-class MemoryReaderSource(Protocol):
-    """A layer over a store whose pages may be read from memory past it."""
-
-    def memory_reader(self) -> MemoryReader | None:
-        """Return the wrapped store as one that reads pages from memory; None where it does not."""
-        ...
-
-
-def memory_reader_in(storage: object) -> MemoryReader | None:
-    """Return the store as one that reads pages from memory; None where it does not, and behind most wrappers."""
-    if isinstance(storage, MemoryReaderSource):
-        return storage.memory_reader()
-    return storage if isinstance(storage, MemoryReader) else None
 
 
 class RowsTarget(NamedTuple):

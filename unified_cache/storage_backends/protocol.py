@@ -1,30 +1,32 @@
-"""The protocol between the cache and any store of sealed pages.
+"""What the cache asks of any store of sealed pages.
 
-Batched, one version, ten methods: five of a read-only store, five more that change a store. A miss is an answer and
-says why; only a fault raises. The prefix logic (hit policies, restorable sets) lives above it, once; a backend sees
-pages one by one and knows no pool by name.
+Batched, one version. Four methods make a store; all others have a default, which does nothing or says that the store
+cannot. A miss is an answer and says why; only a fault raises. The prefix logic (hit policies, restorable sets) lives
+above it, once; a backend sees pages one by one and knows no pool by name.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
-from unified_cache.core.errors import ConfigError
+from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.pool import ModelLayout
 from unified_cache.core.seal import HEADER_BYTES, Label, PageChecksum
 from unified_cache.proto.manifest_pb2 import Manifest
+from unified_cache.storage_backends.memory_reads import MemoryReader
+from unified_cache.storage_backends.removals import RemovalFeed
 
 __all__ = [
     "Answer",
     "Capability",
     "Level",
     "PageIO",
-    "ReasonedStorage",
     "Scan",
     "StorageBackend",
-    "StorageReader",
     "StoredObject",
+    "UsedBetween",
 ]
 
 
@@ -155,38 +157,18 @@ class Scan(NamedTuple):
     """Last use of each object, larger for later, comparable within a store; empty where the store does not say."""
 
 
-class StorageReader(Protocol):
-    """Read side of a store: as much of it as a tool needs that changes nothing.
+class UsedBetween(NamedTuple):
+    """Times at which the least and the most recently used object of an identity were used, in ns since 1970."""
 
-    Every store has it. What is opened to be read alone has no more, see ``directory.front.ReadOnlyStore``.
+    oldest_ns: int
+    newest_ns: int
+
+
+class StorageBackend(ABC):
+    """A store of sealed pages; ``exists``, ``get``, ``put`` and ``remove`` are what a new one must have.
+
     Every method but close may raise StorageError, for a fault that is not one page's, and InputError, for an identity,
     a label or a cursor that cannot be one.
-    """
-
-    def capability(self) -> Capability:
-        """Return the abilities of this backend."""
-        ...
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Return for each label whether a get would, as far as is known without reading, find it: HIT if so."""
-        ...
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        """Fill each page's buffers; HIT where the whole page was read."""
-        ...
-
-    def scan(self, identity: bytes, cursor: str = "") -> Scan:
-        """List objects of one identity, a bounded number at a time, from ``cursor`` on."""
-        ...
-
-    def close(self) -> None:
-        """Wait for calls in flight and let everything go. What was stored stays where the backend keeps it."""
-        ...
-
-
-@runtime_checkable
-class StorageBackend(StorageReader, Protocol):
-    """A store of sealed pages.
 
     # Behavior
 
@@ -207,31 +189,49 @@ class StorageBackend(StorageReader, Protocol):
     * methods may be called from several threads at a time
     """
 
-    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        """Announce one identity, and the host memory its pages will be read into and written from, by pool.
+    # ---- pages -----------------------------------------------------------------------------------------------
 
-        Call it before any page of that identity is put. Idempotent.
-        """
-        ...
+    @abstractmethod
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        """Return for each label whether a get would, as far as is known without reading, find it: HIT if so."""
 
+    @abstractmethod
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        """Fill each page's buffers; HIT where the whole page was read."""
+
+    @abstractmethod
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Store pages; STORED where the page is in the store, at that level, when this returns.
 
         Raises StorageError on a fault; which pages of the batch were stored is then unknown, and putting them again
         is safe.
         """
-        ...
 
-    def touch(self, labels: Sequence[Label]) -> None:
+    @abstractmethod
+    def remove(self, labels: Sequence[Label]) -> int:
+        """Remove objects; return how many there were."""
+
+    def touch(self, labels: Sequence[Label]) -> None:  # noqa: B027 -- its default does nothing
         """Make pages recent without reading them, the first label most of all, so that a prefix ages from its tail.
 
         What is absent stays so, and a store that keeps no recency does nothing. Raises StorageError on a fault.
         """
-        ...
 
-    def remove(self, labels: Sequence[Label]) -> int:
-        """Remove objects; return how many there were."""
-        ...
+    def lengths(self, labels: Sequence[Label]) -> list[int | None] | None:
+        """Return the bytes of each object, None where there is none; None for all where the store does not say."""
+        return None
+
+    # ---- identities ------------------------------------------------------------------------------------------
+
+    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:  # noqa: B027 -- its default does nothing
+        """Announce one identity, and the host memory its pages will be read into and written from, by pool.
+
+        Call it before any page of that identity is put. Idempotent.
+        """
+
+    def scan(self, identity: bytes, cursor: str = "") -> Scan:
+        """List objects of one identity, a bounded number at a time, from ``cursor`` on."""
+        raise StorageError(f"the {self.capability().name} store does not list what it has", retryable=False)
 
     def clear(self, identity: bytes) -> int:
         """Remove every object of one identity, also those that the store has in memory; return how many there were.
@@ -239,14 +239,56 @@ class StorageBackend(StorageReader, Protocol):
         One that lay in several places may count for each. What had been put before the call is a miss after it, in a
         durable store after a crash too; what is being put meanwhile may stay.
         """
-        ...
+        removed_count, cursor, is_over = 0, "", False
+        while not is_over:
+            found = self.scan(identity, cursor)
+            removed_count += self.remove([each.label for each in found.objects])
+            cursor, is_over = found.cursor, not found.cursor
+        return removed_count
 
+    def manifests(self) -> dict[bytes, Manifest | None] | None:
+        """Return the manifest of every identity, by its digest; None where the store does not say whose pages it has.
 
-@runtime_checkable
-class ReasonedStorage(Protocol):
-    """A store that says why it declined a put."""
+        Every identity that has an object is named, and so is every one that was registered and is kept: with None
+        where its manifest is missing or cannot be read.
+        """
+        return None
+
+    def used_between(self, identity: bytes) -> UsedBetween | None:
+        """Return when objects of an identity were used, by the times by which the store evicts.
+
+        None where there are none, or nobody knows.
+        """
+        return None
+
+    # ---- the store -------------------------------------------------------------------------------------------
+
+    def capability(self) -> Capability:
+        """Return the abilities of this backend."""
+        return Capability(type(self).__name__, durable=False, bytes_max=None)
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether this process may not write the store: what is put is declined, and nothing is removed."""
+        return False
 
     @property
     def decline_reason(self) -> str:
-        """Reason of the last decline, a sentence; empty if there was none."""
-        ...
+        """Reason of the last declined put, a sentence; empty if there was none, or the store does not say."""
+        return ""
+
+    def memory_reader(self) -> MemoryReader | None:
+        """Return what reads pages from memory past all deadlines; None where the store, or a layer, has no such."""
+        return None
+
+    def removals(self) -> RemovalFeed | None:
+        """Subscribe to what leaves the store; None where it does not tell. StateError beyond ``SUBSCRIBERS_MAX``.
+
+        A page is reported when it is evicted, removed, cleared, or found damaged or another page, by any process; what
+        other processes do once this one knows of it. One that is stored again before it was reported is not. Nothing
+        is reported of a page that vanishes without the store: a crash, a disk that was emptied.
+        """
+        return None
+
+    def close(self) -> None:  # noqa: B027 -- its default does nothing
+        """Wait for calls in flight and let everything go. What was stored stays where the backend keeps it."""

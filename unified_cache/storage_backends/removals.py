@@ -1,20 +1,19 @@
 """Removals of a store, reported to those that know what it had: a publisher of KV events, or a tier under vLLM.
 
-A store evicts by itself, and a cache that put a page learns it when a get misses. One that reports more has the method
-of ``RemovalSource``; its subscribers, a few caches, ask from time to time. A store never waits for one: where more goes
+A store evicts by itself, and a cache that put a page learns it when a get misses. One that reports more has
+``removals``; its subscribers, a few caches, ask from time to time. A store never waits for one: where more goes
 than there is room for, all of it is dropped, and the next answer says so. The subscriber then knows of no page that it
 is in the store, but of those that it sees there from then on.
 """
 
 from collections.abc import Iterable
 from threading import Lock
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from unified_cache.core.errors import StateError
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.protocol import StorageReader
 
-__all__ = ["SUBSCRIBERS_MAX", "RemovalBuffer", "RemovalFeed", "RemovalSource", "Removals", "removals_of"]
+__all__ = ["SUBSCRIBERS_MAX", "RemovalBuffer", "RemovalFeed", "Removals"]
 
 LABELS_WAITING_MAX = 1 << 16
 """Labels kept for a subscriber that does not ask: some 15 MB."""
@@ -84,28 +83,6 @@ class RemovalFeed:
         self._gone = {}
 
 
-@runtime_checkable
-class RemovalSource(Protocol):
-    """A store that reports its removals.
-
-    # Behavior
-
-    * a page is reported when it is evicted, removed, cleared, or found damaged or another page, by any process
-    * a page that is stored again before it was reported is not reported
-    * what other processes do to the store is reported once this one knows of it, see the store
-    * nothing is reported of a page that vanishes without the store: a crash, a disk that was emptied
-    """
-
-    def removals(self) -> RemovalFeed | None:
-        """Add a subscriber, None where the store cannot; raise StateError beyond ``SUBSCRIBERS_MAX``."""
-        ...
-
-
-def removals_of(storage: StorageReader) -> RemovalFeed | None:
-    """Subscribe to the removals of a store; None where it does not report them. Raises as ``RemovalSource``."""
-    return storage.removals() if isinstance(storage, RemovalSource) else None
-
-
 class RemovalBuffer:
     """Store's side of its removals: what it records here, each subscriber finds in its feed. Thread-safe.
 
@@ -123,7 +100,7 @@ class RemovalBuffer:
         return any(feed.is_open for feed in self._feeds)
 
     def subscribe(self) -> RemovalFeed:
-        """Return a feed of what goes from now on, see ``RemovalSource``."""
+        """Return a feed of what goes from now on, see ``StorageBackend.removals``."""
         with self._guard:
             others = tuple(feed for feed in self._feeds if feed.is_open)
             if len(others) >= SUBSCRIBERS_MAX:

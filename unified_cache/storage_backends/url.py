@@ -29,8 +29,8 @@ from unified_cache import storage_backends
 from unified_cache.core.byte_sizes import parse_bytes
 from unified_cache.core.errors import ConfigError, StorageError, did_you_mean, without_secrets
 from unified_cache.core.extras import import_with_extra
-from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
-from unified_cache.storage_backends.wrappers.coded import ReadAloneStorage, coded
+from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.wrappers.coded import coded
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, PageCoder
 
 __all__ = ["check_storage_url", "open_storage", "split_choice"]
@@ -54,7 +54,7 @@ EXTRAS = {"az": "object", "grpc": "remote", "grpcs": "remote", "gs": "object", "
 
 logger = logging.getLogger(__name__)
 
-_Factory = Callable[[str, int | None], StorageBackend | StorageReader]
+_Factory = Callable[[str, int | None], StorageBackend]
 
 
 def open_storage(url: str, *, bytes_max: str | int | None = None, must_write: bool = False) -> StorageBackend:
@@ -73,12 +73,16 @@ def open_storage(url: str, *, bytes_max: str | int | None = None, must_write: bo
         PageCoder(choice)  # keys that cannot be had leave no store behind
     backend = factory(rest, None if bytes_max is None else parse_bytes("bytes_max", bytes_max))
     try:
-        if isinstance(backend, StorageBackend):
-            return coded(backend, choice)
-        if must_write:
-            raise StorageError(f"{without_secrets(url)} may not be written by this process", retryable=False)
-        logger.warning("%s may not be written by this process: it is read, and nothing is put", without_secrets(url))
-        return ReadAloneStorage(backend, choice)
+        if not isinstance(backend, StorageBackend):
+            raise ConfigError(
+                f"{without_secrets(url)} must open a StorageBackend of unified_cache.storage_backends.protocol, "
+                f"found {type(backend).__name__}"
+            )
+        if backend.is_read_only:
+            if must_write:
+                raise StorageError(f"{without_secrets(url)} may not be written by this process", retryable=False)
+            logger.warning("%s may not be written by this process: it is read, nothing is put", without_secrets(url))
+        return coded(backend, choice)
     except BaseException:
         backend.close()
         raise

@@ -27,7 +27,7 @@ from unified_cache.core.errors import ClosedError, InputError, StorageError
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded, seal_buffers
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend, StorageReader, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend, StoredObject
 
 __all__ = ["ROOM_BYTES_MAX", "KeysOnlyContract", "StorageContract", "blank_page", "sealed_page"]
 
@@ -77,7 +77,7 @@ def bytes_of(page: PageIO) -> bytes:
     return b"".join(page.buffers)
 
 
-def listing(storage: StorageReader, identity: bytes) -> Iterator[StoredObject]:
+def listing(storage: StorageBackend, identity: bytes) -> Iterator[StoredObject]:
     """Scan one identity to the end; a scan that never ends fails."""
     cursor = ""
     for _ in range(10_000):

@@ -9,7 +9,6 @@ import pytest
 
 from tests.support.offline import LAYOUTS, TOY, description_of, fill, open_store, prompt_of, unwatched
 from unified_cache.core.errors import ConfigError, StorageError
-from unified_cache.storage_backends.catalog import Catalog
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.file.store import FileReader
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -18,7 +17,7 @@ from unified_cache.storage_backends.offline.listing import ReadOutcome
 from unified_cache.storage_backends.offline.stores import StoredIdentity, identities_of, open_to_read
 from unified_cache.storage_backends.offline.upkeep import verify
 from unified_cache.storage_backends.packed.store import PackedReader, PackedStorage
-from unified_cache.storage_backends.protocol import Answer, Level, StorageReader
+from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
 from unified_cache.testing.storage_contract import (
     PAGE_BYTES,
     blank_page,
@@ -98,9 +97,8 @@ def filled(kind: str, path: Path) -> Path:
     return path
 
 
-def check_contents(storage: StorageReader) -> None:
+def check_contents(storage: StorageBackend) -> None:
     """List, count, read and copy all of a store."""
-    assert isinstance(storage, Catalog)
     (kept,) = identities_of(storage)
     assert (kept.digest, kept.described().layout.pools) == (KEPT.digest, LAYOUT.pools)
     found = list(listing(storage, kept.digest))

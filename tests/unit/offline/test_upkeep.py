@@ -27,7 +27,6 @@ from unified_cache.core.pool import Identity, ModelLayout
 from unified_cache.core.seal import HEADER_BYTES, Label
 from unified_cache.core.shards import NamedShard
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.offline import prompts as prompts_module
@@ -97,7 +96,7 @@ def test_reading_all_of_a_file_store_leaves_its_recency_as_it_was(tmp_path: Path
     before = {path: path.stat().st_mtime_ns for path in files}
     assert verify(storage, kept, unwatched).findings == []
     assert {path: path.stat().st_mtime_ns for path in files} == before
-    used = catalog_of(storage).used_between(kept.digest)
+    used = storage.used_between(kept.digest)
     assert used == (min(before.values()), max(before.values()))
     storage.close()
     assert {path: path.stat().st_mtime_ns for path in files} == before
@@ -108,9 +107,9 @@ def test_reading_all_of_a_packed_store_leaves_its_pages_and_their_times_of_use_a
     before = {path: path.read_bytes() for path in (tmp_path / "store").rglob("*.pack")}
     assert len(before) == len(LAYOUTS["full_swa"].pools)
     storage = open_to_read(url_of("packed", tmp_path / "store"))
-    used = catalog_of(storage).used_between(kept.digest)
+    used = storage.used_between(kept.digest)
     assert verify(storage, kept, unwatched).findings == []
-    assert catalog_of(storage).used_between(kept.digest) == used
+    assert storage.used_between(kept.digest) == used
     storage.close()
     assert {path: path.read_bytes() for path in (tmp_path / "store").rglob("*.pack")} == before
 

@@ -53,9 +53,9 @@ LINES_MAX: Mapping[str, int] = {
 FLOORS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     PACKAGE: LIBRARY + PROGRAMS,
     f"{PACKAGE}.storage_backends": (
-        ("memory_reads",),
+        ("memory_reads", "removals"),
         ("protocol", "manifest"),
-        ("common", "catalog", "removals"),
+        ("common",),
         ("directory", "wrappers"),
         ("verified",),
         ("memory", "file", "packed", "object", "mooncake", "remote"),

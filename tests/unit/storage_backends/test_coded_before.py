@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from xxhash import xxh3_64_intdigest
 
 from tests.support.bucket import LocalBucket
+from tests.support.operations import present
 from tests.unit.storage_backends.fixtures.write_coded import CODINGS, KEYS, KEYS_VARIABLE, KINDS, coded_pages
 from tests.unit.storage_backends.fixtures.write_stores import HYBRID, STORED, WINDOWED, manifests, pages_of
-from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -82,7 +82,7 @@ def check_holds(url: str, pages: Sequence[PageIO]) -> None:
 def test_every_page_reads_as_it_was_written(url: str, coding: str) -> None:
     check_holds(url + CODINGS[coding], coded_pages())
     with closing(open_storage(url)) as storage:
-        found = catalog_of(storage).manifests()
+        found = present(storage.manifests())
     assert {digest: manifest and manifest.model for digest, manifest in found.items()} == {
         WINDOWED: "fixture/windowed",
         HYBRID: "fixture/hybrid",

@@ -20,7 +20,7 @@ from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import KeysOnlyStorage, MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
-from unified_cache.storage_backends.removals import SUBSCRIBERS_MAX, RemovalBuffer, RemovalFeed, Removals, removals_of
+from unified_cache.storage_backends.removals import SUBSCRIBERS_MAX, RemovalBuffer, RemovalFeed, Removals
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
@@ -43,7 +43,7 @@ OPENERS: dict[str, Callable[[Path], StorageBackend]] = {
 
 
 def subscribed(storage: StorageBackend) -> RemovalFeed:
-    feed = removals_of(storage)
+    feed = storage.removals()
     assert feed is not None
     return feed
 
@@ -117,14 +117,14 @@ def test_each_subscriber_of_a_store_is_told_all(storage: StorageBackend) -> None
     assert late.take() == Removals(0, (label(3),))
     storage.close()
     with pytest.raises(ClosedError):
-        removals_of(storage)
+        storage.removals()
 
 
 def test_a_store_refuses_more_subscribers_than_it_can_tell() -> None:
     store = MemoryStorage()
     feeds = [subscribed(store) for _ in range(SUBSCRIBERS_MAX)]
     with pytest.raises(StateError, match="16 subscribers"):
-        removals_of(store)
+        store.removals()
     feeds[3].close()
     subscribed(store)
 
@@ -176,8 +176,8 @@ def test_wrappers_tell_what_their_store_tells(tmp_path: Path) -> None:
 def test_the_service_reports_nothing_to_its_clients() -> None:
     running = LoopbackServer.start(MemoryStorage())
     client = running.client()
-    assert removals_of(client) is None
-    assert removals_of(VerifiedStorage(client)) is None
+    assert client.removals() is None
+    assert VerifiedStorage(client).removals() is None
     client.close()
     running.stop()
 

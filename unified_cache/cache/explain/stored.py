@@ -13,9 +13,8 @@ from unified_cache.core.errors import StorageError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, Pages, all_pages
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.catalog import catalog_in
 from unified_cache.storage_backends.manifest import Description, described_by
-from unified_cache.storage_backends.protocol import Answer, StorageReader
+from unified_cache.storage_backends.protocol import Answer, StorageBackend
 
 __all__ = ["NearMatch", "near_in_store", "pages_text", "stored_pages"]
 
@@ -27,7 +26,7 @@ _StoredUnder = tuple[Prompt, bytes, str, tuple[str, ...]]
 
 
 def stored_pages(
-    storage: StorageReader, layout: ModelLayout, owners: Mapping[str, bytes], prompt: Prompt
+    storage: StorageBackend, layout: ModelLayout, owners: Mapping[str, bytes], prompt: Prompt
 ) -> list[Pages] | None:
     """Ask a store, in one call, which pages it has of every pool, by component; None where it does not say.
 
@@ -70,7 +69,11 @@ def pages_text(pages: int) -> str:
 
 
 def near_in_store(
-    storage: StorageReader, prompt: Prompt, here: Description, owners: Mapping[str, bytes], alike: Iterable[Prompt] = ()
+    storage: StorageBackend,
+    prompt: Prompt,
+    here: Description,
+    owners: Mapping[str, bytes],
+    alike: Iterable[Prompt] = (),
 ) -> list[NearMatch]:
     """Ask a store for a prompt's tokens under other identities and namespaces; nothing where it does not answer.
 
@@ -84,8 +87,7 @@ def near_in_store(
         named[b""] = Prompt(prompt.tokens, prompt.page_size, b"", media=prompt.media)
     others: list[_StoredUnder] = [(other, owners[pool], pool, prompt.differences(other)) for other in named.values()]
     try:
-        catalog = catalog_in(storage)
-        for digest, manifest in ({} if catalog is None else catalog.manifests()).items():
+        for digest, manifest in (storage.manifests() or {}).items():
             if digest in owners.values() or manifest is None:
                 continue
             with suppress(StorageError):  # nobody knows what its pages are
@@ -98,7 +100,7 @@ def near_in_store(
         return []
 
 
-def _asked(storage: StorageReader, others: Sequence[_StoredUnder]) -> Iterator[NearMatch]:
+def _asked(storage: StorageBackend, others: Sequence[_StoredUnder]) -> Iterator[NearMatch]:
     firsts = storage.exists([Label(owner, prompt.keys[0], pool) for prompt, owner, pool, _ in others])
     for (prompt, owner, pool, differs), answer in zip(others, firsts, strict=True):
         if answer is Answer.HIT:

@@ -11,7 +11,7 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.breaker import Backoff
 from unified_cache.storage_backends.common.opening import Retries
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.memory_reads import MemoryReader, memory_reader_in
+from unified_cache.storage_backends.memory_reads import MemoryReader
 from unified_cache.storage_backends.protocol import Capability, StorageBackend
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard
@@ -43,7 +43,7 @@ class OpenedStore:
         verified = VerifiedStorage(checked)
         named = replace(capability, name=name or capability.name)
         guard = StorageGuard(verified, named, config, clock)
-        return cls(verified, guard, capability, memory_reader_in(backend))
+        return cls(verified, guard, capability, backend.memory_reader())
 
 
 class _Registration:

@@ -60,7 +60,7 @@ from unified_cache.storage_backends.common.call_threads import LOOK_S, CallThrea
 from unified_cache.storage_backends.common.opening import StoreOpening
 from unified_cache.storage_backends.memory_reads import MemoryReader
 from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
-from unified_cache.storage_backends.removals import RemovalFeed, Removals, removals_of
+from unified_cache.storage_backends.removals import RemovalFeed, Removals
 from unified_cache.storage_backends.url import check_storage_url, open_storage
 from unified_cache.storage_backends.wrappers import Method
 
@@ -292,7 +292,7 @@ class EngineStore:
         with self._subscribing:
             opened = self._opening.store
             if self._feed is None and opened is not None and not self._closed:
-                self._feed = removals_of(opened.guard)
+                self._feed = opened.guard.removals()
             return None if self._feed is None else self._feed.take()
 
     def counts(self) -> EngineStoreCounts:

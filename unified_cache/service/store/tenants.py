@@ -17,7 +17,6 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.proto.wire.calls import RETRY_AFTER
 from unified_cache.service.access.callers import Observer, Refused
 from unified_cache.service.access.usage import TenantUsage
-from unified_cache.storage_backends.catalog import catalog_in
 from unified_cache.storage_backends.manifest import described_by, tenant_of
 from unified_cache.storage_backends.protocol import (
     Answer,
@@ -186,9 +185,8 @@ class TenantStore:
         return self._store.scan(identity, cursor)
 
     def manifests(self) -> list[Manifest]:
-        """Return the manifests that the store has, of all tenants, as it names them; none where it keeps no catalog."""
-        catalog = catalog_in(self._store)
-        return [] if catalog is None else [each for each in catalog.manifests().values() if each is not None]
+        """Return the manifests that the store has, of all tenants, as it names them; none where it names none."""
+        return [each for each in (self._store.manifests() or {}).values() if each is not None]
 
     def count_stored(self, stop: Event) -> None:
         """Count what the store holds from before, until it could be listed or ``stop`` is set; say why it could not."""
@@ -279,8 +277,8 @@ class TenantStore:
 
     def _count_stored(self, stop: Event) -> bool:
         """List the identities of every tenant; return whether all of them are counted."""
-        catalog = catalog_in(self._store)
-        if catalog is None:
+        stored = self._store.manifests()
+        if stored is None:
             capability = self._store.capability()
             if not capability.exists_costs_io:
                 return True  # in the memory of this process, which began empty
@@ -289,7 +287,7 @@ class TenantStore:
             return False
         identities: defaultdict[str, list[Manifest]] = defaultdict(list)
         unread_count = 0
-        for manifest in catalog.manifests().values():
+        for manifest in stored.values():
             if manifest is None:
                 unread_count += 1
             elif tenant := tenant_of(manifest):

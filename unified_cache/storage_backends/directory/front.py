@@ -11,7 +11,7 @@ last question mark are options; a directory with one in its name is written with
 
 import logging
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ from unified_cache.storage_backends.directory.root import (
     write_manifest,
 )
 from unified_cache.storage_backends.memory_reads import RowsTarget
-from unified_cache.storage_backends.protocol import Answer, Capability, PageIO
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, StorageBackend
 from unified_cache.storage_backends.removals import RemovalBuffer, RemovalFeed
 
 __all__ = [
@@ -288,7 +288,7 @@ class StoreCounts:
     """Files of a ``packed:`` store that could not be read when it was opened: misses until the next time."""
 
 
-class DirectoryReader(ABC):
+class DirectoryReader(StorageBackend):
     """A store in a directory, as one who changes nothing sees it. Thread-safe."""
 
     def __init__(self, disk: Disk, path: Path, root_fd: int, store_format: StoreFormat, opened: str = "") -> None:
@@ -351,6 +351,28 @@ class ReadOnlyStore(DirectoryReader):
                 taken_bytes=self.taken_bytes,
             )
 
+    @property
+    def is_read_only(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def decline_reason(self) -> str:
+        """That nothing can be put."""
+        return "this process may not write the store"
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        """Decline every page."""
+        return [Answer.DECLINED] * len(pages)
+
+    def remove(self, labels: Sequence[Label]) -> int:
+        """Remove nothing: a damaged page stays, and is refused again."""
+        return 0
+
+    def clear(self, identity: bytes) -> int:
+        """Raise StorageError."""
+        raise StorageError(f"{self._path} may not be written by this process", retryable=False)
+
     @abstractmethod
     def taken_bytes(self, object_bytes: int) -> int:
         """Return what an object of a length takes of its writer's cap."""
@@ -405,6 +427,14 @@ class DirectoryStorage(DirectoryReader):
                 if not self._evict_for_fault(()):
                     raise
                 write_manifest(self._root, manifest)
+
+    def memory_reader(self) -> "DirectoryStorage":
+        """Return itself: what the system has in memory is read without a wait."""
+        return self
+
+    @abstractmethod
+    def knows(self, labels: Sequence[Label]) -> list[bool]:
+        """See ``MemoryReader.knows``."""
 
     def read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:
         """Read pages that the system has in memory into their rows; a page that came becomes recent.

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
-from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, page_bytes
 from unified_cache.storage_backends.common.names import check_label, check_scan, parse_page_name
 from unified_cache.storage_backends.directory.disk import (
@@ -42,7 +41,7 @@ from unified_cache.storage_backends.directory.disk import (
 from unified_cache.storage_backends.directory.page_reads import DirectReads, PageReads, Place
 from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE, StoreRoot, is_whole
 from unified_cache.storage_backends.memory_reads import RowsTarget
-from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
+from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject, UsedBetween
 
 __all__ = ["FILES_OPEN_MAX", "ListedObject", "OpenDirectories", "PageReader", "objects_in", "place_of"]
 

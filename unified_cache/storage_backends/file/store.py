@@ -19,7 +19,6 @@ from pathlib import Path
 
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import Label, is_sealed
-from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.directory.disk import (
     READ_FLAGS,
@@ -75,7 +74,7 @@ from unified_cache.storage_backends.file.page_reader import (
 )
 from unified_cache.storage_backends.file.quota import FileQuota, OpenCounter
 from unified_cache.storage_backends.memory_reads import RowsTarget
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject, UsedBetween
 
 __all__ = ["FileReader", "FileStorage", "open_url"]
 

@@ -21,7 +21,6 @@ from google.protobuf.json_format import MessageToJson, Parse, ParseError
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX
 from unified_cache.storage_backends.common.names import check_identity, check_scan, parse_page_name
@@ -37,7 +36,15 @@ from unified_cache.storage_backends.mooncake.client import (
 )
 from unified_cache.storage_backends.mooncake.endpoints import ReplicaLocation
 from unified_cache.storage_backends.mooncake.native import ResultCode
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
+from unified_cache.storage_backends.protocol import (
+    Answer,
+    Capability,
+    Level,
+    PageIO,
+    Scan,
+    StorageBackend,
+    StoredObject,
+)
 
 __all__ = ["ManifestObjects", "MooncakeStorage", "identity_in", "open_url"]
 
@@ -48,7 +55,7 @@ CALL_BYTES = 64 << 20
 nodes. Nothing is lost by it: a page from the network lies in another core's cache, whatever its size."""
 
 
-class MooncakeStorage:
+class MooncakeStorage(StorageBackend):
     """Keep sealed pages in the memory of a cluster's nodes.
 
     Thread-safe. Calls are bounded by the client's own timeouts, see ``native.ENVIRONMENT``, and further by
@@ -185,10 +192,6 @@ class MooncakeStorage:
                 with suppress(StorageError):
                     found[identity] = self._manifests.read(identity)
             return found
-
-    def used_between(self, identity: bytes) -> UsedBetween | None:
-        """Return None: the master does not say when an object was used."""
-        return None
 
     def close(self) -> None:
         """Wait for calls in flight and release the slabs. The client stays, for the process's next store."""

@@ -26,14 +26,21 @@ from google.protobuf.json_format import MessageToJson
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.seal import HEADER_BYTES, Label, is_sealed, may_be_coded
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, page_bytes
 from unified_cache.storage_backends.common.names import IDENTITY_BYTES, check_identity, check_scan, parse_page_name
 from unified_cache.storage_backends.manifest import MANIFEST_BYTES_MAX, is_sound, parsed_manifest
 from unified_cache.storage_backends.object.address import BucketAddress, address_of_url, open_bucket
 from unified_cache.storage_backends.object.client import Bucket, ForbiddenError, Item, RequestThreads
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
+from unified_cache.storage_backends.protocol import (
+    Answer,
+    Capability,
+    Level,
+    PageIO,
+    Scan,
+    StorageBackend,
+    StoredObject,
+)
 
 __all__ = ["ObjectStorage", "open_az_url", "open_gs_url", "open_s3_url"]
 
@@ -55,7 +62,7 @@ CALL_BYTES = 64 << 20
 """Asked for in one get, so that its requests follow each other without a pause."""
 
 
-class ObjectStorage:
+class ObjectStorage(StorageBackend):
     """Keep sealed pages in a bucket. Thread-safe.
 
     Requests of a call are made side by side, each bounded by its own timeout; the whole call is not, so it needs a
@@ -191,10 +198,6 @@ class ObjectStorage:
             found = self._requests.each(identities, self._manifest)
             read = [each if isinstance(each, Manifest) else None for each in found]
             return dict(zip(identities, read, strict=True))
-
-    def used_between(self, identity: bytes) -> UsedBetween | None:
-        """Return None: a bucket does not say when an object was used."""
-        return None
 
     def close(self) -> None:
         """Wait for calls in flight and release the threads."""

@@ -31,7 +31,7 @@ from unified_cache.storage_backends.offline.listing import (
     take_inventory,
 )
 from unified_cache.storage_backends.offline.upkeep import Watch
-from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend, StorageReader, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend, StoredObject
 
 __all__ = [
     "CopyPlan",
@@ -84,7 +84,7 @@ class CopyResult:
 class Copying:
     """Copies objects of one identity between two stores and counts them."""
 
-    def __init__(self, source: StorageReader, target: StorageBackend, pools: ObjectPools, watch: Watch) -> None:
+    def __init__(self, source: StorageBackend, target: StorageBackend, pools: ObjectPools, watch: Watch) -> None:
         self._source = source
         self._target = target
         self._watch = watch
@@ -173,7 +173,7 @@ class CopyPlan:
     """Objects of the target with a wrong length, to be replaced by objects that are copied."""
 
 
-def plan_identity(source: StorageReader, target: StorageBackend, description: Description) -> CopyPlan:
+def plan_identity(source: StorageBackend, target: StorageBackend, description: Description) -> CopyPlan:
     """Compare the objects of one identity in two stores. One scan each, no reads; some 400 bytes of memory a page.
 
     Objects that the target has at their right length are not copied, nor read: scrub the target if you doubt them.
@@ -197,7 +197,7 @@ def plan_identity(source: StorageReader, target: StorageBackend, description: De
 
 
 def copy_identity(
-    source: StorageReader, target: StorageBackend, description: Description, plan: CopyPlan, watch: Watch
+    source: StorageBackend, target: StorageBackend, description: Description, plan: CopyPlan, watch: Watch
 ) -> CopyResult:
     """Copy the objects of a plan. If that fails, what was copied stays: plan and copy again to go on."""
     identity = description.identity.digest(description.layout)
@@ -219,7 +219,7 @@ def chunks(tasks: Iterable[CopyTask]) -> Iterator[list[CopyTask]]:
         yield chunk
 
 
-def exist(storage: StorageReader, labels: Sequence[Label]) -> list[Answer]:
+def exist(storage: StorageBackend, labels: Sequence[Label]) -> list[Answer]:
     """Return for each label whether a store has it, asking for a bounded number at a time."""
     return [
         found
@@ -247,7 +247,7 @@ class Prefetched:
 class PrefixPlan:
     """Prompts, and the objects of their pages that two stores hold; no page was read."""
 
-    source: StorageReader
+    source: StorageBackend
     target: StorageBackend
     description: Description
     pools: ObjectPools
@@ -257,7 +257,7 @@ class PrefixPlan:
 
 
 def plan_backup(
-    source: StorageReader, target: StorageBackend, description: Description, prompts: Sequence[Prompt]
+    source: StorageBackend, target: StorageBackend, description: Description, prompts: Sequence[Prompt]
 ) -> PrefixPlan:
     """Look for every page of the prompts' chains, in every pool, also beyond what can be restored.
 
@@ -269,7 +269,7 @@ def plan_backup(
 
 
 def plan_prefetch(
-    source: StorageReader, target: StorageBackend, description: Description, prompts: Sequence[Prompt]
+    source: StorageBackend, target: StorageBackend, description: Description, prompts: Sequence[Prompt]
 ) -> PrefixPlan:
     """Look for the longest prefix of each prompt that both stores together can complete.
 
@@ -318,7 +318,7 @@ class PromptChain:
     """Pages of one prompt, and the objects of them that two stores are known to hold."""
 
     def __init__(
-        self, prompt: Prompt, layout: ModelLayout, pools: ObjectPools, source: StorageReader, target: StorageBackend
+        self, prompt: Prompt, layout: ModelLayout, pools: ObjectPools, source: StorageBackend, target: StorageBackend
     ) -> None:
         self._layout = layout
         self._pools = pools
@@ -383,7 +383,7 @@ class PromptChain:
     def _shape(self) -> tuple[int, int]:
         return len(self._pools.specs), self.prompt.pages_count
 
-    def _look(self, storage: StorageReader) -> Presence:
+    def _look(self, storage: StorageBackend) -> Presence:
         labels = [self._pools.label(key, bit) for bit in range(len(self._pools.specs)) for key in self.prompt.keys]
         return np.array(exist(storage, labels), np.bool_).reshape(self._shape)
 
@@ -396,7 +396,7 @@ class PromptChain:
 
 
 def _looked_for(
-    source: StorageReader, target: StorageBackend, description: Description, prompts: Sequence[Prompt]
+    source: StorageBackend, target: StorageBackend, description: Description, prompts: Sequence[Prompt]
 ) -> PrefixPlan:
     layout = description.layout
     layout.check_page_sizes({pool.name for pool in layout.pools})

@@ -5,16 +5,15 @@ from dataclasses import dataclass
 
 from unified_cache.core.errors import ConfigError, StorageError, without_secrets
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.directory.disk import StorageFaults
 from unified_cache.storage_backends.directory.front import parse_address
 from unified_cache.storage_backends.file.store import FileReader, FileStorage
 from unified_cache.storage_backends.manifest import Description, described_by
 from unified_cache.storage_backends.packed.store import PackedReader, PackedStorage
-from unified_cache.storage_backends.protocol import StorageBackend, StorageReader
+from unified_cache.storage_backends.protocol import StorageBackend
 from unified_cache.storage_backends.url import open_storage, split_choice
 from unified_cache.storage_backends.wrappers import CheckedStorage
-from unified_cache.storage_backends.wrappers.coded import CodedReader
+from unified_cache.storage_backends.wrappers.coded import CodedStorage
 
 __all__ = [
     "StoredIdentity",
@@ -104,7 +103,7 @@ def has_cap_of_its_own(url: str) -> bool:
     return url.partition(":")[0] in SHARED_STORES
 
 
-def open_to_read(url: str) -> StorageReader:
+def open_to_read(url: str) -> StorageBackend:
     """Open a store that must be there already, to read its objects as they are, coded or not; the caller closes it.
 
     A store in a directory is not changed in any way, and may be in use, on a mount that cannot be written, or somebody
@@ -117,7 +116,7 @@ def open_to_read(url: str) -> StorageReader:
     return open_to_write(split_choice(url)[0])
 
 
-def open_pages_to_read(url: str) -> StorageReader:
+def open_pages_to_read(url: str) -> StorageBackend:
     """Open a store as ``open_to_read`` to read its pages, decoded as the URL says.
 
     Raises besides ConfigError where the keys that the URL names cannot be had.
@@ -126,23 +125,28 @@ def open_pages_to_read(url: str) -> StorageReader:
         return open_to_write(url)
     objects = open_to_read(url)
     try:
-        return CodedReader(objects, split_choice(url)[1])
+        return CodedStorage(objects, split_choice(url)[1])
     except BaseException:
         objects.close()
         raise
 
 
-def identities_of(storage: StorageReader) -> list[StoredIdentity]:
-    """List the identities of a store, in the order of their digests; raise ConfigError where it has no catalog."""
-    return [_kept(digest, manifest) for digest, manifest in sorted(catalog_of(storage).manifests().items())]
+def identities_of(storage: StorageBackend) -> list[StoredIdentity]:
+    """List the identities of a store, in the order of their digests; raise ConfigError where it names none."""
+    found = storage.manifests()
+    if found is None:
+        raise ConfigError(
+            f"a store must say whose pages it holds, {storage.capability().name} has no manifests(); name a file: store"
+        )
+    return [_kept(digest, manifest) for digest, manifest in sorted(found.items())]
 
 
-def selected(storage: StorageReader, url: str, wanted: str | None) -> list[StoredIdentity]:
+def selected(storage: StorageBackend, url: str, wanted: str | None) -> list[StoredIdentity]:
     """Return the identities of a store, or the one that ``choose`` returns for ``wanted``."""
     return identities_of(storage) if wanted is None else [choose(storage, url, wanted)]
 
 
-def choose(storage: StorageReader, url: str, wanted: str | None) -> StoredIdentity:
+def choose(storage: StorageBackend, url: str, wanted: str | None) -> StoredIdentity:
     """Return the identity whose digest begins with ``wanted`` in hex, or the only one; else raise ConfigError."""
     found = identities_of(storage)
     matching = [kept for kept in found if wanted is None or kept.digest.hex().startswith(wanted.lower())]

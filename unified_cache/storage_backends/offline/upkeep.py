@@ -28,7 +28,7 @@ from unified_cache.storage_backends.offline.listing import (
     unwatched,
 )
 from unified_cache.storage_backends.offline.stores import StoredIdentity, Undescribed
-from unified_cache.storage_backends.protocol import PageIO, StorageBackend, StorageReader, StoredObject
+from unified_cache.storage_backends.protocol import PageIO, StorageBackend, StoredObject
 
 __all__ = ["Garbage", "Verification", "Watch", "clear", "collect", "find_garbage", "scrub", "shrink", "verify"]
 
@@ -53,7 +53,7 @@ class Verification:
         return sum(finding.outcome is outcome for finding in self.findings)
 
 
-def verify(storage: StorageReader, kept: StoredIdentity, watch: Watch) -> Verification:
+def verify(storage: StorageBackend, kept: StoredIdentity, watch: Watch) -> Verification:
     """Read and verify every object of an identity; change nothing.
 
     An object is flawed where its seal names another page, its checksum does not hold, or its pool or length are not
@@ -92,7 +92,7 @@ class Garbage:
         return self.misfits + self.incomplete
 
 
-def find_garbage(storage: StorageReader, identity: bytes, layout: ModelLayout, watch: Watch = unwatched) -> Garbage:
+def find_garbage(storage: StorageBackend, identity: bytes, layout: ModelLayout, watch: Watch = unwatched) -> Garbage:
     """Find the objects that no engine can use. One scan, no reads.
 
     A listing has pools, lengths and which objects a page has. It does not have a page's parent, so that pages whose
@@ -183,7 +183,7 @@ def _remove(storage: StorageBackend, labels: list[Label]) -> int:
     )
 
 
-def _examined(storage: StorageReader, kept: StoredIdentity) -> Iterator[list[ReadObject]]:
+def _examined(storage: StorageBackend, kept: StoredIdentity) -> Iterator[list[ReadObject]]:
     """Read every object of an identity, a batch at a time; objects of a wrong pool or length are flawed unread."""
     pools = None if isinstance(kept.description, Undescribed) else ObjectPools(kept.digest, kept.description.layout)
     for batch in batches(found for objects in listed(storage, kept.digest) for found in objects):

@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import HEADER_BYTES, Label, is_sealed, may_be_coded
-from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, StoreLru, page_bytes
 from unified_cache.storage_backends.common.names import check_label, check_scan
 from unified_cache.storage_backends.directory.disk import (
@@ -76,7 +75,7 @@ from unified_cache.storage_backends.packed.segment import (
     taken_bytes,
 )
 from unified_cache.storage_backends.packed.segments import SegmentFiles
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject, UsedBetween
 
 __all__ = ["PackedReader", "PackedStorage", "open_url"]
 

@@ -31,12 +31,19 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.proto.wire.calls import Call, parsed
 from unified_cache.proto.wire.names import labels_in, named_runs
 from unified_cache.proto.wire.parts import decoded, parts_of
-from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.bounded_call import time_left_s
 from unified_cache.storage_backends.common.breaker import Backoff
 from unified_cache.storage_backends.common.calls import CallsInFlight
 from unified_cache.storage_backends.common.lru import page_bytes
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject
+from unified_cache.storage_backends.protocol import (
+    Answer,
+    Capability,
+    Level,
+    PageIO,
+    Scan,
+    StorageBackend,
+    StoredObject,
+)
 from unified_cache.storage_backends.remote.reasons import answers_of
 from unified_cache.storage_backends.remote.scatter import ScatterReader
 from unified_cache.storage_backends.remote.server import (
@@ -159,7 +166,7 @@ def _run_of(page: PageIO) -> tuple[bytes, str, int]:
     return page.label.identity, page.label.pool, page_bytes(page)
 
 
-class RemoteStorage:
+class RemoteStorage(StorageBackend):
     """Exchange sealed pages with servers. Exists, get and put are tried elsewhere where a server fails; remove is not.
 
     Pages that no server answers for are UNAVAILABLE where others of their batch were answered; where none was, the last
@@ -372,10 +379,6 @@ class RemoteStorage:
                     found[manifest.identity] = manifest
                     self._manifests.setdefault(manifest.identity, manifest)
             return found
-
-    def used_between(self, identity: bytes) -> UsedBetween | None:
-        """Return None: a service does not say when a page was used."""
-        return None
 
     def close(self) -> None:
         """Wait for calls in flight, then close the connections."""

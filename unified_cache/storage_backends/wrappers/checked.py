@@ -7,7 +7,6 @@ from unified_cache.core.errors import StorageError
 from unified_cache.core.page import PAGE_KEY_BYTES
 from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.catalog import UsedBetween
 from unified_cache.storage_backends.common.names import IDENTITY_BYTES
 from unified_cache.storage_backends.protocol import (
     Answer,
@@ -16,6 +15,7 @@ from unified_cache.storage_backends.protocol import (
     PageIO,
     Scan,
     StoredObject,
+    UsedBetween,
 )
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
@@ -108,9 +108,12 @@ def _is_object_of(listed: object, identity: bytes) -> bool:
 
 
 def _are_manifests(found: object) -> bool:
-    return isinstance(found, dict) and all(
-        isinstance(digest, bytes) and len(digest) == IDENTITY_BYTES and isinstance(manifest, Manifest | None)
-        for digest, manifest in found.items()
+    return found is None or (
+        isinstance(found, dict)
+        and all(
+            isinstance(digest, bytes) and len(digest) == IDENTITY_BYTES and isinstance(manifest, Manifest | None)
+            for digest, manifest in found.items()
+        )
     )
 
 
@@ -141,7 +144,7 @@ RULES = {
         lambda found: isinstance(found, Scan) and isinstance(found.objects, list) and isinstance(found.cursor, str),
         "a Scan of a list of StoredObject and a cursor that is text",
     ),
-    Method.MANIFESTS: Rule(_are_manifests, f"a dict of Manifest or None by digest, {IDENTITY_BYTES} bytes"),
+    Method.MANIFESTS: Rule(_are_manifests, f"None, or a dict of Manifest or None by digest, {IDENTITY_BYTES} bytes"),
     Method.USED_BETWEEN: Rule(
         lambda found: (
             found is None or (isinstance(found, UsedBetween) and all(isinstance(each, int) for each in found))

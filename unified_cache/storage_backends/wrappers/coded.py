@@ -14,25 +14,23 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import Protocol, runtime_checkable
 
 from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.manifest import is_sound, owner_of
-from unified_cache.storage_backends.memory_reads import MemoryReader, memory_reader_in
+from unified_cache.storage_backends.memory_reads import MemoryReader
 from unified_cache.storage_backends.protocol import (
     Answer,
     Level,
     PageIO,
     StorageBackend,
-    StorageReader,
 )
-from unified_cache.storage_backends.wrappers.layer import ReaderLayer, StorageLayer
+from unified_cache.storage_backends.wrappers.layer import StorageLayer
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, PageCoder, Undecoded
 
-__all__ = ["CodedReader", "CodedStorage", "ReadAloneStorage", "SizedObjects", "coded"]
+__all__ = ["CodedStorage", "coded"]
 
 UNREADABLE_MAX = 1 << 16
 """Names kept of objects that cannot be read here, and are put again: some 15 MB."""
@@ -50,22 +48,13 @@ LEFT = frozenset({Undecoded.UNENCRYPTED, Undecoded.NO_KEY, Undecoded.NO_CODEC, U
 """Objects that somebody else may be able to read: they stay, until the page is put again."""
 
 
-@runtime_checkable
-class SizedObjects(Protocol):
-    """A store that says how long its objects are, beside what every store does."""
-
-    def lengths(self, labels: Sequence[Label]) -> list[int | None]:
-        """Return the bytes of each object, None where there is none; raise StorageError on a fault."""
-        ...
-
-
 def coded(backend: StorageBackend, choice: CodingChoice | None) -> StorageBackend:
     """Put the layer over a store that asks for it, or that may hold coded pages of others.
 
     Raises:
         ConfigError: the store does not say how long its objects are, or the choice cannot be made.
     """
-    if isinstance(backend, SizedObjects):
+    if backend.lengths(()) is not None:
         return CodedStorage(backend, choice) if choice is not None or backend.capability().durable else backend
     if choice is None:
         return backend
@@ -75,21 +64,20 @@ def coded(backend: StorageBackend, choice: CodingChoice | None) -> StorageBacken
     )
 
 
-class CodedReader(ReaderLayer[StorageReader]):
-    """Reads pages however they were stored, and changes nothing. It owns the store. Thread-safe where that is.
+class CodedStorage(StorageLayer):
+    """Store pages compressed, encrypted or both, and read them however they were stored, removing what is no page.
 
-    What is not the page that was asked for is a miss, counted by its reason.
+    What is not the page that was asked for is a miss, counted by its reason. It owns the wrapped backend. Thread-safe
+    where the backend is; pages are coded on the caller's thread.
     """
 
     def __init__(
-        self, store: StorageReader, choice: CodingChoice | None, clock: Callable[[], float] = time.monotonic
+        self, backend: StorageBackend, choice: CodingChoice | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Raise as ``PageCoder``."""
-        assert isinstance(store, SizedObjects), "what is opened by ``coded`` says how long its objects are"
-        super().__init__(store)
-        self.lengths = store.lengths
-        self.coder = PageCoder(CodingChoice() if choice is None else choice, clock)
-        self.unreadable: set[Label] = set()
+        """Raise as ``PageCoder``. Without a choice pages are stored as they are. ``clock`` gives seconds."""
+        super().__init__(backend)
+        self._coder = PageCoder(CodingChoice() if choice is None else choice, clock)
+        self._unreadable: set[Label] = set()
         """Objects that cannot be read here; with one more than ``UNREADABLE_MAX`` all are forgotten."""
         self._clock = clock
         self._tried = (clock(), 0)
@@ -98,19 +86,33 @@ class CodedReader(ReaderLayer[StorageReader]):
         self._guard = Lock()
 
     @property
+    def backend(self) -> StorageBackend:
+        """The wrapped store."""
+        return self._backend
+
+    def memory_reader(self) -> MemoryReader | None:
+        """Return what reads pages of the wrapped store from memory, as they are; None where none is believed."""
+        return None if self._coder.is_encrypting else self._backend.memory_reader()
+
+    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
+        """Announce an identity to the wrapped backend, and learn whose it is."""
+        self.own((manifest.identity,), owner_of(manifest.model))
+        super().register(manifest, slabs)
+
+    @property
     def undecoded_counts(self) -> dict[Undecoded, int]:
         """Objects that were none of the pages asked for, by reason; a copy."""
         with self._guard:
             return dict(self._counts)
 
-    def count(self, reasons: Iterable[Undecoded]) -> None:
+    def _count(self, reasons: Iterable[Undecoded]) -> None:
         """Count objects that are none of the pages asked for, and pages that cannot be encoded."""
         with self._guard:
             self._counts.update(reasons)
 
     def own(self, identities: Iterable[bytes], owner: str) -> None:
         """Remember whose pages those of some identities are, as who asks for them says."""
-        if self.coder.is_encrypting:
+        if self._coder.is_encrypting:
             with self._guard:
                 for identity in identities:
                     self._owners[identity] = owner
@@ -118,9 +120,9 @@ class CodedReader(ReaderLayer[StorageReader]):
                 while len(self._owners) > OWNERS_MAX:
                     self._owners.popitem(last=False)
 
-    def owners_of(self, pages: Iterable[PageIO]) -> dict[bytes, str]:
+    def _owners_of(self, pages: Iterable[PageIO]) -> dict[bytes, str]:
         """Return the owners of the identities of some pages, as far as they are known, and keep them."""
-        if not self.coder.is_encrypting:
+        if not self._coder.is_encrypting:
             return {}
         with self._guard:
             found = {page.label.identity for page in pages} & self._owners.keys()
@@ -128,37 +130,43 @@ class CodedReader(ReaderLayer[StorageReader]):
                 self._owners.move_to_end(identity)
             return {identity: self._owners[identity] for identity in found}
 
-    def manifests(self) -> dict[bytes, Manifest | None]:
+    def manifests(self) -> dict[bytes, Manifest | None] | None:
         """Return the manifest of every identity; one under its own digest says whose the pages are."""
         found = super().manifests()
-        for identity, manifest in found.items():
-            if self.coder.is_encrypting and manifest is not None and is_sound(manifest, identity):
+        for identity, manifest in (found or {}).items():
+            if self._coder.is_encrypting and manifest is not None and is_sound(manifest, identity):
                 self.own((identity,), owner_of(manifest.model))
         return found
 
-    def forget_unreadable(self) -> None:
+    def _forget_unreadable(self) -> None:
         """Forget what could not be read, ``FORGOTTEN_S`` after the last time, and as soon as keys were read again."""
-        now_s, readings_count = self._clock(), self.coder.refresh()
+        now_s, readings_count = self._clock(), self._coder.refresh()
         tried_s, tried_readings_count = self._tried
         if now_s - tried_s >= FORGOTTEN_S or readings_count != tried_readings_count:
             self._tried = (now_s, readings_count)
             with self._guard:
-                self.unreadable.clear()
+                self._unreadable.clear()
 
     def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Ask the store; what is known to be unreadable here is a miss."""
-        if self.unreadable:
-            self.forget_unreadable()
+        """Ask the wrapped backend; what is known to be unreadable here is a miss."""
+        if not self._unreadable:
+            return self._backend.exists(labels)
+        self._forget_unreadable()
         found = self._backend.exists(labels)
-        return [Answer.MISS if label in self.unreadable else each for label, each in zip(labels, found, strict=True)]
+        return [Answer.MISS if label in self._unreadable else each for label, each in zip(labels, found, strict=True)]
 
     def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        """Fill each page's buffers; what is no page stays."""
-        answers = [Answer.UNAVAILABLE] * len(pages) if self.coder.is_coding else self._backend.get(pages)
-        self.read_coded(pages, answers)
+        """Fill each page's buffers, from an object as it is or a coded one; remove what is no page."""
+        # A store answers UNAVAILABLE for a page that is coded. Where most are, none is tried as it is.
+        answers = [UNAVAILABLE] * len(pages) if self._coder.is_coding else self._backend.get(pages)
+        if UNAVAILABLE in answers:
+            flawed = self._read_coded(pages, answers)
+            if flawed:
+                with suppress(StorageError):  # it is found flawed again by the next get
+                    self._backend.remove(flawed)
         return answers
 
-    def read_coded(self, pages: Sequence[PageIO], answers: list[Answer]) -> list[Label]:
+    def _read_coded(self, pages: Sequence[PageIO], answers: list[Answer]) -> list[Label]:
         """Fill the buffers of the pages that are UNAVAILABLE so far, and complete ``answers``.
 
         Return which objects prove to be no pages and are to be removed.
@@ -167,154 +175,70 @@ class CodedReader(ReaderLayer[StorageReader]):
         objects: dict[int, PageIO] = {}
         refused: dict[int, Undecoded] = {}
         try:
-            lengths = self.lengths([pages[number].label for number in left])
+            lengths = self._backend.lengths([pages[number].label for number in left])
         except StorageError:
-            if self.coder.is_coding:
+            if self._coder.is_coding:
                 raise
             return []  # the other pages of the batch have their answers
+        assert lengths is not None, "``coded`` has asked whether the store says how long its objects are"
         for number, length in zip(left, lengths, strict=True):
             page, wanted = pages[number], page_bytes(pages[number])
             if length is not None and may_be_coded(wanted - HEADER_BYTES, length):
                 objects[number] = PageIO(page.label, (memoryview(bytearray(length)),))
-            elif not self.coder.is_coding:
+            elif not self._coder.is_coding:
                 continue  # it was asked for as it is
-            elif not self.coder.is_encrypting:
+            elif not self._coder.is_encrypting:
                 objects[number] = page
             elif length is None:
                 answers[number] = Answer.MISS
             else:
                 refused[number] = Undecoded.UNENCRYPTED if length == wanted else Undecoded.DAMAGED
         found = self._backend.get(list(objects.values())) if objects else ()
-        owners = self.owners_of(objects.values())
+        owners = self._owners_of(objects.values())
         for number, answer in zip(objects, found, strict=True):
             answers[number], page = answer, pages[number]
             if answer is Answer.HIT and objects[number] is not page:
                 (stored,) = objects[number].buffers
-                reason = self.coder.decode(stored, page, owners.get(page.label.identity))
+                reason = self._coder.decode(stored, page, owners.get(page.label.identity))
                 if reason is not None:
                     refused[number] = reason
         return self._refuse(pages, refused, answers) if refused else []
 
     def _refuse(self, pages: Sequence[PageIO], refused: Mapping[int, Undecoded], answers: list[Answer]) -> list[Label]:
         """Count and answer objects that are not the pages asked for; return those that nobody can read."""
-        self.count(refused.values())
+        self._count(refused.values())
         # Who has no keys at all does not know what is there; who has some knows that it is none of theirs.
-        unread = Answer.MISS if self.coder.is_encrypting else Answer.UNAVAILABLE
+        unread = Answer.MISS if self._coder.is_encrypting else Answer.UNAVAILABLE
         left = {number for number, reason in refused.items() if reason in LEFT}
         for number in refused:
             answers[number] = unread if number in left else Answer.FLAWED
-        self.forget_unreadable()
+        self._forget_unreadable()
         with self._guard:
-            if len(self.unreadable) + len(left) > UNREADABLE_MAX:
-                self.unreadable.clear()
-            self.unreadable.update(pages[number].label for number in left if refused[number] is not Undecoded.NO_OWNER)
+            if len(self._unreadable) + len(left) > UNREADABLE_MAX:
+                self._unreadable.clear()
+            self._unreadable.update(pages[number].label for number in left if refused[number] is not Undecoded.NO_OWNER)
         return [pages[number].label for number in refused if number not in left]
 
-    def take_unreadable(self, labels: Sequence[Label]) -> list[Label]:
+    def _take_unreadable(self, labels: Sequence[Label]) -> list[Label]:
         """Return those labels that are known to be unreadable here, and forget them."""
         with self._guard:
-            found = [label for label in labels if label in self.unreadable]
-            self.unreadable.difference_update(found)
+            found = [label for label in labels if label in self._unreadable]
+            self._unreadable.difference_update(found)
         return found
-
-
-class ReadAloneStorage(ReaderLayer[CodedReader]):
-    """A store that this process may not write, as one that declines what is put; it owns the reader. Thread-safe."""
-
-    def __init__(self, reader: StorageReader, choice: CodingChoice | None) -> None:
-        """Raise as ``PageCoder``."""
-        super().__init__(CodedReader(reader, choice))
-        self.lengths = self._backend.lengths
-
-    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        """Learn whose pages those of an identity are; nothing is written."""
-        self._backend.own((manifest.identity,), owner_of(manifest.model))
-
-    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
-        """Decline every page."""
-        return [Answer.DECLINED] * len(pages)
-
-    def touch(self, labels: Sequence[Label]) -> None:
-        """Do nothing: times of use are its writer's."""
-
-    def remove(self, labels: Sequence[Label]) -> int:
-        """Remove nothing: a damaged page stays, and is refused again."""
-        return 0
-
-    def clear(self, identity: bytes) -> int:
-        """Raise StorageError."""
-        raise StorageError(f"the {self.capability().name} store may not be written by this process", retryable=False)
-
-
-class CodedStorage(StorageLayer):
-    """Store pages compressed, encrypted or both, and read them as ``CodedReader``, removing what is no page.
-
-    It owns the wrapped backend. Thread-safe where the backend is; pages are coded on the caller's thread.
-    """
-
-    def __init__(
-        self, backend: StorageBackend, choice: CodingChoice | None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """Raise as ``PageCoder``. Without a choice pages are stored as they are. ``clock`` gives seconds."""
-        super().__init__(backend)
-        self._reader = CodedReader(backend, choice, clock)
-        self._is_coding = self._reader.coder.is_coding
-
-    @property
-    def backend(self) -> StorageBackend:
-        """The wrapped store."""
-        return self._backend
-
-    @property
-    def undecoded_counts(self) -> dict[Undecoded, int]:
-        """Objects that were none of the pages asked for, by reason; a copy."""
-        return self._reader.undecoded_counts
-
-    def memory_reader(self) -> MemoryReader | None:
-        """Return the wrapped store as one that reads pages from memory, as they are; None where none is believed."""
-        return None if self._reader.coder.is_encrypting else memory_reader_in(self._backend)
-
-    def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
-        """Announce an identity to the wrapped backend, and learn whose it is."""
-        self.own((manifest.identity,), owner_of(manifest.model))
-        super().register(manifest, slabs)
-
-    def own(self, identities: Iterable[bytes], owner: str) -> None:
-        """Remember whose pages those of some identities are, as who asks for them says."""
-        self._reader.own(identities, owner)
-
-    def manifests(self) -> dict[bytes, Manifest | None]:
-        """Return the manifest of every identity; one under its own digest says whose the pages are."""
-        return self._reader.manifests()
-
-    def exists(self, labels: Sequence[Label]) -> list[Answer]:
-        """Ask the wrapped backend; what is known to be unreadable here is a miss."""
-        return self._reader.exists(labels) if self._reader.unreadable else self._backend.exists(labels)
-
-    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
-        """Fill each page's buffers, from an object as it is or a coded one; remove what is no page."""
-        # A store answers UNAVAILABLE for a page that is coded. Where most are, none is tried as it is.
-        answers = [UNAVAILABLE] * len(pages) if self._is_coding else self._backend.get(pages)
-        if UNAVAILABLE in answers:
-            flawed = self._reader.read_coded(pages, answers)
-            if flawed:
-                with suppress(StorageError):  # it is found flawed again by the next get
-                    self._backend.remove(flawed)
-        return answers
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         """Store pages; those whose owner has no key are declined. What could not be read here is replaced."""
-        if not self._is_coding:
+        if not self._coder.is_coding:
             return self._backend.put(pages, level)
-        owners = self._reader.owners_of(pages)
-        encoded = [self._reader.coder.encode(page, owners.get(page.label.identity)) for page in pages]
+        owners = self._owners_of(pages)
+        encoded = [self._coder.encode(page, owners.get(page.label.identity)) for page in pages]
         objects = [each for each in encoded if each is not None]
-        self._reader.count(
+        self._count(
             Undecoded.NO_KEY if page.label.identity in owners else Undecoded.NO_OWNER
             for page, each in zip(pages, encoded, strict=True)
             if each is None
         )
-        unreadable = self._reader.take_unreadable([each.label for each in objects])
+        unreadable = self._take_unreadable([each.label for each in objects])
         if unreadable:
             self._backend.remove(unreadable)
         answers = iter(self._backend.put(objects, level))

@@ -3,31 +3,28 @@
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.catalog import Catalog, UsedBetween, catalog_in, catalog_of
 from unified_cache.storage_backends.protocol import (
     Answer,
     Capability,
     Level,
     PageIO,
-    ReasonedStorage,
     Scan,
     StorageBackend,
-    StorageReader,
+    UsedBetween,
 )
-from unified_cache.storage_backends.removals import RemovalFeed, removals_of
+from unified_cache.storage_backends.removals import RemovalFeed
 
-__all__ = ["Method", "ReaderLayer", "StorageLayer"]
+__all__ = ["Method", "StorageLayer"]
 
 Result = TypeVar("Result")
-Wrapped = TypeVar("Wrapped", bound=StorageReader)
 
 
 class Method(Enum):
-    """A method of ``StorageBackend`` or of ``Catalog``: what a wrapper counts, times, delays or names in a message."""
+    """A method of a store: what a wrapper counts, times, delays or names in a message."""
 
     CAPABILITY = "capability"
     REGISTER = "register"
@@ -45,10 +42,13 @@ class Method(Enum):
     __hash__ = object.__hash__  # see Answer
 
 
-class ReaderLayer(Generic[Wrapped]):
-    """Pass the calls that read a store, and its catalog, on to the wrapped one, which it closes; by ``_call``."""
+class StorageLayer(StorageBackend):
+    """Pass every call of a store on to the wrapped one, which it closes; by ``_call``.
 
-    def __init__(self, backend: Wrapped) -> None:
+    But for ``lengths`` and ``memory_reader``, which go past what a layer does: it has none unless it says so.
+    """
+
+    def __init__(self, backend: StorageBackend) -> None:
         self._backend = backend
 
     def _call(self, method: Method, work: Callable[[], Result]) -> Result:
@@ -71,25 +71,17 @@ class ReaderLayer(Generic[Wrapped]):
         """List objects of the wrapped backend."""
         return self._call(Method.SCAN, partial(self._backend.scan, identity, cursor))
 
-    def catalog(self) -> Catalog | None:
-        """Return this layer, each call made as the others; None where the wrapped backend has no catalog."""
-        return None if catalog_in(self._backend) is None else self
-
-    def manifests(self) -> dict[bytes, Manifest | None]:
+    def manifests(self) -> dict[bytes, Manifest | None] | None:
         """Return the manifest of every identity of the wrapped backend, by its digest."""
-        return self._call(Method.MANIFESTS, catalog_of(self._backend).manifests)
+        return self._call(Method.MANIFESTS, self._backend.manifests)
 
     def used_between(self, identity: bytes) -> UsedBetween | None:
         """Ask the wrapped backend when objects of an identity were used."""
-        return self._call(Method.USED_BETWEEN, partial(catalog_of(self._backend).used_between, identity))
+        return self._call(Method.USED_BETWEEN, partial(self._backend.used_between, identity))
 
     def close(self) -> None:
         """Close the wrapped backend."""
         self._call(Method.CLOSE, self._backend.close)
-
-
-class StorageLayer(ReaderLayer[StorageBackend]):
-    """Pass every call of a store, and of its catalog, on to the wrapped one."""
 
     def register(self, manifest: Manifest, slabs: Mapping[str, memoryview]) -> None:
         """Announce an identity to the wrapped backend."""
@@ -114,8 +106,8 @@ class StorageLayer(ReaderLayer[StorageBackend]):
     @property
     def decline_reason(self) -> str:
         """Why the wrapped backend last declined a put; empty where it has not, or does not say."""
-        return self._backend.decline_reason if isinstance(self._backend, ReasonedStorage) else ""
+        return self._backend.decline_reason
 
     def removals(self) -> RemovalFeed | None:
         """Subscribe to the removals of the wrapped backend, which waits for nothing."""
-        return removals_of(self._backend)
+        return self._backend.removals()

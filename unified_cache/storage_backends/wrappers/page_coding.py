@@ -74,7 +74,7 @@ class Undecoded(Enum):
     NO_KEY = "no_key"
     """Its key is not among those of its owner."""
     NO_OWNER = "no_owner"
-    """Nobody has said whose page it is, so that no key is its owner's; see ``CodedReader.own``."""
+    """Nobody has said whose page it is, so that no key is its owner's; see ``CodedStorage.own``."""
     NO_CODEC = "no_codec"
     """The package that reads it is not installed."""
 

@@ -20,7 +20,6 @@ from tests.support.store_kinds import DirectoryStorage, StoreKind
 from unified_cache.core.errors import ConfigError, InputError, StorageError
 from unified_cache.core.pool import Identity
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.catalog import UsedBetween, catalog_of
 from unified_cache.storage_backends.directory.disk import Disk, missing_mount
 from unified_cache.storage_backends.directory.front import (
     FREE_BYTES_MIN,
@@ -31,8 +30,9 @@ from unified_cache.storage_backends.directory.front import (
 from unified_cache.storage_backends.file import store as file_store
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import KeysOnlyStorage
+from unified_cache.storage_backends.offline.stores import identities_of
 from unified_cache.storage_backends.packed import store as packed_store
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, UsedBetween
 from unified_cache.testing.storage_contract import (
     LAYOUT,
     MODEL,
@@ -433,22 +433,22 @@ def test_a_store_opened_by_its_address_keeps_the_floor_that_it_names(
         assert put(storage, [1]) == [True]
 
 
-# Catalog of a store in a directory: whose pages it holds, and when they were used
+# Identities of a store in a directory: whose pages it holds, and when they were used
 
 
 IDENTITY = MODEL.digest(LAYOUT)
 
 
-def test_a_store_without_a_catalog_is_refused_by_name() -> None:
+def test_a_store_that_names_no_identities_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"keys_only has no manifests\(\)"):
-        catalog_of(KeysOnlyStorage())
+        identities_of(KeysOnlyStorage())
 
 
 def test_every_identity_is_named_with_its_manifest(storage: DirectoryStorage) -> None:
     manifests = [manifest_of(model, LAYOUT) for model in (MODEL, OTHER_MODEL)]
     for manifest in manifests:
         storage.register(manifest, {})
-    assert catalog_of(storage).manifests() == {manifest.identity: manifest for manifest in manifests}
+    assert storage.manifests() == {manifest.identity: manifest for manifest in manifests}
 
 
 def test_an_identity_without_a_readable_manifest_is_named_with_none(storage: DirectoryStorage, root: Path) -> None:

@@ -31,7 +31,6 @@ from unified_cache.storage_backends.file.quota import UNREMOVABLE_MAX
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level
-from unified_cache.storage_backends.removals import removals_of
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, PAGE_BYTES, blank_page, bytes_of, label, sealed_page
 
@@ -218,7 +217,7 @@ def test_the_next_put_makes_it_again_and_a_restart_finds_its_pages(
     removed: FileStorage, level: Level, below: Path
 ) -> None:
     storage, root = removed, below
-    feed = removals_of(storage)
+    feed = storage.removals()
     assert held(storage, 4) == []
     assert storage.get([blank_page(label(0))]) == [Answer.MISS]
     assert put(storage, range(4, 9), level) == [True] * 5

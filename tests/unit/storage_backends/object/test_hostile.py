@@ -24,7 +24,6 @@ from tests.support.hostile_bucket import (
 )
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import ConfigError, StorageError, StorageTimeoutError
-from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.object import client
 from unified_cache.storage_backends.object import store as object_store
@@ -104,7 +103,7 @@ def test_a_listing_that_never_comes_to_a_name_ends_in_time(monkeypatch: pytest.M
         with pytest.raises(StorageError, match="does not go on"):
             storage.scan(MODEL.digest(LAYOUT))
         with pytest.raises(StorageError, match="does not go on"):
-            catalog_of(storage).manifests()
+            storage.manifests()
         assert len(bucket.asked) > 2
 
 
@@ -112,7 +111,7 @@ def test_a_listing_of_ever_new_names_ends_with_the_call_that_asked(monkeypatch: 
     with HostileBucket.running(endless_listing(lambda number: f"{number:012}")) as bucket:
         storage, identity = open_storage_at(bucket, monkeypatch), MODEL.digest(LAYOUT)
         with closing(StorageGuard(storage, storage.capability(), GuardConfig(deadline_s=0.2))) as guard:
-            for ask in (lambda: guard.clear(identity), lambda: guard.scan(identity), catalog_of(guard).manifests):
+            for ask in (lambda: guard.clear(identity), lambda: guard.scan(identity), guard.manifests):
                 with pytest.raises(StorageTimeoutError) as late:
                     ask()
                 assert late.value.call.wait(PATIENCE_S), "it goes on for ever"
@@ -125,7 +124,7 @@ def test_a_bucket_of_ever_new_identities_is_refused(monkeypatch: pytest.MonkeyPa
         closing(open_storage_at(bucket, monkeypatch)) as storage,
         pytest.raises(StorageError, match="at most 5000 identities"),
     ):
-        catalog_of(storage).manifests()
+        storage.manifests()
 
 
 @pytest.mark.threat("a store that fails or hangs")

@@ -17,7 +17,6 @@ from unified_cache.core.settings.service import ServiceSettings
 from unified_cache.integrations.engine_store.interface import Unavailable
 from unified_cache.integrations.engine_store.store import EngineStore
 from unified_cache.service.store.guarded import GuardedStore
-from unified_cache.storage_backends.catalog import catalog_of
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -28,7 +27,6 @@ from unified_cache.storage_backends.protocol import (
     PageIO,
     Scan,
     StorageBackend,
-    StorageReader,
     StoredObject,
 )
 from unified_cache.storage_backends.wrappers import CheckedStorage, Method, StorageGuard, declared_capability
@@ -61,8 +59,8 @@ CALLS: dict[str, Callable[[StorageBackend], object]] = {
     "remove": lambda store: store.remove(LABELS),
     "clear": lambda store: store.clear(IDENTITY),
     "scan": lambda store: store.scan(IDENTITY),
-    "manifests": lambda store: catalog_of(store).manifests(),
-    "used_between": lambda store: catalog_of(store).used_between(IDENTITY),
+    "manifests": lambda store: store.manifests(),
+    "used_between": lambda store: store.used_between(IDENTITY),
 }
 HIT, STORED = Answer.HIT, Answer.STORED
 OTHER = label(0)._replace(identity=b"\0" * 32)
@@ -182,7 +180,7 @@ def test_an_external_store_counts_a_wrong_answer_as_a_failure_of_its_store() -> 
 
 
 @pytest.mark.parametrize("opened", [open_to_read, open_existing])
-def test_a_tool_checks_what_a_store_answers(opened: Callable[[str], StorageReader]) -> None:
+def test_a_tool_checks_what_a_store_answers(opened: Callable[[str], StorageBackend]) -> None:
     with closing(opened(BOOLS)) as store, pytest.raises(StorageError, match=REFUSED):
         store.exists(LABELS)
 
@@ -192,5 +190,5 @@ def test_what_a_store_offers_beside_its_pages_is_offered_by_the_check(tmp_path: 
     checked = CheckedStorage(backend)
     checked.register(MANIFEST, {})
     assert checked.removals() is not None
-    assert catalog_of(checked).manifests() == backend.manifests()
+    assert checked.manifests() == backend.manifests()
     checked.close()
