@@ -190,7 +190,7 @@ def _metadata_figures(plan: BenchmarkPlan, bench: BenchedDevice) -> Iterator[Fig
     def refill() -> None:
         assert held.buffers.refill(held.batch)
 
-    subjects = {
+    subjects: dict[str, Callable[[], object]] = {
         f"page map after a load of {CHANGED_PAGES} pages": after_a_load,
         "buffers of a graph, refilled": refill,
         "metadata of a forward without a graph": partial(init_metadata, held.batch, held.translation),

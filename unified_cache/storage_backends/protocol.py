@@ -1,4 +1,4 @@
-"""What the cache asks of any store of sealed pages.
+"""The store of sealed pages: one class with defaults that every store and every layer inherits.
 
 Batched, one version. Four methods make a store; all others have a default, which does nothing or says that the store
 cannot. A miss is an answer and says why; only a fault raises. The prefix logic (hit policies, restorable sets) lives
