@@ -13,7 +13,7 @@ ENGINE_STORE_TESTS = (
 ENGINES_MUTANTS = [
     Mutant(
         "a call returns while a thread still fills the engine's rows",
-        "integrations/engine_store/pools.py",
+        "integrations/engine_store/store.py",
         "            _settle(others)\n",
         "            pass\n",
         tests=("tests/unit/integrations/engine_store/test_parallel_parts.py",),

@@ -1,7 +1,6 @@
 """Parts of vLLM's adapter for tests without vLLM: facts of an engine, its host memory, and stores that wait."""
 
 import hashlib
-import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -85,7 +84,7 @@ class DictChunks(EngineStore):
         chunks.gate.set()
         return chunks
 
-    def get(self, pages: Sequence[EnginePage]) -> list[Answer]:
+    def get(self, pages: Sequence[EnginePage], parts_max: int = 1) -> list[Answer]:
         """Fill the rows of what is held."""
         self._begin("get", len(pages))
         if self.away:
@@ -98,7 +97,7 @@ class DictChunks(EngineStore):
             answers.append(Answer.MISS if found is None else Answer.HIT)
         return answers
 
-    def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED, due_s: float = math.inf) -> list[Answer]:
+    def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED, parts_max: int = 1) -> list[Answer]:
         """Hold copies of the rows that are not held."""
         self._begin("put", len(pages))
         if self.away:

@@ -15,6 +15,7 @@ from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers import Method
 
 __all__ = [
+    "CALL_PAGES",
     "PIECE_BYTES_MAX",
     "CallCounts",
     "Clock",
@@ -37,6 +38,10 @@ DURABLE_BYTES = 32 << 20
 """Of a durable put: it waits for the disk, for all of its pages at a time, and not for the processor's caches."""
 
 
+CALL_PAGES = 128
+"""Pages that a call has the time of a call for; as STORAGE_BATCH_SIZE in SGLang 0.5.23."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStoreConfig:
     """Bounds of one engine's store."""
@@ -50,7 +55,8 @@ class EngineStoreConfig:
     what the store asks for if that is less and pages pass through bounce buffers: then they are verified and copied
     while they are in the processor's caches. A store that returns by itself is given up to 64 MiB, and cuts them."""
     call_timeout_s: float = 30.0
-    """After this time no further piece of a call is begun. So a call returns after this time and one deadline."""
+    """After this time, for each ``CALL_PAGES`` pages, no further piece of a call is begun. So a call returns after this
+    time and one deadline."""
 
     def piece_bytes_for(self, call_bytes: int, *, is_durable: bool = False) -> int:
         """Return the size of a piece for a store that asks for calls of ``call_bytes``; of a durable put, a larger one.

@@ -15,7 +15,6 @@ page's buffers: that is learnt once, and checked.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import c_ubyte
-from functools import partial
 from itertools import chain
 from threading import Lock
 from typing import NamedTuple, Protocol
@@ -30,8 +29,6 @@ from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_ALL, restorable_ends
 from unified_cache.integrations.engine_store.interface import EnginePage
 from unified_cache.integrations.engine_store.store import EngineStore
-from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallState
-from unified_cache.storage_backends.common.call_threads import LOOK_S, CallThreads
 from unified_cache.storage_backends.protocol import Answer
 
 __all__ = [
@@ -189,14 +186,8 @@ PROBE_PAGES = 64
 PROBE_PAGES_MAX = 4096
 """Pages of the longest look."""
 
-BATCH_PAGES = 128
-"""Pages of one call to the store; as STORAGE_BATCH_SIZE in SGLang 0.5.23."""
-
 PARALLEL_PARTS = 2
-"""Calls to the store at a time that one call of the engine's is split into: while one checks a page, another copies."""
-
-PART_BYTES_MIN = 2 << 20
-"""Less is moved by one call: handing it to a second thread costs more than it saves."""
+"""Of one call of the engine's at a time: while one checks a page, another copies."""
 
 
 class BundleName(NamedTuple):
@@ -238,10 +229,6 @@ class Restorable(NamedTuple):
         return self.ends[-1] if self.ends else 0
 
 
-class _Move(Protocol):
-    def __call__(self, pages: Sequence[EnginePage], due_s: float) -> list[Answer]: ...
-
-
 class _Bundle(NamedTuple):
     digest: bytes
     pool: str
@@ -258,8 +245,6 @@ class EnginePools:
         self._pools: dict[str, PageRows | None] = {}
         self._bundles: dict[tuple[str, ...], _Bundle] = {}
         self._guard = Lock()
-        # Two callers at a time, one that reads and one that writes; each does the first part of its call itself.
-        self._part_threads = CallThreads("unified-cache-part", 2 * (PARALLEL_PARTS - 1))
 
     def add(self, pool: str, pages: PageRows | None) -> None:
         """Add a pool, or replace it; None for one without bytes, which is stored nowhere and always there."""
@@ -325,8 +310,6 @@ class EnginePools:
         with self._guard:
             self._pools.clear()
             self._bundles.clear()
-        self._part_threads.close(0)
-        self._part_threads.withdraw_waiting()
 
     def _stored(self, pools: Iterable[str]) -> tuple[str, ...]:
         """Return those of the pools that are stored, or not known, in one order."""
@@ -413,26 +396,17 @@ class EnginePools:
         return results
 
     def _get(self, batch: Sequence[BundlePages], bundles: Sequence[_Bundle]) -> list[list[bool]]:
-        """Read in as few calls as possible; what comes after a batch that failed as a whole is not asked for."""
+        """Read the pages of all bundles by one call."""
         targets = [
             [source.rows_to_fill(part.slots) for source in bundle.sources]
             for part, bundle in zip(batch, bundles, strict=True)
         ]
         pages = [list(_pages(part, bundle, rows)) for part, bundle, rows in zip(batch, bundles, targets, strict=True)]
-        answers = _split(self._got(list(chain.from_iterable(pages))), pages)
+        answers = _split(self._store.get(list(chain.from_iterable(pages)), PARALLEL_PARTS), pages)
         for part, bundle, rows, hits in zip(batch, bundles, targets, answers, strict=True):
             for source, filled in zip(bundle.sources, rows, strict=True):
                 source.publish(part.slots, filled, hits)
         return answers
-
-    def _got(self, pages: Sequence[EnginePage]) -> list[bool]:
-        """Read what is in memory on this thread, which costs no hand-over, and the rest in batches on others."""
-        hits = list(map(bool, self._store.get_at_once(pages)))
-        waiting = [number for number, is_there in enumerate(hits) if not is_there]
-        found = self._in_batches([pages[number] for number in waiting], self._store.get_by_deadline)
-        for number, is_there in zip(waiting, found, strict=True):
-            hits[number] = is_there
-        return hits
 
     def _put(self, batch: Sequence[BundlePages], bundles: Sequence[_Bundle]) -> list[list[bool]]:
         """Store what the store does not have."""
@@ -440,61 +414,7 @@ class EnginePools:
             list(_pages(part, bundle, [source.rows_to_store(part.slots) for source in bundle.sources]))
             for part, bundle in zip(batch, bundles, strict=True)
         ]
-        put = self._store.put
-        return _split(
-            self._in_batches(list(chain.from_iterable(pages)), lambda part, due_s: put(part, due_s=due_s)), pages
-        )
-
-    def _in_batches(self, pages: Sequence[EnginePage], call: _Move) -> list[bool]:
-        """Call for some pages at a time; give up a deadline after the store began to leave some without an answer."""
-        done: list[bool] = []
-        due_s = math.inf
-        for start in range(0, len(pages), BATCH_PAGES):
-            late_s = self._store.due_s()
-            answers = self._in_parts(pages[start : start + BATCH_PAGES], partial(call, due_s=due_s))
-            done += map(bool, answers)
-            if all(answer is Answer.UNAVAILABLE for answer in answers):
-                break
-            if Answer.UNAVAILABLE in answers:
-                due_s = min(due_s, late_s)
-        return done + [False] * (len(pages) - len(done))
-
-    def _in_parts(
-        self, pages: Sequence[EnginePage], call: Callable[[Sequence[EnginePage]], list[Answer]]
-    ) -> list[Answer]:
-        """Call for the pages in as many parts parallel as ``PARALLEL_PARTS``, where they are large enough."""
-        part = -(-len(pages) // PARALLEL_PARTS)
-        if part * sum(row.nbytes for row in pages[0].rows) < PART_BYTES_MIN:
-            return call(pages)
-        others = [
-            self._part_threads.submit(partial(call, pages[start : start + part]))
-            for start in range(part, len(pages), part)
-        ]
-        try:
-            answers = call(pages[:part])
-        finally:
-            _settle(others)
-        for number, other in enumerate(others, 1):
-            count = len(pages[number * part : (number + 1) * part])
-            answers = answers + ([Answer.UNAVAILABLE] * count if other.state is CallState.WITHDRAWN else other.result())
-        return answers
-
-
-def _settle(parts: Sequence[BoundedCall[list[Answer]]]) -> None:
-    """Wait until no part has rows any more: each ends by its store's deadline, or was closed before it began.
-
-    Raises:
-        KeyboardInterrupt: the wait was interrupted.
-    """
-    is_interrupted = False
-    for part in parts:
-        while not part.returned:
-            try:
-                part.wait(LOOK_S)
-            except KeyboardInterrupt:
-                is_interrupted = True
-    if is_interrupted:
-        raise KeyboardInterrupt
+        return _split(self._store.put(list(chain.from_iterable(pages)), parts_max=PARALLEL_PARTS), pages)
 
 
 def _pages(part: BundlePages, bundle: _Bundle, rows: Sequence[Sequence[Rows]]) -> Iterable[EnginePage]:
@@ -504,12 +424,12 @@ def _pages(part: BundlePages, bundle: _Bundle, rows: Sequence[Sequence[Rows]]) -
         yield EnginePage(Label(bundle.digest, key, bundle.pool), whole)
 
 
-def _split(values: Sequence[bool], like: Sequence[Sequence[object]]) -> list[list[bool]]:
-    """Cut a flat row into rows of the lengths of ``like``."""
+def _split(answers: Sequence[Answer], like: Sequence[Sequence[object]]) -> list[list[bool]]:
+    """Return which pages were moved, in rows of the lengths of ``like``."""
     rows: list[list[bool]] = []
     start = 0
     for row in like:
-        rows.append(list(values[start : start + len(row)]))
+        rows.append(list(map(bool, answers[start : start + len(row)])))
         start += len(row)
     return rows
 

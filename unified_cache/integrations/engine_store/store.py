@@ -37,6 +37,7 @@ from unified_cache.integrations.engine_store import tasks
 from unified_cache.integrations.engine_store.away import OpenedStore, Registrations
 from unified_cache.integrations.engine_store.buffers import BounceBuffer, BounceMemory
 from unified_cache.integrations.engine_store.interface import (
+    CALL_PAGES,
     PIECE_BYTES_MAX,
     CallCounts,
     Clock,
@@ -50,9 +51,10 @@ from unified_cache.integrations.engine_store.tasks import (
     BufferedPath,
     CallTime,
     CopyPath,
+    Part,
     Task,
     ZeroCopyPath,
-    pieces_of,
+    parts_of,
 )
 from unified_cache.storage_backends.common.bounded_call import BoundedCall, CallState, bound_steps
 from unified_cache.storage_backends.common.breaker import Backoff
@@ -184,7 +186,7 @@ class EngineStore:
         time = self._time()
         opened = self._reached(identities, time)
         if opened is not None:
-            self._call(opened, identities, Task(partial(tasks.look_up, opened.guard, ())), time)
+            self._call(opened, identities, [Task(partial(tasks.look_up, opened.guard, ()))], time)
 
     def remember(self, identity: Identity, layout: ModelLayout) -> list[bytes]:
         """Remember an identity as ``register`` does, and announce it with the first call that asks for its pages.
@@ -227,14 +229,15 @@ class EngineStore:
             known = [False] * len(labels)
         return [Answer.HIT if is_known else Answer.UNAVAILABLE for is_known in known]
 
-    def get(self, pages: Sequence[EnginePage]) -> list[Answer]:
+    def get(self, pages: Sequence[EnginePage], parts_max: int = 1) -> list[Answer]:
         """Fill the rows of each page; HIT where they hold exactly the page that its label names.
 
-        Rows of a page with another answer may hold anything.
+        Rows of a page with another answer may hold anything. A large call is made in ``parts_max`` parts at a time.
         """
         answers = self.get_at_once(pages)
         waiting = [number for number, answer in enumerate(answers) if not answer]
-        found = self.get_by_deadline([pages[number] for number in waiting] if len(waiting) < len(pages) else pages)
+        rest = [pages[number] for number in waiting] if len(waiting) < len(pages) else pages
+        found = self._transfer(Method.GET, rest, Level.CACHED, parts_max)
         for number, answer in zip(waiting, found, strict=True):
             answers[number] = answer
         return answers
@@ -249,24 +252,20 @@ class EngineStore:
         if memory is None:
             return [Answer.UNAVAILABLE] * len(pages)
         task = Task(partial(tasks.read_memory, memory, pages))
-        self._call_here(task, time)
+        self._call_here([task], time)
         hits = [page for page, answer in zip(pages, task.answers, strict=False) if answer]
         if hits:
             self._counts.add_bytes(Method.GET, sum(map(tasks.payload_bytes, hits)))
             self._counts.add(Method.GET, [Answer.HIT] * len(hits), self._clock() - time.started_s)
         return task.answers + [Answer.UNAVAILABLE] * (len(pages) - len(task.answers))
 
-    def get_by_deadline(self, pages: Sequence[EnginePage], due_s: float = math.inf) -> list[Answer]:
-        """Fill the rows of each page as ``get`` does, until ``due_s``, by way of a bounce buffer and a thread."""
-        return self._transfer(Method.GET, pages, Level.CACHED, due_s)
-
-    def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED, due_s: float = math.inf) -> list[Answer]:
+    def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED, parts_max: int = 1) -> list[Answer]:
         """Store pages as their rows hold them now; STORED where the page is in the store, or was.
 
         A page that the store says it has is neither read nor made recent, and the look-up is not counted: nobody
-        wanted it. Returns at ``due_s`` at the latest.
+        wanted it. A large call is made in ``parts_max`` parts at a time.
         """
-        return self._transfer(Method.PUT, pages, level, due_s)
+        return self._transfer(Method.PUT, pages, level, parts_max)
 
     def touch(self, labels: Sequence[Label]) -> None:
         """Count pages as used now, the first most of all; a touch that the store does not take is lost."""
@@ -282,7 +281,7 @@ class EngineStore:
         if opened is None:
             return False
         task = Task(partial(tasks.clear, opened.guard, identity))
-        return self._call(opened, (), task, time) is None and bool(task.answers)
+        return self._call(opened, (), [task], time) == [None] and bool(task.answers)
 
     def take_removals(self) -> Removals | None:
         """Return what the store has removed since the last call; None if it reports no removals, or is not there.
@@ -361,11 +360,12 @@ class EngineStore:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _time(self, due_s: float = math.inf) -> CallTime:
+    def _time(self, due_s: float = math.inf, pages_count: int = 0) -> CallTime:
         """Return the time of a call that begins now."""
         opened, now_s = self._opening.store, self._clock()
         deadline_s = self._config.guard.deadline_s if opened is None else opened.guard.deadline_s
-        return CallTime(now_s, now_s + self._config.call_timeout_s, deadline_s, due_s)
+        timeout_s = self._config.call_timeout_s * max(-(-pages_count // CALL_PAGES), 1)
+        return CallTime(now_s, now_s + timeout_s, deadline_s, due_s)
 
     def _left_s(self, time: CallTime) -> float:
         """Return the seconds that a call may wait before its first step."""
@@ -409,82 +409,101 @@ class EngineStore:
         task = Task(partial(ask, opened.guard, labels))
         is_known = method is Method.EXISTS and not opened.capability.exists_costs_io
         if (is_known or opened.capability.bounded) and self._registrations.are_taken(identities):
-            reason = self._call_here(task, time)
+            (reason,) = self._call_here([task], time)
         else:
-            reason = self._call(opened, identities, task, time)
+            (reason,) = self._call(opened, identities, [task], time)
         return self._answered(method, task.answers, len(labels), reason, time.started_s)
 
-    def _transfer(self, method: Method, pages: Sequence[EnginePage], level: Level, due_s: float) -> list[Answer]:
+    def _transfer(self, method: Method, pages: Sequence[EnginePage], level: Level, parts_max: int) -> list[Answer]:
         """Get or put pages."""
-        time = self._time(due_s)
+        time = self._time(pages_count=len(pages))
         if not pages:
             return []
         identities = {page.label.identity for page in pages}
         opened = self._reached(identities, time)
         if opened is None:
             return self._answered(method, [], len(pages), self._absence(), time.started_s)
-        store = opened.guard
-        labels = [page.label for page in pages]
-        move = partial(tasks.get, store) if method is Method.GET else partial(tasks.put, store, level, labels)
-        path: CopyPath
-        if opened.capability.bounded and self._registrations.are_taken(identities):
-            # The store cuts them itself, and has several calls under way.
-            is_cut = self._config.piece_bytes is not None
-            pieces = pieces_of(pages, self._piece_bytes(opened, method, level) if is_cut else AT_ONCE_BYTES_MAX)
-            path = ZeroCopyPath(pages)
-            task = Task(partial(move, pieces, path), path)
-            reason = self._call_here(task, time)
+        is_taken = self._registrations.are_taken(identities)
+        is_zero_copy = opened.capability.bounded and is_taken
+        # A bounded store cuts them itself, and has several calls under way.
+        is_cut = self._config.piece_bytes is not None or not is_zero_copy
+        piece_bytes = self._piece_bytes(opened, method, level) if is_cut else AT_ONCE_BYTES_MAX
+        parts = parts_of(pages, piece_bytes, parts_max if is_taken else 1)
+        if not is_zero_copy and sum(part.buffer_bytes for part in parts) > self._bounce.bytes_max:
+            parts = parts_of(pages, piece_bytes, 1)
+        paths: Sequence[CopyPath]
+        if is_zero_copy:
+            paths = [ZeroCopyPath(part.pages) for part in parts]
+            moves = [self._move(method, level, opened, part, path) for part, path in zip(parts, paths, strict=True)]
+            reasons = self._call_here(moves, time)
         else:
-            pieces = pieces_of(pages, self._piece_bytes(opened, method, level))
-            buffer = self._bounce.reserve(max(piece.buffer_bytes for piece in pieces), self._left_s(time))
-            if buffer is None:
+            buffers = self._bounce.reserve([part.buffer_bytes for part in parts], self._left_s(time))
+            if not buffers:
                 return self._answered(method, [], len(pages), Unavailable.NO_BOUNCE_BUFFER, time.started_s)
-            path = BufferedPath(pages, buffer)
-            task = Task(partial(move, pieces, path), path)
-            reason = self._call(opened, identities, task, time, buffer)
-        self._counts.add_bytes(method, path.copied_bytes)
-        return self._answered(method, task.answers, len(pages), reason, time.started_s)
+            paths = [BufferedPath(part.pages, buffer) for part, buffer in zip(parts, buffers, strict=True)]
+            moves = [self._move(method, level, opened, part, path) for part, path in zip(parts, paths, strict=True)]
+            reasons = self._call(opened, identities, moves, time, buffers)
+        self._counts.add_bytes(method, sum(path.copied_bytes for path in paths))
+        answers: list[Answer] = []
+        for part, task, reason in zip(parts, moves, reasons, strict=True):
+            answers += self._completed(method, task.answers, len(part.pages), reason)
+        self._counts.add(method, answers, self._clock() - time.started_s)
+        return answers
+
+    @staticmethod
+    def _move(method: Method, level: Level, opened: OpenedStore, part: Part, path: CopyPath) -> Task:
+        if method is Method.GET:
+            return Task(partial(tasks.get, opened.guard, part.pieces, path), path)
+        labels = [page.label for page in part.pages]
+        return Task(partial(tasks.put, opened.guard, level, labels, part.pieces, path), path)
 
     def _call(
         self,
         opened: OpenedStore,
         identities: Collection[bytes],
-        task: Task,
+        parts: Sequence[Task],
         time: CallTime,
-        buffer: BounceBuffer | None = None,
-    ) -> Unavailable | None:
-        """Run a task on a thread of ours and wait for it; return why it did not come to its end.
+        buffers: Sequence[BounceBuffer] = (),
+    ) -> list[Unavailable | None]:
+        """Run the parts of a call on threads of ours and wait for them; return why each did not come to its end.
 
-        The identities are registered first. Releases the buffer that the task's pages lie in.
+        The identities are registered first. Releases the buffers that the parts' pages lie in.
         """
-        store = opened.guard
 
-        def register_and_run() -> None:
+        def register_and_run(task: Task) -> None:
             bound_steps(time.first_due_s)
             if self._left_s(time):
-                self._registrations.announce(store, identities, self._bounce.whole)
+                self._registrations.announce(opened.guard, identities, self._bounce.whole)
                 task.run(time, self._clock)
 
+        reasons: list[Unavailable | None] = []
         with self._callers:
-            call = self._threads.submit(register_and_run)
-            user: CallInFlight = call
+            calls = [self._threads.submit(partial(register_and_run, task)) for task in parts]
+            users: list[CallInFlight] = [*calls]
             try:
-                self._threads.wait(call, self._left_s(time))
-                reason, user = self._outcome(call)
+                for number, call in enumerate(calls):
+                    self._threads.wait(call, self._left_s(time))
+                    reason, users[number] = self._outcome(call)
+                    reasons.append(reason)
             finally:
-                task.revoke()
-                if buffer is not None:
+                for call, task in zip(calls, parts, strict=True):
+                    self._threads.leave(call)
+                    task.revoke()
+                for buffer, user in zip(buffers, users, strict=False):
                     self._bounce.release(buffer, user)
-        if reason is Unavailable.FAILED and not self._registrations.are_taken(identities):
-            return Unavailable.UNREGISTERED
-        return reason
+        if not self._registrations.are_taken(identities):
+            return [Unavailable.UNREGISTERED if reason is Unavailable.FAILED else reason for reason in reasons]
+        return reasons
 
-    def _call_here(self, task: Task, time: CallTime) -> Unavailable | None:
-        """Run a task on the caller's thread, by a store that returns by itself; no thread and no buffer of ours."""
+    def _call_here(self, parts: Sequence[Task], time: CallTime) -> list[Unavailable | None]:
+        """Run the parts of a call by a store that returns by itself, the first on the caller's thread; no buffer."""
         with self._callers:
             if self._closed:
-                return Unavailable.CLOSED
-            return self._outcome(run_here(lambda: task.run(time, self._clock)))[0]
+                return [Unavailable.CLOSED] * len(parts)
+            others = [self._threads.submit(partial(task.run, time, self._clock)) for task in parts[1:]]
+            calls = [run_here(lambda: parts[0].run(time, self._clock)), *others]
+            _settle(others)
+            return [self._outcome(call)[0] for call in calls]
 
     def _outcome(self, call: BoundedCall[None]) -> tuple[Unavailable | None, CallInFlight]:
         """Return why a settled call did not come to its end, None if it did, and the call that may use its pages.
@@ -520,6 +539,12 @@ class EngineStore:
         self, method: Method, answers: list[Answer], count: int, reason: Unavailable | None, started_s: float
     ) -> list[Answer]:
         """Complete the answers of a call with UNAVAILABLE, and count them."""
+        completed = self._completed(method, answers, count, reason)
+        self._counts.add(method, completed, self._clock() - started_s)
+        return completed
+
+    def _completed(self, method: Method, answers: list[Answer], count: int, reason: Unavailable | None) -> list[Answer]:
+        """Complete the answers of a part of a call with UNAVAILABLE, and count why."""
         completed = answers[:count]  # a copy: a task that was given up may still answer
         refused_count = completed.count(Answer.UNAVAILABLE)
         if Answer.DECLINED in completed and (opened := self._opening.store) is not None:
@@ -528,6 +553,21 @@ class EngineStore:
         if reason is None:
             reason = Unavailable.REFUSED if refused_count else Unavailable.CALL_OVER
         self._counts.add_reason(method, reason, count - len(completed))
-        completed += [Answer.UNAVAILABLE] * (count - len(completed))
-        self._counts.add(method, completed, self._clock() - started_s)
-        return completed
+        return completed + [Answer.UNAVAILABLE] * (count - len(completed))
+
+
+def _settle(parts: Sequence[BoundedCall[None]]) -> None:
+    """Wait until no part has rows any more, in a store that returns by itself.
+
+    Raises:
+        KeyboardInterrupt: the wait was interrupted.
+    """
+    is_interrupted = False
+    for part in parts:
+        while not part.returned:
+            try:
+                part.wait(LOOK_S)
+            except KeyboardInterrupt:
+                is_interrupted = True
+    if is_interrupted:
+        raise KeyboardInterrupt

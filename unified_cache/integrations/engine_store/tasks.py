@@ -30,12 +30,14 @@ __all__ = [
     "BufferedPath",
     "CallTime",
     "CopyPath",
+    "Part",
     "Piece",
     "Task",
     "ZeroCopyPath",
     "clear",
     "get",
     "look_up",
+    "parts_of",
     "payload_bytes",
     "pieces_of",
     "put",
@@ -52,6 +54,9 @@ LARGE_PAGE_BYTES = 16 << 10
 slower between two places that differ by a few bytes within theirs."""
 
 LARGE_ALIGN_BYTES = 4096
+
+PART_BYTES_MIN = 2 << 20
+"""Less is moved by one thread: handing it to a second one costs more than it saves."""
 
 AT_ONCE_BYTES_MAX = 64 << 20
 """Bytes that are copied within memory between two looks at the clock."""
@@ -124,6 +129,27 @@ def pieces_of(pages: Sequence[EnginePage], piece_bytes: int) -> list[Piece]:
     if placed:
         pieces.append(Piece(first, len(pages), tuple(placed)))
     return pieces
+
+
+class Part(NamedTuple):
+    """Pages of a call that are moved one piece after the other."""
+
+    pages: Sequence[EnginePage]
+    pieces: list[Piece]
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of a bounce buffer that its pieces take, one at a time."""
+        return max(piece.buffer_bytes for piece in self.pieces)
+
+
+def parts_of(pages: Sequence[EnginePage], piece_bytes: int, parts_max: int) -> list[Part]:
+    """Cut a call into at most ``parts_max`` parts of ``PART_BYTES_MIN`` or more, whose pieces share ``piece_bytes``."""
+    count = -(-len(pages) // parts_max)
+    if count * payload_bytes(pages[0]) < PART_BYTES_MIN:
+        count = len(pages)
+    cut = [pages[start : start + count] for start in range(0, len(pages), count)]
+    return [Part(part, pieces_of(part, piece_bytes // len(cut))) for part in cut]
 
 
 class BufferedPath:

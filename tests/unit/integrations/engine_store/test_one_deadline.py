@@ -35,7 +35,7 @@ from unified_cache.storage_backends.common.bounded_call import time_left_s
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, StorageBackend
 
-SOON_S = 0.05
+SOON_S = 0.3
 """Deadline of what is waited for by the machine's clock."""
 Item = TypeVar("Item", Label, PageIO)
 
@@ -138,12 +138,13 @@ def pools_over(
 
 
 BATCH = [BundlePages((pool,), chain(PAGES), range(PAGES)) for pool in POOLS]
+OTHERS = [BundlePages((pool,), chain(PAGES, "other"), range(PAGES)) for pool in POOLS]
 
 CALLS: dict[str, Callable[[EnginePools], object]] = {
     "restorable": lambda pools: pools.restorable(chain(PAGES), NEEDS),
     "restorable behind pages held": lambda pools: pools.restorable(chain(PAGES), NEEDS, 100),
     "get": lambda pools: pools.get(BATCH),
-    "put": lambda pools: pools.put(BATCH),
+    "put": lambda pools: pools.put(OTHERS),
     "clear": lambda pools: pools.clear(),
 }
 

@@ -1,81 +1,116 @@
-"""A call that is split into lanes has the engine's rows in none of them once it is over, however it ends."""
+"""A large call that is made in parts has the engine's rows in none of them once it is over, however it ends."""
 
-import math
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from tests.unit.integrations.engine_store.test_pools import CountedStore, Pools, chain
-from unified_cache.integrations.engine_store import EnginePage, EngineStore
-from unified_cache.integrations.engine_store.pools import PARALLEL_PARTS, PART_BYTES_MIN, BundlePages
-from unified_cache.storage_backends.protocol import Answer
+from unified_cache.components import Full
+from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
+from unified_cache.core.seal import Label
+from unified_cache.integrations.engine_store import EnginePage, EngineStore, EngineStoreConfig
+from unified_cache.integrations.engine_store.tasks import PART_BYTES_MIN
+from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.protocol import Answer, Capability, PageIO
 
 PATIENCE_S = 10.0
-PAGES = 2 * PARALLEL_PARTS
+LAYOUT = ModelLayout(16, (Full((PoolSpec("kv", PART_BYTES_MIN),)),))
+IDENTITY = Identity("model")
 
 
-class PausedLanes(CountedStore):
-    """A store that returns to a lane's own thread when the test lets it, and interrupts whoever calls, if told to."""
+class PausedParts(MemoryStorage):
+    """A store that returns to a thread of the engine store's when the test says so, and interrupts other callers."""
 
-    def __init__(self, store: EngineStore) -> None:
-        super().__init__(store)
-        self.interrupts = False
+    def __init__(self, *, is_bounded: bool, interrupts: bool = False) -> None:
+        super().__init__()
+        self._is_bounded, self._interrupts = is_bounded, interrupts
         self.begun = threading.Semaphore(0)
         self.goes_on = threading.Event()
         self.ended_count = 0
 
-    def get_by_deadline(self, pages: Sequence[EnginePage], due_s: float = math.inf) -> list[Answer]:
-        if threading.current_thread().name.startswith("unified-cache-part"):
+    def capability(self) -> Capability:
+        return replace(super().capability(), bounded=self._is_bounded)
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        if threading.current_thread().name.startswith("engine-store"):
             self.begun.release()
             assert self.goes_on.wait(PATIENCE_S)
-            answers = super().get_by_deadline(pages)
+            answers = super().get(pages)
             self.ended_count += 1
             return answers
-        if self.interrupts:
+        if self._interrupts:
             assert self.begun.acquire(timeout=PATIENCE_S)
             threading.Timer(0.05, self.goes_on.set).start()
             raise KeyboardInterrupt
-        return super().get_by_deadline(pages)
+        return super().get(pages)
 
 
-@pytest.fixture
-def store() -> Iterator[PausedLanes]:
-    with EngineStore.open("memory:") as opened:
-        yield PausedLanes(opened)
+def pages_of(rows: Sequence[bytearray]) -> list[EnginePage]:
+    digest = IDENTITY.digest(LAYOUT)
+    return [
+        EnginePage(Label(digest, bytes([number]) * 32, "kv"), (memoryview(row),)) for number, row in enumerate(rows)
+    ]
 
 
-def whole_chain() -> list[BundlePages]:
-    return [BundlePages(("kv",), chain(PAGES), range(PAGES))]
+def opened(backend: MemoryStorage, rows: Sequence[bytearray], config: EngineStoreConfig | None = None) -> EngineStore:
+    """Return a store that holds the rows."""
+    store = EngineStore.opened_by(lambda: backend, config)
+    store.register(IDENTITY, LAYOUT)
+    assert store.put(pages_of(rows)) == [Answer.STORED] * len(rows)
+    return store
 
 
-def test_who_is_interrupted_learns_it_when_no_part_has_rows_any_more(store: PausedLanes) -> None:
-    pools = Pools(store, kv=PART_BYTES_MIN)
-    store.interrupts = True
-    with pytest.raises(KeyboardInterrupt):
-        pools.tier.get(whole_chain())
-    assert store.ended_count == PARALLEL_PARTS - 1
-    pools.tier.close()
+def test_who_is_interrupted_learns_it_when_no_part_has_rows_any_more() -> None:
+    rows = [bytearray(PART_BYTES_MIN) for _ in range(2)]
+    backend = PausedParts(is_bounded=True, interrupts=True)
+    with opened(backend, rows) as store:
+        with pytest.raises(KeyboardInterrupt):
+            store.get(pages_of(rows), 2)
+        assert backend.ended_count == 1
 
 
-def test_what_waits_for_a_part_when_the_tier_is_closed_was_not_read(store: PausedLanes) -> None:
-    pools = Pools(store, kv=PART_BYTES_MIN)
-    store.goes_on.set()
-    assert pools.store(chain(PAGES), "kv") == [True] * PAGES
-    store.goes_on.clear()
-    parts_count = 2 * (PARALLEL_PARTS - 1)
-    with ThreadPoolExecutor(parts_count + 1) as callers:
-        gets: list[Future[list[list[bool]]]] = []
-        for _ in range(parts_count):
-            gets.append(callers.submit(pools.tier.get, whole_chain()))
-            assert store.begun.acquire(timeout=PATIENCE_S)
-        late = callers.submit(pools.tier.get, whole_chain())
-        while len(store.gets) < parts_count + 1:  # each does the first part itself
-            threading.Event().wait(0.001)
-        pools.tier.close()
-        store.goes_on.set()
-        assert late.result(PATIENCE_S) == [
-            [True] * (PAGES // PARALLEL_PARTS) + [False] * (PAGES - PAGES // PARALLEL_PARTS)
-        ]
-        assert [get.result(PATIENCE_S) for get in gets] == [[[True] * PAGES]] * parts_count
+@pytest.mark.parametrize("parts_max", [1, 2])
+def test_a_large_call_has_as_many_parts_in_the_store_at_a_time_as_it_may(parts_max: int) -> None:
+    rows = [bytearray(b"%d" % number) * PART_BYTES_MIN for number in range(4)]
+    backend, target = PausedParts(is_bounded=False), [bytearray(PART_BYTES_MIN) for _ in rows]
+    answers: list[Answer] = []
+    with opened(backend, rows) as store:
+        caller = threading.Thread(target=lambda: answers.extend(store.get(pages_of(target), parts_max)))
+        caller.start()
+        for _ in range(parts_max):
+            assert backend.begun.acquire(timeout=PATIENCE_S)
+        assert not backend.begun.acquire(blocking=False)
+        backend.goes_on.set()
+        caller.join(PATIENCE_S)
+    assert answers == [Answer.HIT] * 4
+    assert target == rows
+
+
+def test_parts_whose_buffers_have_no_room_side_by_side_follow_each_other() -> None:
+    rows = [bytearray(b"%d" % number) * PART_BYTES_MIN for number in range(2)]
+    backend, target = PausedParts(is_bounded=False), [bytearray(PART_BYTES_MIN) for _ in rows]
+    backend.goes_on.set()
+    with opened(backend, rows, EngineStoreConfig(bounce_bytes=PART_BYTES_MIN + 8192)) as store:
+        assert store.get(pages_of(target), 2) == [Answer.HIT] * 2
+    assert target == rows
+
+
+def test_no_part_of_a_call_that_hangs_has_rows_once_it_is_over() -> None:
+    rows = [bytearray(PART_BYTES_MIN) for _ in range(2)]
+    backend = PausedParts(is_bounded=False)
+    store = opened(backend, rows)
+    pages = pages_of(rows)
+    answers: list[Answer] = []
+    caller = threading.Thread(target=lambda: answers.extend(store.get(pages, 2)))
+    caller.start()
+    for _ in range(2):
+        assert backend.begun.acquire(timeout=PATIENCE_S)
+    store.close(0.0)
+    caller.join(PATIENCE_S)
+    assert answers == [Answer.UNAVAILABLE] * 2
+    for page in pages:
+        page.rows[0].release()
+    for row in rows:
+        row.clear()  # BufferError, had the store's threads a view of it
+    backend.goes_on.set()

@@ -29,8 +29,6 @@ class CountedStore(EngineStore):
         self.gets: list[int] = []
         self.puts: list[list[EnginePage]] = []
         self.is_away = False
-        self.at_once: set[int] = set()
-        """Numbers of pages in a call that are had without waiting."""
 
     def remember(self, identity: Identity, layout: ModelLayout) -> list[bytes]:
         return self.store.remember(identity, layout)
@@ -43,16 +41,13 @@ class CountedStore(EngineStore):
         self.labels_asked += labels
         return [Answer.UNAVAILABLE] * len(labels) if self.is_away else self.store.exists(labels)
 
-    def get_at_once(self, pages: Sequence[EnginePage]) -> list[Answer]:
-        return [Answer.HIT if number in self.at_once else Answer.UNAVAILABLE for number in range(len(pages))]
-
-    def get_by_deadline(self, pages: Sequence[EnginePage], due_s: float = math.inf) -> list[Answer]:
+    def get(self, pages: Sequence[EnginePage], parts_max: int = 1) -> list[Answer]:
         self.gets.append(len(pages))
-        return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.get(pages)
+        return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.get(pages, parts_max)
 
-    def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED, due_s: float = math.inf) -> list[Answer]:
+    def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED, parts_max: int = 1) -> list[Answer]:
         self.puts.append(list(pages))
-        return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.put(pages)
+        return [Answer.UNAVAILABLE] * len(pages) if self.is_away else self.store.put(pages, level, parts_max)
 
     def clear(self, identity: bytes, due_s: float = math.inf) -> bool:
         return self.store.clear(identity)
@@ -192,27 +187,13 @@ def test_a_pool_added_later_leaves_what_is_stored_of_the_others(store: CountedSt
     assert pools.tier.restorable(keys, [PoolNeed(("kv",), SPAN_ALL)]).ends == [1, 2, 3]
 
 
-def test_a_call_of_many_pages_goes_in_batches(store: CountedStore) -> None:
-    pools, keys = Pools(store, kv=8), chain(300)
-    pools.tier.get([BundlePages(("kv",), keys, [0] * 300)])
-    assert store.gets == [128, 128, 44]
-
-
-def test_only_pages_that_have_to_be_waited_for_go_in_batches(store: CountedStore) -> None:
-    pools, keys = Pools(store, kv=8), chain(SLOTS)
-    pools.store(keys, "kv")
-    store.at_once = set(range(SLOTS)) - {0, 7}
-    assert pools.tier.get([BundlePages(("kv",), keys, range(SLOTS))]) == [[True] * SLOTS]
-    assert store.gets == [2]
-
-
 def test_a_store_that_is_away_is_asked_once_and_answers_nothing(store: CountedStore) -> None:
     pools, keys = Pools(store, kv=8), chain(300)
     store.is_away = True
     assert pools.tier.get([BundlePages(("kv",), keys, [0] * 300)]) == [[False] * 300]
     assert pools.tier.put([BundlePages(("kv",), keys, [0] * 300)]) == [[False] * 300]
     assert pools.tier.restorable(keys, [PoolNeed(("kv",), SPAN_ALL)]).ends == []
-    assert store.gets == [128]
+    assert store.gets == [300]
     assert len(store.puts) == 1
 
 
