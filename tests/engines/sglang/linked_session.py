@@ -7,7 +7,7 @@ import hashlib
 import logging
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_server_args
 
 from tests.engines.sglang.session import known_bytes
-from tests.engines.sglang.stacks import KINDS, Geometry, Parts, draft_pool
+from tests.engines.sglang.stacks import KINDS, Geometry, Parts, allocated, draft_pool, step_until
 from tests.support.waiting import wait_until
 
 __all__ = ["LinkedEngine", "LinkerRequest"]
@@ -190,7 +190,7 @@ class LinkedEngine:
         known = self.tree.path_device_indices(match.last_device_node)[:held]
         known = torch.cat([known, loaded.indices])[: len(tokens)]
         start, state = len(known) // self.page, loaded.state
-        fresh = self.allocate(len(tokens) - len(known))
+        fresh = allocated(self.parts.allocator, len(tokens) - len(known))
         if self.parts.requests is not None and len(fresh):
             if state is not None:
                 self.parts.requests.mamba_allocator.free(state)
@@ -211,7 +211,7 @@ class LinkedEngine:
             )
             if state is not None and inserted.mamba_exist:
                 self.parts.requests.mamba_allocator.free(state)  # type: ignore[union-attr]  # it has states
-        self.until(lambda: not self.tree.linker.pending_offloads)
+        step_until(self.tree, lambda: not self.tree.linker.pending_offloads)
 
     def offload_pages(self, keys: dict[str, list[str]]) -> None:
         """Have the linker offload pages of these hashes, from wherever on the device, and wait for it."""
@@ -228,7 +228,7 @@ class LinkedEngine:
         ]
         if transfers:
             assert self.linker.offload(transfers)
-            self.until(lambda: self.linker.num_completed_offloads() > 0)
+            step_until(self.tree, lambda: self.linker.num_completed_offloads() > 0)
             assert self.linker.pop_completed_offload()
 
     def wait_stored(self) -> None:
@@ -305,22 +305,3 @@ class LinkedEngine:
         for entry in self.linker.pools.values():
             for buffer in entry.kv_buffer:
                 buffer.view(torch.uint8).fill_(DEVICE_JUNK)
-
-    def allocate(self, tokens: int) -> torch.Tensor:
-        allocators = vars(self.parts.allocator)
-        if not tokens:
-            return torch.zeros(0, dtype=torch.int64)
-        if "full_attn_allocator" not in allocators:
-            return self.parts.allocator.alloc(tokens)  # type: ignore[attr-defined, no-any-return]  # as in ``forget``
-        full, window = (allocators[name].alloc(tokens) for name in ("full_attn_allocator", "swa_attn_allocator"))
-        self.parts.allocator.set_full_to_swa_mapping(full, window)  # type: ignore[attr-defined]  # as above
-        return full  # type: ignore[no-any-return]  # SGLang is untyped here
-
-    def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-        """Do what the scheduler does between two steps until a condition holds."""
-        started_s = time.perf_counter()
-        while not condition():
-            self.tree.check_hicache_events()
-            if time.perf_counter() - started_s > timeout_s:
-                raise TimeoutError("the engine waited for the linker for ever")
-            time.sleep(0.0005)

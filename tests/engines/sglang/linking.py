@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheFile,
     HiCacheStorageConfig,
@@ -32,7 +31,7 @@ from tests.engines import stores
 from tests.engines.sglang.linked_session import LinkedEngine, LinkerRequest, LoadedPages
 from tests.engines.sglang.outcome import EngineJob, JobOutcome
 from tests.engines.sglang.session import EnginePrompts
-from tests.engines.sglang.stacks import Geometry
+from tests.engines.sglang.stacks import Geometry, group_of
 from tests.support.waiting import wait_until
 from unified_cache.integrations.engine_store.hit_watch import REQUESTS_MIN
 
@@ -54,29 +53,20 @@ def run_linked(job: EngineJob) -> list[JobOutcome]:
         device="cpu",
         tp_size=job.size,
         pp_size=job.stages,
-        page_size=_page_tokens(job),
+        page_size=job.page_tokens,
         served_model_name="example/model",
-        _mamba_cache_chunk_size=_page_tokens(job),
+        _mamba_cache_chunk_size=job.page_tokens,
     ).install()
     get_parallel().override_permanently(tp_rank=job.rank, pp_rank=job.stage, attn_tp_rank=job.rank, attn_dcp_rank=0)
-    group = None
-    if job.size > 1:
-        torch.distributed.init_process_group(
-            "gloo", init_method=f"file://{job.meeting}", rank=job.rank, world_size=job.size
-        )
-        group = torch.distributed.group.WORLD
+    group = group_of(job)
     return [_run(job, store, group) for store in job.stores]
 
 
 def _run(job: EngineJob, store: dict[str, Any], group: Any) -> JobOutcome:
     outcome = JobOutcome(str(store["url"]))
-    page = _page_tokens(job)
-    turns = job.prompts * (job.prompts + 1) // 2 if job.grows else job.prompts
-    tokens = (turns * job.pages + 4 * job.prompts + 8) * page
-    geometry = Geometry(page, tokens, job.window_pages * page, job.layers, job.heads, draft_layers=job.draft_layers)
     owner = job.stage if job.stack in {"mla", "dsv4"} else job.rank + job.stage * job.size
     opened_count, started_s = len(stores.OPENED), time.perf_counter()
-    engine = LinkedEngine(job.stack, job.core, geometry, {"host_bytes": HOST_BYTES, **store}, group, owner)
+    engine = LinkedEngine(job.stack, job.core, Geometry.of(job), {"host_bytes": HOST_BYTES, **store}, group, owner)
     outcome.pools = {
         str(name): sum(rows.shape[1] for rows in engine.rows(entry)) for name, entry in engine.linker.pools.items()
     }
@@ -99,13 +89,9 @@ def _run(job: EngineJob, store: dict[str, Any], group: Any) -> JobOutcome:
     return outcome
 
 
-def _page_tokens(job: EngineJob) -> int:
-    return 256 if job.stack == "dsv4" else 64
-
-
 def _prompts(job: EngineJob, number: int = 1) -> list[list[int]]:
     prompts = EnginePrompts(job.prompts, job.pages, number, job.grows)
-    return [list(prompts.tokens(each, _page_tokens(job))) for each in range(job.prompts)]
+    return [list(prompts.tokens(each, job.page_tokens)) for each in range(job.prompts)]
 
 
 def _note(outcome: JobOutcome, loaded: LoadedPages) -> None:

@@ -45,6 +45,11 @@ class EngineJob:
     requests: int = 500
     """That a linker answers whose store misbehaves, or histories that its look-ups are compared in."""
 
+    @property
+    def page_tokens(self) -> int:
+        """Tokens of a page."""
+        return 256 if self.stack == "dsv4" else 64
+
 
 @dataclass
 class JobOutcome:

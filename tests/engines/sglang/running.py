@@ -12,7 +12,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 from sglang.srt.runtime_context import get_context
 
 import unified_cache
@@ -21,7 +20,7 @@ from tests.engines.sglang import cpu, linking
 from tests.engines.sglang.outcome import EngineJob, JobOutcome
 from tests.engines.sglang.recording import Recording
 from tests.engines.sglang.session import EnginePrompts, EngineSession
-from tests.engines.sglang.stacks import Geometry, build_stack
+from tests.engines.sglang.stacks import Geometry, build_stack, group_of
 from tests.support.waiting import wait_until
 
 __all__ = ["run_job"]
@@ -49,21 +48,16 @@ def run_job(job: EngineJob) -> list[JobOutcome]:
     cpu.serve_as_device(
         job.rank,
         job.size,
-        page_size=_page_tokens(job),
+        page_size=job.page_tokens,
         hicache_ratio=4.0,
         hicache_mem_layout=job.layout,
         hicache_io_backend=job.io_backend,
         hicache_write_policy="write_through",
         hicache_storage_prefetch_policy="wait_complete",
         served_model_name="example/model",
-        _mamba_cache_chunk_size=_page_tokens(job),
+        _mamba_cache_chunk_size=job.page_tokens,
     )
-    group = None
-    if job.size > 1:
-        torch.distributed.init_process_group(
-            "gloo", init_method=f"file://{job.meeting}", rank=job.rank, world_size=job.size
-        )
-        group = torch.distributed.group.WORLD
+    group = group_of(job)
     recording = Recording()
     if job.record:
         recording.listen()
@@ -128,16 +122,12 @@ class _Engine:
     def __init__(self, job: EngineJob, store: dict[str, Any], group: Any) -> None:
         self.job = job
         self.outcome = JobOutcome(str(store.get("url", "file backend")))
-        page = _page_tokens(job)
-        turns = job.prompts * (job.prompts + 1) // 2 if job.grows else job.prompts
-        geometry = Geometry(
-            page, (turns * job.pages + 4 * job.prompts + 8) * page, job.window_pages * page, job.layers, job.heads
-        )
+        page = job.page_tokens
         first = job.replaces or ({} if job.attach else store)
         name, extra = _named(first, page) if first else (None, None)
         get_context().override("the run", hicache_storage_backend=name, hicache_storage_backend_extra_config=extra)
         started_s, opened_count = time.perf_counter(), len(stores.OPENED)
-        self.stack = build_stack(job.stack, job.core, geometry, group)
+        self.stack = build_stack(job.stack, job.core, Geometry.of(job), group)
         before = None if job.replaces is None else self._write_and_detach()
         if job.attach:
             done, said = self.stack.tree.attach_storage_backend(
@@ -215,7 +205,3 @@ def _named(store: dict[str, Any], page_tokens: int) -> tuple[str, str]:
     is_file_backend = "file_storage_path" in store
     extra = {"prefetch_threshold": page_tokens, **({} if is_file_backend else DYNAMIC), **store}
     return "file" if is_file_backend else "dynamic", json.dumps(extra)
-
-
-def _page_tokens(job: EngineJob) -> int:
-    return 256 if job.stack == "dsv4" else 64

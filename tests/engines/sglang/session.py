@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 )
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from tests.engines.sglang.stacks import Stack, device_rows
+from tests.engines.sglang.stacks import Stack, allocated, device_rows, step_until
 
 __all__ = ["EnginePrompts", "EngineSession", "ReadBack", "known_bytes"]
 
@@ -130,7 +130,7 @@ class EngineSession:
         end = self.prompts.pages_of(number)
         match = self.tree.match_prefix(MatchPrefixParams(key=RadixKey(tokens)))
         start = match.device_prefix_len // self.page
-        indices = self._allocate((end - start) * self.page)
+        indices = allocated(self.stack.allocator, (end - start) * self.page)
         if start:
             held = self.tree.path_device_indices(match.last_device_node)[: start * self.page]
             indices = torch.cat([held, indices])
@@ -250,23 +250,9 @@ class EngineSession:
         """Return a prompt and a page that nobody stored."""
         return self.prompts.tokens(number, self.page) + array("q", [7] * self.page)
 
-    def _allocate(self, tokens: int) -> torch.Tensor:
-        allocators = vars(self.stack.allocator)
-        if "full_attn_allocator" not in allocators:
-            return self.stack.allocator.alloc(tokens)  # type: ignore[attr-defined, no-any-return]  # as in ``forget``
-        full, window = (allocators[name].alloc(tokens) for name in ("full_attn_allocator", "swa_attn_allocator"))
-        self.stack.allocator.set_full_to_swa_mapping(full, window)  # type: ignore[attr-defined]  # as above
-        return full  # type: ignore[no-any-return]  # SGLang is untyped here
-
     def _is_stored(self) -> bool:
         tree = self.tree
         return not (tree.ongoing_write_through or tree.ongoing_backup or tree.cache_controller.ack_write_queue)
 
     def _until(self, condition: Callable[[], bool]) -> float:
-        started_s = time.perf_counter()
-        while not condition():
-            self.tree.check_hicache_events()
-            if time.perf_counter() - started_s > self.timeout_s:
-                raise TimeoutError("the engine waited for storage for ever")
-            time.sleep(0.0005)
-        return time.perf_counter() - started_s
+        return step_until(self.tree, condition, self.timeout_s)

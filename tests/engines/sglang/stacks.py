@@ -7,6 +7,7 @@ dsv4    DeepSeek-V4: a logical anchor, compressed caches that follow it, a windo
 mamba   every fourth layer full, the others states    KV, MAMBA
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +29,21 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_server_args
 
-__all__ = ["KINDS", "Geometry", "Parts", "Stack", "build_stack", "build_tree", "device_rows", "draft_pool"]
+from tests.engines.sglang.outcome import EngineJob
+
+__all__ = [
+    "KINDS",
+    "Geometry",
+    "Parts",
+    "Stack",
+    "allocated",
+    "build_stack",
+    "build_tree",
+    "device_rows",
+    "draft_pool",
+    "group_of",
+    "step_until",
+]
 
 DTYPE = torch.bfloat16
 REQUESTS = 8
@@ -49,6 +64,14 @@ class Geometry:
     heads: int = 8
     head_dim: int = 128
     draft_layers: int = 0
+
+    @classmethod
+    def of(cls, job: EngineJob) -> "Geometry":
+        """Make room for every prompt of a job, and some more."""
+        page = job.page_tokens
+        turns = job.prompts * (job.prompts + 1) // 2 if job.grows else job.prompts
+        tokens = (turns * job.pages + 4 * job.prompts + 8) * page
+        return cls(page, tokens, job.window_pages * page, job.layers, job.heads, draft_layers=job.draft_layers)
 
 
 @dataclass
@@ -212,6 +235,43 @@ def build_tree(
     for entry in tree.host_pool_group.entries:
         vars(entry.host_pool)["pin_memory"] = False
     return tree
+
+
+def group_of(job: EngineJob) -> object:
+    """Return the group of a job's ranks, joined; None for one alone."""
+    if job.size == 1:
+        return None
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{job.meeting}", rank=job.rank, world_size=job.size
+    )
+    return torch.distributed.group.WORLD
+
+
+def allocated(allocator: object, tokens: int) -> torch.Tensor:
+    """Allocate Full indices, and those of the window where the allocator is one of both."""
+    allocators = vars(allocator)
+    if not tokens:
+        return torch.zeros(0, dtype=torch.int64)
+    if "full_attn_allocator" not in allocators:
+        return allocator.alloc(tokens)  # type: ignore[attr-defined, no-any-return]  # one of two of the engine
+    full, window = (allocators[name].alloc(tokens) for name in ("full_attn_allocator", "swa_attn_allocator"))
+    allocator.set_full_to_swa_mapping(full, window)  # type: ignore[attr-defined]  # as above
+    return full  # type: ignore[no-any-return]  # SGLang is untyped here
+
+
+def step_until(tree: UnifiedRadixCache, condition: Callable[[], bool], timeout_s: float = 60.0) -> float:
+    """Do what the scheduler does between two steps until a condition holds; return for how many seconds.
+
+    Raises:
+        TimeoutError: it does not come to hold.
+    """
+    started_s = time.perf_counter()
+    while not condition():
+        tree.check_hicache_events()
+        if time.perf_counter() - started_s > timeout_s:
+            raise TimeoutError("the engine waited for storage for ever")
+        time.sleep(0.0005)
+    return time.perf_counter() - started_s
 
 
 def device_rows(host_pool: object) -> list[torch.Tensor]:
