@@ -63,6 +63,7 @@ def test_every_file_with_tests_that_need_a_device_is_named() -> None:
     assert {source.path for source in tests if marked.search(source.text)} == {*STALENESS, *OTHERS}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a device: its tests would run here a second time")
 def test_tests_that_need_a_device_are_found_and_skipped_where_none_is_without_packages_they_do_not_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
