@@ -194,9 +194,9 @@ def test_every_command_has_a_golden_file() -> None:
 
 
 def test_json_in_a_file_is_what_is_printed_and_stands_beside_the_tables(tmp_path: Path) -> None:
-    file = tmp_path / "layout.json"
-    printed = ask("layout", "gpt-oss-20b", "--json", "--json-file", file).out
+    file, command = tmp_path / "trace.json", ("trace", "info", ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz")
+    printed = ask(*command, "--json", "--json-file", file).out
     assert file.read_text(encoding="utf-8") == printed
     file.unlink()
-    assert ask("layout", "gpt-oss-20b", "--json-file", file).out == ask("layout", "gpt-oss-20b").out
+    assert ask(*command, "--json-file", file).out == ask(*command).out
     assert file.read_text(encoding="utf-8") == printed

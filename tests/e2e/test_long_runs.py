@@ -50,7 +50,8 @@ def test_a_long_command_shows_a_bar_and_says_what_it_had_when_interrupted(
     arguments, shown = LONG[command]
     json_file = tmp_path / "figures.json"
     words = [each.replace("DIR", directory) for each in arguments]
-    terminal = TerminalCommand(*command.split(), *words, "--json-file", json_file)
+    kept = ("--json-file", json_file) if command == "replay" else ()
+    terminal = TerminalCommand(*command.split(), *words, *kept)
     terminal.until(shown)
     terminal.interrupt()
     status, line = terminal.ended()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.cli.options import JsonOptions
+from unified_cache.cli.options import JsonFileOptions
 from unified_cache.cli.progress import watched
 from unified_cache.cli.text import console_on, example
 from unified_cache.core.errors import CacheError, InputError
@@ -22,7 +22,7 @@ faithful_app = typer.Typer(rich_markup_mode="markdown")
 
 
 @dataclass(frozen=True, slots=True)
-class FaithfulCommand(JsonOptions):
+class FaithfulCommand(JsonFileOptions):
     """Ask a server for what its cache holds, and compare the answers with cold ones.
 
     URL is an OpenAI-compatible server, vLLM, SGLang or any, that serves nobody else meanwhile. It is asked about

@@ -18,6 +18,7 @@ __all__ = [
     "EnginesOption",
     "ExtraKeyOption",
     "IdentityOption",
+    "JsonFileOptions",
     "JsonOptions",
     "KeepBranchesOption",
     "KeepTailOption",
@@ -77,12 +78,24 @@ JSON_FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class JsonOptions:
-    """Options of a command that shows figures: as JSON in place of its tables, in a file beside them, or both.
+    """Option of a command that shows figures: as JSON in place of its tables.
 
     Every value is an object that begins with ``command`` and ``format``; docs/json.md says what follows, by command.
     """
 
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False
+
+    def shown_as_json(self, command: str, value: Mapping[str, object]) -> bool:
+        """Print the figures if asked to; return whether they were printed, so that nothing else is."""
+        if self.as_json:
+            sys.stdout.write(_json_of(command, value))
+        return self.as_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonFileOptions(JsonOptions):
+    """Options of a command that runs for long: its figures are written to a file beside what is printed, too."""
+
     json_file: Annotated[
         Path | None,
         typer.Option("--json-file", metavar="FILE", help="Write the JSON to a file, beside what is printed."),
@@ -94,17 +107,16 @@ class JsonOptions:
             check_writable(self.json_file.parent)
 
     def shown_as_json(self, command: str, value: Mapping[str, object]) -> bool:
-        """Write the figures as the options say; return whether they were printed, so that nothing else is.
-
-        A figure that is no finite number is null, since JSON has none.
-        """
-        figures = json.dumps({"command": command, "format": JSON_FORMAT, **value})
-        text = json.dumps(json.loads(figures, parse_constant=lambda _: None), indent=2) + "\n"
+        """Write the figures to the file, and print them, as the options say."""
         if self.json_file is not None:
-            write_whole(self.json_file, text.encode())
-        if self.as_json:
-            sys.stdout.write(text)
-        return self.as_json
+            write_whole(self.json_file, _json_of(command, value).encode())
+        return super().shown_as_json(command, value)
+
+
+def _json_of(command: str, value: Mapping[str, object]) -> str:
+    """Return figures as JSON; one that is no finite number is null, since JSON has none."""
+    figures = json.dumps({"command": command, "format": JSON_FORMAT, **value})
+    return json.dumps(json.loads(figures, parse_constant=lambda _: None), indent=2) + "\n"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from unified_cache.cli.layout import size_named
 from unified_cache.cli.options import (
     DtypeOption,
     EnginesOption,
-    JsonOptions,
+    JsonFileOptions,
     KeepBranchesOption,
     KeepTailOption,
     LimitOption,
@@ -48,7 +48,7 @@ plan_app = typer.Typer(rich_markup_mode="markdown")
 
 
 @dataclass(frozen=True, slots=True)
-class PlanCommand(JsonOptions):
+class PlanCommand(JsonFileOptions):
     """Show what to buy: the hit ratio of a trace for every combination of tier sizes, and what it brings.
 
     Distances in the LRU stack give the hits of all sizes in a few passes over the trace. For other policies each size

@@ -15,7 +15,7 @@ from unified_cache.cli.layout import size_named
 from unified_cache.cli.options import (
     DtypeOption,
     EnginesOption,
-    JsonOptions,
+    JsonFileOptions,
     KeepBranchesOption,
     KeepTailOption,
     LimitOption,
@@ -74,7 +74,7 @@ WIDTH_MIN = 80
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayCommand(JsonOptions):
+class ReplayCommand(JsonFileOptions):
     """Replay a request trace against a cache of given tier sizes and print the hits of each tier.
 
     Payloads are made from page keys, written to device pages as an engine would, and every page handed back, from

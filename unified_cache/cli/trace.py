@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from unified_cache.cli.options import JsonOptions
+from unified_cache.cli.options import JsonFileOptions
 from unified_cache.cli.progress import read_watched, watched
 from unified_cache.cli.report_page import page_writer, print_page
 from unified_cache.cli.text import example
@@ -27,7 +27,7 @@ TraceArgument = Annotated[Path, typer.Argument(help="Trace of Mooncake or Bailia
 
 
 @dataclass(frozen=True, slots=True)
-class TraceInfoCommand(JsonOptions):
+class TraceInfoCommand(JsonFileOptions):
     """Show how much of a trace repeats, how soon, how often, and in which sessions."""
 
     trace: TraceArgument

@@ -37,11 +37,6 @@ class ReplayPolicies:
     prefetching: Prefetching = field(default_factory=Prefetching)
     """Bounds on prefetches."""
 
-    @classmethod
-    def evicting(cls, eviction: EvictionConfig) -> "ReplayPolicies":
-        """Take the policies of a cache's configuration; those of a replay are the same for all components of a tier."""
-        return cls(_one_policy("device", eviction.device), _one_policy("host", eviction.host))
-
     def eviction(self, components_count: int) -> EvictionConfig:
         """Return the same policies, component by component."""
         return EvictionConfig(device=(self.device,) * components_count, host=(self.host,) * components_count)
@@ -174,10 +169,3 @@ class ReplayPlan:
 def _payload_bytes(pools: Sequence[PoolSpec], device_pages: int, host_pages: int) -> int:
     on_device = (device_pages + 1) * sum(pool.page_bytes for pool in pools)
     return on_device + (host_pages + 1) * sum(pool.page_bytes + SEAL_BYTES for pool in pools if pool.page_bytes)
-
-
-def _one_policy(tier: str, policies: tuple[EvictionPolicy, ...]) -> EvictionPolicy:
-    if len(set(policies)) > 1:
-        found = ", ".join(each.value for each in policies)
-        raise ConfigError(f"eviction.{tier} must be one policy for all components of a replay, found {found}")
-    return policies[0] if policies else EvictionPolicy.LRU
