@@ -248,7 +248,7 @@ def _status_of_reader(access: _Access, is_certified_enough: bool, connection: so
 def _new_server(
     settings: ServiceSettings, bounds: Limits, cache: CacheService, healthy: HealthService, timeouts: CallTimeouts
 ) -> grpc.Server:
-    public_max = 3 * bounds.public_calls_max  # checks, watches, reflection
+    public_max = 2 * bounds.public_calls_max  # checks, reflection
     threads_max = bounds.calls_max + public_max + REFUSING_THREADS
     options = [
         ("grpc.so_reuseport", 0),  # two servers at one address would share its calls, unnoticed
