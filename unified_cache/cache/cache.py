@@ -38,7 +38,7 @@ from unified_cache.controller.duplicates import DuplicateCheck
 from unified_cache.controller.ledger import Ledger, WriteBack
 from unified_cache.controller.memory import ComputeStreams, DevicePool, PageMemory, TieredMemory, check_dtype
 from unified_cache.controller.operation import Traffic, TrafficCounts
-from unified_cache.controller.prefetch import Loads, Prefetches, PrefetchProgress
+from unified_cache.controller.prefetch import Loads, Prefetches
 from unified_cache.controller.ranks import LocalRanks, RankGroup, check_configuration, pools_to_store, together
 from unified_cache.controller.storage_tier import storage_of
 from unified_cache.controller.store_arrival import StoreArrival
@@ -475,14 +475,6 @@ class UnifiedCache:
         steps = self._prefetches.prefetch(found, self._storage, worth_pages)
         deadline_s = min(deadline_s, prefetching.patience_s)
         return self._controller.start(TransferKind.PREFETCH, steps, deadline_s=deadline_s, keep=self._prefetches.keep)
-
-    def prefetch_progress(self, operation: Operation) -> PrefetchProgress | None:
-        """Return how far a prefetch has come that is reading now, as this rank sees it; None for any other operation.
-
-        For an engine that may not want to wait any longer: ``finish_early`` keeps what has arrived.
-        """
-        self._enter()
-        return self._prefetches.progress(operation)
 
     def begin_layerwise(self, operation: Operation) -> LayerwiseLoad | None:
         """Begin to read what a load brings, layer by layer, before it is in the tree; ``end_layerwise`` ends it.

@@ -42,7 +42,7 @@ from unified_cache.core.pool import PageCopies, PageNumbers, Pages, Slots, Tier,
 from unified_cache.core.window import last_end, needed_pages, restorable_ends, window, window_counts
 from unified_cache.tree import Match
 
-__all__ = ["Loads", "PrefetchProgress", "Prefetches"]
+__all__ = ["Loads", "Prefetches"]
 
 
 READS_MAX = 4
@@ -50,16 +50,6 @@ READS_MAX = 4
 
 ENDS_BETWEEN_MAX = 64
 """Ends in between, at most, whose windows one prefetch reads: evenly apart, so one that ends early loses little."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefetchProgress:
-    """Progress of a prefetch under way, as seen by this rank."""
-
-    gained_pages: int
-    """Pages by which the prompt could be resumed further, had the prefetch ended now."""
-    expected_pages: int
-    """Pages by which it can be resumed further once all has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +149,6 @@ class FetchUnderWay:
         """Return by component the pages that storage was asked for, and that have not come."""
         masks = zip(self.plan.reads, self.tried, self.arrived, strict=True)
         return [pages[tried & ~arrived] for pages, tried, arrived in masks]
-
-    def progress(self) -> PrefetchProgress:
-        """Look at what has arrived by now."""
-        coming = [np.zeros(len(held), np.bool_) for held in self.missing.held]
-        for mask, pages, arrived in zip(coming, self.plan.reads, self.arrived, strict=True):
-            mask[pages[arrived]] = True
-        if self.job is not None:
-            for mask, pages, chosen, arrived in zip(coming, self.plan.reads, self.chosen, self.job.whole, strict=True):
-                mask[pages[chosen][arrived]] = True
-        return PrefetchProgress(last_end(self.missing.ends(coming)), self.plan.end - self.missing.known_end)
 
 
 class Prefetches:
@@ -270,11 +250,6 @@ class Prefetches:
         if fetch.job is not None and fetch.staging is not None and fetch.plan.tier is Tier.HOST:
             self._graft(fetch, fetch.staging, fetch.reading, true_for_all(self._ranks, fetch.job.whole))
         operation.gain(max(self._ledger.tree.peek(fetch.prompt).host_end - fetch.first_end, 0))
-
-    def progress(self, operation: Operation) -> PrefetchProgress | None:
-        """Return the progress of a prefetch; None while it reads nothing, or if it is over or no prefetch."""
-        fetch = self._under_way.get(operation)
-        return None if fetch is None or operation.state is not OperationState.RUNNING else fetch.progress()
 
     # ---- probe -----------------------------------------------------------------------------------------------
 

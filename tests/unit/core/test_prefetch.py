@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.cache import IDENTITY, ToyEngine, toy_layout
 from tests.support.clock import ManualClock
-from tests.support.components import LAYOUTS, every_hybrid, every_layout, recurrent_state, sliding_window
+from tests.support.components import every_hybrid, every_layout, recurrent_state, sliding_window
 from tests.support.conversations import HostModel, VanishingStorage, pages_on, remembered, store_turns
 from tests.support.operations import (
     PAGE,
@@ -187,32 +187,6 @@ def test_a_prefetch_asks_the_tree_for_its_prompt_few_times(layout: ModelLayout) 
         sys.setprofile(None)
     assert operation.pages_count == 16
     assert len(asked) <= 4, asked
-
-
-def test_progress_of_a_prefetch_is_what_it_would_gain_if_it_ended_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unified_cache.controller.jobs.STORAGE_BATCH_OBJECTS", 1)
-    layout = LAYOUTS["full-swa"]
-    store = stored(layout)
-    workers = Stepped()
-    cache = remembered(layout, store, workers).cache
-    operation = started(cache.prefetch(prompt_of_pages(cache, 16)))
-    assert cache.prefetch_progress(operation) is None, "storage has not been asked"
-    workers.run()
-    cache.poll()
-    seen: list[tuple[int, int]] = []
-
-    def note(number: int) -> None:
-        progress = present(cache.prefetch_progress(operation))
-        seen.append((progress.gained_pages, progress.expected_pages))
-
-    note(0)
-    store.before_get = note
-    workers.run()
-    note(0)
-    cache.poll()
-    assert cache.prefetch_progress(operation) is None, "it is over"
-    assert [*dict.fromkeys(seen)] == [(gained, 16) for gained in (0, *TURNS)]
-    assert cache.traffic()[TransferKind.PREFETCH].component_pages[0] == 16
 
 
 @every_hybrid
