@@ -152,17 +152,19 @@ def missing_mount(
         expected, mounted = _column(fstab, 1), _column(mounts, 4)
     except OSError:
         return None
+    # Of what is mounted nothing is asked: a server that is gone would hold the call.
+    missing = {Path(os.path.realpath(each)) for each in expected - mounted}
     place = Path(os.path.realpath(path))
     # The nearest one decides: what is mounted below one that is missing is a place of its own.
-    found = next((each for each in (place, *place.parents) if each in expected | mounted), None)
+    found = next((each for each in (place, *place.parents) if each in missing | mounted), None)
     return None if found is None or found in mounted else found
 
 
 def _column(table: Path, column: int) -> set[Path]:
-    """Return the paths in a column of a table of mounts, links followed."""
+    """Return the paths in a column of a table of mounts."""
     lines = [line.split() for line in table.read_text("utf-8", "surrogateescape").splitlines() if line[:1] != "#"]
     names = [fields[column] for fields in lines if len(fields) > column and fields[column].startswith("/")]
-    return {Path(os.path.realpath(_ESCAPE.sub(lambda octal: chr(int(octal[1], 8)), name))) for name in names}
+    return {Path(_ESCAPE.sub(lambda octal: chr(int(octal[1], 8)), name)) for name in names}
 
 
 class Disk:

@@ -154,6 +154,22 @@ def test_no_store_is_made_where_a_file_system_is_not_mounted_yet(kind: StoreKind
     kind.open(place / "kv", disk=disk).close()
 
 
+def test_what_is_mounted_elsewhere_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, away = MountedDisk(tmp_path), tmp_path / "away"
+    disk.fstab.write_text(f"server:/pages {away} nfs\n")
+    disk.mount(away)
+    resolved: list[str] = []
+    realpath = os.path.realpath
+
+    def counted(path: Path) -> str:
+        resolved.append(str(path))
+        return realpath(path)
+
+    monkeypatch.setattr(os.path, "realpath", counted)
+    assert disk.missing_mount(tmp_path / "kv") is None
+    assert resolved == [str(tmp_path / "kv")]
+
+
 def test_a_store_is_made_on_what_is_mounted_below_a_missing_one_and_where_nobody_says(
     kind: StoreKind, tmp_path: Path
 ) -> None:
