@@ -66,7 +66,7 @@ def test_the_first_tokens_that_documents_share_are_no_hit() -> None:
     verdict_of: dict[int, FaithfulVerdict] = {}
     for tokens in (13, 16):
         hit = ServedAnswer("one two three four", words, tuple({word: -0.1} for word in words), 500, tokens)
-        verdict_of[tokens] = PhaseResult.of("host", [("prompt", "one", hit, hit)], 0.2, 0.0).verdict
+        verdict_of[tokens] = PhaseResult.of("host", [("prompt", "one", hit, hit)], 0.0).verdict
     assert verdict_of == {13: FaithfulVerdict.CANNOT_TELL, 16: FaithfulVerdict.FAITHFUL}
 
 
@@ -116,7 +116,6 @@ def test_the_line_of_the_document_writes_a_file_for_a_bug(tmp_path: Path, monkey
         ("localhost:8000",),
         ("http://[::1",),
         ("http://127.0.0.1:9", "--skip", "host", "--skip", "hoist"),
-        ("http://127.0.0.1:9", "--tolerance", "nan"),
         ("http://127.0.0.1:9", "--restart-command", ""),
         ("http://127.0.0.1:9", "--restart-command", "'"),
     ],

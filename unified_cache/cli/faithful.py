@@ -1,6 +1,5 @@
 """``unified-cache faithful``: whether the cache of any OpenAI-compatible server changes its answers."""
 
-import math
 import shlex
 import sys
 from dataclasses import dataclass
@@ -39,7 +38,6 @@ class FaithfulCommand(JsonFileOptions):
     device_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens on the device, if not in /metrics.")] = None
     host_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens host memory holds, to get to storage.")] = None
     restart_command: Annotated[str | None, typer.Option(metavar="COMMAND", help="Restart the server by this.")] = None
-    tolerance: Annotated[float, typer.Option(metavar="NATS", help="Distance of answers that rounding explains.")] = 0.2
     skip: Annotated[list[str] | None, typer.Option(metavar="PHASE", help="Leave a phase out; several times.")] = None
 
     def run(self) -> None:
@@ -48,8 +46,6 @@ class FaithfulCommand(JsonFileOptions):
         server = import_with_extra("unified_cache.sizing.faithful.server", "faithful", "faithful")
         if unknown := {*(self.skip or ())} - set(trial.PHASES):
             raise InputError(f"--skip takes one of {', '.join(trial.PHASES)}, found {', '.join(sorted(unknown))}")
-        if not 0.0 <= self.tolerance < math.inf:
-            raise InputError(f"--tolerance must be a number of nats from 0 on, found {self.tolerance:g}")
         try:
             restart = shlex.split(self.restart_command or "")
         except ValueError as error:
@@ -65,7 +61,7 @@ class FaithfulCommand(JsonFileOptions):
                 server.connected(self.url, self.model, self.answer_tokens) as asked,
                 watched(sys.stderr, "faithful", len(phases), "phases") as on_progress,
             ):
-                found = trial.FaithfulTrial(asked, *sizes, restart, self.tolerance).run(phases, on_progress)
+                found = trial.FaithfulTrial(asked, *sizes, restart).run(phases, on_progress)
         except InputError:
             raise
         except CacheError as error:  # status 1 is for answers that are wrong

@@ -9,6 +9,8 @@ from unified_cache.sizing.faithful.server import ServedAnswer
 
 __all__ = ["FaithfulResult", "FaithfulVerdict", "PhaseResult", "distance_of", "furthest"]
 
+TOLERANCE_NATS = 0.2
+"""Allowed where cold answers are all equal: kernels that compute a prefix in other pieces round otherwise."""
 NOISE_TIMES = 4
 """Distance from which on an answer is another one, in noise floors."""
 NOISE_MAX = 1.0
@@ -85,12 +87,12 @@ class PhaseResult:
     wrong: int = 0
 
     @classmethod
-    def of(cls, name: str, asked: Iterable[Asked], tolerance: float, floor: float | None) -> "PhaseResult":
+    def of(cls, name: str, asked: Iterable[Asked], floor: float | None) -> "PhaseResult":
         """Judge answers; ``floor`` is the noise floor, None where nothing could be asked cold again."""
         pairs = [AnswerPair(*each, distance_of(each[2], each[3])) for each in asked]
         hits = [pair for pair in pairs if (pair.other.cached_tokens or 0) >= HIT_TOKENS_MIN]
         distances = [pair.distance for pair in hits]
-        limit = max(tolerance, NOISE_TIMES * (floor or 0.0))
+        limit = max(TOLERANCE_NATS, NOISE_TIMES * (floor or 0.0))
         wrong = sum(distance > limit for distance in distances)
         verdict, reason = FaithfulVerdict.CANNOT_TELL, ""
         if not hits:  # vLLM leaves out what is 0

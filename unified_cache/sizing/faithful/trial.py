@@ -52,8 +52,6 @@ class FaithfulTrial:
     """Size of the device's cache where the server does not say it."""
     host_tokens: int | None
     restart_command: Sequence[str]
-    tolerance: float
-    """Nats allowed where cold answers are all equal: kernels that compute a prefix in other pieces round otherwise."""
     numbers: Iterator[int] = field(default_factory=lambda: count(secrets.randbelow(10**9) * 1000))
     """Of documents and salts; one that a server has seen before is not cold."""
     documents: Sequence[Sequence[tuple[str, str]]] = ()
@@ -116,7 +114,7 @@ class FaithfulTrial:
         batches = [tuple(facts)] if at_once else [(prompt,) for prompt in facts]
         answers = [answer for batch in batches for answer in self.server.ask(*batch)]
         asked_again = [(*each, self.cold[each[0]], answer) for each, answer in zip(facts.items(), answers, strict=True)]
-        return PhaseResult.of(name, asked_again, self.tolerance, self.floor)
+        return PhaseResult.of(name, asked_again, self.floor)
 
     def concurrent(self) -> PhaseResult:
         """Ask everything again at once, twice: the first time may be the first hit."""
