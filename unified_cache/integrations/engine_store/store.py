@@ -232,32 +232,16 @@ class EngineStore:
     def get(self, pages: Sequence[EnginePage], parts_max: int = 1) -> list[Answer]:
         """Fill the rows of each page; HIT where they hold exactly the page that its label names.
 
-        Rows of a page with another answer may hold anything. A large call is made in ``parts_max`` parts at a time.
+        Pages in memory are read on this thread, which costs no hand-over. Rows of a page with another answer may hold
+        anything. A large call is made in ``parts_max`` parts at a time.
         """
-        answers = self.get_at_once(pages)
+        answers = self._get_from_memory(pages)
         waiting = [number for number, answer in enumerate(answers) if not answer]
         rest = [pages[number] for number in waiting] if len(waiting) < len(pages) else pages
         found = self._transfer(Method.GET, rest, Level.CACHED, parts_max)
         for number, answer in zip(waiting, found, strict=True):
             answers[number] = answer
         return answers
-
-    def get_at_once(self, pages: Sequence[EnginePage]) -> list[Answer]:
-        """Fill the rows of the pages that the store has in memory, on this thread; UNAVAILABLE are all others.
-
-        They are verified in their rows. It waits for no disk, and for nobody who does.
-        """
-        time = self._time()
-        memory = self._memory({page.label.identity for page in pages})
-        if memory is None:
-            return [Answer.UNAVAILABLE] * len(pages)
-        task = Task(partial(tasks.read_memory, memory, pages))
-        self._call_here([task], time)
-        hits = [page for page, answer in zip(pages, task.answers, strict=False) if answer]
-        if hits:
-            self._counts.add_bytes(Method.GET, sum(map(tasks.payload_bytes, hits)))
-            self._counts.add(Method.GET, [Answer.HIT] * len(hits), self._clock() - time.started_s)
-        return task.answers + [Answer.UNAVAILABLE] * (len(pages) - len(task.answers))
 
     def put(self, pages: Sequence[EnginePage], level: Level = Level.CACHED, parts_max: int = 1) -> list[Answer]:
         """Store pages as their rows hold them now; STORED where the page is in the store, or was.
@@ -413,6 +397,23 @@ class EngineStore:
         else:
             (reason,) = self._call(opened, identities, [task], time)
         return self._answered(method, task.answers, len(labels), reason, time.started_s)
+
+    def _get_from_memory(self, pages: Sequence[EnginePage]) -> list[Answer]:
+        """Fill the rows of the pages that the store has in memory, on this thread; UNAVAILABLE are all others.
+
+        They are verified in their rows. It waits for no disk, and for nobody who does.
+        """
+        time = self._time()
+        memory = self._memory({page.label.identity for page in pages})
+        if memory is None:
+            return [Answer.UNAVAILABLE] * len(pages)
+        task = Task(partial(tasks.read_memory, memory, pages))
+        self._call_here([task], time)
+        hits = [page for page, answer in zip(pages, task.answers, strict=False) if answer]
+        if hits:
+            self._counts.add_bytes(Method.GET, sum(map(tasks.payload_bytes, hits)))
+            self._counts.add(Method.GET, [Answer.HIT] * len(hits), self._clock() - time.started_s)
+        return task.answers + [Answer.UNAVAILABLE] * (len(pages) - len(task.answers))
 
     def _transfer(self, method: Method, pages: Sequence[EnginePage], level: Level, parts_max: int) -> list[Answer]:
         """Get or put pages."""

@@ -7,7 +7,7 @@ Pages take one of two paths. The buffered path holds the engine's rows only whil
 waits for a copy under way and nothing else, and from then on no row is read or written. The zero-copy path gives the
 rows themselves to a bounded store, which is never late, see ``Capability.bounded``.
 
-What a store has in memory takes neither: see ``EngineStore.get_at_once``.
+What a store has in memory takes neither: see ``EngineStore.get``.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -121,7 +121,7 @@ def opened(is_bounded: bool, is_partial: bool) -> Iterator[Callable[[], Opened]]
             clock = ManualClock()
             backend = FreezingStorage(clock.sleep, is_bounded=is_bounded, is_partial=is_partial)
             guard = GuardConfig(deadline_s=DEADLINE_S, breaker_failures_max=1000)
-            config = EngineStoreConfig(guard, piece_bytes=4096, bounce_bytes=1 << 20, call_timeout_s=1000.0)
+            config = EngineStoreConfig(guard, piece_bytes=32 << 10, bounce_bytes=1 << 20, call_timeout_s=1000.0)
             return stack.enter_context(EngineStore.opened_by(lambda: backend, config, clock=clock)), backend
 
         yield open_one
