@@ -2,96 +2,49 @@
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.sources import ROOT
 from tests.support.documents import code_blocks, shell_commands
 
-__all__ = ["PATH", "LaunchLine", "VllmDocument"]
+__all__ = ["COMMANDS", "EXTRA", "KEYS", "METRICS", "TEXT", "TIER", "TRANSFER", "launch_of"]
 
-PATH = ROOT / "docs" / "vllm.md"
+TEXT = (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8")
 
-ROW = re.compile(r"^\| (`.*?) \| (.*) \|$", re.MULTILINE)
-QUOTED = re.compile(r"`([^`]+)`")
+COMMANDS = [tuple(words) for words in shell_commands(TEXT)]
+"""Every command of a shell block, in order, as arguments."""
 
-TRANSFER_FLAG = "--kv-transfer-config"
+(LAUNCH,) = (command for command in COMMANDS if command[:2] == ("vllm", "serve"))
+assert LAUNCH[-2] == "--kv-transfer-config"
+"""The command that starts vLLM over a store."""
 
+TRANSFER: Mapping[str, object] = json.loads(LAUNCH[-1])
+"""Configuration of vLLM's connector."""
 
-@dataclass(frozen=True, slots=True)
-class LaunchLine:
-    """The command that starts vLLM over a store."""
+EXTRA: Mapping[str, object] = json.loads(LAUNCH[-1])["kv_connector_extra_config"]
+"""Keys of the connector: vLLM's and ours."""
 
-    arguments: tuple[str, ...]
-    """With the text of the configuration as the last."""
+(TIER,) = (json.loads(block.text) for block in code_blocks(TEXT) if block.language == "json")
+"""The tier as one among others."""
 
-    @property
-    def transfer(self) -> dict[str, object]:
-        """Configuration of vLLM's connector."""
-        found: object = json.loads(self.arguments[-1])
-        assert isinstance(found, dict)
-        return found
+_NAMED = [
+    name for row in re.findall(r"^\| (`.*?) \| .* \|$", TEXT, re.MULTILINE) for name in re.findall("`([^`]+)`", row)
+]
+"""What the first columns of tables name."""
 
-    @property
-    def extra(self) -> dict[str, object]:
-        """Keys of the connector: vLLM's and ours."""
-        found = self.transfer["kv_connector_extra_config"]
-        assert isinstance(found, dict)
-        return found
+KEYS = frozenset(name for name in _NAMED if re.fullmatch(r"[a-z_]+", name))
+"""Keys that the first table explains."""
 
-    def of(self, model: Path, **keys: object) -> list[str]:
-        """Return the command for a model, with other values of some of the connector's keys."""
-        transfer = {**self.transfer, "kv_connector_extra_config": {**self.extra, **keys}}
-        return [str(model) if each == "MODEL" else each for each in self.arguments[:-1]] + [json.dumps(transfer)]
-
-
-@dataclass(frozen=True, slots=True)
-class VllmDocument:
-    """The document: its commands, its JSON, and what its tables name."""
-
-    commands: tuple[tuple[str, ...], ...]
-    """Every command of a shell block, in order, as arguments."""
-    tier: dict[str, object]
-    """The tier as one among others."""
-    keys: frozenset[str]
-    """Keys that the first table explains."""
-    metrics: frozenset[str]
-    """Names of metrics, without what Prometheus's clients put behind a counter's."""
-
-    @classmethod
-    def read(cls) -> "VllmDocument":
-        """Read it."""
-        text = PATH.read_text(encoding="utf-8")
-        (tier,) = (json.loads(block.text) for block in code_blocks(text) if block.language == "json")
-        first = [QUOTED.findall(row[1]) for row in ROW.finditer(text)]
-        named = [name for names in first for name in names]
-        return cls(
-            commands=tuple(map(tuple, shell_commands(text))),
-            tier=tier,
-            keys=frozenset(name for name in named if re.fullmatch(r"[a-z_]+", name)),
-            metrics=frozenset(_metric(name) for name in named if name.startswith(("vllm:", "..."))),
-        )
-
-    @property
-    def launch(self) -> LaunchLine:
-        """The command that starts vLLM."""
-        (found,) = (command for command in self.commands if command[:2] == ("vllm", "serve"))
-        assert found[-2] == TRANSFER_FLAG
-        return LaunchLine(found)
-
-    @property
-    def install(self) -> tuple[str, ...]:
-        """The command that installs this package."""
-        (found,) = (command for command in self.commands if command[0] == "pip")
-        return found
-
-    @property
-    def store_commands(self) -> tuple[tuple[str, ...], ...]:
-        """Commands over the store."""
-        return tuple(command for command in self.commands if command[0] == "unified-cache")
+METRICS = frozenset(
+    re.sub(r"^\.\.\.", "vllm:unified_cache", name.partition("{")[0].removesuffix("_total"))
+    for name in _NAMED
+    if name.startswith(("vllm:", "..."))
+)
+"""Names of metrics, without what Prometheus's clients put behind a counter's."""
 
 
-def _metric(name: str) -> str:
-    """Return the name of a metric as the tier defines it."""
-    bare = name.partition("{")[0].removesuffix("_total")
-    return "vllm:unified_cache" + bare.removeprefix("...") if bare.startswith("...") else bare
+def launch_of(model: Path, **keys: object) -> list[str]:
+    """Return the command that starts vLLM for a model, with other values of some of the connector's keys."""
+    transfer = {**TRANSFER, "kv_connector_extra_config": {**EXTRA, **keys}}
+    return [str(model) if each == "MODEL" else each for each in LAUNCH[:-1]] + [json.dumps(transfer)]

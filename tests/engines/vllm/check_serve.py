@@ -12,9 +12,7 @@ from tests.engines.vllm.engine import CPU_SPEC, HOST_BYTES, prompt_of
 from tests.engines.vllm.faults import DEADLINE_S
 from tests.engines.vllm.server import VllmServer, running_server, write_tokenizer
 from tests.engines.vllm.user_shell import CPU_MODULE, UserShell
-from tests.support.vllm_document import VllmDocument
-
-DOCUMENT = VllmDocument.read()
+from tests.support.vllm_document import COMMANDS, EXTRA, METRICS, launch_of
 
 SMALL = ("--dtype", "float32", "--max-model-len", "1024", "--block-size", "32", "--enforce-eager")
 """Options of vLLM's for a small machine; the others are for what checks ask."""
@@ -35,7 +33,7 @@ LogPath = Callable[[str], Path]
 def shell(tmp_path_factory: pytest.TempPathFactory) -> UserShell:
     """Return an environment with the package installed as the document says."""
     shell = UserShell.make(tmp_path_factory.mktemp("user"))
-    shell.install(DOCUMENT.install)
+    shell.install(next(command for command in COMMANDS if command[0] == "pip"))
     return shell
 
 
@@ -48,7 +46,7 @@ def launched(
     write_tokenizer(model)
     url = f"file:{tmp_path / 'store'}"
     keys = {**CPU_SPEC, "spec_module_path": CPU_MODULE, "cpu_bytes_to_use": HOST_BYTES, "deadline_s": DEADLINE_S}
-    command = DOCUMENT.launch.of(model, url=url, **keys)
+    command = launch_of(model, url=url, **keys)
 
     def launch(name: str) -> AbstractContextManager[VllmServer]:
         arguments = [*shell.located(command), *SMALL, *ASKED]
@@ -95,7 +93,7 @@ def _check_metrics(server: VllmServer) -> None:
     """See that ``/metrics`` has what the document names, and that vLLM's own figures agree with ours."""
     text = server.metrics_text()
     defined = {name.removesuffix("_total") for name in re.findall(r"^# HELP (vllm:\w+)", text, re.MULTILINE)}
-    assert defined >= DOCUMENT.metrics
+    assert defined >= METRICS
     assert server.metric("vllm:unified_cache_load_chunks_total", answer="hit") == CHUNKS
     assert server.metric("vllm:unified_cache_lookup_chunks_total", answer="hit") == CHUNKS
     assert server.metric("vllm:unified_cache_registered") == 1
@@ -108,9 +106,9 @@ def _check_metrics(server: VllmServer) -> None:
 
 def _check_store_commands(shell: UserShell, url: str) -> None:
     """Run the document's commands over the store that vLLM wrote."""
-    documented = str(DOCUMENT.launch.extra["url"])
+    documented = str(EXTRA["url"])
     printed: dict[str, str] = {}
-    for command in DOCUMENT.store_commands:
+    for command in (each for each in COMMANDS if each[0] == "unified-cache"):
         assert documented in command
         printed[command[2]] = shell.run([url if word == documented else word for word in command])
     assert set(printed) == {"stat", "verify"}

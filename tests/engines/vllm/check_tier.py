@@ -16,14 +16,12 @@ from tests.engines.vllm.faults import (
     Right,
     answered_rightly,
 )
-from tests.support.vllm_document import VllmDocument
-
-DOCUMENT = VllmDocument.read()
+from tests.support.vllm_document import TIER
 
 
 def tier_over(directory: Path, **keys: object) -> dict[str, object]:
     """Return the document's tier over a store here, with other values of some keys."""
-    return {**DOCUMENT.tier, "url": f"file:{directory}", "on_reset": "keep", "deadline_s": DEADLINE_S, **keys}
+    return {**TIER, "url": f"file:{directory}", "on_reset": "keep", "deadline_s": DEADLINE_S, **keys}
 
 
 def check_a_tier_without_the_connector_finds_pages_of_its_revision_alone(

@@ -3,11 +3,9 @@
 import re
 
 from tests.sources import ROOT
-from tests.support.vllm_document import PATH, VllmDocument
+from tests.support.vllm_document import COMMANDS, EXTRA, KEYS, METRICS, TEXT, TIER, TRANSFER
 from unified_cache.integrations.vllm.metrics import FIGURES
 from unified_cache.integrations.vllm.settings import TierSettings, own_keys
-
-DOCUMENT = VllmDocument.read()
 
 KNOWN_COMMANDS = {
     ("pip", "install", "unified-cache"),
@@ -19,33 +17,32 @@ KNOWN_COMMANDS = {
 
 
 def test_the_launch_line_says_what_the_tier_takes() -> None:
-    extra = DOCUMENT.launch.extra
-    settings = TierSettings.of({key: value for key, value in extra.items() if key in own_keys()})
+    settings = TierSettings.of({key: value for key, value in EXTRA.items() if key in own_keys()})
     assert settings.url == "file:/var/cache/kv"
-    assert set(extra) == {"url", "cpu_bytes_to_use"}
-    assert DOCUMENT.launch.transfer["kv_connector_module_path"] == "unified_cache.integrations.vllm.connector"
+    assert set(EXTRA) == {"url", "cpu_bytes_to_use"}
+    assert TRANSFER["kv_connector_module_path"] == "unified_cache.integrations.vllm.connector"
 
 
 def test_the_tier_among_others_says_what_the_tier_takes() -> None:
-    tier = {key: value for key, value in DOCUMENT.tier.items() if key not in {"type", "module_path"}}
+    tier = {key: value for key, value in TIER.items() if key not in {"type", "module_path"}}
     assert TierSettings.of(tier).revision
-    assert DOCUMENT.tier["module_path"] == "unified_cache.integrations.vllm.tier"
+    assert TIER["module_path"] == "unified_cache.integrations.vllm.tier"
 
 
 def test_every_key_of_the_tier_is_explained_and_no_other() -> None:
-    assert DOCUMENT.keys == own_keys()
+    assert own_keys() == KEYS
 
 
 def test_every_metric_of_the_tier_is_explained_and_no_other() -> None:
-    ours = {name for name in DOCUMENT.metrics if name.startswith("vllm:unified_cache")}
+    ours = {name for name in METRICS if name.startswith("vllm:unified_cache")}
     assert ours == {figure.name for figure in FIGURES}
 
 
 def test_no_command_of_the_document_is_left_out_of_the_checks() -> None:
-    assert {command[:3] for command in DOCUMENT.commands} == KNOWN_COMMANDS
+    assert {command[:3] for command in COMMANDS} == KNOWN_COMMANDS
 
 
 def test_every_target_of_make_that_the_document_names_is_there() -> None:
-    named = set(re.findall(r"`make ([a-z0-9-]+)", PATH.read_text(encoding="utf-8")))
+    named = set(re.findall(r"`make ([a-z0-9-]+)", TEXT))
     assert named == {"bench-vllm", "e2e-vllm", "test"}
     assert named <= set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
