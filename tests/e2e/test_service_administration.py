@@ -61,8 +61,8 @@ def test_an_admin_clears_and_drains_a_server_whose_places_are_all_held_by_answer
     manifest = manifest_of(Identity("unread"), layout)
     label = Label(manifest.identity, bytes(32), "kv")
     calls_max = 8
-    quota = {"calls_max": calls_max, "turn_s_max": 0.5}
-    with ExitStack() as held, running(access={"local_role": "admin"}, quota=quota) as server:
+    limits, quota = Limits(turn_s_max=0.5), {"calls_max": calls_max}
+    with ExitStack() as held, running(limits, access={"local_role": "admin"}, quota=quota) as server:
         url = f"grpc://{server.address}"
         with closing(open_storage(url)) as client:
             client.register(manifest, {})
