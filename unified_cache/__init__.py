@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from unified_cache.core.extras import import_with_extra
 
 if TYPE_CHECKING:
-    from unified_cache.cache.cache import Request, UnifiedCache
+    from unified_cache.cache.cache import UnifiedCache
+    from unified_cache.cache.request import Request
     from unified_cache.cache.stats import Stats
     from unified_cache.components import Full, RecurrentState, SlidingWindow
     from unified_cache.components.layouts import LayoutWarning, from_hf_config
@@ -105,7 +106,7 @@ _HOMES = {
     "Prefetching": "core.config",
     "Prompt": "core.page",
     "RecurrentState": "components",
-    "Request": "cache.cache",
+    "Request": "cache.request",
     "Retention": "core.config",
     "Shard": "core.shards",
     "SlidingWindow": "components",

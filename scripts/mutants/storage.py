@@ -105,7 +105,7 @@ STORAGE_MUTANTS = [
     Mutant(
         "what no key opened stays a miss when its key comes",
         "storage_backends/wrappers/coded.py",
-        "                self.unreadable.clear()\n\n",
+        "                self._unreadable.clear()\n\n",
         "                pass\n\n",
         CODED_TESTS,
     ),

@@ -275,7 +275,7 @@ TRANSFERS_MUTANTS = [
     ),
     Mutant(
         "a request counts whenever it is matched",
-        "cache/cache.py",
+        "cache/calls.py",
         "        return self._ledger.tree.match(prompt, priority).within(prompt.reusable_pages)\n",
         "        self._lookups.count += 1\n"
         "        return self._ledger.tree.match(prompt, priority).within(prompt.reusable_pages)\n",
@@ -297,7 +297,7 @@ TRANSFERS_MUTANTS = [
     ),
     Mutant(
         "superseded windows are evicted as all others are",
-        "cache/cache.py",
+        "cache/calls.py",
         "tree.supersede(lock, prompt.pages_count)",
         "pass",
         tests=WINDOWS,

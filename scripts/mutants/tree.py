@@ -217,7 +217,7 @@ TREE_MUTANTS = [
     ),
     Mutant(
         "windows are kept at the prompt's own end alone",
-        "cache/cache.py",
+        "cache/calls.py",
         "{prompt.reusable_pages, *ends}",
         "{*ends}",
         tests=LAST_TOKEN_TESTS,

@@ -6,7 +6,7 @@ import pytest
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import COMPONENT_SETS
 from tests.support.operations import present
-from unified_cache.cache.cache import Request
+from unified_cache.cache.request import Request
 from unified_cache.controller import InlineWorkers, TransferKind
 from unified_cache.core.errors import InputError, StateError
 from unified_cache.core.hits import Hits

@@ -12,7 +12,8 @@ from typing import TypeAlias
 import torch
 from transformers import DynamicCache
 
-from unified_cache.cache.cache import Request, UnifiedCache
+from unified_cache.cache.cache import UnifiedCache
+from unified_cache.cache.request import Request
 from unified_cache.controller import TransferKind
 from unified_cache.core.errors import InputError, StateError
 from unified_cache.core.hits import Hits
