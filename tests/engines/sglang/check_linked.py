@@ -134,7 +134,7 @@ def check_the_log_says_that_nothing_is_restored(bench: Bench) -> None:
     short = bench.fresh("file")
     refusing = bench.store(faulty(bench, Method.PUT, StorageFault.FAIL, bench.fresh("file")), deadline_s=DEADLINE_S)
     bench.run(replace(job, stores=[short], linked="short"), said("0 of 0 pages looked up were found"))
-    bench.run(replace(job, stores=[refusing]), said("offered were stored; the store said"))
+    bench.run(replace(job, stores=[refusing]), said("pages looked up were found, 0 of"))  # some puts may be under way
 
 
 @pytest.mark.parametrize(("writer", "reader"), [("", "read"), ("write", "")])
