@@ -79,7 +79,7 @@ DEFERRED: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "Serve a store over gRPC, safe by default: to this machine alone, unless client certificates are asked "
             "for.",
         ),
-        "config": ("config:config_app", "Explain a file of settings, or write one to begin with."),
+        "config": ("config:config_app", "Explain a file of settings."),
         "token": ("serve:token_app", "Make and revoke the tokens that tenants of a service show."),
         "ping": (
             "remote:remote_app",
