@@ -22,7 +22,7 @@ from benchmarks.plan import BenchmarkPlan
 from tests.support.bucket import LocalBucket
 from unified_cache.core.page import PageKey
 from unified_cache.storage_backends.object.address import REQUESTS
-from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Level, PageIO, Store
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
 
@@ -53,9 +53,7 @@ def bucket_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
 class _BucketBench:
     """One page size: sealed pages in a slab."""
 
-    def __init__(
-        self, storage: StorageBackend, bucket: LocalBucket, page_kib: int, threads: ThreadPoolExecutor
-    ) -> None:
+    def __init__(self, storage: Store, bucket: LocalBucket, page_kib: int, threads: ThreadPoolExecutor) -> None:
         self._storage = storage
         self._verified = VerifiedStorage(storage)
         self._bare = bucket.client(f"bare-{page_kib}")
@@ -93,7 +91,7 @@ class _BucketBench:
 
         assert len(list(self._threads.map(put, self._pages))) == len(self._pages)
 
-    def _get(self, storage: StorageBackend) -> None:
+    def _get(self, storage: Store) -> None:
         assert all(storage.get(self._pages))
 
     def _get_bare(self) -> None:

@@ -32,7 +32,7 @@ from unified_cache.sizing.demo.serving import loaded
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.manifest import EVERYBODY
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers.coded import CodedStorage
 from unified_cache.storage_backends.wrappers.layer import StorageLayer
@@ -109,7 +109,7 @@ def _payloads(path: Path) -> Mapping[str, list[bytes]]:
     return {"bfloat16": bfloat16, "fp8": fp8, "noise": noise}
 
 
-def _coded(store: StorageBackend, choice: CodingChoice | None) -> CodedStorage:
+def _coded(store: Store, choice: CodingChoice | None) -> CodedStorage:
     coded = CodedStorage(store, choice)
     coded.own([IDENTITY], EVERYBODY)
     return coded
@@ -156,7 +156,7 @@ def _of_processor(call: Callable[[], object]) -> Subject:
     return subject
 
 
-def _put_anew(store: StorageBackend, pages: Sequence[PageIO]) -> None:
+def _put_anew(store: Store, pages: Sequence[PageIO]) -> None:
     store.remove([page.label for page in pages])
     assert all(store.put(pages, Level.CACHED))
 
@@ -179,5 +179,5 @@ def _link_figures(pages: list[PageIO], plan: BenchmarkPlan) -> Iterator[Figure]:
         yield Figure("coded", f"a prefix, pages {name}", "ms", spread, (beside,), note)
 
 
-def _read_all(workers: ThreadPoolExecutor, store: StorageBackend, pages: Sequence[PageIO]) -> None:
+def _read_all(workers: ThreadPoolExecutor, store: Store, pages: Sequence[PageIO]) -> None:
     assert all(answer for (answer,) in workers.map(store.get, [[page] for page in pages]))

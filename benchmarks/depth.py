@@ -28,7 +28,7 @@ from unified_cache.controller.memory import DevicePool
 from unified_cache.core.config import CacheConfig, WritePolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.url import open_storage
 
 __all__ = ["depth_figures"]
@@ -125,7 +125,7 @@ class _PrefetchBench:
         layout = ModelLayout(PAGE_SIZE, (Full((spec,)),))
         pages = torch.from_numpy(np.random.default_rng(7).integers(0, 256, (PAGES + 1, PAGE_BYTES), np.uint8))
         config = CacheConfig((PAGES,), (PAGES,), write=WritePolicy.ON_CALL)
-        store: StorageBackend = open_storage(f"{scheme}:{path}")
+        store: Store = open_storage(f"{scheme}:{path}")
         cache = UnifiedCache.open(
             layout, config, [DevicePool(spec, [pages])], identity=Identity("depth"), storage=store
         )

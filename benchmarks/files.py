@@ -24,7 +24,7 @@ from benchmarks.measure import Comparison, Figure, Spread, Subject, interleaved,
 from benchmarks.plan import BenchmarkPlan
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
-from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Level, PageIO, Store
 from unified_cache.storage_backends.verified import VerifiedStorage
 
 __all__ = ["files_figures"]
@@ -58,7 +58,7 @@ class _Store(NamedTuple):
 
     prefix: str
     """Beginning of the names of its figures."""
-    storage: StorageBackend
+    storage: Store
     verified: VerifiedStorage
 
 
@@ -195,7 +195,7 @@ class _FileBench:
             os.fsync(fd)
             os.close(fd)
 
-    def _get(self, storage: StorageBackend) -> Subject:
+    def _get(self, storage: Store) -> Subject:
         def subject() -> int:
             start = perf_counter_ns()
             hits = storage.get(self._pages)

@@ -17,7 +17,7 @@ from benchmarks.plan import BenchmarkPlan
 from unified_cache.core.config import GuardConfig
 from unified_cache.storage_backends.common.call_threads import run_here
 from unified_cache.storage_backends.file.store import FileStorage
-from unified_cache.storage_backends.protocol import Level, StorageBackend
+from unified_cache.storage_backends.protocol import Level, Store
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard
 
@@ -37,7 +37,7 @@ def guard_figures(plan: BenchmarkPlan) -> Iterator[Figure]:
     try:
         pages = announced_pages(bare, PAGE_KIB, 1)
         bare.put(pages, Level.CACHED)
-        stores: tuple[StorageBackend, ...] = (bare, VerifiedStorage(bare), VerifiedStorage(guard))
+        stores: tuple[Store, ...] = (bare, VerifiedStorage(bare), VerifiedStorage(guard))
         labels = [page.label for page in pages]
         yield from _figures("get", [partial(store.get, pages) for store in stores], plan)
         yield from _figures("exists", [partial(store.exists, labels) for store in stores], plan)

@@ -10,12 +10,12 @@ from unified_cache.controller.memory import DevicePool, TieredMemory
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.protocol import PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import PageIO, Store
 
 __all__ = ["announced_pages"]
 
 
-def announced_pages(storage: StorageBackend, page_kib: int, pages_count: int) -> list[PageIO]:
+def announced_pages(storage: Store, page_kib: int, pages_count: int) -> list[PageIO]:
     """Seal random payloads in a slab, announce it to a store, and return its pages."""
     spec = PoolSpec("kv", page_kib << 10)
     layout = ModelLayout(64, (Full((spec,)),))

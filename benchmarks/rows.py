@@ -26,7 +26,7 @@ from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory_reads import targets_of
 from unified_cache.storage_backends.packed.store import PackedStorage
-from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Level, PageIO, Store
 from unified_cache.storage_backends.verified import VerifiedStorage
 
 __all__ = ["rows_figures"]
@@ -120,7 +120,7 @@ class _RowsBench:
 
         return subject
 
-    def _get(self, storage: StorageBackend, pages: Sequence[PageIO]) -> None:
+    def _get(self, storage: Store, pages: Sequence[PageIO]) -> None:
         assert all(storage.get(pages))
 
     def _read_memory(self) -> None:

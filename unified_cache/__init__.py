@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, Tier, facts_of
     from unified_cache.core.settings.loading import cache_settings
     from unified_cache.core.shards import Extent, Shard
-    from unified_cache.storage_backends.protocol import Level, StorageBackend
+    from unified_cache.storage_backends.protocol import Level, Store
     from unified_cache.storage_backends.url import open_storage
     from unified_cache.tree import Lock, Match
 
@@ -67,8 +67,8 @@ __all__ = [
     "Shard",
     "SlidingWindow",
     "Stats",
-    "StorageBackend",
     "StorageError",
+    "Store",
     "Tier",
     "UnifiedCache",
     "WritePolicy",
@@ -111,7 +111,7 @@ _HOMES = {
     "Shard": "core.shards",
     "SlidingWindow": "components",
     "Stats": "cache.stats",
-    "StorageBackend": "storage_backends.protocol",
+    "Store": "storage_backends.protocol",
     "StorageError": "core.errors",
     "Tier": "core.pool",
     "UnifiedCache": "cache.cache",

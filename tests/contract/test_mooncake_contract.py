@@ -9,7 +9,7 @@ from tests.support.mooncake import LocalCluster, open_mooncake
 from tests.support.mooncake_needed import needs_mooncake
 from tests.support.service import LoopbackServer
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import StorageContract, listing
 
@@ -31,7 +31,7 @@ def emptied(storage: MooncakeStorage) -> MooncakeStorage:
 
 class TestServiceOverMooncake(ServiceContract):
     @pytest.fixture
-    def storage(self, cluster: LocalCluster) -> Iterator[StorageBackend]:
+    def storage(self, cluster: LocalCluster) -> Iterator[Store]:
         running = LoopbackServer.start(emptied(open_mooncake(cluster)))
         storage = VerifiedStorage(running.client())
         yield storage
@@ -42,7 +42,7 @@ class TestServiceOverMooncake(ServiceContract):
 class TestMooncakeStorage(StorageContract):
     # Verified, as every cache has it: an object that is removed while it is read brings other bytes.
     @pytest.fixture
-    def storage(self, cluster: LocalCluster) -> Iterator[StorageBackend]:
+    def storage(self, cluster: LocalCluster) -> Iterator[Store]:
         storage = VerifiedStorage(emptied(open_mooncake(cluster)))
         yield storage
         storage.close()

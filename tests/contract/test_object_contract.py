@@ -8,7 +8,7 @@ from tests.contract.test_remote_contract import ServiceContract
 from tests.contract.test_storage_contract import stacked
 from tests.support.bucket import LocalBucket
 from tests.support.service import LoopbackServer
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import StorageContract
@@ -20,7 +20,7 @@ class ObjectContract(StorageContract):
 
 class TestObjectStorage(ObjectContract):
     @pytest.fixture
-    def storage(self, bucket: LocalBucket) -> Iterator[StorageBackend]:
+    def storage(self, bucket: LocalBucket) -> Iterator[Store]:
         storage = open_storage(bucket.new_url())
         yield storage
         storage.close()
@@ -28,7 +28,7 @@ class TestObjectStorage(ObjectContract):
 
 class TestOneRequestAtATime(ObjectContract):
     @pytest.fixture
-    def storage(self, bucket: LocalBucket) -> Iterator[StorageBackend]:
+    def storage(self, bucket: LocalBucket) -> Iterator[Store]:
         storage = stacked(open_storage(f"{bucket.new_url()}?requests=1"))
         yield storage
         storage.close()
@@ -36,7 +36,7 @@ class TestOneRequestAtATime(ObjectContract):
 
 class TestServiceOverABucket(ServiceContract):
     @pytest.fixture
-    def storage(self, bucket: LocalBucket) -> Iterator[StorageBackend]:
+    def storage(self, bucket: LocalBucket) -> Iterator[Store]:
         running = LoopbackServer.start(open_storage(bucket.new_url()))
         storage = VerifiedStorage(running.client())
         yield storage

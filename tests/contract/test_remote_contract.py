@@ -11,7 +11,7 @@ from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.service.limits import Limits
 from unified_cache.storage_backends.file.store import FileStorage
-from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, Store
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -30,7 +30,7 @@ class ServiceContract(StorageContract):
     rounds_of_each_thread = 10
 
     def test_an_object_whose_length_differs_from_the_buffers_is_a_miss_and_does_not_block_a_later_put_of_that_page(
-        self, storage: StorageBackend
+        self, storage: Store
     ) -> None:
         # A service knows the layout: it refuses such a page instead of keeping it.
         open_for_contract(storage)
@@ -45,7 +45,7 @@ class ServiceContract(StorageContract):
 
 class TestRemoteStorage(ServiceContract):
     @pytest.fixture(params=OPENED)
-    def storage(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StorageBackend]:
+    def storage(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         store = OPENED[request.param](tmp_path, ROOM_BYTES_MAX)
         running = LoopbackServer.start(store, Limits(part_bytes=500))
         storage = VerifiedStorage(running.client())
@@ -56,7 +56,7 @@ class TestRemoteStorage(ServiceContract):
 
 class TestTwoServersOverOneStore(ServiceContract):
     @pytest.fixture
-    def storage(self, tmp_path: Path) -> Iterator[StorageBackend]:
+    def storage(self, tmp_path: Path) -> Iterator[Store]:
         servers = [LoopbackServer.start(FileStorage.open(tmp_path / "store")) for _ in range(2)]
         storage = RemoteStorage.open(RemoteOptions(tuple(running.address for running in servers)))
         yield storage

@@ -13,7 +13,7 @@ from unified_cache.core.config import GuardConfig
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import KeysOnlyStorage, MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard
 from unified_cache.storage_backends.wrappers.coded import CodedStorage
@@ -26,40 +26,40 @@ THREADS_MAX = 3
 
 KEYS = "env:CONTRACT_KEYS"
 
-Wrap = Callable[[StorageBackend], StorageBackend]
-OPENED: Mapping[str, Callable[[Path, int | None], StorageBackend]] = {
+Wrap = Callable[[Store], Store]
+OPENED: Mapping[str, Callable[[Path, int | None], Store]] = {
     "memory": lambda path, bytes_max: MemoryStorage(bytes_max),
     "file": lambda path, bytes_max: FileStorage.open(path / "store", bytes_max=bytes_max),
     "packed": lambda path, bytes_max: PackedStorage.open(path / "store", bytes_max=bytes_max),
 }
 
 
-def bare(backend: StorageBackend) -> StorageBackend:
+def bare(backend: Store) -> Store:
     return backend
 
 
-def metered(backend: StorageBackend) -> StorageBackend:
+def metered(backend: Store) -> Store:
     return MeteredStorage(backend, StorageMetrics(CollectorRegistry()), "contract")
 
 
-def guarded(backend: StorageBackend) -> StorageBackend:
+def guarded(backend: Store) -> Store:
     config = GuardConfig(deadline_s=PATIENCE_S, calls_max=THREADS_MAX)
     return StorageGuard(backend, backend.capability(), config)
 
 
-def faulty(backend: StorageBackend) -> StorageBackend:
+def faulty(backend: Store) -> Store:
     return FaultyStorage(backend, ScriptedFaults({}), random.Random(1))
 
 
-def stacked(backend: StorageBackend) -> StorageBackend:
+def stacked(backend: Store) -> Store:
     return VerifiedStorage(guarded(metered(CheckedStorage(faulty(backend)))))
 
 
-def compressed(backend: StorageBackend) -> StorageBackend:
+def compressed(backend: Store) -> Store:
     return CodedStorage(backend, CodingChoice(compress=True))
 
 
-def encrypted(backend: StorageBackend) -> StorageBackend:
+def encrypted(backend: Store) -> Store:
     return CodedStorage(backend, CodingChoice(compress=True, keys=KEYS))
 
 
@@ -76,15 +76,15 @@ class TestStores(StorageContract):
     @pytest.fixture(params=STORES, ids=lambda store: f"{store[0]}-{store[1]}-{store[2].__name__}")
     def storage(
         self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> Iterator[StorageBackend]:
+    ) -> Iterator[Store]:
         monkeypatch.setenv(KEYS.removeprefix("env:"), f"* {'5a' * 32}")
         name, bytes_max, wrap = request.param
-        storage: StorageBackend = wrap(OPENED[name](tmp_path, bytes_max))
+        storage: Store = wrap(OPENED[name](tmp_path, bytes_max))
         yield storage
         storage.close()
 
 
 class TestKeysOnlyStorage(KeysOnlyContract):
     @pytest.fixture(params=[None, ROOM_BYTES_MAX])
-    def storage(self, request: pytest.FixtureRequest) -> StorageBackend:
+    def storage(self, request: pytest.FixtureRequest) -> Store:
         return KeysOnlyStorage(request.param)

@@ -44,7 +44,7 @@ from unified_cache.integrations.vllm.lookups import ChunkAnswer
 from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.file.store import FileStorage
-from unified_cache.storage_backends.protocol import Answer, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Store
 from unified_cache.storage_backends.url import open_storage
 
 GUARD = GuardConfig(deadline_s=0.9)
@@ -64,7 +64,7 @@ OVER_S = 60.0
 class FarEnd:
     """The far end of a store's calls: a process, or a file system."""
 
-    make: Callable[[], StorageBackend]
+    make: Callable[[], Store]
     freeze: Callable[[], None]
     thaw: Callable[[], None]
     answers_lookups: bool = True

@@ -21,7 +21,7 @@ from unified_cache.controller import NotStarted, Operation, OperationState, Tran
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.page import Prompt
 from unified_cache.core.window import SPAN_ALL
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
 from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
@@ -55,7 +55,7 @@ class MeasuredCall:
 class CountedStorage(StorageLayer):
     """A store that counts what came of the pages put, and measures its calls."""
 
-    def __init__(self, backend: StorageBackend) -> None:
+    def __init__(self, backend: Store) -> None:
         super().__init__(backend)
         self.declined_count = 0
         self.calls: list[MeasuredCall] = []

@@ -29,7 +29,7 @@ from unified_cache.core.errors import CacheError, StorageTimeoutError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, Pages, PoolSpec, Slots, Tier
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
 from unified_cache.storage_backends.verified import VerifiedStorage
 
 PAGE = 16
@@ -196,7 +196,7 @@ class FaultyMemory(TieredMemory):
 class SlowStorage(VerifiedStorage):
     """A store of which one call does not return in time; the buffers are filled with rubbish until it does."""
 
-    def __init__(self, backend: StorageBackend, world: CacheUnderFaults) -> None:
+    def __init__(self, backend: Store, world: CacheUnderFaults) -> None:
         super().__init__(backend)
         self._world = world
 

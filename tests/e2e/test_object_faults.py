@@ -15,7 +15,7 @@ from tests.support.waiting import wait_until
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import StorageError, StorageTimeoutError
 from unified_cache.core.seal import Flaw, Label
-from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, Store
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard
@@ -65,7 +65,7 @@ def guarded(url: str) -> tuple[VerifiedStorage, StorageGuard]:
     return VerifiedStorage(guard), guard
 
 
-def wrong_hits(storage: StorageBackend, labels: list[Label]) -> tuple[dict[Label, Answer], list[Label]]:
+def wrong_hits(storage: Store, labels: list[Label]) -> tuple[dict[Label, Answer], list[Label]]:
     """Read pages; return the answers, and the hits whose bytes are not the page's."""
     found = [blank_page(named) for named in labels]
     answers = dict(zip(labels, storage.get(found), strict=True))

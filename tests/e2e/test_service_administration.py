@@ -23,7 +23,7 @@ from unified_cache.service.limits import Limits
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.offline.stores import identities_of
-from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, Store
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.testing.storage_contract import listing, sealed_page
 
@@ -204,7 +204,7 @@ def test_an_object_of_no_pool_goes_by_gc_over_a_service(tmp_path: Path) -> None:
         assert not list(own.rglob("*.nobody"))
 
 
-def stored_by(storage: StorageBackend) -> list[Label]:
+def stored_by(storage: Store) -> list[Label]:
     return [each.label for digest in storage.manifests() or () for each in listing(storage, digest)]
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from tests.support.faulty_storage import FaultyStorage, StorageFault
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method
 from unified_cache.storage_backends.wrappers.layer import StorageLayer
@@ -102,7 +102,7 @@ class FaultSwitch:
 class TroubledStorage(StorageLayer):
     """A store whose look-ups may lie, and that may lose its ground in the middle of a call: after half of its batch."""
 
-    def __init__(self, backend: StorageBackend, switch: FaultSwitch) -> None:
+    def __init__(self, backend: Store, switch: FaultSwitch) -> None:
         super().__init__(backend)
         self._switch = switch
 
@@ -150,7 +150,7 @@ def hanging_url() -> str:
     return f"{__name__}:hanging"
 
 
-def hanging(rest: str, bytes_max: int | None) -> StorageBackend:
+def hanging(rest: str, bytes_max: int | None) -> Store:
     """Hang for longer than anybody waits."""
     threading.Event().wait(HANG_S)
     return open_storage("memory:", bytes_max=bytes_max)

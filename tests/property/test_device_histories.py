@@ -21,7 +21,7 @@ from unified_cache.controller import OperationState, ThreadWorkers, Workers
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, Tier
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 
 WAIT_S = 60.0
 STEPS = 60
@@ -84,7 +84,7 @@ def run_history(
     seed: int,
     device: torch.device,
     layout: ModelLayout,
-    storage: StorageBackend,
+    storage: Store,
     workers: Workers,
     calls: Sequence[str] = CALLS,
 ) -> Stats:
@@ -141,7 +141,7 @@ def test_no_byte_differs_whatever_a_model_keeps_and_a_store_answers(component_se
     layouts, happened = COMPONENT_SETS[component_set], Counter[str]()
     for seed in range(examples(18, 360)):
         rng = random.Random(seed)
-        storage: StorageBackend = MemoryStorage(rng.choice([None, STORED_BYTES]))
+        storage: Store = MemoryStorage(rng.choice([None, STORED_BYTES]))
         if lies:
             storage = FaultyStorage(storage, SeededFaults(LIES, rng), rng)
         layout = layouts[seed % len(layouts)]

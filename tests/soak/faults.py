@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from unified_cache.storage_backends.file.store import FileStorage
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.wrappers.layer import Method
 
 __all__ = ["RECOVERY_S", "BadTimes", "FaultsInBadTimes", "open_url"]
@@ -62,7 +62,7 @@ class FaultsInBadTimes:
         return self._faults.fault_of(number, method) if self._times.is_bad(self._clock()) else None
 
 
-def open_url(rest: str, bytes_max: int | None) -> StorageBackend:
+def open_url(rest: str, bytes_max: int | None) -> Store:
     """Open a file store behind such faults."""
     times, _, directory = rest.partition(":")
     period_s, bad_s = map(float, times.split(","))

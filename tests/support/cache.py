@@ -16,7 +16,7 @@ from unified_cache.core.config import CacheConfig, WritePolicy
 from unified_cache.core.page import DEFAULT_NAMESPACE, MediaItem, Namespace, PageKey, Prompt, TokensLike
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec, Slots, Tier
 from unified_cache.core.window import window
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.tree import Lock
 
 IDENTITY = Identity("toy")
@@ -66,7 +66,7 @@ class ToyEngine:
     layout: ModelLayout
     device_pages: tuple[int, ...]
     host_pages: tuple[int, ...]
-    storage: StorageBackend | None
+    storage: Store | None
     workers: Workers | None
     identity: Identity = IDENTITY
     shares: Mapping[str, str] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from unified_cache.components import Full
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import Label
 from unified_cache.integrations.engine_store import EnginePage, EngineStore, EngineStoreConfig
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 
 __all__ = ["IDENTITY", "LAYOUT", "PAGE_BYTES", "ROW_BYTES", "EngineRows", "label_of", "opened_store", "payload_of"]
 
@@ -34,7 +34,7 @@ def payload_of(number: int) -> bytes:
 
 
 def opened_store(
-    backend: StorageBackend, config: EngineStoreConfig | None = None, clock: Callable[[], float] = time.monotonic
+    backend: Store, config: EngineStoreConfig | None = None, clock: Callable[[], float] = time.monotonic
 ) -> EngineStore:
     """Return an engine's store over a backend, which knows the identity."""
     store = EngineStore.opened_by(lambda: backend, config, clock=clock)

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.lru import page_bytes
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
 __all__ = ["FaultPlan", "FaultyStorage", "ScriptedFaults", "SeededFaults", "StorageFault"]
@@ -111,7 +111,7 @@ class FaultyStorage(StorageLayer):
 
     def __init__(
         self,
-        backend: StorageBackend,
+        backend: Store,
         plan: FaultPlan,
         rng: random.Random,
         *,

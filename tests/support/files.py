@@ -14,7 +14,7 @@ import pytest
 
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.directory.disk import Disk
-from unified_cache.storage_backends.protocol import Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Level, PageIO, Store
 from unified_cache.testing.storage_contract import blank_page, bytes_of, label, sealed_page
 
 FILE_BYTES = 4096
@@ -27,18 +27,18 @@ def path_of(root: Path, named: Label) -> Path:
     return root / named.identity.hex() / key[:1] / f"{key}.{named.pool}"
 
 
-def put(storage: StorageBackend, numbers: Sequence[int], level: Level = Level.CACHED) -> list[bool]:
+def put(storage: Store, numbers: Sequence[int], level: Level = Level.CACHED) -> list[bool]:
     """Put the pages of these numbers."""
     return list(map(bool, storage.put([sealed_page(label(number)) for number in numbers], level)))
 
 
-def held(storage: StorageBackend, count: int, pool: str = "kv") -> list[int]:
+def held(storage: Store, count: int, pool: str = "kv") -> list[int]:
     """Return which of the first pages a store holds."""
     found = storage.exists([label(number, pool) for number in range(count)])
     return [number for number, is_there in enumerate(found) if is_there]
 
 
-def hits(storage: StorageBackend, numbers: Sequence[int]) -> list[bool]:
+def hits(storage: Store, numbers: Sequence[int]) -> list[bool]:
     """Get the pages of these numbers; return which were hits, each of them byte by byte what was put."""
     found = [blank_page(label(number)) for number in numbers]
     answers = storage.get(found)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from unified_cache.storage_backends.file.store import FileStorage
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
 __all__ = ["HELD_VARIABLE", "HeldStorage", "held"]
@@ -36,7 +36,7 @@ def hold() -> None:
 class HeldStorage(StorageLayer):
     """A store of which one call never returns."""
 
-    def __init__(self, backend: StorageBackend, method: str, number: int) -> None:
+    def __init__(self, backend: Store, method: str, number: int) -> None:
         super().__init__(backend)
         self._held = method, number
 

@@ -15,7 +15,7 @@ from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import Description
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend, StoredObject, UsedBetween
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store, StoredObject, UsedBetween
 from unified_cache.testing.storage_contract import listing
 
 PAGE_SIZE = 8
@@ -79,7 +79,7 @@ def url_of(kind: str, path: Path) -> str:
     return f"tests.support.offline:shared:{path}" if kind == "memory" else f"{kind}:{path}"
 
 
-def open_store(kind: str, path: Path) -> StorageBackend:
+def open_store(kind: str, path: Path) -> Store:
     match kind:
         case "file":
             return FileStorage.open(path)
@@ -97,12 +97,12 @@ def prompt_of(seed: int, pages: int = PAGES) -> Prompt:
     return Prompt.of(tokens, PAGE_SIZE, whole=True)
 
 
-def engine_on(storage: StorageBackend, layout: ModelLayout) -> ToyEngine:
+def engine_on(storage: Store, layout: ModelLayout) -> ToyEngine:
     sizes = tuple(2 * PAGES for _ in layout.components)
     return ToyEngine(layout, sizes, sizes, storage, None)
 
 
-def fill(storage: StorageBackend, layout: ModelLayout, prompts: Sequence[Prompt]) -> None:
+def fill(storage: Store, layout: ModelLayout, prompts: Sequence[Prompt]) -> None:
     """Serve prompts and store what was computed; the store is closed afterwards."""
     toy = engine_on(storage, layout)
     for prompt in prompts:
@@ -131,7 +131,7 @@ def read_back(toy: ToyEngine, prompt: Prompt) -> tuple[int, int]:
     return found
 
 
-def restored_pages(storage: StorageBackend, layout: ModelLayout, prompt: Prompt) -> int:
+def restored_pages(storage: Store, layout: ModelLayout, prompt: Prompt) -> int:
     """Tell how far a fresh cache restores a prompt from a store, every byte compared; the store is closed."""
     toy = engine_on(storage, layout)
     restored, _ = read_back(toy, prompt)
@@ -139,20 +139,20 @@ def restored_pages(storage: StorageBackend, layout: ModelLayout, prompt: Prompt)
     return restored
 
 
-def objects_of(storage: StorageBackend, layout: ModelLayout) -> dict[Label, bytes]:
+def objects_of(storage: Store, layout: ModelLayout) -> dict[Label, bytes]:
     """Read everything that a store holds of the toy model."""
     found = {known.label: bytearray(known.object_bytes) for known in listing(storage, TOY.digest(layout))}
     assert all(storage.get([PageIO(label, (memoryview(page),)) for label, page in found.items()]))
     return {label: bytes(page) for label, page in found.items()}
 
 
-def replace(storage: StorageBackend, label: Label, content: bytes) -> None:
+def replace(storage: Store, label: Label, content: bytes) -> None:
     """Put other bytes in the place of an object."""
     storage.remove([label])
     assert storage.put([PageIO(label, (memoryview(bytearray(content)),))], Level.CACHED) == [Answer.STORED]
 
 
-def flip(storage: StorageBackend, found: StoredObject) -> None:
+def flip(storage: Store, found: StoredObject) -> None:
     """Flip the last bit of an object's payload."""
     content = bytearray(found.object_bytes)
     assert storage.get([PageIO(found.label, (memoryview(content),))]) == [Answer.HIT]

@@ -12,7 +12,7 @@ from unified_cache.controller.ranks import RankGroup
 from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec
 from unified_cache.core.shards import Extent, Shard
 from unified_cache.core.window import SPAN_ALL
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 
 PAGE = 8
 PROMPT_PAGES = 4
@@ -87,7 +87,7 @@ class GridCell:
         attention = "latent" if self.kind in (REPLICATED, MIXED) else "heads"
         return {pool.name: by_kind["own" if pool.name == "state" else attention] for pool in self.layout.pools}
 
-    def engine(self, ranks: RankGroup, storage: StorageBackend) -> ToyEngine:
+    def engine(self, ranks: RankGroup, storage: Store) -> ToyEngine:
         """Open the cache of one rank, with nothing in memory."""
         room = tuple(12 for _ in self.layout.components)
         identity = self.identity(ranks.rank)
@@ -95,12 +95,12 @@ class GridCell:
         ranked(toy, ranks, storage, identity=identity)
         return toy
 
-    def back_up(self, ranks: RankGroup, storage: StorageBackend) -> None:
+    def back_up(self, ranks: RankGroup, storage: Store) -> None:
         """Compute a prompt and back it up, on to storage."""
         toy = self.engine(ranks, storage)
         assert over(toy.cache, toy.cache.backup(serve(toy, PROMPT_PAGES))).state is OperationState.DONE
 
-    def resume(self, ranks: RankGroup, storage: StorageBackend) -> int:
+    def resume(self, ranks: RankGroup, storage: Store) -> int:
         """Prefetch and load that prompt, verify every byte of it; return its pages."""
         toy = self.engine(ranks, storage)
         prompt = prompt_of_pages(toy.cache, PROMPT_PAGES)
@@ -110,7 +110,7 @@ class GridCell:
         toy.verify(prompt, lock)
         return lock.end
 
-    def clear(self, ranks: RankGroup, storage: StorageBackend) -> int:
+    def clear(self, ranks: RankGroup, storage: Store) -> int:
         """Clear what the group has in storage; return the objects that this rank removed."""
         toy = self.engine(ranks, storage)
         return over(toy.cache, toy.cache.clear_storage()).pages_count

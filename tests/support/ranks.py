@@ -20,7 +20,7 @@ from unified_cache.core.errors import RankLostError
 from unified_cache.core.pool import Identity, Pages, Slots, Tier
 from unified_cache.core.shards import Extent, Shard
 from unified_cache.core.slots import PairedAllocator, SlotAllocator
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 
 Result = TypeVar("Result")
 
@@ -98,7 +98,7 @@ def head_of(ranks: RankGroup) -> Identity:
 def ranked(
     toy: ToyEngine,
     ranks: RankGroup,
-    storage: StorageBackend | None,
+    storage: Store | None,
     workers: Workers | None = None,
     identity: Identity | None = None,
     **fields: object,

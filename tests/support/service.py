@@ -23,7 +23,7 @@ from unified_cache.service.access.usage import COUNTED_PAGES_MAX, TenantUsage
 from unified_cache.service.limits import Limits
 from unified_cache.service.servicer import CacheService
 from unified_cache.service.store.tenants import TenantStore
-from unified_cache.storage_backends.protocol import Answer, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Store
 from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -119,7 +119,7 @@ class LoopbackServer:
     @classmethod
     def start(
         cls,
-        store: StorageBackend,
+        store: Store,
         limits: Limits | None = None,
         *,
         stored_bytes_max: int = 1 << 40,

@@ -15,7 +15,7 @@ from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Scan, Store
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
 Result = TypeVar("Result")
@@ -32,7 +32,7 @@ class StoreCall(NamedTuple):
 class WatchedStorage(StorageLayer):
     """Notes each look-up, get and put. Closing it leaves the store below open, as closing leaves what is on a disk."""
 
-    def __init__(self, store: StorageBackend) -> None:
+    def __init__(self, store: Store) -> None:
         super().__init__(store)
         self._calls: list[StoreCall] = []
         self.known: set[Label] = set()

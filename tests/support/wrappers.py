@@ -8,7 +8,7 @@ from tests.support.clock import ManualClock
 from tests.support.faulty_storage import FaultyStorage, ScriptedFaults, StorageFault
 from unified_cache.core.config import GuardConfig
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Capability, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Capability, PageIO, Store
 from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.testing.storage_contract import blank_page, label, sealed_page
 
@@ -16,7 +16,7 @@ PATIENCE_S = 60.0
 """Longest wait for what must happen; reached only by a bug."""
 
 
-def scripted(script: Mapping[int, StorageFault], backend: StorageBackend | None = None, seed: int = 0) -> FaultyStorage:
+def scripted(script: Mapping[int, StorageFault], backend: Store | None = None, seed: int = 0) -> FaultyStorage:
     """Put these faults, by call number, before a backend, or an empty one in memory."""
     return FaultyStorage(backend or MemoryStorage(), ScriptedFaults(script), random.Random(seed))
 
@@ -39,7 +39,7 @@ OF_ANY_SPEED = Capability("any", durable=False, bytes_max=None)
 
 
 def bounded(
-    backend: StorageBackend,
+    backend: Store,
     deadline_s: float = PATIENCE_S,
     calls_max: int = 1,
     clock: Callable[[], float] = time.monotonic,
@@ -49,7 +49,7 @@ def bounded(
     return StorageGuard(backend, OF_ANY_SPEED, config, clock)
 
 
-def retrying(backend: StorageBackend, rounds_max: int, clock: ManualClock | None = None, seed: int = 0) -> StorageGuard:
+def retrying(backend: Store, rounds_max: int, clock: ManualClock | None = None, seed: int = 0) -> StorageGuard:
     """Guard a store by retries after 1, 2, 4 ... seconds: no call is late, and no failure keeps it from the next."""
     clock = clock or ManualClock()
     config = GuardConfig(
@@ -59,7 +59,7 @@ def retrying(backend: StorageBackend, rounds_max: int, clock: ManualClock | None
 
 
 def breaking(
-    backend: StorageBackend, failures_max: int, clock: Callable[[], float], deadline_s: float = PATIENCE_S
+    backend: Store, failures_max: int, clock: Callable[[], float], deadline_s: float = PATIENCE_S
 ) -> StorageGuard:
     """Guard a store by a breaker that rests for 10, 20, 35 seconds: every call is made once."""
     config = GuardConfig(

@@ -31,7 +31,7 @@ from unified_cache.core.config import CacheConfig, GuardConfig
 from unified_cache.core.errors import RankLostError, StateError, WaitTimeoutError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, ModelLayout, identity_of
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.url import check_storage_url
 from unified_cache.tree import UNNAMED
 
@@ -58,7 +58,7 @@ class UnifiedCache(RequestCalls):
         device_pools: Sequence[DevicePool],
         *,
         identity: Identity | str,
-        storage: StorageBackend | str | None = None,
+        storage: Store | str | None = None,
         workers: Workers | None = None,
         ranks: RankGroup = LocalRanks(),
         after: ComputeStreams | None = None,
@@ -98,7 +98,7 @@ class UnifiedCache(RequestCalls):
         memory: PageMemory,
         workers: Workers | None,
         identity: Identity,
-        storage: StorageBackend | None,
+        storage: Store | None,
         ranks: RankGroup = LocalRanks(),
     ) -> "UnifiedCache":
         """Put a cache over any memory, for simulation and for sizing without bytes; the store must be there.
@@ -183,7 +183,7 @@ class UnifiedCache(RequestCalls):
         self._enter()
         self._recorder = watcher
 
-    def attach(self, storage: StorageBackend | str) -> None:
+    def attach(self, storage: Store | str) -> None:
         """Take a store, or the one that a URL names, over while the cache runs: verify all reads, close it in the end.
 
         Raises:
@@ -198,7 +198,7 @@ class UnifiedCache(RequestCalls):
             tier = self._tier_over(store, written)
         self._take_over(tier)
 
-    def await_store(self, storage: StorageBackend | str, clock: Callable[[], float] = time.monotonic) -> None:
+    def await_store(self, storage: Store | str, clock: Callable[[], float] = time.monotonic) -> None:
         """Attach a store as ``attach`` does; one that is away by the ``poll`` that finds it on every rank.
 
         Waits for an attempt that goes on, but no longer than for a store to say what it can do. Pauses between two go
@@ -232,7 +232,7 @@ class UnifiedCache(RequestCalls):
         self.config.check_host()
         return pools_to_store(self._ranks, self.identity, self.layout)
 
-    def _tier_over(self, store: StorageBackend, written: frozenset[str]) -> StorageTier:
+    def _tier_over(self, store: Store, written: frozenset[str]) -> StorageTier:
         return StorageTier.open(store, self.config.guard, self.layout, self.identity, self._memory, written)
 
     def _end_arrival(self) -> None:

@@ -45,7 +45,7 @@ from unified_cache.storage_backends.offline.stores import (
     is_absent,
     selected,
 )
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 
 __all__ = ["BackupCommand", "PrefetchCommand", "backup_app"]
 
@@ -170,14 +170,14 @@ class PrefetchCommand(JsonOptions, NamespaceOptions):
             raise CacheError(f"{short} of {len(found)} prefixes in DST are shorter than both stores promised")
 
 
-def _opened(source_url: str, target_url: str) -> StorageBackend:
+def _opened(source_url: str, target_url: str) -> Store:
     """Open the source. The target is opened when everything else is known to be right: until then nothing is made."""
     if source_url == target_url:
         raise ConfigError(f"SRC and DST must differ, found {without_secrets(source_url)} twice")
     return open_pages_in_time(source_url)
 
 
-def _copy(kept: StoredIdentity, source: StorageBackend, target: StorageBackend) -> CopyResult:
+def _copy(kept: StoredIdentity, source: Store, target: Store) -> CopyResult:
     description = kept.described()
     plan = plan_identity(source, target, description)
     with objects_watched(sys.stderr, "backup", plan.todo.objects_count) as watch:

@@ -22,7 +22,7 @@ from unified_cache.core.byte_sizes import parse_bytes
 from unified_cache.core.errors import CacheError, ConfigError, without_secrets
 from unified_cache.storage_backends.offline.listing import listed
 from unified_cache.storage_backends.offline.stores import open_to_write
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing import storage_contract
 
@@ -45,7 +45,7 @@ _OWN_IDENTITIES = (
 
 _FIRST = "test_"
 
-_Test = Callable[[StorageBackend], None]
+_Test = Callable[[Store], None]
 
 
 class TrialVerdict(Enum):
@@ -114,7 +114,7 @@ class ConformanceCommand(JsonOptions):
         if broken:
             raise CacheError(f"{self.store} must keep {len(tried)} promises, {broken} are broken")
 
-    def _opened(self, cap: int | None) -> StorageBackend:
+    def _opened(self, cap: int | None) -> Store:
         storage = open_to_write(self.store, cap)
         # A backend of names alone gives no bytes to be verified.
         return storage if self.keys_only else VerifiedStorage(storage)
@@ -154,7 +154,7 @@ def promises_of(contract: type) -> dict[str, _Test]:
 
 
 def try_promises(
-    tests: dict[str, _Test], open_backend: Callable[[], StorageBackend], timeout_s: float
+    tests: dict[str, _Test], open_backend: Callable[[], Store], timeout_s: float
 ) -> Iterator[ContractTrial]:
     """Try every promise on a backend opened for it; whatever it raises breaks that promise and no other.
 
@@ -173,7 +173,7 @@ def try_promises(
         yield ContractTrial(sentence, verdict, reason, time.monotonic() - started_s)
 
 
-def _try(test: _Test, open_backend: Callable[[], StorageBackend]) -> None:
+def _try(test: _Test, open_backend: Callable[[], Store]) -> None:
     with closing(open_backend()) as storage:
         storage_contract.open_for_contract(storage)
         for identity in _OWN_IDENTITIES:

@@ -19,7 +19,7 @@ from unified_cache.core.page import Prompt
 from unified_cache.storage_backends.manifest import Description
 from unified_cache.storage_backends.offline.prompts import read_prompts
 from unified_cache.storage_backends.offline.stores import choose
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 
 __all__ = ["ExplainCommand", "explain_app"]
 
@@ -61,7 +61,7 @@ class ExplainCommand(JsonOptions, NamespaceOptions):
             _print_explained(explained)
 
 
-def _explained(storage: StorageBackend, owner: bytes, description: Description, prompt: Prompt) -> Explanation:
+def _explained(storage: Store, owner: bytes, description: Description, prompt: Prompt) -> Explanation:
     layout = description.layout
     layout.check_page_sizes({pool.name for pool in layout.pools})
     owners = {pool.name: owner for pool in layout.pools}

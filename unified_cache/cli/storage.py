@@ -46,7 +46,7 @@ from unified_cache.storage_backends.offline.upkeep import (
     shrink,
     verify,
 )
-from unified_cache.storage_backends.protocol import StorageBackend, UsedBetween
+from unified_cache.storage_backends.protocol import Store, UsedBetween
 
 __all__ = [
     "Differences",
@@ -80,7 +80,7 @@ storage_app = typer.Typer(
 FINDINGS_SHOWN_MAX = 20
 """Flawed objects named below a table; --json names all."""
 
-_Opened = TypeVar("_Opened", bound=StorageBackend)
+_Opened = TypeVar("_Opened", bound=Store)
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class GcCommand(_StoreOptions):
             raise CacheError(f"{without_secrets(self.url)} must shrink to {cap} bytes, found {after.object_bytes}")
 
 
-def _collected(storage: StorageBackend, kept: StoredIdentity, watch: Watch) -> Garbage | None:
+def _collected(storage: Store, kept: StoredIdentity, watch: Watch) -> Garbage | None:
     """Remove the garbage of one identity and return it; None where it is unknown."""
     if isinstance(kept.description, Undescribed):
         return None
@@ -271,11 +271,11 @@ def _examined(
     return found, results
 
 
-def _everything(storage: StorageBackend) -> ObjectCount:
+def _everything(storage: Store) -> ObjectCount:
     return _counted(storage, identities_of(storage))
 
 
-def _counted(storage: StorageBackend, found: Sequence[StoredIdentity]) -> ObjectCount:
+def _counted(storage: Store, found: Sequence[StoredIdentity]) -> ObjectCount:
     """Count all objects of some identities, and show how far it is."""
     with objects_watched(sys.stderr, "count", None) as watch:
         return total_of(count_objects(storage, kept.digest, watch) for kept in found)

@@ -11,7 +11,7 @@ from unified_cache.storage_backends.offline.stores import (
     open_to_read,
     open_to_write,
 )
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
 __all__ = ["open_in_time_to_change", "open_in_time_to_read", "open_in_time_to_write", "open_pages_in_time"]
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 class _BoundedStore(StorageLayer):
     """A store that a tool asks: each call is made on a thread of its own, left where it hangs or is interrupted."""
 
-    def __init__(self, backend: StorageBackend) -> None:
+    def __init__(self, backend: Store) -> None:
         super().__init__(backend)
         self._threads = CallThreads("tool-call", 1)
         self._is_left = False
@@ -51,22 +51,22 @@ class _BoundedStore(StorageLayer):
                 self._threads.leave(call)
 
 
-def open_in_time_to_read(url: str) -> StorageBackend:
+def open_in_time_to_read(url: str) -> Store:
     """Open a store as ``open_to_read``; opening it, and each call, ends within ``CALL_S``."""
     return _BoundedStore(_within(lambda: open_to_read(url)))
 
 
-def open_pages_in_time(url: str) -> StorageBackend:
+def open_pages_in_time(url: str) -> Store:
     """Open a store as ``open_pages_to_read``, bounded as ``open_in_time_to_read``."""
     return _BoundedStore(_within(lambda: open_pages_to_read(url)))
 
 
-def open_in_time_to_write(url: str, bytes_max: int | None = None) -> StorageBackend:
+def open_in_time_to_write(url: str, bytes_max: int | None = None) -> Store:
     """Open a store as ``open_to_write``, bounded as ``open_in_time_to_read``."""
     return _BoundedStore(_within(lambda: open_to_write(url, bytes_max)))
 
 
-def open_in_time_to_change(url: str, bytes_max: int | None = None) -> StorageBackend:
+def open_in_time_to_change(url: str, bytes_max: int | None = None) -> Store:
     """Open a store as ``open_existing``, bounded as ``open_in_time_to_read``; under a cap within ``SHRINK_S``."""
     opening_s = CALL_S if bytes_max is None else SHRINK_S
     return _BoundedStore(_within(lambda: open_existing(url, bytes_max), opening_s))

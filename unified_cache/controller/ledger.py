@@ -19,7 +19,7 @@ from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, PageCopies, Pages, Slots, Tier, no_slots, numbers_of
 from unified_cache.core.slots import MapChange, PairedAllocator, SlotAllocator, StoredSlots
 from unified_cache.core.window import last_end, restorable_ends, window
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree
 from unified_cache.tree.check import check, peers
 from unified_cache.tree.transfer import Transfer
@@ -419,7 +419,7 @@ class Ledger:
         """Return by component the first page needed to resume at ``end``."""
         return [window(end, component.span) for component in self.layout.components]
 
-    def follow_storage(self, storage: StorageBackend | None) -> None:
+    def follow_storage(self, storage: Store | None) -> None:
         """Record that another store, or none, lies below the host; see ``PageChanges.follow_storage``."""
         self.changes.follow_storage(storage)
         self.forget_stored()

@@ -26,7 +26,7 @@ from unified_cache.core.page import PageKey, Prompt
 from unified_cache.core.pool import PageCopies, PageNumbers, Slots, Tier
 from unified_cache.core.seal import Label
 from unified_cache.core.slots import StoredSlots
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.removals import RemovalFeed
 from unified_cache.tree import Freed, RadixTree
 from unified_cache.tree.held_runs import HeldRun, held_runs
@@ -134,7 +134,7 @@ class PageChanges:
         self._recorded_pages = 0
         self._pages_max = 0
         self._owner = 0
-        self._storage: StorageBackend | None = None
+        self._storage: Store | None = None
         self._feed: RemovalFeed | None = None
         self._evicted: dict[tuple[str, PageKey], int] = {}
         """Objects that the store has evicted since it was last known to have them, and how many others before each."""
@@ -168,7 +168,7 @@ class PageChanges:
         self._recorded = None
         self._unsubscribe()
 
-    def follow_storage(self, storage: StorageBackend | None) -> None:
+    def follow_storage(self, storage: Store | None) -> None:
         """Ask this store from now on for its evictions."""
         self._unsubscribe()
         self._storage = storage

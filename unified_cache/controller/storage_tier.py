@@ -21,7 +21,7 @@ from unified_cache.core.pool import Identity, ModelLayout, PageCopies, PageNumbe
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.call_threads import call_within
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, PageIO, Store
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard, declared_capability
@@ -193,7 +193,7 @@ class StorageTier:
     @classmethod
     def open(
         cls,
-        store: StorageBackend,
+        store: Store,
         config: GuardConfig | None,
         layout: ModelLayout,
         identity: Identity,
@@ -288,11 +288,11 @@ def whole_pages(
 
 
 @contextmanager
-def storage_of(storage: StorageBackend | str | None) -> Iterator[StorageBackend | None]:
+def storage_of(storage: Store | str | None) -> Iterator[Store | None]:
     """Yield a store, opened if it is a URL; what was opened here is closed if the block raises."""
     if not isinstance(storage, str):
-        expected = 'storage as a StorageBackend, or the URL of a store, such as "file:/var/cache/kv"'
-        check_kind(storage, StorageBackend | None, expected, ConfigError)
+        expected = 'storage as a Store, or the URL of a store, such as "file:/var/cache/kv"'
+        check_kind(storage, Store | None, expected, ConfigError)
         yield storage
         return
     opened = open_storage(storage)

@@ -13,7 +13,7 @@ from unified_cache.core.errors import CacheError, StorageError
 from unified_cache.storage_backends.common.breaker import Backoff
 from unified_cache.storage_backends.common.call_threads import call_within
 from unified_cache.storage_backends.common.opening import StoreOpening
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.wrappers.guard import DECLARATION_S
 from unified_cache.storage_backends.wrappers.layer import Method
 
@@ -32,7 +32,7 @@ class StoreArrival:
     def __init__(
         self,
         opened: Callable[[], StorageTier],
-        given: StorageBackend | None,
+        given: Store | None,
         config: GuardConfig,
         ranks: RankGroup,
         clock: Callable[[], float] = time.monotonic,

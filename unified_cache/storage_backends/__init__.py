@@ -1,6 +1,6 @@
 """Stores of sealed pages behind one protocol.
 
-    protocol   ``StorageBackend``: what every store does
+    protocol   ``Store``: what every store does
     url        a store opened by its URL
     verified   verifies every page that is read
     wrappers   retry, deadline, circuit breaker, metrics: stores around stores

@@ -12,13 +12,13 @@ from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.common.names import check_scan
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, Store
 from unified_cache.storage_backends.removals import RemovalBuffer, RemovalFeed
 
 __all__ = ["KeysOnlyStorage", "MemoryStorage", "open_keys_only_url", "open_url"]
 
 
-class MemoryStorage(StorageBackend):
+class MemoryStorage(Store):
     """Keep sealed pages in memory, with an optional cap in bytes and the least recently used going first.
 
     A batch never evicts its own pages: of a chain longer than the cap the first pages are stored, the rest declined.

@@ -24,7 +24,7 @@ __all__ = [
     "Level",
     "PageIO",
     "Scan",
-    "StorageBackend",
+    "Store",
     "StoredObject",
     "UsedBetween",
 ]
@@ -164,7 +164,7 @@ class UsedBetween(NamedTuple):
     newest_ns: int
 
 
-class StorageBackend(ABC):
+class Store(ABC):
     """A store of sealed pages; ``exists``, ``get``, ``put`` and ``remove`` are what a new one must have.
 
     Every method but close may raise StorageError, for a fault that is not one page's, and InputError, for an identity,

@@ -100,7 +100,7 @@ class RemovalBuffer:
         return any(feed.is_open for feed in self._feeds)
 
     def subscribe(self) -> RemovalFeed:
-        """Return a feed of what goes from now on, see ``StorageBackend.removals``."""
+        """Return a feed of what goes from now on, see ``Store.removals``."""
         with self._guard:
             others = tuple(feed for feed in self._feeds if feed.is_open)
             if len(others) >= SUBSCRIBERS_MAX:

@@ -29,7 +29,7 @@ from unified_cache import storage_backends
 from unified_cache.core.byte_sizes import parse_bytes
 from unified_cache.core.errors import ConfigError, StorageError, did_you_mean, without_secrets
 from unified_cache.core.extras import import_with_extra
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.wrappers.coded import coded
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, PageCoder
 
@@ -54,10 +54,10 @@ EXTRAS = {"az": "object", "grpc": "remote", "grpcs": "remote", "gs": "object", "
 
 logger = logging.getLogger(__name__)
 
-_Factory = Callable[[str, int | None], StorageBackend]
+_Factory = Callable[[str, int | None], Store]
 
 
-def open_storage(url: str, *, bytes_max: str | int | None = None, must_write: bool = False) -> StorageBackend:
+def open_storage(url: str, *, bytes_max: str | int | None = None, must_write: bool = False) -> Store:
     """Open the store that ``url`` names, see the module, with a cap as in ``10TiB``. The caller closes it.
 
     A directory that may not be written is read, and what is put into it declined, unless ``must_write``. A URL imports
@@ -73,9 +73,9 @@ def open_storage(url: str, *, bytes_max: str | int | None = None, must_write: bo
         PageCoder(choice)  # keys that cannot be had leave no store behind
     backend = factory(rest, None if bytes_max is None else parse_bytes("bytes_max", bytes_max))
     try:
-        if not isinstance(backend, StorageBackend):
+        if not isinstance(backend, Store):
             raise ConfigError(
-                f"{without_secrets(url)} must open a StorageBackend of unified_cache.storage_backends.protocol, "
+                f"{without_secrets(url)} must open a Store of unified_cache.storage_backends.protocol, "
                 f"found {type(backend).__name__}"
             )
         if backend.is_read_only:

@@ -9,7 +9,7 @@ from threading import Lock
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import Flaw, PageChecksum, verify_buffers
 from unified_cache.storage_backends.common.lru import page_bytes
-from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, PageIO, Store
 from unified_cache.storage_backends.wrappers.layer import StorageLayer
 
 __all__ = ["VerifiedStorage", "summed"]
@@ -28,7 +28,7 @@ class VerifiedStorage(StorageLayer):
     closing it closes that. Thread-safe where the backend is.
     """
 
-    def __init__(self, backend: StorageBackend) -> None:
+    def __init__(self, backend: Store) -> None:
         super().__init__(backend)
         self._call_bytes: int | None = None
         self._flaws_count: Counter[Flaw] = Counter()

@@ -1,10 +1,10 @@
-"""Contract suite of storage backends: one test for each Behavior bullet of ``StorageBackend``.
+"""Contract suite of storage backends: one test for each Behavior bullet of ``Store``.
 
 Subclass and give a fixture called ``storage`` that makes an empty backend for each test::
 
     class TestMyStorage(StorageContract):
         @pytest.fixture
-        def storage(self) -> Iterator[StorageBackend]:
+        def storage(self) -> Iterator[Store]:
             backend = MyStorage(...)
             yield backend
             backend.close()
@@ -27,7 +27,7 @@ from unified_cache.core.errors import ClosedError, InputError, StorageError
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded, seal_buffers
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store, StoredObject
 
 __all__ = ["ROOM_BYTES_MAX", "KeysOnlyContract", "StorageContract", "blank_page", "sealed_page"]
 
@@ -77,7 +77,7 @@ def bytes_of(page: PageIO) -> bytes:
     return b"".join(page.buffers)
 
 
-def listing(storage: StorageBackend, identity: bytes) -> Iterator[StoredObject]:
+def listing(storage: Store, identity: bytes) -> Iterator[StoredObject]:
     """Scan one identity to the end; a scan that never ends fails."""
     cursor = ""
     for _ in range(10_000):
@@ -89,7 +89,7 @@ def listing(storage: StorageBackend, identity: bytes) -> Iterator[StoredObject]:
     raise AssertionError("the scan did not end")
 
 
-def open_for_contract(storage: StorageBackend) -> StorageBackend:
+def open_for_contract(storage: Store) -> Store:
     """Register the identities that the contract uses."""
     for model in (MODEL, OTHER_MODEL):
         storage.register(manifest_of(model, LAYOUT), {})
@@ -100,7 +100,7 @@ class KeysOnlyContract:
     """Tests of the promises about which pages are stored, not about their bytes."""
 
     def test_a_page_that_was_never_put_is_a_miss_and_its_buffers_may_hold_anything_afterwards(
-        self, storage: StorageBackend
+        self, storage: Store
     ) -> None:
         """Ask before and after something else was put."""
         open_for_contract(storage)
@@ -111,7 +111,7 @@ class KeysOnlyContract:
         assert storage.get([blank_page(label(1))]) == [Answer.MISS]
 
     def test_an_object_whose_length_differs_from_the_buffers_is_a_miss_and_does_not_block_a_later_put_of_that_page(
-        self, storage: StorageBackend
+        self, storage: Store
     ) -> None:
         """Put a page one byte short or long, then put it as it should be."""
         open_for_contract(storage)
@@ -123,7 +123,7 @@ class KeysOnlyContract:
             assert storage.put([sealed_page(label(number))], Level.CACHED) == [Answer.STORED]
             assert storage.get([blank_page(label(number))]) == [Answer.HIT]
 
-    def test_a_put_that_returns_false_or_raises_has_left_nothing_half_written(self, storage: StorageBackend) -> None:
+    def test_a_put_that_returns_false_or_raises_has_left_nothing_half_written(self, storage: Store) -> None:
         """Put what must be declined: a page beyond the cap, a level that the backend does not honour."""
         open_for_contract(storage)
         capability = storage.capability()
@@ -145,7 +145,7 @@ class KeysOnlyContract:
         assert storage.get([blank_page(label(1))]) == [Answer.MISS]
         assert list(listing(storage, label(1).identity)) == []
 
-    def test_results_stand_in_the_order_of_the_pages_asked_for_one_for_each(self, storage: StorageBackend) -> None:
+    def test_results_stand_in_the_order_of_the_pages_asked_for_one_for_each(self, storage: Store) -> None:
         """Ask for stored and absent pages mixed, and for one page twice."""
         open_for_contract(storage)
         stored = [label(number) for number in (5, 1, 3)]
@@ -155,7 +155,7 @@ class KeysOnlyContract:
         assert storage.exists(asked) == expected
         assert storage.get([blank_page(named) for named in asked]) == expected
 
-    def test_an_empty_batch_is_no_work(self, storage: StorageBackend) -> None:
+    def test_an_empty_batch_is_no_work(self, storage: Store) -> None:
         """Call every batched method with nothing."""
         open_for_contract(storage)
         assert storage.exists([]) == []
@@ -165,7 +165,7 @@ class KeysOnlyContract:
         assert storage.remove([]) == 0
 
     def test_touch_makes_pages_as_recent_as_a_get_of_them_would_and_tolerates_absent_pages(
-        self, storage: StorageBackend
+        self, storage: Store
     ) -> None:
         """Touch one of the oldest pages and an absent one; under a cap, put until an untouched one has to go."""
         open_for_contract(storage)
@@ -182,7 +182,7 @@ class KeysOnlyContract:
             assert storage.put([sealed_page(label(number))], Level.CACHED) == [Answer.STORED]
         assert storage.exists([label(0), label(1)]) == [Answer.HIT, Answer.MISS], "an untouched page goes first"
 
-    def test_remove_makes_a_page_a_miss_and_tolerates_absent_pages(self, storage: StorageBackend) -> None:
+    def test_remove_makes_a_page_a_miss_and_tolerates_absent_pages(self, storage: Store) -> None:
         """Remove present and absent pages together, twice."""
         open_for_contract(storage)
         storage.put([sealed_page(label(number)) for number in range(3)], Level.CACHED)
@@ -191,9 +191,7 @@ class KeysOnlyContract:
         assert storage.exists([label(number) for number in range(3)]) == [Answer.MISS, Answer.HIT, Answer.MISS]
         assert storage.get([blank_page(label(number)) for number in range(3)]) == [Answer.MISS, Answer.HIT, Answer.MISS]
 
-    def test_clear_makes_every_page_of_one_identity_a_miss_and_no_page_of_another(
-        self, storage: StorageBackend
-    ) -> None:
+    def test_clear_makes_every_page_of_one_identity_a_miss_and_no_page_of_another(self, storage: Store) -> None:
         """Clear twice among two identities, then put again."""
         open_for_contract(storage)
         mine = [label(number, pool) for number in range(20) for pool in POOLS]
@@ -208,7 +206,7 @@ class KeysOnlyContract:
         assert storage.put([sealed_page(mine[0])], Level.CACHED) == [Answer.STORED]
         assert storage.get([blank_page(mine[0])]) == [Answer.HIT]
 
-    def test_a_scan_lists_every_object_of_one_identity_and_of_no_other(self, storage: StorageBackend) -> None:
+    def test_a_scan_lists_every_object_of_one_identity_and_of_no_other(self, storage: Store) -> None:
         """Compare two identities and two pools with what was put, sizes included: the page's, or of a coded page."""
         open_for_contract(storage)
         mine = [label(number, pool) for number in range(20) for pool in POOLS]
@@ -224,7 +222,7 @@ class KeysOnlyContract:
             assert list(listing(storage, hashlib.sha256(b"nobody").digest())) == []
 
     def test_every_method_but_close_raises_closed_error_after_close_and_close_twice_is_close_once(
-        self, storage: StorageBackend
+        self, storage: Store
     ) -> None:
         """Close, close again, then try everything."""
         open_for_contract(storage)
@@ -257,7 +255,7 @@ class StorageContract(KeysOnlyContract):
     """Rounds of five calls that each of eight threads makes; fewer do where a call is slow."""
 
     def test_a_page_that_was_put_is_got_back_byte_by_byte_whatever_the_number_of_buffers_at_either_end(
-        self, storage: StorageBackend
+        self, storage: Store
     ) -> None:
         """Put in one, two, many and empty buffers; get in others."""
         open_for_contract(storage)
@@ -274,7 +272,7 @@ class StorageContract(KeysOnlyContract):
                     assert storage.get([found]) == [Answer.HIT]
                     assert bytes_of(found) == bytes_of(page)
 
-    def test_a_put_of_a_page_that_exists_changes_nothing_and_counts_as_stored(self, storage: StorageBackend) -> None:
+    def test_a_put_of_a_page_that_exists_changes_nothing_and_counts_as_stored(self, storage: Store) -> None:
         """Put other bytes of equal length under the same label, and a label twice in a batch, at each level."""
         open_for_contract(storage)
         first = sealed_page(label(1))
@@ -287,7 +285,7 @@ class StorageContract(KeysOnlyContract):
             assert bytes_of(found) == bytes_of(first)
             assert len(list(listing(storage, label(1).identity))) == 1
 
-    def test_pages_of_different_identities_keys_or_pools_never_mix(self, storage: StorageBackend) -> None:
+    def test_pages_of_different_identities_keys_or_pools_never_mix(self, storage: Store) -> None:
         """Store all but one of a cube of labels, and read them all back."""
         open_for_contract(storage)
         labels = [label(n, pool, model) for n in range(3) for pool in POOLS for model in (MODEL, OTHER_MODEL)]
@@ -300,7 +298,7 @@ class StorageContract(KeysOnlyContract):
             assert [bytes_of(page) for page in found] == [bytes_of(page) for page in pages]
             assert storage.remove(labels) == len(pages)
 
-    def test_methods_may_be_called_from_several_threads_at_a_time(self, storage: StorageBackend) -> None:
+    def test_methods_may_be_called_from_several_threads_at_a_time(self, storage: Store) -> None:
         """Put, get and remove the same few pages from eight threads; every hit is right."""
         open_for_contract(storage)
         pages = [sealed_page(label(number)) for number in range(8)]

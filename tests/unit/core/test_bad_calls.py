@@ -303,7 +303,7 @@ def test_a_model_by_name_and_a_store_by_url_are_opened() -> None:
 
 @pytest.mark.parametrize("storage", [5, True, b"memory:", Path("kv"), {"url": "memory:"}])
 def test_what_is_no_store_and_no_url_is_refused_by_the_arguments_name(storage: object) -> None:
-    with pytest.raises(ConfigError, match="expected storage as a StorageBackend, or the URL of a store"):
+    with pytest.raises(ConfigError, match="expected storage as a Store, or the URL of a store"):
         opened(storage=storage)
     with opened(identity="m", storage=None) as cache, pytest.raises(ConfigError, match="expected storage as a Storage"):
         cache.attach(storage)  # type: ignore[arg-type]

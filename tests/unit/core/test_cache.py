@@ -29,13 +29,11 @@ from unified_cache.core.pool import Identity, ModelLayout, Tier
 from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Store
 from unified_cache.storage_backends.url import open_storage
 
 
-def engine(
-    *, device: int = 8, host: int = 0, storage: StorageBackend | None = None, threads: bool = False
-) -> ToyEngine:
+def engine(*, device: int = 8, host: int = 0, storage: Store | None = None, threads: bool = False) -> ToyEngine:
     workers = None if threads else InlineWorkers()
     return ToyEngine(toy_layout((SPAN_ALL,), 16), (device,), (host,), storage, workers)
 

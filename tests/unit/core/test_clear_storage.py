@@ -15,14 +15,14 @@ from unified_cache.core.pool import Identity
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
 from unified_cache.storage_backends.wrappers.layer import Method
 
 OURS = IDENTITY.digest(toy_layout(SPANS, PAGE))
 OTHERS = Identity("another").digest(toy_layout(SPANS, PAGE))
 
 
-def objects(store: StorageBackend, owner: bytes) -> list[Label]:
+def objects(store: Store, owner: bytes) -> list[Label]:
     """List all objects of one identity."""
     found, cursor = [], ""
     while True:
@@ -33,7 +33,7 @@ def objects(store: StorageBackend, owner: bytes) -> list[Label]:
             return found
 
 
-def put_for_others(store: StorageBackend) -> None:
+def put_for_others(store: Store) -> None:
     page = PageIO(Label(OTHERS, b"k" * 32, "kv"), (memoryview(bytes(200)),))
     assert store.put([page], Level.CACHED) == [Answer.STORED]
 
@@ -47,7 +47,7 @@ def backed_up(toy: ToyEngine, pages: int = 6) -> Prompt:
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
 def test_clearing_removes_every_object_of_this_identity_and_of_no_other(kind: str, tmp_path: Path) -> None:
-    store: StorageBackend = MemoryStorage() if kind == "memory" else FileStorage.open(tmp_path)
+    store: Store = MemoryStorage() if kind == "memory" else FileStorage.open(tmp_path)
     toy = ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (12, 8), store, InlineWorkers())
     cache = toy.cache
     prompt = backed_up(toy)

@@ -17,11 +17,11 @@ from unified_cache.core.pool import Identity
 from unified_cache.core.seal import Label
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Store
 
 
 def over_store(
-    storage: StorageBackend | None = None,
+    storage: Store | None = None,
     *,
     host: int = 12,
     spans: tuple[int, ...] = (SPAN_ALL,),

@@ -28,7 +28,7 @@ from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
 from unified_cache.service.access.registry import TEXT_CHARS_MAX
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.wrappers.layer import Method
 from unified_cache.testing.storage_contract import LAYOUT, MODEL
 
@@ -442,7 +442,7 @@ def test_pages_of_a_component_have_a_whole_number_of_tokens(page_size: int) -> N
 
 
 def tensors_engine(
-    store: StorageBackend, rows: torch.Tensor, identity: Identity | str = "my-model"
+    store: Store, rows: torch.Tensor, identity: Identity | str = "my-model"
 ) -> tuple[UnifiedCache, torch.Tensor]:
     """Open a cache over an engine's tensor of 9 slots, with 16 bytes a page."""
     spec = PoolSpec("kv", 16)

@@ -22,14 +22,14 @@ from unified_cache.core.window import window
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.wrappers.layer import Method
 
 DOCUMENT_PAGES = 4 + 2
 """Pages that a resume after four needs, of both components."""
 
 WRITES = [WritePolicy.THROUGH, WritePolicy.SELECTIVE, WritePolicy.BACK]
-STORES: dict[str, Callable[[Path, int], StorageBackend]] = {
+STORES: dict[str, Callable[[Path, int], Store]] = {
     "memory": lambda _path, bytes_max: MemoryStorage(bytes_max),
     "file": lambda path, bytes_max: FileStorage.open(path, bytes_max=bytes_max),
     "packed": lambda path, bytes_max: PackedStorage.open(path, bytes_max=bytes_max),
@@ -43,7 +43,7 @@ def bytes_of(pages: int, taken_bytes: Callable[[int], int] = int) -> int:
     return sum(taken_bytes(len(page)) for page in store._pages.values())
 
 
-def writing(write: WritePolicy, store: StorageBackend, *, host: int = 16) -> ToyEngine:
+def writing(write: WritePolicy, store: Store, *, host: int = 16) -> ToyEngine:
     """Return an engine whose cache writes by that policy, over that store."""
     toy = ToyEngine(toy_layout(SPANS, PAGE), (12, 8), (host, host), None, InlineWorkers())
     configured(toy, write=write, dirty_share=0.25).attach(store)

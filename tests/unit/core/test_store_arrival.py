@@ -17,7 +17,7 @@ from unified_cache.controller import InlineWorkers, NotStarted, OperationState
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import ConfigError, RankError, StateError, StorageError
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.wrappers.layer import Method
 
 GUARD = GuardConfig(deadline_s=5.0, retry_rounds_max=1, breaker_pause_s=0.001, breaker_pause_s_max=0.001)
@@ -36,7 +36,7 @@ def is_closed(store: ScriptedStorage) -> bool:
     return wait_until(lambda: Method.CLOSE in store.calls, OVER_S)
 
 
-def opened(storage: StorageBackend | str) -> ToyEngine:
+def opened(storage: Store | str) -> ToyEngine:
     """Return an engine whose cache was opened over a store."""
     toy = engine()
     config = replace(toy.cache.config, guard=GUARD)

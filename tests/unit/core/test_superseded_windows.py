@@ -25,7 +25,7 @@ from unified_cache.core.tier_sizes import prompt_bytes
 from unified_cache.core.window import window
 from unified_cache.sizing.replay.engine import OracleEngine
 from unified_cache.storage_backends.memory import KeysOnlyStorage, MemoryStorage
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.url import open_storage
 
 IDENTITY = Identity("chat")
@@ -56,7 +56,7 @@ def needed_pages(model: ModelLayout) -> list[int]:
 
 
 def opened(
-    model: ModelLayout, store: StorageBackend | None, *, device: Sequence[int] = (), host: Sequence[int] = ()
+    model: ModelLayout, store: Store | None, *, device: Sequence[int] = (), host: Sequence[int] = ()
 ) -> UnifiedCache:
     """Return a cache over a store; memory that is not given has room for four conversations, and none on the host."""
     few = tuple(4 * pages // CONVERSATIONS for pages in needed_pages(model))
@@ -94,7 +94,7 @@ def talk(cache: UnifiedCache) -> list[Prompt]:
     return said
 
 
-def restorable(cache: UnifiedCache, store: StorageBackend, said: Sequence[Prompt]) -> float:
+def restorable(cache: UnifiedCache, store: Store, said: Sequence[Prompt]) -> float:
     """Return the share of conversations that a store alone could resume where they end."""
     owners = cache.identity.owners(cache.layout)
     needed = [
@@ -151,7 +151,7 @@ def test_memory_little_larger_than_what_is_needed_can_resume_every_conversation(
 
 
 @contextmanager
-def small_store(kind: str, path: Path, bytes_max: int) -> Iterator[StorageBackend]:
+def small_store(kind: str, path: Path, bytes_max: int) -> Iterator[Store]:
     """Open a store with a cap."""
     if kind != "service":
         yield open_storage(f"{kind}:{path if kind != 'memory' else ''}", bytes_max=bytes_max)

@@ -25,7 +25,7 @@ from tests.support.sglang_names import (
 )
 from tests.support.store_calls import ScriptedStorage, raising
 from unified_cache.core.errors import ConfigError
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.wrappers import Method
 
 SLOTS = 32
@@ -306,7 +306,7 @@ def test_the_interface_before_zero_copy_stores_nothing(start: Start) -> None:
     assert storage.batch_get([key]) == [None]
 
 
-def open_broken(rest: str, bytes_max: int | None) -> StorageBackend:
+def open_broken(rest: str, bytes_max: int | None) -> Store:
     """Open a store with a bug: it raises what no store should."""
     store = ScriptedStorage(bytes_max)
     store.before = dict.fromkeys((Method.EXISTS, Method.GET), raising(RuntimeError("a bug of the store")))

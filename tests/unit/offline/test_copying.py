@@ -45,7 +45,7 @@ from unified_cache.storage_backends.offline.copying import (
 from unified_cache.storage_backends.offline.listing import ObjectCount, ReadOutcome
 from unified_cache.storage_backends.offline.stores import StoredIdentity, Undescribed
 from unified_cache.storage_backends.offline.upkeep import Watch, find_garbage, verify
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store, StoredObject
 from unified_cache.testing.storage_contract import listing, sealed_page
 
 every_layout = pytest.mark.parametrize("name", LAYOUTS)
@@ -54,7 +54,7 @@ TARGET_OF = dict(zip(STORE_KINDS, (*STORE_KINDS[1:], STORE_KINDS[0]), strict=Tru
 """Another kind of store, to copy into, by the kind of the source."""
 
 
-def copy(source: StorageBackend, target: StorageBackend, layout: ModelLayout, watch: Watch = unwatched) -> CopyResult:
+def copy(source: Store, target: Store, layout: ModelLayout, watch: Watch = unwatched) -> CopyResult:
     description = description_of(layout)
     return copy_identity(source, target, description, plan_identity(source, target, description), watch)
 
@@ -225,14 +225,12 @@ def test_an_object_that_cannot_be_read_costs_itself_alone_and_a_fault_that_may_p
 
 
 def prefetch(
-    source: StorageBackend, target: StorageBackend, layout: ModelLayout, prompts: Sequence[Prompt]
+    source: Store, target: Store, layout: ModelLayout, prompts: Sequence[Prompt]
 ) -> tuple[list[Prefetched], CopyResult]:
     return prefetch_prefixes(plan_prefetch(source, target, description_of(layout), prompts), unwatched)
 
 
-def backup(
-    source: StorageBackend, target: StorageBackend, layout: ModelLayout, prompts: Sequence[Prompt]
-) -> CopyResult:
+def backup(source: Store, target: Store, layout: ModelLayout, prompts: Sequence[Prompt]) -> CopyResult:
     return backup_prefixes(plan_backup(source, target, description_of(layout), prompts), unwatched)
 
 
@@ -247,13 +245,13 @@ def needed(layout: ModelLayout, prompt: Prompt, end: int) -> set[Label]:
     }
 
 
-def put(storage: StorageBackend, layout: ModelLayout, key: PageKey, pool: PoolSpec) -> Label:
+def put(storage: Store, layout: ModelLayout, key: PageKey, pool: PoolSpec) -> Label:
     label = Label(TOY.digest(layout), key, pool.name)
     assert storage.put([sealed_page(label, HEADER_BYTES + pool.page_bytes)], Level.CACHED) == [Answer.STORED]
     return label
 
 
-def fill_densely(storage: StorageBackend, layout: ModelLayout, prompt: Prompt) -> None:
+def fill_densely(storage: Store, layout: ModelLayout, prompt: Prompt) -> None:
     """Store every page in every pool, so that every length can be restored; the bytes are nobody's."""
     for pool in layout.pools:
         if pool.page_bytes:

@@ -17,7 +17,7 @@ from unified_cache.storage_backends.offline.listing import ReadOutcome
 from unified_cache.storage_backends.offline.stores import StoredIdentity, identities_of, open_to_read
 from unified_cache.storage_backends.offline.upkeep import verify
 from unified_cache.storage_backends.packed.store import PackedReader, PackedStorage
-from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, Store
 from unified_cache.testing.storage_contract import (
     PAGE_BYTES,
     blank_page,
@@ -97,7 +97,7 @@ def filled(kind: str, path: Path) -> Path:
     return path
 
 
-def check_contents(storage: StorageBackend) -> None:
+def check_contents(storage: Store) -> None:
     """List, count, read and copy all of a store."""
     (kept,) = identities_of(storage)
     assert (kept.digest, kept.described().layout.pools) == (KEPT.digest, LAYOUT.pools)

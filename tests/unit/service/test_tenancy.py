@@ -41,7 +41,7 @@ from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.offline.stores import identities_of
-from unified_cache.storage_backends.protocol import Capability, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Capability, PageIO, Store
 from unified_cache.storage_backends.wrappers.layer import StorageLayer
 
 TAKEN_BYTES = StoreKind.FILE.taken_bytes(OBJECT_BYTES)
@@ -347,7 +347,7 @@ def test_a_full_registry_forgets_the_identity_that_nobody_used_for_longest() -> 
 CAP_PAGES = 20
 
 
-def opened(kind: StoreKind, directory: Path) -> StorageBackend:
+def opened(kind: StoreKind, directory: Path) -> Store:
     return kind.open(directory / "store", bytes_max=CAP_PAGES * kind.taken_bytes(OBJECT_BYTES))
 
 

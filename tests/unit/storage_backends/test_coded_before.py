@@ -20,7 +20,7 @@ from tests.support.bucket import LocalBucket
 from tests.support.operations import present
 from tests.unit.storage_backends.fixtures.write_coded import CODINGS, KEYS, KEYS_VARIABLE, KINDS, coded_pages
 from tests.unit.storage_backends.fixtures.write_stores import HYBRID, STORED, WINDOWED, manifests, pages_of
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
 
@@ -62,7 +62,7 @@ def url(stores: Path, kind: str, coding: str, request: pytest.FixtureRequest) ->
     return url
 
 
-def opened(url: str) -> StorageBackend:
+def opened(url: str) -> Store:
     """Open a store as an engine does that has both identities."""
     storage = open_storage(url)
     for manifest in manifests():

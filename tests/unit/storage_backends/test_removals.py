@@ -19,7 +19,7 @@ from unified_cache.storage_backends import removals
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.memory import KeysOnlyStorage, MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
-from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, Store
 from unified_cache.storage_backends.removals import SUBSCRIBERS_MAX, RemovalBuffer, RemovalFeed, Removals
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard
@@ -31,7 +31,7 @@ FILES_BYTES = 6 * FILE_BYTES
 PACKED_BYTES = 6 * StoreKind.PACKED.taken_bytes()
 LABELS = [label(number, model=model) for number in range(8) for model in (MODEL, OTHER_MODEL)]
 
-OPENERS: dict[str, Callable[[Path], StorageBackend]] = {
+OPENERS: dict[str, Callable[[Path], Store]] = {
     "memory": lambda root: MemoryStorage(CAP_BYTES),
     "keys_only": lambda root: KeysOnlyStorage(CAP_BYTES),
     "file": lambda root: FileStorage.open(root, bytes_max=FILES_BYTES),
@@ -42,14 +42,14 @@ OPENERS: dict[str, Callable[[Path], StorageBackend]] = {
 }
 
 
-def subscribed(storage: StorageBackend) -> RemovalFeed:
+def subscribed(storage: Store) -> RemovalFeed:
     feed = storage.removals()
     assert feed is not None
     return feed
 
 
 @pytest.fixture(params=OPENERS)
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StorageBackend]:
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     with closing(OPENERS[request.param](tmp_path / "store")) as storage:
         yield storage
 
@@ -74,7 +74,7 @@ class BelievedPages:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_who_is_told_of_removals_knows_what_is_in_the_store(storage: StorageBackend, seed: int) -> None:
+def test_who_is_told_of_removals_knows_what_is_in_the_store(storage: Store, seed: int) -> None:
     choice = random.Random(seed)
     put(storage, [0, 1])
     picture = BelievedPages(subscribed(storage))
@@ -101,7 +101,7 @@ def test_who_is_told_of_removals_knows_what_is_in_the_store(storage: StorageBack
     assert picture.told_count > 5
 
 
-def test_each_subscriber_of_a_store_is_told_all(storage: StorageBackend) -> None:
+def test_each_subscriber_of_a_store_is_told_all(storage: Store) -> None:
     first, second = subscribed(storage), subscribed(storage)
     put(storage, [1])
     storage.remove([label(1)])

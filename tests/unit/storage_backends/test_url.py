@@ -13,7 +13,7 @@ from unified_cache.core.errors import ConfigError
 from unified_cache.integrations.engine_store import EngineStore
 from unified_cache.storage_backends.memory import KeysOnlyStorage, MemoryStorage
 from unified_cache.storage_backends.offline.stores import open_to_read
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard
@@ -131,7 +131,7 @@ def test_a_url_that_names_nothing_usable_is_refused(url: str) -> None:
 # Words of stores and wrappers about waiting for them
 
 
-def waiting(storage: StorageBackend) -> tuple[bool, bool]:
+def waiting(storage: Store) -> tuple[bool, bool]:
     """Return whether a look-up costs I/O, and whether calls end by themselves."""
     capability = storage.capability()
     return capability.exists_costs_io, capability.bounded

@@ -14,7 +14,7 @@ from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, Pages, all_pages
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.manifest import Description, described_by
-from unified_cache.storage_backends.protocol import Answer, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Store
 
 __all__ = ["NearMatch", "near_in_store", "pages_text", "stored_pages"]
 
@@ -26,7 +26,7 @@ _StoredUnder = tuple[Prompt, bytes, str, tuple[str, ...]]
 
 
 def stored_pages(
-    storage: StorageBackend, layout: ModelLayout, owners: Mapping[str, bytes], prompt: Prompt
+    storage: Store, layout: ModelLayout, owners: Mapping[str, bytes], prompt: Prompt
 ) -> list[Pages] | None:
     """Ask a store, in one call, which pages it has of every pool, by component; None where it does not say.
 
@@ -69,7 +69,7 @@ def pages_text(pages: int) -> str:
 
 
 def near_in_store(
-    storage: StorageBackend,
+    storage: Store,
     prompt: Prompt,
     here: Description,
     owners: Mapping[str, bytes],
@@ -100,7 +100,7 @@ def near_in_store(
         return []
 
 
-def _asked(storage: StorageBackend, others: Sequence[_StoredUnder]) -> Iterator[NearMatch]:
+def _asked(storage: Store, others: Sequence[_StoredUnder]) -> Iterator[NearMatch]:
     firsts = storage.exists([Label(owner, prompt.keys[0], pool) for prompt, owner, pool, _ in others])
     for (prompt, owner, pool, differs), answer in zip(others, firsts, strict=True):
         if answer is Answer.HIT:

@@ -12,7 +12,7 @@ from unified_cache.storage_backends.common.breaker import Backoff
 from unified_cache.storage_backends.common.opening import Retries
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory_reads import MemoryReader
-from unified_cache.storage_backends.protocol import Capability, StorageBackend
+from unified_cache.storage_backends.protocol import Capability, Store
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard
 
@@ -36,7 +36,7 @@ class OpenedStore:
     """The store itself, where it reads pages from memory: that waits for nothing, so it needs no guard."""
 
     @classmethod
-    def around(cls, backend: StorageBackend, name: str, config: GuardConfig, clock: Clock) -> "OpenedStore":
+    def around(cls, backend: Store, name: str, config: GuardConfig, clock: Clock) -> "OpenedStore":
         """Take a store over; asks it what it can do, without a bound on the time. The log calls it ``name``, if any."""
         checked = CheckedStorage(backend)
         capability = checked.capability()
@@ -109,7 +109,7 @@ class Registrations:
         """Return whether the store has taken all of these identities."""
         return all(found is not None and found.is_taken for found in map(self._by_identity.get, identities))
 
-    def announce(self, store: StorageBackend, identities: Collection[bytes], memory: memoryview) -> None:
+    def announce(self, store: Store, identities: Collection[bytes], memory: memoryview) -> None:
         """Announce those of these identities that the store has not taken, with the memory that pages lie in.
 
         Raises:

@@ -61,7 +61,7 @@ from unified_cache.storage_backends.common.breaker import Backoff
 from unified_cache.storage_backends.common.call_threads import LOOK_S, CallThreads, call_within, run_here
 from unified_cache.storage_backends.common.opening import StoreOpening
 from unified_cache.storage_backends.memory_reads import MemoryReader
-from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, Store
 from unified_cache.storage_backends.removals import RemovalFeed, Removals
 from unified_cache.storage_backends.url import check_storage_url, open_storage
 from unified_cache.storage_backends.wrappers import Method
@@ -145,7 +145,7 @@ class EngineStore:
     @classmethod
     def opened_by(
         cls,
-        make: Callable[[], StorageBackend],
+        make: Callable[[], Store],
         config: EngineStoreConfig | None = None,
         *,
         name: str = "",
@@ -379,7 +379,7 @@ class EngineStore:
         self,
         method: Method,
         labels: Sequence[Label],
-        ask: Callable[[StorageBackend, Sequence[Label], list[Answer]], Iterator[bool]],
+        ask: Callable[[Store, Sequence[Label], list[Answer]], Iterator[bool]],
         due_s: float,
     ) -> list[Answer]:
         """Ask the store about labels; no page moves."""

@@ -23,7 +23,7 @@ from unified_cache.integrations.engine_store.buffers import BounceBuffer
 from unified_cache.integrations.engine_store.interface import Clock, EnginePage
 from unified_cache.storage_backends.common.bounded_call import bound_steps
 from unified_cache.storage_backends.memory_reads import MemoryReader, targets_of
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
 
 __all__ = [
     "AT_ONCE_BYTES_MAX",
@@ -306,7 +306,7 @@ class Task:
             self.path.revoke()
 
 
-def look_up(store: StorageBackend, labels: Sequence[Label], answers: list[Answer]) -> Iterator[bool]:
+def look_up(store: Store, labels: Sequence[Label], answers: list[Answer]) -> Iterator[bool]:
     """Ask the store about labels; no page moves."""
     for start in range(0, len(labels), LOOKUP_LABELS_MAX):
         found = store.exists(labels[start : start + LOOKUP_LABELS_MAX])
@@ -314,7 +314,7 @@ def look_up(store: StorageBackend, labels: Sequence[Label], answers: list[Answer
         yield Answer.UNAVAILABLE not in found
 
 
-def touch(store: StorageBackend, labels: Sequence[Label], answers: list[Answer]) -> Iterator[bool]:
+def touch(store: Store, labels: Sequence[Label], answers: list[Answer]) -> Iterator[bool]:
     """Touch labels, the last of them first, so that the first are the most recent in the end; HIT for each."""
     for end in range(len(labels), 0, -LOOKUP_LABELS_MAX):
         part = labels[max(end - LOOKUP_LABELS_MAX, 0) : end]
@@ -323,7 +323,7 @@ def touch(store: StorageBackend, labels: Sequence[Label], answers: list[Answer])
         yield True
 
 
-def clear(store: StorageBackend, identity: bytes, answers: list[Answer]) -> Iterator[bool]:
+def clear(store: Store, identity: bytes, answers: list[Answer]) -> Iterator[bool]:
     """Remove every page of an identity; one HIT once that is done."""
     store.clear(identity)
     answers.append(Answer.HIT)
@@ -338,7 +338,7 @@ def read_memory(memory: MemoryReader, pages: Sequence[EnginePage], answers: list
         yield True
 
 
-def get(store: StorageBackend, pieces: Sequence[Piece], path: CopyPath, answers: list[Answer]) -> Iterator[bool]:
+def get(store: Store, pieces: Sequence[Piece], path: CopyPath, answers: list[Answer]) -> Iterator[bool]:
     """Read pages of a store, verified below, into the engine's rows, as long as somebody waits."""
     for piece in pieces:
         found = store.get(path.pages_of(piece))
@@ -351,7 +351,7 @@ def get(store: StorageBackend, pieces: Sequence[Piece], path: CopyPath, answers:
 
 
 def put(
-    store: StorageBackend,
+    store: Store,
     level: Level,
     labels: Sequence[Label],
     pieces: Sequence[Piece],
@@ -381,9 +381,7 @@ def put(
         yield Answer.UNAVAILABLE not in piece_answers
 
 
-def _put(
-    store: StorageBackend, level: Level, piece: Piece, numbers: Sequence[int], path: CopyPath
-) -> list[Answer] | None:
+def _put(store: Store, level: Level, piece: Piece, numbers: Sequence[int], path: CopyPath) -> list[Answer] | None:
     """Put the pages of these numbers, all of one piece; None if the rows are revoked."""
     pages = path.pages_of(piece)
     ios = [pages[number - piece.start] for number in numbers]

@@ -1,1 +1,1 @@
-"""The store behind the service: any ``StorageBackend``, guarded, and shared by tenants."""
+"""The store behind the service: any ``Store``, guarded, and shared by tenants."""

@@ -12,7 +12,7 @@ from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import model_of_tenant, owner_of
 from unified_cache.storage_backends.packed.store import PackedStorage
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard, declared_capability
@@ -32,7 +32,7 @@ class GuardedStore:
     thread by one call.
     """
 
-    backend: StorageBackend
+    backend: Store
     verified: VerifiedStorage
     guard: StorageGuard
 
@@ -56,7 +56,7 @@ class GuardedStore:
         return bare.disk_bytes if isinstance(bare, FileStorage | PackedStorage) else None
 
     @property
-    def _bare(self) -> StorageBackend:
+    def _bare(self) -> Store:
         """The store, without what codes its pages."""
         return self.backend.backend if isinstance(self.backend, CodedStorage) else self.backend
 

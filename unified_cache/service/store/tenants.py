@@ -24,7 +24,7 @@ from unified_cache.storage_backends.protocol import (
     Level,
     PageIO,
     Scan,
-    StorageBackend,
+    Store,
     StoredObject,
 )
 
@@ -63,7 +63,7 @@ class TenantStore:
 
     def __init__(
         self,
-        store: StorageBackend,
+        store: Store,
         usage: TenantUsage,
         observer: Observer,
         own: Callable[[Iterable[bytes], str], None] | None = None,

@@ -18,7 +18,7 @@ from unified_cache.sizing.replay.engine import OracleEngine
 from unified_cache.sizing.replay.missed import MissedTokens, missed_tokens
 from unified_cache.sizing.replay.plan import ReplayPlan
 from unified_cache.sizing.replay.trace import TraceRequest
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.tree import Lock
 
 __all__ = ["Player"]
@@ -48,7 +48,7 @@ class Player:
         """Hit pages of each component, by the tier that they came from."""
 
     @classmethod
-    def open(cls, plan: ReplayPlan, storage: StorageBackend | None) -> Self:
+    def open(cls, plan: ReplayPlan, storage: Store | None) -> Self:
         """Allocate the tiers of one engine over a store, which the player closes."""
         layout, config = plan.layout, plan.config
         identity = Identity(plan.subject, dtype="uint8")

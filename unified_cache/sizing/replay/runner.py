@@ -34,7 +34,7 @@ from unified_cache.sizing.replay.result import (
 from unified_cache.sizing.replay.settings import PlannedSettings
 from unified_cache.sizing.replay.trace import OnProgress, TraceRequest, no_progress
 from unified_cache.storage_backends.memory import KeysOnlyStorage
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.url import check_storage_url, open_storage
 
 __all__ = ["replay", "served_hits"]
@@ -110,7 +110,7 @@ def served_hits(plan: ReplayPlan, requests: Sequence[TraceRequest]) -> list[Hits
 
 
 @contextmanager
-def _shared_store(plan: ReplayPlan) -> Iterator[StorageBackend | None]:
+def _shared_store(plan: ReplayPlan) -> Iterator[Store | None]:
     """Open the store of ``plan``; for a run without bytes check its URL and open a keys-only store of the same cap."""
     if plan.storage is None:
         yield None
@@ -125,7 +125,7 @@ def _shared_store(plan: ReplayPlan) -> Iterator[StorageBackend | None]:
 
 
 @contextmanager
-def _opened(plan: ReplayPlan, stores: Sequence[StorageBackend | None]) -> Iterator[list[Player]]:
+def _opened(plan: ReplayPlan, stores: Sequence[Store | None]) -> Iterator[list[Player]]:
     """Open an engine over each of these stores."""
     with ExitStack() as players:
         yield [players.enter_context(Player.open(plan, store)) for store in stores]

@@ -46,7 +46,7 @@ from unified_cache.storage_backends.directory.root import (
     write_manifest,
 )
 from unified_cache.storage_backends.memory_reads import RowsTarget
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
 from unified_cache.storage_backends.removals import RemovalBuffer, RemovalFeed
 
 __all__ = [
@@ -288,7 +288,7 @@ class StoreCounts:
     """Files of a ``packed:`` store that could not be read when it was opened: misses until the next time."""
 
 
-class DirectoryReader(StorageBackend):
+class DirectoryReader(Store):
     """A store in a directory, as one who changes nothing sees it. Thread-safe."""
 
     def __init__(self, disk: Disk, path: Path, root_fd: int, store_format: StoreFormat, opened: str = "") -> None:

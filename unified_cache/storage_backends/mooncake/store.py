@@ -42,7 +42,7 @@ from unified_cache.storage_backends.protocol import (
     Level,
     PageIO,
     Scan,
-    StorageBackend,
+    Store,
     StoredObject,
 )
 
@@ -55,7 +55,7 @@ CALL_BYTES = 64 << 20
 nodes. Nothing is lost by it: a page from the network lies in another core's cache, whatever its size."""
 
 
-class MooncakeStorage(StorageBackend):
+class MooncakeStorage(Store):
     """Keep sealed pages in the memory of a cluster's nodes.
 
     Thread-safe. Calls are bounded by the client's own timeouts, see ``native.ENVIRONMENT``, and further by

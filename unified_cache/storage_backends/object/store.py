@@ -38,7 +38,7 @@ from unified_cache.storage_backends.protocol import (
     Level,
     PageIO,
     Scan,
-    StorageBackend,
+    Store,
     StoredObject,
 )
 
@@ -62,7 +62,7 @@ CALL_BYTES = 64 << 20
 """Asked for in one get, so that its requests follow each other without a pause."""
 
 
-class ObjectStorage(StorageBackend):
+class ObjectStorage(Store):
     """Keep sealed pages in a bucket. Thread-safe.
 
     Requests of a call are made side by side, each bounded by its own timeout; the whole call is not, so it needs a

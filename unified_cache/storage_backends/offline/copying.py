@@ -31,7 +31,7 @@ from unified_cache.storage_backends.offline.listing import (
     take_inventory,
 )
 from unified_cache.storage_backends.offline.upkeep import Watch
-from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend, StoredObject
+from unified_cache.storage_backends.protocol import Answer, Level, Store, StoredObject
 
 __all__ = [
     "CopyPlan",
@@ -84,7 +84,7 @@ class CopyResult:
 class Copying:
     """Copies objects of one identity between two stores and counts them."""
 
-    def __init__(self, source: StorageBackend, target: StorageBackend, pools: ObjectPools, watch: Watch) -> None:
+    def __init__(self, source: Store, target: Store, pools: ObjectPools, watch: Watch) -> None:
         self._source = source
         self._target = target
         self._watch = watch
@@ -173,7 +173,7 @@ class CopyPlan:
     """Objects of the target with a wrong length, to be replaced by objects that are copied."""
 
 
-def plan_identity(source: StorageBackend, target: StorageBackend, description: Description) -> CopyPlan:
+def plan_identity(source: Store, target: Store, description: Description) -> CopyPlan:
     """Compare the objects of one identity in two stores. One scan each, no reads; some 400 bytes of memory a page.
 
     Objects that the target has at their right length are not copied, nor read: scrub the target if you doubt them.
@@ -196,9 +196,7 @@ def plan_identity(source: StorageBackend, target: StorageBackend, description: D
     return CopyPlan(tasks, todo, skipped, have.misfits, stale)
 
 
-def copy_identity(
-    source: StorageBackend, target: StorageBackend, description: Description, plan: CopyPlan, watch: Watch
-) -> CopyResult:
+def copy_identity(source: Store, target: Store, description: Description, plan: CopyPlan, watch: Watch) -> CopyResult:
     """Copy the objects of a plan. If that fails, what was copied stays: plan and copy again to go on."""
     identity = description.identity.digest(description.layout)
     copying = Copying(source, target, ObjectPools(identity, description.layout), watch)
@@ -219,7 +217,7 @@ def chunks(tasks: Iterable[CopyTask]) -> Iterator[list[CopyTask]]:
         yield chunk
 
 
-def exist(storage: StorageBackend, labels: Sequence[Label]) -> list[Answer]:
+def exist(storage: Store, labels: Sequence[Label]) -> list[Answer]:
     """Return for each label whether a store has it, asking for a bounded number at a time."""
     return [
         found
@@ -247,8 +245,8 @@ class Prefetched:
 class PrefixPlan:
     """Prompts, and the objects of their pages that two stores hold; no page was read."""
 
-    source: StorageBackend
-    target: StorageBackend
+    source: Store
+    target: Store
     description: Description
     pools: ObjectPools
     chains: Sequence["PromptChain"]
@@ -256,9 +254,7 @@ class PrefixPlan:
     """Objects to copy or, where the target has them, to check; those of several prompts counted once."""
 
 
-def plan_backup(
-    source: StorageBackend, target: StorageBackend, description: Description, prompts: Sequence[Prompt]
-) -> PrefixPlan:
+def plan_backup(source: Store, target: Store, description: Description, prompts: Sequence[Prompt]) -> PrefixPlan:
     """Look for every page of the prompts' chains, in every pool, also beyond what can be restored.
 
     Raises:
@@ -268,9 +264,7 @@ def plan_backup(
     return replace(plan, objects_count=_union((chain, chain.in_source) for chain in plan.chains))
 
 
-def plan_prefetch(
-    source: StorageBackend, target: StorageBackend, description: Description, prompts: Sequence[Prompt]
-) -> PrefixPlan:
+def plan_prefetch(source: Store, target: Store, description: Description, prompts: Sequence[Prompt]) -> PrefixPlan:
     """Look for the longest prefix of each prompt that both stores together can complete.
 
     Where a component's span is not known, all that there is of it within the prefix belongs to it, and what is missing
@@ -317,9 +311,7 @@ def prefetch_prefixes(plan: PrefixPlan, watch: Watch) -> tuple[list[Prefetched],
 class PromptChain:
     """Pages of one prompt, and the objects of them that two stores are known to hold."""
 
-    def __init__(
-        self, prompt: Prompt, layout: ModelLayout, pools: ObjectPools, source: StorageBackend, target: StorageBackend
-    ) -> None:
+    def __init__(self, prompt: Prompt, layout: ModelLayout, pools: ObjectPools, source: Store, target: Store) -> None:
         self._layout = layout
         self._pools = pools
         self.prompt = prompt
@@ -383,7 +375,7 @@ class PromptChain:
     def _shape(self) -> tuple[int, int]:
         return len(self._pools.specs), self.prompt.pages_count
 
-    def _look(self, storage: StorageBackend) -> Presence:
+    def _look(self, storage: Store) -> Presence:
         labels = [self._pools.label(key, bit) for bit in range(len(self._pools.specs)) for key in self.prompt.keys]
         return np.array(exist(storage, labels), np.bool_).reshape(self._shape)
 
@@ -395,9 +387,7 @@ class PromptChain:
         return [CopyTask(key, objects) for key, objects in zip(keys, sets, strict=True) if objects]
 
 
-def _looked_for(
-    source: StorageBackend, target: StorageBackend, description: Description, prompts: Sequence[Prompt]
-) -> PrefixPlan:
+def _looked_for(source: Store, target: Store, description: Description, prompts: Sequence[Prompt]) -> PrefixPlan:
     layout = description.layout
     layout.check_page_sizes({pool.name for pool in layout.pools})
     pools = ObjectPools(description.identity.digest(layout), layout)

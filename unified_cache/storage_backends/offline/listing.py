@@ -11,7 +11,7 @@ from unified_cache.core.page import PageKey
 from unified_cache.core.pool import ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Flaw, Label, is_sealed, may_be_coded, verify_buffers
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
-from unified_cache.storage_backends.protocol import Answer, PageIO, StorageBackend, StoredObject
+from unified_cache.storage_backends.protocol import Answer, PageIO, Store, StoredObject
 from unified_cache.storage_backends.verified import summed
 
 __all__ = [
@@ -141,7 +141,7 @@ class Inventory:
     """Objects that no engine of this identity asks for, or could use."""
 
 
-def listed(storage: StorageBackend, identity: bytes) -> Iterator[list[StoredObject]]:
+def listed(storage: Store, identity: bytes) -> Iterator[list[StoredObject]]:
     """Yield the objects of an identity, a bounded number at a time."""
     cursor = ""
     while True:
@@ -154,7 +154,7 @@ def listed(storage: StorageBackend, identity: bytes) -> Iterator[list[StoredObje
         cursor = found.cursor
 
 
-def count_objects(storage: StorageBackend, identity: bytes, watch: Watch = unwatched) -> dict[str, ObjectCount]:
+def count_objects(storage: Store, identity: bytes, watch: Watch = unwatched) -> dict[str, ObjectCount]:
     """Count the objects of an identity by their pool, with what each takes of a cap. One scan, no reads."""
     taken_bytes = storage.capability().taken_bytes
     counts: dict[str, ObjectCount] = defaultdict(ObjectCount)
@@ -175,9 +175,7 @@ def total_of(counts: Iterable[Mapping[str, ObjectCount]]) -> ObjectCount:
     return total
 
 
-def take_inventory(
-    storage: StorageBackend, identity: bytes, layout: ModelLayout, watch: Watch = unwatched
-) -> Inventory:
+def take_inventory(storage: Store, identity: bytes, layout: ModelLayout, watch: Watch = unwatched) -> Inventory:
     """Sort the objects of an identity by page. One scan, no reads."""
     pools = ObjectPools(identity, layout)
     inventory = Inventory(pools)
@@ -244,7 +242,7 @@ def empty_page(found: StoredObject) -> PageIO:
     return PageIO(found.label, (memoryview(bytearray(found.object_bytes)),))
 
 
-def read_verified(storage: StorageBackend, pages: Sequence[PageIO]) -> list[ReadObject]:
+def read_verified(storage: Store, pages: Sequence[PageIO]) -> list[ReadObject]:
     """Read one batch and verify every page of it; nothing is removed.
 
     Where the batch fails for good, its pages are read one by one, so that one bad sector costs one page. Raises

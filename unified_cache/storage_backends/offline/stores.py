@@ -10,7 +10,7 @@ from unified_cache.storage_backends.directory.front import parse_address
 from unified_cache.storage_backends.file.store import FileReader, FileStorage
 from unified_cache.storage_backends.manifest import Description, described_by
 from unified_cache.storage_backends.packed.store import PackedReader, PackedStorage
-from unified_cache.storage_backends.protocol import StorageBackend
+from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.url import open_storage, split_choice
 from unified_cache.storage_backends.wrappers import CheckedStorage
 from unified_cache.storage_backends.wrappers.coded import CodedStorage
@@ -76,12 +76,12 @@ class StoredIdentity:
         return self.description
 
 
-def open_to_write(url: str, bytes_max: int | None = None) -> StorageBackend:
+def open_to_write(url: str, bytes_max: int | None = None) -> Store:
     """Open a store, made if it is not there yet; the caller closes it. Raise as ``open_storage``."""
     return CheckedStorage(open_storage(url, bytes_max=bytes_max, must_write=True))
 
 
-def open_existing(url: str, bytes_max: int | None = None) -> StorageBackend:
+def open_existing(url: str, bytes_max: int | None = None) -> Store:
     """Open a store that must be there already, to remove objects from it; the caller closes it.
 
     Objects are read as they are, coded or not. A tool reads in the order of names; a store in a directory does not
@@ -103,7 +103,7 @@ def has_cap_of_its_own(url: str) -> bool:
     return url.partition(":")[0] in SHARED_STORES
 
 
-def open_to_read(url: str) -> StorageBackend:
+def open_to_read(url: str) -> Store:
     """Open a store that must be there already, to read its objects as they are, coded or not; the caller closes it.
 
     A store in a directory is not changed in any way, and may be in use, on a mount that cannot be written, or somebody
@@ -116,7 +116,7 @@ def open_to_read(url: str) -> StorageBackend:
     return open_to_write(split_choice(url)[0])
 
 
-def open_pages_to_read(url: str) -> StorageBackend:
+def open_pages_to_read(url: str) -> Store:
     """Open a store as ``open_to_read`` to read its pages, decoded as the URL says.
 
     Raises besides ConfigError where the keys that the URL names cannot be had.
@@ -131,7 +131,7 @@ def open_pages_to_read(url: str) -> StorageBackend:
         raise
 
 
-def identities_of(storage: StorageBackend) -> list[StoredIdentity]:
+def identities_of(storage: Store) -> list[StoredIdentity]:
     """List the identities of a store, in the order of their digests; raise ConfigError where it names none."""
     found = storage.manifests()
     if found is None:
@@ -141,12 +141,12 @@ def identities_of(storage: StorageBackend) -> list[StoredIdentity]:
     return [_kept(digest, manifest) for digest, manifest in sorted(found.items())]
 
 
-def selected(storage: StorageBackend, url: str, wanted: str | None) -> list[StoredIdentity]:
+def selected(storage: Store, url: str, wanted: str | None) -> list[StoredIdentity]:
     """Return the identities of a store, or the one that ``choose`` returns for ``wanted``."""
     return identities_of(storage) if wanted is None else [choose(storage, url, wanted)]
 
 
-def choose(storage: StorageBackend, url: str, wanted: str | None) -> StoredIdentity:
+def choose(storage: Store, url: str, wanted: str | None) -> StoredIdentity:
     """Return the identity whose digest begins with ``wanted`` in hex, or the only one; else raise ConfigError."""
     found = identities_of(storage)
     matching = [kept for kept in found if wanted is None or kept.digest.hex().startswith(wanted.lower())]

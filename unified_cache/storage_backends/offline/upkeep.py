@@ -28,7 +28,7 @@ from unified_cache.storage_backends.offline.listing import (
     unwatched,
 )
 from unified_cache.storage_backends.offline.stores import StoredIdentity, Undescribed
-from unified_cache.storage_backends.protocol import PageIO, StorageBackend, StoredObject
+from unified_cache.storage_backends.protocol import PageIO, Store, StoredObject
 
 __all__ = ["Garbage", "Verification", "Watch", "clear", "collect", "find_garbage", "scrub", "shrink", "verify"]
 
@@ -53,7 +53,7 @@ class Verification:
         return sum(finding.outcome is outcome for finding in self.findings)
 
 
-def verify(storage: StorageBackend, kept: StoredIdentity, watch: Watch) -> Verification:
+def verify(storage: Store, kept: StoredIdentity, watch: Watch) -> Verification:
     """Read and verify every object of an identity; change nothing.
 
     An object is flawed where its seal names another page, its checksum does not hold, or its pool or length are not
@@ -65,7 +65,7 @@ def verify(storage: StorageBackend, kept: StoredIdentity, watch: Watch) -> Verif
     return result
 
 
-def scrub(storage: StorageBackend, kept: StoredIdentity, watch: Watch) -> Verification:
+def scrub(storage: Store, kept: StoredIdentity, watch: Watch) -> Verification:
     """Verify every object of an identity and remove flawed ones, batch by batch. Those that cannot be read stay."""
     result = Verification()
     for readings in _examined(storage, kept):
@@ -92,7 +92,7 @@ class Garbage:
         return self.misfits + self.incomplete
 
 
-def find_garbage(storage: StorageBackend, identity: bytes, layout: ModelLayout, watch: Watch = unwatched) -> Garbage:
+def find_garbage(storage: Store, identity: bytes, layout: ModelLayout, watch: Watch = unwatched) -> Garbage:
     """Find the objects that no engine can use. One scan, no reads.
 
     A listing has pools, lengths and which objects a page has. It does not have a page's parent, so that pages whose
@@ -116,12 +116,12 @@ def find_garbage(storage: StorageBackend, identity: bytes, layout: ModelLayout, 
     return garbage
 
 
-def collect(storage: StorageBackend, garbage: Garbage) -> int:
+def collect(storage: Store, garbage: Garbage) -> int:
     """Remove garbage; return how many objects there were."""
     return _remove(storage, garbage.labels)
 
 
-def shrink(storage: StorageBackend, found: Sequence[StoredIdentity], bytes_max: int) -> None:
+def shrink(storage: Store, found: Sequence[StoredIdentity], bytes_max: int) -> None:
     """Remove whole pages until these identities have at most ``bytes_max`` bytes, headers included.
 
     For a store that does not say when a page was used. Identities of which there is a later generation go first; then
@@ -158,7 +158,7 @@ def _last_generations(found: Sequence[StoredIdentity]) -> Iterator[bytes]:
         yield digest
 
 
-def clear(storage: StorageBackend, identity: bytes, watch: Watch) -> int:
+def clear(storage: Store, identity: bytes, watch: Watch) -> int:
     """Remove every object of an identity, not its manifest; return how many. If that fails, another call goes on.
 
     What is listed goes a part at a time, so that no call takes long; then the store clears what it does not list, and
@@ -177,13 +177,13 @@ def clear(storage: StorageBackend, identity: bytes, watch: Watch) -> int:
     return removed_count + storage.clear(identity)
 
 
-def _remove(storage: StorageBackend, labels: list[Label]) -> int:
+def _remove(storage: Store, labels: list[Label]) -> int:
     return sum(
         storage.remove(labels[start : start + REMOVE_LABELS_MAX]) for start in range(0, len(labels), REMOVE_LABELS_MAX)
     )
 
 
-def _examined(storage: StorageBackend, kept: StoredIdentity) -> Iterator[list[ReadObject]]:
+def _examined(storage: Store, kept: StoredIdentity) -> Iterator[list[ReadObject]]:
     """Read every object of an identity, a batch at a time; objects of a wrong pool or length are flawed unread."""
     pools = None if isinstance(kept.description, Undescribed) else ObjectPools(kept.digest, kept.description.layout)
     for batch in batches(found for objects in listed(storage, kept.digest) for found in objects):

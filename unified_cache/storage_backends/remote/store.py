@@ -41,7 +41,7 @@ from unified_cache.storage_backends.protocol import (
     Level,
     PageIO,
     Scan,
-    StorageBackend,
+    Store,
     StoredObject,
 )
 from unified_cache.storage_backends.remote.reasons import answers_of
@@ -166,7 +166,7 @@ def _run_of(page: PageIO) -> tuple[bytes, str, int]:
     return page.label.identity, page.label.pool, page_bytes(page)
 
 
-class RemoteStorage(StorageBackend):
+class RemoteStorage(Store):
     """Exchange sealed pages with servers. Exists, get and put are tried elsewhere where a server fails; remove is not.
 
     Pages that no server answers for are UNAVAILABLE where others of their batch were answered; where none was, the last

@@ -1,4 +1,4 @@
-"""Wrappers over any store: each is a ``StorageBackend`` around another, adds one thing, and composes with the rest.
+"""Wrappers over any store: each is a ``Store`` around another, adds one thing, and composes with the rest.
 
 Innermost first, as an engine stacks them::
 

@@ -25,7 +25,7 @@ from unified_cache.storage_backends.protocol import (
     Answer,
     Level,
     PageIO,
-    StorageBackend,
+    Store,
 )
 from unified_cache.storage_backends.wrappers.layer import StorageLayer
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, PageCoder, Undecoded
@@ -48,7 +48,7 @@ LEFT = frozenset({Undecoded.UNENCRYPTED, Undecoded.NO_KEY, Undecoded.NO_CODEC, U
 """Objects that somebody else may be able to read: they stay, until the page is put again."""
 
 
-def coded(backend: StorageBackend, choice: CodingChoice | None) -> StorageBackend:
+def coded(backend: Store, choice: CodingChoice | None) -> Store:
     """Put the layer over a store that asks for it, or that may hold coded pages of others.
 
     Raises:
@@ -72,7 +72,7 @@ class CodedStorage(StorageLayer):
     """
 
     def __init__(
-        self, backend: StorageBackend, choice: CodingChoice | None, clock: Callable[[], float] = time.monotonic
+        self, backend: Store, choice: CodingChoice | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Raise as ``PageCoder``. Without a choice pages are stored as they are. ``clock`` gives seconds."""
         super().__init__(backend)
@@ -86,7 +86,7 @@ class CodedStorage(StorageLayer):
         self._guard = Lock()
 
     @property
-    def backend(self) -> StorageBackend:
+    def backend(self) -> Store:
         """The wrapped store."""
         return self._backend
 

@@ -30,7 +30,7 @@ from unified_cache.storage_backends.common.bounded_call import (
 )
 from unified_cache.storage_backends.common.breaker import Admission, Backoff, CircuitBreaker
 from unified_cache.storage_backends.common.call_threads import CallThreads, call_within
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
 __all__ = ["DECLARATION_S", "StorageGuard", "declared_capability"]
@@ -42,7 +42,7 @@ Item = TypeVar("Item", Label, PageIO)
 Result = TypeVar("Result", covariant=True)
 
 
-def declared_capability(backend: StorageBackend, clock: Callable[[], float] = time.monotonic) -> Capability:
+def declared_capability(backend: Store, clock: Callable[[], float] = time.monotonic) -> Capability:
     """Ask a store what it can do, within ``DECLARATION_S``, before anything else is asked of it."""
     return call_within(DECLARATION_S, Method.CAPABILITY.value, backend.capability, clock)
 
@@ -72,7 +72,7 @@ class StorageGuard(StorageLayer):
 
     def __init__(
         self,
-        backend: StorageBackend,
+        backend: Store,
         capability: Capability,
         config: GuardConfig,
         clock: Callable[[], float] = time.monotonic,

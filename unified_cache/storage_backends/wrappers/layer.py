@@ -13,7 +13,7 @@ from unified_cache.storage_backends.protocol import (
     Level,
     PageIO,
     Scan,
-    StorageBackend,
+    Store,
     UsedBetween,
 )
 from unified_cache.storage_backends.removals import RemovalFeed
@@ -42,13 +42,13 @@ class Method(Enum):
     __hash__ = object.__hash__  # see Answer
 
 
-class StorageLayer(StorageBackend):
+class StorageLayer(Store):
     """Pass every call of a store on to the wrapped one, which it closes; by ``_call``.
 
     But for ``lengths`` and ``memory_reader``, which go past what a layer does: it has none unless it says so.
     """
 
-    def __init__(self, backend: StorageBackend) -> None:
+    def __init__(self, backend: Store) -> None:
         self._backend = backend
 
     def _call(self, method: Method, work: Callable[[], Result]) -> Result:

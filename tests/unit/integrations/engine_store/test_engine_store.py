@@ -15,7 +15,7 @@ from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.integrations.engine_store import EnginePage, EngineStore, EngineStoreConfig, Unavailable
 from unified_cache.integrations.engine_store import tasks as tasks_module
-from unified_cache.storage_backends.protocol import Answer, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Store
 from unified_cache.storage_backends.removals import Removals
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method
@@ -238,7 +238,7 @@ def test_a_store_tells_which_pages_it_has_dropped(scheme: str, tmp_path: Path) -
 def test_a_store_that_is_away_or_remote_tells_nothing_of_what_it_lets_go(tmp_path: Path) -> None:
     errors = [StorageError("away", retryable=True)]
 
-    def make() -> StorageBackend:
+    def make() -> Store:
         if errors:
             raise errors.pop()
         return open_storage(f"file:{tmp_path}")

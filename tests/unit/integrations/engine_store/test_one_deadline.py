@@ -33,7 +33,7 @@ from unified_cache.integrations.vllm.settings import TierSettings
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.bounded_call import time_left_s
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
 
 SOON_S = 0.3
 """Deadline of what is waited for by the machine's clock."""
@@ -225,7 +225,7 @@ def test_a_write_of_several_components_behind_a_linker_waits_for_one_deadline(op
 FROZEN: list[FreezingStorage] = []
 
 
-def open_frozen(rest: str, bytes_max: int | None) -> StorageBackend:
+def open_frozen(rest: str, bytes_max: int | None) -> Store:
     FROZEN.append(FreezingStorage(Event().wait, is_bounded=rest == "bounded", is_partial=False))
     return FROZEN[-1]
 

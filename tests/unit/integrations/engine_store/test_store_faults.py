@@ -24,7 +24,7 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.breaker import Backoff, BreakerState
 from unified_cache.storage_backends.common.opening import Retries
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method
 
@@ -58,7 +58,7 @@ def stored(numbers: Sequence[int]) -> MemoryStorage:
     return backend
 
 
-def store_page(backend: StorageBackend, number: int) -> None:
+def store_page(backend: Store, number: int) -> None:
     """Put the page of that number."""
     page = memoryview(bytearray(HEADER_BYTES) + payload_of(number))
     seal(page, label_of(number))
@@ -189,7 +189,7 @@ def test_a_store_that_is_away_is_opened_by_a_later_call_and_told_what_was_regist
     store_page(watched, 1)
     failures = 2
 
-    def make() -> StorageBackend:
+    def make() -> Store:
         nonlocal failures
         failures -= 1
         if failures >= 0:
@@ -234,7 +234,7 @@ def test_a_store_of_another_format_is_said_once_tried_each_minute_and_used_when_
     directory.mkdir()
     (directory / "somebody's").write_text("notes")
 
-    def make() -> StorageBackend:
+    def make() -> Store:
         nonlocal tries
         tries += 1
         return open_storage(f"file:{directory}")
@@ -321,7 +321,7 @@ def test_opening_that_hangs_holds_nobody_up_for_longer_than_a_deadline() -> None
     may_open = Event()
     backend = stored([1])
 
-    def make() -> StorageBackend:
+    def make() -> Store:
         assert may_open.wait(PATIENCE_S)
         return backend
 

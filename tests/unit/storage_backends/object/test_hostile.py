@@ -28,7 +28,7 @@ from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.object import client
 from unified_cache.storage_backends.object import store as object_store
 from unified_cache.storage_backends.object.client import Bucket
-from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, Store
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, PAGE_BYTES, blank_page, label, sealed_page
@@ -73,7 +73,7 @@ def test_a_redirect_to_another_host_is_not_followed(monkeypatch: pytest.MonkeyPa
         assert "no variable names" in reason_of_a_get()
 
 
-def open_storage_at(bucket: HostileBucket, monkeypatch: pytest.MonkeyPatch) -> StorageBackend:
+def open_storage_at(bucket: HostileBucket, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.endpoint)
     return open_storage(URL)
 

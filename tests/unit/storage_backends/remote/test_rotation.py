@@ -18,7 +18,7 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.tokens import add_token, new_token, remove_token
-from unified_cache.storage_backends.protocol import Level, StorageBackend
+from unified_cache.storage_backends.protocol import Level, Store
 from unified_cache.storage_backends.remote.credentials import ClientCredentials, CredentialFiles
 from unified_cache.storage_backends.remote.server import Server
 from unified_cache.storage_backends.remote.url import parse_rest
@@ -50,7 +50,7 @@ def options(directory: Path) -> str:
     return f"ca_file={directory / 'ca.pem'}&cert_file={directory / 'mine.pem'}&key_file={directory / 'mine.key'}"
 
 
-def store_round(storage: StorageBackend, number: int) -> list[bool]:
+def store_round(storage: Store, number: int) -> list[bool]:
     return put(storage, range(8 * number, 8 * number + 8), Level.CACHED)
 
 

@@ -40,7 +40,7 @@ from unified_cache.storage_backends.common.bounded_call import StoreStep, curren
 from unified_cache.storage_backends.common.call_threads import run_here
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
 from unified_cache.storage_backends.remote.credentials import ClientCredentials, CredentialFiles
 from unified_cache.storage_backends.remote.scatter import ScatterReader
 from unified_cache.storage_backends.remote.server import Server
@@ -202,7 +202,7 @@ def test_a_stream_that_is_not_what_was_asked_for_is_an_input_error(part: Chunk) 
 
 @contextmanager
 def served(
-    store: StorageBackend, timeout_s: float = 10.0, retries: int = 0, clock: Callable[[], float] = time.monotonic
+    store: Store, timeout_s: float = 10.0, retries: int = 0, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[RemoteStorage]:
     """Serve a store, one page a call where the client has a clock of its own, and yield the client."""
     limits = Limits() if clock is time.monotonic else Limits(pages_max=1)

@@ -26,7 +26,7 @@ from unified_cache.storage_backends.protocol import (
     Level,
     PageIO,
     Scan,
-    StorageBackend,
+    Store,
     StoredObject,
 )
 from unified_cache.storage_backends.wrappers import CheckedStorage, Method, StorageGuard, declared_capability
@@ -49,7 +49,7 @@ class Answering:
     register = exists = get = put = touch = remove = clear = scan = manifests = used_between = close = capability
 
 
-CALLS: dict[str, Callable[[StorageBackend], object]] = {
+CALLS: dict[str, Callable[[Store], object]] = {
     "capability": lambda store: store.capability(),
     "register": lambda store: store.register(MANIFEST, {}),
     "exists": lambda store: store.exists(LABELS),
@@ -116,7 +116,7 @@ WRONG: dict[str, list[tuple[object, str]]] = {
 def test_an_answer_that_a_method_cannot_give_is_an_error_that_names_store_method_and_answer(
     method: str, answer: object, message: str
 ) -> None:
-    backend = cast("StorageBackend", Answering(answer))
+    backend = cast("Store", Answering(answer))
     with pytest.raises(StorageError, match=rf"test_checked\.Answering\.{method} must return .*{message}") as caught:
         CALLS[method](CheckedStorage(backend))
     assert not caught.value.retryable
@@ -154,7 +154,7 @@ def test_a_store_that_answers_wrongly_is_not_asked_again_and_is_left_alone_as_on
     guarded.close()
 
 
-def open_bools(_rest: str, _bytes_max: int | None) -> StorageBackend:
+def open_bools(_rest: str, _bytes_max: int | None) -> Store:
     return Bools()
 
 
@@ -180,7 +180,7 @@ def test_an_external_store_counts_a_wrong_answer_as_a_failure_of_its_store() -> 
 
 
 @pytest.mark.parametrize("opened", [open_to_read, open_existing])
-def test_a_tool_checks_what_a_store_answers(opened: Callable[[str], StorageBackend]) -> None:
+def test_a_tool_checks_what_a_store_answers(opened: Callable[[str], Store]) -> None:
     with closing(opened(BOOLS)) as store, pytest.raises(StorageError, match=REFUSED):
         store.exists(LABELS)
 

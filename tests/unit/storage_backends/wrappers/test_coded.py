@@ -20,7 +20,7 @@ from unified_cache.core.seal import CODED_VERSION, HEADER_BYTES, Label, may_be_c
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.offline.listing import ReadOutcome, empty_page, read_verified
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers.coded import CodedStorage
@@ -61,7 +61,7 @@ def blank_like(page: PageIO, cuts: int = 1) -> PageIO:
     return PageIO(page.label, tuple(memoryview(bytearray(size)) for size in sizes))
 
 
-def read_back(storage: StorageBackend, page: PageIO, cuts: int = 1) -> bytes | Answer:
+def read_back(storage: Store, page: PageIO, cuts: int = 1) -> bytes | Answer:
     found = blank_like(page, cuts)
     (answer,) = storage.get([found])
     return bytes_of(found) if answer is Answer.HIT else answer
@@ -76,7 +76,7 @@ def object_in(backend: MemoryStorage, named: Label) -> bytearray:
     return content
 
 
-def replace_object(backend: StorageBackend, named: Label, content: bytes | bytearray) -> None:
+def replace_object(backend: Store, named: Label, content: bytes | bytearray) -> None:
     backend.remove([named])
     assert backend.put([PageIO(named, (memoryview(content),))], Level.CACHED) == [Answer.STORED]
 

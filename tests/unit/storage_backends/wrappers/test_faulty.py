@@ -10,7 +10,7 @@ from tests.support.wrappers import blank, scripted, sealed
 from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import verify_buffers
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level, StorageBackend
+from unified_cache.storage_backends.protocol import Answer, Level, Store
 from unified_cache.testing.storage_contract import PAGE_BYTES, blank_page, bytes_of, label, sealed_page
 
 
@@ -91,7 +91,7 @@ def test_a_fault_that_would_make_no_difference_does_not_strike(fault: StorageFau
     assert storage.fired_count == {}
 
 
-def history(storage: StorageBackend, calls_count: int) -> list[object]:
+def history(storage: Store, calls_count: int) -> list[object]:
     seen: list[object] = []
     for number in range(calls_count):
         found = blank([number % 7, number % 5])

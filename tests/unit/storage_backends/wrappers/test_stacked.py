@@ -12,7 +12,7 @@ from tests.support.wrappers import OF_ANY_SPEED, PATIENCE_S
 from unified_cache.core.config import GuardConfig
 from unified_cache.core.errors import StorageError
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Level, StorageBackend
+from unified_cache.storage_backends.protocol import Level, Store
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
@@ -35,7 +35,7 @@ RATES = {
 }
 
 
-def use(storage: StorageBackend, clock: ManualClock, rng: random.Random) -> tuple[int, int]:
+def use(storage: Store, clock: ManualClock, rng: random.Random) -> tuple[int, int]:
     """Put, get and remove at random; return how many pages were hits and how many of these were wrong."""
     hits_count = wrong_count = 0
     for _ in range(OPERATIONS):
@@ -66,11 +66,11 @@ def faulty(clock: ManualClock, seed: int) -> FaultyStorage:
     return FaultyStorage(backend, plan, random.Random(seed + 1), delay_s=0.1, sleep=clock.sleep)
 
 
-def verified(store: StorageBackend, clock: ManualClock) -> StorageBackend:
+def verified(store: Store, clock: ManualClock) -> Store:
     return VerifiedStorage(store)
 
 
-def stacked(store: StorageBackend, clock: ManualClock) -> StorageBackend:
+def stacked(store: Store, clock: ManualClock) -> Store:
     metered = MeteredStorage(store, StorageMetrics(CollectorRegistry()), "faulty", clock)
     config = GuardConfig(
         deadline_s=PATIENCE_S,
@@ -87,7 +87,7 @@ def stacked(store: StorageBackend, clock: ManualClock) -> StorageBackend:
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("wrap", [verified, stacked])
 def test_no_wrong_byte_comes_through_whatever_faults_the_store_has(
-    wrap: Callable[[StorageBackend, ManualClock], StorageBackend], seed: int
+    wrap: Callable[[Store, ManualClock], Store], seed: int
 ) -> None:
     clock = ManualClock()
     store = faulty(clock, seed)
