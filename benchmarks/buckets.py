@@ -26,8 +26,6 @@ from unified_cache.storage_backends.protocol import Level, PageIO, Store
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
 
-__all__ = ["bucket_figures"]
-
 SECTION = "bucket"
 PAGES_KIB = (64, 256, 1024, 4096)
 BATCH_BYTES = 32 << 20

@@ -39,8 +39,6 @@ from unified_cache.forward import (
     init_metadata,
 )
 
-__all__ = ["CHANGED_PAGES", "CHECKS", "FULL_SIZES", "Found", "GpuMap", "GpuSizes"]
-
 SANITIZER = "compute-sanitizer"
 SANITIZED_S = 200
 

@@ -38,8 +38,6 @@ from unified_cache.storage_backends.wrappers.coded import CodedStorage
 from unified_cache.storage_backends.wrappers.layer import StorageLayer
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice
 
-__all__ = ["coded_figures"]
-
 PREFIX_TOKENS = 1024
 PAGE_SIZE = 64
 LINK_BYTES_PER_S = 100e6

@@ -13,8 +13,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["SLOWER_MAX", "Change", "KeptRun", "RunsCompared", "compare_runs", "print_compared", "record_compared"]
-
 SLOWER_MAX = 1.10
 """Largest accepted cost of a figure, as a multiple of what it cost in the older run; above it the figure is flagged."""
 

@@ -17,8 +17,6 @@ from unified_cache.core.pool import Component, PoolSpec, Tier
 from unified_cache.core.window import needed_pages
 from unified_cache.tree import RadixTree
 
-__all__ = ["components_figures"]
-
 PROMPT_PAGES = 512
 TURNS = (16, 64)
 """Prompts that continue each other, each a node of the path that is matched."""

@@ -11,8 +11,6 @@ from unified_cache.controller.memory import DevicePool, TieredMemory
 from unified_cache.core.pool import PoolSpec, Slots
 from unified_cache.core.seal import Label
 
-__all__ = ["copies_figures"]
-
 PAGE_KIB = (16, 64, 1024, 4096)
 LAYERS_COUNT = 2
 

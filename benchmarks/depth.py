@@ -31,8 +31,6 @@ from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.url import open_storage
 
-__all__ = ["depth_figures"]
-
 PAGES = 2048
 PAGE_BYTES = 64 << 10
 PAGE_SIZE = 16

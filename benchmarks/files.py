@@ -27,8 +27,6 @@ from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Level, PageIO, Store
 from unified_cache.storage_backends.verified import VerifiedStorage
 
-__all__ = ["files_figures"]
-
 BATCHES = {64: (1, 64), 1024: (1, 64), 4096: (1, 64), 12288: (1, 8)}
 """Pages of a batch by the KiB of a page's payload."""
 RATIO_MIN = 0.9

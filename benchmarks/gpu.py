@@ -36,8 +36,6 @@ from benchmarks.on_device import device_figures
 from benchmarks.plan import FULL, QUICK, BenchmarkPlan
 from benchmarks.report import FULL_RUN, BenchmarkRun, print_run, record, write_json
 
-__all__ = ["GpuTest", "absent", "read_outcomes", "run_tests"]
-
 GPU_RUN = FULL_RUN.with_name("gpu.json")
 """Outcomes and figures of the last run with a GPU."""
 

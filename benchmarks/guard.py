@@ -21,8 +21,6 @@ from unified_cache.storage_backends.protocol import Level, Store
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard
 
-__all__ = ["guard_figures"]
-
 PAGE_KIB = 64
 ADDED_US_MAX = 25.0
 """Most that the guard may add to a call of a worker."""

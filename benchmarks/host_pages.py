@@ -12,8 +12,6 @@ from unified_cache.core.seal import Label
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import PageIO, Store
 
-__all__ = ["announced_pages"]
-
 
 def announced_pages(storage: Store, page_kib: int, pages_count: int) -> list[PageIO]:
     """Seal random payloads in a slab, announce it to a store, and return its pages."""

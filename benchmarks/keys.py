@@ -9,8 +9,6 @@ from benchmarks.measure import Comparison, Figure, Spread, interleaved, timed
 from benchmarks.plan import BenchmarkPlan
 from unified_cache.core.page import Prompt, encode_tokens
 
-__all__ = ["keys_figures"]
-
 TOKENS_COUNT = 32_768
 
 

@@ -11,8 +11,6 @@ import torch
 
 from benchmarks.measure import Figure, Spread, Subject, interleaved, timed
 
-__all__ = ["Calibration", "Machine", "calibrate", "machine", "memcmp_subject", "scale_of"]
-
 ROOT = Path(__file__).resolve().parent.parent
 
 MEMCMP_BYTES = 128 * 1024

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter_ns
 
-__all__ = ["Comparison", "Figure", "Spread", "Subject", "interleaved", "quiet", "timed"]
-
 Subject = Callable[[], int]
 """Does a thing once; returns the nanoseconds of the part that counts."""
 

@@ -29,8 +29,6 @@ from unified_cache.storage_backends.mooncake.store import MooncakeStorage, open_
 from unified_cache.storage_backends.protocol import Level, PageIO
 from unified_cache.storage_backends.verified import VerifiedStorage
 
-__all__ = ["mooncake_figures"]
-
 SECTION = "mooncake"
 PAGES_KIB = (256, 1024)
 BATCH_BYTES = 32 << 20

@@ -19,8 +19,6 @@ from unified_cache.controller.memory import DevicePool, TieredMemory
 from unified_cache.core.pool import PoolSpec, Slots, Tier
 from unified_cache.forward import init_metadata
 
-__all__ = ["device_figures"]
-
 SHAPES = ((64, 2), (1024, 2), (4096, 2), (8192, 32))
 """KiB and layers of a page; the last is one of 64 tokens with 8 heads of 128 in bfloat16, K and V."""
 

@@ -5,8 +5,6 @@ from pathlib import Path
 
 from benchmarks.machine import Calibration
 
-__all__ = ["FULL", "QUICK", "BenchmarkPlan", "Effort"]
-
 
 @dataclass(frozen=True, slots=True)
 class Effort:

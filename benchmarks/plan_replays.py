@@ -30,8 +30,6 @@ from unified_cache.sizing.replay.runner import replay
 from unified_cache.sizing.replay.trace import read_trace
 from unified_cache.sizing.replay.trace_pages import TracePages
 
-__all__ = ["KEPT", "TRACE", "sampled_combinations"]
-
 ROOT = Path(__file__).resolve().parent
 TRACE = ROOT.parent / "traces" / "mooncake_conversation.jsonl.gz"
 KEPT = ROOT / "results" / "plan_replays.json"

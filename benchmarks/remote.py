@@ -45,8 +45,6 @@ from unified_cache.storage_backends.remote.store import RemoteStorage
 from unified_cache.storage_backends.remote.url import RemoteOptions
 from unified_cache.storage_backends.verified import VerifiedStorage
 
-__all__ = ["remote_figures"]
-
 PAGES_KIB = (256, 1024, 4096)
 """Payloads of a page."""
 STREAMS = (1, 4)

@@ -25,8 +25,6 @@ from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.verified import VerifiedStorage
 
-__all__ = ["BARE_GET", "BARE_PUT", "TCP_GET", "TCP_PUT", "ListeningPorts", "serve"]
-
 BARE_GET = "/bare/get"
 BARE_PUT = "/bare/put"
 TCP_GET = b"g"

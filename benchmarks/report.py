@@ -15,8 +15,6 @@ from rich.table import Table
 from benchmarks.machine import Calibration, Machine, machine
 from benchmarks.measure import Comparison, Figure
 
-__all__ = ["FULL_RUN", "BenchmarkRun", "keep_rows", "misses", "print_run", "record", "write_json"]
-
 FULL_RUN = Path(__file__).resolve().parent / "results" / "full.json"
 """Figures of the last full run."""
 

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from unified_cache.sizing.replay.trace import BLOCK_TOKENS, TraceRequest, read_trace
 
-__all__ = ["Kept", "Reuse", "reuse_of"]
-
 TRACE = Path(__file__).resolve().parent.parent / "traces" / "mooncake_conversation.jsonl.gz"
 PAGE_SIZES = (512, 256, 128, 64)
 

@@ -29,8 +29,6 @@ from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Level, PageIO, Store
 from unified_cache.storage_backends.verified import VerifiedStorage
 
-__all__ = ["rows_figures"]
-
 PAYLOADS_KIB = (7, 64, 256, 2048, 12288)
 ROWS = 8
 """Rows of a page: one of each layer, say."""

@@ -20,8 +20,6 @@ from benchmarks.measure import Spread
 from tests.engines.sglang.bench import ROOT, STACKS, Bench, whole
 from tests.engines.sglang.outcome import EngineJob
 
-__all__ = ["main"]
-
 Line = dict[str, Any]
 
 FILE_BACKEND_NOTE = "Ratios are times of SGLang's file backend by ours."

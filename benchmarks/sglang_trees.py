@@ -37,8 +37,6 @@ from benchmarks.trees import (
 from tests.engines.sglang import absent
 from unified_cache.core.pool import Slots
 
-__all__ = ["EngineTree", "main"]
-
 
 @dataclass(frozen=True)
 class EngineTypes:

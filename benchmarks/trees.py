@@ -17,8 +17,6 @@ from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Component, PoolSpec, Slots, Tier
 from unified_cache.tree import RadixTree
 
-__all__ = ["PAGE_SIZE", "TimedTree", "Tokens", "evict_figures", "insert_figures", "lock_figures", "match_figures"]
-
 PAGE_SIZE = 64
 
 Tokens = npt.NDArray[np.int32]

@@ -22,8 +22,6 @@ from unified_cache.core.config import WritePolicy
 from unified_cache.core.hits import Hits
 from unified_cache.integrations.transformers import KeptState, PrefixCachedModel
 
-__all__ = ["ttft_figures"]
-
 PREFIX_TOKENS = 4096
 QUESTION_TOKENS = 32
 PAGE_SIZE = 64

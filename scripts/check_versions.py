@@ -17,8 +17,6 @@ import venv
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["newer_than_pinned", "oldest_versions", "pinned_versions"]
-
 ROOT = Path(__file__).resolve().parent.parent
 ON_THE_WIRE = ("protobuf", "grpcio", "grpcio-health-checking", "grpcio-reflection")
 OLDEST_TESTS = (

@@ -12,8 +12,6 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-__all__ = ["build", "differences", "lost_files", "members", "missing"]
-
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "unified_cache"
 MARKER = f"{PACKAGE}/py.typed"

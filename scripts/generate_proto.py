@@ -15,8 +15,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-__all__ = ["drift", "generate"]
-
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "proto"
 GENERATED = Path("unified_cache/proto")

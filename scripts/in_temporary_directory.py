@@ -12,8 +12,6 @@ import tempfile
 from collections.abc import Sequence
 from types import FrameType
 
-__all__ = ["run"]
-
 
 def run(command: Sequence[str]) -> int:
     """Run ``command`` in the foreground; return its exit status once the directory is gone."""

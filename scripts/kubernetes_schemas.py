@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from importlib.metadata import files
 from pathlib import Path
 
-__all__ = ["KINDS", "TARGET", "VERSION", "main"]
-
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "tests" / "fixtures" / "kubernetes.json"
 VERSION = "v1.31.0"

@@ -27,8 +27,6 @@ from pathlib import Path
 
 from scripts.check_wheel import build
 
-__all__ = ["LEFT_OUT", "Environment", "bytes_under", "left_out", "readme_commands"]
-
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 CONSTRAINTS = ROOT / "constraints.txt"

@@ -10,8 +10,6 @@ import sys
 
 from unified_cache.storage_backends.mooncake.native import apt_command, missing_packages
 
-__all__ = ["main"]
-
 TIMEOUT_S = 120
 """For each command; a mirror that does not answer must not hold up the tests for long."""
 

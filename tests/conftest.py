@@ -12,18 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.leftovers import no_cluster_process_is_left
 from tests.support.bucket import LocalBucket
-
-__all__ = [
-    "bucket",
-    "memory_path",
-    "no_cluster_process_is_left",
-    "pytest_collection_finish",
-    "pytest_configure",
-    "pytest_terminal_summary",
-    "store_url",
-]
 
 
 def pytest_configure() -> None:

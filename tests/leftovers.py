@@ -8,8 +8,6 @@ import pytest
 
 from tests.support.waiting import wait_until
 
-__all__ = ["no_cluster_process_is_left", "processes_of"]
-
 SESSION_VARIABLE = "UNIFIED_CACHE_TEST_SESSION"
 """In the environment of whatever this run of the tests starts, however far down and whoever is its parent by now."""
 

@@ -9,16 +9,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-__all__ = [
-    "ROOT",
-    "Function",
-    "Source",
-    "python_paths",
-    "python_sources",
-    "repository_files",
-    "scoped_nodes",
-]
-
 ROOT = Path(__file__).resolve().parent.parent
 
 PRUNED = frozenset({"__pycache__", "build", "dist"})

@@ -2,8 +2,6 @@
 
 from scripts.mutants.mutant import Mutant
 
-__all__ = ["DEVICE_MUTANTS"]
-
 COPIES = ("tests/unit/core/test_device_copies.py",)
 
 DEVICE_MUTANTS = [

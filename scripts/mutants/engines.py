@@ -2,8 +2,6 @@
 
 from scripts.mutants.mutant import Mutant
 
-__all__ = ["ENGINES_MUTANTS"]
-
 ENGINE_STORE_TESTS = (
     "tests/unit/integrations/engine_store/test_store_faults.py",
     "tests/unit/integrations/engine_store/test_callers.py",

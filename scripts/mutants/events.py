@@ -2,8 +2,6 @@
 
 from scripts.mutants.mutant import Mutant
 
-__all__ = ["EVENTS_MUTANTS"]
-
 EVENT_TESTS = (
     "tests/unit/events/test_page_changes.py",
     "tests/unit/events/test_encoding.py",

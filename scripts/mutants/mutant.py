@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["TESTS", "Mutant", "planted"]
-
 TESTS = [
     "tests/unit/core/test_tree.py",
     "tests/unit/core/test_cache.py",

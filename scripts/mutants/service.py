@@ -2,8 +2,6 @@
 
 from scripts.mutants.mutant import Mutant
 
-__all__ = ["SERVICE_MUTANTS"]
-
 TENANCY = ("tests/unit/service/test_tenancy.py",)
 
 SERVICE_MUTANTS = [

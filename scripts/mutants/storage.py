@@ -2,8 +2,6 @@
 
 from scripts.mutants.mutant import Mutant
 
-__all__ = ["STORAGE_MUTANTS"]
-
 CALLS_TESTS = ("tests/unit/storage_backends/test_bounded_calls.py",)
 """What must catch a mistake in how a call that may hang is left."""
 

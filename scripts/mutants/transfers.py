@@ -2,8 +2,6 @@
 
 from scripts.mutants.mutant import Mutant
 
-__all__ = ["TRANSFERS_MUTANTS"]
-
 LOST = ("tests/unit/core/test_nothing_lost.py",)
 READS = ("tests/unit/core/test_deadlines.py",)
 METRICS = ("tests/unit/core/test_metrics.py",)

@@ -2,8 +2,6 @@
 
 from scripts.mutants.mutant import Mutant
 
-__all__ = ["TREE_MUTANTS"]
-
 LAST_TOKEN_TESTS = ("tests/unit/core/test_last_token.py",)
 MEDIA_TESTS = ("tests/unit/core/test_page.py", "tests/unit/core/test_tree.py", "tests/unit/core/test_cache.py")
 

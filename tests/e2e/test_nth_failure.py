@@ -23,8 +23,9 @@ from tests.support.operations import UnreturnedCall
 from tests.support.store_kinds import StoreKind
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import InlineWorkers
+from unified_cache.controller.copies.gpu import AT_ONCE, Copied
 from unified_cache.controller.ledger import Ledger
-from unified_cache.controller.memory import AT_ONCE, Copied, PageMemory, TieredMemory
+from unified_cache.controller.memory import PageMemory, TieredMemory
 from unified_cache.core.errors import CacheError, StorageTimeoutError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, Pages, PoolSpec, Slots, Tier

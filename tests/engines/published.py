@@ -4,8 +4,6 @@ from collections.abc import Mapping
 
 from unified_cache.components.layouts import PRESETS
 
-__all__ = ["configuration", "with_text"]
-
 ARCHITECTURES: Mapping[str, str] = {
     "command-r7b": "Cohere2ForCausalLM",
     "deepseek-v2-lite": "DeepseekV2ForCausalLM",

@@ -17,8 +17,6 @@ from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers import Method
 from unified_cache.storage_backends.wrappers.layer import StorageLayer
 
-__all__ = ["OPENED", "FaultSwitch", "TroubledStorage", "faulty", "faulty_url", "hanging", "hanging_url", "without_room"]
-
 HANG_S = 600.0
 """Longer than anybody waits."""
 

@@ -5,8 +5,6 @@ from typing import NoReturn
 
 import grpc
 
-__all__ = ["Aborted", "DirectContext"]
-
 PEER = "ipv4:127.0.0.1:1"
 
 

@@ -30,8 +30,6 @@ from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.verified import VerifiedStorage
 
-__all__ = ["TARGETS", "Pages", "Requests"]
-
 PAYLOAD_BYTES = 64
 LAYOUT = ModelLayout(
     16, (Full((PoolSpec("kv", PAYLOAD_BYTES),)), SlidingWindow(32, 16, (PoolSpec("swa", PAYLOAD_BYTES),)))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from tests.sim.cells import PAYLOAD_BYTES, Cell
-from unified_cache.controller.memory import AT_ONCE, Copied, PageDistance
+from unified_cache.controller.copies.gpu import AT_ONCE, Copied, PageDistance
 from unified_cache.core.page import PageKey
 from unified_cache.core.pool import PoolSpec, Slots, Tier
 from unified_cache.core.seal import HEADER_BYTES, Label, seal

@@ -19,8 +19,6 @@ from unified_cache.proto.wire.calls import Call
 from unified_cache.proto.wire.parts import parts_of
 from unified_cache.storage_backends.manifest import manifest_of
 
-__all__ = ["ClientConnection", "RogueClient", "SoakClient"]
-
 DEADLINE_S = 15.0
 PAUSE_S = 0.2
 """Mean time between two calls of an engine."""

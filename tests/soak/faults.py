@@ -13,8 +13,6 @@ from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.wrappers.layer import Method
 
-__all__ = ["RECOVERY_S", "BadTimes", "FaultsInBadTimes", "open_url"]
-
 RATES = {
     StorageFault.FAIL: 0.3,
     StorageFault.HANG: 0.02,

@@ -36,8 +36,6 @@ from unified_cache.core.settings.service import Role
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.tokens import add_token, new_token
 
-__all__ = ["ServiceSoakReport", "soak"]
-
 TENANTS = (*(f"engine-{number}" for number in range(7)), "rogue")
 AVAILABILITY_MIN = 0.999
 SUCCESS_MIN = 0.99

@@ -9,8 +9,6 @@ from tests.support.raw_http2 import RawConnection
 from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.wire.calls import Call
 
-__all__ = ["FloodFigures", "FloodSize", "SlowFlood"]
-
 CALLS_PER_CONNECTION = 100
 RENEW_S = 5.0
 """Time after which calls and connections that the server has ended are begun anew; a trickled put gets a byte."""

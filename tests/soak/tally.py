@@ -10,8 +10,6 @@ import grpc
 from tests.soak.faults import BadTimes
 from unified_cache.proto.wire.calls import Call
 
-__all__ = ["CallFigures", "CallTally", "is_typed"]
-
 CONTRACT = frozenset(
     {
         grpc.StatusCode.OK,

@@ -6,8 +6,6 @@ import json
 from tests.sources import ROOT
 from tests.support.browser import BrowserTab
 
-__all__ = ["SCHEMES", "WIDTHS", "check_usable_by_everybody"]
-
 AXE = ROOT / "tests" / "support" / "axe-4.10.3.min.js.gz"
 """axe-core, under the Mozilla Public License 2.0."""
 

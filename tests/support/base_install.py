@@ -19,8 +19,6 @@ from importlib.metadata import packages_distributions
 
 from tests.sources import ROOT
 
-__all__ = ["ExtrasRefused", "refuse_extras", "without_torch"]
-
 DEVELOPMENT = "dev"
 """The extra that tests are run with: it brings the others, and what tests need."""
 

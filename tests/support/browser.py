@@ -14,8 +14,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-__all__ = ["BROWSER", "BrowserTab", "PageLeftError", "browser_tab", "needs_browser"]
-
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no browser: chromium is not installed")
 

@@ -15,8 +15,6 @@ from tests.support.mooncake import ClusterProcess
 from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
-__all__ = ["LocalBucket"]
-
 LOOPBACK = "127.0.0.1"
 BUCKET = "tests"
 START_S = 60.0

@@ -11,8 +11,6 @@ from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 
-__all__ = ["BUCKET_FAULTS", "BucketFault", "BucketProxy"]
-
 BLOCK = bytes(1 << 20)
 
 

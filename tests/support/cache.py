@@ -11,7 +11,8 @@ import torch
 from tests.support.components import toy_components
 from unified_cache.cache.cache import UnifiedCache
 from unified_cache.controller import Workers
-from unified_cache.controller.memory import ComputeStreams, DevicePool
+from unified_cache.controller.copies.gpu import ComputeStreams
+from unified_cache.controller.memory import DevicePool
 from unified_cache.core.config import CacheConfig, WritePolicy
 from unified_cache.core.page import DEFAULT_NAMESPACE, MediaItem, Namespace, PageKey, Prompt, TokensLike
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec, Slots, Tier

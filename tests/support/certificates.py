@@ -11,8 +11,6 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-__all__ = ["Authority", "Issued", "serial_of"]
-
 DAY = timedelta(days=1)
 
 SIGNS = x509.KeyUsage(

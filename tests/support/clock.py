@@ -1,7 +1,5 @@
 """Time that a test moves by hand."""
 
-__all__ = ["ManualClock"]
-
 
 class ManualClock:
     """Monotonic clock whose seconds pass only when a test adds to ``now_s`` or something sleeps on it."""

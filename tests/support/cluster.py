@@ -18,16 +18,6 @@ from tests.support.base_install import without_torch
 from tests.support.waiting import wait_until
 from unified_cache.cli.main import run
 
-__all__ = [
-    "COMMAND",
-    "TIMEOUT_S",
-    "CommandResult",
-    "RunningCommand",
-    "ServeProcess",
-    "all_end",
-    "ask",
-]
-
 COMMAND = (sys.executable, "-c", "from unified_cache.cli.main import main; main()")
 TIMEOUT_S = 30.0
 PORT = re.compile(r"(?:^|metrics )\S+:([0-9]+)\b")

@@ -9,8 +9,6 @@ from types import TracebackType
 from tests.support.cluster import ServeProcess, ask
 from tests.support.documents import CodeBlock, command_lines
 
-__all__ = ["ENDPOINT", "DocumentShell"]
-
 ENDPOINT = "127.0.0.1:50051"
 """Address of the documents' service; here the system chooses the port."""
 

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from tests.sources import ROOT, repository_files
 
-__all__ = ["CodeBlock", "blocks_run_by", "code_blocks", "command_lines", "documents", "program_of", "shell_commands"]
-
 BLOCK = re.compile(r"^( *)```(\w+)(?: +(run|skip)=(?:\"([^\"]+)\"|(\S+)))?\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 SHELLS = frozenset({"console", "bash", "sh", "shell"})
 PROMPT = "$ "

@@ -12,8 +12,6 @@ from unified_cache.core.seal import Label
 from unified_cache.integrations.engine_store import EnginePage, EngineStore, EngineStoreConfig
 from unified_cache.storage_backends.protocol import Store
 
-__all__ = ["IDENTITY", "LAYOUT", "PAGE_BYTES", "ROW_BYTES", "EngineRows", "label_of", "opened_store", "payload_of"]
-
 ROW_BYTES = (3000, 700)
 """K and V of a page: one is copied by numpy, the other is small."""
 

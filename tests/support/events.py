@@ -2,17 +2,6 @@
 
 import msgspec
 
-__all__ = [
-    "Cleared",
-    "SglangBatch",
-    "SglangRemoved",
-    "SglangStored",
-    "VllmArrayBatch",
-    "VllmBatch",
-    "VllmRemoved",
-    "VllmStored",
-]
-
 
 class VllmStored(msgspec.Struct, omit_defaults=True, tag="BlockStored"):
     """BlockStored of vLLM, fields in the order of arrays."""

@@ -15,8 +15,6 @@ from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
-__all__ = ["FaultPlan", "FaultyStorage", "ScriptedFaults", "SeededFaults", "StorageFault"]
-
 Result = TypeVar("Result")
 
 POISON = 0xDB

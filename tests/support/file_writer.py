@@ -12,8 +12,6 @@ from unified_cache.core.errors import StorageError
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.testing.storage_contract import PAGE_BYTES, label, sealed_page
 
-__all__ = ["PAGES_IN_BATCH", "bytes_of_page", "writer_command"]
-
 PAGES_IN_BATCH = 4
 LARGE_BYTES = 100_000
 """Of every fourth page."""

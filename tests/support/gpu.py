@@ -13,8 +13,6 @@ from tests.support.late_device import LateDevice
 from unified_cache.controller import memory
 from unified_cache.controller.copies import StagedCopies
 
-__all__ = ["GPU", "devices", "keep_busy", "needs_gpu", "stream_of", "with_streams"]
-
 Test = TypeVar("Test", bound=Callable[..., object])
 
 GPU = torch.device("cuda", 0)

@@ -15,8 +15,6 @@ from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
-__all__ = ["HELD_VARIABLE", "HeldStorage", "held"]
-
 Result = TypeVar("Result")
 
 HELD_VARIABLE = "UNIFIED_CACHE_TEST_HELD"

@@ -8,18 +8,6 @@ from itertools import count, islice
 from threading import Event, Thread
 from urllib.parse import parse_qs, urlsplit
 
-__all__ = [
-    "BucketRequest",
-    "HostileBucket",
-    "dripping",
-    "empty_listing",
-    "endless",
-    "endless_listing",
-    "policy",
-    "redirect",
-    "refusal",
-]
-
 Answer = Callable[["BucketRequest"], None]
 
 

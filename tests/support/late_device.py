@@ -29,8 +29,6 @@ if find_spec("triton") is not None:
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
-__all__ = ["LateDevice", "LateStream"]
-
 GARBAGE = 0xEE
 FREE_BYTES = 1 << 24
 DEVICES = 2

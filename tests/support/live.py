@@ -14,8 +14,6 @@ from unified_cache.sizing.replay.settings import ReplaySettings
 from unified_cache.sizing.replay.trace import TraceRequest, read_trace
 from unified_cache.storage_backends.memory import KeysOnlyStorage
 
-__all__ = ["RunningReplay", "publishing_cache", "running_replay", "settings_of_a_small_replay", "trace_of"]
-
 TRACE = ROOT / "traces" / "mooncake_conversation_1000.jsonl.gz"
 END_S = 60.0
 """Longest wait for the thread; reached only by a bug."""

@@ -17,8 +17,6 @@ from unified_cache.storage_backends.mooncake.native import METADATA, usable_whee
 from unified_cache.storage_backends.mooncake.store import MooncakeStorage
 from unified_cache.storage_backends.url import open_storage
 
-__all__ = ["LASTING", "ClusterProcess", "LocalCluster", "MasterSettings", "open_mooncake"]
-
 LOOPBACK = "127.0.0.1"
 START_S = 20.0
 """The master takes 75 ms on an idle machine, a node 150."""

@@ -5,8 +5,6 @@ import pytest
 from unified_cache.core.errors import ConfigError
 from unified_cache.storage_backends.mooncake.native import usable_wheel
 
-__all__ = ["needs_mooncake"]
-
 
 def why_not() -> str:
     """Say what Mooncake lacks here; empty if nothing."""

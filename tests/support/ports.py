@@ -3,8 +3,6 @@
 import random
 import socket
 
-__all__ = ["free_ports"]
-
 PORTS = range(20_000, 32_000)
 """Below those of outgoing connections, above those that Mooncake draws."""
 

@@ -5,8 +5,6 @@ import struct
 import time
 from itertools import count
 
-__all__ = ["RawConnection"]
-
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER = struct.Struct(">BHBBI")
 """Length in one and two bytes, type, flags, stream."""

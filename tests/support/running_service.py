@@ -20,8 +20,6 @@ from unified_cache.service.limits import Limits
 from unified_cache.service.operations.logs import JsonLines, Log, LogRateLimit
 from unified_cache.service.server import Service
 
-__all__ = ["CALL_S", "REQUESTS", "RunningService", "called", "credentials", "refusal", "running"]
-
 CALL_S = 20.0
 """Longest wait for an answer; reached only by a bug."""
 

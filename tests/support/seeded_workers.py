@@ -5,8 +5,6 @@ import random
 from unified_cache.controller.controller import Finished, run_job
 from unified_cache.controller.operation import Job, Operation
 
-__all__ = ["SeededWorkers"]
-
 
 class SeededWorkers:
     """Workers that keep jobs waiting and run a random one of them at each call, on the caller's thread.

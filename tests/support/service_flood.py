@@ -17,8 +17,6 @@ from unified_cache.proto import service_pb2 as pb
 from unified_cache.proto.wire.calls import Call
 from unified_cache.storage_backends.manifest import manifest_of
 
-__all__ = ["Asker"]
-
 ASK_S = 30.0
 KEYS_COUNT = 512
 LAYOUT = ModelLayout(16, (Full((PoolSpec("kv", 4_096),)),))

@@ -6,8 +6,6 @@ from pathlib import Path
 from unified_cache.core.settings.loading import read_settings
 from unified_cache.core.settings.service import ServiceSettings
 
-__all__ = ["service_settings"]
-
 
 def service_settings(file: Path | None, flags: Mapping[str, object]) -> ServiceSettings:
     """Return the settings of a service that a file and flags give."""

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 
 from examples.continuous_batching import BatchingEngine, GenerationRequest, RequestOutcome
 
-__all__ = ["Session"]
-
 
 class Session:
     """One user's side of a conversation. It holds text alone, and so outlives engines."""

@@ -13,17 +13,6 @@ from types import ModuleType
 
 import torch
 
-__all__ = [
-    "FlatPool",
-    "LogicalPool",
-    "PoolNames",
-    "SglangConfig",
-    "SglangExtraInfo",
-    "SglangTransfer",
-    "TensorPool",
-    "adapter_class",
-]
-
 
 class PoolNames(StrEnum):
     """Some of PoolName; as there, a member is a text and prints as it."""

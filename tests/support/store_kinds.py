@@ -13,8 +13,6 @@ from unified_cache.storage_backends.packed.segment import BLOCK_BYTES, parse_fil
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.testing.storage_contract import PAGE_BYTES
 
-__all__ = ["DirectoryStorage", "StoreKind"]
-
 DirectoryStorage = FileStorage | PackedStorage
 
 ENTRY_BYTES = 48

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from tests.support.cluster import COMMAND
 
-__all__ = ["TerminalCommand"]
-
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\r")
 CTRL_C = b"\x03"
 TIMEOUT_S = 120.0

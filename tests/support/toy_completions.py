@@ -18,8 +18,6 @@ from enum import Enum, auto
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-__all__ = ["ToyFault", "serving", "toy_server"]
-
 PAGE = 16
 DEVICE_PAGES = 100
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from tests.sources import ROOT
 from tests.support.documents import code_blocks, shell_commands
 
-__all__ = ["COMMANDS", "EXTRA", "KEYS", "METRICS", "TEXT", "TIER", "TRANSFER", "launch_of"]
-
 TEXT = (ROOT / "docs" / "vllm.md").read_text(encoding="utf-8")
 
 COMMANDS = [tuple(words) for words in shell_commands(TEXT)]

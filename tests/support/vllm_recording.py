@@ -17,8 +17,6 @@ from unified_cache.integrations.vllm.moving import Direction, JobEnd
 from unified_cache.integrations.vllm.names import GroupFacts, RowShape, VllmFacts
 from unified_cache.integrations.vllm.settings import TierSettings
 
-__all__ = ["RecordedEngine", "recordings"]
-
 TIMEOUT_S = 30.0
 
 DIRECTORY = Path(__file__).resolve().parent.parent / "fixtures" / "vllm"

@@ -13,8 +13,6 @@ from unified_cache.integrations.vllm.moving import HostRows
 from unified_cache.integrations.vllm.names import GroupFacts, RowShape, VllmFacts
 from unified_cache.storage_backends.protocol import Answer, Level
 
-__all__ = ["FACTS", "ROW", "TIMEOUT_S", "DictChunks", "HostMemory", "offload_key"]
-
 TIMEOUT_S = 20.0
 """Longest wait of a test; reached only by a bug."""
 

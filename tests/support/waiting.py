@@ -3,8 +3,6 @@
 import time
 from collections.abc import Callable
 
-__all__ = ["wait_until"]
-
 POLL_S = 0.01
 
 

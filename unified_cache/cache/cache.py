@@ -22,7 +22,8 @@ from unified_cache.controller import (
     TransferKind,
     Workers,
 )
-from unified_cache.controller.memory import ComputeStreams, DevicePool, PageMemory, TieredMemory, check_dtype
+from unified_cache.controller.copies.gpu import ComputeStreams
+from unified_cache.controller.memory import DevicePool, PageMemory, TieredMemory, check_dtype
 from unified_cache.controller.operation import Traffic
 from unified_cache.controller.ranks import LocalRanks, RankGroup, check_configuration, pools_to_store, together
 from unified_cache.controller.storage_tier import storage_of

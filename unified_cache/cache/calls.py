@@ -37,8 +37,6 @@ from unified_cache.core.slots import PairedAllocator
 from unified_cache.storage_backends.protocol import Level
 from unified_cache.tree import UNNAMED, Lock, Match
 
-__all__ = ["RequestCalls"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -28,7 +28,7 @@ from unified_cache.core.page import PageKey, Prompt
 from unified_cache.core.pool import ModelLayout
 from unified_cache.tree import Lock
 
-__all__ = ["SALT_BYTES", "RecorderCounts", "RequestRecord", "RequestWatcher", "TraceRecorder", "page_names"]
+__all__ = ["TraceRecorder"]
 
 RUNNING_MAX = 1_024
 """Requests that run: of more, the oldest is taken for over."""

@@ -18,8 +18,6 @@ from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.layer import Method
 
-__all__ = ["AttachedStore", "LookupCounts", "Occupancy", "PublishedStats", "Stats", "StatsSource"]
-
 STATS_EVERY_S = 1.0
 """Between two publications of figures while the owner polls; making them takes some tens of microseconds."""
 

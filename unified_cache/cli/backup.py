@@ -47,8 +47,6 @@ from unified_cache.storage_backends.offline.stores import (
 )
 from unified_cache.storage_backends.protocol import Store
 
-__all__ = ["BackupCommand", "PrefetchCommand", "backup_app"]
-
 BACKUP_EPILOG = """**Examples**
 
 Everything that a store holds, then again what was added since:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from typer._click import Command
     from typer._click import Context as AnyContext
 
-__all__ = ["DEFERRED", "HELP_NAMES", "DeferredCommand", "command_line"]
-
 HELP_NAMES = ["-h", "--help"]
 """Options that ask any command for help."""
 

@@ -18,8 +18,6 @@ from unified_cache.core.settings.loading import FILE_NAME, SECTIONS, LoadedSetti
 from unified_cache.core.settings.section import Settings
 from unified_cache.core.settings.service import ServiceSettings
 
-__all__ = ["ConfigCheckCommand", "config_app"]
-
 CONFIG_EPILOG = """**Examples**
 
     unified-cache config check

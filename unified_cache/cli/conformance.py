@@ -26,8 +26,6 @@ from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing import storage_contract
 
-__all__ = ["ConformanceCommand", "ContractTrial", "TrialVerdict", "conformance_app", "promises_of", "try_promises"]
-
 CONFORMANCE_EPILOG = """**Examples**
 
     unified-cache conformance my_stores.redis:connect --bytes-max 1MiB

@@ -22,8 +22,6 @@ from unified_cache.core.extras import import_with_extra
 if TYPE_CHECKING:
     from unified_cache.sizing.demo.result import DemoResult
 
-__all__ = ["DEFAULT_DOCUMENT", "DemoCommand", "demo_app"]
-
 DEFAULT_DOCUMENT = "LICENSE"
 """Prose that a small model understands. At the root of a checkout; an installed package has it beside its samples."""
 QUESTIONS = ("What is this text about?", "What does it say at the beginning?", "Whom is it written for?")

@@ -21,8 +21,6 @@ from unified_cache.storage_backends.offline.prompts import read_prompts
 from unified_cache.storage_backends.offline.stores import choose
 from unified_cache.storage_backends.protocol import Store
 
-__all__ = ["ExplainCommand", "explain_app"]
-
 explain_app = typer.Typer(rich_markup_mode="markdown")
 
 

@@ -13,8 +13,6 @@ from unified_cache.cli.text import console_on, example
 from unified_cache.core.errors import CacheError, InputError
 from unified_cache.core.extras import import_with_extra
 
-__all__ = ["FaithfulCommand", "faithful_app"]
-
 EXAMPLE = 'unified-cache faithful http://localhost:8000 --json-file bug.json --restart-command "systemctl restart vllm"'
 
 faithful_app = typer.Typer(rich_markup_mode="markdown")

@@ -24,8 +24,6 @@ from unified_cache.core.byte_sizes import size_text
 from unified_cache.core.errors import ConfigError, LayoutError, did_you_mean
 from unified_cache.core.window import SPAN_ALL
 
-__all__ = ["LayoutCommand", "layout_app", "layout_as_json", "print_layout", "size_named"]
-
 LAYOUT_EPILOG = """**Examples**
 
     unified-cache layout deepseek-v4-flash

@@ -14,8 +14,6 @@ from unified_cache.cli.commands import HELP_NAMES, command_line
 from unified_cache.cli.text import printable
 from unified_cache.core.errors import CacheError, InputError
 
-__all__ = ["Command", "LogLevel", "app", "main", "run"]
-
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130

@@ -12,25 +12,6 @@ import typer
 from unified_cache.core.files import check_writable, write_whole
 from unified_cache.core.page import Namespace
 
-__all__ = [
-    "TOKENS_HELP",
-    "DtypeOption",
-    "EnginesOption",
-    "ExtraKeyOption",
-    "IdentityOption",
-    "JsonFileOptions",
-    "JsonOptions",
-    "KeepBranchesOption",
-    "KeepTailOption",
-    "LimitOption",
-    "LoraIdOption",
-    "ModelOption",
-    "NamespaceOptions",
-    "ReportOption",
-    "StoreArgument",
-    "TokensFileOption",
-]
-
 StoreArgument = Annotated[
     str, typer.Argument(metavar="URL", help="Store: file:DIR, packed:DIR or package.module:factory.")
 ]

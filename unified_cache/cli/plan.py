@@ -31,8 +31,6 @@ from unified_cache.sizing.plan.sweep import TIERS, PlannedModel, combinations, p
 from unified_cache.sizing.plan.tier_hits import ServePlan
 from unified_cache.sizing.replay.plan import ReplayPlan, ReplayPolicies
 
-__all__ = ["PlanCommand", "plan_app"]
-
 PLAN_EPILOG = """**Examples**
 
     unified-cache plan trace.jsonl.gz --model deepseek-v4-flash --devices 8

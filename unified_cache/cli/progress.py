@@ -18,8 +18,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from unified_cache.core.byte_sizes import size_text
 from unified_cache.sizing.replay.trace import OnProgress, TraceRequest, read_trace
 
-__all__ = ["objects_watched", "read_watched", "watched"]
-
 Callback = TypeVar("Callback")
 
 RATED_S_MIN = 0.1

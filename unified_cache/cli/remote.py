@@ -22,8 +22,6 @@ from unified_cache.proto.wire.calls import Call
 if TYPE_CHECKING:
     from unified_cache.storage_backends.remote.server import Server
 
-__all__ = ["DrainCommand", "PingCommand", "remote_app"]
-
 remote_app = typer.Typer(rich_markup_mode="markdown")
 
 ServiceArgument = Annotated[str, typer.Argument(metavar="URL", help="Service: grpc://HOST:PORT or grpcs://HOST:PORT.")]

@@ -41,8 +41,6 @@ from unified_cache.sizing.replay.settings import (
 if TYPE_CHECKING:
     from unified_cache.sizing.replay.result import ReplayResult
 
-__all__ = ["ReplayCommand", "replay_app"]
-
 _T = TypeVar("_T")
 
 REPLAY_EPILOG = """**Examples**

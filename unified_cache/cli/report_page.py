@@ -9,8 +9,6 @@ from unified_cache.core.extras import import_with_extra
 from unified_cache.core.files import check_writable, expanded
 from unified_cache.sizing.report.page import Page
 
-__all__ = ["page_writer", "print_page"]
-
 WIDTH_MIN = 100
 """Columns assumed where the output is no terminal; the tables fit."""
 

@@ -12,8 +12,6 @@ import unified_cache
 from unified_cache.cli.text import console_on
 from unified_cache.core.errors import ConfigError
 
-__all__ = ["SAMPLES", "SamplesCommand", "samples_app", "samples_directory"]
-
 SAMPLES = ("dashboards", "examples", "traces/README.md", "traces/mooncake_conversation_1000.jsonl.gz")
 """Files and directories of a checkout's root that an installed package has in ``samples``."""
 

@@ -24,8 +24,6 @@ from unified_cache.core.settings.loading import FILE_NAME, read_settings
 from unified_cache.core.settings.service import Role, ServiceSettings
 from unified_cache.storage_backends.url import split_choice
 
-__all__ = ["ServeCommand", "TokenListCommand", "TokenNewCommand", "TokenRevokeCommand", "serve_app", "token_app"]
-
 SERVE_EPILOG = """**Examples**
 
 A store of this machine, for this machine:

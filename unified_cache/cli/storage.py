@@ -25,6 +25,7 @@ from unified_cache.storage_backends.offline.listing import (
     FlawedObject,
     ObjectCount,
     ReadOutcome,
+    Watch,
     count_objects,
     total_of,
 )
@@ -38,7 +39,6 @@ from unified_cache.storage_backends.offline.stores import (
 from unified_cache.storage_backends.offline.upkeep import (
     Garbage,
     Verification,
-    Watch,
     clear,
     collect,
     find_garbage,
@@ -47,16 +47,6 @@ from unified_cache.storage_backends.offline.upkeep import (
     verify,
 )
 from unified_cache.storage_backends.protocol import Store, UsedBetween
-
-__all__ = [
-    "Differences",
-    "differences",
-    "finding_as_json",
-    "print_findings",
-    "print_stat",
-    "stat_as_json",
-    "storage_app",
-]
 
 STORAGE_EPILOG = """**Examples**
 

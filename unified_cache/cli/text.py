@@ -8,8 +8,6 @@ from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-__all__ = ["LineConsole", "console_on", "copyable", "example", "printable"]
-
 WIDTH_MIN = 128
 """Columns assumed where the output is no terminal; the tables fit."""
 

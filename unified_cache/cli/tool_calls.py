@@ -14,8 +14,6 @@ from unified_cache.storage_backends.offline.stores import (
 from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
-__all__ = ["open_in_time_to_change", "open_in_time_to_read", "open_in_time_to_write", "open_pages_in_time"]
-
 CALL_S = 60.0
 """Longest call: 64 MiB at the least, or 4,096 look-ups, of a store far away."""
 

@@ -14,8 +14,6 @@ from unified_cache.cli.text import example
 from unified_cache.sizing.replay.trace_figures import TraceFigures, page_of
 from unified_cache.sizing.report.page import TableSection
 
-__all__ = ["TraceInfoCommand", "trace_app"]
-
 trace_app = typer.Typer(
     name="trace",
     help="Look at a request trace or a recording.",

@@ -36,22 +36,6 @@ from unified_cache.components.kinds import Full, SlidingWindow
 from unified_cache.core.errors import LayoutError
 from unified_cache.core.pool import LayerPlace, ModelLayout, PoolSpec, place_layers
 
-__all__ = [
-    "INDEXER_FP4",
-    "INDEXER_FP4_APART",
-    "INDEXER_FP8",
-    "PAGE_SIZE",
-    "RATIO_CSA",
-    "RATIO_HCA",
-    "RATIO_LATENT",
-    "RATIO_PAIR",
-    "RATIO_SWA",
-    "ROW_FORMATS",
-    "DeepSeekV4",
-    "IndexerFormat",
-    "RowFormat",
-]
-
 PAGE_SIZE = 256
 """Tokens per page that its CUDA kernels are built for: 64 rows of ratio 4, 2 of ratio 128."""
 

@@ -10,8 +10,6 @@ from unified_cache.core.errors import LayoutError
 from unified_cache.core.pool import Component, PoolSpec
 from unified_cache.core.window import SPAN_ALL
 
-__all__ = ["Full", "RecurrentState", "SlidingWindow"]
-
 
 def Full(pools: tuple[PoolSpec, ...]) -> Component:
     """Make full attention: a resume needs every page since the root, and every other component needs it below.

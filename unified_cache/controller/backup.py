@@ -41,8 +41,6 @@ from unified_cache.core.window import restorable_ends, window
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.tree import Match
 
-__all__ = ["BackupRequest", "Backups"]
-
 HINT_PARTS = 32
 """A page in use is hinted to storage once per ``host_bytes / HINT_PARTS`` bytes stored."""
 

@@ -37,8 +37,6 @@ from unified_cache.core.config import CacheConfig, WritePolicy
 from unified_cache.core.errors import ClosedError, ConfigError
 from unified_cache.core.page import PageKey, Prompt
 
-__all__ = ["BackupCounts", "BackupScheduler"]
-
 QUEUED_PROMPTS_MAX = 4096
 """Prompts that one queue holds at most, however short they are; of more, the oldest fall out."""
 

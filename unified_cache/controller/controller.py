@@ -41,8 +41,6 @@ from unified_cache.core.errors import (
 from unified_cache.storage_backends.common.bounded_call import AGAIN, Again, BoundedCall
 from unified_cache.storage_backends.common.call_threads import LOOK_S, CallThreads
 
-__all__ = ["Controller", "Finished", "InlineWorkers", "OperationCounts", "ThreadWorkers", "Workers"]
-
 Finished = tuple[Operation, CacheError | None]
 """An operation whose job has ended, and how."""
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unified_cache.controller.memory import PageDistance, PageMemory
+from unified_cache.controller.copies.gpu import PageDistance
+from unified_cache.controller.memory import PageMemory
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, PoolSpec, Slots, Tier
 from unified_cache.tree import Inserted
-
-__all__ = ["DuplicateCheck", "DuplicateCounts"]
 
 PENDING_MAX = 16
 """Comparisons of pages that a GPU has not made yet; while there are as many, none is begun."""

@@ -15,7 +15,8 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from unified_cache.controller.memory import Copied, PageMemory
+from unified_cache.controller.copies.gpu import Copied
+from unified_cache.controller.memory import PageMemory
 from unified_cache.controller.operation import JobQueue, Operation
 from unified_cache.controller.storage_tier import PoolOrder, StorageTier, whole_pages
 from unified_cache.core.errors import CopyError, InputError, StorageError, WaitTimeoutError
@@ -25,18 +26,6 @@ from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.wrappers.layer import Method
-
-__all__ = [
-    "BackupJob",
-    "CallSizes",
-    "ClearJob",
-    "FetchJob",
-    "LayerProgress",
-    "LayerwiseLoad",
-    "LoadJob",
-    "ProbeJob",
-    "StoreJob",
-]
 
 Layer = tuple[str, int]
 """Pool and number of a layer in it."""

@@ -25,9 +25,6 @@ from unified_cache.tree.check import check, peers
 from unified_cache.tree.transfer import Transfer
 from unified_cache.tree.victim import Victim
 
-__all__ = ["Ledger", "Reservation", "TierTransfer", "WriteBack"]
-
-
 FROM_HOST, FROM_STORAGE = 1, 2
 """Marks of slots whose pages were brought from there for a request that has not used them yet."""
 

@@ -35,19 +35,6 @@ with needs_extra("engine", "unified_cache.controller.memory"):
         page_distance,
     )
 
-__all__ = [
-    "AT_ONCE",
-    "ComputeStreams",
-    "Copied",
-    "DevicePool",
-    "HostPool",
-    "NoBytes",
-    "PageDistance",
-    "PageMemory",
-    "TieredMemory",
-    "check_dtype",
-]
-
 TENSORS_CHARS_MAX = 128
 """Longer descriptions of a pool's tensors are digested; a service takes texts of 256."""
 

@@ -13,21 +13,6 @@ from typing import Literal, Protocol, final
 from unified_cache.core.errors import CacheError, ClosedError, InternalError
 from unified_cache.core.pool import ModelLayout, PageCopies
 
-__all__ = [
-    "Job",
-    "JobQueue",
-    "LeftOut",
-    "NotStarted",
-    "Operation",
-    "OperationState",
-    "PageTally",
-    "Steps",
-    "Traffic",
-    "TrafficCounts",
-    "TransferKind",
-    "WaitFor",
-]
-
 
 class TransferKind(Enum):
     """The four ways between tiers, and the one out."""

@@ -31,18 +31,6 @@ from unified_cache.storage_backends.removals import RemovalFeed
 from unified_cache.tree import Freed, RadixTree
 from unified_cache.tree.held_runs import HeldRun, held_runs
 
-__all__ = [
-    "MemoryCleared",
-    "ObjectsEvicted",
-    "PageChange",
-    "PageChanges",
-    "PagesHeld",
-    "PagesStored",
-    "SlotsLeft",
-    "StorageCleared",
-    "StoredRun",
-]
-
 EVICTED_MAX = 1 << 18
 """Objects remembered that the store has evicted; with more, nothing is said of storage in ``held_runs``."""
 

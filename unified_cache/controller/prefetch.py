@@ -42,9 +42,6 @@ from unified_cache.core.pool import PageCopies, PageNumbers, Pages, Slots, Tier,
 from unified_cache.core.window import last_end, needed_pages, restorable_ends, window, window_counts
 from unified_cache.tree import Match
 
-__all__ = ["Loads", "Prefetches"]
-
-
 READS_MAX = 4
 """Times that one prefetch reads: again only where pages that storage said it had did not come, for what they leave."""
 

@@ -27,8 +27,6 @@ from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard, declared_capability
 from unified_cache.storage_backends.wrappers.layer import Method
 
-__all__ = ["HintCounts", "PoolOrder", "RecencyHints", "StorageTier", "StoreEpoch", "UsedPages", "storage_of"]
-
 
 class StoreEpoch:
     """Puts and clears of one store that are under way. Thread-safe.

@@ -17,8 +17,6 @@ from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.wrappers.guard import DECLARATION_S
 from unified_cache.storage_backends.wrappers.layer import Method
 
-__all__ = ["StoreArrival"]
-
 
 class StoreArrival:
     """Opens a cache's store beside its owner, again after pauses, until every rank has its own; the owner asks.

@@ -4,8 +4,6 @@ import re
 
 from unified_cache.core.errors import ConfigError
 
-__all__ = ["PART_BYTES", "bytes_literal", "bytes_text", "parse_bytes", "size_text"]
-
 PART_BYTES = (1 << 20) + (64 << 10)
 """Content in one message: a MiB, the knee of bare gRPC streaming in Python, and the headers of the pages in it."""
 

@@ -8,15 +8,7 @@ from numbers import Integral
 from unified_cache.core.errors import ConfigError, check_each, check_kind
 from unified_cache.core.pool import Tier
 
-__all__ = [
-    "CacheConfig",
-    "EvictionConfig",
-    "EvictionPolicy",
-    "GuardConfig",
-    "Prefetching",
-    "Retention",
-    "WritePolicy",
-]
+__all__ = ["CacheConfig", "EvictionConfig", "EvictionPolicy", "GuardConfig", "Prefetching", "Retention", "WritePolicy"]
 
 
 RETRY_ROUNDS_MAX = 10

@@ -9,8 +9,6 @@ from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import FrameType
 
-__all__ = ["Drain", "signals_drain"]
-
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LOOK_S = 0.5
 """After this time at the latest a waiting main thread runs the handler of a signal that another thread was given."""

@@ -10,7 +10,7 @@ from types import ModuleType
 
 from unified_cache.core.errors import MissingExtraError
 
-__all__ = ["import_with_extra", "needs_extra"]
+__all__ = ["needs_extra"]
 
 PACKAGE = "unified_cache"
 

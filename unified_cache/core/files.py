@@ -9,8 +9,6 @@ from typing import BinaryIO
 
 from unified_cache.core.errors import ConfigError
 
-__all__ = ["check_writable", "expanded", "read_kept", "read_up_to", "replace_whole", "write_whole"]
-
 _KEPT_BYTES_MAX = 16 << 20
 """A revocation list of some hundred thousand certificates, or as many tokens."""
 

@@ -9,8 +9,6 @@ from typing import NamedTuple
 from unified_cache.core.byte_sizes import bytes_text
 from unified_cache.core.errors import ConfigError
 
-__all__ = ["available_bytes", "check_available", "memory_bytes"]
-
 ROOT = Path("/")
 
 

@@ -3,8 +3,6 @@
 import json
 import tomllib
 
-__all__ = ["parse_json", "parse_toml"]
-
 
 def parse_json(text: str | bytes) -> object:
     """Return the value of a JSON text; a ValueError if it is none, or nested deeper than Python reads."""

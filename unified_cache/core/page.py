@@ -17,22 +17,7 @@ import numpy.typing as npt
 
 from unified_cache.core.errors import ConfigError, InputError, TokenError, check_each, check_kind, check_text
 
-__all__ = [
-    "DEFAULT_NAMESPACE",
-    "NO_MEDIA",
-    "PAGE_KEY_BYTES",
-    "TOKEN_BYTES",
-    "MediaItem",
-    "Namespace",
-    "PageKey",
-    "PageMedia",
-    "Prompt",
-    "TokensLike",
-    "encode_tokens",
-    "media_between",
-    "media_mark",
-    "shift_media",
-]
+__all__ = ["DEFAULT_NAMESPACE", "MediaItem", "Namespace", "Prompt"]
 
 TOKEN_BYTES = 4
 """One token id, int32 little-endian."""

@@ -29,28 +29,7 @@ from unified_cache.core.errors import (
 from unified_cache.core.shards import WHOLE_MODEL, NamedShard, Shard
 from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN, needed_pages
 
-__all__ = [
-    "POOL_NAME_BYTES_MAX",
-    "Component",
-    "HitPolicy",
-    "Identity",
-    "LayerPlace",
-    "ModelLayout",
-    "OwnedPools",
-    "PageCopies",
-    "PageNumbers",
-    "Pages",
-    "PoolSpec",
-    "Slots",
-    "Tier",
-    "all_pages",
-    "dtype_name",
-    "facts_of",
-    "identity_of",
-    "no_slots",
-    "numbers_of",
-    "place_layers",
-]
+__all__ = ["Component", "Identity", "ModelLayout", "PoolSpec", "Slots", "Tier", "facts_of"]
 
 Slots = npt.NDArray[np.int32]
 """Page slots of one pool on one tier, shape (pages,); -1 for a tombstone, a page that the component lacks."""

@@ -25,28 +25,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from unified_cache.core.page import PageKey
 
-__all__ = [
-    "CODED_OVER_BYTES",
-    "CODED_VERSION",
-    "FORMAT_VERSION",
-    "HEADER_BYTES",
-    "Flaw",
-    "Label",
-    "PageChecksum",
-    "checksum_of",
-    "coded_body_bytes",
-    "header_of",
-    "is_header_of",
-    "is_sealed",
-    "may_be_coded",
-    "payload_checksum",
-    "payload_of",
-    "relabelled",
-    "seal",
-    "seal_buffers",
-    "verify",
-    "verify_buffers",
-]
+__all__ = ["Label"]
 
 HEADER_BYTES = 128
 FORMAT_VERSION = 1

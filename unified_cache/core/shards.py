@@ -16,8 +16,6 @@ from numbers import Integral
 
 from unified_cache.core.errors import LayoutError, check_kind
 
-__all__ = ["EVERY_TOKEN", "WHOLE_MODEL", "Extent", "HeadReplica", "NamedShard", "Shard", "TokenRuns", "heads_per_unit"]
-
 
 @dataclass(frozen=True, slots=True)
 class Extent:

@@ -9,8 +9,6 @@ import numpy.typing as npt
 from unified_cache.core.errors import ConfigError, SlotError
 from unified_cache.core.pool import Pages, Slots
 
-__all__ = ["MapChange", "PageMap", "PairedAllocator", "SlotAllocator", "StoredSlots"]
-
 FEW_SLOTS = 64
 """Slots up to which a set is faster than numpy."""
 

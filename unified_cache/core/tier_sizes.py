@@ -15,8 +15,6 @@ from unified_cache.core.pool import Component, ModelLayout
 from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.core.window import needed_pages
 
-__all__ = ["PROMPT_TOKENS", "SizedTiers", "component_bytes", "prompt_bytes"]
-
 PROMPT_TOKENS = 8192
 """Tokens that a typical prompt adds; the conversation trace adds 7,780 a request that it has not seen before."""
 

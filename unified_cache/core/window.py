@@ -11,8 +11,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SPAN_ALL", "SPAN_UNKNOWN", "last_end", "needed_pages", "restorable_ends", "window", "window_counts"]
-
 SPAN_ALL = 1 << 30
 """Span of a component that needs every page since the root."""
 

@@ -7,8 +7,6 @@ import torch
 
 from unified_cache.core.errors import InputError
 
-__all__ = ["PADDING_LOC", "ForwardBatch", "ForwardMode"]
-
 PADDING_LOC = 0
 """Token loc that padding writes to: the first of page 0, the sink, which no allocator hands out."""
 

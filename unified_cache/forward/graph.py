@@ -19,8 +19,6 @@ from unified_cache.forward.batch import ForwardBatch, ForwardMode
 from unified_cache.forward.metadata import AttentionMetadata, HybridAttentionMetadata, query_starts, writes_count_of
 from unified_cache.forward.translation import SwaTranslation, sent
 
-__all__ = ["GraphBucket", "GraphBuffers", "HybridGraphBuffers"]
-
 ALIGN_NUMBERS = 32
 """int32 numbers in 128 bytes: buffers begin at multiples of that, as memory of torch's own does."""
 

@@ -13,8 +13,6 @@ from unified_cache.core.pool import ModelLayout
 from unified_cache.forward.batch import ForwardBatch, ForwardMode
 from unified_cache.forward.translation import SwaTranslation, sent
 
-__all__ = ["AttentionMetadata", "HybridAttentionMetadata", "LayerKind", "init_metadata", "write_locs"]
-
 
 class LayerKind(Enum):
     """Pool that a layer of a hybrid model reads and writes."""

@@ -9,8 +9,6 @@ import torch
 from unified_cache.core.errors import CaptureError, ConfigError, InputError
 from unified_cache.core.slots import PageMap, PairedAllocator
 
-__all__ = ["SwaTranslation"]
-
 LOC_MAX = 2**31 - 1
 """Kernels take SWA locs as int32."""
 

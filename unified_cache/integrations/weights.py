@@ -9,8 +9,6 @@ from xxhash import xxh3_128
 
 from unified_cache.core.errors import ConfigError
 
-__all__ = ["checkpoint_name", "config_digest", "weights_digest"]
-
 PIECE_BYTES = 4 << 20
 SUFFIXES = frozenset({".bin", ".gguf", ".pt", ".pth", ".safetensors"})
 """Files that loaders of engines read weights from."""

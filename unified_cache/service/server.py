@@ -53,8 +53,6 @@ from unified_cache.service.store.tenants import TenantStore
 if TYPE_CHECKING:
     pass
 
-__all__ = ["Service"]
-
 STOP_S = 1.0
 """Time that calls have to notice that the grace is over."""
 

@@ -31,8 +31,6 @@ from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.remote.reasons import reason_of, reasons_of
 
-__all__ = ["CacheService"]
-
 ABSENT, IN_STORE = 0, 2
 """Bytes of a reply for a page that is not in the store, and for one that is."""
 

@@ -10,20 +10,6 @@ from unified_cache.core.seal import FORMAT_VERSION
 from unified_cache.core.shards import NamedShard
 from unified_cache.proto import manifest_pb2 as proto
 
-__all__ = [
-    "EVERYBODY",
-    "MANIFEST_BYTES_MAX",
-    "Description",
-    "described_by",
-    "description_for",
-    "is_sound",
-    "manifest_of",
-    "model_of_tenant",
-    "owner_of",
-    "parsed_manifest",
-    "tenant_of",
-]
-
 MANIFEST_BYTES_MAX = 1 << 20
 """A larger manifest is not one of ours."""
 

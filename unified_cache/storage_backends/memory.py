@@ -15,7 +15,7 @@ from unified_cache.storage_backends.common.names import check_scan
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, Store
 from unified_cache.storage_backends.removals import RemovalBuffer, RemovalFeed
 
-__all__ = ["KeysOnlyStorage", "MemoryStorage", "open_keys_only_url", "open_url"]
+__all__ = ["MemoryStorage"]
 
 
 class MemoryStorage(Store):

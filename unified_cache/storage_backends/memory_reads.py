@@ -9,8 +9,6 @@ from typing import NamedTuple, Protocol
 
 from unified_cache.core.seal import HEADER_BYTES, Label, checksum_of, is_header_of
 
-__all__ = ["MemoryReader", "RowsPage", "RowsTarget", "targets_of"]
-
 
 class RowsPage(Protocol):
     """One page and the rows that it belongs into."""

@@ -13,8 +13,6 @@ from typing import NamedTuple
 from unified_cache.core.errors import StateError
 from unified_cache.core.seal import Label
 
-__all__ = ["SUBSCRIBERS_MAX", "RemovalBuffer", "RemovalFeed", "Removals"]
-
 LABELS_WAITING_MAX = 1 << 16
 """Labels kept for a subscriber that does not ask: some 15 MB."""
 

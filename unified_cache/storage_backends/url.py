@@ -33,7 +33,7 @@ from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.wrappers.coded import coded
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, PageCoder
 
-__all__ = ["check_storage_url", "open_storage", "split_choice"]
+__all__ = ["open_storage"]
 
 STORES = {
     "az": ("object.store", "open_az_url"),

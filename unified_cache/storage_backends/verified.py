@@ -12,8 +12,6 @@ from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, PageIO, Store
 from unified_cache.storage_backends.wrappers.layer import StorageLayer
 
-__all__ = ["VerifiedStorage", "summed"]
-
 SUMMED_BYTES_MIN = 4 << 20
 """Pages of a call for less are in the processor's caches when it returns: checksums taken meanwhile gain nothing."""
 

@@ -24,7 +24,7 @@ with needs_extra("transformers", "unified_cache.testing.tiny_models"):
         PreTrainedModel,
     )
 
-__all__ = ["TINY_MODELS", "VOCABULARY", "TinyModel", "tiny_model"]
+__all__ = ["TINY_MODELS", "tiny_model"]
 
 VOCABULARY = 256
 """Token ids are below this in every family: a byte of text each."""

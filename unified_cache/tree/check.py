@@ -10,8 +10,6 @@ from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
 from unified_cache.tree.radix import Lock, RadixTree
 from unified_cache.tree.transfer import Transfer, nodes_of_pages
 
-__all__ = ["check", "peers"]
-
 
 def check(tree: RadixTree, locks: Iterable[Lock] | None = None, transfers: Iterable[Transfer] = ()) -> list[Slots]:
     """Assert every invariant of a tree; return the slots held by tier and component.

@@ -4,8 +4,6 @@ import numpy as np
 
 from unified_cache.tree.node import Node, Protection
 
-__all__ = ["CHANGED_NODES_MAX", "TreeCounts"]
-
 CHANGED_NODES_MAX = 64
 """Nodes that may wait to be counted again: the cost of asking."""
 

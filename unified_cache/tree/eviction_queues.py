@@ -28,8 +28,6 @@ from unified_cache.core.config import EvictionConfig, EvictionPolicy
 from unified_cache.core.pool import Tier
 from unified_cache.tree.node import PRIORITY_BIT, UNNAMED, Node
 
-__all__ = ["STALE_MIN", "EvictionQueues"]
-
 STALE_MIN = 64
 """Stale entries that a component on a tier may hold before it is worth sweeping its queue."""
 STALE_PART = 32

@@ -7,8 +7,6 @@ from unified_cache.core.pool import Slots
 from unified_cache.tree.node import Node
 from unified_cache.tree.radix import RadixTree
 
-__all__ = ["HeldRun", "held_runs"]
-
 
 @dataclass(frozen=True, slots=True)
 class HeldRun:

@@ -12,8 +12,6 @@ from unified_cache.core.window import last_end, restorable_ends, window, window_
 from unified_cache.tree.counts import TreeCounts
 from unified_cache.tree.node import ANYWHERE, ON_DEVICE, Node
 
-__all__ = ["Match", "find", "node_at", "path_slots"]
-
 
 @dataclass(slots=True)
 class Match:

@@ -11,8 +11,6 @@ from unified_cache.core.page import NO_MEDIA, TOKEN_BYTES, Namespace, PageMedia,
 from unified_cache.core.pool import Slots, numbers_of
 from unified_cache.core.window import last_end
 
-__all__ = ["ANYWHERE", "ON_DEVICE", "PRIORITY_BIT", "UNNAMED", "Node", "Protection"]
-
 PRIORITY_BIT = 64
 """Ranks hold the priority above this bit and the stamp below; a stamp counts touches and stays far smaller."""
 UNNAMED = -(1 << 31)

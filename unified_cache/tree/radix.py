@@ -30,8 +30,6 @@ from unified_cache.tree.eviction_queues import EvictionQueues
 from unified_cache.tree.match import Match, find, node_at, path_slots
 from unified_cache.tree.node import ANYWHERE, UNNAMED, Node
 
-__all__ = ["Freed", "Inserted", "Lock", "RadixTree"]
-
 NO_HITS = Hits()
 
 

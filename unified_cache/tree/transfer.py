@@ -13,8 +13,6 @@ from unified_cache.tree.match import Match
 from unified_cache.tree.node import Node
 from unified_cache.tree.radix import Lock, RadixTree
 
-__all__ = ["Published", "Transfer", "Wanted", "nodes_of_pages"]
-
 
 @dataclass(slots=True)
 class Wanted:

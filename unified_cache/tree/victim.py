@@ -7,8 +7,6 @@ from unified_cache.core.pool import Tier
 from unified_cache.tree.node import Node
 from unified_cache.tree.radix import Freed, RadixTree
 
-__all__ = ["Victim"]
-
 
 class Victim(NamedTuple):
     """A node that eviction from a component on a tier takes next, until the tree's next change."""

@@ -14,8 +14,6 @@ from types import ModuleType
 import torch
 from pydantic_core import core_schema
 
-__all__ = ["ABSENT", "provide"]
-
 ABSENT = frozenset(Path(__file__).with_name("absent.txt").read_text(encoding="utf-8").split())
 """Packages that may be missing. One that is installed is used as it is."""
 

@@ -22,8 +22,6 @@ from tests.support.mooncake import LASTING, LocalCluster
 from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
-__all__ = ["CORES", "ROOT", "STACKS", "STACKS_BY_TURNS", "STORES", "Bench", "EngineRun", "Outcome", "whole"]
-
 ROOT = Path(__file__).resolve().parents[3]
 STACKS = ("full", "mla", "swa", "dsv4", "mamba")
 CORES = ("python", "rust")

@@ -6,8 +6,6 @@ import pytest
 
 from tests.engines.sglang.bench import CORES, STACKS, STACKS_BY_TURNS, STORES, Bench
 
-__all__ = ["bench", "pytest_addoption", "pytest_generate_tests", "running_bench"]
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Take the kinds of stores, where this directory is named on the command line."""

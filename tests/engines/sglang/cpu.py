@@ -16,8 +16,6 @@ from sglang.srt.mem_cache import l2_transfer, memory_pool_host
 from sglang.srt.mem_cache.pool_host import common, mamba, mha, mla
 from sglang.srt.runtime_context import get_context, get_parallel
 
-__all__ = ["serve_as_device"]
-
 
 class DoneEvent:
     """An event of a stream that has nothing left to do."""

@@ -19,8 +19,6 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from tests.engines.sglang.stacks import Parts, build_tree
 from unified_cache.integrations.sglang.host_pools import rows_of_pool
 
-__all__ = ["host_page_bytes"]
-
 PAGES = 2
 """Of every device pool; what a page takes does not depend on it."""
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-__all__ = ["VERSION", "Installation", "install", "install_transformers", "installation"]
-
 VERSION = "0.5.23"
 VARIABLE = "UNIFIED_CACHE_SGLANG_HOME"
 

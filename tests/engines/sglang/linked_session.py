@@ -26,8 +26,6 @@ from tests.engines.sglang.session import known_bytes
 from tests.engines.sglang.stacks import KINDS, Geometry, Parts, allocated, draft_pool, step_until
 from tests.support.waiting import wait_until
 
-__all__ = ["LinkedEngine", "LinkerRequest"]
-
 DEVICE_JUNK = 0xA5
 
 STORED_S = 60.0

@@ -35,8 +35,6 @@ from tests.engines.sglang.stacks import Geometry, group_of
 from tests.support.waiting import wait_until
 from unified_cache.integrations.engine_store.hit_watch import REQUESTS_MIN
 
-__all__ = ["run_linked"]
-
 NOBODYS = 7
 """Token of a page that nobody stores."""
 

@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["EngineJob", "JobOutcome"]
-
 
 @dataclass
 class EngineJob:

@@ -6,8 +6,6 @@ python -m tests.engines.sglang.record
 from tests.engines.sglang.bench import ROOT, STACKS, Bench
 from tests.engines.sglang.outcome import EngineJob
 
-__all__ = ["RECORDINGS", "main"]
-
 RECORDINGS = ROOT / "tests" / "unit" / "integrations" / "sglang_recordings"
 
 

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from sglang.srt.mem_cache.storage import StorageBackendFactory
 
-__all__ = ["Recording"]
-
 MOVES = ("batch_get_v1", "batch_set_v1", "batch_get_v2", "batch_set_v2")
 
 

@@ -23,8 +23,6 @@ from tests.engines.sglang.session import EnginePrompts, EngineSession
 from tests.engines.sglang.stacks import Geometry, build_stack, group_of
 from tests.support.waiting import wait_until
 
-__all__ = ["run_job"]
-
 THREADS_END_S = 10.0
 """Longest wait for threads of ours to end, after the stores were detached and calls that hung were let go."""
 

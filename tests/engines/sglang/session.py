@@ -24,8 +24,6 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from tests.engines.sglang.stacks import Stack, allocated, device_rows, step_until
 
-__all__ = ["EnginePrompts", "EngineSession", "ReadBack", "known_bytes"]
-
 DEVICE_JUNK, HOST_JUNK = 0xA5, 0x5A
 
 

@@ -31,20 +31,6 @@ from sglang.srt.runtime_context import get_server_args
 
 from tests.engines.sglang.outcome import EngineJob
 
-__all__ = [
-    "KINDS",
-    "Geometry",
-    "Parts",
-    "Stack",
-    "allocated",
-    "build_stack",
-    "build_tree",
-    "device_rows",
-    "draft_pool",
-    "group_of",
-    "step_until",
-]
-
 DTYPE = torch.bfloat16
 REQUESTS = 8
 

@@ -10,8 +10,6 @@ from tests.engines.vllm.engine import EngineAnswer, VllmEngine, running_engine
 from tests.engines.vllm.installation import engine_python, home
 from tests.engines.vllm.models import checkpoint
 
-__all__ = ["alone", "engine_is_installed", "log_path", "logs", "model_path", "right"]
-
 
 @pytest.fixture(scope="session", autouse=True)
 def engine_is_installed() -> Path:

@@ -24,8 +24,6 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec  # pyright: ig
 from unified_cache.core.errors import ConfigError
 from unified_cache.integrations.vllm.moving import Direction
 
-__all__ = ["CpuCopyWorker", "CpuTieringSpec"]
-
 Bytes = npt.NDArray[np.int8]
 
 

@@ -29,8 +29,6 @@ import sys
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["DRAWN"]
-
 ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"}
 
 DRAWN = "drawn"

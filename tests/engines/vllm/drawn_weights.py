@@ -9,8 +9,6 @@ from vllm.model_executor.model_loader import BaseModelLoader, register_model_loa
 
 from tests.engines.vllm.deepseek_v4 import DRAWN
 
-__all__ = ["DrawnWeights"]
-
 
 @register_model_loader(DRAWN)
 class DrawnWeights(BaseModelLoader):  # type: ignore[misc]  # vLLM's, untyped where it is not installed

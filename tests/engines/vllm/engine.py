@@ -16,18 +16,6 @@ from tests.engines.vllm.installation import engine_python
 from tests.engines.vllm.models import MODELS, TOKENS
 from tests.sources import ROOT
 
-__all__ = [
-    "CPU_SPEC",
-    "EngineAnswer",
-    "EngineLeftovers",
-    "VllmEngine",
-    "connected",
-    "made_regions",
-    "prompt_of",
-    "running_engine",
-    "tiered",
-]
-
 ANSWER_S = 300.0
 """Longest wait for an answer; reached only where something hangs."""
 

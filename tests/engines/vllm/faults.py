@@ -7,22 +7,6 @@ from pathlib import Path
 
 from tests.engines.vllm.engine import EngineAnswer, VllmEngine, prompt_of, running_engine
 
-__all__ = [
-    "BOUND_S",
-    "CACHED",
-    "CHUNKS",
-    "DEADLINE_S",
-    "OTHER",
-    "PROMPT",
-    "SHORT_S",
-    "LogPath",
-    "ModelPath",
-    "Right",
-    "answered_rightly",
-    "engine_with",
-    "store_and_forget",
-]
-
 PROMPT = prompt_of(803, 5)
 OTHER = prompt_of(803, 6)
 

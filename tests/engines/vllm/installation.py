@@ -7,8 +7,6 @@ import sys
 import venv
 from pathlib import Path
 
-__all__ = ["ENGINE", "HOME_VARIABLE", "engine_packages", "engine_python", "home"]
-
 HOME_VARIABLE = "UNIFIED_CACHE_VLLM_HOME"
 """Directory of the environment, the models and the logs, unless it is to be the default."""
 

@@ -16,8 +16,6 @@ from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob  # pyright: i
 from unified_cache.integrations.vllm.facts import row_shape
 from unified_cache.integrations.vllm.tier import UnifiedCacheTier
 
-__all__ = ["LyingTier"]
-
 LYING_FILE = "LYING_FILE"
 LAYERS = 30
 """Of SmolLM2-135M."""

@@ -18,8 +18,6 @@ from transformers import (
 
 from tests.engines.vllm.deepseek_v4 import DRAWN
 
-__all__ = ["MODELS", "EngineModel", "checkpoint"]
-
 TOKENS = 512
 """Size of the vocabulary."""
 

@@ -16,8 +16,6 @@ from tests.sources import ROOT
 from unified_cache.sizing.demo.run import DEFAULT_MODEL, model_path
 from unified_cache.sizing.demo.serving import load
 
-__all__ = ["BLOCK_TOKENS", "QUESTIONS", "real_model", "real_prompt", "real_variables", "serving"]
-
 BLOCK_TOKENS = 128
 """As vLLM has it on a CPU; a chunk of the tier is one block."""
 

@@ -13,8 +13,6 @@ from tests.engines.vllm.engine import prompt_of, running_engine
 from tests.engines.vllm.models import checkpoint
 from tests.support.vllm_recording import DIRECTORY
 
-__all__ = ["record"]
-
 RECORD_VARIABLE = "UNIFIED_CACHE_VLLM_RECORD"
 
 SHARED: Mapping[str, int] = {"llama": 120, "gemma3": 120, "deepseek_v4": 520}

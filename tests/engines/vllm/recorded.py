@@ -15,8 +15,6 @@ from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 from unified_cache.integrations.vllm.lookups import ChunkAnswer
 from unified_cache.integrations.vllm.tier import RESULTS, UnifiedCacheTier
 
-__all__ = ["RECORD_VARIABLE", "RecordedTier"]
-
 RECORD_VARIABLE = "UNIFIED_CACHE_VLLM_RECORD"
 """File to record into."""
 

@@ -19,8 +19,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tests.engines.vllm.engine import EngineAnswer, made_regions
 from tests.engines.vllm.models import TOKENS
 
-__all__ = ["SaidWords", "VllmServer", "running_server", "write_tokenizer"]
-
 START_S = 900.0
 """Longest wait for a server to start, and for an answer; reached only where something hangs."""
 

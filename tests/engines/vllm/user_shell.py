@@ -13,8 +13,6 @@ from tests.engines.vllm.engine import ENVIRONMENT
 from tests.engines.vllm.installation import engine_packages
 from tests.sources import ROOT, repository_files
 
-__all__ = ["CPU_MODULE", "UserShell"]
-
 COMMAND_S = 600.0
 """Longest wait for a command; reached only where something hangs."""
 

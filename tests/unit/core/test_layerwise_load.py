@@ -14,8 +14,9 @@ from tests.support.operations import PAGE, SPANS, Stepped, engine, out_pages, ov
 from tests.support.ranks import ThreadRanks, digest_of, in_threads, ranked, same
 from unified_cache.components import Full, SlidingWindow
 from unified_cache.controller import LayerwiseLoad, Operation, OperationState, ThreadWorkers
+from unified_cache.controller.copies.gpu import AT_ONCE, Copied
 from unified_cache.controller.jobs import LoadJob
-from unified_cache.controller.memory import AT_ONCE, Copied, NoBytes, TieredMemory
+from unified_cache.controller.memory import NoBytes, TieredMemory
 from unified_cache.core.errors import CopyError, InputError, OperationTimeoutError, WaitTimeoutError
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, PoolSpec, Slots, Tier

@@ -42,9 +42,9 @@ from unified_cache.storage_backends.offline.copying import (
     plan_prefetch,
     prefetch_prefixes,
 )
-from unified_cache.storage_backends.offline.listing import ObjectCount, ReadOutcome
+from unified_cache.storage_backends.offline.listing import ObjectCount, ReadOutcome, Watch
 from unified_cache.storage_backends.offline.stores import StoredIdentity, Undescribed
-from unified_cache.storage_backends.offline.upkeep import Watch, find_garbage, verify
+from unified_cache.storage_backends.offline.upkeep import find_garbage, verify
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store, StoredObject
 from unified_cache.testing.storage_contract import listing, sealed_page
 

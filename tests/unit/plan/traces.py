@@ -4,8 +4,6 @@ import random
 
 from unified_cache.sizing.replay.trace import BLOCK_TOKENS, TraceRequest
 
-__all__ = ["conversations"]
-
 
 def conversations(seed: int, count: int, sessions: int, blocks_max: int = 6) -> list[TraceRequest]:
     """Return requests of sessions in random turn, each a prefix of its session's path with some blocks more."""

@@ -12,8 +12,6 @@ from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, Pages, Tier
 from unified_cache.storage_backends.manifest import Description
 
-__all__ = ["explain"]
-
 
 def explain(
     ledger: Ledger,

@@ -11,8 +11,6 @@ from unified_cache.core.config import WritePolicy
 from unified_cache.core.pool import Component, ModelLayout, Pages
 from unified_cache.core.window import last_end, restorable_ends, window
 
-__all__ = ["ComponentExplanation", "Explanation", "MissReason", "MissingRun", "TierExplanation", "explanation_of"]
-
 LINE_COLUMNS = 48
 """Characters of a line at most; a longer prompt has several pages in each."""
 

@@ -16,8 +16,6 @@ from unified_cache.core.seal import Label
 from unified_cache.storage_backends.manifest import Description, described_by
 from unified_cache.storage_backends.protocol import Answer, Store
 
-__all__ = ["NearMatch", "near_in_store", "pages_text", "stored_pages"]
-
 ALIKE_MAX = 64
 """Other names of the same tokens that a store is asked for at most."""
 

@@ -11,42 +11,6 @@ from unified_cache.components.layouts.fields import LAYERS_MAX, Fields
 from unified_cache.components.layouts.sizes import Choice, LayerBytes, SizedLayout
 from unified_cache.core.errors import LayoutError
 
-__all__ = [
-    "CHUNKED",
-    "FULL",
-    "GEMMA_PATTERN",
-    "PAGE_SIZE",
-    "SLIDING",
-    "LayersWithWindow",
-    "Rule",
-    "after_dense",
-    "alternating",
-    "dbrx",
-    "decilm",
-    "exaone_pattern",
-    "from_the_last",
-    "gemma3",
-    "gemma3n",
-    "gemma4",
-    "hybrid",
-    "kv_row_bytes",
-    "last_layers",
-    "layer_count",
-    "layer_types",
-    "listed",
-    "llama4",
-    "mimo",
-    "no_layer",
-    "one_window",
-    "periodic",
-    "plain",
-    "step3_text",
-    "step3p5",
-    "where_named",
-    "windowed",
-    "with_heads",
-]
-
 Rule = Callable[[Fields, Choice], SizedLayout]
 """What turns the fields of a text model into its layout."""
 

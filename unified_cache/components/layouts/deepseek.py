@@ -17,8 +17,6 @@ from unified_cache.components.layouts.fields import LAYERS_MAX, Fields
 from unified_cache.components.layouts.sizes import DTYPE_BYTES, Choice, LayerBytes, SizedLayout, value_bytes
 from unified_cache.core.errors import LayoutError
 
-__all__ = ["deepseek_v4", "deepseek_v41", "hy_v4", "indexed", "latent", "longcat"]
-
 DSA_PAGE_SIZE = 64
 """Tokens per page of the sparse-attention kernels of V3.2; model_overrides/deepseek_v2.py of SGLang 0.5.23."""
 

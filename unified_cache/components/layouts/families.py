@@ -8,8 +8,6 @@ from collections.abc import Mapping
 
 from unified_cache.components.layouts import attention, deepseek, recurrent
 
-__all__ = ["RULES", "SYNONYMS", "WRAPPERS", "class_of"]
-
 FAMILIES: tuple[tuple[attention.Rule, str], ...] = (
     (
         attention.plain,

@@ -8,8 +8,6 @@ from reprlib import repr as short
 from unified_cache.core.errors import LayoutError
 from unified_cache.core.nesting import parse_json
 
-__all__ = ["CONFIG_BYTES_MAX", "COUNT_MAX", "LAYERS_MAX", "Fields", "read_config"]
-
 CONFIG_BYTES_MAX = 1 << 24
 """Largest config.json that is read; published ones have some kilobytes, lists of quantised modules some hundred."""
 COUNT_MAX = (1 << 30) - 1

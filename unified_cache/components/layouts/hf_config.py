@@ -19,8 +19,6 @@ from unified_cache.components.layouts.sizes import AUTO, DTYPE_DEFAULT, Choice, 
 from unified_cache.core.errors import LayoutError, did_you_mean
 from unified_cache.core.pool import ModelLayout
 
-__all__ = ["LayoutWarning", "from_hf_config", "size_by_hand", "size_hf_config"]
-
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 """Where a multimodal model has the configuration of its text model; the first that is there."""
 DRAFT_LAYERS = (

@@ -13,8 +13,6 @@ from unified_cache.components.layouts.sizes import SizedLayout
 from unified_cache.core.errors import LayoutError, did_you_mean
 from unified_cache.core.pool import ModelLayout
 
-__all__ = ["PRESETS", "PRESET_ALIASES", "is_preset", "layout", "preset_config", "size_preset"]
-
 _PUBLISHED = json.loads(files("unified_cache.components.layouts").joinpath("published.json").read_bytes())
 PRESETS: Mapping[str, Mapping[str, object]] = _PUBLISHED["models"]
 """By name."""

@@ -20,24 +20,6 @@ from unified_cache.components.layouts.fields import LAYERS_MAX, Fields
 from unified_cache.components.layouts.sizes import Choice, LayerBytes, SizedLayout, value_bytes
 from unified_cache.core.errors import LayoutError
 
-__all__ = [
-    "bailing_v2_5",
-    "bailing_v3",
-    "delta_net",
-    "falcon_h1",
-    "jamba",
-    "kimi_linear",
-    "lightning",
-    "mamba",
-    "mamba2",
-    "nemotron_h",
-    "numbered",
-    "olmo_hybrid",
-    "short_convolution",
-    "with_mamba2",
-    "zamba2",
-]
-
 LINEAR = "linear_attention"
 BOTH = "hybrid"
 """A layer with attention and a recurrent part side by side."""

@@ -10,8 +10,6 @@ from unified_cache.core.errors import LayoutError, did_you_mean
 from unified_cache.core.pool import Component, ModelLayout, PoolSpec, place_layers
 from unified_cache.core.seal import HEADER_BYTES
 
-__all__ = ["COST_TOKENS", "DTYPE_BYTES", "HEAD_FORMATS", "Choice", "ComponentCost", "LayerBytes", "SizedLayout"]
-
 COST_TOKENS = 1_000_000
 """Tokens that costs are given for."""
 

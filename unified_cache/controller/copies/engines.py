@@ -10,8 +10,6 @@ import torch
 from unified_cache.core.errors import CopyError
 from unified_cache.core.pool import Slots
 
-__all__ = ["ENGINE_ROW_BYTES_MIN", "EngineCopy", "engine_copy"]
-
 ENGINE_ROW_BYTES_MIN = 64 << 10
 """Bytes of a row from which the copy engines are as fast as a kernel; a row costs them about 1 us on an H100."""
 

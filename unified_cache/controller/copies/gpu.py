@@ -19,8 +19,6 @@ import torch
 from unified_cache.controller.copies.rows import check_lengths, copy_rows, wide
 from unified_cache.core.pool import Slots
 
-__all__ = ["AT_ONCE", "ComputeStreams", "Copied", "GpuCopies", "PinnedBytes", "PoolRows", "StagedCopies"]
-
 REGISTERED_BYTES_MAX = 64 << 30
 """Bytes of one registration: drivers from R580 on refuse hundreds of GiB in one call."""
 

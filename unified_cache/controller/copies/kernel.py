@@ -15,8 +15,6 @@ from unified_cache.controller.copies.gpu import ComputeStreams, Copied, GpuCopie
 from unified_cache.controller.copies.rows import check_lengths
 from unified_cache.core.pool import Slots
 
-__all__ = ["KernelCopies"]
-
 PROGRAMS_MAX = 8
 """Programs of one launch. On an H100, 8 reach 0.8 to 0.95 of the bus; 64 gain 0.05, and slow a forward down by half."""
 

@@ -7,8 +7,6 @@ import torch
 from unified_cache.core.errors import CopyError
 from unified_cache.core.pool import Pages, Slots, numbers_of
 
-__all__ = ["check_lengths", "copy_rows", "copy_runs", "wide"]
-
 RUN_COPY_BYTES_MIN = 8 * 1024
 """Average bytes per contiguous run from which copying run by run beats one gather and scatter."""
 

@@ -14,8 +14,6 @@ with needs_extra("engine", "unified_cache.controller.ranks.gloo"):
     import torch
     import torch.distributed as dist
 
-__all__ = ["BITS_MAX", "TorchRanks"]
-
 FRAME_BYTES = 1024
 """Bytes of the first message of every call: 8,128 bits, enough for most calls."""
 

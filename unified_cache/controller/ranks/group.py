@@ -11,18 +11,6 @@ from unified_cache.core.config import CacheConfig
 from unified_cache.core.errors import CacheError, ConfigError, RankError, check_kind
 from unified_cache.core.pool import Identity, ModelLayout, Pages
 
-__all__ = [
-    "LocalRanks",
-    "RankGroup",
-    "check_alike",
-    "check_configuration",
-    "failed_ranks",
-    "held_by_all",
-    "pools_to_store",
-    "together",
-    "true_for_all",
-]
-
 
 class RankGroup(Protocol):
     """Ranks that make the same calls in the same order, as tensor-parallel schedulers do.

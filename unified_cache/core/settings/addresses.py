@@ -9,8 +9,6 @@ from pydantic import AfterValidator
 
 from unified_cache.core.errors import ConfigError
 
-__all__ = ["Address", "ListenAddress", "is_local"]
-
 _UNIX = "unix:"
 _PORT_MAX = 65535
 

@@ -30,8 +30,6 @@ from unified_cache.core.settings.section import (
 )
 from unified_cache.core.tier_sizes import SizedTiers
 
-__all__ = ["EmbeddedSettings", "GuardSettings"]
-
 NO_STORE = "none"
 """In the place of a URL: a variable takes away the store that a file names."""
 

@@ -11,8 +11,6 @@ from pydantic_core import PydanticUndefined
 from unified_cache.core.byte_sizes import bytes_literal
 from unified_cache.core.settings.section import Section
 
-__all__ = ["ANY_NAME", "Setting", "settings_of"]
-
 ANY_NAME = "NAME"
 """Placeholder of a name that the user chooses, such as that of a tenant."""
 

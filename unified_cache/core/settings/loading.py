@@ -27,8 +27,6 @@ from unified_cache.core.settings.describe import settings_of
 from unified_cache.core.settings.section import Section, Settings
 from unified_cache.core.settings.service import ServiceSettings
 
-__all__ = ["FILE_NAME", "SECTIONS", "LoadedSettings", "cache_settings", "read_settings", "read_table"]
-
 SECTIONS: Mapping[str, type[Settings]] = MappingProxyType({"cache": EmbeddedSettings, "serve": ServiceSettings})
 """Sections of the file: the settings of a service, and of a cache that an engine embeds."""
 

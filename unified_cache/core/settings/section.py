@@ -12,21 +12,6 @@ from unified_cache.core.byte_sizes import parse_bytes
 from unified_cache.core.errors import ConfigError, without_secrets
 from unified_cache.core.files import expanded
 
-__all__ = [
-    "TENANT_PATTERN",
-    "Bytes",
-    "BytesOrNone",
-    "Count",
-    "FilePath",
-    "PageCounts",
-    "PageCountsOrNone",
-    "Seconds",
-    "Section",
-    "Settings",
-    "StoreUrl",
-    "listed",
-]
-
 TENANT_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 """Names that tenants may have."""
 

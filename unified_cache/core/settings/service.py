@@ -22,8 +22,6 @@ from unified_cache.core.settings.section import (
     StoreUrl,
 )
 
-__all__ = ["AccessSettings", "LimitSettings", "QuotaSettings", "Role", "ServiceSettings", "TenantQuota", "TlsSettings"]
-
 STORAGE_BYTES_MIN = 1 << 20
 """Smallest cap: with less a store has no room for a page of most models, as where 500 was meant to be GB."""
 

@@ -16,8 +16,6 @@ from unified_cache.storage_backends.protocol import Capability, Store
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard
 
-__all__ = ["OpenedStore", "Registrations"]
-
 Clock = Callable[[], float]
 
 

@@ -17,8 +17,6 @@ from threading import Condition, Lock
 
 from unified_cache.core.errors import CallInFlight, ConfigError
 
-__all__ = ["BounceBuffer", "BounceMemory"]
-
 
 class BounceBuffer:
     """Part [start, end) of bounce memory, reserved for one call."""

@@ -8,8 +8,6 @@ from unified_cache.integrations.engine_store.store import EngineStore
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers import Method
 
-__all__ = ["REQUESTS_MIN", "HitWatch"]
-
 logger = logging.getLogger(__name__)
 
 REQUESTS_MIN = 16

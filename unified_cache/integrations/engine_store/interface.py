@@ -14,17 +14,6 @@ from unified_cache.storage_backends.common.breaker import BreakerState
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers import Method
 
-__all__ = [
-    "CALL_PAGES",
-    "PIECE_BYTES_MAX",
-    "CallCounts",
-    "Clock",
-    "EnginePage",
-    "EngineStoreConfig",
-    "EngineStoreCounts",
-    "Unavailable",
-]
-
 Clock = Callable[[], float]
 """Seconds, for ages and deadlines."""
 

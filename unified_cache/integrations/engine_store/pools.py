@@ -31,20 +31,6 @@ from unified_cache.integrations.engine_store.interface import EnginePage
 from unified_cache.integrations.engine_store.store import EngineStore
 from unified_cache.storage_backends.protocol import Answer
 
-__all__ = [
-    "AffineRows",
-    "AskedRows",
-    "BundleName",
-    "BundlePages",
-    "EnginePools",
-    "Locate",
-    "PageRows",
-    "PoolNeed",
-    "Restorable",
-    "Rows",
-    "rows_at",
-]
-
 Rows = tuple[memoryview, ...]
 """Bytes of one page in the engine's memory, in the order in which they are stored."""
 

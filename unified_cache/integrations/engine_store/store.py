@@ -66,8 +66,6 @@ from unified_cache.storage_backends.removals import RemovalFeed, Removals
 from unified_cache.storage_backends.url import check_storage_url, open_storage
 from unified_cache.storage_backends.wrappers import Method
 
-__all__ = ["EngineStore"]
-
 logger = logging.getLogger(__name__)
 
 CLOSE_S_MIN = 0.2

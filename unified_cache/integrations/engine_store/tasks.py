@@ -25,27 +25,6 @@ from unified_cache.storage_backends.common.bounded_call import bound_steps
 from unified_cache.storage_backends.memory_reads import MemoryReader, targets_of
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
 
-__all__ = [
-    "AT_ONCE_BYTES_MAX",
-    "BufferedPath",
-    "CallTime",
-    "CopyPath",
-    "Part",
-    "Piece",
-    "Task",
-    "ZeroCopyPath",
-    "clear",
-    "get",
-    "look_up",
-    "parts_of",
-    "payload_bytes",
-    "pieces_of",
-    "put",
-    "read_memory",
-    "touch",
-]
-
-
 ALIGN_BYTES = 64
 """A page in a bounce buffer begins on a cache line."""
 

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
-__all__ = ["LinkedPool", "group_pools", "linked_pools"]
-
 HOST_LAYOUT = "layer_first"
 """Layout of HiCache's host pools whose pages have the same bytes."""
 

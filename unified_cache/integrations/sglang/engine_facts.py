@@ -16,8 +16,6 @@ from unified_cache.integrations.sglang.naming import EngineFacts
 from unified_cache.integrations.sglang.settings import StoreSettings
 from unified_cache.integrations.weights import checkpoint_name, config_digest, weights_digest
 
-__all__ = ["NOTHING_RESTORED", "engine_facts"]
-
 logger = logging.getLogger(__name__)
 
 ARGUMENTS = (

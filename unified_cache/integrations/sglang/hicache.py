@@ -34,8 +34,6 @@ from unified_cache.integrations.sglang.settings import HiCacheSettings
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.pool_host.base import HostKVCache
 
-__all__ = ["UnifiedCacheHiCache"]
-
 logger = logging.getLogger(__name__)
 
 PAGE_TOKENS_USEFUL_MIN = 16

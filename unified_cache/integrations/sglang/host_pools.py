@@ -12,8 +12,6 @@ from unified_cache.integrations.sglang.versions import shares_memory
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.pool_host.base import HostKVCache  # pyright: ignore[reportMissingImports]
 
-__all__ = ["CopiedRows", "rows_of_pool"]
-
 
 def rows_of_pool(pool: "HostKVCache") -> PageRows | None:
     """Return the pages of a pool, reached in the fastest way that it allows; None for one that has no bytes.

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
     from sglang.srt.server_args import ServerArgs
 
-__all__ = ["LinkerCounts", "UnifiedCacheExternalLinker"]
-
 logger = logging.getLogger(__name__)
 device_module = get_device_module()
 

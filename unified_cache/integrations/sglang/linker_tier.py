@@ -30,8 +30,6 @@ from unified_cache.core.pool import Slots, numbers_of
 from unified_cache.core.slots import SlotAllocator
 from unified_cache.core.window import SPAN_ALL, restorable_ends, window
 
-__all__ = ["LOOKUP_PIN_S", "ComponentKeys", "ComponentSlots", "LinkerHostTier"]
-
 LOOKUP_PIN_S = 30.0
 """Longest time that a look-up keeps pages. SGLang loads in the step of the last look-up, or looks up again."""
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig  # pyright: ignore[reportMissingImports]
     from sglang.srt.mem_cache.pool_host.base import HostKVCache  # pyright: ignore[reportMissingImports]
 
-__all__ = ["EngineFacts", "PoolFacts", "name_bundle"]
-
 BUNDLE_NAME_MAX = 20
 """Letters of its first pool's name that a bundle's name begins with."""
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     )
     from sglang.srt.mem_cache.pool_host.base import HostKVCache  # pyright: ignore[reportMissingImports]
 
-__all__ = ["ANCHOR_POOL", "PoolCalls", "span_of"]
-
 ANCHOR_POOL = "kv"
 """Name of the pool that calls of the first generation are about; as PoolName.KV in SGLang 0.5.23."""
 

@@ -15,8 +15,6 @@ from unified_cache.integrations.sglang.versions import decode_context_size
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig  # pyright: ignore[reportMissingImports]
 
-__all__ = ["HiCacheSettings", "LinkerSettings", "StoreSettings"]
-
 ENGINE_KEYS = frozenset(
     {
         "backend_name",

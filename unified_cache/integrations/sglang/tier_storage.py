@@ -21,8 +21,6 @@ from unified_cache.integrations.sglang.linker_tier import ComponentKeys, LinkerH
 from unified_cache.storage_backends.common.bounded_call import BoundedCall
 from unified_cache.storage_backends.common.call_threads import CallThreads
 
-__all__ = ["ComponentBundles", "TierStorage", "TierStorageCounts"]
-
 THREADS_MAX = 3
 """Of them one at most stores, so that a fetch finds a thread."""
 

@@ -7,8 +7,6 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig  # pyright: ignore[reportMissingImports]
     from sglang.srt.mem_cache.pool_host.base import HostKVCache  # pyright: ignore[reportMissingImports]
 
-__all__ = ["SUPPORTED", "decode_context_size", "shares_memory"]
-
 SUPPORTED: Mapping[str, str] = {
     "UnifiedCacheExternalLinker": "0.5.23",
     "UnifiedCacheHiCache": "0.5.19 to 0.5.23",

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4CSACache, DeepseekV4HCACache
     from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLSparseCacheLayer
 
-__all__ = ["CHECKPOINT", "FULL_POOLS", "STATE_POOLS", "WINDOW_POOLS", "LayerRows", "LayerState", "layer_state"]
-
 CHECKPOINT = 0
 """Value of ``row_tokens`` for a recurrent state: one row that sums up all tokens, valid at one boundary alone."""
 

@@ -15,8 +15,6 @@ from unified_cache.core.page import DEFAULT_NAMESPACE, Namespace, TokensLike, en
 from unified_cache.integrations.transformers.pages import DevicePages
 from unified_cache.integrations.transformers.sequence import NO_EMBEDDED, EmbeddedMedia, Sequence, Stage
 
-__all__ = ["Completion", "Generation", "PrefixCachedModel", "greedy"]
-
 CHUNK_TOKENS = 512
 """Usual tokens per forward of a prefill."""
 

@@ -29,8 +29,6 @@ from unified_cache.integrations.transformers.layer_rows import (
     layer_state,
 )
 
-__all__ = ["DevicePages", "KeptState", "Strand", "logits_of"]
-
 UNTYPED_CACHES = ("cache", "past_key_values")
 """Arguments that take a cache object though their type says otherwise, as of RoBERTa's decoders in transformers 5."""
 

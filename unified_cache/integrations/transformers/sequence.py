@@ -20,8 +20,6 @@ from unified_cache.core.hits import Hits
 from unified_cache.core.page import MediaItem, Namespace
 from unified_cache.integrations.transformers.pages import DevicePages
 
-__all__ = ["NO_EMBEDDED", "EmbeddedMedia", "Sequence", "Stage"]
-
 EmbeddedMedia: TypeAlias = Mapping[MediaItem, Callable[[], torch.Tensor]]
 """What stands behind placeholder tokens, and what embeds it, shape (tokens, hidden size): called if any is computed."""
 

@@ -8,8 +8,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-__all__ = ["CHANGES_MAX", "ChunkChanges", "ChunksRemoved", "ChunksStored"]
-
 CHANGES_MAX = 10_000
 """Changes that wait for vLLM to take them; the oldest are dropped beyond it."""
 

@@ -31,8 +31,6 @@ from unified_cache.integrations.vllm.names import ChunkNames, RowShape, VllmFact
 from unified_cache.integrations.vllm.settings import OnReset, TierSettings
 from unified_cache.storage_backends.protocol import Answer
 
-__all__ = ["ChunkTier", "TierCounts"]
-
 logger = logging.getLogger(__name__)
 
 BOUNCE_BYTES = 256 << 20

@@ -33,8 +33,6 @@ from unified_cache.integrations.vllm.names import VllmFacts
 from unified_cache.integrations.vllm.settings import TierSettings, own_keys
 from unified_cache.integrations.vllm.tier import FACTS_KEY, UnifiedCacheTier
 
-__all__ = ["UnifiedCacheConnector"]
-
 TIERS_KEY = "secondary_tiers"
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.config import OffloadingConfig  # pyright: ignore[reportMissingImports]
     from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec  # pyright: ignore[reportMissingImports]
 
-__all__ = ["OffloadedGroup", "engine_facts", "row_shape", "spec_facts"]
-
 STABLE_HASHES = frozenset({"sha256", "sha256_cbor"})
 """Algorithms of vLLM whose hashes are 32 bytes and the same in every process."""
 

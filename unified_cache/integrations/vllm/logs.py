@@ -2,8 +2,6 @@
 
 import logging
 
-__all__ = ["show_logs_with"]
-
 PACKAGE = __name__.partition(".")[0]
 
 

@@ -24,8 +24,6 @@ from queue import Empty, SimpleQueue
 from unified_cache.storage_backends.common.bounded_call import BoundedCall
 from unified_cache.storage_backends.common.call_threads import CallThreads
 
-__all__ = ["AskStore", "ChunkAnswer", "Lookups"]
-
 PIECE_KEYS_MAX = 2_048
 """Keys asked for at once: answers for the first are there while the last are asked for."""
 

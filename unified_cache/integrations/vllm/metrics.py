@@ -10,8 +10,6 @@ from unified_cache.integrations.engine_store import EngineStoreCounts
 from unified_cache.integrations.vllm.chunks import TierCounts
 from unified_cache.storage_backends.common.breaker import BreakerState
 
-__all__ = ["FIGURES", "Reading", "TierFigure", "TierFigures"]
-
 PREFIX = "vllm:unified_cache"
 
 

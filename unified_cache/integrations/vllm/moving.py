@@ -28,8 +28,6 @@ from unified_cache.storage_backends.common.bounded_call import BoundedCall
 from unified_cache.storage_backends.common.call_threads import CallThreads
 from unified_cache.storage_backends.protocol import Answer, Level
 
-__all__ = ["ChunkJob", "Direction", "HostRows", "JobEnd", "MovedChunk", "Moving"]
-
 PIECE_BYTES_MAX = 8 << 20
 """Bytes of one call, so that a store that goes on for long makes room for a load soon."""
 

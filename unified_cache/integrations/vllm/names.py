@@ -13,8 +13,6 @@ from unified_cache.core.page import PageKey
 from unified_cache.core.pool import Component, Identity, ModelLayout, PoolSpec, dtype_name, facts_of
 from unified_cache.core.seal import Label
 
-__all__ = ["ChunkNames", "GroupFacts", "RowShape", "VllmFacts", "is_stable_key"]
-
 HASH_BYTES = 32
 """Bytes of a hash that is the same in every process: SHA-256, as vLLM's sha256 and sha256_cbor."""
 

@@ -10,8 +10,6 @@ from unified_cache.core.settings.loading import read_table
 from unified_cache.core.settings.section import Bytes, Count, Seconds, Section
 from unified_cache.storage_backends.protocol import Level
 
-__all__ = ["OnReset", "TierSettings", "own_keys"]
-
 
 class OnReset(Enum):
     """Meaning of a reset of vLLM's caches for the pages in the store."""

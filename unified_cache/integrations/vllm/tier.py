@@ -47,8 +47,6 @@ from unified_cache.integrations.vllm.moving import Direction
 from unified_cache.integrations.vllm.names import VllmFacts
 from unified_cache.integrations.vllm.settings import TierSettings
 
-__all__ = ["FACTS_KEY", "UnifiedCacheTier"]
-
 FACTS_KEY = "engine_facts"
 """Key under which the connector hands an engine's facts down, in the tier's configuration."""
 

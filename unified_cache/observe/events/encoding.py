@@ -17,8 +17,6 @@ from unified_cache.observe.events.values import ClearedEvent, KvEvent, RemovedEv
 with needs_extra("events", "unified_cache.observe.events"):
     import msgspec
 
-__all__ = ["Consumer", "Encoding", "EventEncoder"]
-
 HASH_BYTES = 8
 """Of a page key, where consumers take a number for it; as hash_str_to_int64 in SGLang 0.5.23."""
 

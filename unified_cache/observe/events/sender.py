@@ -27,16 +27,6 @@ from unified_cache.observe.events.values import ClearedEvent, KvEvent
 with needs_extra("events", "unified_cache.observe.events"):
     import zmq
 
-__all__ = [
-    "ANNOUNCE_SEQ",
-    "REQUEST_BYTES_MAX",
-    "SEQ_BYTES",
-    "BatchSender",
-    "HandedOver",
-    "PublisherCounts",
-    "ReplayBuffer",
-]
-
 SEQ_BYTES = 8
 
 ANNOUNCE_SEQ = (-1).to_bytes(SEQ_BYTES, "big", signed=True)

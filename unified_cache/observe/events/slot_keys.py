@@ -21,8 +21,6 @@ from unified_cache.core.page import PAGE_KEY_BYTES, TOKEN_BYTES, Namespace, Page
 from unified_cache.core.pool import ModelLayout, Tier
 from unified_cache.observe.events.values import ClearedEvent, KvEvent, Medium, RemovedEvent, StoredEvent
 
-__all__ = ["SlotKeys"]
-
 EVENT_PAGES_MAX = 512
 """Pages in one event: a batch is bounded, whatever is inserted or evicted at a time."""
 

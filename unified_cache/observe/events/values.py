@@ -6,8 +6,6 @@ from enum import IntEnum
 from unified_cache.core.page import PageKey
 from unified_cache.core.window import SPAN_ALL
 
-__all__ = ["ClearedEvent", "KvEvent", "Medium", "RemovedEvent", "StoredEvent"]
-
 
 class Medium(IntEnum):
     """Tier that a page lies in, as routers see it."""

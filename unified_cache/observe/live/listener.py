@@ -28,8 +28,6 @@ with needs_extra("metrics", "metrics and the live page"):
     from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-__all__ = ["MetricsListener", "Readers"]
-
 CONNECTIONS_MAX = 16
 """Connections at a time; one more cuts the oldest off, so that nobody who says nothing keeps a scrape out."""
 

@@ -12,8 +12,6 @@ from google.protobuf.message import DecodeError, Message
 from unified_cache.core.errors import InputError
 from unified_cache.proto import service_pb2
 
-__all__ = ["REASON", "REASON_HELLO", "RETRY_AFTER", "SERVICE", "Call", "Parsed", "parsed"]
-
 SERVICE: str = service_pb2.DESCRIPTOR.services_by_name["Cache"].full_name
 """Name of the service, package included."""
 

@@ -9,8 +9,6 @@ from unified_cache.core.page import PAGE_KEY_BYTES, PageKey
 from unified_cache.core.seal import Label
 from unified_cache.proto.service_pb2 import PageRun
 
-__all__ = ["DIGEST_BYTES", "check_digests", "labels_in", "labels_of", "named_runs"]
-
 DIGEST_BYTES = PAGE_KEY_BYTES
 """Length of identities and keys."""
 

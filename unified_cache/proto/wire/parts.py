@@ -13,8 +13,6 @@ from google.protobuf.message import DecodeError
 from unified_cache.core.errors import InputError
 from unified_cache.proto.service_pb2 import GetPart, PutPart
 
-__all__ = ["Chunk", "decoded", "encoded", "mark", "parts_of", "pieces_of"]
-
 _OFFSET_TAG = 0x08
 _HITS_TAG = 0x12
 _CONTENT_TAG = 0x1A

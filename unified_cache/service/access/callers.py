@@ -12,8 +12,6 @@ import grpc
 from unified_cache.core.settings.service import Role
 from unified_cache.storage_backends.protocol import Answer
 
-__all__ = ["AuditEntry", "Caller", "Observer", "Refused", "Role"]
-
 
 @dataclass(frozen=True, slots=True)
 class Caller:

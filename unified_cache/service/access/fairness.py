@@ -27,9 +27,6 @@ from threading import Condition, Event, Lock
 from unified_cache.core.settings.service import QuotaSettings
 from unified_cache.service.limits import Limits
 
-__all__ = ["SPARE_CALLS_MAX", "AdmissionSlot", "FairScheduler", "TenantCalls"]
-
-
 ACTIVE_S = 1.0
 """Time for which a tenant counts as active after its last call."""
 

@@ -17,8 +17,6 @@ from unified_cache.service.access.timeouts import CallTimeouts, TimedCall
 from unified_cache.service.access.tls import CertifiedClients
 from unified_cache.service.access.tokens import Tokens
 
-__all__ = ["RETRY_KEYS", "AdmittedCall", "Authenticator", "ServiceGate"]
-
 RETRY_KEYS = (RETRY_AFTER, "grpc-retry-pushback-ms")
 """Trailing metadata that says when to come back; the second is what gRPC's own retries obey."""
 

@@ -9,8 +9,6 @@ from unified_cache.core.errors import ConfigError
 from unified_cache.core.settings.service import AccessSettings
 from unified_cache.service.access.callers import AuditEntry, Observer
 
-__all__ = ["Reloaded"]
-
 Value = TypeVar("Value")
 
 _Stamp = tuple[tuple[int, int, int], ...]

@@ -9,8 +9,6 @@ import grpc
 from unified_cache.service.access.callers import Refused
 from unified_cache.service.limits import Limits
 
-__all__ = ["CallTimeouts", "TimedCall"]
-
 SWEEPS_PER_TERM = 4
 """Checks in the shortest time that a call may take: its end is noticed at most a quarter of that late."""
 

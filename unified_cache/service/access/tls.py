@@ -33,18 +33,6 @@ from unified_cache.service.access.callers import Caller, Observer
 from unified_cache.service.access.reloaded import Reloaded
 from unified_cache.service.access.tokens import TENANT_NAME
 
-__all__ = [
-    "Certificates",
-    "CertifiedClients",
-    "ClientTrust",
-    "certificate_changes",
-    "metrics_context",
-    "read_certificates",
-    "read_trust",
-    "server_credentials",
-    "trust_changes",
-]
-
 _SERVICE_PATH = "unified-cache"
 _PEM_CERTIFICATE = "x509_pem_cert"
 _PEM_LIST = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)

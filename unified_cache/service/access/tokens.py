@@ -30,17 +30,6 @@ from unified_cache.core.settings.service import Role
 from unified_cache.service.access.callers import Caller
 from unified_cache.service.access.reloaded import Reloaded
 
-__all__ = [
-    "TENANT_NAME",
-    "TokenEntry",
-    "Tokens",
-    "add_token",
-    "new_token",
-    "read_tokens",
-    "remove_token",
-    "token_changes",
-]
-
 TENANT_NAME = re.compile(TENANT_PATTERN)
 """Names that a tenant may have, from a token or a certificate."""
 

@@ -22,8 +22,6 @@ from unified_cache.core.settings.service import QuotaSettings
 from unified_cache.storage_backends.common.lru import StoreLru, page_bytes
 from unified_cache.storage_backends.protocol import PageIO, StoredObject
 
-__all__ = ["COUNTED_PAGES_MAX", "Bound", "TenantUsage"]
-
 COUNTED_PAGES_MAX = 1 << 24
 """Pages of all tenants, counted one by one: 1 TiB of 64 KiB pages, whose names take some 4 GiB. Beyond, the tenant with
 the most loses its oldest."""

@@ -17,8 +17,6 @@ from unified_cache.core.errors import ConfigError
 from unified_cache.proto.wire.calls import Call
 from unified_cache.service.access.callers import AuditEntry
 
-__all__ = ["JsonLines", "Log", "LogRateLimit", "ReopenedFile", "log_to", "open_audit"]
-
 KINDS_MAX = 256
 """Kinds paced by themselves, the latest that had lines; of more at the same time, the rest are paced together."""
 

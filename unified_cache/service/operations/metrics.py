@@ -16,8 +16,6 @@ from unified_cache.service.store.tenants import TenantStore
 from unified_cache.storage_backends.protocol import Answer
 from unified_cache.storage_backends.wrappers.metered import LATENCY_BUCKETS_S
 
-__all__ = ["OTHER", "BoundedLabels", "ServiceMetrics", "UsageCollector"]
-
 OTHER = "other"
 """Label of tenants and of pools beyond those with series of their own."""
 

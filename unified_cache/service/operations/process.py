@@ -3,8 +3,6 @@
 import ctypes
 import resource
 
-__all__ = ["OWN_DESCRIPTORS", "keep_freed_memory", "room_for_connections"]
-
 OWN_DESCRIPTORS = 512
 """Kept free of connections: for the store's files and directories, metrics, logs."""
 

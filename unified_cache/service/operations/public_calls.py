@@ -17,8 +17,6 @@ from unified_cache.proto.wire.calls import parsed
 from unified_cache.service.access.callers import Refused
 from unified_cache.service.access.timeouts import CallTimeouts, TimedCall
 
-__all__ = ["HealthService", "PublicCalls", "reflection_methods"]
-
 OVERALL = ""
 """Name of the server as a whole."""
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from unified_cache.core.errors import ConfigError
 
-__all__ = ["held_socket"]
-
 CONNECT_S = 1.0
 """Wait for a process that may listen at the path; a full backlog counts as one."""
 

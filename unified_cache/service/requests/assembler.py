@@ -9,8 +9,6 @@ from unified_cache.proto.wire.parts import Chunk
 from unified_cache.service.store.tenants import named_page
 from unified_cache.storage_backends.protocol import PageIO
 
-__all__ = ["AnnouncedPage", "PageAssembler", "page_in"]
-
 KEPT_SHARE_MIN = 0.5
 """Of a message, the part that a page must fill to be kept as a view of it: a smaller one would keep the rest alive."""
 

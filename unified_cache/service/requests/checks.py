@@ -25,17 +25,6 @@ from unified_cache.service.limits import Limits
 from unified_cache.service.requests.assembler import AnnouncedPage
 from unified_cache.storage_backends.common.names import check_label
 
-__all__ = [
-    "NamedRun",
-    "all_stored",
-    "announced",
-    "check_asserted",
-    "check_sender",
-    "checked_cursor",
-    "checked_request",
-    "named",
-]
-
 CURSOR_CHARS_MAX = 256
 """A scan's cursor is the name of an object, in every store so far."""
 

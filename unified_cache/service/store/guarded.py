@@ -20,8 +20,6 @@ from unified_cache.storage_backends.wrappers.coded import CodedStorage
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
 from unified_cache.storage_backends.wrappers.page_coding import Undecoded
 
-__all__ = ["GuardedStore", "metric"]
-
 
 @dataclass(frozen=True, slots=True)
 class GuardedStore:

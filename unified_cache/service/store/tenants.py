@@ -28,8 +28,6 @@ from unified_cache.storage_backends.protocol import (
     StoredObject,
 )
 
-__all__ = ["TenantStore", "named_page"]
-
 ANNOUNCED_MAX = 4096
 """Identities that are not registered with the store again; beyond, all are, once more."""
 

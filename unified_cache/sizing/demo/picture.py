@@ -8,8 +8,6 @@ from unified_cache.sizing.demo.result import SOURCES, DemoResult, Step
 from unified_cache.sizing.report.charts import BarChart, Unit, tier_series
 from unified_cache.sizing.report.page import Page
 
-__all__ = ["page_of", "write_picture"]
-
 COLOURS = {"device": "#0072b2", "host": "#56b4e9", "storage": "#e69f00", "computed": "#7b8794", "saved": "#dfe4e9"}
 """Those of the page, in ``page.css``; distinct to all kinds of colour vision."""
 

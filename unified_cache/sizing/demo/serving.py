@@ -38,8 +38,6 @@ from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.wrappers.layer import Method
 from unified_cache.testing.tiny_models import TINY_MODELS, tiny_model
 
-__all__ = ["DemoServer"]
-
 SETTLE_S = 120.0
 """Longest wait for backups between two questions."""
 PROMPTS_MAX = 4

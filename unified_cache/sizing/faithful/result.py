@@ -7,8 +7,6 @@ from enum import StrEnum
 
 from unified_cache.sizing.faithful.server import ServedAnswer
 
-__all__ = ["FaithfulResult", "FaithfulVerdict", "PhaseResult", "distance_of", "furthest"]
-
 TOLERANCE_NATS = 0.2
 """Allowed where cold answers are all equal: kernels that compute a prefix in other pieces round otherwise."""
 NOISE_TIMES = 4

@@ -20,8 +20,6 @@ from pydantic.dataclasses import dataclass
 
 from unified_cache.core.errors import CacheError, InputError
 
-__all__ = ["AT_ONCE", "CompletionServer", "ServedAnswer", "connected"]
-
 TOP_LOGPROBS = 5
 """Alternatives asked for at each token; more than servers refuse by default."""
 AT_ONCE = 8

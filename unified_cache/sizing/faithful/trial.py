@@ -14,8 +14,6 @@ from unified_cache.sizing.faithful.result import FaithfulResult, FaithfulVerdict
 from unified_cache.sizing.faithful.server import AT_ONCE, CompletionServer, ServedAnswer
 from unified_cache.sizing.replay.trace import OnProgress
 
-__all__ = ["PHASES", "FaithfulTrial"]
-
 PLACES = ("Lisbon", "Oslo", "Cairo", "Quito", "Kyoto", "Lagos", "Lima", "Riga", "Turin", "Hanoi", "Perth", "Dakar")
 CHURN_SHARE = 1.25
 """Tokens of other documents that push a prefix out of a tier, in its sizes."""

@@ -16,8 +16,6 @@ from unified_cache.sizing.plan.sweep import PlannedModel, TierBytes
 from unified_cache.sizing.plan.tier_hits import TierEnds
 from unified_cache.sizing.replay.trace_pages import Counts, Floats, TracePages
 
-__all__ = ["Costs", "PricedSystem", "queue_ends"]
-
 HOUR_S = 3_600.0
 DAY_S = 24 * HOUR_S
 

@@ -22,8 +22,6 @@ from unified_cache.core.settings.loading import read_table
 from unified_cache.core.settings.section import Bytes, Section
 from unified_cache.sizing.replay.trace_pages import Counts, Floats
 
-__all__ = ["HARDWARE", "Hardware", "hardware_named", "read_hardware"]
-
 ACTIVE_PARAMETERS = 13e9
 """Parameters that a token passes through, by default: those of a mixture of experts of medium size."""
 

@@ -16,17 +16,15 @@ import numpy as np
 
 from unified_cache.core.byte_sizes import bytes_text
 from unified_cache.core.errors import ConfigError
+from unified_cache.core.tier_sizes import component_bytes
 from unified_cache.sizing.plan.costs import Costs, PricedSystem
 from unified_cache.sizing.plan.hardware import Hardware
 from unified_cache.sizing.plan.resume_points import NEVER
 from unified_cache.sizing.plan.sweep import TIERS, PlannedModel, TierBytes
 from unified_cache.sizing.plan.tier_hits import LruHits, PolicyHits, ServePlan, TierEnds
 from unified_cache.sizing.replay.clairvoyant import FutureUses
-from unified_cache.sizing.replay.plan import component_bytes
 from unified_cache.sizing.replay.trace import OnProgress, iterate_trace
 from unified_cache.sizing.replay.trace_pages import TracePages
-
-__all__ = ["Checked", "Evaluator", "PlanPoint", "PlanResult", "Planner", "knee", "recommended"]
 
 BOUND_SIZES = 24
 """Sizes at which the clairvoyant bound is computed; between two of them that of the larger holds."""

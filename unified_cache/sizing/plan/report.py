@@ -7,8 +7,6 @@ from unified_cache.sizing.plan.sweep import TIERS
 from unified_cache.sizing.report.charts import BandChart, Hue, Series, Unit, tier_series
 from unified_cache.sizing.report.page import Page, TableSection
 
-__all__ = ["page_of"]
-
 CURVE_COLUMNS = ("device", "host", "storage", "all", "at most", "TTFT p50", "p99", "cost/M tokens", "")
 """Columns of a curve after the size of its tier."""
 

@@ -24,8 +24,6 @@ from unified_cache.core.window import needed_pages, restorable_ends, window
 from unified_cache.sizing.replay.lru_stack import Fenwick, LruStack
 from unified_cache.sizing.replay.trace_pages import Counts, Numbers, TracePages
 
-__all__ = ["NEVER", "ResumePoints", "StoreFootprint"]
-
 NEVER = 1 << 60
 """More pages or bytes than any tier has."""
 

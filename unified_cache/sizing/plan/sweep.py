@@ -12,8 +12,6 @@ from unified_cache.core.errors import ConfigError
 from unified_cache.sizing.replay.plan import ReplayPolicies
 from unified_cache.sizing.replay.settings import ModelSettings
 
-__all__ = ["TIERS", "PlannedModel", "TierBytes", "combinations", "parse_sweeps"]
-
 TIERS = ("device", "host", "storage")
 
 COMBINATIONS_MAX = 100_000

@@ -9,12 +9,11 @@ import numpy.typing as npt
 from unified_cache.core.config import EvictionPolicy, WritePolicy
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.hits import Hits
+from unified_cache.core.tier_sizes import component_bytes
 from unified_cache.sizing.plan.resume_points import NEVER, ResumePoints, StoreFootprint
 from unified_cache.sizing.replay.lru_stack import LruStack
-from unified_cache.sizing.replay.plan import ReplayPlan, ReplayPolicies, component_bytes
+from unified_cache.sizing.replay.plan import ReplayPlan, ReplayPolicies
 from unified_cache.sizing.replay.trace_pages import Counts, TracePages
-
-__all__ = ["BATCH_OBJECTS", "LruHits", "Moved", "PolicyHits", "ServePlan", "TierEnds"]
 
 BATCH_OBJECTS = 128
 """Objects in one call to a store, as ``unified_cache.controller.jobs`` puts them."""

@@ -16,8 +16,6 @@ import numpy as np
 
 from unified_cache.sizing.replay.trace_pages import Counts, TracePages
 
-__all__ = ["FutureUses"]
-
 
 @dataclass(frozen=True, slots=True)
 class FutureUses:

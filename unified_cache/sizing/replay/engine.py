@@ -13,8 +13,6 @@ from unified_cache.core.page import PageKey
 from unified_cache.core.pool import ModelLayout, PoolSpec, Slots
 from unified_cache.sizing.replay.oracle import Oracle
 
-__all__ = ["OracleEngine"]
-
 
 @dataclass(frozen=True, slots=True)
 class OraclePool:

@@ -17,8 +17,6 @@ import numpy as np
 
 from unified_cache.sizing.replay.trace_pages import Counts, PageRuns, TracePages
 
-__all__ = ["Fenwick", "LruStack"]
-
 
 @dataclass(frozen=True, slots=True)
 class LruStack:

@@ -10,8 +10,6 @@ from typing import NamedTuple
 from unified_cache.cache.explain.explanation import Explanation, MissReason
 from unified_cache.core.page import Prompt
 
-__all__ = ["ComponentMiss", "MissedTokens", "missed_tokens"]
-
 
 class ComponentMiss(NamedTuple):
     """Reason that tokens are missed for, and the component that lacks them."""

@@ -13,8 +13,6 @@ import numpy.typing as npt
 from unified_cache.core.page import PAGE_KEY_BYTES, PageKey
 from unified_cache.core.pool import PoolSpec
 
-__all__ = ["Oracle"]
-
 _Words = npt.NDArray[np.uint64]
 
 WORD_BYTES = 8

@@ -9,10 +9,7 @@ from unified_cache.core.errors import ConfigError
 from unified_cache.core.host_memory import available_bytes
 from unified_cache.core.pool import ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES
-from unified_cache.core.tier_sizes import component_bytes
 from unified_cache.sizing.replay.trace import BLOCK_TOKENS, TraceRequest
-
-__all__ = ["SEAL_BYTES", "ReplayPlan", "ReplayPolicies", "component_bytes"]
 
 SLOT_BYTES = 9
 """Memory of the cache for each slot, used or not: free list, state and scratch of ``SlotAllocator``."""

@@ -21,8 +21,6 @@ from unified_cache.sizing.replay.trace import TraceRequest
 from unified_cache.storage_backends.protocol import Store
 from unified_cache.tree import Lock
 
-__all__ = ["Player"]
-
 SETTLE_TIMEOUT_S = 600.0
 """Longest wait for the transfers of one request: gigabytes on a slow disk, and still an end."""
 

@@ -15,8 +15,6 @@ from unified_cache.sizing.replay.plan import ReplayPlan
 from unified_cache.sizing.replay.trace import TraceRequest
 from unified_cache.sizing.replay.trace_pages import TracePages
 
-__all__ = ["ReferenceHits", "references_of"]
-
 PAGES_MAX = 1 << 24
 """Pages asked for of the longest replay that is held against references, which takes some 50 bytes for each."""
 

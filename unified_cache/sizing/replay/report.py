@@ -11,8 +11,6 @@ from unified_cache.sizing.replay.trace import BLOCK_TOKENS
 from unified_cache.sizing.report.charts import BandChart, BarChart, Chart, Hue, Series, Unit, tier_series
 from unified_cache.sizing.report.page import Page, TableSection
 
-__all__ = ["component_table", "headline", "miss_table", "page_of", "tier_table", "verdict"]
-
 SMOOTH_WINDOWS = 3
 """Windows averaged into one point: single windows of a trace jump with the luck of a few long prompts."""
 

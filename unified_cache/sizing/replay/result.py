@@ -9,8 +9,6 @@ from unified_cache.sizing.replay.missed import ComponentMiss
 from unified_cache.sizing.replay.references import ReferenceHits
 from unified_cache.sizing.replay.settings import PlannedSettings
 
-__all__ = ["ComponentUse", "Hits", "ReplayResult", "ServedRequests", "TimeSeriesPoint", "TokenUse"]
-
 
 @dataclass(frozen=True, slots=True)
 class TokenUse:

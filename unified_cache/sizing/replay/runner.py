@@ -20,8 +20,9 @@ from unified_cache.core.byte_sizes import bytes_text
 from unified_cache.core.hits import Hits
 from unified_cache.core.host_memory import memory_bytes
 from unified_cache.core.pool import Tier
+from unified_cache.core.tier_sizes import component_bytes
 from unified_cache.sizing.replay.missed import MissedTokens
-from unified_cache.sizing.replay.plan import ReplayPlan, component_bytes
+from unified_cache.sizing.replay.plan import ReplayPlan
 from unified_cache.sizing.replay.player import Player
 from unified_cache.sizing.replay.references import references_of
 from unified_cache.sizing.replay.result import (
@@ -36,8 +37,6 @@ from unified_cache.sizing.replay.trace import OnProgress, TraceRequest, no_progr
 from unified_cache.storage_backends.memory import KeysOnlyStorage
 from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.url import check_storage_url, open_storage
-
-__all__ = ["replay", "served_hits"]
 
 WINDOWS_MAX = 120
 """Points of the time series: as many as a picture can show."""

@@ -12,8 +12,6 @@ from unified_cache.core.tier_sizes import SizedTiers, prompt_bytes
 from unified_cache.sizing.replay.plan import ReplayPlan, ReplayPolicies
 from unified_cache.sizing.replay.trace import BLOCK_TOKENS
 
-__all__ = ["DEVICE_BYTES", "HOST_BYTES", "SCALE", "STORAGE_BYTES", "ModelSettings", "PlannedSettings", "ReplaySettings"]
-
 POOL_NAME = "kv"
 
 DEVICE_BYTES = 64 * 2**30

@@ -26,19 +26,6 @@ import numpy.typing as npt
 from unified_cache.core.errors import ConfigError, TraceError
 from unified_cache.core.nesting import parse_json
 
-__all__ = [
-    "BLANK_BYTES_MAX",
-    "BLOCKS_MAX",
-    "BLOCK_TOKENS",
-    "HASH_ID_MAX",
-    "LINE_BYTES_MAX",
-    "OnProgress",
-    "TraceRequest",
-    "iterate_trace",
-    "no_progress",
-    "read_trace",
-]
-
 BLOCK_TOKENS = 512
 """Tokens that one hash id stands for; as the Mooncake trace release says."""
 

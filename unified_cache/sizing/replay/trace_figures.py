@@ -11,8 +11,6 @@ from unified_cache.sizing.replay.trace_sessions import sessions_of
 from unified_cache.sizing.report.charts import BarChart, Hue, Series, Unit
 from unified_cache.sizing.report.page import Page, TableSection
 
-__all__ = ["TraceFigures", "page_of"]
-
 PROGRESS_BLOCKS = 65_536
 """Blocks between two reports of progress."""
 

@@ -17,8 +17,6 @@ import numpy.typing as npt
 from unified_cache.core.errors import TraceError
 from unified_cache.sizing.replay.trace import TraceRequest
 
-__all__ = ["Counts", "Floats", "Numbers", "PageRuns", "TracePages"]
-
 Numbers = npt.NDArray[np.int32]
 Counts = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -5,8 +5,6 @@ from itertools import pairwise
 
 from unified_cache.sizing.replay.trace import TraceRequest
 
-__all__ = ["sessions_of"]
-
 
 def sessions_of(requests: Sequence[TraceRequest]) -> list[int]:
     """Return the number of each request's session, from 0 in the order of their first requests.

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-__all__ = ["BandChart", "BarChart", "Chart", "Hue", "Series", "Unit", "tier_series"]
-
 
 class Unit(StrEnum):
     """Unit of a chart's values."""

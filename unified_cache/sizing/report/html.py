@@ -8,8 +8,6 @@ import jinja2
 from unified_cache.core.files import write_whole
 from unified_cache.sizing.report.page import Page
 
-__all__ = ["PAGE_NAME", "html_of", "write_html"]
-
 PAGE_NAME = "index.html"
 
 

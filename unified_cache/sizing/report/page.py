@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from unified_cache.sizing.report.charts import Chart
 
-__all__ = ["Page", "TableSection"]
-
 
 @dataclass(frozen=True, slots=True)
 class TableSection:

@@ -36,17 +36,6 @@ from typing import Generic, TypeVar
 
 from unified_cache.core.errors import StorageError, StorageTimeoutError
 
-__all__ = [
-    "AGAIN",
-    "Again",
-    "BoundedCall",
-    "CallState",
-    "StoreStep",
-    "bound_steps",
-    "current_call",
-    "time_left_s",
-]
-
 Result = TypeVar("Result", covariant=True)
 
 

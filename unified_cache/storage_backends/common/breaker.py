@@ -10,8 +10,6 @@ from types import TracebackType
 
 from unified_cache.core.errors import CacheError, ConfigError, StorageError, StorageFullError
 
-__all__ = ["Admission", "Backoff", "BreakerState", "CircuitBreaker"]
-
 _DOUBLINGS_MAX = 60
 """A second doubled so often outlasts every machine; more would overflow a float."""
 

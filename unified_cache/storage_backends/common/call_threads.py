@@ -20,8 +20,6 @@ from threading import Condition, Lock, Thread
 from unified_cache.core.errors import StorageTimeoutError
 from unified_cache.storage_backends.common.bounded_call import Again, BoundedCall, CallState, Result
 
-__all__ = ["LOOK_S", "CallThreads", "call_within", "run_here"]
-
 Clock = Callable[[], float]
 
 LOOK_S = 0.05

@@ -6,8 +6,6 @@ from types import FrameType, TracebackType
 
 from unified_cache.core.errors import ClosedError
 
-__all__ = ["CallsInFlight"]
-
 LOOK_S = 0.1
 """Between two looks, while a close waits, whether a call was interrupted on its way out."""
 

@@ -11,8 +11,6 @@ from unified_cache.core.errors import ConfigError
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
 from unified_cache.storage_backends.protocol import Answer, Scan, StoredObject
 
-__all__ = ["SCAN_OBJECTS_MAX", "SizedPage", "StoreLru", "page_bytes"]
-
 _NBYTES = attrgetter("nbytes")
 
 SCAN_OBJECTS_MAX = 1000

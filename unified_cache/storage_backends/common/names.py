@@ -8,8 +8,6 @@ from unified_cache.core.page import PAGE_KEY_BYTES
 from unified_cache.core.pool import PoolSpec
 from unified_cache.core.seal import Label
 
-__all__ = ["IDENTITY_BYTES", "check_identity", "check_label", "check_scan", "parse_page_name"]
-
 IDENTITY_BYTES = 32
 """SHA-256 over identity and layout, see ``Identity.digest``."""
 

@@ -14,8 +14,6 @@ from unified_cache.storage_backends.common.bounded_call import BoundedCall
 from unified_cache.storage_backends.common.breaker import Backoff
 from unified_cache.storage_backends.common.call_threads import CallThreads
 
-__all__ = ["Retries", "StoreOpening"]
-
 logger = logging.getLogger(__name__)
 
 Opened = TypeVar("Opened")

@@ -24,39 +24,6 @@ from unified_cache.core.errors import StorageError, StorageFullError
 from unified_cache.core.seal import PageChecksum
 from unified_cache.storage_backends.directory.read_queue import FileRead, FileReads, ReadQueues
 
-__all__ = [
-    "BEYOND",
-    "BUFFERS_MAX",
-    "DIRECTORY_FLAGS",
-    "IN_MEMORY",
-    "LED_BYTES_MIN",
-    "PIECE_BYTES",
-    "READ_FLAGS",
-    "WRITE_FLAGS",
-    "BatchSyncs",
-    "BuffersLeft",
-    "Directory",
-    "Disk",
-    "StorageFaults",
-    "anchor",
-    "block_bytes",
-    "close_quietly",
-    "disk_bytes",
-    "distrust",
-    "in_blocks",
-    "is_distrusted",
-    "missing_bytes",
-    "missing_inodes",
-    "missing_mount",
-    "opened",
-    "read_at",
-    "read_led",
-    "size_of",
-    "storage_error",
-    "sync_or_distrust",
-    "write_at",
-]
-
 IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 """File systems without a disk: they have everything in memory and cannot say so, and a sync of theirs does nothing."""
 
@@ -338,6 +305,7 @@ class BatchSyncs:
 
 
 def sync_outcome(disk: Disk, fd: int) -> OSError | None:
+    """Sync a descriptor; return the error of it, None where there is none."""
     try:
         disk.fsync(fd)
     except OSError as error:

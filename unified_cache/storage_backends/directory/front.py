@@ -49,26 +49,6 @@ from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
 from unified_cache.storage_backends.removals import RemovalBuffer, RemovalFeed
 
-__all__ = [
-    "ENTRY_FILES",
-    "FREE_BYTES_MIN",
-    "PAGES_WAITING_MAX",
-    "ROOM_TRIES_MAX",
-    "SPARE_BYTES",
-    "STAMP_GRAIN_NS",
-    "Clock",
-    "DirectoryStorage",
-    "ReadOnlyStore",
-    "Stamps",
-    "StoreCounts",
-    "check_limits",
-    "check_reserve",
-    "entered",
-    "is_read_alone",
-    "parse_address",
-    "space_text",
-]
-
 logger = logging.getLogger(__name__)
 
 FREE_BYTES_MIN = 64 << 20

@@ -41,8 +41,6 @@ from unified_cache.storage_backends.directory.read_queue import FileRead
 from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import PageIO
 
-__all__ = ["CALL_BYTES", "DirectReads", "PageReads", "Place"]
-
 BLOCK_BYTES = 4096
 """What is looked at of a page: whether the system has its first block. To look at all would take as long as it has."""
 

@@ -16,8 +16,6 @@ from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, cast
 
-__all__ = ["FileRead", "FileReads", "ReadQueues"]
-
 QUEUE_READS_MAX = 64
 """Reads that a queue has room for."""
 

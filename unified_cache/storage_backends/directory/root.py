@@ -37,23 +37,6 @@ from unified_cache.storage_backends.directory.disk import (
 )
 from unified_cache.storage_backends.manifest import MANIFEST_BYTES_MAX, is_sound, parsed_manifest
 
-__all__ = [
-    "MANIFEST_NAME",
-    "MARKER_NAME",
-    "NOT_A_FILE",
-    "UNREADABLE",
-    "ForeignFiles",
-    "StoreFormat",
-    "StoreRoot",
-    "check_path",
-    "identities_in",
-    "is_whole",
-    "open_root",
-    "open_root_to_read",
-    "read_manifests",
-    "write_manifest",
-]
-
 logger = logging.getLogger(__name__)
 
 MANIFEST_NAME = "manifest.json"

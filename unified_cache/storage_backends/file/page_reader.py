@@ -43,8 +43,6 @@ from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE
 from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject, UsedBetween
 
-__all__ = ["FILES_OPEN_MAX", "ListedObject", "OpenDirectories", "PageReader", "objects_in", "place_of"]
-
 _FAN_DIGITS = 1
 """Leading digits of a key that name its directory."""
 

@@ -25,8 +25,6 @@ from unified_cache.storage_backends.file.page_reader import ListedObject, OpenDi
 from unified_cache.storage_backends.protocol import Answer, PageIO, StoredObject
 from unified_cache.storage_backends.removals import RemovalBuffer
 
-__all__ = ["FileQuota", "OpenCounter"]
-
 SWEEP_SHARE = 16
 """A process begins a sweep whenever it has stored the cap divided by this, and ends it within as much more."""
 

@@ -76,8 +76,6 @@ from unified_cache.storage_backends.file.quota import FileQuota, OpenCounter
 from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject, UsedBetween
 
-__all__ = ["FileReader", "FileStorage", "open_url"]
-
 FORMAT = StoreFormat("file store", 2)
 """See docs/format.md."""
 

@@ -14,8 +14,6 @@ from urllib.parse import parse_qsl, urlsplit
 from unified_cache.core.errors import ConfigError, StorageError, without_secrets
 from unified_cache.storage_backends.mooncake.native import SEGMENT_BYTES_MIN
 
-__all__ = ["PROBE_TIMEOUT_S", "MooncakeAddress", "address_of_url", "probe_master"]
-
 ADMIN_PORT = 9003
 """Of the HTTP side of ``mooncake_master``, unless it is given another."""
 

@@ -39,8 +39,6 @@ from unified_cache.storage_backends.mooncake.native import (
 )
 from unified_cache.storage_backends.protocol import PageIO
 
-__all__ = ["MasterAdmin", "MooncakeClient", "ObjectBuffers", "batches", "client_of", "object_buffers"]
-
 EXIT_WAIT_S = 8.0
 """Wait for calls in flight when the process ends: each ends by itself within the settings' timeouts."""
 

@@ -18,8 +18,6 @@ from zlib import crc32
 
 from unified_cache.storage_backends.common.breaker import Backoff, CircuitBreaker
 
-__all__ = ["Endpoints", "LocationCache", "NodeChoice", "ReplicaLocation"]
-
 STAY_S = 1.0
 """Time for which one node is put on: longer than the puts of one prompt, and short enough to fill all nodes alike."""
 

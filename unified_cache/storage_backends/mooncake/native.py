@@ -16,20 +16,6 @@ from typing import Protocol, cast
 
 from unified_cache.core.errors import ConfigError
 
-__all__ = [
-    "METADATA",
-    "SEGMENT_BYTES_MIN",
-    "NativeStore",
-    "PutConfig",
-    "Replica",
-    "ResultCode",
-    "apt_command",
-    "load_store",
-    "missing_packages",
-    "new_put_config",
-    "usable_wheel",
-]
-
 WHEELS = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine")
 """Without and with CUDA; both install the package ``mooncake``, one over the other."""
 
@@ -70,11 +56,15 @@ class ResultCode(IntEnum):
 
 
 class BufferDescriptor(Protocol):
+    """Place of a replica, as the library describes it."""
+
     transport_endpoint: str
     size: int
 
 
 class MemoryReplica(Protocol):
+    """A replica in the memory of a node."""
+
     buffer_descriptor: BufferDescriptor
 
 

@@ -46,8 +46,6 @@ from unified_cache.storage_backends.protocol import (
     StoredObject,
 )
 
-__all__ = ["ManifestObjects", "MooncakeStorage", "identity_in", "open_url"]
-
 NAME = "mooncake"
 
 CALL_BYTES = 64 << 20

@@ -24,8 +24,6 @@ from unified_cache.core.errors import ConfigError
 if TYPE_CHECKING:  # these names are in obstore's stubs alone
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
-__all__ = ["NO_PROXY", "BucketAddress", "address_of_url", "is_panic", "open_bucket"]
-
 REQUESTS = 16
 """Requests of one call at a time: more gain nothing on loopback, and a bucket far away likes some more."""
 

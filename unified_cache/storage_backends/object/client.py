@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
     from obstore.store import ObjectStore
 
-__all__ = ["Bucket", "ForbiddenError", "Item", "RequestThreads", "reason_of"]
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

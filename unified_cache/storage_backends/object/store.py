@@ -42,8 +42,6 @@ from unified_cache.storage_backends.protocol import (
     StoredObject,
 )
 
-__all__ = ["ObjectStorage", "open_az_url", "open_gs_url", "open_s3_url"]
-
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")

@@ -25,27 +25,13 @@ from unified_cache.storage_backends.offline.listing import (
     ObjectPools,
     ReadObject,
     ReadOutcome,
+    Watch,
     batches,
     empty_page,
     read_verified,
     take_inventory,
 )
-from unified_cache.storage_backends.offline.upkeep import Watch
 from unified_cache.storage_backends.protocol import Answer, Level, Store, StoredObject
-
-__all__ = [
-    "CopyPlan",
-    "CopyResult",
-    "Prefetched",
-    "PrefixPlan",
-    "backup_prefixes",
-    "copy_identity",
-    "exist",
-    "plan_backup",
-    "plan_identity",
-    "plan_prefetch",
-    "prefetch_prefixes",
-]
 
 CHUNK_PAGES = 64
 """Pages whose objects are copied together, one pool after the other: an interrupted copy leaves whole pages behind it,
@@ -212,6 +198,7 @@ def copy_identity(source: Store, target: Store, description: Description, plan: 
 
 
 def chunks(tasks: Iterable[CopyTask]) -> Iterator[list[CopyTask]]:
+    """Yield tasks in runs of ``CHUNK_PAGES``."""
     waiting = iter(tasks)
     while chunk := list(islice(waiting, CHUNK_PAGES)):
         yield chunk

@@ -14,23 +14,6 @@ from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
 from unified_cache.storage_backends.protocol import Answer, PageIO, Store, StoredObject
 from unified_cache.storage_backends.verified import summed
 
-__all__ = [
-    "FlawedObject",
-    "ObjectCount",
-    "ObjectPools",
-    "ReadObject",
-    "ReadOutcome",
-    "Watch",
-    "batches",
-    "count_objects",
-    "empty_page",
-    "listed",
-    "read_verified",
-    "take_inventory",
-    "total_of",
-    "unwatched",
-]
-
 BATCH_OBJECTS_MAX = 64
 """Objects in one call of a backend."""
 

@@ -15,8 +15,6 @@ from unified_cache.core.files import read_up_to
 from unified_cache.core.nesting import parse_json
 from unified_cache.core.page import Namespace, Prompt
 
-__all__ = ["read_prompts"]
-
 PROMPTS_BYTES_MAX = 256 << 20
 """40 million token ids."""
 

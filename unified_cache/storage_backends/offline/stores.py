@@ -15,20 +15,6 @@ from unified_cache.storage_backends.url import open_storage, split_choice
 from unified_cache.storage_backends.wrappers import CheckedStorage
 from unified_cache.storage_backends.wrappers.coded import CodedStorage
 
-__all__ = [
-    "StoredIdentity",
-    "Undescribed",
-    "choose",
-    "has_cap_of_its_own",
-    "identities_of",
-    "is_absent",
-    "open_existing",
-    "open_pages_to_read",
-    "open_to_read",
-    "open_to_write",
-    "selected",
-]
-
 DIRECTORY_STORES: Mapping[str, type[FileStorage | PackedStorage]] = {"file": FileStorage, "packed": PackedStorage}
 """Stores in a directory, by scheme."""
 

@@ -30,8 +30,6 @@ from unified_cache.storage_backends.offline.listing import (
 from unified_cache.storage_backends.offline.stores import StoredIdentity, Undescribed
 from unified_cache.storage_backends.protocol import PageIO, Store, StoredObject
 
-__all__ = ["Garbage", "Verification", "Watch", "clear", "collect", "find_garbage", "scrub", "shrink", "verify"]
-
 logger = logging.getLogger(__name__)
 
 REMOVE_LABELS_MAX = 1000

@@ -12,8 +12,6 @@ from unified_cache.storage_backends.packed.segment import SegmentKey, SegmentSlo
 from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
 from unified_cache.storage_backends.removals import RemovalBuffer
 
-__all__ = ["PageIndex", "PutBatch"]
-
 
 @dataclass(slots=True)
 class PutBatch:

@@ -19,17 +19,6 @@ from unified_cache.core.seal import PageChecksum
 from unified_cache.storage_backends.directory.disk import Disk, close_quietly, distrust, read_at, write_at
 from unified_cache.storage_backends.directory.page_reads import DirectReads, Place
 
-__all__ = [
-    "PlacedSlots",
-    "Segment",
-    "SegmentKey",
-    "SegmentSlot",
-    "TableEntry",
-    "by_segment",
-    "parse_file_name",
-    "taken_bytes",
-]
-
 FILE_BYTES = 4 << 30
 """Pages of a file take about as much, so a terabyte of pages of 64 KiB and more has 256 files, all open; one of 4 KiB
 pages has 4096, see ``SLOTS_MAX``. What was not written takes no room."""

@@ -23,8 +23,6 @@ from unified_cache.storage_backends.directory.disk import (
 from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE, ForeignFiles, StoreRoot, identities_in
 from unified_cache.storage_backends.packed.segment import Segment, SegmentKey, SegmentSlot, by_segment, parse_file_name
 
-__all__ = ["IDLE_BYTES_MAX", "SegmentFiles"]
-
 
 class FreeSlots:
     """The free slots of one key's segments. Bookkeeping only. The lowest used ones go first, so last files empty."""
@@ -49,6 +47,7 @@ class FreeSlots:
 
     @property
     def segments(self) -> list[Segment]:
+        """Return the segments."""
         return list(self._segments.values())
 
     @property
@@ -63,9 +62,11 @@ class FreeSlots:
         return number
 
     def keep(self, number: int) -> None:
+        """Take a number as used."""
         self._numbers.add(number)
 
     def drop(self, number: int) -> None:
+        """Give a number back."""
         self._numbers.discard(number)
 
     def add(self, segment: Segment, used: Collection[int], reached: int) -> None:
@@ -109,9 +110,11 @@ class FreeSlots:
         return taken
 
     def give(self, slots: Iterable[SegmentSlot]) -> None:
+        """Give slots back that others may have."""
         self._give(slots, self._idle)
 
     def take_empty_segments(self) -> list[Segment]:
+        """Take the segments of which no slot is used."""
         return self._take_empty(self._fresh)
 
     def take_empty_withdrawn(self) -> list[Segment]:

@@ -77,8 +77,6 @@ from unified_cache.storage_backends.packed.segment import (
 from unified_cache.storage_backends.packed.segments import SegmentFiles
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject, UsedBetween
 
-__all__ = ["PackedReader", "PackedStorage", "open_url"]
-
 FORMAT = StoreFormat("packed store", 1)
 """See docs/format.md."""
 

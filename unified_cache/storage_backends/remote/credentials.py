@@ -15,8 +15,6 @@ import grpc
 from unified_cache.core.errors import ConfigError
 from unified_cache.core.files import read_kept
 
-__all__ = ["ClientCredentials", "CredentialFiles", "ReadCredentials"]
-
 logger = logging.getLogger(__name__)
 
 _Stamp = tuple[tuple[int, int, int], ...]

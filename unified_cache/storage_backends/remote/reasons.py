@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from unified_cache.core.errors import InputError
 from unified_cache.storage_backends.protocol import Answer
 
-__all__ = ["answer_of", "answers_of", "reason_of", "reasons_of"]
-
 _CODES = {Answer.FLAWED: 1, Answer.UNAVAILABLE: 2}
 _ANSWERS = {code: answer for answer, code in _CODES.items()}
 

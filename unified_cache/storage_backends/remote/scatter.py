@@ -9,8 +9,6 @@ from unified_cache.proto.wire.parts import Chunk
 from unified_cache.storage_backends.protocol import Answer, PageIO
 from unified_cache.storage_backends.remote.reasons import answer_of
 
-__all__ = ["ScatterReader"]
-
 
 class BufferPiece(NamedTuple):
     """Bytes of one page that have come, or are about to."""

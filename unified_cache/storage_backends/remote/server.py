@@ -18,16 +18,6 @@ from unified_cache.storage_backends.common.breaker import Backoff, CircuitBreake
 from unified_cache.storage_backends.remote.credentials import ClientCredentials
 from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
 
-__all__ = [
-    "STREAM_BYTES_MAX",
-    "Server",
-    "connected",
-    "is_passing",
-    "is_unknown_call",
-    "storage_error",
-    "wants_hello",
-]
-
 PARTS_AHEAD_BYTES = 8 << 20
 """Bytes of a stream that may be under way to a slow reader."""
 

@@ -56,8 +56,6 @@ from unified_cache.storage_backends.remote.server import (
 )
 from unified_cache.storage_backends.remote.url import RemoteOptions, parse_rest
 
-__all__ = ["RemoteStorage", "open_secure_url", "open_url"]
-
 PAGES_PER_CALL = 4096
 """Pages named in one request, where the server takes as many: their names fit into a message."""
 
@@ -91,6 +89,7 @@ class RequestTime:
         return max(0.0, self._ends_s - self._clock())
 
     def timeout_s(self) -> float:
+        """Return the seconds that the next try may take."""
         return min(self._timeout_s, self.left_s())
 
 

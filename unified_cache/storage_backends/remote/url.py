@@ -7,8 +7,6 @@ from unified_cache.core.errors import ConfigError, without_secrets
 from unified_cache.core.files import expanded
 from unified_cache.storage_backends.remote.credentials import CredentialFiles
 
-__all__ = ["RemoteOptions", "parse_rest"]
-
 MARK = "//"
 """Between the scheme and the servers."""
 

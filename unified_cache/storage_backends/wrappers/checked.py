@@ -19,8 +19,6 @@ from unified_cache.storage_backends.protocol import (
 )
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
-__all__ = ["CheckedStorage"]
-
 Result = TypeVar("Result")
 
 READS = frozenset({Answer.HIT, Answer.MISS, Answer.FLAWED, Answer.UNAVAILABLE})

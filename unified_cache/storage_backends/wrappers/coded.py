@@ -30,8 +30,6 @@ from unified_cache.storage_backends.protocol import (
 from unified_cache.storage_backends.wrappers.layer import StorageLayer
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice, PageCoder, Undecoded
 
-__all__ = ["CodedStorage", "coded"]
-
 UNREADABLE_MAX = 1 << 16
 """Names kept of objects that cannot be read here, and are put again: some 15 MB."""
 

@@ -19,8 +19,6 @@ from unified_cache.core.seal import Label
 with needs_extra("compress", "compress=lossless"):
     import zstandard
 
-__all__ = ["PageCompressor", "decompress"]
-
 Bytes = npt.NDArray[np.uint8]
 
 WIDTHS = (1, 2, 4)

@@ -33,8 +33,6 @@ from unified_cache.storage_backends.common.call_threads import CallThreads, call
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
-__all__ = ["DECLARATION_S", "StorageGuard", "declared_capability"]
-
 DECLARATION_S = 60.0
 """Longest wait for a store to say what it can do, and with it how long its other calls may take."""
 

@@ -18,8 +18,6 @@ from unified_cache.storage_backends.protocol import (
 )
 from unified_cache.storage_backends.removals import RemovalFeed
 
-__all__ = ["Method", "StorageLayer"]
-
 Result = TypeVar("Result")
 
 

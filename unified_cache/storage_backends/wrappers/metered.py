@@ -14,8 +14,6 @@ from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 with needs_extra("metrics", "MeteredStorage"):
     from prometheus_client import CollectorRegistry, Counter, Histogram
 
-__all__ = ["LATENCY_BUCKETS_S", "MeteredStorage", "StorageMetrics"]
-
 LATENCY_BUCKETS_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),

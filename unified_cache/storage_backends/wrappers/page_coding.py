@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from unified_cache.storage_backends.wrappers.compression import PageCompressor
     from unified_cache.storage_backends.wrappers.page_keys import PageKeys
 
-__all__ = ["CodingChoice", "PageCoder", "Undecoded"]
-
 _FIELDS = struct.Struct("<BBHIQ8s12s")
 _CHECKSUM = struct.Struct("<Q")
 TAG_BYTES = 16

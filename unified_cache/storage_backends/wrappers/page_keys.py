@@ -36,8 +36,6 @@ with needs_extra("encrypt", "keys="):
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-__all__ = ["PageCipher", "PageKeys"]
-
 logger = logging.getLogger(__name__)
 
 KEY_ID_BYTES = 8
