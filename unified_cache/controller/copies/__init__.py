@@ -9,18 +9,21 @@ engines   the copy engines, which long rows are given to; needs a driver of CUDA
 from importlib import import_module
 from importlib.util import find_spec
 
-from unified_cache.controller.copies.gpu import (
-    AT_ONCE,
-    ComputeStreams,
-    Copied,
-    GpuCopies,
-    PageDistance,
-    PinnedBytes,
-    PoolRows,
-    StagedCopies,
-    page_distance,
-)
-from unified_cache.controller.copies.rows import check_lengths, copy_rows, copy_runs
+from unified_cache.core.extras import needs_extra
+
+with needs_extra("engine", "unified_cache.controller.memory"):
+    from unified_cache.controller.copies.gpu import (
+        AT_ONCE,
+        ComputeStreams,
+        Copied,
+        GpuCopies,
+        PageDistance,
+        PinnedBytes,
+        PoolRows,
+        StagedCopies,
+        page_distance,
+    )
+    from unified_cache.controller.copies.rows import check_lengths, copy_rows, copy_runs
 
 __all__ = [
     "AT_ONCE",
