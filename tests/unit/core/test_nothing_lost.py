@@ -319,15 +319,14 @@ def test_pages_that_another_backup_is_storing_are_stored_by_the_next_one_where_t
     store, workers = ScriptedStorage(), Stepped()
     layout = toy_layout((SPAN_ALL, 2), PAGE)
     toy = ToyEngine(layout, (80, 80), (80, 80), None, workers)
-    config = replace(toy.cache.config, write=WritePolicy.ON_CALL)
+    config = replace(toy.cache.config, write=WritePolicy.SELECTIVE)
     pools = list(toy.pools.values())
     toy.cache = UnifiedCache.open(layout, config, pools, identity=IDENTITY, workers=workers, storage=store)
     prompt = toy.run(prompt_of(toy, 0))
     by_call = started(toy.cache.backup(prompt))
     workers.run()
     toy.cache.poll()
-    longer = toy.run(toy.cache.prompt(np.arange((PROMPT_PAGES + 2) * PAGE, dtype=np.int32), whole=True))
-    started(toy.cache.backup(longer))
+    toy.run(prompt)  # a second use: the policy backs it up, too
     for _ in range(2):  # its copy, and its put of what nobody else is storing
         workers.run_last()
         toy.cache.poll()
@@ -338,7 +337,20 @@ def test_pages_that_another_backup_is_storing_are_stored_by_the_next_one_where_t
         workers.run(len(workers.waiting))
         toy.cache.poll()
     assert by_call.state is OperationState.FAILED
-    assert labels_of(toy, longer) <= store.taken
+    assert labels_of(toy, prompt) <= store.taken
+    check_sums(toy)
+
+
+def test_a_backup_that_is_stopped_between_its_copy_and_its_put_puts_nothing() -> None:
+    store, workers = ScriptedStorage(), Stepped()
+    toy = ToyEngine(toy_layout((SPAN_ALL, 2), PAGE), (80, 80), (80, 80), store, workers)
+    stopped = started(toy.cache.backup(toy.run(prompt_of(toy, 0))))
+    toy.cache.finish_early(stopped)
+    while workers.waiting or toy.cache._controller.live_count:
+        workers.run(len(workers.waiting))
+        toy.cache.poll()
+    assert stopped.state is OperationState.PARTIAL
+    assert not store.taken
     check_sums(toy)
 
 
