@@ -219,6 +219,7 @@ TRANSFERS_MUTANTS = [
         "controller/operation.py",
         "            if self.is_stopping:\n                step.stop()\n",
         "",
+        LOST,
     ),
     Mutant(
         "a stopped transfer calls the store again",
