@@ -376,8 +376,10 @@ class RequestCalls:
         self._published.publish_if_due()
         return over
 
-    def wait_all(self, timeout_s: float) -> list[Operation]:
+    def wait_all(self, timeout_s: float, *, until: Operation | None = None) -> list[Operation]:
         """Poll until no transfer is under way and no backup is due; return the transfers that are over, as ``poll``.
+
+        ``until`` is one whose end is enough, and the others go on.
 
         Raises:
             WaitTimeoutError: some still are after ``timeout_s``; they go on, and ``poll`` returns them.
@@ -385,7 +387,7 @@ class RequestCalls:
         """
         self._enter()
         self._look_for_store()
-        self._scheduler.wait_all(timeout_s, self._storage)
+        self._scheduler.wait_all(timeout_s, self._storage, until)
         over = self._controller.take_completed()
         self._published.publish_if_due()
         return over

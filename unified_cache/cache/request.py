@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Self
 
 import numpy as np
 
 from unified_cache.cache.calls import RequestCalls
 from unified_cache.controller import NotStarted, Operation, OperationState, TransferKind
-from unified_cache.core.errors import StateError
+from unified_cache.core.errors import ClosedError, StateError
 from unified_cache.core.hits import Hits
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Slots
@@ -61,7 +62,11 @@ class Request:
         over: list[Operation] = []
         end_s = time.monotonic() + timeout_s
         while not self.advance():
-            over += self._cache.wait_all(end_s - time.monotonic())
+            if self._operation is None:
+                raise StateError(
+                    "expected a request that is under way, found one that is closed; bring its prompt again"
+                )
+            over += self._cache.wait_all(end_s - time.monotonic(), until=self._operation)
         return over
 
     def _bring(self, deadline_s: float, priority: int) -> Iterator[None]:
@@ -153,21 +158,22 @@ class Request:
         if count > 0:
             self._lock = self._cache.insert(prompt, [slots[:count] for slots in self._own], lock)
             self._own = [slots[count:] for slots in self._own]
-            self.prompt = prompt
+            self.prompt = max(self.prompt, prompt, key=lambda each: each.pages_count)
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Cancel what moves, free its own pages, release the lock; what was inserted stays cached. Twice is once."""
         self._steps = iter(())
-        if self._operation is not None:
-            self._cache.cancel(self._operation)
-            self._operation = None
-        if self._lock is not None:
-            self._cache.free(self._own)
-            self._own = [slots[:0] for slots in self._own]
-            self._cache.release(self._lock)
-            self._lock = None
+        with suppress(ClosedError):  # a closed cache has nothing to take back
+            if self._operation is not None:
+                self._cache.cancel(self._operation)
+                self._operation = None
+            if self._lock is not None:
+                self._cache.free(self._own)
+                self._own = [slots[:0] for slots in self._own]
+                self._cache.release(self._lock)
+                self._lock = None
 
     def __enter__(self) -> Self:
         return self

@@ -215,11 +215,11 @@ class BackupScheduler:
             self.started(request, self._controller.start(TransferKind.BACKUP, steps, tally=tally))
         return bool(started_count)
 
-    def wait_all(self, timeout_s: float, storage: StorageTier | None) -> None:
-        """Wait until no transfer is under way and no backup is due; raise as ``Controller.wait_all``."""
+    def wait_all(self, timeout_s: float, storage: StorageTier | None, until: Operation | None = None) -> None:
+        """Wait until no transfer runs and no backup is due, or ``until`` is over; raise as ``Controller.wait_all``."""
         deadline_s = time.monotonic() + timeout_s
-        self._controller.wait_all(timeout_s)
-        while self.start_due(storage):
+        self._controller.wait_all(timeout_s, until)
+        while self.start_due(storage) and until is None:
             self._controller.wait_all(deadline_s - time.monotonic())
 
     def look_at_clock(self) -> None:

@@ -371,19 +371,25 @@ class Controller:
                 logger.warning("the %s failed: %s", operation.kind.value, operation.error, exc_info=unexpected)
         return completed
 
-    def wait_all(self, timeout_s: float) -> None:
-        """Advance operations until none is live; ``take_completed`` or ``poll`` returns them.
+    def wait_all(self, timeout_s: float, until: Operation | None = None) -> None:
+        """Advance operations until none is live, or the outcome of ``until`` is known.
+
+        ``take_completed`` or ``poll`` returns those that are over.
 
         Raises:
             WaitTimeoutError: something still is after ``timeout_s`` on some rank; it goes on all the same.
             RankLostError: as ``poll``.
         """
         deadline = self._clock() + timeout_s
-        while self._live:
+
+        def is_waiting() -> bool:
+            return bool(self._live) and (until is None or until.state is OperationState.RUNNING)
+
+        while is_waiting():
             left_s = deadline - self._clock()
             has_all_time = self._poll_once(self._wait_s(left_s), has_time=left_s > 0)
             self._report_loss()
-            if not has_all_time and self._live:
+            if not has_all_time and is_waiting():
                 kinds = sorted(operation.kind.value for operation in self._live)
                 raise WaitTimeoutError(f"{len(kinds)} operations still run after {timeout_s} s: {', '.join(kinds)}")
 

@@ -1,11 +1,15 @@
 """One request from ``bring`` to ``close``: what comes from which tier, and what is given back however it ends."""
 
+import math
+from threading import Event
+
 import numpy as np
 import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import COMPONENT_SETS
-from tests.support.operations import present
+from tests.support.operations import over, present
+from tests.support.store_calls import ScriptedStorage
 from unified_cache.cache.request import Request
 from unified_cache.controller import InlineWorkers, TransferKind
 from unified_cache.core.errors import InputError, StateError
@@ -14,6 +18,7 @@ from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, Tier
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
+from unified_cache.storage_backends.wrappers.layer import Method
 
 LAYOUTS = {name: layouts[0] for name, layouts in COMPONENT_SETS.items() if layouts[0].page_size == 1}
 PAGES = 8
@@ -164,3 +169,48 @@ def test_calls_out_of_turn_are_refused() -> None:
             call()
     request.close()
     assert not request.advance()
+    with pytest.raises(StateError):
+        request.wait(timeout_s=5)
+
+
+def test_a_prompt_that_is_inserted_in_parts_stays_whole() -> None:
+    toy = engine(toy_layout((SPAN_ALL, 3), 1))
+    prompt = prompt_of(toy)
+    with toy.cache.bring(prompt) as request:
+        request.wait(timeout_s=5)
+        for end in (3, 5, None):
+            start = request.own_end
+            for component, slots in enumerate(present(request.allocate(end))):
+                toy.write_pages(component, slots, prompt, start)
+            request.insert()
+            assert request.prompt is prompt
+    assert served(toy, prompt) == Hits(device=PAGES)
+
+
+@pytest.mark.parametrize("deadline_s", [math.inf, 0.01])
+def test_a_request_waits_for_nothing_but_what_it_needs(deadline_s: float) -> None:
+    """For no backup of others; and for no store that is still in its call at the deadline."""
+    store, returns = ScriptedStorage(), Event()
+    toy = ToyEngine(toy_layout((SPAN_ALL, 3), 1), (24, 24), (24, 24), store, None)
+    prompt, other = prompt_of(toy), prompt_of(toy, first=100)
+    served(toy, prompt)
+    over(toy.cache, toy.cache.backup(prompt))
+    toy.forget(Tier.DEVICE, *([] if deadline_s == math.inf else [Tier.HOST]))
+    served(toy, other)
+    store.before = {method: lambda: returns.wait(60) for method in (Method.PUT, Method.GET)}
+    toy.cache.backup(other)
+    with toy.cache.bring(prompt, deadline_s) as request:
+        request.wait(timeout_s=5)
+        assert request.hits.host == (PAGES if deadline_s == math.inf else 0)
+    returns.set()
+    toy.cache.wait_all(5)
+    assert is_all_free(toy)
+    toy.cache.close()
+
+
+def test_a_request_ends_quietly_after_its_cache() -> None:
+    toy = engine(toy_layout((SPAN_ALL, 3), 1))
+    with toy.cache.bring(prompt_of(toy)) as request:
+        request.wait(timeout_s=5)
+        request.allocate()
+        toy.cache.close()
