@@ -72,12 +72,12 @@ def open_storage(url: str, *, bytes_max: str | int | None = None, must_write: bo
     if choice is not None:
         PageCoder(choice)  # keys that cannot be had leave no store behind
     backend = factory(rest, None if bytes_max is None else parse_bytes("bytes_max", bytes_max))
+    if not isinstance(backend, Store):
+        raise ConfigError(
+            f"{without_secrets(url)} must open a Store of unified_cache.storage_backends.protocol, "
+            f"found {type(backend).__name__}"
+        )
     try:
-        if not isinstance(backend, Store):
-            raise ConfigError(
-                f"{without_secrets(url)} must open a Store of unified_cache.storage_backends.protocol, "
-                f"found {type(backend).__name__}"
-            )
         if backend.is_read_only:
             if must_write:
                 raise StorageError(f"{without_secrets(url)} may not be written by this process", retryable=False)
@@ -111,7 +111,7 @@ def _factory_of(url: str) -> tuple[_Factory, str]:
     scheme, colon, rest = url.partition(":")
     if not colon or not scheme:
         raise ConfigError(f"a store is named as {_known()} or package.module:factory, found {without_secrets(url)!r}")
-    if "." in scheme:
+    if "." in scheme and not scheme.startswith("."):  # which begins a path
         name, _, rest = rest.partition(":")
         factory = _factory_in(scheme, name)
         if factory is None:

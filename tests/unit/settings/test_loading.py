@@ -188,6 +188,12 @@ def test_what_is_no_file_of_toml_is_refused(place: str, said: str, tmp_path: Pat
         ("UNIFIED_CACHE_STORAGE_BYTES", "[" * 5_000, "must be bytes as in 4096, 500MB or 4GiB, found '[[[["),
         ("UNIFIED_CACHE_DEVICE_PAGES", "[" * 5_000, "found '[[[["),
         ("UNIFIED_CACHE_GUARD", "x", "guard must be a table, found 'x'"),
+        (
+            "UNIFIED_CACHE_STORAGE__BYTES",
+            "1GiB",
+            "there is no setting of this name; did you mean UNIFIED_CACHE_STORAGE",
+        ),
+        ("unified_cache_serve_listn", "1", "there is no setting of this name"),
     ],
 )
 def test_a_variable_that_makes_no_sense_is_refused(
@@ -199,6 +205,14 @@ def test_a_variable_that_makes_no_sense_is_refused(
     assert str(refused.value).startswith(variable)
     assert said in str(refused.value)
     assert len(str(refused.value)) < 300
+
+
+def test_metrics_are_switched_off_by_a_file_and_by_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text("metrics.listen = 'none'\n", encoding="utf-8")
+    assert read_settings(ServiceSettings, path).settings.metrics_address is None
+    monkeypatch.setenv(f"{PREFIX}SERVE_METRICS__LISTEN", "none")
+    assert read_settings(ServiceSettings).settings.metrics_address is None
 
 
 def test_variables_of_others_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,16 @@ def test_a_home_and_a_variable_in_a_directory_are_replaced_as_by_a_shell(
     assert (tmp_path / "cache" / "kv" / "store.json").exists()
 
 
+@pytest.mark.parametrize("url", [f"{__name__}:opens_nothing", "./kv:x", ".:x", "..kv.old:x"])
+def test_a_factory_of_no_store_and_a_path_with_a_colon_are_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"must open a Store|must begin with one of"):
+        open_storage(url)
+
+
+def opens_nothing(_rest: str, _bytes_max: int | None) -> None:
+    """Return no store: a factory of a third party that forgot to."""
+
+
 def test_the_home_of_nobody_is_refused() -> None:
     with pytest.raises(ConfigError, match="~nobody-at-all"):
         open_storage("file:~nobody-at-all/kv")

@@ -194,12 +194,16 @@ def _unknown_at_the_top(values: _Values) -> Iterator[str]:
 
 def _unknown_variables() -> Iterator[str]:
     """Yield a sentence for every variable that begins with the name of no setting; what is in a table, that says."""
-    fields = [(section, field) for section, model in SECTIONS.items() for field in model.model_fields]
-    known = [f"{PREFIX}{each}".upper() for section, field in fields for each in (field, f"{section}_{field}")]
+    fields = [
+        (field, f"{section}_{field}", nested)
+        for section, model in SECTIONS.items()
+        for field, nested, _ in (each.name.partition(".") for each in settings_of(model))
+    ]
+    known = {f"{PREFIX}{name}".upper(): nested for *names, nested in fields for name in names}
     for variable in sorted(os.environ):
-        if variable.startswith(PREFIX) and _OTHERS.fullmatch(variable) is None:
-            name = variable.partition("__")[0]
-            if name.upper() not in known:
+        if variable.upper().startswith(PREFIX) and _OTHERS.fullmatch(variable.upper()) is None:
+            name, nested, _ = variable.partition("__")
+            if name.upper() not in known or (nested and not known[name.upper()]):
                 yield f"{variable}: there is no setting of this name{did_you_mean(name, known)}"
 
 

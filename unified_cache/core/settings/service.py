@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from unified_cache.core.settings.addresses import Address, ListenAddress
 from unified_cache.core.settings.cache import GuardSettings
@@ -131,8 +131,10 @@ class QuotaSettings(TenantQuota):
 class MetricsSettings(Section):
     """Metrics for Prometheus, and a live page that reads them."""
 
-    listen: Address | None = "127.0.0.1:9464"
-    """Address of /metrics and of a live page at /, None for neither; over TLS if the service itself is."""
+    listen: Annotated[Address | None, BeforeValidator(lambda given: None if given == "none" else given)] = (
+        "127.0.0.1:9464"
+    )
+    """Address of /metrics and of a live page at /, ``none`` for neither; over TLS if the service itself is."""
     client_ca: FilePath | None = None
     """Authorities whose certificates may read the metrics of all tenants, beside an admin's certificate or token."""
 
