@@ -139,8 +139,8 @@ class UnifiedCache(RequestCalls):
         """Begin a request: bring what storage and host hold of its prompt to the device, and pin what is there then.
 
         It prefetches, loads and locks, and so counts once. Reading storage ends as a ``prefetch`` with ``deadline_s``
-        does. What the device has in full is pinned when this returns. Use it in a ``with`` block, which gives all
-        back however it is left.
+        does. What the device has in full is pinned when this returns. Its pages, those that it inserts among them, get
+        at least ``priority``. Use it in a ``with`` block, which gives all back however it is left.
 
         Raises:
             InputError: the deadline is no positive number of seconds.

@@ -29,7 +29,7 @@ class Request:
     rest into what ``allocate`` returns, and ``insert``. Calls out of turn raise ``StateError``.
     """
 
-    __slots__ = ("_cache", "_ends", "_lock", "_operation", "_own", "_steps", "hits", "prompt")
+    __slots__ = ("_cache", "_ends", "_lock", "_operation", "_own", "_priority", "_steps", "hits", "prompt")
 
     def __init__(self, cache: RequestCalls, prompt: Prompt, deadline_s: float, priority: int) -> None:
         """Take a prompt; nothing is asked or started before the first ``advance``."""
@@ -42,7 +42,8 @@ class Request:
         self._lock: Lock | None = None
         self._operation: Operation | None = None
         self._own = [np.empty(0, np.int32) for _ in cache.layout.components]
-        self._steps = self._bring(deadline_s, priority)
+        self._priority = priority
+        self._steps = self._bring(deadline_s)
 
     # ---- what the tiers hold ---------------------------------------------------------------------------------
 
@@ -69,9 +70,9 @@ class Request:
             over += self._cache.wait_all(end_s - time.monotonic(), until=self._operation)
         return over
 
-    def _bring(self, deadline_s: float, priority: int) -> Iterator[None]:
+    def _bring(self, deadline_s: float) -> Iterator[None]:
         """Move what lies further down; yield while it moves. What fails to come, or was declined, is computed."""
-        cache, prompt = self._cache, self.prompt
+        cache, prompt, priority = self._cache, self.prompt, self._priority
         found = cache.match(prompt, priority)
         if found.host_end < prompt.reusable_pages:
             yield from self._moving(cache.prefetch(prompt, deadline_s))
@@ -156,7 +157,7 @@ class Request:
         prompt = prompt.head(min(prompt.pages_count, self.own_end))
         count = prompt.pages_count - lock.end
         if count > 0:
-            self._lock = self._cache.insert(prompt, [slots[:count] for slots in self._own], lock)
+            self._lock = self._cache.insert(prompt, [slots[:count] for slots in self._own], lock, self._priority)
             self._own = [slots[count:] for slots in self._own]
             self.prompt = max(self.prompt, prompt, key=lambda each: each.pages_count)
 

@@ -8,10 +8,11 @@ import pytest
 
 from tests.support.cache import ToyEngine, toy_layout
 from tests.support.components import COMPONENT_SETS
-from tests.support.operations import over, present
+from tests.support.operations import configured, over, present
 from tests.support.store_calls import ScriptedStorage
 from unified_cache.cache.request import Request
 from unified_cache.controller import InlineWorkers, TransferKind
+from unified_cache.core.config import EvictionConfig, EvictionPolicy
 from unified_cache.core.errors import InputError, StateError
 from unified_cache.core.hits import Hits
 from unified_cache.core.page import Prompt
@@ -206,6 +207,15 @@ def test_a_request_waits_for_nothing_but_what_it_needs(deadline_s: float) -> Non
     toy.cache.wait_all(5)
     assert is_all_free(toy)
     toy.cache.close()
+
+
+def test_what_a_request_computes_has_its_priority() -> None:
+    toy = engine(toy_layout((SPAN_ALL, 3), 1), pages=2 * PAGES)
+    configured(toy, eviction=EvictionConfig(device=(EvictionPolicy.PRIORITY,)))
+    for first, priority in ((0, 9), (100, 1), (200, 1)):
+        with toy.cache.bring(prompt_of(toy, first=first), priority=priority) as request:
+            compute(toy, request)
+    assert served(toy, prompt_of(toy)) == Hits(device=PAGES)
 
 
 def test_a_request_ends_quietly_after_its_cache() -> None:
