@@ -54,6 +54,13 @@ def test_the_log_is_shown_from_a_level_on(level: str, is_shown: bool) -> None:
     assert ("WARNING unified_cache.storage_backends.common.breaker: a breaker opens" in said.err) == is_shown
 
 
+@pytest.mark.parametrize("group", ["storage", "token", "config", "trace"])
+def test_a_group_without_a_command_prints_its_help_and_no_error_without_words(group: str) -> None:
+    said = ask(group)
+    assert (said.status, said.err) == (2, "")
+    assert "Usage" in said.out
+
+
 @pytest.mark.parametrize("words", ["conformance keys_only: --keys-only", "--help", "storage stat --help", "--version"])
 def test_whoever_stops_reading_ends_a_command_as_shells_expect(words: str) -> None:
     reader, writer = os.pipe()

@@ -27,7 +27,7 @@ from unified_cache.core.shards import NamedShard
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Capability, PageIO
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
 
 TOKENS = {number: np.random.default_rng(number).integers(0, 1000, PAGES * PAGE_SIZE).tolist() for number in (1, 2)}
 TENANT = Namespace(tenant="acme")
@@ -145,6 +145,42 @@ class ForgetfulStorage(MemoryStorage):
 
 def faulty(rest: str, bytes_max: int | None) -> ForgetfulStorage:
     return ForgetfulStorage(bytes_max)
+
+
+class LeastStorage(Store):
+    """Has the four methods that a store must have, and no other."""
+
+    def __init__(self) -> None:
+        self._pages = MemoryStorage(None)
+
+    def exists(self, labels: Sequence[Label]) -> list[Answer]:
+        return self._pages.exists(labels)
+
+    def get(self, pages: Sequence[PageIO]) -> list[Answer]:
+        return self._pages.get(pages)
+
+    def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
+        return self._pages.put(pages, level)
+
+    def remove(self, labels: Sequence[Label]) -> int:
+        return self._pages.remove(labels)
+
+
+def least(_rest: str, _bytes_max: int | None) -> LeastStorage:
+    return LeastStorage()
+
+
+def test_of_a_backend_of_four_methods_what_it_does_not_list_is_not_tried() -> None:
+    said = ask("conformance", "tests.e2e.test_storage_commands:least", "--json")
+    verdicts = {promise["promise"]: promise["verdict"] for promise in json.loads(said.out)["promises"]}
+    assert [promise for promise, verdict in verdicts.items() if verdict == "skip"] == [
+        "a scan lists every object of one identity and of no other",
+        "clear makes every page of one identity a miss and no page of another",
+    ]
+    # What has a default that does nothing goes on doing that after close.
+    assert [promise for promise, verdict in verdicts.items() if verdict == "FAIL"] == [
+        "every method but close raises closed error after close and close twice is close once"
+    ]
 
 
 def test_a_backend_that_breaks_promises_is_told_which_and_one_that_hangs_is_left_behind() -> None:

@@ -93,7 +93,8 @@ def run(arguments: Sequence[str]) -> int:
             command.run()
         sys.stdout.flush()
     except typer.TyperException as error:
-        return _refused(error.format_message(), EXIT_USAGE)
+        text = error.format_message()
+        return _refused(text, EXIT_USAGE) if text else EXIT_USAGE  # without a command the help was printed
     except InputError as error:
         return _refused(str(error), EXIT_USAGE)
     except CacheError as error:

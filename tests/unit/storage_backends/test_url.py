@@ -82,6 +82,16 @@ def opens_nothing(_rest: str, _bytes_max: int | None) -> None:
     """Return no store: a factory of a third party that forgot to."""
 
 
+class ReadOnlyStorage(MemoryStorage):
+    """May not be written by this process."""
+
+    is_read_only = True
+
+
+def test_a_layer_says_that_the_store_beneath_it_may_not_be_written() -> None:
+    assert VerifiedStorage(ReadOnlyStorage(None)).is_read_only
+
+
 def test_the_home_of_nobody_is_refused() -> None:
     with pytest.raises(ConfigError, match="~nobody-at-all"):
         open_storage("file:~nobody-at-all/kv")

@@ -102,6 +102,11 @@ class StorageLayer(Store):
         return self._call(Method.CLEAR, partial(self._backend.clear, identity))
 
     @property
+    def is_read_only(self) -> bool:
+        """Whether this process may not write the wrapped backend."""
+        return self._backend.is_read_only
+
+    @property
     def decline_reason(self) -> str:
         """Why the wrapped backend last declined a put; empty where it has not, or does not say."""
         return self._backend.decline_reason
