@@ -4,6 +4,7 @@ import gc
 import logging
 import random
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from unified_cache.core.errors import (
 )
 from unified_cache.storage_backends.common.bounded_call import time_left_s
 from unified_cache.storage_backends.common.breaker import Backoff, BreakerState, CircuitBreaker
+from unified_cache.storage_backends.common.call_threads import CallThreads
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
@@ -634,3 +636,17 @@ class BreakerMachine(RuleBasedStateMachine):
 
 TestBreakerAgainstItsModel = BreakerMachine.TestCase
 TestBreakerAgainstItsModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_call_that_its_caller_gives_up_counts_while_it_hangs() -> None:
+    faulty = scripted({0: StorageFault.HANG}, filled(MemoryStorage()))
+    storage = breaking(faulty, 1, time.monotonic, SHORT_S)
+    threads = CallThreads("caller", 1)
+    call = threads.submit(lambda: storage.get(blank([1])))
+    assert faulty.wait_until_hung(1, PATIENCE_S)
+    assert not call.settle(SHORT_S)
+    threads.leave(call)
+    assert not call.returned
+    assert storage.breaker.state is BreakerState.OPEN
+    let_go(faulty, 1)
+    threads.close(PATIENCE_S)
