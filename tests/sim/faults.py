@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from tests.support.faulty_storage import SeededFaults, StorageFault
@@ -10,7 +11,7 @@ from tests.support.store_calls import WatchedStorage
 from unified_cache.core.errors import StorageError
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO
 from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
 
 Result = TypeVar("Result")
@@ -67,6 +68,10 @@ class DecliningStorage(MemoryStorage):
         self._rng = rng
         self._others = random.Random(bytes_max)
         """Draws what others do, so that the rest of a seed does not depend on it."""
+
+    def capability(self) -> Capability:
+        """Declare its cap, whatever others leave of the space."""
+        return replace(super().capability(), bytes_max=self._space_bytes)
 
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         self._let_others_act()
