@@ -47,6 +47,7 @@ __all__ = [
     "LayoutError",
     "LockError",
     "MissingExtraError",
+    "NotOfferedError",
     "OperationTimeoutError",
     "OwnerThreadError",
     "RankError",
@@ -171,6 +172,13 @@ class StorageFullError(StorageError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retryable=True)
+
+
+class NotOfferedError(StorageError):
+    """A store does not have what it was asked for, and works: nothing that speaks against it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retryable=False)
 
 
 class CallInFlight(Protocol):

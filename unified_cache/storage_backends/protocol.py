@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from unified_cache.core.errors import ConfigError, StorageError
+from unified_cache.core.errors import ConfigError, NotOfferedError
 from unified_cache.core.pool import ModelLayout
 from unified_cache.core.seal import HEADER_BYTES, Label, PageChecksum
 from unified_cache.proto.manifest_pb2 import Manifest
@@ -231,7 +231,7 @@ class Store(ABC):
 
     def scan(self, identity: bytes, cursor: str = "") -> Scan:
         """List objects of one identity, a bounded number at a time, from ``cursor`` on."""
-        raise StorageError(f"the {self.capability().name} store does not list what it has", retryable=False)
+        raise NotOfferedError(f"the {self.capability().name} store does not list what it has")
 
     def clear(self, identity: bytes) -> int:
         """Remove every object of one identity, also those that the store has in memory; return how many there were.

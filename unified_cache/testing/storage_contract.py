@@ -23,7 +23,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from unified_cache.components import Full
-from unified_cache.core.errors import ClosedError, InputError, StorageError
+from unified_cache.core.errors import ClosedError, InputError, NotOfferedError, StorageError
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded, seal_buffers
 from unified_cache.storage_backends.manifest import manifest_of
@@ -93,8 +93,8 @@ def lists(storage: Store) -> bool:
     """Return whether a store lists what it has; it need not."""
     try:
         storage.scan(label(0).identity)
-    except StorageError as error:
-        return error.retryable
+    except NotOfferedError:
+        return False
     return True
 
 

@@ -8,7 +8,7 @@ from enum import Enum
 from threading import Lock
 from types import TracebackType
 
-from unified_cache.core.errors import CacheError, ConfigError, StorageError, StorageFullError
+from unified_cache.core.errors import CacheError, ConfigError, NotOfferedError, StorageError, StorageFullError
 
 _DOUBLINGS_MAX = 60
 """A second doubled so often outlasts every machine; more would overflow a float."""
@@ -182,5 +182,5 @@ class CircuitBreaker:
 def _is_failure(error: BaseException) -> bool:
     """Return whether an exception speaks against the store, and not against the call."""
     if isinstance(error, StorageError):
-        return not isinstance(error, StorageFullError)
+        return not isinstance(error, StorageFullError | NotOfferedError)
     return not isinstance(error, CacheError)

@@ -24,6 +24,7 @@ from unified_cache.core.errors import (
     ClosedError,
     ConfigError,
     InputError,
+    NotOfferedError,
     StorageError,
     StorageFullError,
     StorageTimeoutError,
@@ -33,9 +34,24 @@ from unified_cache.storage_backends.common.breaker import Backoff, BreakerState,
 from unified_cache.storage_backends.common.call_threads import CallThreads
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
 from unified_cache.storage_backends.wrappers import Method, StorageGuard
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, blank_page, bytes_of, label, sealed_page
+
+
+class UnlistedStorage(MemoryStorage):
+    """Does not list what it has, as a store that has no more than the four methods of one."""
+
+    scan = Store.scan
+
+
+def test_what_a_store_does_not_offer_pauses_it_for_nobody() -> None:
+    storage = StorageGuard(UnlistedStorage(None), MemoryStorage(None).capability(), GuardConfig())
+    for _ in range(20):
+        with pytest.raises(NotOfferedError):
+            storage.scan(label(0).identity)
+    assert storage.breaker.state is BreakerState.CLOSED
+    storage.close()
 
 
 def test_a_fault_that_passes_is_not_seen() -> None:
