@@ -242,6 +242,8 @@ class Backups:
         request.begin()
         run.tally.asked = request.pages_count
         self._take_off_known(run, found)
+        for component in range(len(ledger.layout.components)):
+            request.leave_out(component, found.arriving_pages(Tier.HOST, component), LeftOut.UNDER_WAY)
         longest = max(ledger.fitting_end(found, Tier.DEVICE, Tier.HOST), found.full_end(Tier.HOST))
         for end in [longest, *self._other_ends(found, longest, run)] if longest else ():
             if end != longest:

@@ -40,7 +40,7 @@ class LeftOut(Enum):
     """The host does not hold the prompt even when it is empty, and there is no storage that it could go on to."""
     DEVICE_FULL = "device_full"
     UNDER_WAY = "under_way"
-    """Another backup was storing it."""
+    """Another transfer was copying or storing it."""
     DECLINED = "declined"
     """The store had no room."""
     FAILED = "failed"

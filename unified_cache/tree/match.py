@@ -99,6 +99,11 @@ class Match:
                 evictable[node.start : first_pinned] = held[: first_pinned - node.start] >= 0
         return evictable
 
+    def arriving_pages(self, tier: Tier, component: int) -> Pages:
+        """Return a mask of the pages of the prompt that a transfer is bringing to ``tier``."""
+        self.check_alive()
+        return _arriving_pages(self.path, self._at(tier, component), self.tree_end, self.prompt.pages_count)
+
     def full_end(self, tier: Tier) -> int:
         """Return the first page that component 0 does not hold on ``tier``."""
         self.check_alive()

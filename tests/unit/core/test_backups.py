@@ -131,6 +131,19 @@ def test_two_backups_at_a_time_offer_what_they_share_once() -> None:
     assert len(store.offered) == len(set(store.offered))
 
 
+def test_a_backup_leaves_what_another_one_copies_to_that() -> None:
+    toy = engine(MemoryStorage())
+    workers = Stepped()
+    cache = configured_with(workers, toy, write=WritePolicy.ON_CALL)
+    prompt = serve(toy, 4)
+    first, second = started(cache.backup(prompt)), started(cache.backup(prompt))
+    while workers.waiting:
+        workers.run()
+        cache.poll()
+    assert (first.state, second.state) == (OperationState.DONE, OperationState.PARTIAL)
+    assert second.tally.left_out == {LeftOut.UNDER_WAY: second.tally.asked}
+
+
 @pytest.mark.parametrize("how", ["cleared", "other store"])
 def test_write_through_offers_again_what_storage_has_no_more(how: str) -> None:
     store = ScriptedStorage()
