@@ -35,7 +35,7 @@ from unified_cache.service.limits import Limits
 from unified_cache.service.requests.assembler import page_in
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO
+from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, Store
 
 
 class PausedStorage(MemoryStorage):
@@ -59,6 +59,7 @@ class RaisingStorage(MemoryStorage):
     def __init__(self) -> None:
         super().__init__()
         self.error: StorageError | None = None
+        self.unlisted = False
         self.hung = threading.Event()
         self.hung.set()
 
@@ -76,6 +77,9 @@ class RaisingStorage(MemoryStorage):
     def put(self, pages: Sequence[PageIO], level: Level) -> list[Answer]:
         self._check()
         return super().put(pages, Level.CACHED)
+
+    def scan(self, identity: bytes, cursor: str = "") -> Scan:
+        return Store.scan(self, identity, cursor) if self.unlisted else super().scan(identity, cursor)
 
     def touch(self, labels: Sequence[Label]) -> None:
         self._check()
@@ -126,6 +130,14 @@ def got(wire: Wire, *numbers: int) -> list[int]:
 
 def put_durable(wire: Wire, number: int) -> bytes:
     return pb.PutReply.FromString(wire.put([start(number, level=pb.DURABLE), part(page(number))])).stored
+
+
+def test_what_a_store_does_not_offer_is_no_outage(store: RaisingStorage, serve: Serve) -> None:
+    store.unlisted = True
+    running, wire = serve()
+    with refused(grpc.StatusCode.FAILED_PRECONDITION, "the store cannot do this"):
+        wire.ask(Call.SCAN, pb.ScanRequest(identity=IDENTITY))
+    assert "store_failed" not in {kind for kind, _ in running.notes.anomalies}
 
 
 @pytest.mark.threat("a store that fails or hangs")

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import grpc
 
-from unified_cache.core.errors import ClosedError, InputError, StorageError
+from unified_cache.core.errors import ClosedError, InputError, NotOfferedError, StorageError
 from unified_cache.core.settings.service import Role
 from unified_cache.proto.wire.calls import RETRY_AFTER, Call
 from unified_cache.service.access.callers import AuditEntry, Caller, Observer, Refused
@@ -162,6 +162,8 @@ class ServiceGate:
             return error
         if isinstance(error, InputError):
             return Refused(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if isinstance(error, NotOfferedError):
+            return Refused(grpc.StatusCode.FAILED_PRECONDITION, "the store cannot do this")
         if isinstance(error, StorageError | ClosedError):
             self._observer.anomaly("store_failed", f"{method.value}: {error}")
             return Refused(grpc.StatusCode.UNAVAILABLE, "the store does not answer")
