@@ -73,8 +73,6 @@ def test_the_blocks_of_the_document_run(tmp_path: Path, monkeypatch: pytest.Monk
     file, commands, program = code_blocks(GUIDE)
     Path("unified-cache.toml").write_text(file.text.replace("/var/cache", str(tmp_path)), encoding="utf-8")
     assert ask("config", "check").status == 0
-    with_sizes = f'device_bytes = "1GiB"\n{Path("unified-cache.toml").read_text(encoding="utf-8")}'
-    Path("unified-cache.toml").write_text(with_sizes, encoding="utf-8")
     names: dict[str, object] = {}
     exec(compile(program.text, "docs/configuration.md", "exec"), names)
     config = names["config"]
