@@ -305,7 +305,7 @@ def test_a_model_by_name_and_a_store_by_url_are_opened() -> None:
 def test_what_is_no_store_and_no_url_is_refused_by_the_arguments_name(storage: object) -> None:
     with pytest.raises(ConfigError, match="expected storage as a Store, or the URL of a store"):
         opened(storage=storage)
-    with opened(identity="m", storage=None) as cache, pytest.raises(ConfigError, match="expected storage as a Storage"):
+    with opened(identity="m", storage=None) as cache, pytest.raises(ConfigError, match="expected storage as a Store"):
         cache.attach(storage)  # type: ignore[arg-type]
 
 
