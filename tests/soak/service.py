@@ -63,7 +63,6 @@ tokens = "{directory}/tokens"
 listen = "127.0.0.1:0"
 [guard]
 deadline_s = 0.5
-breaker_pause_s_max = 1.0
 [quota.tenants.rogue]
 stored_bytes_max = "4MiB"
 calls_max = 4

@@ -263,7 +263,7 @@ def test_a_served_name_that_is_no_path_names_a_model_of_its_own(tmp_path: Path) 
         ({"extra": {"url": ""}}, "must name the store"),
         ({"url": "no-such-store:"}, "must begin with one of"),
         ({"extra": {"interface_v1": 0}}, "interface_v1"),
-        ({"extra": {"uri": "file:x"}}, "found uri"),
+        ({"extra": {"uri": "file:x"}}, "no setting uri; did you mean url"),
         ({"extra": {"deadline_s": "soon"}}, "deadline_s"),
         ({"extra": {"deadline_s": -1}}, "deadline_s"),
         ({"extra": {"generation": -1}}, "generation"),

@@ -157,7 +157,7 @@ def test_the_pages_of_the_pieces_before_a_hang_are_hits() -> None:
 
 def test_calls_that_hang_open_the_breaker_of_gets_although_look_ups_work() -> None:
     backend = scripted({2: HANG, 4: HANG}, stored([1]))
-    guard = GuardConfig(deadline_s=0.05, breaker_failures_max=2, retry_rounds_max=1)
+    guard = GuardConfig(deadline_s=0.5, breaker_failures_max=2, retry_rounds_max=1)
     store = opened_store(backend, EngineStoreConfig(guard=guard))
     for _ in range(2):
         assert store.exists([label_of(1)]) == [Answer.HIT]
