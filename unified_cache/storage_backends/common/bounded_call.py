@@ -30,7 +30,7 @@ calls to a store take no lock of these.
 import math
 from collections.abc import Callable
 from enum import Enum
-from threading import TIMEOUT_MAX, Lock, get_ident, local
+from threading import Lock, get_ident, local
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -55,6 +55,9 @@ class Again(Enum):
 
     AGAIN = "again"
 
+
+LOOK_S = 0.5
+"""Longest wait without a look at signals: a Ctrl-C that comes as a wait begins is seen only when it ends."""
 
 AGAIN = Again.AGAIN
 
@@ -272,7 +275,10 @@ def time_left_s() -> float:
 
 
 def _is_free(lock: Lock, timeout_s: float) -> bool:
-    if not lock.acquire(timeout=min(max(timeout_s, 0.0), TIMEOUT_MAX)):
-        return False
+    left_s = max(timeout_s, 0.0)
+    while not lock.acquire(timeout=min(left_s, LOOK_S)):
+        left_s -= LOOK_S
+        if left_s <= 0.0:
+            return False
     lock.release()
     return True
