@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Self
 
-from unified_cache.cache.calls import RequestCalls
+from unified_cache.cache.calls import RequestCalls, check_deadline
 from unified_cache.cache.explain.cached import explain
 from unified_cache.cache.explain.explanation import Explanation
 from unified_cache.cache.recording import RequestWatcher
@@ -146,6 +146,7 @@ class UnifiedCache(RequestCalls):
             InputError: the deadline is no positive number of seconds.
         """
         self._enter()
+        check_deadline(deadline_s)
         request = Request(self, prompt, deadline_s, priority)
         request.advance()
         return request

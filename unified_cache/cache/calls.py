@@ -40,6 +40,13 @@ from unified_cache.tree import UNNAMED, Lock, Match
 logger = logging.getLogger(__name__)
 
 
+def check_deadline(deadline_s: float) -> None:
+    """Raise InputError for what is no time from now."""
+    check_kind(deadline_s, int | float, "deadline_s as a number of seconds")
+    if not deadline_s > 0:
+        raise InputError(f"deadline_s must be a positive number of seconds from now, found {deadline_s}")
+
+
 class RequestCalls:
     """Base of ``UnifiedCache``: its calls for one request, its prefix, slots and transfers."""
 
@@ -328,9 +335,7 @@ class RequestCalls:
         """
         self._enter()
         self._ledger.tree.check_prompt(prompt)
-        check_kind(deadline_s, int | float, "deadline_s as a number of seconds")
-        if not deadline_s > 0:
-            raise InputError(f"deadline_s must be a positive number of seconds from now, found {deadline_s}")
+        check_deadline(deadline_s)
         prompt = prompt.reusable
         if self._storage is None:
             return NotStarted.NO_STORAGE

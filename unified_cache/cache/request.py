@@ -9,7 +9,7 @@ import numpy as np
 
 from unified_cache.cache.calls import RequestCalls
 from unified_cache.controller import NotStarted, Operation, OperationState, TransferKind
-from unified_cache.core.errors import ClosedError, StateError
+from unified_cache.core.errors import ClosedError, InputError, StateError
 from unified_cache.core.hits import Hits
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Slots
@@ -151,9 +151,12 @@ class Request:
         and pages past the prompt stay its own. Inserting nothing new changes nothing.
 
         Raises:
-            InputError, SlotError: see ``UnifiedCache.insert``; nothing was changed.
+            InputError, SlotError: it is no prompt that goes on from this one, or see ``UnifiedCache.insert``; nothing
+                was changed.
         """
         lock, prompt = self.lock, self.prompt if prompt is None else prompt
+        if not prompt.begins_as(self.prompt):
+            raise InputError("a request inserts its own prompt, or one that goes on from it, found another")
         prompt = prompt.head(min(prompt.pages_count, self.own_end))
         count = prompt.pages_count - lock.end
         if count > 0:

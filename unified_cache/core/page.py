@@ -337,6 +337,12 @@ class Prompt:
             head._keys = self._keys[:pages_count]
         return head
 
+    def begins_as(self, other: "Prompt") -> bool:
+        """Return whether the pages that both have hold the same: tokens, media and what the namespace says."""
+        count = min(self.pages_count, other.pages_count)
+        mine, theirs = self.head(count), other.head(count)
+        return (mine.tokens, mine.root, mine.media) == (theirs.tokens, theirs.root, theirs.media)
+
     @property
     def reusable(self) -> "Prompt":
         """The first ``reusable_pages`` as a prompt of their own."""

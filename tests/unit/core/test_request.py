@@ -15,7 +15,7 @@ from unified_cache.controller import InlineWorkers, TransferKind
 from unified_cache.core.config import EvictionConfig, EvictionPolicy
 from unified_cache.core.errors import InputError, StateError
 from unified_cache.core.hits import Hits
-from unified_cache.core.page import Prompt
+from unified_cache.core.page import Namespace, Prompt
 from unified_cache.core.pool import ModelLayout, Tier
 from unified_cache.core.window import SPAN_ALL
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -224,3 +224,30 @@ def test_a_request_ends_quietly_after_its_cache() -> None:
         request.wait(timeout_s=5)
         request.allocate()
         toy.cache.close()
+
+
+@pytest.mark.parametrize("bad", [0, -1, float("nan")])
+def test_a_deadline_is_checked_where_memory_has_all(bad: float) -> None:
+    toy = engine(toy_layout((SPAN_ALL, 3), 1))
+    prompt = prompt_of(toy)
+    served(toy, prompt)
+    with pytest.raises(InputError):
+        toy.cache.bring(prompt, deadline_s=bad)
+    assert is_all_free(toy)
+
+
+def test_pages_are_filed_under_no_other_prompt_than_they_were_computed_for() -> None:
+    toy = engine(toy_layout((SPAN_ALL, 3), 1))
+    prompt, stranger = prompt_of(toy), prompt_of(toy, PAGES + 2, first=100)
+    salted = toy.cache.prompt(np.arange(PAGES + 2), Namespace(tenant="other"), whole=True)
+    with toy.cache.bring(prompt) as request:
+        request.wait(timeout_s=5)
+        for component, slots in enumerate(present(request.allocate())):
+            toy.write_pages(component, slots, prompt, 0)
+        for other in (stranger, salted):
+            with pytest.raises(InputError):
+                request.insert(other)
+        request.insert()
+    for other in (stranger, salted):
+        assert toy.cache.match(other).device_end == 0
+    assert toy.read_back(prompt) == PAGES

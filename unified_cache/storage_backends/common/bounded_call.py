@@ -56,7 +56,7 @@ class Again(Enum):
     AGAIN = "again"
 
 
-LOOK_S = 0.5
+SIGNAL_LOOK_S = 0.5
 """Longest wait without a look at signals: a Ctrl-C that comes as a wait begins is seen only when it ends."""
 
 AGAIN = Again.AGAIN
@@ -276,8 +276,8 @@ def time_left_s() -> float:
 
 def _is_free(lock: Lock, timeout_s: float) -> bool:
     left_s = max(timeout_s, 0.0)
-    while not lock.acquire(timeout=min(left_s, LOOK_S)):
-        left_s -= LOOK_S
+    while not lock.acquire(timeout=min(left_s, SIGNAL_LOOK_S)):
+        left_s -= SIGNAL_LOOK_S
         if left_s <= 0.0:
             return False
     lock.release()
