@@ -33,20 +33,20 @@ ARROWS_MAX = 60
 """Pairs of rooms of which one imports the other, the facade not counted."""
 
 LINES_MAX: Mapping[str, int] = {
-    "cache": 1_750,
-    "cli": 3_160,
-    "components": 2_000,
-    "controller": 5_840,
-    "core": 3_590,
-    "forward": 730,
-    "integrations": 7_020,
-    "observe": 1_410,
-    "proto": 310,
-    "service": 3_690,
-    "sizing": 5_510,
-    "storage_backends": 13_800,
-    "testing": 490,
-    "tree": 2_210,
+    "cache": 2_000,
+    "cli": 3_410,
+    "components": 2_250,
+    "controller": 6_090,
+    "core": 3_840,
+    "forward": 980,
+    "integrations": 7_270,
+    "observe": 1_660,
+    "proto": 560,
+    "service": 3_940,
+    "sizing": 5_760,
+    "storage_backends": 14_050,
+    "testing": 740,
+    "tree": 2_460,
 }
 """Lines of Python of each room, at most: what grows in a room makes something else in it smaller."""
 
