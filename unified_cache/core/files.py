@@ -1,7 +1,9 @@
-"""Files that are either whole or not there, and files that others must not touch."""
+"""Files that are either whole or not there, files that others must not touch, and the JSON and TOML in them."""
 
+import json
 import os
 import stat
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -105,3 +107,20 @@ def check_writable(directory: Path) -> None:
     draft = directory / f".{os.getpid()}.part"
     draft.open("xb").close()
     draft.unlink()
+
+
+def parse_json(text: str | bytes) -> object:
+    """Return the value of a JSON text; a ValueError if it is none, or nested deeper than Python reads."""
+    try:
+        value: object = json.loads(text)
+    except RecursionError:
+        raise ValueError("lists or tables within each other, too deep") from None
+    return value
+
+
+def parse_toml(text: str) -> dict[str, object]:
+    """Return the values of a TOML text; a ValueError if it is none, or nested deeper than Python reads."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("lists or tables within each other, too deep") from None

@@ -6,7 +6,7 @@ from pathlib import Path
 from reprlib import repr as short
 
 from unified_cache.core.errors import LayoutError
-from unified_cache.core.nesting import parse_json
+from unified_cache.core.files import parse_json
 
 CONFIG_BYTES_MAX = 1 << 24
 """Largest config.json that is read; published ones have some kilobytes, lists of quantised modules some hundred."""

@@ -20,8 +20,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource
 
 from unified_cache.core.errors import ConfigError, did_you_mean, without_secrets
-from unified_cache.core.files import read_up_to
-from unified_cache.core.nesting import parse_json, parse_toml
+from unified_cache.core.files import parse_json, parse_toml, read_up_to
 from unified_cache.core.settings.cache import EmbeddedSettings
 from unified_cache.core.settings.describe import settings_of
 from unified_cache.core.settings.section import Section, Settings

@@ -16,8 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from unified_cache.core.errors import ConfigError, did_you_mean
-from unified_cache.core.files import read_up_to
-from unified_cache.core.nesting import parse_toml
+from unified_cache.core.files import parse_toml, read_up_to
 from unified_cache.core.settings.loading import read_table
 from unified_cache.core.settings.section import Bytes, Section
 from unified_cache.sizing.replay.trace_pages import Counts, Floats

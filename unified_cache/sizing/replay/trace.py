@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unified_cache.core.errors import ConfigError, TraceError
-from unified_cache.core.nesting import parse_json
+from unified_cache.core.files import parse_json
 
 BLOCK_TOKENS = 512
 """Tokens that one hash id stands for; as the Mooncake trace release says."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from google.protobuf.json_format import MessageToJson
 
 from unified_cache.core.errors import ConfigError, StorageError
-from unified_cache.core.nesting import parse_json
+from unified_cache.core.files import parse_json
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.names import check_identity
 from unified_cache.storage_backends.directory.disk import (

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unified_cache.core.errors import TokenError
-from unified_cache.core.files import read_up_to
-from unified_cache.core.nesting import parse_json
+from unified_cache.core.files import parse_json, read_up_to
 from unified_cache.core.page import Namespace, Prompt
 
 PROMPTS_BYTES_MAX = 256 << 20

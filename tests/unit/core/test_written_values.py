@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from unified_cache.core.byte_sizes import bytes_literal, bytes_text, parse_bytes
 from unified_cache.core.errors import ConfigError
-from unified_cache.core.nesting import parse_json, parse_toml
+from unified_cache.core.files import parse_json, parse_toml
 
 
 @pytest.mark.parametrize("nested", ["[" * 100_000, '{"a":' * 100_000])
