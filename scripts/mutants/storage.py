@@ -109,10 +109,10 @@ STORAGE_MUTANTS = [
     ),
     Mutant(
         "an answer that no store may give is a miss",
-        "storage_backends/wrappers/checked.py",
-        "        return allowed.issuperset(answers)\n",
-        "        return True\n",
-        tests=("tests/unit/storage_backends/wrappers/test_checked.py",),
+        "storage_backends/wrappers/layer.py",
+        " and allowed.issuperset(answers):",
+        ":",
+        tests=("tests/unit/storage_backends/wrappers/test_answers.py",),
     ),
     Mutant(
         "a checksum goes on after a gap",

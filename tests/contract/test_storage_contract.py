@@ -15,7 +15,7 @@ from unified_cache.storage_backends.memory import KeysOnlyStorage, MemoryStorage
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.verified import VerifiedStorage
-from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard
+from unified_cache.storage_backends.wrappers import StorageGuard
 from unified_cache.storage_backends.wrappers.coded import CodedStorage
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
 from unified_cache.storage_backends.wrappers.page_coding import CodingChoice
@@ -52,7 +52,7 @@ def faulty(backend: Store) -> Store:
 
 
 def stacked(backend: Store) -> Store:
-    return VerifiedStorage(guarded(metered(CheckedStorage(faulty(backend)))))
+    return VerifiedStorage(guarded(metered(faulty(backend))))
 
 
 def compressed(backend: Store) -> Store:
@@ -63,7 +63,7 @@ def encrypted(backend: Store) -> Store:
     return CodedStorage(backend, CodingChoice(compress=True, keys=KEYS))
 
 
-WRAPS: tuple[Wrap, ...] = (CheckedStorage, metered, guarded, faulty, stacked)
+WRAPS: tuple[Wrap, ...] = (metered, guarded, faulty, stacked)
 STORES: list[tuple[str, int | None, Wrap]] = [
     (name, bytes_max, bare) for name in OPENED for bytes_max in (None, ROOM_BYTES_MAX)
 ]

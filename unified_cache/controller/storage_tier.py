@@ -24,7 +24,7 @@ from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, PageIO, Store
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
-from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard, declared_capability
+from unified_cache.storage_backends.wrappers import StorageGuard, declared_capability
 from unified_cache.storage_backends.wrappers.layer import Method
 
 
@@ -210,7 +210,6 @@ class StorageTier:
             raise ConfigError(
                 f"a store is an object, such as open_storage({without_secrets(store)!r}) returns, found its URL"
             )
-        store = CheckedStorage(store)
         capability = declared_capability(store)
         capability.check_cap(layout)
         guard = None if config is None else StorageGuard(store, capability, config)

@@ -10,7 +10,7 @@ from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import Flaw, PageChecksum, verify_buffers
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, PageIO, Store
-from unified_cache.storage_backends.wrappers.layer import StorageLayer
+from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer, check_answers
 
 SUMMED_BYTES_MIN = 4 << 20
 """Pages of a call for less are in the processor's caches when it returns: checksums taken meanwhile gain nothing."""
@@ -46,6 +46,7 @@ class VerifiedStorage(StorageLayer):
             is_summed = asked_bytes >= SUMMED_BYTES_MIN
             asked = summed(part) if is_summed else part
             answers = self._backend.get(asked)
+            check_answers(self._backend, Method.GET, answers, len(asked))
             self._refuse_flawed(asked, answers, is_summed=is_summed)
             hits += answers
         return hits

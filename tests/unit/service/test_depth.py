@@ -16,7 +16,7 @@ from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.protocol import Answer, Level
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
-from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard, declared_capability
+from unified_cache.storage_backends.wrappers import StorageGuard, declared_capability
 from unified_cache.testing.storage_contract import LAYOUT, MODEL, blank_page, label, sealed_page
 
 PRODUCT = f"{ROOT / 'unified_cache'}{os.sep}"
@@ -74,8 +74,8 @@ def profiled() -> Iterator[CallDepths]:
 
 def get_page(url: str, depths: CallDepths) -> None:
     """Put a page into a store and get it, guarded and verified, on a thread of a cache's kind."""
-    checked = CheckedStorage(open_storage(url))
-    store = VerifiedStorage(StorageGuard(checked, declared_capability(checked), GuardConfig()))
+    opened = open_storage(url)
+    store = VerifiedStorage(StorageGuard(opened, declared_capability(opened), GuardConfig()))
     store.register(manifest_of(MODEL, LAYOUT), {})
     assert store.put([sealed_page(label(1))], Level.CACHED) == [Answer.STORED]
 

@@ -14,7 +14,7 @@ from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory_reads import MemoryReader
 from unified_cache.storage_backends.protocol import Capability, Store
 from unified_cache.storage_backends.verified import VerifiedStorage
-from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard
+from unified_cache.storage_backends.wrappers import StorageGuard
 
 Clock = Callable[[], float]
 
@@ -23,7 +23,7 @@ Clock = Callable[[], float]
 class OpenedStore:
     """A store, verified and guarded, and what it says of itself.
 
-    Innermost first: the store, the check of its answers, verification, deadline, retries, breaker. So a page is
+    Innermost first: the store, verification, deadline, retries, breaker. So a page is
     verified on the thread that read it, in the same call, while it is in that processor's caches.
     """
 
@@ -36,9 +36,8 @@ class OpenedStore:
     @classmethod
     def around(cls, backend: Store, name: str, config: GuardConfig, clock: Clock) -> "OpenedStore":
         """Take a store over; asks it what it can do, without a bound on the time. The log calls it ``name``, if any."""
-        checked = CheckedStorage(backend)
-        capability = checked.capability()
-        verified = VerifiedStorage(checked)
+        capability = backend.capability()
+        verified = VerifiedStorage(backend)
         named = replace(capability, name=name or capability.name)
         guard = StorageGuard(verified, named, config, clock)
         return cls(verified, guard, capability, backend.memory_reader())

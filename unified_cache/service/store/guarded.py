@@ -15,7 +15,7 @@ from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
-from unified_cache.storage_backends.wrappers import CheckedStorage, StorageGuard, declared_capability
+from unified_cache.storage_backends.wrappers import StorageGuard, declared_capability
 from unified_cache.storage_backends.wrappers.coded import CodedStorage
 from unified_cache.storage_backends.wrappers.metered import MeteredStorage, StorageMetrics
 from unified_cache.storage_backends.wrappers.page_coding import Undecoded
@@ -25,7 +25,7 @@ from unified_cache.storage_backends.wrappers.page_coding import Undecoded
 class GuardedStore:
     """A store, verified and guarded; closing ``guard`` closes it. A collector of what all of them count.
 
-    Innermost first: the store, the check of its answers, its counts, verification, the guard. A store may ask for gets
+    Innermost first: the store, its counts, verification, the guard. A store may ask for gets
     of a MiB, so that pages are verified while they are in the caches; the guard hands all of them over to another
     thread by one call.
     """
@@ -38,9 +38,8 @@ class GuardedStore:
     def open(cls, settings: ServiceSettings, registry: CollectorRegistry) -> "GuardedStore":
         """Open the store that the settings name, and count it in ``registry``."""
         backend = open_storage(settings.storage, bytes_max=settings.storage_bytes, must_write=True)
-        checked = CheckedStorage(backend)
-        capability = declared_capability(checked)
-        metered = MeteredStorage(checked, StorageMetrics(registry), capability.name)
+        capability = declared_capability(backend)
+        metered = MeteredStorage(backend, StorageMetrics(registry), capability.name)
         verified = VerifiedStorage(metered)
         guard = StorageGuard(verified, capability, settings.guard.config)
         guarded = cls(backend, verified, guard)

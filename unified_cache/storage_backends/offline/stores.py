@@ -12,7 +12,6 @@ from unified_cache.storage_backends.manifest import Description, described_by
 from unified_cache.storage_backends.packed.store import PackedReader, PackedStorage
 from unified_cache.storage_backends.protocol import Store
 from unified_cache.storage_backends.url import open_storage, split_choice
-from unified_cache.storage_backends.wrappers import CheckedStorage
 from unified_cache.storage_backends.wrappers.coded import CodedStorage
 
 DIRECTORY_STORES: Mapping[str, type[FileStorage | PackedStorage]] = {"file": FileStorage, "packed": PackedStorage}
@@ -64,7 +63,7 @@ class StoredIdentity:
 
 def open_to_write(url: str, bytes_max: int | None = None) -> Store:
     """Open a store, made if it is not there yet; the caller closes it. Raise as ``open_storage``."""
-    return CheckedStorage(open_storage(url, bytes_max=bytes_max, must_write=True))
+    return open_storage(url, bytes_max=bytes_max, must_write=True)
 
 
 def open_existing(url: str, bytes_max: int | None = None) -> Store:

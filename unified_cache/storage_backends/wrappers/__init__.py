@@ -2,7 +2,6 @@
 
 Innermost first, as an engine stacks them::
 
-    CheckedStorage    what the store answers is what its methods may answer
     MeteredStorage    what the store itself does, call by call
     StorageGuard      a call that hangs becomes an error, faults that pass are not seen, a failing store is paused
     VerifiedStorage   no wrong byte comes through, whatever happens below
@@ -11,8 +10,7 @@ Every wrapper owns what it wraps: closing it closes that. ``MeteredStorage`` nee
 imported from its own module, ``unified_cache.storage_backends.wrappers.metered``.
 """
 
-from unified_cache.storage_backends.wrappers.checked import CheckedStorage
 from unified_cache.storage_backends.wrappers.guard import StorageGuard, declared_capability
 from unified_cache.storage_backends.wrappers.layer import Method
 
-__all__ = ["CheckedStorage", "Method", "StorageGuard", "declared_capability"]
+__all__ = ["Method", "StorageGuard", "declared_capability"]

@@ -83,11 +83,6 @@ class CodedStorage(StorageLayer):
         self._counts: Counter[Undecoded] = Counter()
         self._guard = Lock()
 
-    @property
-    def backend(self) -> Store:
-        """The wrapped store."""
-        return self._backend
-
     def memory_reader(self) -> MemoryReader | None:
         """Return what reads pages of the wrapped store from memory, as they are; None where none is believed."""
         return None if self._coder.is_encrypting else self._backend.memory_reader()

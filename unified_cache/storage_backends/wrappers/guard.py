@@ -31,7 +31,7 @@ from unified_cache.storage_backends.common.bounded_call import (
 from unified_cache.storage_backends.common.breaker import Admission, Backoff, CircuitBreaker
 from unified_cache.storage_backends.common.call_threads import CallThreads, call_within
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
-from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer
+from unified_cache.storage_backends.wrappers.layer import Method, StorageLayer, check_answers
 
 DECLARATION_S = 60.0
 """Longest wait for a store to say what it can do, and with it how long its other calls may take."""
@@ -208,7 +208,9 @@ class StorageGuard(StorageLayer):
                                 self.retries_count += 1
                         try:
                             work = partial(ask, items[part.start : part.stop])
-                            answers[part.start : part.stop] = self._within(due_s, method, work, admission)
+                            found = self._within(due_s, method, work, admission)
+                            check_answers(self._backend, method, found, len(part))
+                            answers[part.start : part.stop] = found
                         except StorageError as error:
                             if not error.retryable or isinstance(error, StorageTimeoutError):
                                 raise

@@ -1,10 +1,12 @@
 """A store around another: it passes every call on, and a layer overrides what it changes. As the layers of OpenDAL."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from typing import TypeVar
 
+from unified_cache.core.errors import StorageError
 from unified_cache.core.seal import Label
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.protocol import (
@@ -40,6 +42,10 @@ class Method(Enum):
     __hash__ = object.__hash__  # see Answer
 
 
+READS = frozenset({Answer.HIT, Answer.MISS, Answer.FLAWED, Answer.UNAVAILABLE})
+PUTS = frozenset({Answer.STORED, Answer.DECLINED, Answer.UNAVAILABLE})
+
+
 class StorageLayer(Store):
     """Pass every call of a store on to the wrapped one, which it closes; by ``_call``.
 
@@ -48,6 +54,11 @@ class StorageLayer(Store):
 
     def __init__(self, backend: Store) -> None:
         self._backend = backend
+
+    @property
+    def backend(self) -> Store:
+        """The wrapped store."""
+        return self._backend
 
     def _call(self, method: Method, work: Callable[[], Result]) -> Result:
         """Make one call to the wrapped backend; a layer that does something about every call overrides this."""
@@ -114,3 +125,22 @@ class StorageLayer(Store):
     def removals(self) -> RemovalFeed | None:
         """Subscribe to the removals of the wrapped backend, which waits for nothing."""
         return self._backend.removals()
+
+
+def check_answers(store: Store, method: Method, answers: object, asked_count: int) -> None:
+    """Raise StorageError unless a store gave one answer for each page, of those that its method may give.
+
+    A batch is checked without a step of Python for each page.
+    """
+    allowed = PUTS if method is Method.PUT else READS
+    with suppress(TypeError):  # of an answer that has no hash
+        if isinstance(answers, list) and len(answers) == asked_count and allowed.issuperset(answers):
+            return
+    while isinstance(store, StorageLayer):
+        store = store.backend
+    names = ", ".join(sorted(answer.name for answer in allowed))
+    raise StorageError(
+        f"{type(store).__module__}.{type(store).__qualname__}.{method.value} must return a list of {asked_count} "
+        f"answers, each of {names}, found {answers!r:.80}",
+        retryable=False,
+    )

@@ -126,5 +126,5 @@ class MeteredStorage(StorageLayer):
 
     def _count_bytes(self, method: Method, pages: Sequence[PageIO], hits: Sequence[Answer]) -> None:
         self._count(method, len(pages), sum(map(bool, hits)))
-        moved_bytes = sum(page_bytes(page) for page, hit in zip(pages, hits, strict=True) if hit)
+        moved_bytes = sum(page_bytes(page) for page, hit in zip(pages, hits, strict=False) if hit)
         self._metrics.bytes.labels(self._store, method.value).inc(moved_bytes)
