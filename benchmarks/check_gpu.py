@@ -408,6 +408,32 @@ def full_device(sizes: GpuSizes) -> Found:
 # ---- right bytes ---------------------------------------------------------------------------------------------------
 
 
+def layers_on_another_thread(sizes: GpuSizes) -> Found:
+    """A thread that waits for each layer reads it whole, while the copies are held up (A7, A8)."""
+    held = GpuPages.of(sizes, 64, 4 * sizes.token_bytes, 8)
+    for number, layer in enumerate(held.layers):
+        layer.fill_(number + 1)
+    held.backup()
+    held.fill(0)
+    seen: list[torch.Tensor] = []
+    with held.memory.ordered(Tier.DEVICE):
+        sizes.busy()
+        ends = [held.memory.load_layer(held.spec, layer, held.host_slots, held.device_slots) for layer in range(8)]
+
+        def read() -> None:
+            for end, layer in zip(ends, held.layers, strict=True):
+                end.wait()
+                seen.append(layer.clone())
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        reader.join()
+    torch.cuda.synchronize()
+    at = torch.from_numpy(held.device_slots.astype(np.int64))
+    wrong = [number for number, layer in enumerate(seen, 1) if not bool((layer.cpu()[at] == number).all())]
+    return Found(f"{len(seen)} layers, {len(wrong)} wrong", len(seen) == 8 and not wrong)
+
+
 def captures_beside_backups(sizes: GpuSizes) -> Found:
     """Graphs are captured, in thread_local mode, while backups go on in a worker (A18)."""
     held = GpuPages.of(sizes, 512, 8 * sizes.token_bytes)
@@ -504,6 +530,7 @@ class ReplayedForward:
 
 CHECKS: Sequence[Callable[[GpuSizes], Found]] = (
     replays_of_every_mode,
+    layers_on_another_thread,
     captures_beside_backups,
     fork_beside_a_forward,
     waits_of_the_owner,

@@ -11,6 +11,7 @@ TESTS = [
     "tests/unit/core/test_transfer_order.py",
     "tests/unit/core/test_operations.py",
     "tests/unit/core/test_prefetch.py",
+    "tests/unit/core/test_layerwise_load.py",
     "tests/unit/core/test_clear_storage.py",
     "tests/unit/core/test_ledger.py",
     "tests/unit/core/test_paired_slots.py",

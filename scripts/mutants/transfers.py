@@ -73,7 +73,7 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "pages that a hanging store may fill are given back",
         "controller/controller.py",
-        "free=not in_flight(error),",
+        "free=not in_use(operation, error),",
         "free=True,",
     ),
     Mutant(
@@ -81,6 +81,18 @@ TRANSFERS_MUTANTS = [
         "controller/controller.py",
         "operation.set_outcome(state, reason)\n        self._completed.append(operation)",
         "operation.set_outcome(state, reason)\n        operation.release()\n        self._completed.append(operation)",
+    ),
+    Mutant(
+        "a load gives slots back that an engine reads",
+        "controller/controller.py",
+        "return bool(operation.followers) or in_flight(error)",
+        "return in_flight(error)",
+    ),
+    Mutant(
+        "a layer has arrived before its copy",
+        "controller/jobs.py",
+        "return place < len(self._copied)",
+        "return place <= len(self._copied)",
     ),
     Mutant(
         "what is put while a store is cleared stays",

@@ -23,6 +23,7 @@ from tests.support.operations import UnreturnedCall
 from tests.support.store_kinds import StoreKind
 from unified_cache.components import Full, RecurrentState, SlidingWindow
 from unified_cache.controller import InlineWorkers
+from unified_cache.controller.copies.gpu import AT_ONCE, Copied
 from unified_cache.controller.ledger import Ledger
 from unified_cache.controller.memory import PageMemory, TieredMemory
 from unified_cache.core.errors import CacheError, StorageTimeoutError
@@ -175,8 +176,9 @@ class FaultyMemory(TieredMemory):
     def backup(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         self._copy(partial(super().backup, pool), source, target)
 
-    def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> None:
+    def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> Copied:
         self._copy(partial(super().load_layer, pool, layer), source, target)
+        return AT_ONCE
 
     def seal(self, pool: PoolSpec, slots: Slots, labels: Iterable[Label]) -> None:
         if self._world.copies.fires():

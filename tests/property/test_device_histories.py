@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from tests.support.budget import examples
-from tests.support.cache import ToyEngine, toy_layout
+from tests.support.cache import ToyEngine, oracle, toy_layout
 from tests.support.components import COMPONENT_SETS
 from tests.support.faulty_storage import FaultyStorage, SeededFaults, StorageFault
 from tests.support.gpu import GPU, devices, needs_gpu
 from tests.support.operations import PAGE, SPANS
 from tests.support.seeded_workers import SeededWorkers
 from unified_cache.cache.stats import Stats
-from unified_cache.controller import ThreadWorkers, Workers
+from unified_cache.controller import OperationState, ThreadWorkers, Workers
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, Tier
 from unified_cache.storage_backends.memory import MemoryStorage
@@ -35,6 +35,31 @@ LIES = dict.fromkeys(
 )
 GPU_S = 60.0
 """As long as a run of all checks has for more histories on a GPU."""
+
+
+def read_layers(toy: ToyEngine, prompt: Prompt) -> bool:
+    """Load a prompt layer by layer and compare what each wait gives; False if nothing was loaded, or it failed."""
+    operation = toy.cache.load(prompt)
+    load = toy.cache.begin_layerwise(operation) if operation else None
+    if not operation or load is None:
+        return False
+    read: dict[tuple[int, str], list[torch.Tensor]] = {}
+    for layer in range(3):
+        for component, slots in enumerate(load.slots):
+            at = torch.from_numpy(slots.astype(np.int64)).to(toy.device)
+            for pool in toy.byte_pools(component):
+                load.wait(pool.name, layer, WAIT_S)
+                read.setdefault((component, pool.name), []).append(
+                    toy.pools[pool.name].layers[layer].index_select(0, at)
+                )
+    for (component, name), layers in read.items():
+        start = load.end - len(load.slots[component])
+        found = torch.cat(layers, dim=1).cpu().numpy()
+        expected = [oracle(prompt, page, toy.pools[name].spec) for page in range(start, load.end)]
+        assert [row.tobytes() for row in found] == expected
+    toy.cache.end_layerwise(load)
+    toy.cache.wait_all(WAIT_S)
+    return operation.state is OperationState.DONE
 
 
 def serve(toy: ToyEngine, prompt: Prompt, *, backs_up: bool) -> None:
@@ -85,6 +110,8 @@ def run_history(
             case "resume":
                 toy.forget(*list(Tier)[: dice.randrange(1, 3)])
                 resume(toy, prompt(), dice)
+            case "layers":
+                read_layers(toy, prompt())
             case "evict":
                 toy.forget(dice.choice(list(Tier)), components=[dice.randrange(len(pages))])
             case _:
@@ -99,7 +126,7 @@ def run_history(
 
 
 def run_on(seed: int, device: torch.device) -> None:
-    run_history(seed, device, toy_layout(SPANS, PAGE), MemoryStorage(), ThreadWorkers.start(), CALLS)
+    run_history(seed, device, toy_layout(SPANS, PAGE), MemoryStorage(), ThreadWorkers.start(), (*CALLS, "layers"))
 
 
 @devices

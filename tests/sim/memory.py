@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from tests.sim.cells import PAYLOAD_BYTES, Cell
-from unified_cache.controller.copies.gpu import PageDistance
+from unified_cache.controller.copies.gpu import AT_ONCE, Copied, PageDistance
 from unified_cache.core.page import PageKey
 from unified_cache.core.pool import PoolSpec, Slots, Tier
 from unified_cache.core.seal import HEADER_BYTES, Label, seal
@@ -107,9 +107,10 @@ class ContentMemory:
     def ordered(self, target: Tier) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> None:
+    def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> Copied:
         self.moved.append(("load", pool.name))
         self._capture(self.host, self.on_host(pool, source), self.device, self.on_device(pool, target))
+        return AT_ONCE
 
     def duplicate(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         if pool.page_bytes:

@@ -17,6 +17,8 @@ SHARES: dict[str, float] = {
     "poll": 13,
     "cancel": 0.5,
     "finish": 0.5,
+    "follow": 4,
+    "leave": 1,
     "clear": 0.01,
     "drain": 0.05,
     "detach": 0.03,
@@ -41,7 +43,7 @@ def weights_of(*, is_filling: bool, is_writing: bool) -> tuple[float, ...]:
 
 
 TRANSFERS = frozenset(
-    {"backup", "load", "prefetch", "work", "poll", "cancel", "finish", "clear", "detach", "attach"}
+    {"backup", "load", "prefetch", "work", "poll", "cancel", "finish", "follow", "leave", "clear", "detach", "attach"}
     | {"await", "arrive"}
 )
 EVICTING = frozenset({"begin", "squeeze", "backup", "load", "prefetch", "poll", "reset", "detach"})

@@ -27,9 +27,9 @@ from tests.support.store_calls import WatchedStorage
 from tests.support.tables import check_tables
 from tests.support.waiting import wait_until
 from unified_cache.cache.cache import UnifiedCache
-from unified_cache.controller import Controller, NotStarted, Operation, OperationState
+from unified_cache.controller import Controller, LayerwiseLoad, NotStarted, Operation, OperationState
 from unified_cache.controller.backup_scheduler import RETRY_PAUSE_S_MAX
-from unified_cache.controller.jobs import BackupJob, FetchJob
+from unified_cache.controller.jobs import BackupJob, FetchJob, LoadJob
 from unified_cache.core.config import WritePolicy
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import Identity, Pages, Tier
@@ -41,6 +41,7 @@ OPERATION_S_MAX = 0.002
 DELAY_S = 0.05  # of a store
 REQUESTS_MAX = 5
 TASKS_MAX = 14
+ARRIVALS_MAX = 2
 CHECK_EVERY = 8
 """Operations between two calls of ``UnifiedCache.check``, beside the audit after each one."""
 VERIFY_EVERY = 500
@@ -111,7 +112,11 @@ class Simulation:
         self.prompts = self.engine.prompts
         self.operations: dict[Operation, tuple[Prompt, Contents]] = {}
         self.claim_of: dict[ScheduledJob, Claim] = {}
+        self.arrivals: dict[LayerwiseLoad, ScheduledJob] = {}
+        """What the engine reads of loads under way, and which job brings it."""
         self.jobs = JobClaims(self.cache, self.audit, self.engine.happened)
+        self.held: list[ScheduledJob] = []
+        """Jobs that have ended and whose operation waits until the engine has left it."""
         self.brought: list[tuple[Flow, Contents]] = []
         """What the last poll had to publish: what jobs brought, of which pages."""
         self.is_ending = False
@@ -137,6 +142,8 @@ class Simulation:
             "work": self.work,
             "poll": self.poll,
             "cancel": self.cancel,
+            "follow": self.begin_layerwise,
+            "leave": self.end_layerwise,
             "clear": self.clear,
             "drain": self.drain,
             "finish": self.finish_early,
@@ -177,6 +184,8 @@ class Simulation:
 
     def drain(self) -> None:
         """Let all that is under way end."""
+        while self.arrivals:
+            self.do("leave")
         for _ in range(SETTLE_STEPS_MAX):
             if not self.workers.tasks and not self.operations:
                 break
@@ -229,8 +238,10 @@ class Simulation:
             "work": has_tasks,
             "cancel": has_tasks,
             "finish": has_tasks,
+            "follow": lambda: len(self.arrivals) < ARRIVALS_MAX and bool(self.loads()),
+            "leave": lambda: bool(self.arrivals),
             "clear": lambda: self.has_store,
-            "detach": lambda: self.has_store or self.away is not None,
+            "detach": lambda: (self.has_store or self.away is not None) and not self.arrivals,
             "attach": lambda: not self.has_store and self.away is None,
             "await": lambda: not self.has_store and self.away is None,
             "arrive": lambda: self.away is not None and self.away.is_away,
@@ -243,6 +254,8 @@ class Simulation:
         self.tally.happened["reset under way"] += bool(self.requests or self.workers.tasks)
         self.cache.reset()
         self.operations.clear()
+        self.arrivals.clear()
+        self.held.clear()
         return self.clock.now_s
 
     @property
@@ -297,6 +310,7 @@ class Simulation:
         self.workers.store = self.away = None
         if had_store:  # of one that never came nothing was under way: what moves within memory goes on
             self.operations.clear()
+            self.held.clear()
         return self.clock.now_s
 
     # ---- transfers -------------------------------------------------------------------------------------------
@@ -349,7 +363,7 @@ class Simulation:
         return done
 
     def poll(self) -> object:
-        """Let one operation go on, and those that waited for it; None if none does.
+        """Let one operation go on, those that the engine has left and those that waited for them; None if none does.
 
         What they publish is of their own prompts.
         """
@@ -363,9 +377,13 @@ class Simulation:
         is_any_woken = any(operation.awaited is not other for operation, other in awaited.items())
         moved = [task for task in queued if task not in self.workers.tasks]
         assert len(moved) <= 1, "one completion moved two operations"
+        ended = [*self.held, *moved]
+        self.held = [task for task in ended if task.operation.job is task.job and not task.operation.is_released]
+        gone_on = [task for task in ended if task not in self.held]
+        assert not any(task in gone_on for task in self.arrivals.values()), "a load went on while an engine read it"
         self.brought = [
             (flow_of(task.job, self.operations[task.operation][0]), self.operations[task.operation][1])
-            for task in moved
+            for task in gone_on
             if task.error is None
             and task not in self.jobs.bounced
             and task.operation.error is None
@@ -374,7 +392,7 @@ class Simulation:
         ]
         kept = [operation for operation in keeping if operation.keep is None]
         self.tally.happened["kept before its end"] += len(kept)
-        subjects = [self.operations[operation][1] for operation in [*kept, *(task.operation for task in moved)]]
+        subjects = [self.operations[operation][1] for operation in [*kept, *(task.operation for task in gone_on)]]
         self.engine.subject = np.concatenate(subjects) if subjects else _NO_NUMBERS
         self.jobs.bounced.intersection_update(self.workers.tasks)
         for operation in over:
@@ -385,9 +403,9 @@ class Simulation:
             self.tally.happened[f"{operation.kind.value} pages"] += operation.pages_count
         waiting = {operation for operation in self.operations if operation.awaited is not None}
         self.tally.happened["waited for another"] += len(waiting)
-        under_way = {task.operation for task in self.workers.tasks} | waiting
+        under_way = {task.operation for task in [*self.workers.tasks, *self.held]} | waiting
         self.operations = {operation: of for operation, of in self.operations.items() if operation in under_way}
-        if not moved and not over and not is_any_woken and self.audit.mark() == mark:
+        if not moved and not gone_on and not over and not is_any_woken and self.audit.mark() == mark:
             return None
         return [(operation.kind.value, operation.state.value, operation.pages_count) for operation in over]
 
@@ -403,6 +421,43 @@ class Simulation:
         operation = self.rng.choice(list(self.operations))
         return self.cache.cancel(operation)
 
+    def loads(self) -> list[ScheduledJob]:
+        """Return the jobs of loads that the engine may begin to follow."""
+        followed = self.arrivals.values()
+        return [task for task in self.workers.tasks if isinstance(task.job, LoadJob) and task not in followed]
+
+    def begin_layerwise(self) -> object:
+        """Have the engine read what a load brings, from the slots that it names."""
+        task = self.rng.choice(self.loads())
+        arrival = self.cache.begin_layerwise(task.operation)
+        self.tally.happened["followed"] += arrival is not None
+        if arrival is None:
+            return "refused"
+        self.arrivals[arrival] = task
+        numbers = self.operations[task.operation][1]
+        for component, slots in enumerate(arrival.slots):
+            pages = numbers[arrival.end - len(slots) : arrival.end]
+            held = self.audit.picture.slot_of[component, pages]
+            assert ((held < 0) | (held == slots)).all(), "an arrival names other slots than the tree holds"
+        return arrival.end, [len(part) for part in arrival.parts]
+
+    def end_layerwise(self) -> object:
+        """See that all was what it should be until now, and let the load go on."""
+        arrival = self.rng.choice(list(self.arrivals))
+        task = self.arrivals.pop(arrival)
+        has_ended = task in self.held and task.error is None
+        if has_ended:
+            numbers = self.operations[task.operation][1]
+            for component, slots in enumerate(arrival.slots):
+                pages = numbers[arrival.end - len(slots) : arrival.end]
+                for pool in self.cell.layout.components[component].pools:
+                    if pool.page_bytes:
+                        found = self.memory.device[self.memory.on_device(pool, slots)]
+                        assert (found == self.memory.contents(pool, pages)).all(), "wrong bytes in an arrival"
+        self.tally.happened["read to the end"] += has_ended
+        self.cache.end_layerwise(arrival)
+        return has_ended
+
     def clear(self) -> object:
         """Have the store lose all that is this cache's."""
         self.engine.subject = _NO_NUMBERS
@@ -414,7 +469,7 @@ class Simulation:
         """Say what requests and transfers hold, read and bring."""
         claims = [request.claim for request in self.requests if request.claim is not None]
         known, of, claim = self.claim_of, self.operations, self.jobs.claim
-        tasks = self.workers.tasks
+        tasks = [*self.workers.tasks, *self.held]
         for task in tasks:
             if isinstance(task.job, FetchJob):  # of what is kept before its end the tree has the slots
                 known.pop(task, None)

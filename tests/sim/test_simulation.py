@@ -15,7 +15,7 @@ from tests.sim.report import SimReport, run_seed, run_seeds
 from tests.sim.simulation import Simulation
 from tests.sources import ROOT
 from tests.support.budget import LONG
-from unified_cache.controller import jobs
+from unified_cache.controller import controller, jobs
 from unified_cache.core.pool import PoolSpec, Slots, Tier
 from unified_cache.core.slots import PageMap
 from unified_cache.tree import Lock, RadixTree, transfer
@@ -127,6 +127,11 @@ def publish_pages_before_their_prefix(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(transfer, "nodes_of_pages", lambda *given: nodes_of_pages(*given)[::-1])
 
 
+def publish_while_the_engine_reads(patch: pytest.MonkeyPatch) -> None:
+    """A load that an engine follows goes on, and gives slots back that the engine reads."""
+    patch.setattr(controller, "in_use", lambda _, error: controller.in_flight(error))
+
+
 MISTAKES = (
     publish_unmarked,
     unpin_the_source_early,
@@ -135,6 +140,7 @@ MISTAKES = (
     copy_pages_in_another_order,
     leave_the_map_as_it_was,
     publish_pages_before_their_prefix,
+    publish_while_the_engine_reads,
 )
 
 

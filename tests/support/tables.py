@@ -12,6 +12,7 @@ def check_tables(cache: UnifiedCache, locks: Sequence[Lock]) -> None:
     left = {
         "operations": controller._live,
         "ended jobs": controller._ended,
+        "loads": cache._loads._under_way,
         "fetched pages": [pages for pages in prefetches._fetched if pages],
         "fetches": prefetches._under_way,
         "transfers": cache._ledger.transfers,

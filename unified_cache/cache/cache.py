@@ -273,13 +273,14 @@ class UnifiedCache(RequestCalls):
     def reset(self) -> None:
         """Forget every prefix in memory; storage keeps its own. Ends transfers first.
 
-        Call it when no request runs: locks that are out become void, and the slots they pinned are free.
+        Call it when no request runs: locks and arrivals that are out become void, and the slots they pinned are free.
 
         Raises:
             WaitTimeoutError: a transfer does not end within ``config.close_timeout_s``; nothing was forgotten.
             RankLostError: as ``poll``; nothing was forgotten.
         """
         self._enter()
+        self._controller.leave_all()
         self._controller.wait_all(self.config.close_timeout_s)
         self._ledger.clear()
         self._scheduler.drop_all(LeftOut.EVICTED)
@@ -299,6 +300,7 @@ class UnifiedCache(RequestCalls):
         self._enter()
         timeout_s = self.config.close_timeout_s
         self._end_arrival()
+        self._controller.leave_all()
         if self._storage is not None:
             self._scheduler.give_up_waiting()
             self._scheduler.start_due(self._storage)

@@ -12,6 +12,7 @@ from unified_cache.cache.stats import AttachedStore, LookupCounts, Occupancy, Pu
 from unified_cache.controller import (
     Controller,
     HintCounts,
+    LayerwiseLoad,
     NotStarted,
     Operation,
     PageTally,
@@ -347,6 +348,23 @@ class RequestCalls:
         steps = self._prefetches.prefetch(found, self._storage, worth_pages)
         deadline_s = min(deadline_s, prefetching.patience_s)
         return self._controller.start(TransferKind.PREFETCH, steps, deadline_s=deadline_s, keep=self._prefetches.keep)
+
+    def begin_layerwise(self, operation: Operation) -> LayerwiseLoad | None:
+        """Begin to read what a load brings, layer by layer, before it is in the tree; ``end_layerwise`` ends it.
+
+        None if the operation is over or no load, or if another one brings part of its prefix. Once the last layer was
+        there: ``end_layerwise``, then ``wait_all`` or ``poll`` until the load is over, then match and lock as ever.
+        """
+        self._enter()
+        load = self._loads.layerwise(operation)
+        if load is not None:
+            operation.followers.add(load)
+        return load
+
+    def end_layerwise(self, load: LayerwiseLoad) -> None:
+        """End the layer-wise reading of a load. A second call, or one after ``reset``, changes nothing."""
+        self._enter()
+        load.operation.followers.discard(load)
 
     def poll(self) -> list[Operation]:
         """Advance transfers whose bytes have moved; return those that are over, each once.

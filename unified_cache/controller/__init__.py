@@ -12,6 +12,7 @@ As HybridCacheController in SGLang 0.5.23. Imports storage_backends, tree and co
 """
 
 from unified_cache.controller.controller import Controller, InlineWorkers, OperationCounts, ThreadWorkers, Workers
+from unified_cache.controller.jobs import LayerwiseLoad
 from unified_cache.controller.operation import (
     LeftOut,
     NotStarted,
@@ -26,6 +27,7 @@ __all__ = [
     "Controller",
     "HintCounts",
     "InlineWorkers",
+    "LayerwiseLoad",
     "LeftOut",
     "NotStarted",
     "Operation",

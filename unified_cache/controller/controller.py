@@ -199,7 +199,7 @@ class Readiness(NamedTuple):
     succeeded: bool
     """Its job has ended without an error."""
     free: bool
-    """No store uses its pages: none is still in a call that is late (quarantine)."""
+    """Nobody uses its pages: no store that is still in its call (quarantine), no engine that reads layer by layer."""
     in_time: bool
     unanswered: bool
     """Its request may still wait; once this is False, it is done, and what arrives later is for others."""
@@ -242,8 +242,8 @@ class Controller:
     """Operations under way, at most ``operations_max``, each for at most ``timeout_s``. As HiCacheController in SGLang.
 
     Everything but the jobs themselves runs on the owner's thread. An operation is *live* until it has given back what
-    it held: that is after its outcome is known, where its job still runs, and where a late store may still use its
-    pages (quarantine).
+    it held: that is after its outcome is known, where its job still runs, where a late store may still use its pages
+    (quarantine), and where an engine follows it.
 
     When jobs end, how, and what the clock says differs between ranks. So each look at the operations takes one
     agreement on the readiness of each, and they go on in the order in which they started: on every rank the same ones,
@@ -342,6 +342,11 @@ class Controller:
         for operation in self._live:
             operation.stop()
 
+    def leave_all(self) -> None:
+        """End all layer-wise reading."""
+        for operation in self._live:
+            operation.followers.clear()
+
     def poll(self) -> list[Operation]:
         """Advance operations whose job has ended on every rank; return those whose outcome is now known.
 
@@ -422,7 +427,7 @@ class Controller:
         for operation in self._live:
             if operation.is_woken:
                 return 0
-        held_up = any(in_flight(error) for error in self._ended.values())
+        held_up = any(in_use(operation, error) for operation, error in self._ended.items())
         if self._ranks.size > 1:
             left_s = min(left_s, RANKS_LOOK_S if held_up or len(self._ended) < len(self._live) else 0)
         elif held_up:
@@ -464,7 +469,7 @@ class Controller:
         return Readiness(
             ended=operation in self._ended,
             succeeded=error is None,
-            free=not in_flight(error),
+            free=not in_use(operation, error),
             in_time=now_s < operation.fail_at_s,
             unanswered=now_s < operation.respond_by_s,
         )
@@ -567,6 +572,11 @@ class Controller:
         self.released_count += 1
         self._ended.pop(operation, None)
         operation.release()
+
+
+def in_use(operation: Operation, error: CacheError | None) -> bool:
+    """Return whether a store may still use the pages of an operation whose job has ended so."""
+    return bool(operation.followers) or in_flight(error)
 
 
 def in_flight(error: CacheError | None) -> TypeGuard[StorageTimeoutError]:

@@ -1,23 +1,137 @@
-"""The jobs of operations: bytes moved between tiers, on a worker's thread."""
+"""The jobs of operations: bytes moved between tiers, on a worker's thread; of a load, layer by layer.
+
+An engine computes on the first layers of a load while the last are still on their way: see ``LayerwiseLoad``.
+"""
 
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from operator import itemgetter
+from threading import Condition, Lock
+from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
 
+from unified_cache.controller.copies.gpu import Copied
 from unified_cache.controller.memory import PageMemory
 from unified_cache.controller.operation import JobQueue, Operation
 from unified_cache.controller.storage_tier import PoolOrder, StorageTier, whole_pages
-from unified_cache.core.errors import StorageError
+from unified_cache.core.errors import CopyError, InputError, StorageError, WaitTimeoutError
 from unified_cache.core.page import Prompt
-from unified_cache.core.pool import ModelLayout, PageCopies, Pages, PoolSpec, Tier, all_pages
+from unified_cache.core.pool import ModelLayout, PageCopies, Pages, PoolSpec, Slots, Tier, all_pages
 from unified_cache.core.seal import Label
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.wrappers.layer import Method
+
+Layer = tuple[str, int]
+"""Pool and number of a layer in it."""
+
+
+class LayerProgress:
+    """Progress of a worker, which copies inside of ``with progress:``, through a load's layers; any thread may ask."""
+
+    __slots__ = ("_changed", "_copied", "_ended", "_error", "_layers_counts", "_place")
+
+    def __init__(self, layers_counts: Mapping[str, int], order: Sequence[Layer]) -> None:
+        """Expect the layers of ``order`` one after the other; ``layers_counts`` has every pool of the model."""
+        self._layers_counts = layers_counts
+        self._place = {layer: number for number, layer in enumerate(order)}
+        self._copied: list[Copied] = []
+        """Of the layers that come first in the order: where their copies end."""
+        self._ended = False
+        self._error: BaseException | None = None
+        self._changed = Condition(Lock())
+
+    def __enter__(self) -> "LayerProgress":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with self._changed:
+            self._ended = True
+            self._error = error
+            self._changed.notify_all()
+
+    def record(self, copied: Copied) -> None:
+        """Record where the copy of the next layer ends."""
+        with self._changed:
+            self._copied.append(copied)
+            self._changed.notify_all()
+
+    def has(self, pool: str, layer: int) -> bool:
+        """Return whether ``wait`` would return at once."""
+        place = self._find(pool, layer)
+        with self._changed:
+            return place < len(self._copied)
+
+    def wait(self, pool: str, layer: int, timeout_s: float) -> None:
+        """See ``LayerwiseLoad.wait``."""
+        place = self._find(pool, layer)
+        if place < 0:
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or place < len(self._copied), timeout_s)
+            if place >= len(self._copied):
+                if self._ended:
+                    raise CopyError(f"layer {layer} of {pool} was not loaded: {self._error}") from self._error
+                raise WaitTimeoutError(f"layer {layer} of {pool} has not arrived after {timeout_s} s")
+            copied = self._copied[place]
+        copied.wait()
+
+    def _find(self, pool: str, layer: int) -> int:
+        """Return the place of a layer in the order; -1 if nothing of it had to be brought."""
+        count = self._layers_counts.get(pool, 0)
+        if not 0 <= layer < count:
+            raise InputError(f"expected a layer of {dict(self._layers_counts)}, found layer {layer} of {pool}")
+        return self._place.get((pool, layer), -1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerwiseLoad:
+    """Pages of a load on which an engine computes before they are in the tree.
+
+    From ``begin_layerwise`` to ``end_layerwise`` the load keeps all its slots and pins, whatever becomes of it: done,
+    failed, cancelled or late, nothing is published and nothing given back before ``end_layerwise``. So the slots stay
+    the load's, and hold the pages as far as ``wait`` has said so; the engine reads them and never writes. When the load
+    has failed, ``poll`` reports it at once: what was computed from then on is not to be used.
+    """
+
+    operation: Operation
+    end: int
+    """Pages of the prompt that can be resumed from once all layers are there."""
+    slots: tuple[Slots, ...]
+    """By component: device slots of pages [window(end), end), on their way or there before. The engine's own arrays.
+
+    The page map does not lead to what is on its way: where a component is mapped, take its slots from here.
+    """
+    parts: tuple[PageCopies, ...]
+    """What of it is on its way."""
+    progress: LayerProgress
+
+    def arrived(self, pool: str, layer: int) -> bool:
+        """Return whether ``wait`` would return at once; ``layer`` is the pool's own number of its tensor.
+
+        Raises:
+            InputError: the pool has no such layer.
+        """
+        return self.progress.has(pool, layer)
+
+    def wait(self, pool: str, layer: int, timeout_s: float) -> None:
+        """Wait until a layer of the pages is there; from any thread.
+
+        On a GPU it waits until the copy is under way, and has what this thread gives its stream from now on come
+        after it.
+
+        Raises:
+            InputError: the pool has no such layer.
+            CopyError: the load has failed before it came to that layer.
+            WaitTimeoutError: it has not come to it within ``timeout_s``.
+        """
+        self.progress.wait(pool, layer, timeout_s)
+
 
 STORAGE_BATCH_OBJECTS = 128
 """Objects per call to a store at most: between two calls a job can be stopped, and keep the pages before it."""
@@ -70,7 +184,7 @@ class BackupJob:
 
 
 class LoadJob:
-    """Copy pages host to device, KV before sidecars."""
+    """Copy pages host to device layer by layer, all pools side by side by relative depth; KV before sidecars."""
 
     queue = JobQueue.COPY
     is_urgent = True
@@ -79,16 +193,23 @@ class LoadJob:
         """Make it on the owner's thread: it comes after what the device has been given by now."""
         self._memory = memory
         self._parts = {part.component: part for part in parts}
-        self._order = [each for each in layout.transfer_order if each[0] in self._parts]
         self._ordered = memory.ordered(Tier.DEVICE)
+        layers_counts = {pool.name: memory.layers_count(pool) for pool in layout.pools}
+        self._order = [
+            (layer / layers_counts[pool.name], component, pool, layer)
+            for component, pool in layout.transfer_order
+            if component in self._parts
+            for layer in range(layers_counts[pool.name])
+        ]
+        self._order.sort(key=itemgetter(0))
+        self.progress = LayerProgress(layers_counts, [(pool.name, layer) for _, _, pool, layer in self._order])
 
     def run(self) -> bool:
         """Copy."""
-        with self._ordered:
-            for component, pool in self._order:
+        with self.progress, self._ordered:
+            for _, component, pool, layer in self._order:
                 part = self._parts[component]
-                for layer in range(self._memory.layers_count(pool)):
-                    self._memory.load_layer(pool, layer, part.source, part.target)
+                self.progress.record(self._memory.load_layer(pool, layer, part.source, part.target))
         return True
 
     def stop(self) -> None:

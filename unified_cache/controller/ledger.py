@@ -513,6 +513,21 @@ class TierTransfer:
         self.parts = transfer.parts
         """Pages to be copied."""
 
+    @property
+    def end(self) -> int:
+        """Pages of the prompt that can be resumed from on the target, once it is published."""
+        return self._transfer.end
+
+    def coming(self) -> tuple[Slots, ...]:
+        """Return by component the target slots of pages [window(end), end); -1 for what another transfer brings."""
+        lock = self._transfer.target
+        slots = tuple(lock.slots(number) for number in range(len(self._ledger.layout.components)))
+        starts = self._ledger.windows(lock.end)
+        for part in self.parts:
+            given, pages = slots[part.component], part.pages - starts[part.component]
+            given[pages] = np.where(given[pages] < 0, part.target, given[pages])
+        return slots
+
     def publish(self) -> tuple[PageCopies, ...]:
         """Publish the pages, which have arrived; return those the tree took. They stay pinned on the target."""
         return self._ledger.publish(self._transfer, self._prompt)

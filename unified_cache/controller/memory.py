@@ -21,7 +21,9 @@ with needs_extra("engine", "unified_cache.controller.memory"):
     import torch
 
     from unified_cache.controller.copies import (
+        AT_ONCE,
         ComputeStreams,
+        Copied,
         GpuCopies,
         PageDistance,
         PinnedBytes,
@@ -62,8 +64,8 @@ class PageMemory(Protocol):
         """Copy pages of a pool device to host."""
         ...
 
-    def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> None:
-        """Copy one layer of pages of a pool host to device."""
+    def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> Copied:
+        """Copy one layer of pages of a pool host to device; return the end of the copy."""
         ...
 
     def duplicate(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
@@ -274,13 +276,13 @@ class TieredMemory:
             for layer in range(self.layers_count(pool)):
                 self.load_layer(pool, layer, source, target)
 
-    def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> None:
+    def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> Copied:
         """Copy one layer from its part of each page; on a GPU the call returns before the copy ends."""
         rows = self._rows[pool.name]
         if self._gpu:
-            self._gpu[Tier.DEVICE].load(rows, layer, source, target)
-        else:
-            copy_rows(rows.host[layer], source, rows.device[layer], target)
+            return self._gpu[Tier.DEVICE].load(rows, layer, source, target)
+        copy_rows(rows.host[layer], source, rows.device[layer], target)
+        return AT_ONCE
 
     def duplicate(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         """Copy pages within the device, layer by layer."""
@@ -337,8 +339,9 @@ class NoBytes:
     def backup(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         """Copy nothing."""
 
-    def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> None:
+    def load_layer(self, pool: PoolSpec, layer: int, source: Slots, target: Slots) -> Copied:
         """Copy nothing."""
+        return AT_ONCE
 
     def duplicate(self, pool: PoolSpec, source: Slots, target: Slots) -> None:
         """Copy nothing."""

@@ -240,6 +240,7 @@ class Operation:
         "awaited",
         "error",
         "fail_at_s",
+        "followers",
         "is_released",
         "is_stopping",
         "job",
@@ -287,6 +288,8 @@ class Operation:
         """The job that it waits for; None once it has ended."""
         self.awaited: Operation | None = None
         """The operation that it waits for, instead of a job of its own."""
+        self.followers: set[object] = set()
+        """Who reads what it brings: until all have left it neither goes on nor gives anything back."""
         self._steps = steps
         self.is_stopping = False
         """Whether it was asked to make do with what has arrived."""

@@ -20,7 +20,8 @@ The windows of the ends in between at which the prompt can be resumed are read t
 Pages that the host has no room for go on to the device in pieces, if that has room: each is read into host slots of its
 own, copied up, and the slots are given back before the next one. As the ``buffer_only`` host of SGLang.
 
-A load copies what the host holds to the device, and publishes it there.
+A load copies what the host holds to the device, layer by layer, and publishes it there. An engine may read the pages
+before they are in the tree: see ``LayerwiseLoad``.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -29,9 +30,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from unified_cache.controller import LeftOut, PageTally, StorageTier, TransferKind
+from unified_cache.controller import LayerwiseLoad, LeftOut, PageTally, StorageTier, TransferKind
 from unified_cache.controller.jobs import BackupJob, CallSizes, FetchJob, LoadJob, ProbeJob, batch_pages
-from unified_cache.controller.ledger import Ledger, Reservation
+from unified_cache.controller.ledger import Ledger, Reservation, TierTransfer
 from unified_cache.controller.memory import PageMemory
 from unified_cache.controller.operation import Job, Operation, OperationState, Steps, TrafficCounts, WaitFor
 from unified_cache.controller.ranks import RankGroup, held_by_all, true_for_all
@@ -585,13 +586,15 @@ def _explain_rest(operation: Operation, gained: int, lacks_room: int, *, is_lost
 class Loads:
     """Loads of one cache."""
 
-    __slots__ = ("_ledger", "_memory", "_ranks", "_traffic")
+    __slots__ = ("_ledger", "_memory", "_ranks", "_traffic", "_under_way")
 
     def __init__(self, ledger: Ledger, memory: PageMemory, ranks: RankGroup, traffic: TrafficCounts) -> None:
         self._ledger = ledger
         self._memory = memory
         self._ranks = ranks
         self._traffic = traffic
+        self._under_way: dict[Job | None, tuple[TierTransfer, LoadJob]] = {}
+        """By job: what loads under way bring."""
 
     def load(self, prompt: Prompt, tally: PageTally) -> Steps:
         """Copy what the device lacks of a prompt's restorable prefix, as far as it has room; return pages loaded."""
@@ -607,6 +610,21 @@ class Loads:
                 tally.leave_out(LeftOut.DEVICE_FULL, end - found.device_end)
                 return 0
             if moving.parts:
-                yield LoadJob(self._memory, self._ledger.layout, moving.parts)
+                job = LoadJob(self._memory, self._ledger.layout, moving.parts)
+                self._under_way[job] = moving, job
+                try:
+                    yield job
+                finally:
+                    del self._under_way[job]
             tally.arrived = end - found.device_end
             return self._traffic.add(TransferKind.LOAD, moving.publish())
+
+    def layerwise(self, operation: Operation) -> LayerwiseLoad | None:
+        """Return the pages of a load under way by layer; None if it is over or another load brings part of it."""
+        if operation.job not in self._under_way or operation.state is not OperationState.RUNNING:
+            return None
+        moving, job = self._under_way[operation.job]
+        slots = moving.coming()
+        if any((given < 0).any() for given in slots):
+            return None
+        return LayerwiseLoad(operation, moving.end, slots, moving.parts, job.progress)

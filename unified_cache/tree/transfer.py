@@ -66,11 +66,16 @@ class Transfer:
                 begun.wanted.append(wanted)
         return begun
 
+    @property
+    def end(self) -> int:
+        """Pages of the prompt that are restorable on the target once the transfer is published."""
+        return self.target.end
+
     def _missing(self, component: int) -> Wanted | None:
         """Collect the pages of a window that the source holds and the target does not, nor, unless at once, expects."""
         on_source = self.tree.tier_component(self.source.tier, component)
         on_target = self.tree.tier_component(self.target.tier, component)
-        start = window(self.target.end, self.tree.spans[component])
+        start = window(self.end, self.tree.spans[component])
         pages: list[npt.NDArray[np.int64]] = []
         slots: list[Slots] = []
         at: Node | None = self.source.node

@@ -26,6 +26,7 @@ from unified_cache.controller import memory as memory_module
 from unified_cache.controller.copies import PinnedBytes, StagedCopies, gpu_copies
 from unified_cache.controller.copies import gpu as gpu_copies_module
 from unified_cache.controller.copies import gpu as gpu_module
+from unified_cache.controller.copies.gpu import Copied
 from unified_cache.controller.memory import DevicePool, TieredMemory
 from unified_cache.core.errors import ConfigError, CopyError, StorageError
 from unified_cache.core.pool import PoolSpec, Slots, Tier
@@ -162,13 +163,18 @@ def test_rows_move_in_pieces_where_many_are_short_and_by_the_copy_engines_of_a_g
     kept = payload.copy()
     random = np.random.default_rng(count)
     source, target = (random.permutation(np.arange(1, 16, dtype=np.int32))[:count] for _ in range(2))
+    seen = []
     with memory.ordered(Tier.DEVICE):
         keep_busy(device)  # on the stream of the copies: all pieces are queued before the first one moves
-        for number in range(len(layers)):
-            memory.load_layer(spec, number, source, target)
+        for number, layer in enumerate(layers):
+            copied = memory.load_layer(spec, number, source, target)
+            with stream_beside(device):
+                copied.wait()
+                seen.append(layer.cpu())
     expected = np.zeros_like(kept)
     expected[target] = kept[source]
-    assert np.array_equal(torch.cat([layer.cpu() for layer in layers], dim=1).numpy(), expected)
+    for found in (seen, layers):
+        assert np.array_equal(torch.cat([layer.cpu() for layer in found], dim=1).numpy(), expected)
     payload[:] = 0
     with memory.ordered(Tier.HOST):
         keep_busy(device)
@@ -284,6 +290,29 @@ def test_a_fork_copies_what_one_stream_has_written_and_has_not_overwritten_yet(
         found = layer[2].cpu()
     torch.cuda.synchronize()
     assert (found.tolist(), layer[:3, 0].tolist()) == ([7] * 64, [0, 8, 7])
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_a_layer_is_waited_for_on_its_device_by_a_thread_that_has_another_one(is_set: bool) -> None:
+    device = torch.device("cuda", 1)
+    with LateDevice():
+        torch.cuda.set_device(device)
+        spec, layer, memory = pages_on(device, 64)
+        memory._host[spec.name].payload[:] = 7
+        seen = []
+
+        def read(copied: Copied) -> None:
+            if is_set:
+                torch.cuda.set_device(device)
+            copied.wait()
+            seen.append(layer.cpu())
+
+        with memory.ordered(Tier.DEVICE):
+            copied = memory.load_layer(spec, 0, slots(1, 2), slots(1, 2))
+            reader = Thread(target=read, args=(copied,))
+            reader.start()
+            reader.join(WAIT_S)
+        assert seen[0][1:3].tolist() == [[7] * 64] * 2
 
 
 @with_streams

@@ -13,7 +13,9 @@ from unified_cache.core.extras import needs_extra
 
 with needs_extra("engine", "unified_cache.controller.memory"):
     from unified_cache.controller.copies.gpu import (
+        AT_ONCE,
         ComputeStreams,
+        Copied,
         GpuCopies,
         PageDistance,
         PinnedBytes,
@@ -24,7 +26,9 @@ with needs_extra("engine", "unified_cache.controller.memory"):
     from unified_cache.controller.copies.rows import check_lengths, copy_rows, copy_runs
 
 __all__ = [
+    "AT_ONCE",
     "ComputeStreams",
+    "Copied",
     "GpuCopies",
     "PageDistance",
     "PinnedBytes",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from threading import Lock
 from types import ModuleType
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +81,27 @@ STAGING_BYTES = 32 << 20
 
 ComputeStreams = Callable[[], Sequence[torch.cuda.Stream]]
 """Return the streams that an engine computes on; one at least."""
+
+
+class Copied(Protocol):
+    """End of a copy within the ordered work of a device."""
+
+    def wait(self) -> None:
+        """Make the device run whatever the calling thread submits from now on after the copy. Does not block."""
+        ...
+
+
+class _AtOnce:
+    """End of a copy that is complete when its call returns."""
+
+    __slots__ = ()
+
+    def wait(self) -> None:
+        """Return at once: the copy is complete."""
+
+
+AT_ONCE: Copied = _AtOnce()
+"""The end of every copy in host memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,8 +182,8 @@ class GpuCopies(ABC):
         self._guard = Lock()
 
     @abstractmethod
-    def load(self, rows: PoolRows, layer: int, sources: Slots, targets: Slots) -> None:
-        """Copy rows of one layer host to device; they are there when the context of ``ordered`` is left."""
+    def load(self, rows: PoolRows, layer: int, sources: Slots, targets: Slots) -> Copied:
+        """Copy rows of one layer host to device; return their end."""
 
     @abstractmethod
     def backup(self, rows: PoolRows, sources: Slots, targets: Slots) -> None:
@@ -225,6 +246,23 @@ class GpuCopies(ABC):
         # copy out of it is done.
         return torch.from_numpy(np.stack(slots).astype(np.int64)).pin_memory().to(self._device, non_blocking=True)
 
+    def _end(self) -> Copied:
+        return _CopyEnd(self._device, event_on(self._stream))
+
+
+class _CopyEnd:
+    """End of a copy on the stream of a GPU."""
+
+    __slots__ = ("_device", "_event")
+
+    def __init__(self, device: torch.device, event: torch.cuda.Event) -> None:
+        self._device = device
+        self._event = event
+
+    def wait(self) -> None:
+        """See ``Copied.wait``; whatever the calling thread's current device is."""
+        torch.cuda.current_stream(self._device).wait_event(self._event)
+
 
 class StagedCopies(GpuCopies):
     """Copies by what torch offers: gathered into one of two pinned buffers, moved in one piece, and scattered."""
@@ -243,8 +281,8 @@ class StagedCopies(GpuCopies):
         """By buffer: the end of the last copy through it."""
         self._turn = 0
 
-    def load(self, rows: PoolRows, layer: int, sources: Slots, targets: Slots) -> None:
-        """Copy rows of one layer host to device."""
+    def load(self, rows: PoolRows, layer: int, sources: Slots, targets: Slots) -> Copied:
+        """Copy rows of one layer host to device; return their end."""
         source, target = rows.host[layer], rows.device[layer]
         for first, last, number in self._pieces(sources, targets, source.shape[1]):
             self._used[number].synchronize()
@@ -253,6 +291,7 @@ class StagedCopies(GpuCopies):
             there.copy_(staged, non_blocking=True)
             self._used[number] = event_on(self._stream)
             layer_rows.index_copy_(0, self._slots(targets)[0, first:last], there.view(layer_rows.dtype))
+        return self._end()
 
     def backup(self, rows: PoolRows, sources: Slots, targets: Slots) -> None:
         """Copy rows of all layers device to host; complete on return."""

@@ -11,7 +11,7 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 from unified_cache.controller.copies.engines import ENGINE_ROW_BYTES_MIN, engine_copy
-from unified_cache.controller.copies.gpu import ComputeStreams, GpuCopies, PoolRows
+from unified_cache.controller.copies.gpu import ComputeStreams, Copied, GpuCopies, PoolRows
 from unified_cache.controller.copies.rows import check_lengths
 from unified_cache.core.pool import Slots
 
@@ -120,6 +120,7 @@ class _Submitted:
 
     after_first: range
     """The layers that need no submission of their own."""
+    copied: Copied
     slots: tuple[Slots, Slots]
     """Kept, since they are known by their identity."""
 
@@ -155,15 +156,16 @@ class KernelCopies(GpuCopies):
             finally:
                 self._ahead.clear()
 
-    def load(self, rows: PoolRows, layer: int, sources: Slots, targets: Slots) -> None:
-        """Copy rows of one layer host to device, and of layers after it where they are short."""
+    def load(self, rows: PoolRows, layer: int, sources: Slots, targets: Slots) -> Copied:
+        """Copy rows of one layer host to device, and of layers after it where they are short; return their end."""
         check_lengths(sources, targets)
         at = id(rows), id(sources), id(targets)
         found = self._ahead.get(at)
         if found is None or layer not in found.after_first:
             layers = slice(layer, layer + _layers_together(rows, len(sources)))
             self._move(rows, layers, targets, sources, to_host=False)
-            self._ahead[at] = _Submitted(range(layers.start + 1, layers.stop), (sources, targets))
+            found = self._ahead[at] = _Submitted(range(layers.start + 1, layers.stop), self._end(), (sources, targets))
+        return found.copied
 
     def backup(self, rows: PoolRows, sources: Slots, targets: Slots) -> None:
         """Copy rows of all layers device to host; complete on return."""
