@@ -29,14 +29,13 @@ from unified_cache.core.errors import CacheError, ConfigError, without_secrets
 from unified_cache.core.page import Namespace
 from unified_cache.storage_backends.memory import KeysOnlyStorage
 from unified_cache.storage_backends.offline.copying import (
+    CopyPlan,
     CopyResult,
     Prefetched,
-    backup_prefixes,
-    copy_identity,
-    plan_backup,
+    PrefixPrefetch,
+    copy_planned,
     plan_identity,
-    plan_prefetch,
-    prefetch_prefixes,
+    plan_prompts,
 )
 from unified_cache.storage_backends.offline.prompts import read_prompts
 from unified_cache.storage_backends.offline.stores import (
@@ -98,19 +97,20 @@ class BackupCommand(JsonOptions, NamespaceOptions):
                 for kept in found:
                     kept.described()
                 with closing(open_in_time_to_write(self.target)) as target:
-                    results = [_copy(kept, source, target) for kept in found]
+                    results = [
+                        _copied(source, target, plan_identity(source, target, kept.described())) for kept in found
+                    ]
             else:
                 found = [choose(source, self.source, self.identity)]
                 description = found[0].described()
                 prompts = read_prompts(self.prefix, description.layout.page_size, namespace)
                 if is_absent(self.target):
-                    plan = plan_backup(source, KeysOnlyStorage(), description, prompts)
-                    _check_any(plan.objects_count, self.source, self.prefix)
+                    plan = plan_prompts(source, KeysOnlyStorage(), description, prompts)
+                    _check_any(len(plan.tasks), self.source, self.prefix)
                 with closing(open_in_time_to_write(self.target)) as target:
-                    plan = plan_backup(source, target, description, prompts)
-                    with objects_watched(sys.stderr, "backup", plan.objects_count) as watch:
-                        results = [backup_prefixes(plan, watch)]
-                _check_any(plan.objects_count, self.source, self.prefix)
+                    plan = plan_prompts(source, target, description, prompts)
+                    results = [_copied(source, target, plan)]
+                _check_any(len(plan.tasks) + plan.skipped.objects_count, self.source, self.prefix)
         identities = [_copied_as_json(*each) for each in zip(found, results, strict=True)]
         value = {
             "source": without_secrets(self.source),
@@ -127,8 +127,8 @@ class PrefetchCommand(JsonOptions, NamespaceOptions):
     """Copy what the longest restorable prefixes of some prompts need from one store into another.
 
     Copies what a resume at the end of the prefix needs and DST lacks: every page of full attention, and of every other
-    component the window before the end. Pages that DST has are read there and verified. Where a page is flawed, or
-    DST has no room for it, the next shorter restorable prefix is copied.
+    component the window before the end. Where a page is flawed, or DST has no room for it, the next shorter restorable
+    prefix is copied.
     """
 
     source: SourceArgument
@@ -145,12 +145,12 @@ class PrefetchCommand(JsonOptions, NamespaceOptions):
             page_size = description.layout.page_size
             prompts = read_prompts(self.tokens, page_size, namespace)
             if is_absent(self.target):
-                plan = plan_prefetch(source, KeysOnlyStorage(), description, prompts)
-                _check_any(plan.objects_count, self.source, self.tokens)
+                planned = PrefixPrefetch(source, KeysOnlyStorage(), description, prompts).plan
+                _check_any(len(planned.tasks), self.source, self.tokens)
             with closing(open_in_time_to_write(self.target)) as target:
-                plan = plan_prefetch(source, target, description, prompts)
-                with objects_watched(sys.stderr, "prefetch", plan.objects_count) as watch:
-                    found, result = prefetch_prefixes(plan, watch)
+                prefetch = PrefixPrefetch(source, target, description, prompts)
+                with objects_watched(sys.stderr, "prefetch", prefetch.plan.todo.objects_count) as watch:
+                    found, result = prefetch.run(watch)
         value = {
             "source": without_secrets(self.source),
             "target": without_secrets(self.target),
@@ -175,11 +175,9 @@ def _opened(source_url: str, target_url: str) -> Store:
     return open_pages_in_time(source_url)
 
 
-def _copy(kept: StoredIdentity, source: Store, target: Store) -> CopyResult:
-    description = kept.described()
-    plan = plan_identity(source, target, description)
+def _copied(source: Store, target: Store, plan: CopyPlan) -> CopyResult:
     with objects_watched(sys.stderr, "backup", plan.todo.objects_count) as watch:
-        return copy_identity(source, target, description, plan, watch)
+        return copy_planned(source, target, plan, watch)
 
 
 def _check_any(found_count: int, source: str, tokens: Path) -> None:

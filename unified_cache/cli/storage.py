@@ -24,7 +24,6 @@ from unified_cache.core.window import SPAN_ALL, SPAN_UNKNOWN
 from unified_cache.storage_backends.offline.listing import (
     FlawedObject,
     ObjectCount,
-    ReadOutcome,
     Watch,
     count_objects,
     total_of,
@@ -46,7 +45,7 @@ from unified_cache.storage_backends.offline.upkeep import (
     shrink,
     verify,
 )
-from unified_cache.storage_backends.protocol import Store, UsedBetween
+from unified_cache.storage_backends.protocol import Answer, Store, UsedBetween
 
 STORAGE_EPILOG = """**Examples**
 
@@ -125,12 +124,12 @@ class VerifyCommand(_StoreOptions):
     def run(self) -> None:
         """Read everything and show what is wrong."""
         found, results = _examined(open_in_time_to_read, "verify", verify, self)
-        flawed = sum(result.count(ReadOutcome.FLAWED) for result in results)
-        unreadable = sum(result.count(ReadOutcome.UNREADABLE) for result in results)
-        if flawed or unreadable:
+        flawed = sum(result.count(Answer.FLAWED) for result in results)
+        unavailable = sum(result.count(Answer.UNAVAILABLE) for result in results)
+        if flawed or unavailable:
             raise CacheError(
                 f"every object of {without_secrets(self.url)} must be sound, "
-                f"found {flawed} flawed and {unreadable} unreadable; unified-cache storage scrub removes the flawed"
+                f"found {flawed} flawed and {unavailable} unavailable; unified-cache storage scrub removes the flawed"
             )
         for kept in found:
             kept.described()
@@ -147,11 +146,11 @@ class ScrubCommand(_StoreOptions):
     def run(self) -> None:
         """Read everything, remove what is flawed, show both."""
         found, results = _examined(open_in_time_to_change, "scrub", scrub, self)
-        unreadable = sum(result.count(ReadOutcome.UNREADABLE) for result in results)
-        if unreadable:
+        unavailable = sum(result.count(Answer.UNAVAILABLE) for result in results)
+        if unavailable:
             raise CacheError(
                 f"every object of {without_secrets(self.url)} must be readable, "
-                f"found {unreadable} that are not; see above"
+                f"found {unavailable} that are not; see above"
             )
         for kept in found:
             kept.described()
@@ -277,8 +276,8 @@ def print_results(found: Sequence[StoredIdentity], results: Sequence[Verificatio
     for kept, result in zip(found, results, strict=True):
         counts = (
             result.sound_count,
-            result.count(ReadOutcome.FLAWED),
-            result.count(ReadOutcome.UNREADABLE),
+            result.count(Answer.FLAWED),
+            result.count(Answer.UNAVAILABLE),
             result.gone_count,
             result.removed_count,
         )
@@ -286,7 +285,7 @@ def print_results(found: Sequence[StoredIdentity], results: Sequence[Verificatio
         objects = f"{result.read.objects_count:,}"
         rows.append((kept.short_name, kept.name, objects, size, *map("{:,}".format, counts)))
     console = console_on(sys.stdout)
-    columns = ("identity", "model", "objects", "bytes read", "sound", "flawed", "unreadable", "gone", "removed")
+    columns = ("identity", "model", "objects", "bytes read", "sound", "flawed", "unavailable", "gone", "removed")
     console.print_table(columns, rows, left=2)
     print_findings(console, [finding for result in results for finding in result.findings])
     for kept in found:

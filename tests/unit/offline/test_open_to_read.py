@@ -12,8 +12,7 @@ from unified_cache.core.errors import ConfigError, StorageError
 from unified_cache.storage_backends.directory.disk import Disk
 from unified_cache.storage_backends.file.store import FileReader
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.offline.copying import copy_identity, plan_identity
-from unified_cache.storage_backends.offline.listing import ReadOutcome
+from unified_cache.storage_backends.offline.copying import copy_planned, plan_identity
 from unified_cache.storage_backends.offline.stores import StoredIdentity, identities_of, open_to_read
 from unified_cache.storage_backends.offline.upkeep import verify
 from unified_cache.storage_backends.packed.store import PackedReader, PackedStorage
@@ -108,7 +107,7 @@ def check_contents(storage: Store) -> None:
     assert (result.sound_count, result.findings) == (len(found), [])
     target = MemoryStorage()
     plan = plan_identity(storage, target, kept.described())
-    assert copy_identity(storage, target, kept.described(), plan, unwatched).copied.objects_count == len(found) > 0
+    assert copy_planned(storage, target, plan, unwatched).copied.objects_count == len(found) > 0
 
 
 @every_kind
@@ -189,7 +188,7 @@ def test_verify_tells_what_the_disk_does_not_give(tmp_path: Path) -> None:
 
     storage = FileReader.open(filled("file", tmp_path / "store"), disk=BadDisk())
     result = verify(storage, KEPT, unwatched)
-    assert result.count(ReadOutcome.UNREADABLE) == result.read.objects_count > 0
+    assert result.count(Answer.UNAVAILABLE) == result.read.objects_count > 0
     storage.close()
 
 

@@ -30,7 +30,7 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.manifest import described_by, manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.offline import prompts as prompts_module
-from unified_cache.storage_backends.offline.listing import ReadOutcome, count_objects, listed, total_of
+from unified_cache.storage_backends.offline.listing import count_objects, listed, total_of
 from unified_cache.storage_backends.offline.prompts import read_prompts
 from unified_cache.storage_backends.offline.stores import (
     StoredIdentity,
@@ -41,7 +41,7 @@ from unified_cache.storage_backends.offline.stores import (
     open_to_read,
 )
 from unified_cache.storage_backends.offline.upkeep import clear, collect, find_garbage, scrub, shrink, verify
-from unified_cache.storage_backends.protocol import Level, Scan
+from unified_cache.storage_backends.protocol import Answer, Level, Scan
 from unified_cache.testing.storage_contract import listing, sealed_page
 
 
@@ -67,7 +67,7 @@ def test_verify_finds_every_flaw_and_changes_nothing_and_scrub_removes_what_it_f
     result = verify(storage, kept, unwatched)
     flawed = {found[0].label, found[1].label, Label(kept.digest, found[2].label.key, "unheard_of")}
     assert {finding.label for finding in result.findings} == flawed
-    assert result.count(ReadOutcome.FLAWED) == 3
+    assert result.count(Answer.FLAWED) == 3
     assert result.read.objects_count == len(before) == result.sound_count + 3
     assert sorted(listing(storage, kept.digest)) == before
     result = scrub(storage, kept, unwatched)
@@ -83,7 +83,7 @@ def test_an_identity_without_a_manifest_is_verified_by_its_seals(tmp_path: Path)
     storage = open_store("memory", tmp_path)
     flip(storage, min(listing(storage, kept.digest)))
     result = verify(storage, StoredIdentity(kept.digest, Undescribed("lost")), unwatched)
-    assert result.count(ReadOutcome.FLAWED) == 1
+    assert result.count(Answer.FLAWED) == 1
     assert result.sound_count == result.read.objects_count - 1
 
 

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple
 
 from unified_cache.core.errors import LayoutError, StorageError
@@ -84,9 +83,9 @@ class ObjectPools:
         """Return the length of an object: header and payload."""
         return HEADER_BYTES + self.specs[bit].page_bytes
 
-    def component_bits(self, component: int) -> list[int]:
-        """Return the bits of one component's pools; none for a component without bytes."""
-        return [bit for bit in range(len(self.specs)) if self._needed[component] >> bit & 1]
+    def component_bits(self, component: int) -> int:
+        """Return the bits of one component's pools; 0 for a component without bytes."""
+        return self._needed[component]
 
     def misfit(self, found: StoredObject) -> str | None:
         """Return why an object can never be a hit; None where its pool and its length are right."""
@@ -189,25 +188,16 @@ def batches(objects: Iterable[StoredObject]) -> Iterator[list[StoredObject]]:
         yield batch
 
 
-class ReadOutcome(Enum):
-    """Outcome of reading an object."""
-
-    SOUND = "sound"
-    """Its seal and checksum hold for the page that its name says."""
-    FLAWED = "flawed"
-    """Its seal or checksum does not hold, or it has a wrong pool or length."""
-    UNREADABLE = "unreadable"
-    """The store cannot read it, and trying again would not help."""
-    GONE = "gone"
-    """It was removed after it was listed; no failure."""
-
-
 class ReadObject(NamedTuple):
     """One object that was read. The page's buffers hold it if it is sound; otherwise their content is undefined."""
 
     page: PageIO
     object_bytes: int
-    outcome: ReadOutcome
+    outcome: Answer
+    """HIT where its seal and checksum hold for the page that its name says; MISS where it was removed meanwhile.
+
+    FLAWED where they do not hold, or it has a wrong pool or length; UNAVAILABLE where the store cannot read it.
+    """
     reason: str = ""
     """Its flaw in words; empty if it is sound."""
 
@@ -216,7 +206,7 @@ class FlawedObject(NamedTuple):
     """An object that is flawed or cannot be read."""
 
     label: Label
-    outcome: ReadOutcome
+    outcome: Answer
     reason: str
 
 
@@ -238,23 +228,23 @@ def read_verified(storage: Store, pages: Sequence[PageIO]) -> list[ReadObject]:
         if error.retryable:
             raise
         if len(pages) == 1:
-            return [_reading(pages[0], ReadOutcome.UNREADABLE, str(error))]
+            return [_reading(pages[0], Answer.UNAVAILABLE, str(error))]
         return [read_verified(storage, [page])[0] for page in pages]
     return [_verified(page, answer) for page, answer in zip(asked, answers, strict=True)]
 
 
 def _verified(page: PageIO, answer: Answer) -> ReadObject:
     if answer is Answer.FLAWED:
-        return _reading(page, ReadOutcome.FLAWED, "the store has something else in its place")
+        return _reading(page, Answer.FLAWED, "the store has something else in its place")
     if answer is Answer.UNAVAILABLE:
-        return _reading(page, ReadOutcome.UNREADABLE, "the store did not give it")
+        return _reading(page, Answer.UNAVAILABLE, "the store did not give it")
     if not answer:
-        return _reading(page, ReadOutcome.GONE)
+        return _reading(page, Answer.MISS)
     flaw = verify_buffers(page.buffers, page.label, page.checksum)
     if flaw is Flaw.FORMAT and len(page.buffers) == 1 and is_sealed(page.buffers[0], page.label):
         flaw = None
-    return _reading(page, ReadOutcome.SOUND) if flaw is None else _reading(page, ReadOutcome.FLAWED, flaw.value)
+    return _reading(page, Answer.HIT) if flaw is None else _reading(page, Answer.FLAWED, flaw.value)
 
 
-def _reading(page: PageIO, outcome: ReadOutcome, reason: str = "") -> ReadObject:
+def _reading(page: PageIO, outcome: Answer, reason: str = "") -> ReadObject:
     return ReadObject(page, sum(buffer.nbytes for buffer in page.buffers), outcome, reason)

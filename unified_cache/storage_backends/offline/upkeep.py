@@ -12,13 +12,13 @@ from unified_cache.core.errors import StorageError, StorageTimeoutError
 from unified_cache.core.page import PageKey
 from unified_cache.core.pool import ModelLayout
 from unified_cache.core.seal import Label
+from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX
 from unified_cache.storage_backends.manifest import Description
 from unified_cache.storage_backends.offline.listing import (
     FlawedObject,
     ObjectCount,
     ObjectPools,
     ReadObject,
-    ReadOutcome,
     Watch,
     batches,
     empty_page,
@@ -28,11 +28,9 @@ from unified_cache.storage_backends.offline.listing import (
     unwatched,
 )
 from unified_cache.storage_backends.offline.stores import StoredIdentity, Undescribed
-from unified_cache.storage_backends.protocol import PageIO, Store, StoredObject
+from unified_cache.storage_backends.protocol import Answer, PageIO, Store, StoredObject
 
 logger = logging.getLogger(__name__)
-
-REMOVE_LABELS_MAX = 1000
 
 
 @dataclass(slots=True)
@@ -46,7 +44,7 @@ class Verification:
     """Objects that are flawed or cannot be read, in the order of the listing."""
     removed_count: int = 0
 
-    def count(self, outcome: ReadOutcome) -> int:
+    def count(self, outcome: Answer) -> int:
         """Return the number of findings with this outcome."""
         return sum(finding.outcome is outcome for finding in self.findings)
 
@@ -67,7 +65,7 @@ def scrub(storage: Store, kept: StoredIdentity, watch: Watch) -> Verification:
     """Verify every object of an identity and remove flawed ones, batch by batch. Those that cannot be read stay."""
     result = Verification()
     for readings in _examined(storage, kept):
-        flawed = [reading.page.label for reading in readings if reading.outcome is ReadOutcome.FLAWED]
+        flawed = [reading.page.label for reading in readings if reading.outcome is Answer.FLAWED]
         result.removed_count += storage.remove(flawed) if flawed else 0
         _record(result, readings, watch)
     return result
@@ -177,7 +175,7 @@ def clear(storage: Store, identity: bytes, watch: Watch) -> int:
 
 def _remove(storage: Store, labels: list[Label]) -> int:
     return sum(
-        storage.remove(labels[start : start + REMOVE_LABELS_MAX]) for start in range(0, len(labels), REMOVE_LABELS_MAX)
+        storage.remove(labels[start : start + SCAN_OBJECTS_MAX]) for start in range(0, len(labels), SCAN_OBJECTS_MAX)
     )
 
 
@@ -193,16 +191,16 @@ def _examined(storage: Store, kept: StoredIdentity) -> Iterator[list[ReadObject]
                 fitting.append(empty_page(found))
             else:
                 unread = PageIO(found.label, ())
-                readings.append(ReadObject(unread, found.object_bytes, ReadOutcome.FLAWED, reason))
+                readings.append(ReadObject(unread, found.object_bytes, Answer.FLAWED, reason))
         yield readings + (read_verified(storage, fitting) if fitting else [])
 
 
 def _record(result: Verification, readings: Sequence[ReadObject], watch: Watch) -> None:
     for reading in readings:
         result.read.add(reading.object_bytes)
-        if reading.outcome is ReadOutcome.SOUND:
+        if reading.outcome is Answer.HIT:
             result.sound_count += 1
-        elif reading.outcome is ReadOutcome.GONE:
+        elif reading.outcome is Answer.MISS:
             result.gone_count += 1
         else:
             result.findings.append(FlawedObject(reading.page.label, reading.outcome, reading.reason))

@@ -19,7 +19,7 @@ from unified_cache.core.errors import MissingExtraError, StorageError
 from unified_cache.core.seal import CODED_VERSION, HEADER_BYTES, Label, may_be_coded, seal
 from unified_cache.storage_backends.manifest import manifest_of
 from unified_cache.storage_backends.memory import MemoryStorage
-from unified_cache.storage_backends.offline.listing import ReadOutcome, empty_page, read_verified
+from unified_cache.storage_backends.offline.listing import empty_page, read_verified
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
 from unified_cache.storage_backends.url import open_storage
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -200,11 +200,11 @@ def test_tools_verify_a_coded_object_by_its_own_seal_without_a_key() -> None:
     page = page_of(label(1), bf16_like(1))
     CodedStorage(backend, COMPRESS).put([page], Level.CACHED)
     (listed,) = backend.scan(page.label.identity).objects
-    assert [each.outcome for each in read_verified(backend, [empty_page(listed)])] == [ReadOutcome.SOUND]
+    assert [each.outcome for each in read_verified(backend, [empty_page(listed)])] == [Answer.HIT]
     content = object_in(backend, page.label)
     content[HEADERS_BYTES + 20] ^= 1
     replace_object(backend, page.label, content)
-    assert [each.outcome for each in read_verified(backend, [empty_page(listed)])] == [ReadOutcome.FLAWED]
+    assert [each.outcome for each in read_verified(backend, [empty_page(listed)])] == [Answer.FLAWED]
 
 
 def coded_object(named: Label, fields: tuple[int, int, int, int, int], body: bytes) -> bytes:
