@@ -21,10 +21,8 @@ from benchmarks.plan import BenchmarkPlan
 from unified_cache.components import Full
 from unified_cache.core.pool import Identity, ModelLayout, PoolSpec
 from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
-from unified_cache.integrations.engine_store import EnginePage
 from unified_cache.storage_backends.file.store import FileStorage
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.memory_reads import targets_of
 from unified_cache.storage_backends.packed.store import PackedStorage
 from unified_cache.storage_backends.protocol import Level, PageIO, Store
 from unified_cache.storage_backends.verified import VerifiedStorage
@@ -70,7 +68,6 @@ class _RowsBench:
         self._payload_kib = payload_kib
         self._labels = labels
         self._rows = [_page_of(label, payload_kib << 10, ROWS) for label in labels]
-        self._wanted = [EnginePage(page.label, page.buffers[1:]) for page in self._rows]
         self._joined = [_page_of(label, payload_kib << 10, 0) for label in labels]
         self._names = [os.fspath(path / f"plain-{prefix}{number}") for number in range(BATCH_PAGES)]
 
@@ -122,7 +119,7 @@ class _RowsBench:
         assert all(storage.get(pages))
 
     def _read_memory(self) -> None:
-        if not all(self._storage.read_memory(targets_of(self._wanted))):
+        if not all(self._storage.read_memory(self._rows)):
             self._get(self._storage, self._rows)  # times of use were due
 
     def _plain_put(self) -> int:

@@ -39,9 +39,9 @@ ENGINES_MUTANTS = [
     ),
     Mutant(
         "rows that were read from memory are believed unseen",
-        "storage_backends/memory_reads.py",
-        "        return is_header_of(header, self.label, self.payload_bytes, found)\n",
-        "        return True\n",
+        "storage_backends/directory/page_reads.py",
+        "== object_bytes and verify_buffers(buffers, label) is None",
+        "== object_bytes",
         ("tests/unit/storage_backends/directory/test_memory_reads.py",),
     ),
     Mutant(

@@ -159,11 +159,6 @@ def payload_checksum(header: bytes) -> int:
     return checksum
 
 
-def is_header_of(header: memoryview, label: Label, payload_bytes: int, checksum: int) -> bool:
-    """Return whether ``header`` is the one of a page of that label, length and checksum of its payload."""
-    return header.tobytes() == header_of(label, payload_bytes, checksum)
-
-
 def verify(page: memoryview, label: Label, version: int = FORMAT_VERSION) -> Flaw | None:
     """Return what is wrong with ``page``, None if it is exactly the page that ``label`` names."""
     if len(page) < HEADER_BYTES:
@@ -189,17 +184,18 @@ def verify_buffers(buffers: Sequence[memoryview], label: Label, checksum: PageCh
     """
     if len(buffers) == 1 and checksum is None:
         return verify(buffers[0], label)
-    page_bytes = sum(map(len, buffers))
-    if page_bytes < HEADER_BYTES:
-        return Flaw.LENGTH
-    header = buffers[0][:HEADER_BYTES].tobytes()
+    if len(buffers[0]) == HEADER_BYTES:
+        header, payload = buffers[0].tobytes(), buffers[1:]
+    else:
+        header = b"".join([buffer[:HEADER_BYTES] for buffer in buffers])[:HEADER_BYTES]
+        payload = payload_of(buffers)
     if len(header) < HEADER_BYTES:
-        header = b"".join(buffer[:HEADER_BYTES] for buffer in buffers)[:HEADER_BYTES]
-    payload_bytes = page_bytes - HEADER_BYTES
-    found = None if checksum is None else checksum.of(page_bytes)
+        return Flaw.LENGTH
+    payload_bytes = len(payload[0]) if len(payload) == 1 else sum(map(len, payload))
+    found = None if checksum is None else checksum.of(HEADER_BYTES + payload_bytes)
     if found is not None and header == header_of(label, payload_bytes, found):
         return None
-    if header == header_of(label, payload_bytes, checksum_of(payload_of(buffers))):
+    if header == header_of(label, payload_bytes, checksum_of(payload)):
         return None
     return _flaw_of(header, payload_bytes, label)
 

@@ -15,7 +15,6 @@ from unified_cache.core.errors import ConfigError, NotOfferedError
 from unified_cache.core.pool import ModelLayout
 from unified_cache.core.seal import HEADER_BYTES, Label, PageChecksum
 from unified_cache.proto.manifest_pb2 import Manifest
-from unified_cache.storage_backends.memory_reads import MemoryReader
 from unified_cache.storage_backends.removals import RemovalFeed
 
 __all__ = [
@@ -277,9 +276,24 @@ class Store(ABC):
         """Reason of the last declined put, a sentence; empty if there was none, or the store does not say."""
         return ""
 
-    def memory_reader(self) -> MemoryReader | None:
-        """Return what reads pages from memory past all deadlines; None where the store, or a layer, has no such."""
+    def memory_reader(self) -> "Store | None":
+        """Return the store whose ``knows`` and ``read_memory`` wait for no disk; None where it, or a layer, has none.
+
+        They wait for nobody who waits for one either, so they need no deadline, and raise ClosedError alone.
+        """
         return None
+
+    def knows(self, labels: Sequence[Label]) -> list[bool]:
+        """Return for each label whether a get would find it, as far as memory alone says; False means unknown."""
+        return [False] * len(labels)
+
+    def read_memory(self, pages: Sequence[PageIO]) -> list[bool]:
+        """Fill pages as far as that takes no waiting; True where the buffers hold exactly the page of that label.
+
+        A page that was read is used now, as by ``get``. Of one that was not nothing is known, and its buffers may hold
+        anything: ``get`` tells.
+        """
+        return [False] * len(pages)
 
     def removals(self) -> RemovalFeed | None:
         """Subscribe to what leaves the store; None where it does not tell. StateError beyond ``SUBSCRIBERS_MAX``.

@@ -53,7 +53,7 @@ LINES_MAX: Mapping[str, int] = {
 FLOORS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     PACKAGE: LIBRARY + PROGRAMS,
     f"{PACKAGE}.storage_backends": (
-        ("memory_reads", "removals"),
+        ("removals",),
         ("protocol", "manifest"),
         ("common",),
         ("directory", "wrappers"),

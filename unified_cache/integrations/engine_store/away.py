@@ -11,7 +11,6 @@ from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.breaker import Backoff
 from unified_cache.storage_backends.common.opening import Retries
 from unified_cache.storage_backends.manifest import manifest_of
-from unified_cache.storage_backends.memory_reads import MemoryReader
 from unified_cache.storage_backends.protocol import Capability, Store
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.storage_backends.wrappers import StorageGuard
@@ -30,7 +29,7 @@ class OpenedStore:
     verified: VerifiedStorage
     guard: StorageGuard
     capability: Capability
-    memory: MemoryReader | None
+    memory: Store | None
     """The store itself, where it reads pages from memory: that waits for nothing, so it needs no guard."""
 
     @classmethod

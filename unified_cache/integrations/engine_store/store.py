@@ -60,7 +60,6 @@ from unified_cache.storage_backends.common.bounded_call import BoundedCall, Call
 from unified_cache.storage_backends.common.breaker import Backoff
 from unified_cache.storage_backends.common.call_threads import LOOK_S, CallThreads, call_within, run_here
 from unified_cache.storage_backends.common.opening import StoreOpening
-from unified_cache.storage_backends.memory_reads import MemoryReader
 from unified_cache.storage_backends.protocol import Answer, Level, Store
 from unified_cache.storage_backends.removals import RemovalFeed, Removals
 from unified_cache.storage_backends.url import check_storage_url, open_storage
@@ -366,7 +365,7 @@ class EngineStore:
             return Unavailable.CLOSED
         return Unavailable.AWAY if self._opening.store is None else Unavailable.UNREGISTERED
 
-    def _memory(self, identities: Collection[bytes]) -> MemoryReader | None:
+    def _memory(self, identities: Collection[bytes]) -> Store | None:
         """Return the store's memory if it has one, is there, and has taken the identities."""
         opened = self._opening.store
         if opened is None or self._closed or not self._registrations.are_taken(identities):

@@ -22,7 +22,6 @@ from unified_cache.core.seal import HEADER_BYTES, Label, seal_buffers
 from unified_cache.integrations.engine_store.buffers import BounceBuffer
 from unified_cache.integrations.engine_store.interface import Clock, EnginePage
 from unified_cache.storage_backends.common.bounded_call import bound_steps
-from unified_cache.storage_backends.memory_reads import MemoryReader, targets_of
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO, Store
 
 ALIGN_BYTES = 64
@@ -197,6 +196,16 @@ class BufferedPath:
         return True
 
 
+def with_headers(pages: Sequence[EnginePage]) -> list[PageIO]:
+    """Put memory for a header before the rows of each page."""
+    headers = memoryview(bytearray(HEADER_BYTES * len(pages)))
+    starts = range(0, len(headers), HEADER_BYTES)
+    return [
+        PageIO(page.label, (headers[start : start + HEADER_BYTES], *map(_as_bytes, page.rows)))
+        for page, start in zip(pages, starts, strict=True)
+    ]
+
+
 class ZeroCopyPath:
     """No copy: a bounded store reads and fills the rows themselves, while their owner waits for it.
 
@@ -215,11 +224,7 @@ class ZeroCopyPath:
 
     def pages_of(self, piece: Piece) -> list[PageIO]:
         """Return the pages of a piece: their rows, behind memory for a header."""
-        pages = self._pages[piece.start : piece.end]
-        return [
-            PageIO(page.label, tuple(map(_as_bytes, target.buffers)))
-            for page, target in zip(pages, targets_of(pages), strict=True)
-        ]
+        return with_headers(self._pages[piece.start : piece.end])
 
     def read_rows(self, number: int, placed: PlacedPage) -> bool:
         """Count the rows of a page, which are where the store reads them."""
@@ -309,11 +314,11 @@ def clear(store: Store, identity: bytes, answers: list[Answer]) -> Iterator[bool
     yield True
 
 
-def read_memory(memory: MemoryReader, pages: Sequence[EnginePage], answers: list[Answer]) -> Iterator[bool]:
+def read_memory(memory: Store, pages: Sequence[EnginePage], answers: list[Answer]) -> Iterator[bool]:
     """Read the pages that a store has in memory into their rows, on their owner's thread; HIT or UNAVAILABLE."""
     hit, unavailable = Answer.HIT, Answer.UNAVAILABLE
     for part in _parts_of(pages, AT_ONCE_BYTES_MAX):
-        answers += [hit if is_there else unavailable for is_there in memory.read_memory(targets_of(part))]
+        answers += [hit if is_there else unavailable for is_there in memory.read_memory(with_headers(part))]
         yield True
 
 

@@ -244,6 +244,12 @@ class Disk:
         return missing_mount(path)
 
     @staticmethod
+    def begin_reading(fd: int) -> None:
+        """Ask the system to read a file into its memory, and wait for nothing."""
+        if "posix_fadvise" in vars(os):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+
+    @staticmethod
     def listdir(fd: int) -> list[str]:
         """List the names in an open directory, in no order."""
         return os.listdir(fd)
@@ -325,14 +331,6 @@ BUFFERS_MAX = os.sysconf("SC_IOV_MAX")
 
 PIECE_BYTES = 1 << 20
 """Bytes of a page that are read before they are added to its checksum, which finds them in the processor's caches."""
-
-LED_BYTES_MIN = 1 << 20
-"""Of a file so long the first ``LEAD_BYTES`` are read by a call of their own."""
-
-LEAD_BYTES = 16 << 10
-"""A short read at the start of a file lets Linux read ahead while those bytes are copied, in several requests at a
-time. Asked for all at once it waits for a request as long as it makes them, and what is not cached comes half as fast.
-"""
 
 BEYOND = memoryview(bytearray(1))
 """For the byte after a page, which is not there; nobody looks at it."""
@@ -429,36 +427,42 @@ def write_at(disk: Disk, fd: int, buffers: Sequence[memoryview], offset: int) ->
         rest.take(count)
 
 
-def read_led(
-    disk: Disk, fd: int, buffers: Sequence[memoryview], wanted_bytes: int, checksum: PageChecksum | None = None
-) -> bool:
-    """Fill the buffers, of ``wanted_bytes`` in all, after a first short read, which sets the system reading ahead.
-
-    Return False where the file, read a byte further, has another length.
-    """
-    is_filled = _fill(disk, fd, buffers, 0, checksum, first_bytes=LEAD_BYTES)
-    return is_filled and not disk.preadv(fd, [BEYOND], wanted_bytes)
+_Read = Callable[[int, Sequence[memoryview], int], int]
+"""Fills buffers from an offset of a file on, maybe not all of them; returns how many bytes came."""
 
 
 def read_at(
-    disk: Disk,
+    read: _Read,
     fd: int,
     buffers: Sequence[memoryview],
     wanted_bytes: int,
-    offset: int,
+    offset: int = 0,
     checksum: PageChecksum | None = None,
+    is_file: bool = False,
 ) -> bool:
-    """Fill the buffers, of ``wanted_bytes`` in all, from an offset on; False where the file ends before they do.
+    """Fill buffers, of ``wanted_bytes`` in all, from an offset on; False where the file ends before they do.
 
-    One call does it, as a rule. With a ``checksum`` it is one for every ``PIECE_BYTES``, which are added to it before
-    the next are read.
+    Or where it goes on, and ``is_file`` says that they are all of it. One call does it, as a rule. With a ``checksum``
+    it is one for every ``PIECE_BYTES`` of a large page, which are added to it before the next are read.
     """
-    is_one_piece = checksum is None or wanted_bytes < 2 * PIECE_BYTES
-    if is_one_piece and disk.preadv(fd, buffers[:BUFFERS_MAX], offset) == wanted_bytes:
+    if (checksum is None or wanted_bytes < 2 * PIECE_BYTES) and len(buffers) < BUFFERS_MAX:
+        count = read(fd, (*buffers, BEYOND) if is_file else buffers, offset)
+        if count == wanted_bytes:
+            if checksum is not None:
+                checksum.add_all(buffers)
+            return True
+        if not 0 < count < wanted_bytes:
+            return False
+    rest, done_bytes = BuffersLeft(buffers), 0
+    while rest.buffers:  # such a call may stop short of what is there
+        count = read(fd, rest.front(sys.maxsize if checksum is None else PIECE_BYTES), offset + done_bytes)
+        if not count:
+            return False
+        filled = rest.take(count)
         if checksum is not None:
-            checksum.add_all(buffers)
-        return True
-    return _fill(disk, fd, buffers, offset, checksum, first_bytes=PIECE_BYTES)
+            checksum.add(done_bytes, filled)
+        done_bytes += count
+    return not (is_file and read(fd, (BEYOND,), offset + done_bytes))
 
 
 def size_of(disk: Disk, directory: "Directory", name: str) -> int | None:
@@ -508,25 +512,6 @@ def missing_inodes(disk: Disk, fd: int, wanted_count: int) -> int:
     except OSError:
         return 0
     return wanted_count - int(status.f_favail) if status.f_files else 0
-
-
-def _fill(
-    disk: Disk, fd: int, buffers: Sequence[memoryview], offset: int, checksum: PageChecksum | None, first_bytes: int
-) -> bool:
-    """Fill buffers by as many calls as it takes, the first for at most ``first_bytes``; False where the file ends."""
-    rest = BuffersLeft(buffers)
-    piece_bytes = first_bytes
-    done_bytes = 0
-    while rest.buffers:
-        count = disk.preadv(fd, rest.front(piece_bytes), offset + done_bytes)
-        if not count:
-            return False
-        filled = rest.take(count)
-        if checksum is not None:
-            checksum.add(done_bytes, filled)
-        done_bytes += count
-        piece_bytes = PIECE_BYTES if checksum is not None else sys.maxsize
-    return True
 
 
 def _sum_bytes(buffers: Sequence[memoryview]) -> int:

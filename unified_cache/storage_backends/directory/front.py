@@ -45,7 +45,6 @@ from unified_cache.storage_backends.directory.root import (
     read_manifests,
     write_manifest,
 )
-from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Store
 from unified_cache.storage_backends.removals import RemovalBuffer, RemovalFeed
 
@@ -373,7 +372,7 @@ class ObjectOrder(Protocol):
         """Make objects recent, the first most of all; return those whose time of use is to be written."""
         ...
 
-    def record(self, pages: Sequence[RowsTarget], hits: Sequence[Answer | bool]) -> None:
+    def record(self, pages: Sequence[PageIO], hits: Sequence[Answer | bool]) -> None:
         """Make pages recent that were read, the first one most of all; waits for no file."""
         ...
 
@@ -412,22 +411,18 @@ class DirectoryStorage(DirectoryReader):
         """Return itself: what the system has in memory is read without a wait."""
         return self
 
-    @abstractmethod
-    def knows(self, labels: Sequence[Label]) -> list[bool]:
-        """See ``MemoryReader.knows``."""
-
-    def read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:
-        """Read pages that the system has in memory into their rows; a page that came becomes recent.
+    def read_memory(self, pages: Sequence[PageIO]) -> list[bool]:
+        """Fill pages that the system has in memory; a page that came becomes recent.
 
         A call at which times of use are due is left to ``get``, which writes them.
         """
         with self._calls:
             if self._stamps.are_due():
-                return [False] * len(targets)
-            came = self._read_memory(targets)
+                return [False] * len(pages)
+            came = self._read_memory(pages)
             # One that went while it was read may be another page by now; its seal says which it was, and that counts.
-            self._order.record(targets, came)
-            self._stamps.keep(targets, came)
+            self._order.record(pages, came)
+            self._stamps.keep(pages, came)
             return came
 
     def touch(self, labels: Sequence[Label]) -> None:
@@ -455,8 +450,8 @@ class DirectoryStorage(DirectoryReader):
         """
 
     @abstractmethod
-    def _read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:
-        """Fill rows of pages that the system has in memory; return which came and are verified."""
+    def _read_memory(self, pages: Sequence[PageIO]) -> list[bool]:
+        """Fill pages that the system has in memory; return which came and are verified."""
 
     @abstractmethod
     def _stamp(self, stamps: Mapping[Label, int]) -> None:

@@ -5,7 +5,6 @@
 
     read_memory    what the system has in memory, without waiting; neighbours by one call, then verified
     read_directly  what it lacks: many at a time, past its memory; neighbours by one call
-    read_ahead     small files of which it may have some, while it begins to read the others
 
 What is asked for together was stored together, and is in memory as a whole or not at all: so few places are looked at.
 Of a page that did not come, for whatever reason, the ordinary read of its store that follows tells what is wrong.
@@ -22,23 +21,22 @@ import errno
 import mmap as system_mmap
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing, suppress
+from itertools import chain
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, Protocol
 
-from unified_cache.core.seal import PageChecksum
+from unified_cache.core.seal import PageChecksum, verify_buffers
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.directory.disk import (
     BEYOND,
     BUFFERS_MAX,
     IN_MEMORY,
-    LED_BYTES_MIN,
     PIECE_BYTES,
-    BuffersLeft,
     Disk,
+    read_at,
 )
 from unified_cache.storage_backends.directory.read_queue import FileRead
-from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import PageIO
 
 BLOCK_BYTES = 4096
@@ -77,6 +75,10 @@ class SystemMemory:
         except OSError:
             self.reports_blocks = False
             return False
+
+    def may_lack(self, fd: int, offset: int) -> bool:
+        """Return whether the system lacks the block at an offset, or does not say."""
+        return self.is_cold(fd, offset) or not (self._is_memory or self.reports_blocks)
 
     def read(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         """Fill buffers as far as their bytes are there, and let the system begin to read others.
@@ -273,7 +275,7 @@ class PlacedPages(Protocol):
         ...
 
     def stride_bytes(self, number: int) -> int:
-        """Return the bytes from an open page to its neighbour; 0 where it is all of its file, and may not be longer."""
+        """Return the bytes from a page to its neighbour; 0 where it is all of its file, which may not be longer."""
         ...
 
     def direct_fd(self, number: int, direct: DirectReads) -> int:
@@ -292,61 +294,39 @@ class PageReads:
         self.memory = SystemMemory(disk)
         self.direct = DirectReads(disk)
 
-    def may_be_direct(self, pages: Sequence[PageIO]) -> bool:
-        """Return whether to look where pages are: a small one alone comes sooner than the answer."""
-        if self.direct.is_refused or not self.memory.reports_blocks or not pages:
-            return False
-        return len(pages) > 1 or page_bytes(pages[0]) >= ALONE_BYTES_MIN
-
-    def are_cold(self, pages: Sequence[PageIO], places: PlacedPages, numbers: Iterable[int]) -> bool:
-        """Return whether the system lacks the first of these pages that can be read directly."""
-        for number in numbers:
-            place = places.open(number)
-            if place is not None and _is_direct(pages[number], places.stride_bytes(number)):
-                return self.memory.is_cold(*place)
-        return False
-
-    def read_directly(self, pages: Sequence[PageIO], places: PlacedPages, numbers: Sequence[int]) -> Set[int]:
+    def read_directly(self, pages: Sequence[PageIO], places: PlacedPages) -> Set[int]:
         """Fill pages past the system's memory, as far as it lacks them; return which came. Closes all of them."""
         came: set[int] = set()
+        if self.direct.is_refused or not self.memory.reports_blocks:
+            return came
+        if len(pages) == 1 and page_bytes(pages[0]) < ALONE_BYTES_MIN:
+            return came
+        cold = self._cold_runs(pages, places)
         try:
-            with suppress(OSError), closing(self.direct.read(self._direct_runs(pages, places, numbers))) as runs:
+            first = next(cold, None)
+            if first is None:
+                return came
+            with suppress(OSError), closing(self.direct.read(chain((first,), cold))) as runs:
                 for run, is_whole in runs:
                     ended = range(run.number, run.number + len(run.pages))
                     if is_whole:
                         came.update(ended)
                     places.close(ended)
         finally:
-            places.close(numbers)
+            places.close(range(len(pages)))
         return came
 
-    def read_ahead(self, pages: Sequence[PageIO], opened: Mapping[int, Place]) -> Set[int]:
-        """Fill small files' pages from memory, while the system begins to read the others; return which came."""
-        came: set[int] = set()
-        if not self.memory.is_readable:
-            return came
-        for number, (fd, _) in opened.items():
-            page = pages[number]
-            wanted_bytes = page_bytes(page)
-            if wanted_bytes >= LED_BYTES_MIN:
-                continue
-            if self.memory.read(fd, (*page.buffers[: BUFFERS_MAX - 1], BEYOND), 0) == wanted_bytes:
-                came.add(number)
-                if page.checksum is not None:
-                    page.checksum.add_all(page.buffers)
-        return came
-
-    def read_memory(self, targets: Sequence[RowsTarget], places: PlacedPages) -> list[bool]:
-        """Fill the rows of pages that the system has in memory; return for each whether it came and is verified.
+    def read_memory(self, pages: Sequence[PageIO], places: PlacedPages) -> list[bool]:
+        """Fill pages that the system has in memory; return for each whether it came and is verified.
 
         Of a call whose first page is not in memory none is read. Waits for nothing that ``places`` do not wait for.
         """
-        came = [False] * len(targets)
+        came = [False] * len(pages)
         is_first = True
-        for start in range(0, len(targets), places.open_max):
+        for start in range(0, len(pages), places.open_max):
             opened: dict[int, Place] = {}
             try:
-                for number in range(start, min(start + places.open_max, len(targets))):
+                for number in range(start, min(start + places.open_max, len(pages))):
                     place = places.open(number)
                     if place is None:
                         continue
@@ -356,97 +336,81 @@ class PageReads:
                     is_first = False
                 end = start
                 for first, place in opened.items():
+                    if first < end:
+                        continue
                     stride_bytes = places.stride_bytes(first)
-                    if not stride_bytes:
-                        came[first] = self._read_page(targets[first], place, (*targets[first].buffers, BEYOND))
-                    elif first >= end:
-                        end = _run_end(targets[first], first, stride_bytes, opened)
-                        came[first:end] = self._read_run(targets[first:end], place, stride_bytes)
+                    end = _run_end(pages[first], first, stride_bytes, opened) if stride_bytes else first + 1
+                    if end == first + 1:
+                        came[first] = self._read_page(pages[first], place, is_file=not stride_bytes)
+                    else:
+                        came[first:end] = self._read_run(pages[first:end], place, stride_bytes)
             finally:
                 places.close(opened)
         return came
 
-    def _direct_runs(self, pages: Sequence[PageIO], places: PlacedPages, numbers: Sequence[int]) -> Iterator[DirectRun]:
-        """Open pages as they can be read, and yield neighbours together."""
-        is_cold, asked_number = True, numbers[0]
-        number, last = numbers[0], numbers[-1]
-        while number <= last and not self.direct.is_refused:
+    def _cold_runs(self, pages: Sequence[PageIO], places: PlacedPages) -> Iterator[DirectRun]:
+        """Open pages that the system lacks, as they can be read, and yield neighbours together."""
+        number, asked_end = 0, 0
+        while number < len(pages) and not self.direct.is_refused:
             first, number = number, number + 1
-            place = places.open(first)
-            if place is None:
+            stride_bytes, object_bytes = places.stride_bytes(first), page_bytes(pages[first])
+            if not _is_direct(object_bytes, stride_bytes) or (place := places.open(first)) is None:
                 continue
-            if first >= asked_number + ASKED_PAGES:
-                is_cold, asked_number = self.memory.is_cold(*place), first
-            stride_bytes = places.stride_bytes(first)
-            is_direct = is_cold and _is_direct(pages[first], stride_bytes)
-            fd = places.direct_fd(first, self.direct) if is_direct else -1
+            if first >= asked_end:
+                asked_end = first + ASKED_PAGES
+                if not self.memory.is_cold(*place):
+                    places.close((first,))
+                    number = asked_end
+                    continue
+            fd = places.direct_fd(first, self.direct)
             if fd < 0:
                 places.close((first,))
-            elif stride_bytes:
-                number = _direct_end(places, first, last, stride_bytes)
-                yield DirectRun(first, fd, place[1], page_bytes(pages[first]), stride_bytes, pages[first:number], False)
-            else:
-                object_bytes = page_bytes(pages[first])
-                whole_bytes = (object_bytes // DIRECT_BLOCK_BYTES + 1) * DIRECT_BLOCK_BYTES
-                yield DirectRun(first, fd, 0, object_bytes, whole_bytes, pages[first:number], True)
+                continue
+            end_max = min(first + max(_SLOT_BYTES // stride_bytes, 1), len(pages)) if stride_bytes else number
+            while number < end_max and places.open(number) == (place[0], place[1] + (number - first) * stride_bytes):
+                number += 1
+            whole_bytes = stride_bytes or (object_bytes // DIRECT_BLOCK_BYTES + 1) * DIRECT_BLOCK_BYTES
+            yield DirectRun(first, fd, place[1], object_bytes, whole_bytes, pages[first:number], not stride_bytes)
 
-    def _read_run(self, targets: Sequence[RowsTarget], place: Place, stride_bytes: int) -> list[bool]:
-        """Read neighbours from memory, of which the first is at ``place``, and verify them."""
-        if len(targets) == 1:
-            return [self._read_page(targets[0], place, targets[0].buffers)]
-        gap_bytes = stride_bytes - targets[0].object_bytes
-        gap = (_GAP[:gap_bytes],) if gap_bytes else ()
-        count = self.memory.read(place[0], [buffer for each in targets for buffer in (*each.buffers, *gap)], place[1])
-        filled_count = min((count + gap_bytes) // stride_bytes, len(targets))
-        return [number < filled_count and target.holds_page() for number, target in enumerate(targets)]
-
-    def _read_page(self, target: RowsTarget, place: Place, buffers: Sequence[memoryview]) -> bool:
-        """Read a page from memory and verify it; ``buffers`` are longer than it where a longer file is another's."""
-        if target.object_bytes >= 2 * PIECE_BYTES or len(buffers) > BUFFERS_MAX:
-            return self._read_pieces(place, target, buffers)
-        return self.memory.read(place[0], buffers, place[1]) == target.object_bytes and target.holds_page()
-
-    def _read_pieces(self, place: Place, target: RowsTarget, buffers: Sequence[memoryview]) -> bool:
-        """Read a page from memory piece by piece, each added to the checksum while it is in the processor's caches."""
+    def _read_page(self, page: PageIO, place: Place, *, is_file: bool) -> bool:
+        """Read a page from memory and verify it; a longer file is another's."""
         fd, offset = place
-        rest, done_bytes, checksum = BuffersLeft(buffers), 0, PageChecksum()
-        while done_bytes < target.object_bytes:
-            left_bytes = target.object_bytes - done_bytes
-            # The last piece is up to two, so that a page of a power of two and a header has no short one.
-            is_last = left_bytes < 2 * PIECE_BYTES
-            count = self.memory.read(fd, rest.front(left_bytes + 1 if is_last else PIECE_BYTES), offset + done_bytes)
-            if not 0 < count <= left_bytes:
-                return False
-            checksum.add(done_bytes, rest.take(count))
-            done_bytes += count
-        return target.holds_page(checksum.of(target.object_bytes))
+        label, buffers, _ = page
+        object_bytes = page_bytes(page)
+        if object_bytes < 2 * PIECE_BYTES and len(buffers) < BUFFERS_MAX:
+            wanted = (*buffers, BEYOND) if is_file else buffers
+            return self.memory.read(fd, wanted, offset) == object_bytes and verify_buffers(buffers, label) is None
+        checksum = PageChecksum()
+        came = read_at(self.memory.read, fd, buffers, object_bytes, offset, checksum, is_file=is_file)
+        return came and verify_buffers(buffers, label, checksum) is None
+
+    def _read_run(self, pages: Sequence[PageIO], place: Place, stride_bytes: int) -> list[bool]:
+        """Read neighbours from memory by one call, of which the first is at ``place``, and verify them."""
+        fd, offset = place
+        gap_bytes = stride_bytes - page_bytes(pages[0])
+        gap = (_GAP[:gap_bytes],) if gap_bytes else ()
+        count = self.memory.read(fd, [buffer for each in pages for buffer in (*each.buffers, *gap)], offset)
+        filled_count = (count + gap_bytes) // stride_bytes
+        return [
+            number < filled_count and verify_buffers(each.buffers, each.label) is None
+            for number, each in enumerate(pages)
+        ]
 
 
-def _run_end(target: RowsTarget, first: int, stride_bytes: int, opened: Mapping[int, Place]) -> int:
+def _run_end(page: PageIO, first: int, stride_bytes: int, opened: Mapping[int, Place]) -> int:
     """Return the end of the run of neighbours that one read from memory takes, from a page on."""
-    end, (fd, offset) = first + 1, opened[first]
-    if target.object_bytes >= 2 * PIECE_BYTES or opened.get(end) != (fd, offset + stride_bytes):
+    end, (fd, offset), object_bytes = first + 1, opened[first], page_bytes(page)
+    if object_bytes >= 2 * PIECE_BYTES or opened.get(end) != (fd, offset + stride_bytes):
         return end
-    by_buffers = BUFFERS_MAX // (len(target.buffers) + 1)
-    end_max = first + max(min(RUN_BYTES_MAX // target.object_bytes, by_buffers), 1)
+    by_buffers = BUFFERS_MAX // (len(page.buffers) + 1)
+    end_max = first + max(min(RUN_BYTES_MAX // object_bytes, by_buffers), 1)
     while end < end_max and opened.get(end) == (fd, offset + (end - first) * stride_bytes):
         end += 1
     return end
 
 
-def _is_direct(page: PageIO, stride_bytes: int) -> bool:
+def _is_direct(object_bytes: int, stride_bytes: int) -> bool:
     """Return whether a page can be read directly, in whole blocks of its own, and that pays."""
     if stride_bytes:
         return not stride_bytes % DIRECT_BLOCK_BYTES
-    return page_bytes(page) >= DIRECT_FILE_BYTES_MIN
-
-
-def _direct_end(places: PlacedPages, first: int, last: int, stride_bytes: int) -> int:
-    """Return the end of the run of neighbours that are read directly together, from an open page on."""
-    place = places.open(first)
-    assert place is not None
-    fd, offset = place
-    end, end_max = first + 1, min(first + max(_SLOT_BYTES // stride_bytes, 1), last + 1)
-    while end < end_max and places.open(end) == (fd, offset + (end - first) * stride_bytes):
-        end += 1
-    return end
+    return object_bytes >= DIRECT_FILE_BYTES_MIN

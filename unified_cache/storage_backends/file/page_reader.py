@@ -9,7 +9,7 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -21,10 +21,7 @@ from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
 from unified_cache.storage_backends.common.lru import SCAN_OBJECTS_MAX, page_bytes
 from unified_cache.storage_backends.common.names import check_label, check_scan, parse_page_name
 from unified_cache.storage_backends.directory.disk import (
-    BEYOND,
-    BUFFERS_MAX,
     DIRECTORY_FLAGS,
-    LED_BYTES_MIN,
     READ_FLAGS,
     BatchSyncs,
     Directory,
@@ -33,14 +30,13 @@ from unified_cache.storage_backends.directory.disk import (
     close_quietly,
     distrust,
     opened,
-    read_led,
+    read_at,
     size_of,
     storage_error,
     sync_or_distrust,
 )
-from unified_cache.storage_backends.directory.page_reads import DirectReads, PageReads, Place
+from unified_cache.storage_backends.directory.page_reads import ALONE_BYTES_MIN, DirectReads, PageReads, Place
 from unified_cache.storage_backends.directory.root import NOT_A_FILE, UNREADABLE, StoreRoot, is_whole
-from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject, UsedBetween
 
 _FAN_DIGITS = 1
@@ -203,8 +199,6 @@ FILES_OPEN_MAX = 16
 """Objects of one call open at a time. Taking 16 through each step together, not one through all steps, makes 1 MiB
 pages 10 % faster: between two copies the caches would lose the code of every other step."""
 
-_NONE: Set[int] = frozenset()
-
 
 class PageReader:
     """Finds, reads and lists pages of a file store, opened to read or to write. Thread-safe."""
@@ -269,8 +263,7 @@ class PageReader:
 
     def read(self, pages: Sequence[PageIO]) -> list[Answer]:
         """Fill each page's buffers; HIT where it was there at that length. Raise for a fault that is not one page's."""
-        may_be_direct = self._reads.may_be_direct(pages)
-        if len(pages) == 1 and not may_be_direct:
+        if len(pages) == 1 and page_bytes(pages[0]) < ALONE_BYTES_MIN:
             opened_alone = self._open_object(pages[0])
             if isinstance(opened_alone, Answer):
                 return [opened_alone]
@@ -280,30 +273,25 @@ class PageReader:
                 close_quietly(self._disk, opened_alone)
         answers = [Answer.MISS] * len(pages)
         files = _OpenFiles(self._disk, partial(self._opened, pages, answers))
-        numbers: Sequence[int] = range(len(pages))
-        while numbers:
-            few = numbers[:FILES_OPEN_MAX]
+        came = self._reads.read_directly(pages, files)
+        for start in range(0, len(pages), FILES_OPEN_MAX):
+            few = range(start, min(start + FILES_OPEN_MAX, len(pages)))
             try:
                 # Taken through each step together, which keeps the copying loop hot.
-                opened = {number: place for number in few if (place := files.open(number)) is not None}
-                if may_be_direct and self._reads.are_cold(pages, files, opened):
-                    came, may_be_direct = self._reads.read_directly(pages, files, numbers), False
-                    for number in came:
-                        answers[number] = Answer.HIT
-                    numbers = [number for number in numbers if number not in came and files.is_there(number)]
-                else:
-                    came = self._reads.read_ahead(pages, opened) if len(opened) > 1 else _NONE
-                    for number, (fd, _) in opened.items():
-                        answers[number] = Answer.HIT if number in came else self._read_file(pages[number], fd)
-                    numbers = numbers[FILES_OPEN_MAX:]
+                opened = {n: place for n in few if n not in came and (place := files.open(n)) is not None}
+                self._begin_reading(opened.values())
+                for number, (fd, _) in opened.items():
+                    answers[number] = self._read_file(pages[number], fd)
             finally:
                 files.close(few)
+        for number in came:
+            answers[number] = Answer.HIT
         return answers
 
-    def read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:
-        """Fill rows of pages that the system has in memory, their names included; see ``PageReads``."""
-        files = _OpenFiles(self._disk, partial(self._open_cached, [target.label for target in targets]))
-        return self._reads.read_memory(targets, files)
+    def read_memory(self, pages: Sequence[PageIO]) -> list[bool]:
+        """Fill pages that the system has in memory, their names included; see ``PageReads``."""
+        files = _OpenFiles(self._disk, partial(self._open_cached, [page.label for page in pages]))
+        return self._reads.read_memory(pages, files)
 
     def know(self, labels: Sequence[Label]) -> list[bool]:
         """Return for each object whether its name, and what it names, is in memory."""
@@ -323,18 +311,17 @@ class PageReader:
             return -1
         return opened
 
+    def _begin_reading(self, opened: Collection[Place]) -> None:
+        """Ask the system to read all of these files, unless it has the first in memory."""
+        if opened and self._reads.memory.may_lack(*next(iter(opened))):
+            with suppress(OSError):
+                for fd, _ in opened:
+                    self._disk.begin_reading(fd)
+
     def _read_file(self, page: PageIO, fd: int) -> Answer:
-        """Read a file and a byte further, which shows another length; most are read by one call."""
-        object_bytes, read_bytes = page_bytes(page), -1
+        """Read a file and a byte further, which shows another length."""
         try:
-            if object_bytes < LED_BYTES_MIN and len(page.buffers) < BUFFERS_MAX:
-                read_bytes = self._disk.preadv(fd, (*page.buffers, BEYOND), 0)
-            if read_bytes == object_bytes:
-                if page.checksum is not None:
-                    page.checksum.add_all(page.buffers)
-                return Answer.HIT
-            is_open = read_bytes < object_bytes and read_bytes != 0  # such a call may stop short of what is there
-            if is_open and read_led(self._disk, fd, page.buffers, object_bytes, page.checksum):
+            if read_at(self._disk.preadv, fd, page.buffers, page_bytes(page), 0, page.checksum, is_file=True):
                 return Answer.HIT
         except OSError as error:
             return self._look_at(page, fd, error)
@@ -414,10 +401,6 @@ class _OpenFiles:
         self._disk = disk
         self._opened = opened
         self._fds: dict[int, int] = {}
-
-    def is_there(self, number: int) -> bool:
-        """Return whether a page has a file, as far as that was asked."""
-        return self._fds.get(number) != -1
 
     def open(self, number: int) -> Place | None:
         """Return the place of a page: the start of its file, which is opened unless it is open."""

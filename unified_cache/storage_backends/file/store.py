@@ -73,7 +73,6 @@ from unified_cache.storage_backends.file.page_reader import (
     place_of,
 )
 from unified_cache.storage_backends.file.quota import FileQuota, OpenCounter
-from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.protocol import Answer, Capability, Level, PageIO, Scan, StoredObject, UsedBetween
 
 FORMAT = StoreFormat("file store", 2)
@@ -250,8 +249,8 @@ class FileStorage(DirectoryStorage):
         with self._calls:
             return self._page_reader.used_between(identity)
 
-    def _read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:
-        return self._page_reader.read_memory(targets)
+    def _read_memory(self, pages: Sequence[PageIO]) -> list[bool]:
+        return self._page_reader.read_memory(pages)
 
     def _evict_for_fault(self, pages: Sequence[PageIO]) -> bool:
         return self._quota.evict_for_fault(pages)
@@ -447,7 +446,7 @@ class PageWriter:
 
     def _is_sound(self, fd: int, page: PageIO) -> bool:
         content = memoryview(bytearray(page_bytes(page)))
-        return read_at(self._disk, fd, [content], len(content), 0) and is_sealed(content, page.label)
+        return read_at(self._disk.preadv, fd, [content], len(content)) and is_sealed(content, page.label)
 
     def _is_same(self, fd: int, page: PageIO) -> bool:
         """Return whether a file says that it is this page; whether its payload is right only a reader finds out."""

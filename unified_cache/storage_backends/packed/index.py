@@ -7,7 +7,6 @@ from threading import Lock
 from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
 from unified_cache.storage_backends.common.lru import SizedPage, StoreLru, page_bytes
 from unified_cache.storage_backends.common.names import check_label
-from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.packed.segment import SegmentKey, SegmentSlot
 from unified_cache.storage_backends.protocol import Answer, PageIO, Scan, StoredObject
 from unified_cache.storage_backends.removals import RemovalBuffer
@@ -181,12 +180,12 @@ class PageIndex:
             self.lru.use(found)
             return slots, answers, self._take_out(misfits) if misfits else []
 
-    def slots_of(self, targets: Sequence[RowsTarget]) -> list[SegmentSlot | None]:
+    def slots_of(self, pages: Sequence[PageIO]) -> list[SegmentSlot | None]:
         """Return the slot of each page, None where it is not there at that length. It changes nothing."""
-        found = [self._slots.get(target.label) for target in targets]
+        found = [self._slots.get(page.label) for page in pages]
         return [
-            slot if slot is not None and slot.segment.object_bytes == target.object_bytes else None
-            for slot, target in zip(found, targets, strict=True)
+            slot if slot is not None and slot.segment.object_bytes == page_bytes(page) else None
+            for slot, page in zip(found, pages, strict=True)
         ]
 
     def record(self, pages: Sequence[SizedPage], hits: Sequence[Answer | bool]) -> None:

@@ -113,7 +113,7 @@ class Segment:
     def read(self, slot: int, buffers: Sequence[memoryview], checksum: PageChecksum | None = None) -> bool:
         """Fill buffers of ``object_bytes`` in all with a page; False where the file ends before it does."""
         offset = self._pages_offset + slot * self.slot_bytes
-        return read_at(self._disk, self._fd, buffers, self.object_bytes, offset, checksum)
+        return read_at(self._disk.preadv, self._fd, buffers, self.object_bytes, offset, checksum)
 
     def place_of(self, slot: int) -> Place:
         """Return the place of a page in this file, which is open as long as somebody refers to the segment."""
@@ -174,7 +174,7 @@ class Segment:
     def entries(self) -> list[TableEntry]:
         """Read the table: slots that hold pages, as far as the file reaches."""
         table = bytearray(self.key.slots_count * _ENTRY.size)
-        read_at(self._disk, self._fd, [memoryview(table)], len(table), 0)
+        read_at(self._disk.preadv, self._fd, [memoryview(table)], len(table))
         last = self.reach(self.object_bytes)
         return [
             TableEntry(slot, key, stamp)

@@ -13,7 +13,7 @@ import stat
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
@@ -62,7 +62,6 @@ from unified_cache.storage_backends.directory.root import (
     open_root,
     open_root_to_read,
 )
-from unified_cache.storage_backends.memory_reads import RowsTarget
 from unified_cache.storage_backends.packed.index import PageIndex, PutBatch
 from unified_cache.storage_backends.packed.segment import (
     PlacedSlots,
@@ -195,7 +194,7 @@ class PackedStorage(DirectoryStorage):
                 self._free_quietly(gone)
             unreadable: dict[Label, SegmentSlot] = {}
             cut_off: dict[Label, SegmentSlot] = {}
-            came = self._read_cold(pages, slots) if self._reads.may_be_direct(pages) else frozenset[int]()
+            came = self._reads.read_directly(pages, PlacedSlots(slots))
             for number, slot in enumerate(slots):
                 if slot is None:
                     continue
@@ -283,9 +282,9 @@ class PackedStorage(DirectoryStorage):
                 times = self._segments.used_ns(identity)
             return UsedBetween(min(times), max(times)) if times else None
 
-    def _read_memory(self, targets: Sequence[RowsTarget]) -> list[bool]:
-        slots = self._index.slots_of(targets)
-        return self._reads.read_memory(targets, PlacedSlots(slots)) if any(slots) else [False] * len(targets)
+    def _read_memory(self, pages: Sequence[PageIO]) -> list[bool]:
+        slots = self._index.slots_of(pages)
+        return self._reads.read_memory(pages, PlacedSlots(slots)) if any(slots) else [False] * len(pages)
 
     def _let_go(self) -> None:
         self._segments.close()
@@ -318,14 +317,6 @@ class PackedStorage(DirectoryStorage):
         if len(batch.fresh) < len(pages):
             self._stamp(self._stamps.record(pages, batch.refreshed(), batch.stamp))
         return Answer.of_puts(batch.stored)
-
-    def _read_cold(self, pages: Sequence[PageIO], slots: Sequence[SegmentSlot | None]) -> Set[int]:
-        """Read the pages that the system does not have in memory, if it lacks the first; return which came."""
-        first = next((number for number, slot in enumerate(slots) if slot is not None), None)
-        places = PlacedSlots(slots)
-        if first is None or not self._reads.are_cold(pages, places, (first,)):
-            return frozenset()
-        return self._reads.read_directly(pages, places, range(len(pages)))
 
     def _untrusted(self, pages: Sequence[PageIO]) -> dict[Label, SegmentSlot]:
         """Read the pages that are there; return those that do not verify, or that lie in a file that is not trusted."""

@@ -20,7 +20,6 @@ from unified_cache.core.seal import HEADER_BYTES, Label, may_be_coded
 from unified_cache.proto.manifest_pb2 import Manifest
 from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.manifest import is_sound, owner_of
-from unified_cache.storage_backends.memory_reads import MemoryReader
 from unified_cache.storage_backends.protocol import (
     Answer,
     Level,
@@ -83,7 +82,7 @@ class CodedStorage(StorageLayer):
         self._counts: Counter[Undecoded] = Counter()
         self._guard = Lock()
 
-    def memory_reader(self) -> MemoryReader | None:
+    def memory_reader(self) -> Store | None:
         """Return what reads pages of the wrapped store from memory, as they are; None where none is believed."""
         return None if self._coder.is_encrypting else self._backend.memory_reader()
 

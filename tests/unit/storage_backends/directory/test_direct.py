@@ -305,11 +305,13 @@ def test_without_a_queue_pages_come_through_the_systems_memory_and_the_next_call
     storage: DirectoryStorage, disk: DirectDisk, tmp_path: Path, fault: int
 ) -> None:
     disk.queue_fault = fault
-    before = descriptors(tmp_path)
-    forget(tmp_path)
-    check_hits(storage)
+    found: list[list[str]] = []
+    for _ in range(2):
+        forget(tmp_path)
+        check_hits(storage)
+        found.append(descriptors(tmp_path))
     assert not disk.direct_reads
-    assert descriptors(tmp_path) == before
+    assert found[0] == found[1]
     disk.queue_fault = 0
     forget(tmp_path)
     check_hits(storage)

@@ -18,20 +18,17 @@ from tests.support.wrappers import retrying
 from unified_cache.core.seal import HEADER_BYTES, Flaw, PageChecksum, verify_buffers
 from unified_cache.storage_backends import verified
 from unified_cache.storage_backends.directory import disk as disk_module
-from unified_cache.storage_backends.file import page_reader as page_reader_module
 from unified_cache.storage_backends.memory import MemoryStorage
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.verified import VerifiedStorage
 from unified_cache.testing.storage_contract import blank_page, bytes_of, label, sealed_page
 
 PIECE_BYTES = 1000
-LEAD_BYTES = 300
 PAGE_BYTES = 4321
 CUTTINGS = ((), (HEADER_BYTES,), (HEADER_BYTES, PIECE_BYTES - 1, 2 * PIECE_BYTES + 7))
 EDGES = sorted(
     {0, HEADER_BYTES - 1, HEADER_BYTES, PAGE_BYTES - 1}
-    | {edge + off for edge in range(0, PAGE_BYTES, PIECE_BYTES) for off in (-1, 0, LEAD_BYTES - 1, LEAD_BYTES) if edge}
-    | {LEAD_BYTES - 1, LEAD_BYTES}
+    | {edge + off for edge in range(PIECE_BYTES, PAGE_BYTES, PIECE_BYTES) for off in (-1, 0)}
 )
 
 
@@ -40,9 +37,6 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read in small pieces what is small, which takes no time."""
     monkeypatch.setattr(verified, "SUMMED_BYTES_MIN", PAGE_BYTES)
     monkeypatch.setattr(disk_module, "PIECE_BYTES", PIECE_BYTES)
-    monkeypatch.setattr(disk_module, "LED_BYTES_MIN", PAGE_BYTES)
-    monkeypatch.setattr(page_reader_module, "LED_BYTES_MIN", PAGE_BYTES)
-    monkeypatch.setattr(disk_module, "LEAD_BYTES", LEAD_BYTES)
 
 
 def sealed(number: int, cuts: Sequence[int] = ()) -> PageIO:
