@@ -144,7 +144,7 @@ class GpuPages:
 
     def on_host(self, value: int) -> bool:
         """Tell whether the pages on the host hold nothing else."""
-        pages = (self.memory.buffers(self.spec, slot)[0] for slot in self.host_slots.tolist())
+        pages = (page for (page,) in self.memory.buffers(self.spec, self.host_slots.tolist()))
         return all(bytes(page[-self.spec.page_bytes :]) == bytes([value]) * self.spec.page_bytes for page in pages)
 
 

@@ -26,4 +26,4 @@ def announced_pages(storage: Store, page_kib: int, pages_count: int) -> list[Pag
     memory.backup(spec, slots, slots)
     memory.seal(spec, slots, labels)
     storage.register(manifest_of(identity, layout), memory.slabs())
-    return [PageIO(label, memory.buffers(spec, slot)) for label, slot in zip(labels, slots.tolist(), strict=True)]
+    return list(map(PageIO, labels, memory.buffers(spec, slots.tolist())))

@@ -133,8 +133,8 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "pages go to storage pool by pool",
         "controller/storage_tier.py",
-        "        if len(order) > 1:\n            listed.sort(key=lambda each: numbers[each[0]][each[1]])\n",
-        "",
+        'np.argsort(pages, kind="stable").tolist()',
+        "range(len(pages))",
     ),
     Mutant(
         "a store never hears of what memory hands out",
@@ -146,8 +146,8 @@ TRANSFERS_MUTANTS = [
     Mutant(
         "a look-up asks for the first pool alone",
         "controller/jobs.py",
-        "pools = [storage.pools(component) for component in range(len(asked))]",
-        "pools = [storage.pools(component)[:1] for component in range(len(asked))]",
+        "for component, pool in storage.read_order:",
+        "for component, pool in dict(storage.read_order[::-1]).items():",
     ),
     Mutant(
         "loads that are over are remembered for ever",

@@ -142,8 +142,8 @@ TREE_MUTANTS = [
     Mutant(
         "the map is not rebuilt by a load",
         "controller/ledger.py",
-        "        self._apply(published.map_changes)\n",
-        "",
+        "self.paired.map.apply(published.map_changes)",
+        "pass",
     ),
     Mutant(
         "a duplicate keeps its peer",
@@ -160,20 +160,14 @@ TREE_MUTANTS = [
     Mutant(
         "slots are handed out before there is room for all",
         "controller/ledger.py",
-        "if not all(self._make_room(tier, component, count) for component, count in counts):\n"
-        "            return None\n"
-        "        allocated: list[Slots] = []\n"
-        "        for component, count in counts:\n"
-        "            slots = self._allocators[tier][component].allocate(count)\n",
-        "allocated: list[Slots] = []\n"
-        "        for component, count in counts:\n"
-        "            slots = self.allocate(tier, component, count)\n",
+        "for component, count in counts:\n            short = count - allocators[component].free_count\n",
+        "for component, count in counts[:1]:\n            short = count - allocators[component].free_count\n",
     ),
     Mutant(
         "pages are evicted for an allocation that is declined",
         "controller/ledger.py",
-        "if any(count > self.available_pages(tier, component) for component, count in counts):",
-        "if not counts:",
+        "if count > self.available_pages(tier, component):",
+        "if count < 0:",
     ),
     Mutant(
         "a fork is the tree's own state",

@@ -144,8 +144,8 @@ class ContentMemory:
         page: memoryview = self.slab[self.host_rows[pool.name] + slot].data
         return page
 
-    def buffers(self, pool: PoolSpec, slot: int) -> tuple[memoryview, ...]:
-        return (self.page(pool, slot),)
+    def buffers(self, pool: PoolSpec, slots: Sequence[int]) -> list[tuple[memoryview, ...]]:
+        return [(self.page(pool, slot),) for slot in slots]
 
     def slabs(self) -> Mapping[str, memoryview]:
         return {name: self.slab.reshape(-1).data for name in self.numbers}

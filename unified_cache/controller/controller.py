@@ -327,7 +327,8 @@ class Controller:
             self._completed.append(operation)
         if not operation.is_released:
             self._live[operation] = None
-            self._submit(operation)
+            if operation.job is not None:
+                self._workers.submit(operation, operation.job)
         return operation
 
     def cancel(self, operation: Operation) -> bool:
@@ -358,7 +359,8 @@ class Controller:
         """
         if self._live:
             self._poll_once(0, has_time=True)
-        self._report_loss()
+        if self._ranks.is_lost:
+            self._report_loss()
         return self.take_completed()
 
     def take_completed(self) -> list[Operation]:
@@ -381,17 +383,15 @@ class Controller:
             RankLostError: as ``poll``.
         """
         deadline = self._clock() + timeout_s
-
-        def is_waiting() -> bool:
-            return bool(self._live) and (until is None or until.state is OperationState.RUNNING)
-
-        while is_waiting():
-            left_s = deadline - self._clock()
-            has_all_time = self._poll_once(self._wait_s(left_s), has_time=left_s > 0)
-            self._report_loss()
-            if not has_all_time and is_waiting():
+        has_all_time = True
+        while self._live and (until is None or until.state is OperationState.RUNNING):
+            if not has_all_time:
                 kinds = sorted(operation.kind.value for operation in self._live)
                 raise WaitTimeoutError(f"{len(kinds)} operations still run after {timeout_s} s: {', '.join(kinds)}")
+            left_s = deadline - self._clock()
+            has_all_time = self._poll_once(self._wait_s(left_s), has_time=left_s > 0)
+            if self._ranks.is_lost:
+                self._report_loss()
 
     def try_wait_all(self, timeout_s: float) -> None:
         """Wait as ``wait_all`` does and raise nothing; of a rank that is lost meanwhile the next poll tells."""
@@ -425,7 +425,7 @@ class Controller:
     def _wait_s(self, left_s: float) -> float:
         """Return how long to wait for a job: not past the next moment at which something else could happen."""
         for operation in self._live:
-            if operation.is_woken:
+            if operation.awaited is not None and operation.is_woken:
                 return 0
         held_up = any(in_use(operation, error) for operation, error in self._ended.items())
         if self._ranks.size > 1:
@@ -444,23 +444,25 @@ class Controller:
         self._ended.update(self._workers.finished(wait_s))
         live = list(self._live)
         now_s = self._clock()
-        ours = [self._readiness(operation, now_s) for operation in live]
-        try:
-            has_all_time, agreed = self._agreed(ours, has_time=has_time)
-            failures = self._failures(live, agreed)
-        except RankLostError as error:
-            # What is left is to give back what they hold, and nobody waits for that.
-            self._fail_all(error)
-            has_all_time, agreed, failures = has_time, ours, {}
+        agreed = [self._readiness(operation, now_s) for operation in live]
+        failures = self._ended
+        if self._ranks.size > 1:
+            try:
+                has_time, agreed = self._agreed(agreed, has_time=has_time)
+                failures = self._failures(live, agreed)
+            except RankLostError as error:
+                # What is left is to give back what they hold, and nobody waits for that.
+                self._fail_all(error)
+                failures = {}
         for operation, readiness in zip(live, agreed, strict=True):
             self._advance(operation, readiness, failures.get(operation))
-        self._wake()
-        return has_all_time
+        for operation in live:
+            if operation.awaited is not None and operation.is_woken:  # the same ones on every rank
+                self._resume(operation, operation.error)
+        return has_time
 
     def _agreed(self, ours: list[Readiness], *, has_time: bool) -> tuple[bool, list[Readiness]]:
         """Return whether all ranks have time, and the readiness of each operation on all of them."""
-        if self._ranks.size == 1:
-            return has_time, ours
         bits = self._ranks.agree(np.array([has_time, *(bit for readiness in ours for bit in readiness)], np.bool_))
         return bool(bits[0]), [Readiness(*row) for row in bits[1:].reshape(len(ours), -1).tolist()]
 
@@ -474,22 +476,19 @@ class Controller:
             unanswered=now_s < operation.respond_by_s,
         )
 
-    def _failures(self, live: list[Operation], agreed: list[Readiness]) -> dict[Operation, CacheError]:
-        """Return the errors of jobs that have ended on every rank: this rank's own, or one that names the ranks."""
+    def _failures(self, live: list[Operation], agreed: list[Readiness]) -> dict[Operation, CacheError | None]:
+        """Return errors that name the ranks, of jobs that have ended on every rank and failed on one."""
         each = zip(live, agreed, strict=True)
         failed = [operation for operation, readiness in each if readiness.ended and not readiness.succeeded]
         if not failed:
             return {}
         ours = [self._ended[operation] for operation in failed]
-        if self._ranks.size == 1:
-            return {operation: error for operation, error in zip(failed, ours, strict=True) if error is not None}
         where = failed_ranks(self._ranks, [error is not None for error in ours])
-        failures: dict[Operation, CacheError] = {}
+        failures: dict[Operation, CacheError | None] = {}
         for operation, ranks, error in zip(failed, where, ours, strict=True):
-            failures[operation] = RankError(
-                f"the {operation.kind.value} failed on ranks {ranks}: {error or 'not here'}"
-            )
-            failures[operation].__cause__ = error
+            failure = RankError(f"the {operation.kind.value} failed on ranks {ranks}: {error or 'not here'}")
+            failure.__cause__ = error
+            failures[operation] = failure
         return failures
 
     def _advance(self, operation: Operation, readiness: Readiness, failure: CacheError | None) -> None:
@@ -514,7 +513,7 @@ class Controller:
 
     def _report_loss(self) -> None:
         """Raise what a group says that has lost a rank, wherever that was found out; once."""
-        if self._ranks.is_lost and not self._is_loss_reported:
+        if not self._is_loss_reported:
             self._is_loss_reported = True
             try:
                 self._ranks.agree(np.empty(0, np.bool_))
@@ -556,16 +555,8 @@ class Controller:
                 self.released_count += 1
             if was_running and operation.state is not OperationState.RUNNING:
                 self._completed.append(operation)
-        self._submit(operation)
-
-    def _submit(self, operation: Operation) -> None:
         if operation.job is not None:
             self._workers.submit(operation, operation.job)
-
-    def _wake(self) -> None:
-        """Advance operations that have waited for another one: the same ones on every rank."""
-        for operation in [operation for operation in self._live if operation.is_woken]:
-            self._resume(operation, operation.error)
 
     def _release(self, operation: Operation) -> None:
         del self._live[operation]

@@ -18,12 +18,11 @@ import numpy.typing as npt
 from unified_cache.controller.copies.gpu import Copied
 from unified_cache.controller.memory import PageMemory
 from unified_cache.controller.operation import JobQueue, Operation
-from unified_cache.controller.storage_tier import PoolOrder, StorageTier, whole_pages
+from unified_cache.controller.storage_tier import ListedObject, PoolOrder, StorageTier, whole_pages
 from unified_cache.core.errors import CopyError, InputError, StorageError, WaitTimeoutError
 from unified_cache.core.page import Prompt
-from unified_cache.core.pool import ModelLayout, PageCopies, Pages, PoolSpec, Slots, Tier, all_pages
+from unified_cache.core.pool import ModelLayout, PageCopies, Pages, Slots, Tier, all_pages
 from unified_cache.core.seal import Label
-from unified_cache.storage_backends.common.lru import page_bytes
 from unified_cache.storage_backends.protocol import Answer, Level, PageIO
 from unified_cache.storage_backends.wrappers.layer import Method
 
@@ -171,13 +170,10 @@ class BackupJob:
                 part = self._parts.get(component)
                 if part is not None:
                     self._memory.backup(pool, part.source, part.target)
-                    self._memory.seal(pool, part.target, self._labels(pool, part))
+                    owner, keys = self._owners[pool.name], self._prompt.keys
+                    labels = [Label(owner, keys[page], pool.name) for page in part.pages.tolist()]
+                    self._memory.seal(pool, part.target, labels)
         return True
-
-    def _labels(self, pool: PoolSpec, part: PageCopies) -> Iterator[Label]:
-        """Yield the name of each page in one pool, if they are sealed."""
-        owner, keys = self._owners[pool.name], self._prompt.keys
-        return (Label(owner, keys[page], pool.name) for page in part.pages.tolist())
 
     def stop(self) -> None:
         """Go on: half a copy is of no use, and the end is near."""
@@ -216,14 +212,19 @@ class LoadJob:
         """Go on: half a copy is of no use, and the end is near."""
 
 
-def next_batch(pages: list[PageIO]) -> list[PageIO]:
-    """Return the first pages that go together in one call: one at least, then as many as STORAGE_BATCH_BYTES allows."""
+def next_batch(listed: Sequence[ListedObject]) -> list[PageIO]:
+    """Return the first objects that go together in one call: one at least, and as many as STORAGE_BATCH_BYTES allows.
+
+    Of the host's slab each is one buffer of bytes.
+    """
+    batch: list[PageIO] = []
     left_bytes = STORAGE_BATCH_BYTES
-    for number, page in enumerate(pages):
-        left_bytes -= page_bytes(page)
-        if left_bytes < 0:
-            return pages[: max(number, 1)]
-    return pages
+    for _, _, page in listed:
+        left_bytes -= sum(map(len, page.buffers))
+        if left_bytes < 0 and batch:
+            break
+        batch.append(page)
+    return batch
 
 
 def batch_pages(layout: ModelLayout) -> int:
@@ -286,13 +287,22 @@ class BatchedJob:
 
     queue = JobQueue.STORAGE
 
-    def __init__(self, storage: StorageTier, prompt: Prompt, parts: Sequence[PageCopies], order: PoolOrder) -> None:
+    def __init__(
+        self,
+        storage: StorageTier,
+        prompt: Prompt,
+        parts: Sequence[PageCopies],
+        order: PoolOrder,
+        sizes: CallSizes | None = None,
+    ) -> None:
         self._storage = storage
         self._prompt = prompt
         self._parts = parts
         self._order = order
-        self._listed: list[tuple[int, int, PageIO]] | None = None
-        """(part, index in it, object of that page), as ``StorageTier.pages`` lists them."""
+        self._sizes = sizes
+        """Objects of each call; None for as many as STORAGE_BATCH_OBJECTS allows."""
+        self._listed: list[ListedObject] | None = None
+        """As ``StorageTier.pages`` lists them."""
         self._done: list[Answer] = []
         """By object, of those listed first: the store's answer."""
         self._begun_count = 0
@@ -321,15 +331,12 @@ class BatchedJob:
         listed = self._listed = self._storage.pages(self._prompt, self._parts, self._order)
         while len(self._done) < len(listed) and not self._stopped:
             start = len(self._done)
-            batch = next_batch([page for _, _, page in listed[start : start + self._call_objects()]])
+            objects_max = STORAGE_BATCH_OBJECTS if self._sizes is None else self._sizes.objects
+            batch = next_batch(listed[start : start + objects_max])
             self._begun_count = start + len(batch)
             self._done += call(batch)
             if len(self._done) < len(listed):
                 yield
-
-    def _call_objects(self) -> int:
-        """Return how many objects the next call names at most."""
-        return STORAGE_BATCH_OBJECTS
 
     def _take_back(self) -> None:
         """Remove what was or may have been moved, and count nothing as moved."""
@@ -450,26 +457,19 @@ class ProbeJob:
         if self._stopped:
             return True
         storage, keys = self._storage, self._prompt.keys
-        asked = [[keys[page] for page in pages.tolist()] for pages in self._pages]
-        pools = [storage.pools(component) for component in range(len(asked))]
-        labels = [
-            label
-            for specs, named in zip(pools, asked, strict=True)
-            for pool in specs
-            for label in storage.labels(named, pool)
-        ]
+        labels: list[Label] = []
+        for component, pool in storage.read_order:
+            labels += storage.labels([keys[page] for page in self._pages[component].tolist()], pool)
         began_s = self._clock()
         found = storage.backend.exists(labels)
         self.call_s = self._clock() - began_s
         storage.answers.add(Method.EXISTS, found)
         answers = np.array([answer is Answer.HIT for answer in found], np.bool_)
+        self.present = list(map(all_pages, map(len, self._pages)))
         end = 0
-        for component, specs in enumerate(pools):
-            present = all_pages(len(asked[component]))
-            for _ in specs:
-                start, end = end, end + len(present)
-                present &= answers[start:end]
-            self.present[component] = present
+        for component, _ in storage.read_order:
+            start, end = end, end + len(self._pages[component])
+            self.present[component] &= answers[start:end]
         return True
 
     def among(self, pages: Sequence[npt.NDArray[np.int64]]) -> list[Pages]:
@@ -494,21 +494,17 @@ class FetchJob(BatchedJob):
     def __init__(
         self, storage: StorageTier, prompt: Prompt, parts: Sequence[PageCopies], sizes: CallSizes | None
     ) -> None:
-        super().__init__(storage, prompt, parts, storage.read_order)
-        self._sizes = sizes
+        super().__init__(storage, prompt, parts, storage.read_order, sizes)
 
     def run(self) -> bool:
         """Get."""
-        for _ in self.calls():
+        for _ in self._move(self._get):
             pass
         return True
 
     def calls(self) -> Iterator[None]:
         """Get call by call; yield between two."""
         return self._move(self._get)
-
-    def _call_objects(self) -> int:
-        return super()._call_objects() if self._sizes is None else self._sizes.objects
 
     def _get(self, pages: list[PageIO]) -> list[Answer]:
         if self._sizes is None:

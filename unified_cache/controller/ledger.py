@@ -17,7 +17,7 @@ from unified_cache.core.errors import ConfigError, InputError, SlotError
 from unified_cache.core.hits import Hits
 from unified_cache.core.page import Prompt
 from unified_cache.core.pool import ModelLayout, PageCopies, Pages, Slots, Tier, no_slots, numbers_of
-from unified_cache.core.slots import MapChange, PairedAllocator, SlotAllocator, StoredSlots
+from unified_cache.core.slots import PairedAllocator, SlotAllocator, StoredSlots
 from unified_cache.core.window import last_end, restorable_ends, window
 from unified_cache.storage_backends.protocol import Store
 from unified_cache.tree import UNNAMED, Freed, Inserted, Lock, Match, RadixTree
@@ -101,7 +101,7 @@ class Ledger:
 
     def still_out(self, tier: Tier, slots: Sequence[Slots]) -> list[Slots]:
         """Return by component those of these slots that are neither in the tree nor free."""
-        return [allocator.out_among(held) for allocator, held in zip(self._allocators[tier], slots, strict=True)]
+        return list(map(SlotAllocator.out_among, self._allocators[tier], slots))
 
     def out_pages(self, tier: Tier, component: int) -> int:
         """Return the pages with requests and operations. At rest it is zero, or pages have leaked."""
@@ -117,7 +117,8 @@ class Ledger:
 
     def available_pages(self, tier: Tier, component: int) -> int:
         """Return the pages that can be allocated now: free and evictable ones."""
-        return self.free_count(tier, component) + self.evictable_pages(tier, component)
+        allocator = self._allocators[tier][component]
+        return allocator.free_count + allocator.kept_count - self.tree.protected_pages(tier, component)
 
     def has_spare_windows(self) -> bool:
         """Return whether the host has a free window of every component, so that superseded ones displace nothing."""
@@ -143,17 +144,21 @@ class Ledger:
         is evicted follows from the tree and the counts alone, so that equal trees stay equal even where an allocator
         declines on one rank of several.
         """
-        if any(count > self.available_pages(tier, component) for component, count in counts):
-            return None
+        for component, count in counts:
+            if count > self.available_pages(tier, component):
+                return None
         write_back = self._write_back() if tier is Tier.DEVICE else None
         if write_back is not None:
             for component, count in counts:
                 self._make_room_writing_back(write_back, component, count, may_wait=may_wait)
-        if not all(self._make_room(tier, component, count) for component, count in counts):
-            return None
+        allocators = self._allocators[tier]
+        for component, count in counts:
+            short = count - allocators[component].free_count
+            if short > 0:
+                self._take_evicted(self.tree.evict(tier, component, short))
         allocated: list[Slots] = []
         for component, count in counts:
-            slots = self._allocators[tier][component].allocate(count)
+            slots = allocators[component].allocate(count)
             if slots is None:
                 for (other, _), taken in zip(counts, allocated, strict=False):
                     self.free(tier, other, taken)
@@ -179,14 +184,6 @@ class Ledger:
             with_peer = masks[self.layout.mapped]
             self.paired.map.bind(pages[0][with_peer], pages[self.layout.mapped][with_peer])
         return pages
-
-    def _make_room(self, tier: Tier, component: int, count: int) -> bool:
-        """Evict what is short of ``count`` free slots; return whether there are as many now."""
-        allocator = self._allocators[tier][component]
-        short = count - allocator.free_count
-        if short > 0:
-            self._take_evicted(self.tree.evict(tier, component, short))
-        return count <= allocator.free_count
 
     def _make_room_writing_back(self, write_back: WriteBack, component: int, count: int, *, may_wait: bool) -> None:
         """Evict what is short of ``count`` free device slots, after the host has what it lacks of it."""
@@ -251,6 +248,7 @@ class Ledger:
 
     def free_pages(self, pages: Sequence[Slots]) -> None:
         """Take device slots back by component, see ``UnifiedCache.free``; -1 entries are skipped."""
+        self.layout.check_slots(pages)
         taken = self._check_out(pages, Tier.DEVICE)
         self._check_pairs(pages, Tier.DEVICE)
         if self.paired is not None:
@@ -282,6 +280,7 @@ class Ledger:
         priority: int = UNNAMED,
     ) -> Inserted:
         """Hand pages [start, pages_count) to the tree; duplicates are freed. Errors as ``RadixTree.insert``."""
+        self.layout.check_slots(slots)
         given = self._check_out(slots, tier)
         self._check_pairs(slots, tier)
         inserted = self.tree.insert(prompt, start, slots, tier, priority)
@@ -306,7 +305,8 @@ class Ledger:
         tier: Tier,
     ) -> None:
         """Follow an insert: the tree keeps the slots given, and duplicates are freed."""
-        self._apply(inserted.map_changes)
+        if self.paired is not None:
+            self.paired.map.apply(inserted.map_changes)
         for allocator, kept, duplicates in zip(self._allocators[tier], given, inserted.duplicates, strict=True):
             allocator.keep(kept)
             allocator.drop(duplicates)
@@ -348,7 +348,8 @@ class Ledger:
     def publish(self, transfer: Transfer, prompt: Prompt) -> tuple[PageCopies, ...]:
         """Publish what a transfer of a prompt brought; return what the tree took, and free the rest."""
         published = transfer.publish()
-        self._apply(published.map_changes)
+        if self.paired is not None:
+            self.paired.map.apply(published.map_changes)
         tier = transfer.target.tier
         for component, slots in enumerate(published.leftovers):
             self.free(tier, component, slots)
@@ -462,11 +463,12 @@ class Ledger:
 
     def _check_out(self, slots: Sequence[Slots], tier: Tier) -> list[Slots]:
         """Refuse slots that are not out; return them without -1."""
-        self.layout.check_slots(slots)
-        taken = [given[given >= 0] for given in slots]
-        for component, allocator, given in zip(self.layout.components, self._allocators[tier], taken, strict=True):
+        taken: list[Slots] = []
+        for component, allocator, given in zip(self.layout.components, self._allocators[tier], slots, strict=True):
+            held = given[given >= 0]
+            taken.append(held)
             try:
-                allocator.check_out(given)
+                allocator.check_out(held)
             except SlotError as error:
                 raise SlotError(f"{component.name}: {error}") from error
         return taken
@@ -478,10 +480,6 @@ class Ledger:
             if len(peers) == len(mapped) and not np.array_equal(peers, np.maximum(mapped, 0)):
                 name = self.layout.components[self.layout.mapped].name
                 raise SlotError(f"{name}: slots that are not reached through the Full slots of the same pages")
-
-    def _apply(self, map_changes: Sequence[MapChange]) -> None:
-        if self.paired is not None:
-            self.paired.map.apply(map_changes)
 
     def _take_back(self, freed: Freed) -> list[tuple[int, int]]:
         """Free the slots that the tree released; return (tier_component, pages) of each that has any."""

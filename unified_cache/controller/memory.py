@@ -83,8 +83,8 @@ class PageMemory(Protocol):
         """Seal host pages whose payload is complete."""
         ...
 
-    def buffers(self, pool: PoolSpec, slot: int) -> tuple[memoryview, ...]:
-        """Return the sealed host page in a slot, for storage to read or fill."""
+    def buffers(self, pool: PoolSpec, slots: Sequence[int]) -> list[tuple[memoryview, ...]]:
+        """Return the sealed host page in each slot, for storage to read or fill; a pool with bytes."""
         ...
 
     def slabs(self) -> Mapping[str, memoryview]:
@@ -162,10 +162,10 @@ class HostPool:
         host = tuple(torch.from_numpy(self.payload[:, start:end]) for start, end in parts)
         return PoolRows(device.layers, host, device.dtypes)
 
-    def page(self, slot: int) -> memoryview:
-        """Return one sealed page, header and payload."""
-        start = slot * self.stride
-        return self.slab[start : start + HEADER_BYTES + self.spec.page_bytes]
+    def pages(self, slots: Sequence[int]) -> list[tuple[memoryview, ...]]:
+        """Return sealed pages, header and payload: one buffer each."""
+        slab, stride, page_bytes = self.slab, self.stride, HEADER_BYTES + self.spec.page_bytes
+        return [(slab[slot * stride : slot * stride + page_bytes],) for slot in slots]
 
 
 def _stride_bytes(spec: PoolSpec) -> int:
@@ -304,13 +304,12 @@ class TieredMemory:
     def seal(self, pool: PoolSpec, slots: Slots, labels: Iterable[Label]) -> None:
         """Write the header of each page."""
         if pool.page_bytes:
-            page = self._host[pool.name].page
-            for slot, label in zip(slots.tolist(), labels, strict=True):
-                seal(page(slot), label)
+            for (page,), label in zip(self._host[pool.name].pages(slots.tolist()), labels, strict=True):
+                seal(page, label)
 
-    def buffers(self, pool: PoolSpec, slot: int) -> tuple[memoryview, ...]:
-        """Return the one buffer of a page in its slab."""
-        return (self._host[pool.name].page(slot),)
+    def buffers(self, pool: PoolSpec, slots: Sequence[int]) -> list[tuple[memoryview, ...]]:
+        """Return the one buffer of each page in the slab."""
+        return self._host[pool.name].pages(slots)
 
     def slabs(self) -> Mapping[str, memoryview]:
         """Return every slab that holds bytes."""
@@ -353,9 +352,9 @@ class NoBytes:
     def seal(self, pool: PoolSpec, slots: Slots, labels: Iterable[Label]) -> None:
         """Seal nothing."""
 
-    def buffers(self, pool: PoolSpec, slot: int) -> tuple[memoryview, ...]:
-        """Return no buffer."""
-        return ()
+    def buffers(self, pool: PoolSpec, slots: Sequence[int]) -> list[tuple[memoryview, ...]]:
+        """Return pages without buffers."""
+        return [()] * len(slots)
 
     def slabs(self) -> Mapping[str, memoryview]:
         """Return no slab."""

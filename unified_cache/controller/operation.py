@@ -125,21 +125,23 @@ class Traffic:
 class TrafficCounts:
     """Traffic of one cache in all directions."""
 
-    __slots__ = ("_layout", "_traffic")
+    __slots__ = ("_traffic", "page_bytes")
 
     def __init__(self, layout: ModelLayout) -> None:
-        self._layout = layout
+        self.page_bytes = [sum([pool.page_bytes for pool in component.pools]) for component in layout.components]
+        """Payload of a page in all pools, by component."""
         moving = (TransferKind.BACKUP, TransferKind.LOAD, TransferKind.STORE, TransferKind.PREFETCH)
         self._traffic = {kind: Traffic([0 for _ in layout.components]) for kind in moving}
 
     def add(self, kind: TransferKind, parts: Sequence[PageCopies]) -> int:
         """Count pages that were moved; return how many."""
-        traffic = self._traffic[kind]
+        traffic, total = self._traffic[kind], 0
         for part in parts:
-            component = self._layout.components[part.component]
-            traffic.payload_bytes += len(part) * sum(pool.page_bytes for pool in component.pools)
-            traffic.component_pages[part.component] += len(part)
-        return sum(len(part) for part in parts)
+            pages = len(part.pages)
+            total += pages
+            traffic.payload_bytes += pages * self.page_bytes[part.component]
+            traffic.component_pages[part.component] += pages
+        return total
 
     def copy(self) -> dict[TransferKind, Traffic]:
         """Return them, the caller's own."""

@@ -26,7 +26,7 @@ before they are in the tree: see ``LayerwiseLoad``.
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -68,22 +68,25 @@ class MissingPages:
 
     def reads(self, ends: Sequence[int]) -> list[PageNumbers]:
         """Return by component the pages to read for a resume at any of ``ends``, ascending."""
-        needed = (needed_pages(ends, span, 0, len(held)) for span, held in zip(self.spans, self.held, strict=True))
-        return [numbers_of(pages & mask) for pages, mask in zip(self.to_read, needed, strict=True)]
-
-    def ends(self, coming: Sequence[Pages]) -> Pages:
-        """Return a mask of the ends after ``known_end`` that can be resumed from once these pages have come."""
-        tombstones = [~(held | pages) for held, pages in zip(self.held, coming, strict=True)]
-        return restorable_ends(self.spans, tombstones, 0, len(tombstones[0]), [0 for _ in self.spans])[self.known_end :]
+        reads: list[PageNumbers] = []
+        for pages, span in zip(self.to_read, self.spans, strict=True):
+            reads.append(numbers_of(pages & needed_pages(ends, span, 0, len(pages))))
+        return reads
 
     def stored_ends(self, stored: Sequence[Pages]) -> Pages:
-        """Return ``ends`` of what storage has; ``stored[c]`` says that of each page of ``to_read[c]``."""
-        if not any(np.count_nonzero(pages) for pages in stored):  # as mostly: there is no end beyond what is known
-            return np.zeros(len(self.held[0]) - self.known_end, np.bool_)
-        coming = [pages.copy() for pages in self.to_read]
-        for mask, kept in zip(coming, stored, strict=True):
-            mask[mask] = kept
-        return self.ends(coming)
+        """Return a mask of the ends after ``known_end`` that can be resumed from with what storage has.
+
+        ``stored[c]`` says of each page of ``to_read[c]`` whether it has that.
+        """
+        pages_count = len(self.held[0])
+        if not any(map(np.count_nonzero, stored)):  # as mostly: there is no end beyond what is known
+            return np.zeros(pages_count - self.known_end, np.bool_)
+        tombstones: list[Pages] = []
+        for held, pages, kept in zip(self.held, self.to_read, stored, strict=True):
+            lacks = ~held
+            lacks[pages] = ~kept
+            tombstones.append(lacks)
+        return restorable_ends(self.spans, tombstones, 0, pages_count, [0] * len(self.spans))[self.known_end :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +100,6 @@ class FetchPlan:
     """By component, ascending."""
     tier: Tier = Tier.HOST
     """Where they go: to the device, through the host, where the host has no room for them."""
-
-    @property
-    def counts(self) -> list[int]:
-        """Pages to read, by component."""
-        return [len(pages) for pages in self.reads]
 
 
 @dataclass(slots=True, eq=False)
@@ -117,12 +115,10 @@ class FetchUnderWay:
     plan: FetchPlan
     call_sizes: CallSizes | None
     """Objects of each call; None without a deadline."""
-    arrived: Sequence[Pages] = field(init=False)
-    """By component: which pages of ``plan.reads`` have come, by the jobs that are over."""
-    tried: Sequence[Pages] = field(init=False)
-    """By component: which of them storage was asked for, by the jobs that are over."""
-    chosen: Sequence[Pages] = field(init=False)
-    """By component: which of them the job under way reads."""
+    lost: Sequence[Pages]
+    """By component: pages of the prompt that storage said it had and did not give, whichever plan they were in."""
+    has_missed: bool = False
+    """Whether any page of this plan did not come."""
     job: FetchJob | None = None
     reading: Sequence[PageCopies] = ()
     """What the job under way reads, by component."""
@@ -132,20 +128,6 @@ class FetchUnderWay:
     """Clears of storage before the last read: pages that came since another one are not known to be stored."""
     evictions_count: int = 0
     """Evictions before the last read."""
-
-    def __post_init__(self) -> None:
-        self.chosen = [np.zeros(count, np.bool_) for count in self.plan.counts]
-        self.arrived, self.tried = ([mask.copy() for mask in self.chosen] for _ in range(2))
-
-    def parts(self, slots: Sequence[Slots]) -> list[PageCopies]:
-        """Return by component the chosen pages, with host slots for them."""
-        each = enumerate(zip(self.plan.reads, self.chosen, slots, strict=True))
-        return [PageCopies(component, pages[mask], given, given) for component, (pages, mask, given) in each]
-
-    def missed(self) -> list[PageNumbers]:
-        """Return by component the pages that storage was asked for, and that have not come."""
-        masks = zip(self.plan.reads, self.tried, self.arrived, strict=True)
-        return [pages[tried & ~arrived] for pages, tried, arrived in masks]
 
 
 class Prefetches:
@@ -209,23 +191,21 @@ class Prefetches:
             stored_end = missing.known_end + last_end(ends)
             plan = self._choose(missing, ends)
             sizes = CallSizes.within(operation, probe_s, self._clock)
-            fetch = FetchUnderWay(operation, prompt, storage, first_end, missing, plan, sizes)
+            fetch = FetchUnderWay(operation, prompt, storage, first_end, missing, plan, sizes, lost)
             operation.tally.asked = max(operation.tally.asked, stored_end - first_end)
             lacks_room = stored_end - plan.end
-            other = self._fetching(prompt, missing.reads([stored_end])) or self._fetching(prompt, plan.reads)
-            if other is not None:
-                yield WaitFor(other)
-                continue
+            if any(self._fetched):
+                other = self._fetching(prompt, missing.reads([stored_end])) or self._fetching(prompt, plan.reads)
+                if other is not None:
+                    yield WaitFor(other)
+                    continue
             operation.pages_count = max(known_pages, 0)
             if plan.end >= missing.known_end + worth_pages:
                 bring = self._bring_to_device if plan.tier is Tier.DEVICE else self._bring_to_host
                 had_room = yield from bring(fetch)
-                missed = fetch.missed()
-                reads_left -= any(map(len, missed))
-                for mask, pages in zip(lost, missed, strict=True):
-                    mask[pages] = True
+                reads_left -= fetch.has_missed
                 reached_end = tree.peek(prompt).host_end
-                if reached_end >= plan.end or operation.is_stopping or (had_room and not any(map(len, missed))):
+                if reached_end >= plan.end or operation.is_stopping or (had_room and not fetch.has_missed):
                     break
                 lacks_room = 0 if had_room else stored_end - reached_end
                 if had_room:
@@ -236,7 +216,7 @@ class Prefetches:
             yield WaitFor(holder)
         gained = max(tree.match(prompt).host_end - first_end, 0)
         if operation is not None and operation.state is OperationState.RUNNING:
-            _explain_rest(operation, gained, lacks_room, is_lost=any(mask.any() for mask in lost))
+            _explain_rest(operation, gained, lacks_room, is_lost=any(map(np.any, lost)))
         return gained
 
     def keep(self, operation: Operation) -> None:
@@ -319,10 +299,12 @@ class Prefetches:
         if not length:
             return FetchPlan(known_end, copies=False, reads=missing.reads([]))
         end = known_end + length
-        copies = any(
+        copies = any(map(np.any, missing.to_copy)) and any(
             mask[window(end, span) : end].any() for mask, span in zip(missing.to_copy, missing.spans, strict=True)
         )
-        between = self._ends_between(missing, ends[: length - 1], end, [int(room[length - 1]) for room in rooms])
+        between: list[int] = []
+        if len(missing.spans) > 1:
+            between = self._ends_between(missing, ends[: length - 1], end, [int(room[length - 1]) for room in rooms])
         return FetchPlan(end, copies, missing.reads([end, *between]))
 
     def _ends_between(self, missing: MissingPages, ends: Pages, end: int, rooms: list[int]) -> list[int]:
@@ -330,13 +312,13 @@ class Prefetches:
 
         One is chosen if its windows fit, and have no more bytes than the pages of Full after it that it would save.
         """
-        page_bytes = [sum(pool.page_bytes for pool in each.pools) for each in self._ledger.layout.components]
+        page_bytes = self._traffic.page_bytes
         before = [np.concatenate([[0], np.cumsum(pages)]) for pages in missing.to_read]
         windowed = range(1, len(missing.spans))
         apart_pages = max(1, (end - missing.known_end) // ENDS_BETWEEN_MAX)
         earlier = numbers_of(ends) + missing.known_end + 1
         chosen: list[int] = []
-        while windowed and (earlier := earlier[earlier <= end - apart_pages]).size:
+        while (earlier := earlier[earlier <= end - apart_pages]).size:
             extra = [
                 before[number][np.minimum(earlier, window(end, span))] - before[number][np.maximum(earlier - span, 0)]
                 for number, span in enumerate(missing.spans)
@@ -385,16 +367,16 @@ class Prefetches:
     def _marked(self, prompt: Prompt, wanted: Sequence[PageNumbers], operation: Operation) -> Iterator[None]:
         """Mark pages as fetched by an operation during a ``with`` block."""
         keys = prompt.keys
-        marked = [[keys[page] for page in pages.tolist()] for pages in wanted]
-        for fetched, ours in zip(self._fetched, marked, strict=True):
-            fetched.update(dict.fromkeys(ours, operation))
+        for fetched, pages in zip(self._fetched, wanted, strict=True):
+            for page in pages.tolist():
+                fetched[keys[page]] = operation
         try:
             yield
         finally:
-            for fetched, ours in zip(self._fetched, marked, strict=True):
-                for key in ours:
-                    if fetched.get(key) is operation:  # where it has failed, another may have taken over
-                        del fetched[key]
+            for fetched, pages in zip(self._fetched, wanted, strict=True):
+                for page in pages.tolist():
+                    if fetched.get(keys[page]) is operation:  # where it has failed, another may have taken over
+                        del fetched[keys[page]]
 
     # ---- allocate --------------------------------------------------------------------------------------------
 
@@ -433,17 +415,18 @@ class Prefetches:
         """Fetch the pages of a plan and graft those that arrive; return whether there was room for them."""
         operation, prompt, missing, plan = fetch.operation, fetch.prompt, fetch.missing, fetch.plan
         anchor = min(plan.end, missing.full_end)
-        marked = self._marked(prompt, plan.reads, operation)
-        with marked, self._pinned(prompt, missing.known_end), self._pinned(prompt, anchor):
+        with ExitStack() as pins:
+            pins.enter_context(self._marked(prompt, plan.reads, operation))
+            for end in {missing.known_end, anchor} - {0}:
+                pins.enter_context(self._pinned(prompt, end))
             if plan.copies:
                 yield from self._copy_held(fetch, anchor, Tier.DEVICE, Tier.HOST)
-            with self._reserving(plan.counts) as staging:
+            with self._reserving(list(map(len, plan.reads))) as staging:
                 if staging is None:
                     return False
-                fetch.chosen = [all_pages(count) for count in plan.counts]
                 self._under_way[operation] = fetch
                 try:
-                    arrived, failure = yield from self._read(fetch, staging)
+                    arrived, failure = yield from self._read(fetch, staging, plan.reads)
                 finally:
                     del self._under_way[operation]
                 self._graft(fetch, staging, fetch.reading, arrived)
@@ -468,10 +451,10 @@ class Prefetches:
                 end = self._piece_end(plan, start)
                 if end == start:
                     return False
-                fetch.chosen = [(start <= pages) & (pages < end) for pages in plan.reads]
-                if not (yield from self._bring_piece(fetch)):
+                piece = [pages[(start <= pages) & (pages < end)] for pages in plan.reads]
+                if not (yield from self._bring_piece(fetch, piece)):
                     return False
-                if any(map(len, fetch.missed())):
+                if fetch.has_missed:
                     break
                 found = tree.match(prompt)
                 operation.gain(gained_before + max(found.host_end - missing.known_end, 0))
@@ -492,13 +475,13 @@ class Prefetches:
                 end = min(end, int(left[room]))
         return end
 
-    def _bring_piece(self, fetch: FetchUnderWay) -> Generator[Job, Operation, bool]:
-        """Read the chosen pages into host slots and copy up those that arrived; return whether there was room."""
+    def _bring_piece(self, fetch: FetchUnderWay, piece: Sequence[PageNumbers]) -> Generator[Job, Operation, bool]:
+        """Read pages into host slots and copy up those that arrived; return whether there was room."""
         ledger = self._ledger
-        with self._reserving([int(np.count_nonzero(mask)) for mask in fetch.chosen]) as staging:
+        with self._reserving(list(map(len, piece))) as staging:
             if staging is None:
                 return False
-            arrived, failure = yield from self._read(fetch, staging)
+            arrived, failure = yield from self._read(fetch, staging, piece)
             came = [part.where(mask) for part, mask in zip(fetch.reading, arrived, strict=True)]
             if failure is not None and fetch.operation.error is not None:
                 raise failure  # the host has no room for it, and nobody waits for a copy to the device
@@ -518,13 +501,14 @@ class Prefetches:
             return target is not None
 
     def _read(
-        self, fetch: FetchUnderWay, staging: Reservation
+        self, fetch: FetchUnderWay, staging: Reservation, reads: Sequence[PageNumbers]
     ) -> Generator[Job, Operation, tuple[list[Pages], CacheError | None]]:
-        """Read the chosen pages of a prefetch; return by part which came on all ranks, and why others did not."""
+        """Read pages of a prefetch; return by component which came on all ranks, and why others did not."""
         ledger = self._ledger
         fetch.clears_count = ledger.stored.clears_count
         fetch.evictions_count = ledger.changes.evictions_count
-        fetch.staging, fetch.reading = staging, fetch.parts(staging.slots)
+        fetch.staging = staging
+        fetch.reading = list(map(PageCopies, range(len(reads)), reads, staging.slots, staging.slots))
         fetch.job = job = FetchJob(fetch.storage, fetch.prompt, fetch.reading, fetch.call_sizes)
         failure: CacheError | None = None
         try:
@@ -533,10 +517,10 @@ class Prefetches:
             failure = error
         fetch.job = None
         arrived = true_for_all(self._ranks, job.whole)
-        for mask, chosen, came in zip(fetch.arrived, fetch.chosen, arrived, strict=True):
-            mask[chosen] = came
-        for mask, chosen in zip(fetch.tried, fetch.chosen, strict=True):
-            mask[chosen] = True
+        for lost, pages, came in zip(fetch.lost, reads, arrived, strict=True):
+            missed = pages[~came]
+            lost[missed] = True
+            fetch.has_missed |= len(missed) > 0
         return arrived, failure
 
     # ---- graft -----------------------------------------------------------------------------------------------
@@ -549,15 +533,19 @@ class Prefetches:
         if fetch.operation.is_stopping:  # some may have been grafted when it was stopped
             ours = zip(arrived, parts, staging.slots, strict=True)
             arrived = [mask & np.isin(part.target, slots) for mask, part, slots in ours]
-        came = [part.where(mask) for part, mask in zip(parts, arrived, strict=True)]
+        came = list(map(PageCopies.where, parts, arrived))
         full_end = tree.peek(prompt).full_end(staging.tier)
         new = came[0].pages[came[0].pages >= full_end]
         full_end += int(np.count_nonzero(new == full_end + np.arange(len(new))))
-        kept = [part.where(part.pages < full_end) for part in came]
-        if not any(map(len, kept)):
+        kept: list[PageCopies] = []
+        start, end = prompt.pages_count, 0
+        for part in came:
+            below = part.where(part.pages < full_end)
+            kept.append(below)
+            if len(below.pages):
+                start, end = min(start, int(below.pages[0])), max(end, int(below.pages[-1]) + 1)
+        if not end:
             return
-        start = min(int(part.pages[0]) for part in kept if len(part))
-        end = max(int(part.pages[-1]) + 1 for part in kept if len(part))
         slots: list[Slots] = []
         for part in kept:
             given = no_slots(end - start)

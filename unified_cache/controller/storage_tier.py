@@ -145,6 +145,9 @@ class RecencyHints:
 PoolOrder = tuple[tuple[int, PoolSpec], ...]
 """(component, pool) in the order in which a transfer moves those of a page: KV before sidecars."""
 
+ListedObject = tuple[int, int, PageIO]
+"""Number of a part of a transfer, index in that part, and the object of that page in one pool."""
+
 
 class AnswerCounts:
     """Answers of a store so far, by method; workers count them, and anybody may ask."""
@@ -229,10 +232,6 @@ class StorageTier:
             return [str(error)]
         return []
 
-    def pools(self, component: int) -> tuple[PoolSpec, ...]:
-        """Return the pools of a component that have objects."""
-        return tuple(pool for pool in self.layout.components[component].pools if pool.page_bytes)
-
     def labels(self, keys: Sequence[PageKey], pool: PoolSpec) -> list[Label]:
         """Name the objects of one pool for these pages."""
         owner, name = self.owners[pool.name], pool.name
@@ -250,34 +249,35 @@ class StorageTier:
             named.sort(key=lambda each: each[0])
             self.backend.touch([label for _, label in named])
 
-    def pages(self, prompt: Prompt, parts: Sequence[PageCopies], order: PoolOrder) -> list[tuple[int, int, PageIO]]:
-        """List every object of ``parts`` in these pools, as (part, index in part, page to read or write).
+    def pages(self, prompt: Prompt, parts: Sequence[PageCopies], order: PoolOrder) -> list[ListedObject]:
+        """List every object of ``parts`` in these pools, to read or to write.
 
         Page by page as in the prompt, so that what has been moved is a prefix. Host slots are the parts' ``target``.
         """
-        by_component = {part.component: number for number, part in enumerate(parts)}
-        keys, buffers = prompt.keys, self.memory.buffers
-        numbers = [part.pages.tolist() for part in parts]
-        listed: list[tuple[int, int, PageIO]] = []
+        by_component: dict[int, tuple[int, list[int], list[int]]] = {}
+        for number, part in enumerate(parts):
+            by_component[part.component] = number, part.pages.tolist(), part.target.tolist()
+        keys = prompt.keys
+        listed: list[ListedObject] = []
+        pages: list[int] = []
         for component, pool in order:
             if component not in by_component:
                 continue
-            owner, name, number = self.owners[pool.name], pool.name, by_component[component]
-            pages = zip(numbers[number], parts[number].target.tolist(), strict=True)
-            listed += [
-                (number, index, PageIO(Label(owner, keys[page], name), buffers(pool, slot)))
-                for index, (page, slot) in enumerate(pages)
-            ]
+            number, of_part, slots = by_component[component]
+            owner, name = self.owners[pool.name], pool.name
+            for index, buffers in enumerate(self.memory.buffers(pool, slots)):
+                listed.append((number, index, PageIO(Label(owner, keys[of_part[index]], name), buffers)))
+            pages += of_part
         if len(order) > 1:
-            listed.sort(key=lambda each: numbers[each[0]][each[1]])
+            listed = [listed[at] for at in np.argsort(pages, kind="stable").tolist()]
         return listed
 
 
 def whole_pages(
-    parts: Sequence[PageCopies], listed: Sequence[tuple[int, int, PageIO]], answers: Sequence[Answer]
+    parts: Sequence[PageCopies], listed: Sequence[ListedObject], answers: Sequence[Answer]
 ) -> list[npt.NDArray[np.bool_]]:
     """Return a mask by part of the pages that every pool of their component has."""
-    whole = [all_pages(len(part)) for part in parts]
+    whole = [all_pages(len(part.pages)) for part in parts]
     for (number, index, _), answer in zip(listed, answers, strict=True):
         if answer is not Answer.STORED and answer is not Answer.HIT:  # in the place of its truth, which is a call
             whole[number][index] = False

@@ -37,7 +37,8 @@ class TreeCounts:
 
     def protected(self, tier_component: int) -> int:
         """Return the pages of a component on a tier that locks keep from eviction."""
-        self.count_changed()
+        if self.changed:
+            self.count_changed()
         return self._protected[tier_component]
 
     def count_changed(self) -> None:

@@ -67,24 +67,20 @@ class Match:
         if self.version != self.counts.version:
             raise StaleMatchError("the tree has changed since this match; match again")
 
-    def _at(self, tier: Tier, component: int) -> int:
-        return int(tier) * len(self.spans) + component
-
     def slots(self, tier: Tier, component: int, start: int, end: int) -> Slots:
         """Return the slots of pages [start, end), a new array; -1 for tombstones."""
         self.check_alive()
-        return path_slots(self.path, self._at(tier, component), start, min(end, self.tree_end))
+        return path_slots(self.path, tier * len(self.spans) + component, start, min(end, self.tree_end))
 
     def held_pages(self, tier: Tier, component: int) -> Pages:
         """Return a mask of the prompt's pages that a component holds on a tier, a new array."""
         self.check_alive()
-        tier_component = self._at(tier, component)
-        return _held_pages(self.path, tier_component, self.tree_end, self.prompt.pages_count)
+        return _held_pages(self.path, tier * len(self.spans) + component, self.tree_end, self.prompt.pages_count)
 
     def evictable_pages(self, tier: Tier, component: int) -> Pages:
         """Return a mask of the pages in the tree that ``evict`` could free on a tier now."""
         self.check_alive()
-        return self._evictable(self._at(tier, component), self.tree_end)
+        return self._evictable(tier * len(self.spans) + component, self.tree_end)
 
     def _evictable(self, tier_component: int, end: int) -> Pages:
         self.counts.count_changed()
@@ -102,12 +98,12 @@ class Match:
     def arriving_pages(self, tier: Tier, component: int) -> Pages:
         """Return a mask of the pages of the prompt that a transfer is bringing to ``tier``."""
         self.check_alive()
-        return _arriving_pages(self.path, self._at(tier, component), self.tree_end, self.prompt.pages_count)
+        return _arriving_pages(self.path, tier * len(self.spans) + component, self.tree_end, self.prompt.pages_count)
 
     def full_end(self, tier: Tier) -> int:
         """Return the first page that component 0 does not hold on ``tier``."""
         self.check_alive()
-        tier_component = self._at(tier, 0)
+        tier_component = tier * len(self.spans)
         for node in reversed(self.path):
             if node.held_count[tier_component]:
                 return min(node.start + node.held_count[tier_component], self.tree_end)
@@ -130,8 +126,8 @@ class Match:
         tombstones = _tombstones_of(self.path, view, components, 0, end)
         fits = restorable_ends(spans, tombstones, 0, end, [0] * components)
         for component, available in enumerate(available_pages):
-            on_target = self._at(target, component)
-            takes = _held_pages(self.path, self._at(source, component), end, end)
+            on_target = target * components + component
+            takes = _held_pages(self.path, source * components + component, end, end)
             takes &= ~_held_pages(self.path, on_target, end, end)
             takes &= ~_arriving_pages(self.path, on_target, end, end)
             takes |= self._evictable(on_target, end)

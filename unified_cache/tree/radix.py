@@ -325,7 +325,7 @@ class RadixTree:
 
     def protected_pages(self, tier: Tier, component: int) -> int:
         """Return the pages held that ``evict`` would not give back if asked for all. O(1), see ``TreeCounts``."""
-        return self.counts.protected(self.tier_component(tier, component))
+        return self.counts.protected(tier * self.components_count + component)
 
     # ---- insert ----------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ def pages_on(device: torch.device, page_bytes: int, count: int = 8) -> tuple[Poo
 
 
 def payload_of(memory: TieredMemory, spec: PoolSpec, slot: int) -> bytes:
-    (page,) = memory.buffers(spec, slot)
+    ((page,),) = memory.buffers(spec, [slot])
     return bytes(page[-spec.page_bytes :])
 
 

@@ -49,7 +49,7 @@ def pool_of(row_bytes: int) -> tuple[PoolSpec, list[torch.Tensor], TieredMemory]
 
 
 def payloads(memory: TieredMemory, spec: PoolSpec, slots: Slots) -> list[bytes]:
-    return [bytes(memory.buffers(spec, slot)[0][-spec.page_bytes :]) for slot in slots.tolist()]
+    return [bytes(page[-spec.page_bytes :]) for (page,) in memory.buffers(spec, slots.tolist())]
 
 
 def orders(count: int) -> dict[str, Slots]:

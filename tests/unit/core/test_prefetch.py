@@ -71,7 +71,7 @@ def prefetched(cache: UnifiedCache, pages: int) -> Operation:
 def labels_of(cache: UnifiedCache, page: int, component: int) -> list[Label]:
     tier = present(cache._storage)
     key = prompt_of_pages(cache, page + 1).keys[page]
-    return [label for pool in tier.pools(component) for label in tier.labels([key], pool)]
+    return [label for number, pool in tier.read_order if number == component for label in tier.labels([key], pool)]
 
 
 @every_layout

@@ -98,7 +98,7 @@ class _HostRows:
         self.buffers_bytes = (pool.spec.page_bytes,)
 
     def rows_to_store(self, slots: Sequence[int]) -> list[Rows]:
-        return [(self._memory.buffers(self._spec, slot)[0][HEADER_BYTES:],) for slot in slots]
+        return [(page[HEADER_BYTES:],) for (page,) in self._memory.buffers(self._spec, slots)]
 
     rows_to_fill = rows_to_store
 
